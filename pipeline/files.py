@@ -1,0 +1,121 @@
+"""How outputs reach the disk: atomically, and as the same bytes for the same content.
+
+A file or folder appears under its final name only when it is complete. What a killed run left behind has a fixed
+name (`.<name>.partial`), so the next run removes it. Text has sorted keys, `\\n` line ends and floats as `repr`.
+"""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+JUNK_NAMES = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini"})
+
+
+def is_junk(path: Path) -> bool:
+    """Whether a relative path is something an operating system left among the pictures (hidden, __MACOSX, Thumbs.db)."""
+    return any(part.startswith(".") or part in JUNK_NAMES for part in path.parts)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside `folder` survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def partial(path: Path) -> Path:
+    """The name under which `path` is being written."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield the path to write to; rename it to `path` when the block ends well, remove it when it does not."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = partial(path)
+    remove(temporary)
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+    except BaseException:
+        remove(temporary)
+        raise
+    sync_folder(path.parent)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder to fill; rename it to `path` when the block ends well, remove it when it does not.
+
+    A folder cannot be renamed onto a full one, so an earlier `path` steps aside for the length of two renames.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary, aside = partial(path), path.with_name(f".{path.name}.previous")
+    remove(temporary)
+    if aside.exists() and not path.exists():  # killed between the two renames: the earlier output is still whole
+        aside.replace(path)
+    remove(aside)
+    temporary.mkdir()
+    try:
+        yield temporary
+        if path.exists():
+            path.replace(aside)
+        temporary.replace(path)
+    except BaseException:
+        if aside.exists() and not path.exists():
+            aside.replace(path)
+        remove(temporary)
+        raise
+    sync_folder(path.parent)
+    remove(aside)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text atomically."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON with sorted keys. Raises ValueError for NaN and infinity, which JSON does not have."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write a table; a float becomes its shortest exact text (`repr`)."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([repr(float(cell)) if isinstance(cell, float) else cell for cell in row] for row in rows)
+    write_text(path, text.getvalue())
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Read a table written by `write_csv`, a dict a row."""
+    with path.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

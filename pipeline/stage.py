@@ -1,0 +1,51 @@
+"""What all stages share around their work: read the params, refuse what cannot run, end in one line instead of a traceback."""
+
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline import machine, params, validity
+from pipeline.errors import Refusal
+from pipeline.params import Params
+
+
+def workers(config: Params) -> int:
+    """How many threads decode pictures: `run.workers`, or one a core."""
+    return config.run.workers or len(os.sched_getaffinity(0))
+
+
+def checked() -> Params:
+    """The params of this folder. Raises Refusal if they cannot run on this machine."""
+    config = params.load()
+    if found := validity.faults(config, machine.read()):
+        raise Refusal("\n".join(found))
+    return config
+
+
+def main(name: str, work: Callable[[Params], None]) -> int:
+    """Run one stage's work on the checked params; the exit status: 0, 1 for what the user can mend, 130 for an interrupt."""
+    try:
+        work(checked())
+    except Refusal as refusal:
+        print(*(f"{name}: {line}" for line in str(refusal).splitlines()), sep="\n", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        print(f"{name}: {_disk(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; nothing half-done is left; run again to go on", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _disk(error: OSError) -> str:
+    """A disk that is full, or may not be written to, in one line."""
+    where = Path(os.fsdecode(error.filename)) if error.filename else Path.cwd()
+    folder = next(parent for parent in [where, *where.absolute().parents] if parent.is_dir())
+    free = shutil.disk_usage(folder).free / 1e6
+    return f"{where}: {error.strerror} ({free:,.0f} MB free there); make room or give write access, then run again"
