@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib.util
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,12 +15,11 @@ class Machine:
 
     cuda_devices: int  # GPUs visible to this process (CUDA_VISIBLE_DEVICES counts)
     apex: Apex
-    cores: int  # CPU cores this process may use
 
 
 def read() -> Machine:
     """The facts of the machine this process runs on."""
-    return Machine(cuda_devices=_cuda_devices(), apex=_apex(), cores=len(os.sched_getaffinity(0)))
+    return Machine(cuda_devices=_cuda_devices(), apex=_apex())
 
 
 def _cuda_devices() -> int:

@@ -1,8 +1,10 @@
 """What all stages share around their work: read the params, refuse what cannot run, end in one line instead of a traceback."""
 
+import ctypes
 import errno
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,14 @@ from pathlib import Path
 from pipeline import machine, params, validity
 from pipeline.errors import Refusal
 from pipeline.params import Params
+
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to terminate this process when its parent (DVC, a launcher) ends, however that ends: no orphans."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def workers(config: Params) -> int:
@@ -27,6 +37,7 @@ def checked() -> Params:
 
 def main(name: str, work: Callable[[Params], None]) -> int:
     """Run one stage's work on the checked params; the exit status: 0, 1 for what the user can mend, 130 for an interrupt."""
+    die_with_parent()
     try:
         work(checked())
     except Refusal as refusal:

@@ -41,11 +41,6 @@ def _train(params: Params, machine: Machine) -> list[str]:
             f"run.processes: {run.processes} is more than the GPUs visible here ({machine.cuda_devices}); "
             f"allowed: 1 to {machine.cuda_devices}; CUDA_VISIBLE_DEVICES chooses them"
         )
-    if train.device == "cpu" and run.processes * train.threads > machine.cores:
-        found.append(
-            f"run.processes × train.threads: {run.processes} × {train.threads} is more than the CPU cores of this "
-            f"machine ({machine.cores}); allowed: a product up to {machine.cores}"
-        )
     if train.batch_size % run.processes:
         near = train.batch_size - train.batch_size % run.processes
         found.append(

@@ -1,0 +1,68 @@
+# Everything a person or a machine does here. `make` alone lists it.
+# Needed: git, make, python3 (3.11.4 or later, 3.12), about 5 GB of disk. Linux on x86-64.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo repro test test-gpu lint format bench doctor tensorboard lock clean
+
+PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
+VENV := .venv
+READY := $(VENV)/.ready
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(READY)  ## the environment in .venv (about 5 GB), from requirements/lock.txt, every hash checked
+
+# The stamp is newer than the lock only after an installation that went well.
+$(READY): requirements/lock.txt
+	@command -v git >/dev/null || { echo "setup: git is missing; install it (apt-get install git)" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "setup: python3 is missing; install Python 3.11 or 3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11, 4) <= sys.version_info < (3, 13))' || { \
+		echo "setup: $(PYTHON) is $$("$(PYTHON)" --version); needed: 3.11.4 to 3.12; name one: make setup PYTHON=python3.12" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "setup: $(PYTHON) cannot make environments; install its venv module (apt-get install python3-venv)" >&2; exit 1; }
+	@test "$$(uname -sm)" = "Linux x86_64" || { echo "setup: this is $$(uname -sm); needed: Linux x86_64" >&2; exit 1; }
+	@free=$$(df --output=avail -BG . | tail -1 | tr -dc 0-9); test "$$free" -ge 6 || { \
+		echo "setup: $$free GB free here; the environment takes about 5 GB, and pip needs room to unpack" >&2; exit 1; }
+	@echo "setup: installing about 5 GB into $(VENV)"
+	@"$(PYTHON)" -m venv --clear $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/lock.txt
+	@touch $(READY)
+
+demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes, no GPU)
+	@python -m pipeline.demo
+
+repro: setup  ## run what params.yaml describes (dvc repro)
+	@dvc repro
+
+test: setup  ## every test that needs no GPU, lint and types
+	@ruff check --quiet . && ruff format --check --quiet . && mypy
+	@python -m pytest -m "not gpu"
+
+test-gpu: setup  ## the tests marked gpu: need one NVIDIA GPU
+	@python -m pytest -m gpu
+
+lint: setup  ## ruff and mypy --strict
+	@ruff check . && ruff format --check . && mypy
+
+format: setup  ## put the code into shape
+	@ruff check --fix . && ruff format .
+
+bench: setup  ## list the benchmarks
+	@python -m benchmarks
+
+doctor: setup  ## what this machine has, and what the current params would be refused for
+	@python -m pipeline.doctor
+
+tensorboard: setup  ## show the runs on http://localhost:6006
+	@tensorboard --logdir runs
+
+lock: setup  ## make requirements/lock.txt anew from pyproject.toml
+	@uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --upgrade \
+		--no-header --no-annotate --quiet --output-file requirements/lock.txt
+
+clean:  ## remove .demo and the caches of tools; never data, models or runs
+	@rm -rf .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

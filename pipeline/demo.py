@@ -1,0 +1,97 @@
+"""The whole pipeline on drawn flowers, in `.demo/`, a copy of the project: what `make demo` runs.
+
+    python -m pipeline.demo              run, and compare with the committed results/demo/
+    python -m pipeline.demo --record     also make this run the committed one
+
+The copy stays there to be looked at (`cd .demo; dvc metrics show`), and a second demo finds nothing to do.
+"""
+
+import filecmp
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+FOLDER = Path(".demo")
+RESULTS = Path("results/demo")
+RECORDED = ("params.yaml", "dvc.lock", "metrics/data.json", "metrics/train.json", "metrics/eval.json", "metrics/history.csv")
+
+
+def copy_project(folder: Path) -> None:
+    """Bring every file that Git knows into `folder`, with the demo's params; files that are the same stay untouched."""
+    listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
+    files = [Path(name) for name in listed.split("\0") if name and Path(name).is_file()]
+    for source in files:
+        target = folder / source
+        if target == folder / "params.yaml":
+            source = RESULTS / "params.yaml"  # noqa: PLW2901
+        if not (target.is_file() and filecmp.cmp(source, target, shallow=False)):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    for stale in set((folder / "pipeline").rglob("*.py")) - {folder / name for name in files}:
+        stale.unlink()
+
+
+def run(folder: Path) -> None:
+    """Make `folder` a repository of its own, once, and run the pipeline in it. Raises CalledProcessError if it fails."""
+
+    def call(*command: str) -> None:
+        subprocess.run(command, cwd=folder, check=True)
+
+    # The stages call `python`: let that be this one, also where the environment is not activated.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    if not (folder / ".git").exists():
+        call("git", "init", "--quiet")
+        call("git", "add", "--all")
+        call("git", "-c", "user.name=demo", "-c", "user.email=demo@localhost", "commit", "--quiet", "--message=Demo")
+    call("dvc", "repro")
+    call("dvc", "metrics", "show")
+
+
+def compare(ours: Path, committed: Path) -> list[str]:
+    """The outputs whose hash in one dvc.lock is not that in the other, and the dependencies that explain it."""
+
+    def hashes(path: Path) -> dict[str, Any]:
+        stages = YAML(typ="safe", pure=True).load(path)["stages"]
+        return {
+            f"{stage} {kind} {entry['path']}": entry["md5"]
+            for stage, content in stages.items()
+            for kind in ("deps", "outs")
+            for entry in content[kind]
+        }
+
+    mine, theirs = hashes(ours), hashes(committed)
+    return [f"{key}: {mine.get(key, 'none')}, committed {theirs.get(key, 'none')}" for key in sorted(mine | theirs)
+            if mine.get(key) != theirs.get(key)]
+
+
+def main() -> int:
+    began = time.monotonic()
+    copy_project(FOLDER)
+    try:
+        run(FOLDER)
+    except subprocess.CalledProcessError as error:
+        print(f"demo: {' '.join(error.cmd)} failed in {FOLDER}/; see above", file=sys.stderr)
+        return 1
+    if "--record" in sys.argv[1:]:
+        for name in RECORDED:
+            (RESULTS / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(FOLDER / name, RESULTS / name)
+    print(f"\nDone in {time.monotonic() - began:.0f} s. Look around:")
+    print(f"  cd {FOLDER} && . ../.venv/bin/activate && dvc dag && dvc plots show     pictures: {FOLDER}/reports/")
+    print(f"  tensorboard --logdir {FOLDER}/runs")
+    if (FOLDER / "dvc.lock").read_bytes() == (RESULTS / "dvc.lock").read_bytes():
+        print(f"{FOLDER}/dvc.lock is the committed {RESULTS}/dvc.lock, byte for byte.")
+    else:
+        print(f"{FOLDER}/dvc.lock is not the committed {RESULTS}/dvc.lock; another kind of CPU may be the cause:")
+        print(*(f"  {line}" for line in compare(FOLDER / "dvc.lock", RESULTS / "dvc.lock")), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""How a trained model looks at pictures: the same few lines for validation, evaluation and prediction."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pipeline import augment, sampling
+from pipeline.engine import loop, world
+from pipeline.engine.precision import Precision
+from pipeline.engine.world import World
+
+
+@dataclass(frozen=True)
+class View:
+    """What a model sees of a picture; recorded in model.json. All in pixels."""
+
+    square: int  # every picture is squeezed to square × square,
+    resize: int  # then seen as if its short side were `resize`,
+    crop: int  # and `crop` × `crop` cut from its centre
+
+
+def see(squares: NDArray[np.uint8], sizes: NDArray[np.int32], view: View, device: torch.device) -> Tensor:
+    """Squares [n, S, S, 3] and original sizes [n, 2] as the model's input float32 [n, 3, crop, crop] on `device`."""
+    boxes = torch.from_numpy(sampling.eval_boxes(sizes, view.square, view.resize, view.crop)).to(device)
+    flips = torch.zeros(len(sizes), dtype=torch.bool, device=device)
+    return augment.crops(torch.from_numpy(squares).to(device), boxes, flips, view.crop)
+
+
+def logits(
+    model: nn.Module,
+    squares: NDArray[np.uint8],
+    sizes: NDArray[np.int32],
+    rows: NDArray[np.int64],
+    view: View,
+    batch_size: int,
+    place: World,
+    precision: Precision,
+) -> Tensor:
+    """The logits float32 [len(rows), classes] of the given rows, in their order, on the CPU of every process.
+
+    Batch k goes whole to process k mod size: what stands in a batch decides last bits [measured: 1e-6], so batches are
+    the same for every number of processes, and so are the logits. The last one is short; nothing is padded.
+    """
+    count = -(-len(rows) // batch_size)
+    mine = range(place.rank, count, place.size)
+
+    def batches() -> Iterator[Tensor]:
+        for index in mine:
+            chosen = rows[index * batch_size : (index + 1) * batch_size]
+            yield see(squares[chosen], sizes[chosen], view, place.device)
+
+    found = list(loop.logits(model, batches(), precision))
+    return torch.cat(world.collected(found, list(mine), count))

@@ -1,0 +1,109 @@
+"""The figures of a classifier, all from one matrix of probabilities and the labels. Pure numpy, in float64.
+
+Log-probabilities are the input, so that the log-likelihood of a picture that the model is sure and wrong about stays
+finite. Counts are summed and divided once; a share of nothing is 0, as scikit-learn with `zero_division=0` has it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Z = 1.959963984540054  # a standard normal value lies within ±Z with a chance of 95 %
+
+
+@dataclass(frozen=True)
+class Bin:
+    """The pictures whose confidence (the highest probability) lies in (low, high]."""
+
+    low: float
+    high: float
+    count: int
+    confidence: float  # mean
+    accuracy: float
+
+
+def summary(
+    log_probabilities: NDArray[np.float64], labels: NDArray[np.int64], classes: Sequence[str], bins: int
+) -> dict[str, Any]:
+    """Every figure of log-probabilities [n, classes] and labels [n], n >= 1, as a tree of plain numbers."""
+    counts = confusion(log_probabilities.argmax(1), labels, len(classes))
+    right, total = int(counts.trace()), len(labels)
+    low, high = wilson(right, total)
+    precision, recall, f1 = per_class(counts)
+    columns = zip(classes, precision.tolist(), recall.tolist(), f1.tolist(), counts.sum(1).tolist(), strict=True)
+    return {
+        "accuracy": right / total,
+        "interval": {"low": low, "high": high},
+        "balanced_accuracy": balanced_accuracy(counts),
+        "macro_f1": float(f1.mean()),
+        "nll": negative_log_likelihood(log_probabilities, labels),
+        "ece": calibration_error(calibration(log_probabilities, labels, bins)),
+        "pictures": total,
+        "per_class": {
+            name: {"precision": precise, "recall": recalled, "f1": both, "support": support}
+            for name, precise, recalled, both, support in columns
+        },
+    }
+
+
+def wilson(right: int, total: int) -> tuple[float, float]:
+    """The 95 % score interval of a share [Wilson 1927]: every p within Z standard errors √(p(1-p)/total) of it."""
+    return _wilson_low(right, total), 1 - _wilson_low(total - right, total)
+
+
+def confusion(predictions: NDArray[np.int64], labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+    """How many pictures of class i (row) were taken for class j (column): int64 [classes, classes]."""
+    return np.bincount(labels * classes + predictions, minlength=classes * classes).reshape(classes, classes)
+
+
+def per_class(
+    counts: NDArray[np.int64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Precision, recall and F1 of every class from the confusion counts, float64 [classes] each."""
+    right, actual, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
+    return _share(right, predicted), _share(right, actual), _share(2 * right, actual + predicted)
+
+
+def balanced_accuracy(counts: NDArray[np.int64]) -> float:
+    """The mean recall of the classes that have a picture."""
+    actual = counts.sum(1)
+    return float(_share(counts.diagonal(), actual)[actual > 0].mean())
+
+
+def negative_log_likelihood(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+    """The mean of -log(probability of the true class)."""
+    return float(-log_probabilities[np.arange(len(labels)), labels].sum() / len(labels))
+
+
+def calibration(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64], bins: int) -> list[Bin]:
+    """The calibration table: `bins` bins of equal width over (0, 1], without the empty ones [Guo et al. 2017]."""
+    confidence = np.exp(log_probabilities.max(1))
+    right = log_probabilities.argmax(1) == labels
+    # The clip is for rounding: a probability is in (0, 1].
+    index = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    count, sure, hits = (np.bincount(index, weights, bins) for weights in (None, confidence, right))
+    return [
+        Bin(low=k / bins, high=(k + 1) / bins, count=int(n), confidence=float(sure[k] / n), accuracy=float(hits[k] / n))
+        for k, n in enumerate(count)
+        if n > 0
+    ]
+
+
+def calibration_error(table: Sequence[Bin]) -> float:
+    """The expected calibration error: the mean distance of confidence and accuracy over pictures [Guo et al. 2017]."""
+    return sum(row.count * abs(row.confidence - row.accuracy) for row in table) / sum(row.count for row in table)
+
+
+def _wilson_low(right: int, total: int) -> float:
+    """The lower end; exactly 0 for none right."""
+    share, spread = right / total, Z * Z / total
+    return (share + spread / 2 - math.sqrt(spread * (share * (1 - share) + spread / 4))) / (1 + spread)
+
+
+def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:
+    """part / whole; 0 where the whole is 0."""
+    return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)

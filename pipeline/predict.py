@@ -1,0 +1,128 @@
+"""Classify pictures with the versioned model.
+
+    python -m pipeline.predict IMAGE… [--json] [--device cuda]      files, or folders to look through
+
+Prints a line `path: class probability` a picture, or with --json one list with the probabilities of all classes. A
+picture is seen as model.json says, exactly as the model saw its test pictures. What is no picture is named on stderr,
+and the exit status is then 1. The params are read for paths and evaluate.batch_size only, and not checked against this
+machine: it may predict where it could not train.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pipeline import evaluate, files, images, machine, params
+from pipeline.engine.world import World
+from pipeline.errors import Refusal
+from pipeline.evaluate import Trained
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file as `prepare` would pack it."""
+
+    path: Path
+    square: NDArray[np.uint8]  # [S, S, 3]
+    size: tuple[int, int]  # width and height, upright
+
+
+def read(path: Path, square: int) -> Picture:
+    """Read one file. Raises Refusal if it is no picture or cannot be read."""
+    try:
+        # Decoded twice, so that the one definition of squeezing serves here too.
+        return Picture(path, images.squeeze(path, square), images.decode(path).size)
+    except OSError as error:
+        raise Refusal(f"{path}: {error.strerror}; give the path of a picture") from None
+
+
+def listed(given: Path) -> list[Path]:
+    """The file itself, or all files of a folder, sorted, without what an operating system left there.
+
+    Raises Refusal for a folder without any.
+    """
+    if not given.is_dir():
+        return [given]
+    inside = sorted(path for path in given.rglob("*") if path.is_file() and not files.is_junk(path.relative_to(given)))
+    if not inside:
+        raise Refusal(f"{given}: no file in this folder; give pictures, or a folder with some")
+    return inside
+
+
+def pictures(given: Sequence[Path], square: int, refused: list[Refusal]) -> Iterator[Picture]:
+    """Every picture of the given files and folders, in order; what is none is said on stderr and put into `refused`."""
+
+    def refuse(refusal: Refusal) -> None:
+        print(f"predict: {refusal}", file=sys.stderr)
+        refused.append(refusal)
+
+    for start in given:
+        try:
+            paths = listed(start)
+        except Refusal as refusal:
+            refuse(refusal)
+            continue
+        for path in paths:
+            try:
+                yield read(path, square)
+            except Refusal as refusal:
+                refuse(refusal)
+
+
+def answers(trained: Trained, shown: Iterable[Picture], batch_size: int, device: str) -> Iterator[dict[str, Any]]:
+    """What each picture shows: path, class, its probability, and the probabilities of all classes."""
+    place, waiting = World(rank=0, local_rank=0, size=1, device=torch.device(device)), iter(shown)
+    while batch := list(islice(waiting, batch_size)):
+        squares = np.stack([picture.square for picture in batch])
+        sizes = np.array([picture.size for picture in batch], np.int32)
+        found = evaluate.judge(trained, squares, sizes, np.arange(len(batch)), batch_size, place)
+        for picture, probabilities in zip(batch, np.exp(found).tolist(), strict=True):
+            by_class = dict(zip(trained.classes, probabilities, strict=True))
+            best = max(by_class, key=by_class.__getitem__)
+            yield {
+                "path": str(picture.path),
+                "class": best,
+                "probability": by_class[best],
+                "probabilities": by_class,
+            }
+
+
+def predict(given: Sequence[Path], as_json: bool, device: str) -> int:
+    """Print what the given pictures show; the number of files that are no pictures. Raises Refusal without a model."""
+    config = params.load()
+    if device == "cuda" and machine.read().cuda_devices == 0:
+        raise Refusal("--device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu")
+    trained, refused = evaluate.load(Path(config.paths.models)), list[Refusal]()
+    found = answers(trained, pictures(given, trained.view.square, refused), config.evaluate.batch_size, device)
+    if as_json:
+        print(json.dumps(list(found), indent=2, ensure_ascii=False))
+    else:
+        for answer in found:
+            print(f"{answer['path']}: {answer['class']} {answer['probability']:.4f}")
+    return len(refused)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m pipeline.predict", description="Classify pictures.")
+    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="a picture, or a folder to look through")
+    parser.add_argument("--json", action="store_true", help="print one JSON list with the probabilities of all classes")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute (default: cpu)")
+    given = parser.parse_args()
+    try:
+        return 1 if predict(given.images, given.json, given.device) else 0
+    except Refusal as refusal:
+        print(*(f"predict: {line}" for line in str(refusal).splitlines()), sep="\n", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""Stage `prepare`: decode every kept picture once and pack it as a square, so that training never decodes.
+
+python -m pipeline.prepare       reads paths.images and paths.split; writes paths.packed (see packed.py)
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline import files, images, packed, stage
+from pipeline.errors import Refusal
+from pipeline.params import Params
+
+
+def prepare(folder: Path, split_csv: Path, output: Path, size: int, workers: int) -> None:
+    """Pack the kept pictures of `split_csv`, found below `folder`, into the folder `output`.
+
+    The bytes are the same for any number of workers. Raises Refusal if a picture is no longer there or broken.
+    """
+    paths = [folder / line["path"] for line in packed.kept(split_csv)]
+
+    def squeeze(path: Path) -> NDArray[np.uint8]:
+        try:
+            return images.squeeze(path, size)
+        except FileNotFoundError:
+            raise Refusal(
+                f"{path}: in {split_csv}, but not there; run the split stage again (dvc repro does)"
+            ) from None
+
+    with files.atomic_folder(output) as partial:
+        packed.write(partial, images.in_order(squeeze, paths, workers, "prepare"), len(paths), size)
+
+
+def run(config: Params) -> None:
+    paths = config.paths
+    prepare(Path(paths.images), Path(paths.split), Path(paths.packed), config.prepare.size, stage.workers(config))
+
+
+def main() -> int:
+    return stage.main("prepare", run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

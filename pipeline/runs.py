@@ -1,0 +1,101 @@
+"""What a run leaves beside its outputs, in `runs/<fingerprint>/`; nothing here is ever hashed.
+
+    checkpoint.pt        the working checkpoint; gone when the run has finished
+    tensorboard/<k>/     the events of the k-th attempt
+    provenance.json      who, where, with what, how fast
+
+The fingerprint is over everything that decides the bytes: an equal one resumes.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline import files
+from pipeline.engine.world import World
+from pipeline.params import Params
+
+ENVIRONMENT = (Path("requirements/lock.txt"), Path("docker/pins.env"))
+
+
+def fingerprint(config: Params, packed_digest: str) -> str:
+    """SHA-256 (hexadecimal) over the tracked params, the packed pictures, the split, the code and the environment."""
+    code = sorted(Path("pipeline").rglob("*.py"))
+    parts = {
+        "train": config.train.model_dump(mode="json"),
+        "processes": config.run.processes,
+        "packed": packed_digest,
+        "split": files.sha256(Path(config.paths.split)),
+        "files": {path.as_posix(): files.sha256(path) for path in [*code, *ENVIRONMENT]},
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def hardware(place: World, threads: int) -> dict[str, Any]:
+    """What must not change between the two halves of a resumed run."""
+    cuda = place.device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(place.device) if cuda else _cpu_name(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": threads,
+    }
+
+
+def attempt(folder: Path) -> Path:
+    """A TensorBoard folder that no earlier attempt used."""
+    boards = folder / "tensorboard"
+    return boards / str(len(list(boards.iterdir())) if boards.is_dir() else 0)
+
+
+def write_provenance(folder: Path, config: Params, place: World, started: float, pictures: int) -> None:
+    """Write provenance.json: the one place for times, hosts and versions. `pictures`: trained on since `started` (s)."""
+    cuda = place.device.type == "cuda"
+    seconds = time.time() - started
+    files.write_json(
+        folder / "provenance.json",
+        {
+            "git": {"commit": _git("rev-parse", "HEAD"), "changed": _git("status", "--porcelain").splitlines()},
+            "lock": files.sha256(ENVIRONMENT[0]),
+            "image": os.environ.get("PERENNIAL_IMAGE", ""),
+            "host": socket.gethostname(),
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "versions": {
+                "torch": torch.__version__,
+                "cuda": torch.version.cuda or "",
+                "cudnn": torch.backends.cudnn.version() if cuda else None,
+                "nccl": torch.cuda.nccl.version() if cuda else None,
+            },
+            **hardware(place, config.train.threads),
+            "bytes_promised": config.train.deterministic,
+            "launcher": config.run.launcher,
+            "processes": place.size,
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "seconds": round(seconds, 3),
+            "images_per_second": round(pictures / seconds, 1),
+            "gpu_memory": torch.cuda.max_memory_allocated() if cuda else 0,
+        },
+    )
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _git(*command: str) -> str:
+    """What git says, or nothing where there is no git or no repository: provenance must not fail a run."""
+    try:
+        return subprocess.run(["git", *command], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""

@@ -1,0 +1,468 @@
+"""Stage `split`: judge every picture once, and say which part it belongs to: train, val or test.
+
+    python -m pipeline.split         reads paths.images; writes paths.split and data.json in paths.metrics
+
+Pictures are the files below the class folders of `paths.images` (below `train/ val/ test/` if it has just these: then
+that is the split). Files beside the class folders, such as a licence, are no pictures.
+
+Near duplicates form groups that stay together. A group's part follows from a seeded hash of its content alone, so a
+picture changes its part only when a near duplicate of it is added. The price: the fractions hold on average.
+"""
+
+import hashlib
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import imagehash
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline import files, images, stage
+from pipeline.errors import Refusal
+from pipeline.images import Verdict
+from pipeline.params import Params
+
+PARTS = ("train", "val", "test")
+HEADER = ("path", "class", "split", "reason", "width", "height", "pixels", "phash", "group")
+DUPLICATE, CONFLICT = "duplicate", "conflicting labels"
+CANDIDATES = 2**21  # pairs looked at in one go when near duplicates are sought: about 100 MB
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file found below a class folder."""
+
+    path: str  # relative to paths.images, with /
+    label: str
+    given: str  # the part whose folder it lies in; empty if the split is ours to make
+
+
+@dataclass(frozen=True)
+class Near:
+    """What comparing all perceptual hashes found."""
+
+    component: NDArray[np.int64]  # [N]: pictures with the same number belong together
+    pairs: int  # pairs of pictures within the threshold
+    pairs_across: int  # those of them whose pictures lie in different given parts
+
+
+@dataclass(frozen=True)
+class Group:
+    """Pictures that share a part, because they are near duplicates."""
+
+    key: str  # the smallest pixel hash among them
+    labels: Mapping[str, int]  # class → number of pictures
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How groups are dealt to the parts. With folds > 1, `test` is 1 / folds."""
+
+    seed: int
+    val: float
+    test: float
+    folds: int
+    fold: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of split.csv."""
+
+    picture: Picture
+    part: str  # empty if excluded
+    reason: str  # empty if kept
+    verdict: Verdict
+    group: str  # the group's key; empty if excluded
+
+
+# ---- what there is ----
+
+
+def find_pictures(folder: Path) -> tuple[list[Picture], list[str]]:
+    """All pictures below `folder`, sorted by path (as UTF-8 bytes), and all classes, sorted.
+
+    Raises Refusal for a layout that cannot be meant, and for a name that is not UTF-8.
+    """
+    paths = _files(folder)
+    classes = _folders(folder)
+    given = _has_given_split(folder, classes)
+    if given:
+        classes = sorted({name for part in PARTS for name in _folders(folder / part)})
+    if len(classes) < 2:
+        found = f"only one class folder ({classes[0]!r})" if classes else "no class folder"
+        raise Refusal(f"{folder}: {found}; needed: at least 2, each with the pictures of one class")
+    pictures = []
+    for path in paths:
+        part, *inner = path.split("/") if given else ["", *path.split("/")]
+        if len(inner) > 1:  # else a file beside the class folders
+            pictures.append(Picture(path, inner[0], part))
+    return pictures, classes
+
+
+def _folders(folder: Path) -> list[str]:
+    """The names of the folders in a folder, but junk, sorted."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not files.is_junk(Path(path.name)))
+
+
+def _files(folder: Path) -> list[str]:
+    """The relative paths of all files below `folder` but junk, sorted as their UTF-8 bytes are."""
+    if not folder.is_dir():
+        raise Refusal(f"{folder}: no such folder; run the download stage first (dvc repro does)")
+    found = []
+    for path in folder.rglob("*"):
+        relative = path.relative_to(folder)
+        if files.is_junk(relative) or (path.is_dir() and not path.is_symlink()):
+            continue
+        try:
+            relative.as_posix().encode("utf-8")
+        except UnicodeEncodeError:
+            name = ascii(path.as_posix())
+            raise Refusal(f"{name}: the name is not UTF-8; rename it (convmv -f latin1 -t utf8 does)") from None
+        if "\r" in relative.as_posix():  # Python 3.11 and 3.12 write it to a csv file unquoted, and read a line's end there
+            raise Refusal(f"{path.as_posix()!r}: a carriage return in a name; rename or remove it")
+        if not path.is_file():
+            raise Refusal(f"{path}: neither a file nor a folder (a link?); remove it, or put the file there")
+        found.append(relative.as_posix())
+    return sorted(found)  # code points sort as their UTF-8 bytes do
+
+
+def _has_given_split(folder: Path, tops: Sequence[str]) -> bool:
+    """Whether the top folders are the parts of a split. Raises Refusal if they are so by halves."""
+    named = [part for part in PARTS if part in tops]
+    if len(named) >= 2 and len(named) != len(tops):
+        others = [top for top in tops if top not in PARTS]
+        raise Refusal(f"{folder}: {', '.join(named)} beside class folders {', '.join(others)}; allowed: either alone")
+    if len(named) == 2:
+        missing = next(part for part in PARTS if part not in named)
+        raise Refusal(
+            f"{folder}: folders {' and '.join(named)}, but no {missing}; allowed: all of {', '.join(PARTS)} (their "
+            f"split is kept), or class folders at the top (the split is made)"
+        )
+    return len(named) == 3
+
+
+def perceptual_hash(picture: images.RGB) -> int:
+    """The 64-bit pHash of a picture (the signs of its lowest 8 × 8 frequencies, against their median)."""
+    bits = imagehash.phash(picture).hash
+    return int.from_bytes(np.packbits(bits).tobytes())
+
+
+# ---- what is kept ----
+
+
+def exclusions(pictures: Sequence[Picture], verdicts: Sequence[Verdict]) -> list[str]:
+    """Why each picture is excluded; empty if it is kept.
+
+    Of exact duplicates (equal pixels) in one class one is kept: that in test, then val, then train if the split is
+    given, so that no test picture is trained on; then the smallest path. With two classes none is kept.
+    """
+    reasons = [verdict.reason for verdict in verdicts]
+    for rows in exact_groups(verdicts):
+        if len({pictures[row].label for row in rows}) > 1:
+            for row in rows:
+                reasons[row] = CONFLICT
+            continue
+        kept = min(rows, key=lambda row: (-PARTS.index(pictures[row].given or "train"), pictures[row].path))
+        for row in rows:
+            if row != kept:
+                reasons[row] = f"{DUPLICATE} of {pictures[kept].path}"
+    return reasons
+
+
+def exact_groups(verdicts: Sequence[Verdict]) -> list[list[int]]:
+    """The rows that share their pixels with another, group by group."""
+    rows = defaultdict(list)
+    for row, verdict in enumerate(verdicts):
+        if not verdict.reason:
+            rows[verdict.pixels].append(row)
+    return [group for group in rows.values() if len(group) > 1]
+
+
+def refuse_too_many(pictures: Sequence[Picture], verdicts: Sequence[Verdict], most: int) -> None:
+    """Raise Refusal if more than `most` pictures could not be used, naming the first five."""
+    unusable = [(p.path, v.reason) for p, v in zip(pictures, verdicts, strict=True) if v.reason]
+    if len(unusable) > most:
+        shown = ", ".join(f"{path} ({reason})" for path, reason in unusable[:5])
+        rest = ", …" if len(unusable) > 5 else ""
+        raise Refusal(
+            f"split.max_excluded: {len(unusable)} pictures of {len(pictures)} cannot be used, allowed: {most}; "
+            f"{shown}{rest}; mend or remove them, or raise split.max_excluded"
+        )
+
+
+# ---- near duplicates ----
+
+
+def near_pairs(hashes: NDArray[np.uint64], threshold: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """All pairs of different hashes at most `threshold` bits apart, each once, in chunks of row numbers (left, right).
+
+    Exact, by multi-index hashing (Norouzi, Punjani, Fleet: Fast Search in Hamming Space with Multi-Index Hashing,
+    CVPR 2012). Cut the 64 bits into 4 bands of 16. Two hashes within 4 a + b bits (b < 4) agree within a bits on one
+    of the first b + 1 bands, or within a - 1 bits on one of the others: else they would be at least
+    (b + 1) (a + 1) + (3 - b) a = 4 a + b + 1 bits apart. So each band is sorted once, and for every mask of at most
+    that many bits, all hashes look up at once which others have their band xor the mask.
+    """
+    masks = np.arange(2**16)
+    bands = [(hashes >> np.uint64(16 * band)).astype(np.int64) & 0xFFFF for band in range(4)]
+    radii = [threshold // 4 - (band > threshold % 4) for band in range(4)]  # -1: nothing to look up
+    for band, (values, radius) in enumerate(zip(bands, radii, strict=True)):
+        order = np.argsort(values, kind="stable")
+        starts = np.searchsorted(values[order], np.arange(2**16 + 1))
+        for mask in masks[np.bitwise_count(masks) <= radius]:
+            wanted = values ^ mask
+            for left, position in _expand(starts[wanted], starts[wanted + 1]):
+                right = order[position]
+                new = (left < right) & (np.bitwise_count(hashes[left] ^ hashes[right]) <= threshold)
+                for earlier in range(band):  # what an earlier band has found is not new
+                    new &= np.bitwise_count(bands[earlier][left] ^ bands[earlier][right]) > radii[earlier]
+                yield left[new], right[new]
+
+
+def _expand(first: NDArray[np.int64], last: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Every (row, position) with first[row] <= position < last[row], in chunks of about CANDIDATES."""
+    counts = last - first
+    ends = np.cumsum(counts)
+    begins = ends - counts  # the candidates of all rows stand in one line: from where those of a row do
+    cuts = np.searchsorted(ends, np.arange(CANDIDATES, ends[-1], CANDIDATES)) + 1
+    for rows in np.split(np.arange(len(first)), cuts):
+        row = np.repeat(rows, counts[rows])
+        if len(row):
+            yield row, first[row] + np.arange(len(row)) - (begins[row] - begins[rows[0]])
+
+
+def near_duplicates(phashes: NDArray[np.uint64], parts: NDArray[np.int64], threshold: int) -> Near:
+    """Join the pictures whose perceptual hashes are at most `threshold` bits apart, directly or over others.
+
+    `parts` [N] is the number of the given part of each picture (all 0 if none is given). Equal hashes are counted, not
+    enumerated, so thousands of blank pages cost nothing.
+    """
+    hashes, index = np.unique(phashes, return_inverse=True)
+    counts = np.zeros((len(hashes), len(PARTS)), np.int64)  # pictures of each hash in each part
+    np.add.at(counts, (index, parts), 1)
+    totals = counts.sum(1)
+    pairs = int((totals * (totals - 1) // 2).sum())
+    pairs_within = int((counts * (counts - 1) // 2).sum())
+    root = np.arange(len(hashes))
+    for left, right in near_pairs(hashes, threshold):
+        pairs += int((totals[left] * totals[right]).sum())
+        pairs_within += int((counts[left] * counts[right]).sum())
+        _join(root, left, right)
+    return Near(root[index], pairs, pairs - pairs_within)
+
+
+def _join(root: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]) -> None:
+    """Union-find: put each left and right into one component. In and out, `root` names each member's smallest."""
+    apart = root[left] != root[right]
+    for a, b in zip(left[apart].tolist(), right[apart].tolist(), strict=True):
+        low, high = sorted((_smallest(root, a), _smallest(root, b)))
+        root[high] = low
+    while (root[root] != root).any():
+        root[:] = root[root]
+
+
+def _smallest(root: NDArray[np.int64], member: int) -> int:
+    """Follow `root` to its end."""
+    while root[member] != member:
+        member = int(root[member])
+    return member
+
+
+def make_groups(
+    kept: Sequence[int], pictures: Sequence[Picture], verdicts: Sequence[Verdict], near: Near
+) -> tuple[list[str], list[Group]]:
+    """The group key of each kept picture, and the groups, sorted by key."""
+    members = defaultdict(list)
+    for row, component in zip(kept, near.component.tolist(), strict=True):
+        members[component].append(row)
+    keys = {component: min(verdicts[row].pixels for row in rows) for component, rows in members.items()}
+    groups = [Group(keys[c], Counter(pictures[row].label for row in rows)) for c, rows in members.items()]
+    return [keys[c] for c in near.component.tolist()], sorted(groups, key=lambda group: group.key)
+
+
+# ---- which part ----
+
+
+def place(key: str, rule: Rule) -> Fraction:
+    """Where a group lies on the circle [0, 1): by its content and the seed, turned so that this fold begins at 0."""
+    number = int.from_bytes(hashlib.sha256(f"{rule.seed} {key}".encode()).digest()[:8])
+    return (Fraction(number, 2**64) - Fraction(rule.fold, rule.folds)) % 1
+
+
+def intervals(rule: Rule) -> dict[str, tuple[Fraction, Fraction]]:
+    """The interval [from, to) of the circle that each part takes: test, then val, then train.
+
+    The shares are the simple fractions that are meant (0.1 is 1/10), so the folds tile the circle exactly.
+    """
+    test = Fraction(rule.test).limit_denominator(10**6)
+    val = test + Fraction(rule.val).limit_denominator(10**6)
+    return {"train": (val, Fraction(1)), "val": (test, val), "test": (Fraction(0), test)}
+
+
+def assign(groups: Sequence[Group], rule: Rule) -> tuple[dict[str, str], int]:
+    """The part of each group (by its key), and how many pictures were moved so that no class lacks in a part.
+
+    A class that chance leaves without a picture in a part gets, from its part with the most pictures, the group whose
+    place is nearest to the empty part. Only groups that lie wholly in the class are moved, so no other class changes.
+    Raises Refusal for a class with too few pictures or groups for that.
+    """
+    spans = intervals(rule)
+    parts = {}
+    for group in groups:
+        where = place(group.key, rule)
+        parts[group.key] = next(part for part, (start, end) in spans.items() if start <= where < end)
+    by_class: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        for label in group.labels:
+            by_class[label].append(group)
+    moved = sum(_fill(label, by_class[label], parts, rule) for label in sorted(by_class))
+    return parts, moved
+
+
+def _fill(label: str, groups: Sequence[Group], parts: dict[str, str], rule: Rule) -> int:
+    """Give every part a picture of one class, changing `parts`; the number of pictures moved."""
+    counts = Counter(dict.fromkeys(PARTS, 0))
+    for group in groups:
+        counts[parts[group.key]] += group.labels[label]
+    empty = [part for part in PARTS if not counts[part]]
+    own = [group for group in groups if len(group.labels) == 1]
+    if empty and len(own) < len(PARTS):
+        raise Refusal(
+            f"class {label!r} has {counts.total()} pictures in {len(own)} groups of its own (near duplicates count as "
+            f"one); needed: at least 3, for train, val and test; add pictures, or remove the class folder"
+        )
+    moved = 0
+    for part in empty:
+        span = intervals(rule)[part]
+        spare = [group for group in own if counts[parts[group.key]] > group.labels[label]]  # empties no part
+        ranked = [(-counts[parts[g.key]], _distance(place(g.key, rule), span), g.key, g.labels[label]) for g in spare]
+        _, _, key, pictures = min(ranked)
+        counts[parts[key]] -= pictures
+        counts[part] += pictures
+        parts[key] = part
+        moved += pictures
+    return moved
+
+
+def _distance(where: Fraction, interval: tuple[Fraction, Fraction]) -> Fraction:
+    """How far a place outside an interval is from it, on the circle."""
+    start, end = interval
+    return min((start - where) % 1, (where - end) % 1)
+
+
+def refuse_small_classes(classes: Sequence[str], kept: Sequence[Picture]) -> None:
+    """Raise Refusal for a class with too few pictures: 3, or in a given split one in each part."""
+    counts = Counter((picture.label, picture.given) for picture in kept)
+    given = any(picture.given for picture in kept)
+    for label in classes:
+        lacking = [part for part in PARTS if not counts[label, part]]
+        if given and lacking:
+            raise Refusal(
+                f"class {label!r} has no picture to use in {', '.join(lacking)}; needed: at least 1 in each of "
+                f"{', '.join(PARTS)}; add pictures, or remove the class folder"
+            )
+        if not given and counts[label, ""] < len(PARTS):
+            raise Refusal(
+                f"class {label!r} has {counts[label, '']} pictures to use; needed: at least 3, one each for "
+                f"{', '.join(PARTS)}; add pictures, or remove the class folder"
+            )
+
+
+# ---- the stage ----
+
+
+def split(
+    folder: Path, rule: Rule, *, near_bits: int, min_side: int, max_pixels: int, max_excluded: int, workers: int
+) -> tuple[list[Row], dict[str, object]]:
+    """Judge and deal out all pictures of `folder`: the lines of split.csv and the content of data.json.
+
+    Raises Refusal for a layout, names, broken pictures or classes that the user has to mend.
+    """
+    pictures, classes = find_pictures(folder)
+
+    def judge(picture: Picture) -> Verdict:
+        return images.judge(folder / picture.path, min_side, max_pixels, perceptual_hash)
+
+    verdicts = list(images.in_order(judge, pictures, workers, "split"))
+    refuse_too_many(pictures, verdicts, max_excluded)
+    reasons = exclusions(pictures, verdicts)
+    kept = [row for row, reason in enumerate(reasons) if not reason]
+    refuse_small_classes(classes, [pictures[row] for row in kept])
+
+    given = bool(pictures[0].given)
+    near = near_duplicates(
+        np.array([verdicts[row].phash for row in kept], np.uint64),
+        np.array([PARTS.index(pictures[row].given) if given else 0 for row in kept], np.int64),
+        near_bits,
+    )
+    keys, groups = make_groups(kept, pictures, verdicts, near)
+    parts, moved = ({}, 0) if given else assign(groups, rule)
+    key_of = dict(zip(kept, keys, strict=True))
+    rows = []
+    for row, (picture, reason, verdict) in enumerate(zip(pictures, reasons, verdicts, strict=True)):
+        key = key_of.get(row, "")
+        part = (picture.given or parts[key]) if key else ""
+        rows.append(Row(picture, part, reason, verdict, key))
+    return rows, summary(classes, rows, near, groups, moved)
+
+
+def summary(
+    classes: Sequence[str], rows: Sequence[Row], near: Near, groups: Sequence[Group], moved: int
+) -> dict[str, object]:
+    """The content of data.json: what there is, what is kept, where it went, and why the rest did not."""
+    exact = exact_groups([row.verdict for row in rows])
+    sizes = [sum(group.labels.values()) for group in groups]
+    by_class = Counter((row.picture.label, row.part or "excluded") for row in rows)
+    reasons = Counter(DUPLICATE if row.reason.startswith(f"{DUPLICATE} of ") else row.reason for row in rows)
+    return {
+        "pictures": len(rows),
+        "kept": sum(sizes),
+        "classes": {label: {part: by_class[label, part] for part in (*PARTS, "excluded")} for label in classes},
+        "splits": {part: sum(row.part == part for row in rows) for part in PARTS},
+        "excluded": {reason: reasons[reason] for reason in (*images.REASONS, DUPLICATE, CONFLICT)},
+        "exact_duplicate_pairs": sum(len(same) * (len(same) - 1) // 2 for same in exact),
+        "conflicts": sum(len({rows[row].picture.label for row in same}) > 1 for same in exact),
+        "near_duplicate_pairs": near.pairs,
+        "near_duplicate_groups": sum(size > 1 for size in sizes),
+        "largest_group": max(sizes),
+        "near_duplicates_across_splits": near.pairs_across,
+        "moved_to_fill": moved,
+    }
+
+
+def line(row: Row) -> tuple[object, ...]:
+    """A row as the cells of split.csv (HEADER)."""
+    seen = row.verdict
+    phash = f"{seen.phash:016x}" if seen.pixels else ""
+    return (
+        *(row.picture.path, row.picture.label, row.part, row.reason),
+        *(seen.width, seen.height, seen.pixels, phash, row.group[:16]),
+    )
+
+
+def run(config: Params) -> None:
+    chosen, paths = config.split, config.paths
+    rule = Rule(chosen.seed, chosen.fractions.val, chosen.fractions.test, chosen.folds, chosen.fold)
+    rows, counts = split(
+        Path(paths.images),
+        rule,
+        near_bits=chosen.near_duplicates,
+        min_side=chosen.min_side,
+        max_pixels=chosen.max_pixels,
+        max_excluded=chosen.max_excluded,
+        workers=stage.workers(config),
+    )
+    files.write_csv(Path(paths.split), HEADER, (line(row) for row in rows))
+    files.write_json(Path(paths.metrics) / "data.json", counts)
+
+
+def main() -> int:
+    return stage.main("split", run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""What the tests share: the project's folder, the params of the project, and the real photos where they are at hand."""
+
+import os
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from ruamel.yaml import YAML
+
+PROJECT = Path(__file__).resolve().parents[1]
+MINI = PROJECT.parent / "shared/data/flower_photos_mini.tgz"
+MINI_SHA256 = "b6fcdfa50563d9d6acac6e32666ee5d7f612622c3d7fed0875e75f4382e88331"
+
+hypothesis.settings.register_profile("perennial", deadline=None, derandomize=True)  # no time limits; the same examples
+hypothesis.settings.load_profile("perennial")
+os.environ["PYTHONPATH"] = str(PROJECT)  # for the processes that tests start in other folders
+
+
+@pytest.fixture(scope="session")
+def project() -> Path:
+    """The project's folder."""
+    return PROJECT
+
+
+@pytest.fixture(scope="session")
+def mini() -> Path:
+    """735 original photos of flower_photos; without them a test is skipped."""
+    if not MINI.is_file():
+        pytest.skip(f"needs real photos: {MINI.name} is not at hand")
+    return MINI
+
+
+@pytest.fixture
+def raw() -> dict[str, Any]:
+    """params.yaml as plain tables, to be changed by a test."""
+    return read_params()
+
+
+def read_params(path: Path = PROJECT / "params.yaml") -> dict[str, Any]:
+    """A params file as plain tables."""
+    return deepcopy(YAML(typ="safe", pure=True).load(path))
+
+
+def write_params(path: Path, raw: dict[str, Any]) -> None:
+    """Write tables as a params file."""
+    YAML().dump(raw, path)
+
+
+def change(raw: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The params with `section__key=value` put in place."""
+    for dotted, value in changes.items():
+        *sections, key = dotted.split("__")
+        table = raw
+        for section in sections:
+            table = table[section]
+        table[key] = value
+    return raw
+
+
+def on_cpu(raw: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The params with a training that any machine can do: a small model, fp32, one process."""
+    small = {
+        "train__device": "cpu", "train__precision": "fp32", "train__parallel": "single", "train__model": "resnet18",
+        "train__crop": 32, "train__eval_crop": 32, "train__eval_resize": 36, "prepare__size": 40,
+        "train__epochs": 1, "train__batch_size": 8, "train__warmup_epochs": 0,
+    }  # fmt: skip
+    return change(change(raw, **small), **changes)

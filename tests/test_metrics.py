@@ -1,0 +1,145 @@
+"""The figures, held against scikit-learn, scipy and closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.stats import binomtest
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    confusion_matrix,
+    f1_score,
+    log_loss,
+    precision_recall_fscore_support,
+)
+
+from pipeline import metrics
+
+Case = tuple[NDArray[np.float64], NDArray[np.int64]]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Log-probabilities [n, K] and labels [n], often with classes that no picture has or that nothing was taken for."""
+    n, k = draw(st.integers(1, 40)), draw(st.integers(2, 6))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    logits = random.normal(size=(n, k)) * draw(st.sampled_from([0.1, 1.0, 30.0]))
+    present = draw(st.lists(st.integers(0, k - 1), min_size=1, max_size=k))
+    return log_softmax(logits), random.choice(np.array(present), n)
+
+
+def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    shifted = logits - logits.max(1, keepdims=True)
+    normalized: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+    return normalized
+
+
+@given(cases())
+def test_figures_equal_scikit_learns(case: Case) -> None:
+    """Accuracy, macro F1, log-likelihood and every class's figures are scikit-learn's, absent classes included."""
+    log_probabilities, labels = case
+    k = log_probabilities.shape[1]
+    names = [f"c{i}" for i in range(k)]
+    found, predictions = metrics.summary(log_probabilities, labels, names, bins=15), log_probabilities.argmax(1)
+
+    assert found["pictures"] == len(labels)
+    assert found["accuracy"] == pytest.approx(accuracy_score(labels, predictions))
+    assert found["macro_f1"] == pytest.approx(
+        f1_score(labels, predictions, labels=range(k), average="macro", zero_division=0)
+    )
+    by_class = precision_recall_fscore_support(labels, predictions, labels=range(k), zero_division=0)
+    for name, values in zip(names, zip(*by_class, strict=True), strict=True):
+        assert list(found["per_class"][name]) == ["precision", "recall", "f1", "support"]
+        assert list(found["per_class"][name].values()) == pytest.approx(values)
+    # scikit-learn clips probabilities away from 0, which a log-probability does not need.
+    if log_probabilities.min() > math.log(np.finfo(np.float64).eps):
+        assert found["nll"] == pytest.approx(log_loss(labels, np.exp(log_probabilities), labels=range(k)))
+
+
+@given(cases())
+def test_confusion_and_balanced_accuracy(case: Case) -> None:
+    """The confusion counts are scikit-learn's, and balanced accuracy is the mean recall of the classes that occur."""
+    log_probabilities, labels = case
+    k, predictions = log_probabilities.shape[1], log_probabilities.argmax(1)
+    counts = metrics.confusion(predictions, labels, k)
+    assert (counts == confusion_matrix(labels, predictions, labels=range(k))).all()
+    recall = [np.mean(predictions[labels == c] == c) for c in np.unique(labels)]
+    assert metrics.balanced_accuracy(counts) == pytest.approx(np.mean(recall))
+
+
+def test_balanced_accuracy_equals_scikit_learns() -> None:
+    """With every class in the test part, balanced accuracy is scikit-learn's."""
+    labels, predictions = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 2, 0])
+    counts = metrics.confusion(predictions, labels, 3)
+    assert metrics.balanced_accuracy(counts) == pytest.approx(balanced_accuracy_score(labels, predictions))
+    assert metrics.balanced_accuracy(counts) == pytest.approx((2 / 3 + 1 / 2 + 0) / 3)
+
+
+def test_the_likelihood_of_a_sure_mistake_is_finite() -> None:
+    """A picture whose true class has a probability below the smallest float still has its exact log-likelihood."""
+    found = metrics.summary(np.array([[0.0, -2000.0]]), np.array([1]), ["a", "b"], bins=10)
+    assert found["nll"] == 2000
+    assert found["ece"] == 1
+
+
+@given(st.integers(1, 5000).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))
+def test_wilson_interval(case: tuple[int, int]) -> None:
+    """The interval is scipy's, holds the share, and its ends solve Wilson's equation."""
+    right, total = case
+    low, high = metrics.wilson(right, total)
+    expected = binomtest(right, total).proportion_ci(method="wilson")
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert 0 <= low <= right / total <= high <= 1
+    for end in (low, high):
+        assert (right / total - end) ** 2 == pytest.approx(metrics.Z**2 * end * (1 - end) / total, abs=1e-12)
+
+
+def test_wilson_interval_of_none_and_of_all() -> None:
+    """Of n answers, all wrong or all right, the interval ends exactly at 0 or 1 and reaches z² / (n + z²) inwards."""
+    reach = metrics.Z**2 / (10 + metrics.Z**2)
+    (none, low), (high, every) = metrics.wilson(0, 10), metrics.wilson(10, 10)
+    assert (none, every) == (0, 1)
+    assert (low, high) == pytest.approx((reach, 1 - reach))
+
+
+def test_calibration_error_of_known_bins() -> None:
+    """Two bins with known confidence and accuracy give the sum of their distances, weighed by their pictures."""
+    probabilities = np.array([[0.6, 0.4], [0.6, 0.4], [0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.9, 0.1]])
+    labels = np.array([0, 1, 0, 0, 0, 1])
+    table = metrics.calibration(np.log(probabilities), labels, bins=5)
+    assert [(row.low, row.high, row.count, row.accuracy) for row in table] == [(0.4, 0.6, 2, 0.5), (0.8, 1.0, 4, 0.75)]
+    assert [row.confidence for row in table] == pytest.approx([0.6, 0.9])
+    assert metrics.calibration_error(table) == pytest.approx((2 * 0.1 + 4 * 0.15) / 6)
+
+
+def test_a_confidence_on_an_edge_belongs_to_the_bin_below() -> None:
+    """Bins are open below and closed above, and a confidence of exactly 1 is in the last."""
+    table = metrics.calibration(np.log([[0.5, 0.5], [1.0, 1e-300]]), np.array([0, 0]), bins=4)
+    assert [(row.low, row.high, row.count) for row in table] == [(0.25, 0.5, 1), (0.75, 1.0, 1)]
+
+
+@given(cases(), st.integers(1, 30))
+def test_calibration_table(case: Case, bins: int) -> None:
+    """Every picture is in one bin, their accuracies add up to the accuracy, no row is empty or outside its bin."""
+    log_probabilities, labels = case
+    table = metrics.calibration(log_probabilities, labels, bins)
+    right = int((log_probabilities.argmax(1) == labels).sum())
+    assert sum(row.count for row in table) == len(labels)
+    assert sum(row.count * row.accuracy for row in table) == pytest.approx(right)
+    for row in table:
+        assert row.count > 0
+        assert row.low - 1e-9 <= row.confidence <= row.high + 1e-9
+    assert 0 <= metrics.calibration_error(table) <= 1
+
+
+@given(cases())
+def test_one_bin_measures_over_confidence(case: Case) -> None:
+    """With a single bin the calibration error is the distance between mean confidence and accuracy."""
+    log_probabilities, labels = case
+    found = metrics.summary(log_probabilities, labels, [str(i) for i in range(log_probabilities.shape[1])], bins=1)
+    mean = np.exp(log_probabilities.max(1)).mean()
+    assert found["ece"] == pytest.approx(abs(mean - found["accuracy"]), abs=1e-12)

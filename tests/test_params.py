@@ -1,0 +1,122 @@
+"""Params are typed, frozen values; every fault is named with its path, its value and what is allowed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from pipeline import params
+from pipeline.errors import Refusal
+from tests.conftest import PROJECT, change, read_params
+
+
+def refusal(raw: Any) -> list[str]:
+    with pytest.raises(Refusal) as caught:
+        params.parse(raw)
+    return str(caught.value).splitlines()
+
+
+def test_the_default_params_are_the_cards() -> None:
+    """The committed params train ResNet-34 at 224 pixels for 30 epochs with Apex O1 and Apex DDP."""
+    train = params.load(PROJECT / "params.yaml").train
+    assert (train.model, train.crop, train.epochs) == ("resnet34", 224, 30)
+    assert (train.device, train.precision, train.parallel, train.memory_format) == ("cuda", "O1", "apex_ddp", "contiguous")
+
+
+def test_the_params_of_the_demo_have_the_same_keys() -> None:
+    """results/demo/params.yaml is a whole params file."""
+    assert isinstance(params.load(PROJECT / "results/demo/params.yaml"), params.Params)
+
+
+def test_params_are_frozen() -> None:
+    """A value cannot be changed after reading."""
+    config = params.load(PROJECT / "params.yaml")
+    with pytest.raises(ValidationError):
+        config.train.lr = 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"train__parallel": "ddpp"}, "train.parallel: 'ddpp' is not allowed; allowed: single, dp, ddp, apex_ddp"),
+        ({"train__lr": "0.1"}, "train.lr: '0.1' is not allowed; allowed: a number"),
+        ({"train__lr": 0}, "train.lr: 0 is not allowed; allowed: greater than 0"),
+        ({"train__lr": float("nan")}, "train.lr: nan is not allowed; allowed: a finite number"),
+        ({"train__epochs": 1.5}, "train.epochs: 1.5 is not allowed; allowed: a whole number"),
+        ({"train__epochs": True}, "train.epochs: True is not allowed; allowed: a whole number"),
+        ({"train__nesterov": "yes"}, "train.nesterov: 'yes' is not allowed; allowed: a boolean"),
+        ({"train__crop_scale": [0.1, 0.2, 0.3]},
+         "train.crop_scale: [0.1, 0.2, 0.3] is not allowed; allowed: a list of 2"),
+        ({"run__processes": 0}, "run.processes: 0 is not allowed; allowed: greater than or equal to 1"),
+        ({"paths__images": "/tmp/images"},
+         "paths.images: '/tmp/images' is not allowed; "
+         "allowed: a path inside the project, of letters, digits, '.', '_', '-' and '/'"),
+        ({"paths__images": "a/../../b"},
+         "paths.images: 'a/../../b' is not allowed; "
+         "allowed: a path inside the project, of letters, digits, '.', '_', '-' and '/'"),
+        ({"data__url": "ftp://x/y"}, "data.url: 'ftp://x/y' is not allowed; allowed: an https:// or file:// address"),
+        ({"split__sed": 1},
+         "split.sed: unknown key (value 1); did you mean 'seed'?; "
+         "allowed: seed, fractions, folds, fold, near_duplicates, min_side, max_pixels, max_excluded"),
+        ({"nonsense": {}},
+         "nonsense: unknown key (value {}); allowed: paths, data, split, prepare, train, evaluate, run"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_named(raw: dict[str, Any], changes: dict[str, Any], sentence: str) -> None:
+    """One wrong value gives one line: its path, the value, what is allowed."""
+    assert refusal(change(raw, **changes)) == [sentence]
+
+
+def test_all_faults_are_named_at_once(raw: dict[str, Any]) -> None:
+    """Several wrong values, a typo and a missing key are reported together."""
+    del raw["split"]["seed"]
+    lines = refusal(change(raw, train__lr=-1, train__devices="cpu", run__launcher="mpirun"))
+    assert lines == [
+        "split.seed: missing; restore the line (git diff params.yaml shows what changed)",
+        "train.lr: -1 is not allowed; allowed: greater than 0",
+        next(line for line in lines if line.startswith("train.devices: unknown key (value 'cpu'); did you mean 'device'?")),
+        "run.launcher: 'mpirun' is not allowed; allowed: torchrun, spawn",
+    ]
+
+
+def test_numbers_are_read_as_dvc_reads_them(tmp_path: Path) -> None:
+    """`lr: 1e-4` is a number, as for DVC's parser, and not text, as for PyYAML."""
+    path = tmp_path / "params.yaml"
+    text = (PROJECT / "params.yaml").read_text()
+    path.write_text(text.replace("lr: 0.1 ", "lr: 1e-4 ").replace("  lr: 0.1\n", "  lr: 1e-4\n"))
+    assert params.load(path).train.lr == 1e-4
+
+
+@pytest.mark.parametrize("text", ["", "- 1", "train: {", "a: 1\na: 2", "\xff\xfe"])
+def test_a_broken_file_is_one_line(tmp_path: Path, text: str) -> None:
+    """A file that is no table, no YAML, or has a key twice is refused in one line that names it."""
+    path = tmp_path / "params.yaml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(Refusal) as caught:
+        params.load(path)
+    assert str(caught.value).startswith(("params.yaml: ", f"{path}: "))
+    assert "\n" not in str(caught.value)
+
+
+def test_choices_stand_beside_their_keys() -> None:
+    """Every key with choices lists exactly them in its comment in params.yaml."""
+    comments = dict(
+        (line.split(":")[0].strip(), line.split("#", 1)[1])
+        for line in (PROJECT / "params.yaml").read_text().splitlines()
+        if ":" in line and "#" in line and not line.startswith("#")
+    )
+    choices = params.Params.model_json_schema()["$defs"]
+    listed = {
+        key: field["enum"] for section in choices.values() for key, field in section["properties"].items() if "enum" in field
+    }
+    assert len(listed) >= 8
+    for key, allowed in listed.items():
+        said = comments[key].split("(")[0].replace(" by ", " ")
+        assert [word.strip() for word in said.split("|")] == allowed, key
+
+
+def test_the_params_file_of_the_project_has_every_key(raw: dict[str, Any]) -> None:
+    """Nothing has a default in the code: what is not in params.yaml is missing."""
+    assert params.parse(raw).model_dump(mode="json") == {**read_params()} | params.parse(raw).model_dump(mode="json")
+    assert set(raw) == set(params.Params.model_fields)

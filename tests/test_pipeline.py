@@ -1,0 +1,156 @@
+"""The whole pipeline under real DVC, in temporary copies of the project."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import MINI_SHA256, PROJECT, change, on_cpu, read_params, write_params
+
+METRICS = ("data.json", "train.json", "eval.json")
+
+
+def copy_project(folder: Path, **changes: Any) -> Path:
+    """The project's files as they are now, in a repository of their own, with a CPU-sized training."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=PROJECT, capture_output=True, text=True, check=True,
+    ).stdout.split("\0")  # fmt: skip
+    for name in listed:
+        if name and (PROJECT / name).is_file() and not name.startswith(("tests/", "docs/", "results/")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(PROJECT / name, folder / name)
+    write_params(folder / "params.yaml", change(on_cpu(read_params()), **changes))
+    call(folder, "git", "init", "--quiet")
+    call(folder, "git", "add", "--all")
+    call(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "Copy")
+    return folder
+
+
+def call(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """A command in the copy, with this environment's programs and none of this checkout's modules."""
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environ.pop("PYTHONPATH", None)
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    assert not check or done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
+    return done
+
+
+def data(folder: Path, name: str) -> Any:
+    return json.loads((folder / "metrics" / name).read_text())
+
+
+def splits(folder: Path) -> dict[str, str]:
+    with (folder / "data/split.csv").open(newline="") as rows:
+        return {row["path"]: row["split"] or row["reason"] for row in csv.DictReader(rows)}
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory, mini: Path) -> Path:
+    """A finished `dvc repro` on the 735 real photos."""
+    folder = copy_project(
+        tmp_path_factory.mktemp("real"),
+        data__url=f"file://{mini}", data__sha256=MINI_SHA256, train__parallel="ddp", run__processes=2,
+    )  # fmt: skip
+    call(folder, "dvc", "repro")
+    return folder
+
+
+def test_real_photos_become_a_measured_model(real: Path) -> None:
+    """From an archive of real photos: the counts of the data, a model, its figures; every picture accounted for."""
+    counts = data(real, "data.json")
+    assert counts["pictures"] == 735
+    assert counts["exact_duplicate_pairs"] == 3
+    assert counts["conflicts"] == 1
+    assert sum(counts["splits"].values()) == counts["kept"] == 735 - sum(counts["excluded"].values())
+    assert data(real, "eval.json")["pictures"] == counts["splits"]["test"]
+    assert (real / "models/model.safetensors").stat().st_size > 40_000_000
+    assert (real / "reports/mistakes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_changed_runs_nothing(real: Path) -> None:
+    """A second `dvc repro` says so, runs no stage, and leaves dvc.lock alone; `dvc status` agrees."""
+    before = (real / "dvc.lock").read_bytes()
+    again = call(real, "dvc", "repro")
+    assert "Running stage" not in again.stdout
+    assert "up to date" in again.stdout
+    assert (real / "dvc.lock").read_bytes() == before
+    assert "up to date" in call(real, "dvc", "status").stdout
+
+
+def test_dvc_shows_the_run(real: Path) -> None:
+    """DVC's own commands read what the stages wrote."""
+    assert "evaluate" in call(real, "dvc", "dag").stdout
+    assert str(data(real, "eval.json")["pictures"]) in call(real, "dvc", "metrics", "show").stdout
+    call(real, "dvc", "plots", "show")
+    page = (real / "dvc_plots/index.html").read_text()
+    assert all(name in page for name in ("Loss", "Accuracy", "Confusion", "Calibration", "val_loss"))
+
+
+def test_the_lock_and_the_outputs_hold_no_place_and_no_time(real: Path) -> None:
+    """No path of this machine stands in dvc.lock or in any output that is text."""
+    for path in [real / "dvc.lock", real / "data/split.csv", *(real / "metrics").iterdir(), real / "models/model.json"]:
+        assert str(real) not in path.read_text()
+        assert "file://" not in path.read_text()
+
+
+def test_forced_again_gives_the_same_bytes(real: Path) -> None:
+    """Training and evaluation forced once more write the same dvc.lock, and truly train."""
+    before = (real / "dvc.lock").read_bytes()
+    forced = call(real, "dvc", "repro", "--force", "--single-item", "prepare", "train", "evaluate")
+    assert "epoch 1/1" in forced.stderr
+    assert (real / "dvc.lock").read_bytes() == before
+
+
+def test_spawn_writes_what_torchrun_wrote(real: Path) -> None:
+    """Another launcher changes no tracked param, and forced to run it writes the same bytes."""
+    before, params = (real / "dvc.lock").read_bytes(), (real / "params.yaml").read_bytes()
+    try:
+        write_params(real / "params.yaml", change(read_params(real / "params.yaml"), run__launcher="spawn"))
+        assert "up to date" in call(real, "dvc", "status").stdout
+        call(real, "dvc", "repro", "--force", "--single-item", "train")
+        assert (real / "dvc.lock").read_bytes() == before
+    finally:
+        (real / "params.yaml").write_bytes(params)
+
+
+def test_a_photo_in_the_inbox_moves_no_other(tmp_path: Path, mini: Path) -> None:
+    """A photo added to data/inbox reruns the pipeline and moves no other; a corrupt one is excluded and counted."""
+    folder = copy_project(tmp_path / "inbox", data__source="inbox", split__folds=1)
+    with tarfile.open(mini) as archive:
+        photos = [member for member in archive.getmembers() if member.name.endswith(".jpg")]
+        for member in [m for m in photos if "daisy" in m.name][:40] + [m for m in photos if "tulips" in m.name][:40]:
+            member.name = member.name.removeprefix("flower_photos/")
+            archive.extract(member, folder / "data/inbox", filter="data")
+    added = sorted((folder / "data/inbox/daisy").iterdir())[7]
+    kept_back = added.read_bytes()
+    added.unlink()
+    call(folder, "dvc", "repro", "evaluate")
+    before = splits(folder)
+    assert len(before) == 79
+    added.write_bytes(kept_back)
+    (folder / "data/inbox/tulips/broken ,\"é\".JPG").write_bytes(kept_back[:2000])
+    call(folder, "dvc", "repro", "evaluate")
+    after = splits(folder)
+    assert {path: after[path] for path in before} == before
+    assert after[f"daisy/{added.name}"] in ("train", "val", "test")
+    assert after["tulips/broken ,\"é\".JPG"] == "truncated"
+    assert data(folder, "data.json")["excluded"] == {"truncated": 1}
+
+
+def test_a_refused_run_writes_nothing(tmp_path: Path) -> None:
+    """Params that this machine cannot run are refused by the first stage, before anything is made or downloaded."""
+    folder = copy_project(tmp_path / "refused", train__device="cuda", run__processes=64)
+    refused = call(folder, "dvc", "repro", check=False)
+    assert refused.returncode != 0
+    assert "download: train.device: 'cuda' needs" in refused.stderr or "download: run.processes: 64" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (folder / "dvc.lock").exists()
+    assert not (folder / "data/images").exists()

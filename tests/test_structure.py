@@ -1,0 +1,151 @@
+"""The house: who may import whom, which library has which owner, and what a stage depends on."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.conftest import PROJECT
+
+ROOMS = {
+    path.relative_to(PROJECT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
+    for path in sorted((PROJECT / "pipeline").rglob("*.py"))
+}
+
+# Who may import whom; nothing else is allowed. What stands higher may not look down.
+BASE = {"errors", "files"}
+ENGINE = {"engine.world", "engine.precision", "engine.parallel", "engine.checkpoint", "engine.loop"}
+STAGE = {*BASE, "params", "stage"}
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(), "files": set(), "machine": set(), "schedule": set(), "sampling": set(), "synthetic": {"files"},
+    "params": {"errors"},
+    "validity": {"machine", "params"},
+    "stage": {"errors", "machine", "params", "validity"},
+    "images": BASE,
+    "packed": BASE,
+    "augment": {"sampling"},
+    "model": set(),
+    "metrics": set(),
+    "engine": set(), "engine.world": set(), "engine.precision": set(), "engine.checkpoint": {"files"},
+    "engine.parallel": {"engine.world"},
+    "engine.loop": {"engine.precision"},
+    "inference": {"augment", "sampling", *ENGINE},
+    "monitor": {"augment", "engine.loop"},
+    "runs": {"files", "params", "engine.world"},
+    "report": {"files", "packed"},
+    "download": {*STAGE, "synthetic"},
+    "split": {*STAGE, "images"},
+    "prepare": {*STAGE, "images", "packed"},
+    "launch": {*STAGE, "engine.world"},
+    "train": {*STAGE, *ENGINE, "augment", "inference", "model", "monitor", "packed", "runs", "sampling", "schedule"},
+    "evaluate": {*STAGE, *ENGINE, "inference", "metrics", "model", "packed", "report"},
+    "predict": {*STAGE, *ENGINE, "images", "inference", "model"},
+    "doctor": {"errors", "machine", "params", "validity"},
+    "demo": set(),
+    "": set(),
+}  # fmt: skip
+OWNERS = {
+    "yaml": set(), "ruamel": {"params", "demo"}, "pydantic": {"params"}, "pydantic_core": {"params"},
+    "PIL": {"images", "report", "synthetic"}, "imagehash": {"split"},
+    "pooch": {"download"}, "requests": {"download"}, "tarfile": {"download"}, "zipfile": {"download"},
+    "torchvision": {"model", "monitor"}, "tensorboard": set(), "safetensors": {"train", "evaluate", "predict", "model"},
+    "apex": {"engine.apex"}, "dvc": set(), "sklearn": set(), "ctypes": {"machine", "stage"},
+}  # fmt: skip
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that a file imports, anywhere in it, absolutely and dotted."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def rooms_of(path: Path) -> set[str]:
+    """The rooms that a file imports."""
+    return {name for name in imports(path) if name in ROOMS} - {"pipeline", "pipeline.engine"}
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_imports_run_one_way(room: str) -> None:
+    """A room imports only the rooms it may."""
+    allowed = ALLOWED[room.removeprefix("pipeline").removeprefix(".")]
+    assert {name.removeprefix("pipeline.") for name in rooms_of(ROOMS[room])} <= allowed
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_a_library_has_an_owner(room: str) -> None:
+    """A library is imported by its owner alone."""
+    here = room.removeprefix("pipeline").removeprefix(".")
+    for name in imports(ROOMS[room]):
+        library = name.split(".")[0]
+        assert here in OWNERS.get(library, {here}), f"{here} imports {library}"
+        if name.startswith("torch.distributed"):
+            assert here in {"engine.world", "launch"}, f"{here} imports torch.distributed"
+
+
+def closure(room: str) -> set[Path]:
+    """The files that a room imports, directly and through others, and the packages they lie in."""
+    found, todo = set(), {room}
+    while todo:
+        name = todo.pop()
+        found.add(name)
+        found |= {name.rpartition(".")[0]} if "." in name else set()
+        todo |= rooms_of(ROOMS[name]) - found
+    return {ROOMS[name].relative_to(PROJECT) for name in found}
+
+
+def stages() -> dict[str, Any]:
+    table: dict[str, Any] = YAML(typ="safe", pure=True).load(PROJECT / "dvc.yaml")["stages"]
+    return table
+
+
+@pytest.mark.parametrize("stage", sorted(stages()))
+def test_a_stage_depends_on_what_it_imports(stage: str) -> None:
+    """The Python files among a stage's deps are exactly those its processes import, and the lock is one of them."""
+    deps = [Path(dep) for dep in stages()[stage]["deps"] if not dep.startswith("${")]
+    assert Path("requirements/lock.txt") in deps
+    named = {
+        file.relative_to(PROJECT)
+        for dep in deps
+        if dep.parts[0] == "pipeline"
+        for file in ((PROJECT / dep).rglob("*.py") if (PROJECT / dep).is_dir() else [PROJECT / dep])
+    }
+    starts = {"pipeline." + stage} | ({"pipeline.launch"} if "launch" in stages()[stage]["cmd"] else set())
+    imported = set().union(*(closure(start) for start in starts))
+    engine = {file.relative_to(PROJECT) for file in (PROJECT / "pipeline/engine").rglob("*.py")}
+    if imported & engine:
+        imported |= engine  # the engine is one dependency
+    assert named == imported
+
+
+@pytest.mark.parametrize("module", ["params", "download", "split", "prepare", "validity"])
+def test_what_needs_no_torch_imports_none(module: str) -> None:
+    """Importing the stages before train takes no torch, and so no seconds."""
+    code = f"import sys, pipeline.{module}; sys.exit(any(name.split('.')[0] in ('torch', 'torchvision') for name in sys.modules))"
+    subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
+
+
+def test_the_lock_names_no_address() -> None:
+    """requirements/lock.txt holds names, versions and hashes, and nothing that says where from."""
+    text = (PROJECT / "requirements/lock.txt").read_text()
+    assert "://" not in text
+    assert "--index" not in text
+    assert text.count("--hash=sha256:") > 100
+
+
+def test_every_direct_dependency_has_a_reason() -> None:
+    """Each line of pyproject.toml's dependencies says what it is for."""
+    text = (PROJECT / "pyproject.toml").read_text()
+    block = text[text.index("dependencies = [") : text.index("]\n\n[dependency-groups]")]
+    lines = [line for line in block.splitlines()[1:] if line.strip()]
+    assert len(lines) >= 10
+    assert all("  #" in line for line in lines)

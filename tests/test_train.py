@@ -1,0 +1,213 @@
+"""Training: the same samples and the same gradients for every number of processes, exact resume at the end of an epoch."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from pipeline import files, packed, sampling, train
+from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
+
+CLASSES = ("circle", "cross", "square")
+
+
+def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -> Path:
+    """A folder with params and a packed data set of three easy kinds of pictures, as prepare would leave it."""
+    random = np.random.default_rng(0)
+    squares = random.integers(0, 80, (count, side, side, 3), dtype=np.uint8)
+    names = [CLASSES[k % 3] for k in range(count)]
+    for square, name in zip(squares, names, strict=True):
+        y, x = (np.indices((side, side)) - side // 2) // 2
+        shape = {"circle": x * x + y * y < 40, "cross": (x == y) | (x == -y), "square": abs(x) + 0 * y < 4}[name]
+        square[shape] += 150
+    splits = ["train" if k % 10 < 6 else "val" if k % 10 < 8 else "test" for k in range(count)]
+    header = ("path", "class", "split", "reason", "width", "height", "pixels", "phash", "group")
+    rows = [(f"{c}/{k:03}.png", c, s, "", 60, 50, "", "", "") for k, (c, s) in enumerate(zip(names, splits, strict=True))]
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_csv(folder / "data/split.csv", header, rows)
+    with files.atomic_folder(folder / "data/packed") as packing:
+        packed.write(packing, iter(squares), count, side)
+    for name in ("pipeline", "requirements", "docker"):
+        (folder / name).symlink_to(PROJECT / name)
+    write_params(folder / "params.yaml", change(on_cpu(read_params()), **{"train__epochs": 2, **changes}))
+    return folder
+
+
+def launch(folder: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """`python -m pipeline.launch train`, as DVC runs it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline.launch", "train"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    names = ("models/model.safetensors", "models/model.json", "metrics/train.json", "metrics/history.csv")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on two processes."""
+    folder = small_world(tmp_path_factory.mktemp("trained"), train__parallel="ddp", run__processes=2, run__log_steps=2)
+    launch(folder)
+    return folder
+
+
+def test_a_run_leaves_what_it_promises(trained: Path) -> None:
+    """Weights without metadata, their description, figures, a row an epoch, and provenance; no checkpoint."""
+    with safetensors.safe_open(trained / "models/model.safetensors", "pt") as weights:
+        assert weights.metadata() is None
+        assert weights.get_tensor("fc.weight").shape == (3, 512)
+    described = json.loads((trained / "models/model.json").read_text())
+    assert described["classes"] == list(CLASSES)
+    assert described["view"] == {"square": 40, "resize": 36, "crop": 32}
+    rows = files.read_csv(trained / "metrics/history.csv")
+    assert [(row["epoch"], row["step"]) for row in rows] == [("1", "4"), ("2", "9")]
+    figures = json.loads((trained / "metrics/train.json").read_text())
+    assert figures["steps"] == 9 == 2 * 36 // 8
+    assert repr(figures["val"]["loss"]) == rows[-1]["val_loss"]
+    (run,) = (trained / "runs").iterdir()
+    assert sorted(path.name for path in run.iterdir()) == ["provenance.json", "tensorboard"]
+    provenance = json.loads((run / "provenance.json").read_text())
+    assert (provenance["processes"], provenance["launcher"], provenance["threads"]) == (2, "torchrun", 1)
+
+
+def test_tensorboard_shows_the_run(trained: Path) -> None:
+    """The five scalars and the grid of training crops can be read back."""
+    (board,) = trained.glob("runs/*/tensorboard/*")
+    events = EventAccumulator(str(board), size_guidance={"images": 0})
+    events.Reload()
+    tags = events.Tags()
+    for tag in ("loss", "accuracy", "learning_rate", "images_per_second", "gpu_memory"):
+        assert len(events.Scalars(tag)) >= 2, tag
+    assert [event.step for event in events.Scalars("loss")] == [2, 4, 6, 8, 9]
+    history = files.read_csv(trained / "metrics/history.csv")
+    shown = [event.value for event in events.Scalars("accuracy")]
+    assert shown == pytest.approx([float(row["val_accuracy"]) for row in history])
+    assert tags["images"] == ["crops"]
+    assert events.Images("crops")[0].width == 4 * (32 + 2) + 2
+
+
+def test_a_run_killed_after_an_epoch_goes_on_to_the_same_bytes(trained: Path, tmp_path: Path) -> None:
+    """Killed as soon as the first checkpoint is there, the next start goes on from it and writes the same outputs."""
+    folder = small_world(tmp_path / "killed", train__parallel="ddp", run__processes=2, run__log_steps=2)
+    with subprocess.Popen(
+        [sys.executable, "-m", "pipeline.launch", "train"],
+        cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("epoch 1/2"):
+                os.killpg(process.pid, 9)
+    assert not (folder / "models").exists()
+    again = launch(folder)
+    assert "train: going on from step 4" in again.stderr
+    assert "epoch 1/2" not in again.stderr
+    assert outputs(folder) == outputs(trained)
+
+
+def test_the_best_epoch_is_exported_when_asked(tmp_path: Path) -> None:
+    """export: best writes the weights of the epoch with the highest validation accuracy, and says which."""
+    folder = small_world(tmp_path, train__epochs=4, train__export="best", train__lr=0.02)
+    launch(folder)
+    history = files.read_csv(folder / "metrics/history.csv")
+    accuracies = [float(row["val_accuracy"]) for row in history]
+    figures = json.loads((folder / "metrics/train.json").read_text())
+    assert figures["exported_epoch"] == accuracies.index(max(accuracies)) + 1
+    assert figures["val"]["accuracy"] == max(accuracies)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
+    """The step is named, the exit status is not zero, and nothing is exported."""
+    folder = small_world(tmp_path, train__lr=1e30, run__log_steps=1)
+    stopped = launch(folder, check=False)
+    assert stopped.returncode == 1
+    assert "the loss of step 1 is not finite; nothing is exported; lower train.lr (1e+30)" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert not (folder / "models").exists()
+
+
+def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
+    """It would hold pictures twice."""
+    stopped = launch(small_world(tmp_path, train__batch_size=64), check=False)
+    assert stopped.returncode == 1
+    assert "train.batch_size: 64 is more than the training pictures (36); allowed: 1 to 36" in stopped.stderr
+
+
+GRADIENTS = """
+    import os, sys
+    import torch
+    from torch import nn
+    from pipeline.engine import loop, world
+    from pipeline.engine.loop import Batch, Counts
+    from pipeline.engine.parallel import PARALLELS, unwrap
+    from pipeline.engine.precision import PRECISIONS
+    from pipeline import model, sampling
+    world.fix_arithmetic(1, True)
+    place = world.from_env(os.environ, "cpu")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3))
+    images, labels = torch.randn(48, 3, 12, 12), torch.randint(3, (48,))
+    precision = PRECISIONS["fp32"]("cpu")
+    optimizer = torch.optim.SGD(model.parameter_groups(net, 1e-3, False), lr=0.1, momentum=0.9)
+    with world.joined(place, 60):
+        wrapped = PARALLELS["ddp" if place.size > 1 else "single"](net, place, True)
+        counts = Counts.zero(place.device)
+        def batches():
+            for step in range(8):
+                rows = torch.from_numpy(sampling.part(sampling.batch_rows(0, step, 12, 48), place.rank, place.size))
+                yield Batch(step, images[rows], labels[rows], 0.1)
+        for _ in loop.train(wrapped, batches(), nn.CrossEntropyLoss(), precision, optimizer, counts):
+            pass
+        sums = world.total(counts.sums)
+        if place.first:
+            torch.save({"weights": unwrap(wrapped).state_dict(), "sums": sums}, sys.argv[1])
+"""
+
+
+def run_ranks(size: int, script: str, *arguments: str) -> None:
+    """Run a script in `size` real processes that form a world."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script), *arguments],
+            cwd=PROJECT, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    assert [rank.wait() for rank in ranks] == [0] * size
+
+
+def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
+    """1 × B and 2 × B/2 of a model without BatchNorm agree to rounding after eight steps; so do loss and counts."""
+    for size in (1, 2):
+        run_ranks(size, GRADIENTS, str(tmp_path / f"{size}.pt"))
+    one, two = (torch.load(tmp_path / f"{size}.pt") for size in (1, 2))
+    assert one["sums"][1:].tolist() == two["sums"][1:].tolist()
+    assert one["sums"][0] == pytest.approx(two["sums"][0].item(), rel=1e-6)
+    for name, weight in one["weights"].items():
+        torch.testing.assert_close(two["weights"][name], weight, rtol=1e-5, atol=1e-6)
+
+
+def test_an_epoch_ends_where_its_last_full_batch_does() -> None:
+    """epoch_over names each epoch once, at its last step, and no other step."""
+    for rows, batch in ((36, 8), (10, 10), (97, 12), (5, 1)):
+        named = {step: train.epoch_over(step, rows, batch) for step in range(1, sampling.steps(7, rows, batch) + 1)}
+        assert {step: epoch for step, epoch in named.items() if epoch} == {
+            sampling.epoch_end(epoch, rows, batch): epoch + 1 for epoch in range(7)
+        }
