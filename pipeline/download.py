@@ -39,7 +39,15 @@ CHUNK = 1 << 20
 ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 ZIP_ENCRYPTED = 1  # bit of an entry's flags
 # What the decoders raise on broken input (and OSError without a number: bz2, gzip).
-DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError)
+DAMAGED = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    NotImplementedError,
+    UnicodeError,
+)
 UNWRITABLE = {
     errno.EEXIST: "there twice",
     errno.ENOTDIR: "there twice",
@@ -229,7 +237,7 @@ def _zip_entries(archive: Path) -> Generator[Entry, None, None]:
     try:
         opened = zipfile.ZipFile(archive, metadata_encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise Refusal(_refused(archive, repr(error.object)[2:-1], "not named in UTF-8")) from None
+        raise Refusal(_refused(archive, os.fsdecode(error.object), "not named in UTF-8")) from None
     with opened as zipped:
         for info in zipped.infolist():
             kind = stat.S_IFMT(info.external_attr >> 16)  # Unix's file type; 0 from other systems

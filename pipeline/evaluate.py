@@ -49,7 +49,7 @@ def load(models: Path) -> Trained:
     if (stored["mean"], stored["std"]) != (list(augment.MEAN), list(augment.STD)):
         raise Refusal(
             f"{description}: normalized with mean {stored['mean']} and std {stored['std']}; this code has "
-            f"{list(augment.MEAN)} and {list(augment.STD)}; train again (dvc repro), or use the code it was trained with"
+            f"{list(augment.MEAN)} and {list(augment.STD)}; train again (dvc repro), or use the code that trained it"
         )
     net = model.build(stored["model"], len(stored["classes"]), seed=0)
     try:
@@ -67,6 +67,7 @@ def judge(
     squares: NDArray[np.uint8],
     sizes: NDArray[np.int32],
     rows: NDArray[np.int64],
+    *,
     batch_size: int,
     place: World,
 ) -> NDArray[np.float64]:
@@ -179,7 +180,7 @@ def run(config: Params) -> None:
     refuse_strangers(config, trained, data)
     place = world.from_env(os.environ, config.train.device)
     with world.joined(place, config.run.timeout_seconds):
-        found = judge(trained, data.images, data.sizes, rows, config.evaluate.batch_size, place)
+        found = judge(trained, data.images, data.sizes, rows, batch_size=config.evaluate.batch_size, place=place)
     if place.first:
         print(table(write(config, data, rows, found)))
 

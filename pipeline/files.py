@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-JUNK_NAMES = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini"})
+JUNK_NAMES = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini", "Icon\r"})
 
 
 def is_junk(path: Path) -> bool:

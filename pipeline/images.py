@@ -167,7 +167,7 @@ def _orientation(image: Image.Image) -> int:
 
 def _rgb(image: Image.Image) -> RGB:
     """Any mode as 8-bit RGB: transparency over white, 16-bit grey scaled. Raises ValueError if white is not defined."""
-    if image.mode.startswith("I"):
+    if image.mode.startswith(("I", "F")):
         image = _eight_bits(image)
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
@@ -178,8 +178,8 @@ def _rgb(image: Image.Image) -> RGB:
 def _eight_bits(image: Image.Image) -> Image.Image:
     """16-bit grey as 8-bit grey, rounded (Pillow's own conversion clips at 255)."""
     grey = np.asarray(image).astype(np.int64)
-    if grey.min() < 0 or grey.max() > 65535:
-        raise ValueError("grey values beyond 16 bits, where no value is known to be white")
+    if image.mode == "F" or grey.min() < 0 or grey.max() > 65535:
+        raise ValueError("fractions, or grey values beyond 16 bits: no value is known to be white")
     if (clear := image.info.get("transparency")) is not None:
         grey[grey == clear] = 65535  # the one transparent value of a PNG, over white
     return Image.fromarray(((grey + 128) // 257).astype(np.uint8))

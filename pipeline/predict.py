@@ -84,7 +84,7 @@ def answers(trained: Trained, shown: Iterable[Picture], batch_size: int, device:
     while batch := list(islice(waiting, batch_size)):
         squares = np.stack([picture.square for picture in batch])
         sizes = np.array([picture.size for picture in batch], np.int32)
-        found = evaluate.judge(trained, squares, sizes, np.arange(len(batch)), batch_size, place)
+        found = evaluate.judge(trained, squares, sizes, np.arange(len(batch)), batch_size=batch_size, place=place)
         for picture, probabilities in zip(batch, np.exp(found).tolist(), strict=True):
             by_class = dict(zip(trained.classes, probabilities, strict=True))
             best = max(by_class, key=by_class.__getitem__)

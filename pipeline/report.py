@@ -50,6 +50,11 @@ def credits(license_file: Path) -> dict[str, str]:
     return {path: f"CC-BY {credit.strip()}" for path, found, credit in parts if found}
 
 
+def without_address(credit: str) -> str:
+    """A credit as it fits below a thumbnail: licence and name; the photo's number stands in its file name."""
+    return re.sub(r"( -)? https?://\S+( -)?", "", credit)
+
+
 def write(path: Path, title: str, mistakes: Sequence[Mistake]) -> None:
     """Draw the mistakes in their order below the title; the picture's text chunk `Credits` has the credits in full."""
     rows = -(-len(mistakes) // COLUMNS)
@@ -74,7 +79,7 @@ def _cell(sheet: Image.Image, corner: tuple[int, int], mistake: Mistake) -> None
         f"is {mistake.actual}",
         f"taken for {mistake.predicted}: {100 * mistake.confidence:.1f} %",
         mistake.path.rpartition("/")[2],
-        re.sub(r"( -)? https?://\S+( -)?", "", mistake.credit),  # the address stands in the text chunk
+        without_address(mistake.credit),
     )
     for number, line in enumerate(lines):
         _text(sheet, (left, top + THUMBNAIL[1] + MARGIN + number * LINE), line, THUMBNAIL[0])

@@ -123,7 +123,9 @@ def _files(folder: Path) -> list[str]:
         except UnicodeEncodeError:
             name = ascii(path.as_posix())
             raise Refusal(f"{name}: the name is not UTF-8; rename it (convmv -f latin1 -t utf8 does)") from None
-        if "\r" in relative.as_posix():  # Python 3.11 and 3.12 write it to a csv file unquoted, and read a line's end there
+        if (
+            "\r" in relative.as_posix()
+        ):  # Python 3.11 and 3.12 write it to a csv file unquoted, and read a line's end there
             raise Refusal(f"{path.as_posix()!r}: a carriage return in a name; rename or remove it")
         if not path.is_file():
             raise Refusal(f"{path}: neither a file nor a folder (a link?); remove it, or put the file there")

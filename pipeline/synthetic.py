@@ -156,11 +156,10 @@ def _flower(random: Generator, canvas: Image.Image, kind: Kind) -> None:
 
     petals = int(random.integers(kind.petals[0], kind.petals[1] + 1))
     turn = random.uniform(0, 2 * math.pi)
-    handed = random.choice([-1, 1])
+    bend = kind.twist * random.choice([-1, 1])  # a pinwheel turns either way
     for petal in range(petals):
         angle = turn + 2 * math.pi * petal / petals + random.uniform(-0.3, 0.3) / petals
         long = length * random.uniform(0.9, 1.05)
-        bend = kind.twist * handed
         for end, breadth, tone in ((1, 1, shadow), (0.96, 0.88, colour), (0.8, 0.3, light)):
             outline = [(end * along, breadth * half) for along, half in kind.outline]
             _shape(brush, outline, centre, long, angle, colour=tone, tilt=tilt, bend=bend)

@@ -1,0 +1,315 @@
+"""The stage evaluate, on a small untrained model and packed pictures of its own."""
+
+import csv
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+
+from pipeline import evaluate, files, metrics, model, packed, params, prepare, report, split, train
+from pipeline.errors import Refusal
+from pipeline.params import Params
+from tests.conftest import on_cpu, read_params, write_params
+
+CLASSES = ("daisy", "rose", "tulip")
+OUTPUTS = (
+    "metrics/eval.json",
+    "metrics/confusion.csv",
+    "metrics/calibration.csv",
+    "metrics/predictions.csv",
+    "reports/mistakes.png",
+)
+
+
+def draw(path: Path, size: tuple[int, int], colour: int, random: np.random.Generator) -> None:
+    """Save a noisy picture of one colour."""
+    pixels = random.integers(0, 120, (size[1], size[0], 3))
+    pixels[..., colour] += 120
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+
+def make(folder: Path) -> Params:
+    """Fill a folder with params, pictures, split, packed pictures and an untrained model, as earlier stages do."""
+    write_params(folder / "params.yaml", on_cpu(read_params(), evaluate__batch_size=4, evaluate__mistakes=5))
+    config = params.load(folder / "params.yaml")
+    random, lines = np.random.default_rng(0), []
+    for number in range(33):
+        colour = number % 3
+        path, size = f"{CLASSES[colour]}/{number:02d} é.png", (48 + number, 64 - number // 2)
+        draw(folder / config.paths.images / path, size, colour, random)
+        part = "train" if number < 10 else "test"
+        lines.append((path, CLASSES[colour], part, "", *size, "", "", ""))
+    lines.append(("rose/broken.png", "rose", "", "truncated", 0, 0, "", "", ""))
+    credits = "All of them\n\ndaisy/30 é.png CC-BY by Zoë - https://example.org/30\n"
+    files.write_text(folder / config.paths.images / "LICENSE.txt", credits)
+    files.write_csv(folder / config.paths.split, split.HEADER, sorted(lines))
+    config = inside(folder, config)
+    paths = config.paths
+    prepare.prepare(Path(paths.images), Path(paths.split), Path(paths.packed), config.prepare.size, workers=2)
+    weights = model.export_state(model.build(config.train.model, len(CLASSES), seed=1))
+    history = [dict.fromkeys(train.HISTORY, 0.0) | {"epoch": 1, "step": 1}]
+    data = packed.load(Path(paths.packed), Path(paths.split))
+    train.write(config, data, weights, train.Progress(step=1, history=history))
+    return config
+
+
+def inside(folder: Path, config: Params) -> Params:
+    """The params with their paths below `folder`, for calls from another working folder."""
+    paths = {name: str(folder / path) for name, path in config.paths.model_dump().items()}
+    return config.model_copy(update={"paths": config.paths.model_copy(update=paths)})
+
+
+def run(folder: Path, processes: int) -> subprocess.CompletedProcess[str]:
+    """Run the stage in `folder` with so many processes, more than `validity` would allow on few cores."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [sys.executable, *(launcher if processes > 1 else []), "-m", "pipeline.evaluate"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project's folder after evaluate with one process."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    make(folder)
+    done = run(folder, processes=1)
+    assert done.returncode == 0, done.stderr
+    assert "23 test pictures" in done.stdout
+    return folder
+
+
+@pytest.fixture
+def copy(evaluated: Path, tmp_path: Path) -> Path:
+    """A copy of that folder to change, without the outputs."""
+    folder = tmp_path / "copy"
+    shutil.copytree(evaluated, folder)
+    for name in OUTPUTS:
+        (folder / name).unlink()
+    return folder
+
+
+def config_of(folder: Path) -> Params:
+    return inside(folder, params.load(folder / "params.yaml"))
+
+
+def data_of(config: Params) -> packed.Packed:
+    return packed.load(Path(config.paths.packed), Path(config.paths.split))
+
+
+def credits_in(picture: Path) -> list[str]:
+    """The lines of a report's text chunk."""
+    with Image.open(picture) as opened:
+        opened.load()
+        text = opened.info["Credits"]
+    assert isinstance(text, str)
+    return text.splitlines()
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_the_number_of_processes_changes_no_byte(evaluated: Path, copy: Path, processes: int) -> None:
+    """With 2 and 3 processes, and for a model trained in bf16, all outputs are those of one process in fp32."""
+    write_params(copy / "params.yaml", on_cpu(read_params(copy / "params.yaml"), train__precision="bf16"))
+    done = run(copy, processes)
+    assert done.returncode == 0, done.stderr
+    for name in OUTPUTS:
+        assert (copy / name).read_bytes() == (evaluated / name).read_bytes(), name
+
+
+def test_every_test_picture_is_counted_once(evaluated: Path) -> None:
+    """predictions.csv has the test lines of split.csv in their order, and the figures follow from its columns."""
+    lines = [line for line in files.read_csv(evaluated / "data/split.csv") if line["split"] == "test"]
+    rows = files.read_csv(evaluated / "metrics/predictions.csv")
+    assert [(row["path"], row["label"]) for row in rows] == [(line["path"], line["class"]) for line in lines]
+    assert list(rows[0]) == ["path", "label", "prediction", "p_daisy", "p_rose", "p_tulip"]
+
+    probabilities = np.array([[float(row[f"p_{name}"]) for name in CLASSES] for row in rows])
+    labels = np.array([CLASSES.index(row["label"]) for row in rows])
+    assert probabilities.sum(1) == pytest.approx(1)
+    assert [CLASSES[best] for best in probabilities.argmax(1)] == [row["prediction"] for row in rows]
+    written = json.loads((evaluated / "metrics/eval.json").read_text())
+    expected = metrics.summary(np.log(probabilities), labels, CLASSES, bins=15)
+    assert written["pictures"] == len(lines) == 23
+    assert written["accuracy"] == expected["accuracy"]
+    assert written["per_class"] == expected["per_class"]
+    assert (written["nll"], written["ece"]) == pytest.approx((expected["nll"], expected["ece"]))
+
+
+def test_tables_for_plots(evaluated: Path) -> None:
+    """confusion.csv has a row a picture, which DVC's template counts; calibration.csv has the filled bins."""
+    rows = files.read_csv(evaluated / "metrics/predictions.csv")
+    assert files.read_csv(evaluated / "metrics/confusion.csv") == [
+        {"actual": row["label"], "predicted": row["prediction"]} for row in rows
+    ]
+    bins = files.read_csv(evaluated / "metrics/calibration.csv")
+    assert set(bins[0]) == {"low", "high", "count", "confidence", "accuracy"}
+    assert sum(int(row["count"]) for row in bins) == len(rows)
+    written = json.loads((evaluated / "metrics/eval.json").read_text())
+    error = sum(int(row["count"]) * abs(float(row["confidence"]) - float(row["accuracy"])) for row in bins) / len(rows)
+    assert error == pytest.approx(written["ece"])
+
+
+def test_the_most_confident_mistakes_are_drawn_first(evaluated: Path, copy: Path) -> None:
+    """mistakes.png shows, most confident first, as many mistakes as asked for, each with its credit if one is known."""
+    config = config_of(copy)
+    data = data_of(config)
+    rows, wrong = data.rows("test"), [2, 5, 11, 17, 20, 22]
+    chance = np.full((len(rows), 3), 0.2)
+    chance[np.arange(len(rows)), data.labels[rows]] = 0.6
+    for strength, row in enumerate(wrong):
+        chance[row] = (1 - (0.5 + strength / 20)) / 2
+        chance[row, (data.labels[rows[row]] + 1) % 3] = 0.5 + strength / 20
+    figures = evaluate.write(config, data, rows, np.log(chance))
+
+    assert figures["accuracy"] == 17 / 23
+    known = {"daisy/30 é.png": "CC-BY by Zoë - https://example.org/30"}
+    expected = [data.paths[rows[row]] for row in reversed(wrong)][: config.evaluate.mistakes]
+    assert credits_in(copy / "reports/mistakes.png") == [
+        f"{path} {known.get(path, 'no credit known')}" for path in expected
+    ]
+
+
+def test_a_model_without_mistakes(copy: Path) -> None:
+    """Where nothing was mistaken mistakes.png is a title that says so, and the log-likelihood is 0."""
+    config = config_of(copy)
+    data = data_of(config)
+    rows = data.rows("test")
+    sure = np.where(np.arange(3) == data.labels[rows][:, None], 0.0, -1000.0)
+    figures = evaluate.write(config, data, rows, sure)
+    assert (figures["accuracy"], figures["nll"], figures["interval"]["high"]) == (1, 0, 1)
+    assert credits_in(copy / "reports/mistakes.png") == []
+    with Image.open(copy / "reports/mistakes.png") as picture:
+        assert picture.height == report.HEAD
+        assert len(set(picture.convert("L").tobytes())) > 2  # it has letters
+
+
+def test_thumbnails_have_the_shape_of_the_picture(tmp_path: Path) -> None:
+    """A squeezed square is drawn in its picture's own proportions, and letters beyond ASCII do not stop the drawing."""
+    square = np.full((8, 8, 3), (255, 0, 0), np.uint8)
+    sizes = [(400, 100), (100, 400), (1, 1000)]
+    shown = [report.Mistake(square, size, f"ромашка/{size}.png", "ромашка", "ñandú", 0.5, "Zoë") for size in sizes]
+    report.write(tmp_path / "mistakes.png", "three", shown)
+    with Image.open(tmp_path / "mistakes.png") as picture:
+        red = (np.asarray(picture) == (255, 0, 0)).all(-1)
+    for index, expected in enumerate([(152, 38), (26, 104), (1, 104)]):
+        cell = red[:, index * report.CELL[0] : (index + 1) * report.CELL[0]]
+        assert (cell.any(0).sum(), cell.any(1).sum()) == expected
+
+
+def test_the_default_report_is_small(tmp_path: Path) -> None:
+    """The picture of as many mistakes as params.yaml asks for has about 2 MB, although it is not compressed."""
+    asked = read_params()["evaluate"]["mistakes"]
+    mistake = report.Mistake(np.zeros((256, 256, 3), np.uint8), (320, 240), "a/b.jpg", "a", "c", 0.9, "CC-BY by A")
+    report.write(tmp_path / "mistakes.png", "many", [mistake] * asked)
+    assert (tmp_path / "mistakes.png").stat().st_size < 2.1e6
+
+
+def test_credits_of_real_photos(mini: Path, tmp_path: Path) -> None:
+    """Every photo of flower_photos has its photographer's credit, whichever way round its line is written."""
+    with tarfile.open(mini) as archive:
+        photos = [name.partition("/")[2] for name in archive.getnames() if name.endswith(".jpg")]
+        licence = archive.extractfile("flower_photos/LICENSE.txt")
+        assert licence is not None
+        (tmp_path / "LICENSE.txt").write_bytes(licence.read())
+    found = report.credits(tmp_path / "LICENSE.txt")
+    assert set(found) == set(photos)
+    assert len(photos) == 735
+    assert (
+        found["dandelion/14283011_3e7452c5b2_n.jpg"] == "CC-BY https://www.flickr.com/photos/67114894@N00/ - by Bruce"
+    )
+    assert report.without_address(found["dandelion/14283011_3e7452c5b2_n.jpg"]) == "CC-BY by Bruce"
+    for credit in found.values():
+        assert re.fullmatch(r"CC-BY by .+", report.without_address(credit))
+        assert "http" not in report.without_address(credit)
+
+
+def test_no_licence_file_credits_nobody(tmp_path: Path) -> None:
+    """Pictures without a LICENSE.txt have no credits."""
+    assert report.credits(tmp_path / "LICENSE.txt") == {}
+
+
+@pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
+def test_without_a_model(copy: Path, name: str) -> None:
+    """Without a model the refusal names the missing file and how to get one."""
+    path = copy / "models" / name
+    path.unlink()
+    with pytest.raises(Refusal) as refusal:
+        evaluate.run(config_of(copy))
+    assert str(refusal.value) == f"{path}: not found; train a model (dvc repro) or fetch a shared one (dvc pull)"
+
+
+def test_a_model_of_other_classes(copy: Path) -> None:
+    """A model whose classes are not those of split.csv is refused, both named."""
+    config = config_of(copy)
+    lines = files.read_csv(Path(config.paths.split))
+    renamed = [{**line, "class": line["class"].replace("rose", "peony")} for line in lines]
+    files.write_csv(Path(config.paths.split), split.HEADER, [list(line.values()) for line in renamed])
+    with pytest.raises(Refusal) as refusal:
+        evaluate.run(config)
+    assert str(refusal.value) == (
+        f"{copy}/models/model.json: its classes are daisy, rose, tulip, those of {copy}/data/split.csv are "
+        f"daisy, peony, tulip; they do not belong together; train again (dvc repro)"
+    )
+
+
+def test_a_model_of_other_squares(copy: Path) -> None:
+    """A model that saw squares of another size is refused, both sizes named."""
+    config, description = config_of(copy), copy / "models/model.json"
+    description.write_text(description.read_text().replace('"square": 40', '"square": 64'))
+    with pytest.raises(Refusal) as refusal:
+        evaluate.run(config)
+    assert str(refusal.value) == (
+        f"{copy}/models/model.json: made for squares of 64 pixels, {copy}/data/packed has 40; "
+        f"they do not belong together; train again (dvc repro)"
+    )
+
+
+def test_weights_that_do_not_fit(copy: Path) -> None:
+    """Truncated weights, and weights of another model, are refused with the remedy."""
+    weights = copy / "models/model.safetensors"
+    whole = weights.read_bytes()
+    for content in (whole[: len(whole) // 2], b""):
+        weights.write_bytes(content)
+        with pytest.raises(Refusal, match=r"restore both \(dvc checkout\) or train again \(dvc repro\)$"):
+            evaluate.load(copy / "models")
+    save_file({"other": np.zeros(3, np.float32)}, weights)
+    with pytest.raises(Refusal, match=r"not the weights of the resnet18 with 3 classes"):
+        evaluate.load(copy / "models")
+
+
+def test_another_normalization(copy: Path) -> None:
+    """A model.json with another mean than this code's is refused: predictions would be wrong without a sign of it."""
+    description = copy / "models/model.json"
+    description.write_text(description.read_text().replace("0.485", "0.5"))
+    with pytest.raises(Refusal, match=r"normalized with mean \[0\.5, .*; this code has \[0\.485, "):
+        evaluate.load(copy / "models")
+
+
+def test_a_broken_model(copy: Path) -> None:
+    """A model whose answers are not numbers is refused before anything is written."""
+    weights = copy / "models/model.safetensors"
+    tensors = load_file(weights)
+    tensors["fc.bias"] = np.full(3, math.nan, np.float32)
+    save_file(tensors, weights)
+    with pytest.raises(Refusal, match="the model's answers are not finite numbers"):
+        evaluate.run(config_of(copy))
+    assert not (copy / "metrics/eval.json").exists()
+
+
+def test_no_test_picture(copy: Path) -> None:
+    """A split without a test picture is refused."""
+    path = copy / "data/split.csv"
+    with path.open(encoding="utf-8", newline="") as lines:
+        table = [[cell.replace("test", "val") for cell in line] for line in csv.reader(lines)]
+    files.write_csv(path, table[0], table[1:])
+    with pytest.raises(Refusal) as refusal:
+        evaluate.run(config_of(copy))
+    assert str(refusal.value) == f"{path}: no test picture; raise split.fractions.test, then dvc repro"

@@ -1,0 +1,156 @@
+"""The packed squares: one row a kept line of split.csv, the same bytes however they are made."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline import files, images, packed, prepare, split
+from pipeline.errors import Refusal
+from tests.conftest import on_cpu, write_params
+
+RULE = split.Rule(seed=0, val=0.1, test=0.1, folds=10, fold=0)
+SIZE = 32
+
+
+def do_split(folder: Path, table: Path) -> None:
+    rows, _ = split.split(folder, RULE, near_bits=8, min_side=16, max_pixels=10**7, max_excluded=20, workers=2)
+    files.write_csv(table, split.HEADER, map(split.line, rows))
+
+
+@pytest.fixture(scope="module")
+def photos(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project folder with the mini set in `images` and its `split.csv`."""
+    folder = tmp_path_factory.mktemp("mini")
+    with tarfile.open(mini) as archive:
+        archive.extractall(folder, filter="data")
+    (folder / "flower_photos").rename(folder / "images")
+    do_split(folder / "images", folder / "split.csv")
+    return folder
+
+
+@pytest.fixture
+def drawn(tmp_path: Path) -> Path:
+    """A project folder with two classes of six pictures, one broken, and their split.csv."""
+    noise = np.random.default_rng(0)
+    for label in ("b", "a"):
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for n in range(6):
+            content = noise.integers(0, 256, (20 + n, 30, 3), np.uint8)
+            Image.fromarray(content).save(tmp_path / "images" / label / f"{n}.png")
+    (tmp_path / "images/a/0 broken.png").write_text("words")
+    do_split(tmp_path / "images", tmp_path / "split.csv")
+    return tmp_path
+
+
+def do(folder: Path, output: Path, workers: int = 2, size: int = SIZE) -> bytes:
+    """Prepare, and all bytes of the output."""
+    prepare.prepare(folder / "images", folder / "split.csv", output, size, workers)
+    return content(output)
+
+
+def content(output: Path) -> bytes:
+    assert sorted(path.name for path in output.iterdir()) == ["digest.json", "images.npy"]
+    return (output / "digest.json").read_bytes() + (output / "images.npy").read_bytes()
+
+
+def test_the_number_of_workers_changes_no_byte(photos: Path, tmp_path: Path) -> None:
+    """One, two and five threads pack the real photos into the same bytes."""
+    assert do(photos, tmp_path / "1", 1) == do(photos, tmp_path / "2", 2) == do(photos, tmp_path / "5", 5)
+
+
+def test_rows_stand_in_the_order_of_the_table(drawn: Path, tmp_path: Path) -> None:
+    """Row i shows the i-th kept line of split.csv, with its class, size and split."""
+    do(drawn, tmp_path / "packed")
+    data = packed.load(tmp_path / "packed", drawn / "split.csv")
+    lines = [line for line in files.read_csv(drawn / "split.csv") if not line["reason"]]
+    assert data.images.shape == (12, SIZE, SIZE, 3)
+    assert data.classes == ("a", "b")
+    assert data.labels.dtype == np.int64
+    assert data.sizes.dtype == np.int32
+    for row, line in enumerate(lines):
+        assert data.paths[row] == line["path"]
+        assert data.classes[data.labels[row]] == line["class"]
+        assert data.sizes[row].tolist() == [int(line["width"]), int(line["height"])] == [30, 20 + row % 6]
+        assert (data.images[row] == images.squeeze(drawn / "images" / line["path"], SIZE)).all()
+    for part in ("train", "val", "test"):
+        assert data.rows(part).tolist() == [row for row, line in enumerate(lines) if line["split"] == part]
+
+
+def test_the_digest_is_that_of_the_file(drawn: Path, tmp_path: Path) -> None:
+    """digest.json tells the SHA-256 of images.npy, and images.npy is what numpy would have saved."""
+    do(drawn, tmp_path / "packed")
+    array = np.load(tmp_path / "packed/images.npy")
+    digest = json.loads((tmp_path / "packed/digest.json").read_text())
+    assert digest == {"sha256": files.sha256(tmp_path / "packed/images.npy"), "pictures": 12, "size": SIZE}
+    assert packed.load(tmp_path / "packed", drawn / "split.csv").digest == digest["sha256"]
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    assert buffer.getvalue() == (tmp_path / "packed/images.npy").read_bytes()
+
+
+def test_packed_pictures_are_mapped_and_cannot_be_changed(drawn: Path, tmp_path: Path) -> None:
+    """The array lies on disk, and writing to it is an error."""
+    do(drawn, tmp_path / "packed")
+    data = packed.load(tmp_path / "packed", drawn / "split.csv")
+    assert isinstance(data.images, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        data.images[0] = 0
+
+
+def test_another_table_is_refused(drawn: Path, tmp_path: Path) -> None:
+    """A split.csv with another number of kept lines is refused, naming both files."""
+    do(drawn, tmp_path / "packed")
+    lines = (drawn / "split.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "other.csv").write_text("".join(lines[:-1]))
+    with pytest.raises(Refusal, match=r"images\.npy: 12 pictures .* but .*other\.csv keeps 11"):
+        packed.load(tmp_path / "packed", tmp_path / "other.csv")
+
+
+def test_a_missing_picture_is_refused_and_the_earlier_output_stays(drawn: Path, tmp_path: Path) -> None:
+    """A picture that vanished after the split ends the stage by name; what was packed before is whole."""
+    before = do(drawn, tmp_path / "packed")
+    (drawn / "images/b/3.png").unlink()
+    with pytest.raises(Refusal, match=r"b/3\.png: in .*split\.csv, but not there; run the split stage again"):
+        do(drawn, tmp_path / "packed")
+    assert content(tmp_path / "packed") == before
+    assert not files.partial(tmp_path / "packed").exists()
+
+
+def test_wrong_squares_are_not_written(tmp_path: Path) -> None:
+    """Too few, too many and misshapen squares are errors of the program."""
+    square = np.zeros((4, 4, 3), np.uint8)
+    cases: list[list[Any]] = [[square], [square] * 3, [square, square[:3]], [square, square.astype(np.int64)]]
+    for squares in cases:
+        with pytest.raises(ValueError, match="not"):
+            packed.write(tmp_path, squares, 2, 4)
+
+
+def test_a_killed_run_leaves_nothing_and_the_next_gives_the_same_bytes(
+    photos: Path, raw: dict[str, Any], tmp_path: Path
+) -> None:
+    """SIGKILL amid the work leaves no packed folder; running again ends well, with the bytes of an unbroken run."""
+    (tmp_path / "images").symlink_to(photos / "images")
+    (tmp_path / "split.csv").symlink_to(photos / "split.csv")
+    changes = {"paths__images": "images", "paths__split": "split.csv", "paths__packed": "packed", "prepare__size": 256}
+    write_params(tmp_path / "params.yaml", on_cpu(raw, **changes))
+    command = [sys.executable, "-m", "pipeline.prepare"]
+    process = subprocess.Popen(command, cwd=tmp_path)
+    growing = tmp_path / ".packed.partial/images.npy"
+    while process.poll() is None and not (growing.exists() and growing.stat().st_size > 2**20):
+        pass
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert growing.exists()
+    assert not (tmp_path / "packed").exists()
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert content(tmp_path / "packed") == do(photos, tmp_path / "unbroken", size=256)
+    assert not growing.parent.exists()

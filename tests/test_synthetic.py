@@ -1,0 +1,87 @@
+"""The drawn flowers: the same on any machine, all different, and told apart by more than their colours."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from pipeline import files, synthetic
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): files.sha256(path) for path in folder.rglob("*") if path.is_file()}
+
+
+def drawn(folder: Path, count: int = 50, size: int = 32, seed: int = 0, workers: int = 2) -> dict[str, str]:
+    folder.mkdir()
+    assert synthetic.draw(folder, count, size, seed, workers) == count
+    return contents(folder)
+
+
+def test_pictures_are_spread_evenly(tmp_path: Path) -> None:
+    """The kinds share the pictures evenly, the first kinds take the rest, and the licence lies beside them."""
+    names = drawn(tmp_path / "a", count=52)
+    sizes = {kind: sum(name.startswith(f"{kind}/{kind}_") for name in names) for kind in synthetic.KINDS}
+    assert sizes == {"aster": 11, "clematis": 11, "cosmos": 10, "periwinkle": 10, "poppy": 10}
+    assert set(names) >= {"aster/aster_00001.png", "aster/aster_00011.png", "LICENSE.txt"}
+    assert len(names) == 53
+    assert "CC0" in (tmp_path / "a" / "LICENSE.txt").read_text()
+
+
+def test_the_seed_decides_the_bytes_and_the_workers_do_not(tmp_path: Path) -> None:
+    """One seed gives one set of files, whatever the number of workers; another seed gives other pictures."""
+    one, three, other = (
+        drawn(tmp_path / name, seed=seed, workers=workers)
+        for name, seed, workers in (("one", 0, 1), ("three", 0, 3), ("other", 1, 3))
+    )
+    assert one == three
+    assert {name for name in one if one[name] == other[name]} == {"LICENSE.txt"}
+
+
+def test_more_pictures_leave_the_earlier_ones_alone(tmp_path: Path) -> None:
+    """Drawing more only adds files."""
+    assert drawn(tmp_path / "few").items() <= drawn(tmp_path / "many", count=63).items()
+
+
+def test_no_two_pictures_are_alike(tmp_path: Path) -> None:
+    """Every two pictures differ clearly somewhere, even when both are squeezed to 16 × 16 pixels."""
+    drawn(tmp_path / "a", count=150)
+    small = [np.asarray(Image.open(path).resize((16, 16)), int) for path in sorted((tmp_path / "a").rglob("*.png"))]
+    for index, picture in enumerate(small[1:], start=1):
+        assert min(np.abs(picture - other).max() for other in small[:index]) > 40
+
+
+@pytest.mark.parametrize("size", [32, 96, 200])
+def test_sides_vary_around_the_size(size: int) -> None:
+    """Pictures are RGB, their sides between 0.8 and 1.25 of the size, and few of them are square."""
+    pictures = [synthetic.picture("aster", size, 0, index) for index in range(20)]
+    sides = [side for picture in pictures for side in picture.size]
+    assert min(sides) >= round(0.8 * size)
+    assert max(sides) <= round(1.25 * size)
+    assert sum(picture.width != picture.height for picture in pictures) > 10
+    assert {picture.mode for picture in pictures} == {"RGB"}
+
+
+def test_the_pixels_are_the_same_on_every_machine() -> None:
+    """One picture of each kind has the pixels that it had on the machine this hash was made on."""
+    digest = hashlib.sha256()
+    for index, name in enumerate(synthetic.KINDS):
+        picture = synthetic.picture(name, 96, 7, index)
+        digest.update(repr(picture.size).encode() + picture.tobytes())
+    assert digest.hexdigest() == "278629adbc280a481afe3ab758b1c57444764b1b99a7f0745ee973933d71b4b4"
+
+
+def test_colours_alone_do_not_tell_the_kinds_apart(tmp_path: Path) -> None:
+    """A linear classifier of 8 × 8 mean colours finds less than 60 % of the kinds, and more than chance would."""
+    drawn(tmp_path / "a", count=400)
+    paths = sorted((tmp_path / "a").rglob("*.png"))
+    colours = [np.asarray(Image.open(path).resize((8, 8), Image.Resampling.BOX)).ravel() for path in paths]
+    labels = [path.parent.name for path in paths]
+    features = StandardScaler().fit_transform(np.stack(colours).astype(float))
+    model = LogisticRegression(C=0.01, max_iter=2000)
+    model.fit(features[::2], labels[::2])
+    assert 0.25 < model.score(features[1::2], labels[1::2]) < 0.6
