@@ -1,1 +1,1 @@
-"""Perennial: pictures in class folders become a trained, measured, versioned classifier, and again with the same bytes."""
+"""Perennial: pictures in class folders become a trained, measured, versioned classifier; done again, the same bytes."""

@@ -19,7 +19,14 @@ from ruamel.yaml import YAML
 
 FOLDER = Path(".demo")
 RESULTS = Path("results/demo")
-RECORDED = ("params.yaml", "dvc.lock", "metrics/data.json", "metrics/train.json", "metrics/eval.json", "metrics/history.csv")
+RECORDED = (
+    "params.yaml",
+    "dvc.lock",
+    "metrics/data.json",
+    "metrics/train.json",
+    "metrics/eval.json",
+    "metrics/history.csv",
+)
 
 
 def copy_project(folder: Path) -> None:
@@ -38,7 +45,7 @@ def copy_project(folder: Path) -> None:
 
 
 def run(folder: Path) -> None:
-    """Make `folder` a repository of its own, once, and run the pipeline in it. Raises CalledProcessError if it fails."""
+    """Make `folder` a repository, once, and run the pipeline there. Raises CalledProcessError if it fails."""
 
     def call(*command: str) -> None:
         subprocess.run(command, cwd=folder, check=True)
@@ -66,8 +73,11 @@ def compare(ours: Path, committed: Path) -> list[str]:
         }
 
     mine, theirs = hashes(ours), hashes(committed)
-    return [f"{key}: {mine.get(key, 'none')}, committed {theirs.get(key, 'none')}" for key in sorted(mine | theirs)
-            if mine.get(key) != theirs.get(key)]
+    return [
+        f"{key}: {mine.get(key, 'none')}, committed {theirs.get(key, 'none')}"
+        for key in sorted(mine | theirs)
+        if mine.get(key) != theirs.get(key)
+    ]
 
 
 def main() -> int:
@@ -85,7 +95,9 @@ def main() -> int:
     print(f"\nDone in {time.monotonic() - began:.0f} s. Look around:")
     print(f"  cd {FOLDER} && . ../.venv/bin/activate && dvc dag && dvc plots show     pictures: {FOLDER}/reports/")
     print(f"  tensorboard --logdir {FOLDER}/runs")
-    if (FOLDER / "dvc.lock").read_bytes() == (RESULTS / "dvc.lock").read_bytes():
+    if not (RESULTS / "dvc.lock").is_file():
+        print(f"There is no committed {RESULTS}/dvc.lock to compare with; --record makes this run the committed one.")
+    elif (FOLDER / "dvc.lock").read_bytes() == (RESULTS / "dvc.lock").read_bytes():
         print(f"{FOLDER}/dvc.lock is the committed {RESULTS}/dvc.lock, byte for byte.")
     else:
         print(f"{FOLDER}/dvc.lock is not the committed {RESULTS}/dvc.lock; another kind of CPU may be the cause:")

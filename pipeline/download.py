@@ -38,21 +38,10 @@ CHUNK = 1 << 20
 
 ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 ZIP_ENCRYPTED = 1  # bit of an entry's flags
-# What the decoders raise on broken input (and OSError without a number: bz2, gzip).
-DAMAGED = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
-    NotImplementedError,
-    UnicodeError,
-)
-UNWRITABLE = {
-    errno.EEXIST: "there twice",
-    errno.ENOTDIR: "there twice",
-    errno.ENAMETOOLONG: "too long a name",
-}
+# What the decoders raise on broken input, besides OSError without a number (gzip, bz2) or for a seek to nowhere (zip).
+DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+DAMAGED += (EOFError, NotImplementedError, OverflowError, ValueError)
+UNWRITABLE = {errno.EEXIST: "there twice", errno.ENOTDIR: "there twice", errno.ENAMETOOLONG: "too long a name"}
 
 Entry = tuple[str, IO[bytes] | None]  # a name and its content; a folder has none
 
@@ -61,29 +50,23 @@ def run(config: Params) -> None:
     """Fill `paths.images` from `data.source`, and leave `paths.weights` an empty folder (none are asked for)."""
     images, data = Path(config.paths.images), config.data
     if data.source == "archive":
+        origin = data.url
         archive = obtain(data.url, data.sha256, Path(config.paths.archives))
         with files.atomic_folder(images) as folder:
             unpack(archive, folder, data.max_files, data.max_bytes)
     elif data.source == "inbox":
+        origin = config.paths.inbox
         with files.atomic_folder(images) as folder:
             copy(Path(config.paths.inbox), folder)
     else:
+        drawn = data.synthetic
+        origin = f"the drawing board (seed {drawn.seed})"
         with files.atomic_folder(images) as folder:
-            drawn = data.synthetic
             synthetic.draw(folder, drawn.count, drawn.size, drawn.seed, stage.workers(config))
     with files.atomic_folder(Path(config.paths.weights)):
         pass
     sizes = [path.stat().st_size for path in images.rglob("*") if path.is_file()]
-    print(f"download: {len(sizes):,} files, {sum(sizes):,} bytes in {config.paths.images}, from {_origin(config)}")
-
-
-def _origin(config: Params) -> str:
-    """Where the pictures came from, in words."""
-    return {
-        "archive": config.data.url,
-        "inbox": config.paths.inbox,
-        "synthetic": f"the drawing board (seed {config.data.synthetic.seed})",
-    }[config.data.source]
+    print(f"download: {len(sizes):,} files, {sum(sizes):,} bytes in {config.paths.images}, from {origin}")
 
 
 # The archive
@@ -193,7 +176,7 @@ def unpack(archive: Path, folder: Path, max_files: int, max_bytes: int) -> None:
     except DAMAGED as error:
         raise Refusal(_damaged(archive, error)) from None
     except OSError as error:
-        if error.errno is not None:
+        if error.errno not in (None, errno.EINVAL):
             raise
         raise Refusal(_damaged(archive, error)) from None
     _strip(archive, inside, folder)

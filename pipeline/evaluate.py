@@ -6,95 +6,34 @@ Reads models/ and the packed test rows. Writes metrics/eval.json, metrics/{confu
 reports/mistakes.png: the same bytes for every number of processes. Every test picture is counted once.
 """
 
-import json
 import os
 import sys
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
-import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from torch import nn
 
-from pipeline import augment, files, inference, metrics, model, packed, report, stage
+from pipeline import files, metrics, packed, report, stage, trained
 from pipeline.engine import world
-from pipeline.engine.precision import PRECISIONS
-from pipeline.engine.world import World
 from pipeline.errors import Refusal
-from pipeline.inference import View
 from pipeline.packed import Packed
 from pipeline.params import Params
+from pipeline.trained import Trained
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The versioned model: what lies in `paths.models`."""
-
-    net: nn.Module
-    classes: tuple[str, ...]
-    view: View
-
-
-def load(models: Path) -> Trained:
-    """Load the versioned model, on the CPU. Raises Refusal if there is none, or if its files do not fit together."""
-    description, weights = models / "model.json", models / "model.safetensors"
-    for path in (description, weights):
-        if not path.is_file():
-            raise Refusal(f"{path}: not found; train a model (dvc repro) or fetch a shared one (dvc pull)")
-    stored = json.loads(description.read_text(encoding="utf-8"))
-    if (stored["mean"], stored["std"]) != (list(augment.MEAN), list(augment.STD)):
-        raise Refusal(
-            f"{description}: normalized with mean {stored['mean']} and std {stored['std']}; this code has "
-            f"{list(augment.MEAN)} and {list(augment.STD)}; train again (dvc repro), or use the code that trained it"
-        )
-    net = model.build(stored["model"], len(stored["classes"]), seed=0)
-    try:
-        net.load_state_dict(safetensors.torch.load_file(weights))
-    except (SafetensorError, RuntimeError):
-        raise Refusal(
-            f"{weights}: not the weights of the {stored['model']} with {len(stored['classes'])} classes that "
-            f"{description} describes; restore both (dvc checkout) or train again (dvc repro)"
-        ) from None
-    return Trained(net, tuple(stored["classes"]), View(**stored["view"]))
-
-
-def judge(
-    trained: Trained,
-    squares: NDArray[np.uint8],
-    sizes: NDArray[np.int32],
-    rows: NDArray[np.int64],
-    *,
-    batch_size: int,
-    place: World,
-) -> NDArray[np.float64]:
-    """The log-probabilities [len(rows), classes] of the given rows (see `inference.logits`), on every process.
-
-    Always in fp32, whatever the model was trained with: the figures belong to the weights that are stored, which are
-    fp32, and to whoever uses them. Raises Refusal if one is not a number.
-    """
-    net, precision = trained.net.to(place.device), PRECISIONS["fp32"](place.device.type)
-    logits = inference.logits(net, squares, sizes, rows, trained.view, batch_size, place, precision)
-    found: NDArray[np.float64] = torch.log_softmax(logits.double(), 1).numpy()
-    if not np.isfinite(found).all():
-        raise Refusal("the model's answers are not finite numbers; train again with a lower train.lr (dvc repro)")
-    return found
-
-
-def refuse_strangers(config: Params, trained: Trained, data: Packed) -> None:
+def refuse_strangers(config: Params, model: Trained, data: Packed) -> None:
     """Raise Refusal if the model was not trained on pictures packed like these."""
     described, square = f"{config.paths.models}/model.json", data.images.shape[1]
-    if trained.classes != data.classes:
+    if model.classes != data.classes:
         raise Refusal(
-            f"{described}: its classes are {', '.join(trained.classes)}, those of {config.paths.split} are "
+            f"{described}: its classes are {', '.join(model.classes)}, those of {config.paths.split} are "
             f"{', '.join(data.classes)}; they do not belong together; train again (dvc repro)"
         )
-    if trained.view.square != square:
+    if model.view.square != square:
         raise Refusal(
-            f"{described}: made for squares of {trained.view.square} pixels, {config.paths.packed} has {square}; "
+            f"{described}: made for squares of {model.view.square} pixels, {config.paths.packed} has {square}; "
             f"they do not belong together; train again (dvc repro)"
         )
 
@@ -176,11 +115,11 @@ def run(config: Params) -> None:
     if len(rows) == 0:
         raise Refusal(f"{config.paths.split}: no test picture; raise split.fractions.test, then dvc repro")
     world.fix_arithmetic(config.train.threads, config.train.deterministic)
-    trained = load(Path(config.paths.models))
-    refuse_strangers(config, trained, data)
+    model = trained.load(Path(config.paths.models))
+    refuse_strangers(config, model, data)
     place = world.from_env(os.environ, config.train.device)
     with world.joined(place, config.run.timeout_seconds):
-        found = judge(trained, data.images, data.sizes, rows, batch_size=config.evaluate.batch_size, place=place)
+        found = trained.judge(model, data.images, data.sizes, rows, batch_size=config.evaluate.batch_size, place=place)
     if place.first:
         print(table(write(config, data, rows, found)))
 

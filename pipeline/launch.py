@@ -28,7 +28,9 @@ STAGES = ("train", "evaluate")
 
 def torchrun(module: str, processes: int) -> None:
     """Start `processes` of `python -m module` through torchrun's agent. Raises Refusal naming the first that failed."""
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say which process failed, in one line
+    logging.getLogger("torch.distributed.elastic").setLevel(
+        logging.CRITICAL
+    )  # we say which process failed, in one line
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

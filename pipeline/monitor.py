@@ -37,7 +37,7 @@ class Monitor:
 
     def __init__(self, board: Path, first_step: int, steps: int, batch_size: int, shown: bool) -> None:
         """`board`: folder of this attempt's events; events from `first_step` on replace those of earlier attempts."""
-        self._writer = SummaryWriter(str(board), purge_step=first_step) if shown else _Silent()  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(board), purge_step=first_step) if shown else _Silent()
         self._bar = tqdm(initial=first_step, total=steps, unit="step", disable=None if shown else True)
         self._shown, self._batch_size = shown, batch_size
         self._seen, self._step, self._time = [0.0, 0.0, 0.0], first_step, time.perf_counter()
@@ -82,7 +82,7 @@ class Monitor:
 
     def close(self) -> None:
         """Flush the events and end the bar."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
         self._bar.close()
 
 
@@ -101,4 +101,5 @@ def _grid(images: Tensor) -> Tensor:
     from torchvision.utils import make_grid
 
     mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in (augment.MEAN, augment.STD))
-    return make_grid((images.float() * std + mean).clamp(0, 1), nrow=4).mul(255).byte().cpu()
+    grid: Tensor = make_grid((images.float() * std + mean).clamp(0, 1), nrow=4).mul(255).byte().cpu()
+    return grid

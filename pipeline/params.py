@@ -152,7 +152,7 @@ class Params(Section):
 
 
 def load(path: Path = Path("params.yaml")) -> Params:
-    """Read and check the params. Raises Refusal with one line a fault, each with its path, value and what is allowed."""
+    """Read and check the params. Raises Refusal: one line a fault, each with its path, value and what is allowed."""
     try:
         raw = YAML(typ="safe", pure=True).load(path)
     except FileNotFoundError:

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline import evaluate, files, images, machine, params
+from pipeline import files, images, machine, params, trained
 from pipeline.engine.world import World
 from pipeline.errors import Refusal
-from pipeline.evaluate import Trained
+from pipeline.trained import Trained
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,15 @@ def pictures(given: Sequence[Path], square: int, refused: list[Refusal]) -> Iter
                 refuse(refusal)
 
 
-def answers(trained: Trained, shown: Iterable[Picture], batch_size: int, device: str) -> Iterator[dict[str, Any]]:
+def answers(model: Trained, shown: Iterable[Picture], batch_size: int, device: str) -> Iterator[dict[str, Any]]:
     """What each picture shows: path, class, its probability, and the probabilities of all classes."""
     place, waiting = World(rank=0, local_rank=0, size=1, device=torch.device(device)), iter(shown)
     while batch := list(islice(waiting, batch_size)):
         squares = np.stack([picture.square for picture in batch])
         sizes = np.array([picture.size for picture in batch], np.int32)
-        found = evaluate.judge(trained, squares, sizes, np.arange(len(batch)), batch_size=batch_size, place=place)
+        found = trained.judge(model, squares, sizes, np.arange(len(batch)), batch_size=batch_size, place=place)
         for picture, probabilities in zip(batch, np.exp(found).tolist(), strict=True):
-            by_class = dict(zip(trained.classes, probabilities, strict=True))
+            by_class = dict(zip(model.classes, probabilities, strict=True))
             best = max(by_class, key=by_class.__getitem__)
             yield {
                 "path": str(picture.path),
@@ -101,8 +101,8 @@ def predict(given: Sequence[Path], as_json: bool, device: str) -> int:
     config = params.load()
     if device == "cuda" and machine.read().cuda_devices == 0:
         raise Refusal("--device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu")
-    trained, refused = evaluate.load(Path(config.paths.models)), list[Refusal]()
-    found = answers(trained, pictures(given, trained.view.square, refused), config.evaluate.batch_size, device)
+    model, refused = trained.load(Path(config.paths.models)), list[Refusal]()
+    found = answers(model, pictures(given, model.view.square, refused), config.evaluate.batch_size, device)
     if as_json:
         print(json.dumps(list(found), indent=2, ensure_ascii=False))
     else:

@@ -56,7 +56,7 @@ def attempt(folder: Path) -> Path:
 
 
 def write_provenance(folder: Path, config: Params, place: World, started: float, pictures: int) -> None:
-    """Write provenance.json: the one place for times, hosts and versions. `pictures`: trained on since `started` (s)."""
+    """Write provenance.json, the one place for times, hosts and versions. `pictures`: trained on since `started`."""
     cuda = place.device.type == "cuda"
     seconds = time.time() - started
     files.write_json(

@@ -79,25 +79,30 @@ def crop_boxes(
     to whole pixels. Returns boxes [batch, 4] (x0, y0, x1, y1 in 1/256 pixels of the square) and flips [batch].
     """
     random = generator(seed, CROP, step)
-    shape, place, mirror = random.random((len(sizes), ATTEMPTS, 2)), random.random((len(sizes), 2)), random.random(len(sizes))
+    shape, place, mirror = (
+        random.random((len(sizes), ATTEMPTS, 2)),
+        random.random((len(sizes), 2)),
+        random.random(len(sizes)),
+    )
     full = sizes.astype(np.float64)[:, None, :]
     area = full[..., 0] * full[..., 1] * (scale[0] + (scale[1] - scale[0]) * shape[..., 0])
     low, high = np.log(ratio[0]), np.log(ratio[1])
     # Rounded, so that the last bit of exp, which differs between machines, decides nothing.
     aspect = np.rint(np.exp(low + (high - low) * shape[..., 1]) * 2**20) / 2**20
     tried = np.stack([np.sqrt(area * aspect), np.sqrt(area / aspect)], -1)  # [batch, ATTEMPTS, 2] width, height
-    fits = (tried <= full).all(-1)
-    chosen = tried[np.arange(len(sizes)), fits.argmax(1)]
+    fits = np.logical_and.reduce(tried <= full, axis=-1)
+    found = np.logical_or.reduce(fits, axis=1)
+    chosen = tried[np.arange(len(sizes)), fits.argmax(axis=1)]
     width, height = full[:, 0, 0], full[:, 0, 1]
     central = np.stack([np.minimum(width, height * ratio[1]), np.minimum(height, width / ratio[0])], -1)
-    extent = np.where(fits.any(1)[:, None], chosen, central)
-    start = np.where(fits.any(1)[:, None], place, 0.5) * (full[:, 0] - extent)
+    extent = np.where(found[:, None], chosen, central)
+    start = np.where(found[:, None], place, 0.5) * (full[:, 0] - extent)
     corners = np.concatenate([start, start + extent], -1) / np.tile(full[:, 0], 2) * (square * GRID)
     return _at_least_a_pixel(np.rint(corners).astype(np.int64), square), mirror < flip
 
 
 def eval_boxes(sizes: NDArray[np.int32], square: int, resize: int, crop: int) -> NDArray[np.int64]:
-    """The boxes [n, 4] of "resize the short side to `resize`, cut `crop` × `crop` from the centre", in whole numbers."""
+    """The boxes [n, 4] of "resize the short side to `resize`, cut `crop` × `crop` at the centre", in whole numbers."""
     whole = square * GRID
     extent = whole * crop * sizes.min(axis=1, keepdims=True).astype(np.int64) // (resize * sizes.astype(np.int64))
     start = (whole - extent) // 2

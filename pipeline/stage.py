@@ -1,4 +1,4 @@
-"""What all stages share around their work: read the params, refuse what cannot run, end in one line instead of a traceback."""
+"""What all stages share: read the params, refuse what cannot run, and end in one line instead of a traceback."""
 
 import ctypes
 import errno
@@ -13,12 +13,11 @@ from pipeline import machine, params, validity
 from pipeline.errors import Refusal
 from pipeline.params import Params
 
-
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to terminate this process when its parent (DVC, a launcher) ends, however that ends: no orphans."""
+    """Have the kernel terminate this process when its parent (DVC, a launcher) ends, however it ends: no orphans."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -36,7 +35,7 @@ def checked() -> Params:
 
 
 def main(name: str, work: Callable[[Params], None]) -> int:
-    """Run one stage's work on the checked params; the exit status: 0, 1 for what the user can mend, 130 for an interrupt."""
+    """Run one stage's work on the checked params; returns 0, 1 for what the user can mend, 130 for an interrupt."""
     die_with_parent()
     try:
         work(checked())

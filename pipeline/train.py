@@ -14,12 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from pipeline import augment, files, inference, model, monitor, packed, runs, sampling, schedule, stage
+from pipeline import augment, files, inference, model, monitor, packed, runs, sampling, schedule, stage, trained
 from pipeline.engine import checkpoint, loop, world
 from pipeline.engine.loop import Batch, Counts
 from pipeline.engine.parallel import PARALLELS, unwrap
@@ -67,9 +66,15 @@ def batches(settings: Train, data: Packed, first_step: int, place: World) -> Ite
         boxes, flips = sampling.crop_boxes(
             settings.seed, step, data.sizes[chosen], square, settings.crop_scale, settings.crop_ratio, settings.flip
         )
-        mine, boxes, flips = (sampling.part(whole, place.rank, place.size) for whole in (chosen, boxes, flips))
+        mine = sampling.part(chosen, place.rank, place.size)
         squares, corners, mirrored, labels = (
-            torch.from_numpy(array).to(place.device) for array in (data.images[mine], boxes, flips, data.labels[mine])
+            torch.from_numpy(array).to(place.device)
+            for array in (
+                data.images[mine],
+                sampling.part(boxes, place.rank, place.size),
+                sampling.part(flips, place.rank, place.size),
+                data.labels[mine],
+            )
         )
         torch.manual_seed(sampling.dropout_seed(settings.seed, step, place.rank, place.size))
         rate = settings.lr * schedule.factor(settings.schedule, step, steps, warmup, settings.final_lr)
@@ -126,7 +131,15 @@ def train(config: Params, data: Packed, place: World, folder: Path) -> tuple[dic
                 continue
             loss, right, pictures = world.total(counts.sums).tolist()
             val_loss, val_accuracy = validate(unwrap(net), data, config, place, precision)
-            values = (epoch, batch.step + 1, batch.learning_rate, loss / pictures, right / pictures, val_loss, val_accuracy)
+            values = (
+                epoch,
+                batch.step + 1,
+                batch.learning_rate,
+                loss / pictures,
+                right / pictures,
+                val_loss,
+                val_accuracy,
+            )
             progress.history.append(dict(zip(HISTORY, values, strict=True)))
             progress.step = batch.step + 1
             if settings.export == "best" and val_accuracy > progress.best_accuracy:
@@ -205,23 +218,17 @@ def resume(
 
 def write(config: Params, data: Packed, weights: dict[str, Tensor], progress: Progress) -> None:
     """Write the stage's outputs."""
-    settings, models, metrics = config.train, Path(config.paths.models), Path(config.paths.metrics)
+    settings, metrics = config.train, Path(config.paths.metrics)
     last = progress.history[-1]
     epoch = progress.best_epoch if settings.export == "best" else last["epoch"]
-    with files.atomic_file(models / "model.safetensors") as temporary:
-        # Without metadata, whose key order is not stable: what describes the model stands in model.json.
-        safetensors.torch.save_file(weights, temporary)
-    files.write_json(
-        models / "model.json",
-        {
-            "model": settings.model,
-            "classes": data.classes,
-            "view": asdict(view(config)),
-            "mean": augment.MEAN,
-            "std": augment.STD,
-            "export": settings.export,
-            "epoch": epoch,
-        },
+    trained.save(
+        Path(config.paths.models),
+        weights,
+        name=settings.model,
+        classes=data.classes,
+        view=view(config),
+        export=settings.export,
+        epoch=epoch,
     )
     exported = progress.history[epoch - 1]
     files.write_json(

@@ -1,4 +1,4 @@
-"""Which params can run, and where: one pure function. Every stage asks it first, so nobody downloads only to be refused."""
+"""Which params can run where: one pure function. Every stage asks it first, so nobody downloads only to be refused."""
 
 import math
 
@@ -20,7 +20,9 @@ def faults(params: Params, machine: Machine) -> list[str]:
 def _train(params: Params, machine: Machine) -> list[str]:
     train, run, found = params.train, params.run, []
     if train.device == "cuda" and machine.cuda_devices == 0:
-        found.append(f"train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu; {DEMO}")
+        found.append(
+            f"train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu; {DEMO}"
+        )
     if train.precision not in PRECISIONS:
         found.append(
             f"train.precision: {train.precision!r} is not built yet; allowed: {', '.join(PRECISIONS)}; "

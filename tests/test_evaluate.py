@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from pipeline import evaluate, files, metrics, model, packed, params, prepare, report, split, train
+from pipeline import evaluate, files, metrics, model, packed, params, prepare, report, split, train, trained
 from pipeline.errors import Refusal
 from pipeline.params import Params
 from tests.conftest import on_cpu, read_params, write_params
@@ -279,10 +279,10 @@ def test_weights_that_do_not_fit(copy: Path) -> None:
     for content in (whole[: len(whole) // 2], b""):
         weights.write_bytes(content)
         with pytest.raises(Refusal, match=r"restore both \(dvc checkout\) or train again \(dvc repro\)$"):
-            evaluate.load(copy / "models")
+            trained.load(copy / "models")
     save_file({"other": np.zeros(3, np.float32)}, weights)
     with pytest.raises(Refusal, match=r"not the weights of the resnet18 with 3 classes"):
-        evaluate.load(copy / "models")
+        trained.load(copy / "models")
 
 
 def test_another_normalization(copy: Path) -> None:
@@ -290,7 +290,7 @@ def test_another_normalization(copy: Path) -> None:
     description = copy / "models/model.json"
     description.write_text(description.read_text().replace("0.485", "0.5"))
     with pytest.raises(Refusal, match=r"normalized with mean \[0\.5, .*; this code has \[0\.485, "):
-        evaluate.load(copy / "models")
+        trained.load(copy / "models")
 
 
 def test_a_broken_model(copy: Path) -> None:

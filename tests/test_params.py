@@ -21,7 +21,12 @@ def test_the_default_params_are_the_cards() -> None:
     """The committed params train ResNet-34 at 224 pixels for 30 epochs with Apex O1 and Apex DDP."""
     train = params.load(PROJECT / "params.yaml").train
     assert (train.model, train.crop, train.epochs) == ("resnet34", 224, 30)
-    assert (train.device, train.precision, train.parallel, train.memory_format) == ("cuda", "O1", "apex_ddp", "contiguous")
+    assert (train.device, train.precision, train.parallel, train.memory_format) == (
+        "cuda",
+        "O1",
+        "apex_ddp",
+        "contiguous",
+    )
 
 
 def test_the_params_of_the_demo_have_the_same_keys() -> None:
@@ -75,7 +80,11 @@ def test_all_faults_are_named_at_once(raw: dict[str, Any]) -> None:
     assert lines == [
         "split.seed: missing; restore the line (git diff params.yaml shows what changed)",
         "train.lr: -1 is not allowed; allowed: greater than 0",
-        next(line for line in lines if line.startswith("train.devices: unknown key (value 'cpu'); did you mean 'device'?")),
+        next(
+            line
+            for line in lines
+            if line.startswith("train.devices: unknown key (value 'cpu'); did you mean 'device'?")
+        ),
         "run.launcher: 'mpirun' is not allowed; allowed: torchrun, spawn",
     ]
 
@@ -101,14 +110,17 @@ def test_a_broken_file_is_one_line(tmp_path: Path, text: str) -> None:
 
 def test_choices_stand_beside_their_keys() -> None:
     """Every key with choices lists exactly them in its comment in params.yaml."""
-    comments = dict(
-        (line.split(":")[0].strip(), line.split("#", 1)[1])
+    comments = {
+        line.split(":")[0].strip(): line.split("#", 1)[1]
         for line in (PROJECT / "params.yaml").read_text().splitlines()
         if ":" in line and "#" in line and not line.startswith("#")
-    )
+    }
     choices = params.Params.model_json_schema()["$defs"]
     listed = {
-        key: field["enum"] for section in choices.values() for key, field in section["properties"].items() if "enum" in field
+        key: field["enum"]
+        for section in choices.values()
+        for key, field in section["properties"].items()
+        if "enum" in field
     }
     assert len(listed) >= 8
     for key, allowed in listed.items():

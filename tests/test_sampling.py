@@ -15,7 +15,7 @@ SIZES = st.lists(st.tuples(st.integers(8, 2000), st.integers(8, 2000)), min_size
 
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 60), epochs=st.integers(1, 5), data=st.data())
 def test_every_row_comes_once_an_epoch(seed: int, rows: int, epochs: int, data: st.DataObject) -> None:
-    """The batches, one after another, are the epochs' permutations, one after another; only a last short batch is cut."""
+    """The batches, put together, are the permutations of the epochs, put together; only a last short batch is cut."""
     batch = data.draw(st.integers(1, rows))
     steps = sampling.steps(epochs, rows, batch)
     stream = np.concatenate([sampling.batch_rows(seed, step, batch, rows) for step in range(steps)])
@@ -30,7 +30,7 @@ def test_every_row_comes_once_an_epoch(seed: int, rows: int, epochs: int, data: 
 
 @given(rows=st.integers(1, 100), epochs=st.integers(1, 6), data=st.data())
 def test_every_epoch_ends_with_a_step_of_its_own(rows: int, epochs: int, data: st.DataObject) -> None:
-    """With batches up to an epoch's size, no two epochs end with the same step, and the last ends with the last step."""
+    """With batches up to an epoch's size, no two epochs end with the same step; the last ends with the last step."""
     batch = data.draw(st.integers(1, rows))
     ends = [sampling.epoch_end(epoch, rows, batch) for epoch in range(epochs)]
     assert sorted(set(ends)) == ends
@@ -83,7 +83,9 @@ def test_crops_are_drawn_as_torchvision_draws_them() -> None:
     theirs = [draw.make_params([picture]) for _ in range(3000)]
     area = np.array([p["width"] * p["height"] / (240 * 320) for p in theirs])
     ratio = np.log([p["width"] / p["height"] for p in theirs])
-    boxes, _ = sampling.crop_boxes(0, 0, np.tile(np.int32([320, 240]), (3000, 1)), 256, (0.08, 1), (3 / 4, 4 / 3), 0.5)
+    boxes, _ = sampling.crop_boxes(
+        0, 0, np.tile(np.array([320, 240], np.int32), (3000, 1)), 256, (0.08, 1), (3 / 4, 4 / 3), 0.5
+    )
     extent = (boxes[:, 2:] - boxes[:, :2]) / (256 * sampling.GRID)
     ours = np.log(extent[:, 0] * 320 / (extent[:, 1] * 240))
     assert abs(extent.prod(1).mean() - area.mean()) < 0.03
@@ -94,7 +96,8 @@ def test_crops_are_drawn_as_torchvision_draws_them() -> None:
 def test_the_draws_are_these() -> None:
     """The streams themselves: a change here changes every result, so it must be meant."""
     assert sampling.batch_rows(0, 0, 6, 10).tolist() == [9, 4, 2, 1, 0, 7]
-    boxes, flips = sampling.crop_boxes(0, 1, np.int32([[320, 240], [240, 320]]), 256, (0.08, 1.0), (0.75, 4 / 3), 0.5)
+    boxes, flips = sampling.crop_boxes(
+        0, 1, np.array([[320, 240], [240, 320]], np.int32), 256, (0.08, 1.0), (0.75, 4 / 3), 0.5
+    )
     assert boxes.tolist() == [[8134, 314, 56584, 56435], [1244, 34045, 40132, 59006]]
     assert flips.tolist() == [False, True]
-

@@ -1,5 +1,6 @@
 """The learning rate is a pure function of the step."""
 
+import itertools
 import math
 
 import pytest
@@ -14,7 +15,7 @@ def test_a_cosine_falls_from_one_towards_its_end(steps: int, data: st.DataObject
     """Up to 1 in the warm-up, then never up again, and never below the final share."""
     warmup, final = data.draw(st.integers(0, steps)), data.draw(st.floats(0, 1))
     rates = [factor("cosine", step, steps, warmup, final) for step in range(steps)]
-    assert all(a < b for a, b in zip(rates[: warmup - 1], rates[1:warmup], strict=False))
+    assert all(a < b for a, b in itertools.pairwise(rates))
     assert all(a >= b for a, b in zip(rates[warmup:], rates[warmup + 1 :], strict=False))
     assert all(final - 1e-12 <= rate <= 1 for rate in rates[warmup:])
 

@@ -77,7 +77,7 @@ def test_the_pixels_are_the_same_on_every_machine() -> None:
 
 def test_colours_alone_do_not_tell_the_kinds_apart(tmp_path: Path) -> None:
     """A linear classifier of 8 × 8 mean colours finds less than 60 % of the kinds, and more than chance would."""
-    drawn(tmp_path / "a", count=400)
+    drawn(tmp_path / "a", count=300, size=64)
     paths = sorted((tmp_path / "a").rglob("*.png"))
     colours = [np.asarray(Image.open(path).resize((8, 8), Image.Resampling.BOX)).ravel() for path in paths]
     labels = [path.parent.name for path in paths]

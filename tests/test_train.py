@@ -1,4 +1,4 @@
-"""Training: the same samples and the same gradients for every number of processes, exact resume at the end of an epoch."""
+"""Training: the same samples and gradients for every number of processes, exact resume at the end of an epoch."""
 
 import json
 import os
@@ -32,7 +32,9 @@ def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -
         square[shape] += 150
     splits = ["train" if k % 10 < 6 else "val" if k % 10 < 8 else "test" for k in range(count)]
     header = ("path", "class", "split", "reason", "width", "height", "pixels", "phash", "group")
-    rows = [(f"{c}/{k:03}.png", c, s, "", 60, 50, "", "", "") for k, (c, s) in enumerate(zip(names, splits, strict=True))]
+    rows = [
+        (f"{c}/{k:03}.png", c, s, "", 60, 50, "", "", "") for k, (c, s) in enumerate(zip(names, splits, strict=True))
+    ]
     folder.mkdir(parents=True, exist_ok=True)
     files.write_csv(folder / "data/split.csv", header, rows)
     with files.atomic_folder(folder / "data/packed") as packing:

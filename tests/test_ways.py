@@ -1,6 +1,6 @@
 """Every way of running: launcher × parallel × precision × device. A cell runs, or is refused by one exact sentence.
 
-    python -m tests.test_ways        writes the table of ways in README.md anew
+python -m tests.test_ways        writes the table of ways in README.md anew
 """
 
 import itertools
@@ -90,10 +90,8 @@ def table() -> str:
     """The table of ways in README.md."""
     lines = ["| `train.parallel` | `train.precision` | on the CPU | on GPUs |", "|---|---|---|---|"]
     for parallel, precision in itertools.product(get_args(params.Parallel), get_args(params.Precision)):
-        cpu, cuda = (
-            {faults_: "yes" for faults_ in [()]}.get(tuple(faults(("torchrun", parallel, precision, device), TWO_GPUS)), "no")
-            for device in ("cpu", "cuda")
-        )
+        cells = [("torchrun", parallel, precision, device) for device in ("cpu", "cuda")]
+        cpu, cuda = ("no" if faults(cell, TWO_GPUS) else "yes" for cell in cells)
         lines.append(f"| {parallel} | {precision} | {cpu} | {cuda} |")
     return "\n".join(lines)
 

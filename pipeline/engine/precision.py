@@ -48,13 +48,14 @@ class Native:
         return torch.autocast(self.device_type, dtype=self.dtype, enabled=self.enabled)
 
     def step(self, loss: Tensor, optimizer: Optimizer) -> None:
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(loss).backward()
         self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        return self.scaler.state_dict()
+        state: dict[str, Any] = self.scaler.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.scaler.load_state_dict(state)

@@ -33,7 +33,7 @@ class World:
 
 
 def from_env(environ: Mapping[str, str], device: DeviceKind) -> World:
-    """The place that torchrun (or our spawn launcher, which sets the same variables) gave; without one, a single process."""
+    """The place that the launcher gave (all launchers set the same variables); without one, a single process."""
     rank, local, size = (int(environ.get(key, default)) for key, default in _VARIABLES)
     return World(rank, local, size, torch.device(device, local) if device == "cuda" else torch.device("cpu"))
 
