@@ -39,8 +39,8 @@ CHUNK = 1 << 20
 ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 ZIP_ENCRYPTED = 1  # bit of an entry's flags
 # What the decoders raise on broken input, besides OSError without a number (gzip, bz2) or for a seek to nowhere (zip).
-DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
-DAMAGED += (EOFError, NotImplementedError, OverflowError, ValueError)
+FROM_LIBRARIES = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+DAMAGED = (*FROM_LIBRARIES, EOFError, NotImplementedError, OverflowError, ValueError)
 UNWRITABLE = {errno.EEXIST: "there twice", errno.ENOTDIR: "there twice", errno.ENAMETOOLONG: "too long a name"}
 
 Entry = tuple[str, IO[bytes] | None]  # a name and its content; a folder has none
