@@ -1,4 +1,5 @@
-"""Stage 1: photos from an archive, from the inbox or from the drawing board → `data/images/<class>/<file>`.
+"""Stage 1: photos from an archive, from the inbox or from the drawing board → `data/images/<class>/<file>`,
+and pretrained weights, if asked for → `data/weights/<model>.safetensors`.
 
     python -m pipeline.download
 
@@ -47,8 +48,9 @@ Entry = tuple[str, IO[bytes] | None]  # a name and its content; a folder has non
 
 
 def run(config: Params) -> None:
-    """Fill `paths.images` from `data.source`, and leave `paths.weights` an empty folder (none are asked for)."""
+    """Fill `paths.weights` as `train.weights` asks, and `paths.images` from `data.source`."""
     images, data = Path(config.paths.images), config.data
+    bring_weights(config)
     if data.source == "archive":
         origin = data.url
         archive = obtain(data.url, data.sha256, Path(config.paths.archives))
@@ -63,8 +65,6 @@ def run(config: Params) -> None:
         origin = f"the drawing board (seed {drawn.seed})"
         with files.atomic_folder(images) as folder:
             synthetic.draw(folder, drawn.count, drawn.size, drawn.seed, stage.workers(config))
-    with files.atomic_folder(Path(config.paths.weights)):
-        pass
     sizes = [path.stat().st_size for path in images.rglob("*") if path.is_file()]
     print(f"download: {len(sizes):,} files, {sum(sizes):,} bytes in {config.paths.images}, from {origin}")
 
@@ -109,6 +109,15 @@ def fetch(url: str, target: Path, sha256: str, waits: Sequence[float] = WAITS) -
     Tries again, after each of `waits` seconds, on what may pass: a lost connection, a timeout, status 429 and 5xx.
     Raises Refusal on anything else, and after the last try.
     """
+    go_on = "to go on without the network: fetch that file elsewhere and set data.url: file:///path/to/it"
+    with files.atomic_file(target) as temporary:
+        _get(url, temporary, waits, "data.url", go_on)
+        if (found := files.sha256(temporary)) != sha256:
+            raise Refusal(_mismatch(url, found, sha256))
+
+
+def _get(url: str, target: Path, waits: Sequence[float], key: str, go_on: str) -> None:
+    """Download to `target`, with the tries of `fetch`. A Refusal begins with `key` and ends with `go_on`."""
     # A server that takes the archive's gzip for a transfer encoding would have it unpacked on the way.
     client = pooch.HTTPDownloader(
         progressbar=sys.stderr.isatty() and not os.environ.get("CI"),
@@ -116,22 +125,18 @@ def fetch(url: str, target: Path, sha256: str, waits: Sequence[float] = WAITS) -
         timeout=STALLED,
         headers={"Accept-Encoding": "identity"},
     )
-    go_on = "to go on without the network: fetch that file elsewhere and set data.url: file:///path/to/it"
-    with files.atomic_file(target) as temporary:
-        for attempt, wait in enumerate([*waits, None], start=1):
-            try:
-                client(url, str(temporary), None)
-                break
-            except requests.RequestException as error:
-                reason = " ".join(str(error).split())
-                if not _may_pass(error):
-                    raise Refusal(f"data.url: {url!r} cannot be downloaded: {reason}; {go_on}") from None
-                if wait is None:
-                    raise Refusal(f"data.url: {url!r}: {attempt} tries failed, the last: {reason}; {go_on}") from None
-                print(f"download: try {attempt} failed: {reason}; again in {wait:g} s", file=sys.stderr)
-                time.sleep(wait)
-        if (found := files.sha256(temporary)) != sha256:
-            raise Refusal(_mismatch(url, found, sha256))
+    for attempt, wait in enumerate([*waits, None], start=1):
+        try:
+            client(url, str(target), None)
+            return
+        except requests.RequestException as error:
+            reason = " ".join(str(error).split())
+            if not _may_pass(error):
+                raise Refusal(f"{key}: {url!r} cannot be downloaded: {reason}; {go_on}") from None
+            if wait is None:
+                raise Refusal(f"{key}: {url!r}: {attempt} tries failed, the last: {reason}; {go_on}") from None
+            print(f"download: try {attempt} failed: {reason}; again in {wait:g} s", file=sys.stderr)
+            time.sleep(wait)
 
 
 def _may_pass(error: requests.RequestException) -> bool:
@@ -291,6 +296,53 @@ def _damaged(archive: Path, error: Exception) -> str:
         f"data.url: {archive} cannot be unpacked: {reason}; allowed: a whole .tar, .tgz, .tar.bz2, .tar.xz or .zip; "
         f"nothing was unpacked; make or fetch it again, and set data.sha256 to its hash"
     )
+
+
+# The weights
+
+
+def bring_weights(config: Params) -> None:
+    """Fill `paths.weights` with <train.model>.safetensors, or with a line that says that no weights are asked for.
+
+    Raises Refusal if they cannot be had, or not be read.
+    """
+    model, asked = config.train.model, config.train.weights
+    with files.atomic_folder(Path(config.paths.weights)) as folder:
+        if asked == "none":  # not an empty folder: DVC would warn of it with every command
+            files.write_text(folder / "none.txt", "No pretrained weights are asked for (train.weights: none).\n")
+            return
+        from pipeline import weights  # brings torch: only those wait for it who ask for weights
+
+        if asked == "imagenet":
+            source = obtain_published(*weights.published(model), Path(config.paths.archives))
+        else:
+            source = Path(asked)
+        for note in weights.convert(source, folder / f"{model}.safetensors"):
+            print(f"download: {note}")
+    print(
+        f"download: weights of {model} in {config.paths.weights}, from {source.name if asked == 'imagenet' else asked}"
+    )
+
+
+def obtain_published(url: str, sha256_prefix: str, archives: Path, waits: Sequence[float] = WAITS) -> Path:
+    """The path of published weights whose hash begins with `sha256_prefix`, as was just checked. They are kept.
+
+    Raises Refusal if they cannot be downloaded, or are not what the prefix says.
+    """
+    kept = archives / PurePosixPath(url).name
+    if kept.exists() and not files.sha256(kept).startswith(sha256_prefix):
+        print(f"download: {kept} is not what its name says: damaged, removed; downloading it again", file=sys.stderr)
+        files.remove(kept)
+    if not kept.exists():
+        go_on = "to go on without the network: fetch that file elsewhere and name it in train.weights"
+        with files.atomic_file(kept) as temporary:
+            _get(url, temporary, waits, "train.weights", go_on)
+            if not (found := files.sha256(temporary)).startswith(sha256_prefix):
+                raise Refusal(
+                    f"train.weights: {url} has SHA-256 {found}, its name promises {sha256_prefix}…; "
+                    f"nothing was kept; try again later; {go_on}"
+                )
+    return kept
 
 
 # The inbox

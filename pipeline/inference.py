@@ -51,7 +51,9 @@ def logits(
     def batches() -> Iterator[Tensor]:
         for index in mine:
             chosen = rows[index * batch_size : (index + 1) * batch_size]
-            yield see(squares[chosen], sizes[chosen], view, place.device)
+            with precision.exact():
+                images = see(squares[chosen], sizes[chosen], view, place.device)
+            yield images
 
     found = list(loop.logits(model, batches(), precision))
     return torch.cat(world.collected(found, list(mine), count))

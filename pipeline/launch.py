@@ -2,14 +2,17 @@
 
     python -m pipeline.launch train | evaluate
 
-torchrun: its own API, in this process. spawn: multiprocessing, as torch's tutorials do it. Both give every process the
-same variables (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and find a free port by themselves.
+torchrun: its own API, in this process, for one node or several. spawn: multiprocessing, as torch's tutorials do it.
+slurm: srun starts them in the job this runs in. The first two give every process the same variables (RANK, LOCAL_RANK,
+WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and find a free port by themselves; Slurm has variables of its own (see world.py).
 """
 
 import logging
 import os
 import runpy
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -21,23 +24,27 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from pipeline import stage
 from pipeline.engine import world
 from pipeline.errors import Refusal
-from pipeline.params import Params
+from pipeline.params import Params, Run
 
 STAGES = ("train", "evaluate")
 
 
-def torchrun(module: str, processes: int) -> None:
-    """Start `processes` of `python -m module` through torchrun's agent. Raises Refusal naming the first that failed."""
-    logging.getLogger("torch.distributed.elastic").setLevel(
-        logging.CRITICAL
-    )  # we say which process failed, in one line
+def torchrun(module: str, run: Run) -> None:
+    """Start this node's processes of `python -m module` through torchrun's agent.
+
+    Raises Refusal naming the first process that failed, or a node that cannot be reached.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say which process failed, in a line
+    several = run.nodes > 1
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
+        min_nodes=run.nodes,
+        max_nodes=run.nodes,
+        nproc_per_node=run.processes // run.nodes,
         run_id="perennial",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",  # a free port
+        # Several nodes: ranks follow run.node_rank, so the same node has the same ranks every time.
+        rdzv_backend="static" if several else "c10d",
+        rdzv_endpoint=run.rendezvous,
+        rdzv_configs={"rank": run.node_rank, "timeout": run.timeout_seconds} if several else {},
         max_restarts=0,
         monitor_interval=0.1,
     )
@@ -45,26 +52,25 @@ def torchrun(module: str, processes: int) -> None:
         elastic_launch(config, sys.executable)("-m", module)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        raise Refusal(f"process {rank} of {processes} ended with {_status(failure.exitcode)}; see above") from None
+        raise Refusal(f"process {rank} of {run.processes} ended with {_status(failure.exitcode)}; see above") from None
 
 
-def spawn(module: str, processes: int) -> None:
-    """Start `processes` of `module` with multiprocessing. Raises Refusal naming the first that failed."""
+def spawn(module: str, run: Run) -> None:
+    """Start the processes of `module` with multiprocessing. Raises Refusal naming the first that failed."""
     # This process keeps the store on a port that the system chose, so two runs at a time cannot collide.
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     shared = {
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
+        "WORLD_SIZE": str(run.processes),
+        "LOCAL_WORLD_SIZE": str(run.processes),
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_RUN_ID": "perennial",
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is already there; no process has to open one
     }
     try:
-        mp.start_processes(_be_process, args=(module, shared), nprocs=processes, start_method="spawn")
+        mp.start_processes(_be_process, args=(module, shared), nprocs=run.processes, start_method="spawn")
     except mp.ProcessExitedException as error:
         raise Refusal(
-            f"process {error.error_index} of {processes} ended with {_status(error.exit_code)}; see above"
+            f"process {error.error_index} of {run.processes} ended with {_status(error.exit_code)}; see above"
         ) from None
 
 
@@ -75,11 +81,24 @@ def _be_process(rank: int, module: str, shared: dict[str, str]) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
+def slurm(module: str, run: Run) -> None:
+    """Have srun start the processes in this Slurm job. Raises Refusal outside a job, or if a process failed."""
+    if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
+        raise Refusal(
+            "run.launcher: 'slurm' needs a Slurm job and srun (found: none); start it in one: sbatch or salloc with "
+            f"--nodes={run.nodes} --ntasks={run.processes}; or take torchrun"
+        )
+    command = ["srun", f"--nodes={run.nodes}", f"--ntasks={run.processes}", "--kill-on-bad-exit=1"]
+    done = subprocess.run([*command, sys.executable, "-m", module], check=False)
+    if done.returncode:
+        raise Refusal(f"srun ended with {_status(done.returncode)}; see above")
+
+
 def _status(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
-LAUNCHERS: dict[str, Callable[[str, int], None]] = {"torchrun": torchrun, "spawn": spawn}
+LAUNCHERS: dict[str, Callable[[str, Run], None]] = {"torchrun": torchrun, "spawn": spawn, "slurm": slurm}
 
 
 def main() -> int:
@@ -90,7 +109,12 @@ def main() -> int:
 
     def start(config: Params) -> None:
         os.environ.update(world.environment(config.train.threads, config.train.deterministic))
-        LAUNCHERS[config.run.launcher](f"pipeline.{name}", config.run.processes)
+        run = config.run
+        if name == "evaluate":  # its bytes are the same for every number of processes, so this node does it alone
+            run = run.model_copy(
+                update={"nodes": 1, "processes": run.processes // run.nodes, "rendezvous": "localhost:0"}
+            )
+        LAUNCHERS[run.launcher](f"pipeline.{name}", run)
 
     return stage.main(name, start)
 

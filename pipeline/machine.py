@@ -2,11 +2,13 @@
 
 import ctypes
 import importlib.util
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-Apex = Literal["missing", "without amp", "usable"]
+Apex = Literal["missing", "without amp", "without extensions", "usable"]
+EXTENSIONS = ("amp_C", "apex_C", "syncbn")
 
 
 @dataclass(frozen=True)
@@ -15,11 +17,12 @@ class Machine:
 
     cuda_devices: int  # GPUs visible to this process (CUDA_VISIBLE_DEVICES counts)
     apex: Apex
+    compiler: bool  # a C++ compiler, which torch.compile calls
 
 
 def read() -> Machine:
     """The facts of the machine this process runs on."""
-    return Machine(cuda_devices=_cuda_devices(), apex=_apex())
+    return Machine(_cuda_devices(), _apex(), any(map(shutil.which, ("c++", "g++", "clang++"))))
 
 
 def _cuda_devices() -> int:
@@ -35,9 +38,13 @@ def _cuda_devices() -> int:
 
 
 def _apex() -> Apex:
-    """Look at the installed files only: importing Apex would import torch."""
+    """Look at the installed files only: importing Apex would import torch. `launch` tries whether they load."""
     found = importlib.util.find_spec("apex")
     if found is None or not found.submodule_search_locations:
         return "missing"
     folder = Path(found.submodule_search_locations[0])
-    return "usable" if (folder / "amp").is_dir() and (folder / "parallel").is_dir() else "without amp"
+    if not ((folder / "amp").is_dir() and (folder / "parallel").is_dir()):
+        return "without amp"
+    if not all(importlib.util.find_spec(extension) for extension in EXTENSIONS):
+        return "without extensions"
+    return "usable"

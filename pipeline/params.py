@@ -21,7 +21,7 @@ from pipeline.errors import Refusal
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"]
 Parallel = Literal["single", "dp", "ddp", "apex_ddp"]
-Launcher = Literal["torchrun", "spawn"]
+Launcher = Literal["torchrun", "spawn", "slurm"]
 Device = Literal["cuda", "cpu"]
 
 Count = Annotated[int, Field(ge=1)]
@@ -35,9 +35,13 @@ RELATIVE_PATH = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$"
 RelativePath = Annotated[str, Field(pattern=RELATIVE_PATH)]
 URL = r"^(https|file)://\S+$"
 SHA256 = r"^[0-9a-f]{64}$"
+WEIGHTS = rf"^(none|imagenet)$|{RELATIVE_PATH}"
+HOST_PORT = r"^\S+:[0-9]{1,5}$"
 IN_WORDS = {
     RELATIVE_PATH: "a path inside the project, of letters, digits, '.', '_', '-' and '/'",
     URL: "an https:// or file:// address",
+    WEIGHTS: "none, imagenet, or the path of a .pth or .safetensors file inside the project",
+    HOST_PORT: "host:port",
     SHA256: "64 lower-case hexadecimal digits (sha256sum prints them)",
 }
 
@@ -105,26 +109,43 @@ class Train(Section):
     precision: Precision
     parallel: Parallel
     model: str
+    weights: Annotated[str, Field(pattern=WEIGHTS)]
+    freeze_backbone: bool
+    sync_bn: Literal["none", "torch", "apex"]
     memory_format: Literal["contiguous", "channels_last"]
+    compile: bool
+    gradient_checkpointing: bool
     crop: Side
     eval_crop: Side
     eval_resize: Side
     crop_scale: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]]
     crop_ratio: tuple[Positive, Positive]
     flip: Share
+    color_jitter: Share
+    erasing: Share
+    mixup: NotNegative
+    cutmix: NotNegative
     epochs: Count
     batch_size: Count
-    optimizer: Literal["sgd"]
+    accumulate: Count
+    optimizer: Literal["sgd", "adam", "adamw", "fused_sgd"]
     lr: Positive
+    reference_batch: Natural
+    head_lr_factor: Positive
     momentum: Annotated[float, Field(ge=0, lt=1)]
     nesterov: bool
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
     weight_decay: NotNegative
     decay_norm_and_bias: bool
-    schedule: Literal["constant", "cosine"]
+    clip_norm: NotNegative
+    ema_decay: Annotated[float, Field(ge=0, lt=1)]
+    schedule: Literal["constant", "cosine", "step"]
     warmup_epochs: NotNegative
     final_lr: Share
+    step_epochs: Count
+    step_factor: Share
     label_smoothing: Annotated[float, Field(ge=0, lt=1)]
-    export: Literal["last", "best"]
+    export: Literal["last", "best", "ema"]
 
 
 class Evaluate(Section):
@@ -136,6 +157,10 @@ class Evaluate(Section):
 class Run(Section):
     launcher: Launcher
     processes: Count
+    nodes: Count
+    node_rank: Natural
+    rendezvous: Annotated[str, Field(pattern=HOST_PORT)]
+    keep_every: Natural
     workers: Natural
     log_steps: Count
     timeout_seconds: Count

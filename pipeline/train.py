@@ -10,18 +10,34 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
-from pipeline import augment, files, inference, model, monitor, packed, runs, sampling, schedule, stage, trained
+from pipeline import (
+    augment,
+    files,
+    inference,
+    model,
+    monitor,
+    packed,
+    runs,
+    sampling,
+    schedule,
+    stage,
+    trained,
+    weights,
+)
 from pipeline.engine import checkpoint, loop, world
-from pipeline.engine.loop import Batch, Counts
-from pipeline.engine.parallel import PARALLELS, unwrap
+from pipeline.engine.ema import Ema
+from pipeline.engine.loop import Batch, Counts, Recipe
+from pipeline.engine.optimizers import OPTIMIZERS
+from pipeline.engine.parallel import PARALLELS, SYNC_BNS
 from pipeline.engine.precision import PRECISIONS, Precision
 from pipeline.engine.world import World
 from pipeline.errors import Refusal
@@ -29,6 +45,7 @@ from pipeline.inference import View
 from pipeline.packed import Packed
 from pipeline.params import Params, Train
 
+MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 CHECKPOINT = "checkpoint.pt"
 HISTORY = ("epoch", "step", "learning_rate", "train_loss", "train_accuracy", "val_loss", "val_accuracy")
 
@@ -44,59 +61,116 @@ class Progress:
     best_weights: dict[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Learner:
+    """What training changes, and what an exact resume therefore loads and saves."""
+
+    net: nn.Module  # not wrapped
+    optimizer: Optimizer
+    precision: Precision
+    ema: Ema
+
+
 def view(config: Params) -> View:
     """What the model will see of a picture in validation, evaluation and prediction."""
     return View(square=config.prepare.size, resize=config.train.eval_resize, crop=config.train.eval_crop)
 
 
-def make_optimizer(net: nn.Module, settings: Train) -> Optimizer:
-    """SGD with momentum; the learning rate of every step comes from the schedule."""
-    groups = model.parameter_groups(net, settings.weight_decay, settings.decay_norm_and_bias)
-    return SGD(groups, lr=settings.lr, momentum=settings.momentum, nesterov=settings.nesterov)
+def make_learner(config: Params, classes: int, place: World) -> Learner:
+    """The model as it begins, and its optimizer, in the order that Apex needs."""
+    settings = config.train
+    net = model.build(settings.model, classes, settings.seed)
+    if settings.weights != "none":
+        said = weights.load_into(net, Path(config.paths.weights) / f"{settings.model}.safetensors", model.head(net))
+        if place.first:
+            print(f"train: {said}", file=sys.stderr)
+    if settings.freeze_backbone:
+        model.freeze_backbone(net)
+    if settings.gradient_checkpointing:
+        model.checkpointed(net, settings.model)
+    net = SYNC_BNS[settings.sync_bn](net.to(place.device, memory_format=MEMORY_FORMATS[settings.memory_format]))
+    groups = model.parameter_groups(net, settings.weight_decay, settings.decay_norm_and_bias, settings.head_lr_factor)
+    make = OPTIMIZERS[settings.optimizer]
+    optimizer = make(groups, settings.lr, settings.momentum, settings.nesterov, settings.betas)
+    precision = PRECISIONS[settings.precision](place.device.type)
+    net, optimizer = precision.prepare(net, optimizer)
+    if settings.compile:
+        net.compile()
+    return Learner(net, optimizer, precision, Ema.of(net, settings.ema_decay))
 
 
-def batches(settings: Train, data: Packed, first_step: int, place: World) -> Iterator[Batch]:
+def rates(settings: Train, rows: int) -> list[float]:
+    """The learning rate of every step."""
+    batch, steps = settings.batch_size, sampling.steps(settings.epochs, rows, settings.batch_size)
+    base = schedule.scaled(settings.lr, batch, settings.reference_batch)
+    warmup = round(settings.warmup_epochs * rows / batch)
+    ends = range(settings.step_epochs, settings.epochs, settings.step_epochs)
+    drops = [sampling.epoch_end(epoch - 1, rows, batch) for epoch in ends]
+    return [
+        base * schedule.factor(settings.schedule, step, steps, warmup, settings.final_lr, drops, settings.step_factor)
+        for step in range(steps)
+    ]
+
+
+def batches(settings: Train, data: Packed, first_step: int, place: World, precision: Precision) -> Iterator[Batch]:
     """This process's part of every global batch from `first_step` to the last; before each, drop-out is seeded."""
-    rows = data.rows("train")
-    steps = sampling.steps(settings.epochs, len(rows), settings.batch_size)
-    warmup = round(settings.warmup_epochs * len(rows) / settings.batch_size)
-    square = data.images.shape[1]
-    for step in range(first_step, steps):
-        chosen = rows[sampling.batch_rows(settings.seed, step, settings.batch_size, len(rows))]
-        boxes, flips = sampling.crop_boxes(
-            settings.seed, step, data.sizes[chosen], square, settings.crop_scale, settings.crop_ratio, settings.flip
+    rows, seed, size, crop = data.rows("train"), settings.seed, settings.batch_size, settings.crop
+    every_rate, square = rates(settings, len(rows)), data.images.shape[1]
+    for step in range(first_step, len(every_rate)):
+        chosen = rows[sampling.batch_rows(seed, step, size, len(rows))]
+        draws = sampling.Draws(
+            *sampling.crop_boxes(
+                seed, step, data.sizes[chosen], square, settings.crop_scale, settings.crop_ratio, settings.flip
+            ),
+            sampling.jitter_factors(seed, step, size, settings.color_jitter),
+            sampling.erase_boxes(seed, step, size, crop, settings.erasing),
         )
-        mine = sampling.part(chosen, place.rank, place.size)
-        squares, corners, mirrored, labels = (
-            torch.from_numpy(array).to(place.device)
-            for array in (
-                data.images[mine],
-                sampling.part(boxes, place.rank, place.size),
-                sampling.part(flips, place.rank, place.size),
-                data.labels[mine],
-            )
+        # Mixed pictures have partners among those of other processes: `needed` are the pictures this one has to cut.
+        whole = sampling.mix(seed, step, size, crop, settings.mixup, settings.cutmix)
+        needed, mix = sampling.local(whole, place.rank, place.size)
+        squares = torch.from_numpy(data.images[chosen[needed]]).to(place.device)
+        labels = torch.from_numpy(data.labels[chosen[needed]]).to(place.device)
+        with precision.exact():
+            images = augment.mixed(augment.training_crops(squares, draws.at(needed), crop), mix)
+            labels, targets = augment.mixed_labels(labels, mix, len(data.classes))
+        torch.manual_seed(sampling.dropout_seed(seed, step, place.rank, place.size))
+        yield Batch(
+            step=step,
+            images=images.contiguous(memory_format=MEMORY_FORMATS[settings.memory_format]),
+            labels=labels,
+            targets=targets,
+            learning_rate=every_rate[step],
         )
-        torch.manual_seed(sampling.dropout_seed(settings.seed, step, place.rank, place.size))
-        rate = settings.lr * schedule.factor(settings.schedule, step, steps, warmup, settings.final_lr)
-        yield Batch(step, augment.crops(squares, corners, mirrored, settings.crop), labels, rate)
 
 
-def validate(net: nn.Module, data: Packed, config: Params, place: World, precision: Precision) -> tuple[float, float]:
-    """Mean loss (without label smoothing) and accuracy over the whole validation split, in float64."""
-    world.share_buffers(net)
-    rows = data.rows("val")
-    found = inference.logits(
-        net, data.images, data.sizes, rows, view(config), config.evaluate.batch_size, place, precision
-    ).double()
+def validate(learner: Learner, data: Packed, config: Params, place: World) -> tuple[float, float]:
+    """Mean loss (without label smoothing) and accuracy over the whole validation split, in float64.
+
+    Of the weights that are to be exported: with `train.export: ema`, of their average.
+    """
+    rows, ema = data.rows("val"), config.train.export == "ema"
+    with learner.ema.applied() if ema else nullcontext():
+        world.share_buffers(learner.net)
+        found = inference.logits(
+            learner.net,
+            data.images,
+            data.sizes,
+            rows,
+            view(config),
+            config.evaluate.batch_size,
+            place,
+            learner.precision,
+        ).double()
+    learner.precision.weights_changed()
     labels = torch.from_numpy(data.labels[rows])
     loss = nn.functional.cross_entropy(found, labels, reduction="sum").item() / len(rows)
     return loss, int((found.argmax(1) == labels).sum()) / len(rows)
 
 
-def end_of_epoch(step: int, rows: int, batch: int) -> int | None:
-    """The epoch (from 1) that is over after `step` steps, if one is; the last, if several are."""
-    epoch = step * batch // rows
-    return next((e for e in (epoch + 1, epoch) if e > 0 and sampling.epoch_end(e - 1, rows, batch) == step), None)
+def exported(learner: Learner, settings: Train) -> dict[str, Tensor]:
+    """The weights as they would be exported now: the model's, or their average."""
+    with learner.ema.applied() if settings.export == "ema" else nullcontext():
+        return model.export_state(learner.net)
 
 
 def train(config: Params, data: Packed, place: World, folder: Path) -> tuple[dict[str, Tensor], Progress]:
@@ -107,19 +181,22 @@ def train(config: Params, data: Packed, place: World, folder: Path) -> tuple[dic
     """
     settings, rows = config.train, len(data.rows("train"))
     steps = sampling.steps(settings.epochs, rows, settings.batch_size)
-    # The order matters: Apex wants its turn after the optimizer is made and before the model is wrapped.
-    net = model.build(settings.model, len(data.classes), settings.seed).to(place.device)
-    optimizer = make_optimizer(net, settings)
-    precision = PRECISIONS[settings.precision](place.device.type)
-    net, optimizer = precision.prepare(net, optimizer)
-    progress = resume(folder, place, settings, net, optimizer, precision)
-    net = PARALLELS[settings.parallel](net, place, settings.deterministic)
-    criterion = nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing)
+    learner = make_learner(config, len(data.classes), place)
+    progress = resume(folder, place, settings, learner)
+    net = PARALLELS[settings.parallel](learner.net, place, settings.deterministic)
+    recipe = Recipe(
+        criterion=nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing),
+        precision=learner.precision,
+        optimizer=learner.optimizer,
+        ema=learner.ema,
+        accumulate=settings.accumulate,
+        clip_norm=settings.clip_norm,
+    )
     counts = Counts.zero(place.device)
-    stream = batches(settings, data, progress.step, place)
+    stream = batches(settings, data, progress.step, place, learner.precision)
     with monitor.opened(runs.attempt(folder), progress.step, steps, settings.batch_size, place.first) as shown:
         world.barrier()  # every process has read the checkpoint before the first may replace it
-        for batch in loop.train(net, stream, criterion, precision, optimizer, counts):
+        for batch in loop.train(net, stream, recipe, counts):
             if batch.step == progress.step:
                 shown.pictures(batch)
             epoch = epoch_over(batch.step + 1, rows, settings.batch_size)
@@ -130,7 +207,7 @@ def train(config: Params, data: Packed, place: World, folder: Path) -> tuple[dic
             if epoch == 0:
                 continue
             loss, right, pictures = world.total(counts.sums).tolist()
-            val_loss, val_accuracy = validate(unwrap(net), data, config, place, precision)
+            val_loss, val_accuracy = validate(learner, data, config, place)
             values = (
                 epoch,
                 batch.step + 1,
@@ -144,13 +221,14 @@ def train(config: Params, data: Packed, place: World, folder: Path) -> tuple[dic
             progress.step = batch.step + 1
             if settings.export == "best" and val_accuracy > progress.best_accuracy:
                 progress.best_epoch, progress.best_accuracy = epoch, val_accuracy
-                progress.best_weights = model.export_state(unwrap(net))
+                progress.best_weights = exported(learner, settings)
             if place.first:
-                keep(folder, place, settings, unwrap(net), optimizer, precision, progress)
+                keep(folder, place, settings, learner, progress)
+                if config.run.keep_every and epoch % config.run.keep_every == 0:
+                    trained.save_weights(folder / f"epoch-{epoch:04}.safetensors", exported(learner, settings))
             shown.epoch(progress.history[-1], settings.epochs)
             counts.sums.zero_()
-    weights = progress.best_weights if settings.export == "best" else model.export_state(unwrap(net))
-    return weights, progress
+    return progress.best_weights if settings.export == "best" else exported(learner, settings), progress
 
 
 def epoch_over(step: int, rows: int, batch: int) -> int:
@@ -168,32 +246,23 @@ def refuse_broken(counts: Counts, settings: Train) -> None:
         )
 
 
-def keep(
-    folder: Path,
-    place: World,
-    settings: Train,
-    net: nn.Module,
-    optimizer: Optimizer,
-    precision: Precision,
-    progress: Progress,
-) -> None:
+def keep(folder: Path, place: World, settings: Train, learner: Learner, progress: Progress) -> None:
     """Save the working checkpoint. There is no sampler and no generator state to save, by design (see sampling.py)."""
     checkpoint.save(
         folder / CHECKPOINT,
         {
-            "model": net.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "precision": precision.state_dict(),
+            "model": learner.net.state_dict(),
+            "precision": learner.precision.state_dict(learner.optimizer),
+            "optimizer": learner.optimizer.state_dict(),
+            "ema": learner.ema.averages,
             "progress": asdict(progress),
             "hardware": runs.hardware(place, settings.threads),
         },
     )
 
 
-def resume(
-    folder: Path, place: World, settings: Train, net: nn.Module, optimizer: Optimizer, precision: Precision
-) -> Progress:
-    """Load the working checkpoint, if there is one, into the model, the optimizer and the precision.
+def resume(folder: Path, place: World, settings: Train, learner: Learner) -> Progress:
+    """Load the working checkpoint, if there is one, into the learner.
 
     Raises Refusal if the hardware that decides bits is not what it was.
     """
@@ -207,38 +276,40 @@ def resume(
                 f"{saved}: begun with {name} {was!r}, here it is {here[name]!r}, so the bytes could not be the same; "
                 f"go on where it was begun, or begin anew: rm -r {folder}"
             )
-    net.load_state_dict(state["model"])
-    optimizer.load_state_dict(state["optimizer"])
-    precision.load_state_dict(state["precision"])
+    learner.net.load_state_dict(state["model"])
+    learner.precision.load_state_dict(state["precision"], learner.optimizer)
+    learner.optimizer.load_state_dict(state["optimizer"])
+    for average, value in zip(learner.ema.averages, state["ema"], strict=True):
+        average.copy_(value)
     progress = Progress(**state["progress"])
     if place.first:
         print(f"train: going on from step {progress.step} ({saved})", file=sys.stderr)
     return progress
 
 
-def write(config: Params, data: Packed, weights: dict[str, Tensor], progress: Progress) -> None:
+def write(config: Params, data: Packed, final: dict[str, Tensor], progress: Progress) -> None:
     """Write the stage's outputs."""
     settings, metrics = config.train, Path(config.paths.metrics)
     last = progress.history[-1]
     epoch = progress.best_epoch if settings.export == "best" else last["epoch"]
     trained.save(
         Path(config.paths.models),
-        weights,
+        final,
         name=settings.model,
         classes=data.classes,
         view=view(config),
         export=settings.export,
         epoch=epoch,
     )
-    exported = progress.history[epoch - 1]
+    row = progress.history[epoch - 1]
     files.write_json(
         metrics / "train.json",
         {
             "epochs": last["epoch"],
             "steps": last["step"],
             "exported_epoch": epoch,
-            "train": {"loss": exported["train_loss"], "accuracy": exported["train_accuracy"]},
-            "val": {"loss": exported["val_loss"], "accuracy": exported["val_accuracy"]},
+            "train": {"loss": row["train_loss"], "accuracy": row["train_accuracy"]},
+            "val": {"loss": row["val_loss"], "accuracy": row["val_accuracy"]},
         },
     )
     files.write_csv(metrics / "history.csv", HISTORY, ([row[name] for name in HISTORY] for row in progress.history))
@@ -257,9 +328,9 @@ def run(config: Params) -> None:
     place = world.from_env(os.environ, settings.device)
     folder = Path(config.paths.runs) / runs.fingerprint(config, data.digest)
     with world.joined(place, config.run.timeout_seconds):
-        weights, progress = train(config, data, place, folder)
+        final, progress = train(config, data, place, folder)
         if place.first:
-            write(config, data, weights, progress)
+            write(config, data, final, progress)
             runs.write_provenance(folder, config, place, started, progress.step * settings.batch_size)
             (folder / CHECKPOINT).unlink()  # so that a forced run truly trains again
 

@@ -27,6 +27,12 @@ class Trained:
     view: View
 
 
+def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
+    """Write a state dict as safetensors: without metadata, whose key order is not stable."""
+    with files.atomic_file(path) as temporary:
+        safetensors.torch.save_file(weights, temporary)
+
+
 def save(
     models: Path,
     weights: dict[str, Tensor],
@@ -38,9 +44,7 @@ def save(
     epoch: int,
 ) -> None:
     """Write the weights, and what they are: the model's name, its classes, what it sees of a picture, which epoch."""
-    with files.atomic_file(models / "model.safetensors") as temporary:
-        # Without metadata, whose key order is not stable: what describes the model stands in model.json.
-        safetensors.torch.save_file(weights, temporary)
+    save_weights(models / "model.safetensors", weights)
     files.write_json(
         models / "model.json",
         {

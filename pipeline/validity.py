@@ -1,85 +1,191 @@
 """Which params can run where: one pure function. Every stage asks it first, so nobody downloads only to be refused."""
 
+import difflib
 import math
+from collections.abc import Iterator
 
 from pipeline.machine import Machine
-from pipeline.params import Params
+from pipeline.params import Params, Run, Split, Train
+from pipeline.zoo import MODELS
 
-DEMO = "to try the pipeline on this machine: make demo"
-
-# The members of the two tables in engine/precision.py and engine/parallel.py; a test holds them equal.
-PRECISIONS = ("fp32", "bf16")
-PARALLELS = ("single", "ddp")
+APEX_LEVELS = ("O0", "O1", "O2", "O3")
+CPU_PRECISIONS = ("fp32", "bf16", "fp16")
+INSTEAD_OF_APEX = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
+NO_APEX = {
+    "missing": "Apex, which is not installed",
+    "without amp": "apex.amp and apex.parallel, which the installed Apex no longer has",
+    "without extensions": "Apex's extensions amp_C, apex_C and syncbn, which the installed Apex was built without",
+}
 
 
 def faults(params: Params, machine: Machine) -> list[str]:
     """Every reason why these params cannot run on this machine, a sentence each; empty if they can."""
-    return _train(params, machine) + _data(params)
+    rules = (
+        _hardware(params.train, machine),
+        _apex(params.train, machine),
+        _combinations(params.train, machine),
+        _processes(params.train, params.run, machine),
+        _ranges(params.train),
+        _split(params.split),
+    )
+    return [sentence for rule in rules for sentence in rule]
 
 
-def _train(params: Params, machine: Machine) -> list[str]:
-    train, run, found = params.train, params.run, []
+def _hardware(train: Train, machine: Machine) -> Iterator[str]:
     if train.device == "cuda" and machine.cuda_devices == 0:
-        found.append(
-            f"train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu; {DEMO}"
+        yield (
+            "train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu; "
+            "to try the pipeline on this machine: make demo"
         )
-    if train.precision not in PRECISIONS:
-        found.append(
-            f"train.precision: {train.precision!r} is not built yet; allowed: {', '.join(PRECISIONS)}; "
-            f"for mixed precision take bf16"
+    if train.device == "cpu" and train.precision == "tf32":
+        yield f"train.precision: 'tf32' needs train.device: cuda; allowed on the CPU: {', '.join(CPU_PRECISIONS)}"
+    if train.device == "cpu" and train.parallel == "dp":
+        yield "train.parallel: 'dp' needs train.device: cuda; allowed on the CPU: single, ddp"
+    if train.device == "cpu" and train.sync_bn == "torch":
+        yield "train.sync_bn: 'torch' needs train.device: cuda; allowed on the CPU: none"
+    if train.compile and not machine.compiler:
+        yield "train.compile: true needs a C++ compiler (found: none); allowed here: false, or install g++"
+
+
+def apex_choices(train: Train) -> list[str]:
+    """The settings of `train` that ask for Apex, as they are written."""
+    asked = (
+        ("precision", train.precision, train.precision in APEX_LEVELS),
+        ("parallel", train.parallel, train.parallel == "apex_ddp"),
+        ("sync_bn", train.sync_bn, train.sync_bn == "apex"),
+        ("optimizer", train.optimizer, train.optimizer == "fused_sgd"),
+    )
+    return [f"train.{key}: {value!r}" for key, value, apex in asked if apex]
+
+
+def _apex(train: Train, machine: Machine) -> Iterator[str]:
+    for choice in apex_choices(train):
+        if train.device == "cpu":
+            yield f"{choice} needs train.device: cuda, for Apex does nothing on a CPU; {INSTEAD_OF_APEX}"
+        if machine.apex != "usable":
+            yield f"{choice} needs {NO_APEX[machine.apex]}; use the container (make image); {INSTEAD_OF_APEX}"
+
+
+def _combinations(train: Train, machine: Machine) -> Iterator[str]:
+    """Pairs of choices that would be wrong together, each with its reason."""
+    if train.parallel == "apex_ddp" and train.memory_format == "channels_last":
+        yield (
+            "train.memory_format: 'channels_last' × train.parallel: 'apex_ddp' would scramble the gradients of "
+            "convolutions; allowed: contiguous, or train.parallel: ddp"
         )
-    if train.parallel not in PARALLELS:
-        found.append(
-            f"train.parallel: {train.parallel!r} is not built yet; allowed: {', '.join(PARALLELS)}; "
-            f"for several processes take ddp"
+    if train.parallel == "apex_ddp" and train.precision == "bf16":
+        yield (
+            "train.precision: 'bf16' × train.parallel: 'apex_ddp': Apex DDP does not reduce bf16 gradients; "
+            "allowed: any other precision, or train.parallel: ddp"
         )
-    if train.parallel == "single" and run.processes > 1:
-        found.append(
-            f"run.processes: {run.processes} processes × train.parallel: 'single' would train that many models; "
+    if train.parallel == "dp" and train.precision in ("O1", "O2", "O3"):
+        yield (
+            f"train.precision: {train.precision!r} × train.parallel: 'dp': Apex casts in the first replica only; "
+            f"allowed: a native precision or O0, or train.parallel: ddp"
+        )
+    if train.sync_bn != "none" and train.parallel in ("single", "dp"):
+        yield (
+            f"train.sync_bn: {train.sync_bn!r} × train.parallel: {train.parallel!r}: there is one process; "
+            f"allowed: none, or train.parallel: ddp with several"
+        )
+    if train.sync_bn != "none" and train.freeze_backbone:
+        yield (
+            f"train.sync_bn: {train.sync_bn!r} × train.freeze_backbone: true: frozen statistics are not gathered; "
+            f"allowed: none, or train.freeze_backbone: false"
+        )
+    if train.compile and train.precision in APEX_LEVELS:
+        yield (
+            f"train.compile: true × train.precision: {train.precision!r}: Apex changes what was compiled; "
+            f"allowed: false, or a native precision"
+        )
+    if train.compile and (train.parallel == "dp" or train.gradient_checkpointing):
+        other = "train.parallel: 'dp'" if train.parallel == "dp" else "train.gradient_checkpointing: true"
+        yield f"train.compile: true × {other} is not supported by torch.compile; allowed: one of the two"
+    if train.gradient_checkpointing and (train.parallel == "dp" or train.precision == "O1"):
+        other = "train.parallel: 'dp'" if train.parallel == "dp" else "train.precision: 'O1'"
+        yield (
+            f"train.gradient_checkpointing: true × {other}: what is recomputed would use other weights; "
+            f"allowed: one of the two"
+        )
+    if train.gradient_checkpointing and train.freeze_backbone:
+        yield (
+            "train.gradient_checkpointing: true × train.freeze_backbone: true: a frozen backbone keeps nothing for a "
+            "backward pass; allowed: one of the two"
+        )
+    if train.export == "ema" and train.ema_decay == 0:
+        yield "train.export: 'ema' needs train.ema_decay > 0, such as 0.999; allowed without: last, best"
+
+
+def _processes(train: Train, run: Run, machine: Machine) -> Iterator[str]:
+    if train.parallel in ("single", "dp") and run.processes > 1:
+        yield (
+            f"run.processes: {run.processes} × train.parallel: {train.parallel!r} would train that many models; "
             f"allowed: 1; for several processes: train.parallel: ddp"
         )
-    if train.device == "cuda" and 0 < machine.cuda_devices < run.processes:
-        found.append(
-            f"run.processes: {run.processes} is more than the GPUs visible here ({machine.cuda_devices}); "
+    if train.sync_bn != "none" and train.parallel not in ("single", "dp") and run.processes == 1:
+        yield f"train.sync_bn: {train.sync_bn!r} × run.processes: 1: nothing to synchronize; allowed: none, or more processes"
+    if run.processes % run.nodes:
+        yield (
+            f"run.processes: {run.processes} does not divide by run.nodes ({run.nodes}); "
+            f"allowed: a multiple of {run.nodes}"
+        )
+    if run.node_rank >= run.nodes:
+        yield f"run.node_rank: {run.node_rank} is not one of {run.nodes} nodes; allowed: 0 to {run.nodes - 1}"
+    if run.nodes > 1 and run.launcher == "spawn":
+        yield f"run.nodes: {run.nodes} × run.launcher: 'spawn', which knows one; allowed: 1, or torchrun or slurm"
+    if run.nodes > 1 and run.launcher == "torchrun" and run.rendezvous.endswith(":0"):
+        yield (
+            f"run.rendezvous: {run.rendezvous!r} × run.nodes: {run.nodes}: the nodes must know where to meet; "
+            f"allowed: host:port of node 0, such as node0:29400"
+        )
+    here = run.processes // run.nodes
+    if train.device == "cuda" and 0 < machine.cuda_devices < here:
+        yield (
+            f"run.processes: {here} on a node is more than the GPUs visible here ({machine.cuda_devices}); "
             f"allowed: 1 to {machine.cuda_devices}; CUDA_VISIBLE_DEVICES chooses them"
         )
-    if train.batch_size % run.processes:
-        near = train.batch_size - train.batch_size % run.processes
-        found.append(
-            f"train.batch_size: {train.batch_size} does not divide by run.processes ({run.processes}); "
-            f"allowed: a multiple of {run.processes}, such as {near or run.processes}"
+    parts = run.processes * train.accumulate
+    if train.batch_size % parts:
+        near = train.batch_size - train.batch_size % parts
+        yield (
+            f"train.batch_size: {train.batch_size} does not divide by run.processes × train.accumulate ({parts}); "
+            f"allowed: a multiple of {parts}, such as {near or parts}"
         )
+
+
+def _ranges(train: Train) -> Iterator[str]:
+    if train.model not in MODELS:
+        near = difflib.get_close_matches(train.model, MODELS, n=3)
+        guess = f"did you mean {', '.join(near)}?" if near else "torchvision.models.list_models() names them"
+        yield f"train.model: {train.model!r} is not one of torchvision's {len(MODELS)} classification models; {guess}"
     for key, (low, high) in (("crop_scale", train.crop_scale), ("crop_ratio", train.crop_ratio)):
         if low > high:
-            found.append(f"train.{key}: [{low}, {high}] is the wrong way round; allowed: [least, most]")
+            yield f"train.{key}: [{low}, {high}] is the wrong way round; allowed: [least, most]"
     if train.eval_crop > train.eval_resize:
-        found.append(
+        yield (
             f"train.eval_crop: {train.eval_crop} does not fit into train.eval_resize ({train.eval_resize}); "
             f"allowed: up to {train.eval_resize}"
         )
-    if train.nesterov and train.momentum == 0:
-        found.append("train.nesterov: true needs momentum (train.momentum: 0); allowed: false, or train.momentum > 0")
+    if train.nesterov and train.momentum == 0 and train.optimizer in ("sgd", "fused_sgd"):
+        yield "train.nesterov: true needs momentum (train.momentum: 0); allowed: false, or train.momentum > 0"
     if train.warmup_epochs > train.epochs:
-        found.append(
+        yield (
             f"train.warmup_epochs: {train.warmup_epochs} is longer than the training; "
             f"allowed: 0 to train.epochs ({train.epochs})"
         )
-    return found
 
 
-def _data(params: Params) -> list[str]:
-    split, found = params.split, []
+def _split(split: Split) -> Iterator[str]:
     parts = split.fractions
     if not math.isclose(parts.train + parts.val + parts.test, 1, abs_tol=1e-9):
-        found.append(
+        yield (
             f"split.fractions: {parts.train} + {parts.val} + {parts.test} is not 1; "
             f"allowed: three shares that sum to 1, such as 0.8, 0.1, 0.1"
         )
     if split.fold >= split.folds:
-        found.append(f"split.fold: {split.fold} is not one of {split.folds} folds; allowed: 0 to {split.folds - 1}")
+        yield f"split.fold: {split.fold} is not one of {split.folds} folds; allowed: 0 to {split.folds - 1}"
     if split.folds > 1 and not math.isclose(parts.test, 1 / split.folds, abs_tol=1e-9):
-        found.append(
+        yield (
             f"split.fractions.test: {parts.test} with split.folds: {split.folds} would not test every picture once; "
             f"allowed: {1 / split.folds!r}, or split.folds: 1"
         )
-    return found

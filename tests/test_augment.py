@@ -1,5 +1,6 @@
-"""Resampling is exact, and is what torchvision's transforms do."""
+"""Crops are exact, and they and what training adds to them are what torchvision's transforms do."""
 
+import dataclasses
 import io
 import tarfile
 from pathlib import Path
@@ -10,10 +11,12 @@ import torch
 import torchvision.transforms.v2.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from pipeline import augment, sampling
+from pipeline.sampling import Draws
 
 
 def squares(n: int, side: int, seed: int = 0) -> Tensor:
@@ -61,6 +64,149 @@ def test_a_crop_does_not_depend_on_its_neighbours_or_on_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(together, torch.cat(alone))
+
+
+def jitter(n: int, strength: float = 0.4, seed: int = 0) -> NDArray[np.float32]:
+    return sampling.jitter_factors(seed, 0, n, strength)
+
+
+def drawn(n: int, side: int, out: int, seed: int = 0) -> Draws:
+    """Every draw of a training crop, switched on."""
+    factors, erased = jitter(n, seed=seed), sampling.erase_boxes(seed, 0, n, out, 0.5)
+    return Draws(random_boxes(n, side, seed).numpy(), np.arange(n) % 2 == 0, factors, erased)
+
+
+def mixes(n: int, out: int) -> list[sampling.Mix]:
+    """Mixup, and CutMix."""
+    return [sampling.mix(0, 0, n, out, 0.2, 0.0), sampling.mix(0, 0, n, out, 0.0, 1.0)]
+
+
+@given(strength=st.floats(0, 1), seed=st.integers(0, 10**6))
+def test_colours_change_as_torchvision_changes_them(strength: float, seed: int) -> None:
+    """Brightness, contrast and saturation, in this order, give what adjust_brightness and its like give."""
+    whole, factors = squares(3, 24, seed).permute(0, 3, 1, 2).float(), jitter(3, strength, seed)
+    ours = augment.jittered(whole, factors)
+    for picture, result, (brightness, contrast, saturation) in zip(whole / 255, ours, factors.tolist(), strict=True):
+        bright = F.adjust_brightness(picture, brightness)
+        theirs = F.adjust_saturation(F.adjust_contrast(bright, contrast), saturation)
+        assert (result - theirs * 255).abs().max() < 2e-3
+
+
+def test_a_factor_of_one_changes_no_bit() -> None:
+    """A picture whose factors are 1 comes out as it went in, also beside pictures that change."""
+    whole, factors = squares(4, 32).permute(0, 3, 1, 2).float(), jitter(4)
+    factors[1::2] = 1
+    ours = augment.jittered(whole, factors)
+    assert torch.equal(ours[1::2], whole[1::2])
+    assert not torch.equal(ours[0], whole[0])
+
+
+def test_the_mean_for_the_contrast_has_no_order() -> None:
+    """The same pixels elsewhere in the picture have the same mean, to the bit: it is a sum of whole numbers."""
+    random = torch.Generator().manual_seed(0)
+    grey = torch.rand(40, 1, 50, 50, generator=random) * 255
+    moved = grey.flatten(2)[..., torch.randperm(2500, generator=random)].view_as(grey)
+    assert not torch.equal(grey.mean((1, 2, 3)), moved.mean((1, 2, 3)))  # in float32 there is one
+    assert torch.equal(augment._mean(grey), augment._mean(moved))
+    assert (augment._mean(grey).flatten() - grey.double().mean((1, 2, 3))).abs().max() < 1e-3
+
+
+def test_rectangles_are_set_to_the_mean_colour() -> None:
+    """As torchvision's erase with value 0 in the normalized picture; pictures without a rectangle stay."""
+    images = torch.randn(6, 3, 40, 40, generator=torch.Generator().manual_seed(0))
+    boxes = sampling.erase_boxes(3, 0, 6, 40, 0.5)
+    assert 0 < boxes.any(1).sum() < 6
+    for image, result, (x0, y0, x1, y1) in zip(images, augment.without(images, boxes), boxes.tolist(), strict=True):
+        assert torch.equal(result, F.erase(image, y0, x0, y1 - y0, x1 - x0, torch.zeros(3, 1, 1)))
+
+
+def test_with_everything_off_training_sees_the_plain_crops() -> None:
+    """The very bits of `crops`, and neither images nor labels are touched by a mix that mixes nothing."""
+    pictures, boxes, flips = squares(4, 64), random_boxes(4, 64), torch.arange(4) % 2 == 0
+    plain = augment.crops(pictures, boxes, flips, 48)
+    off = Draws(boxes.numpy(), flips.numpy(), jitter(4, strength=0.0), sampling.erase_boxes(0, 0, 4, 48, 0.0))
+    assert torch.equal(augment.training_crops(pictures, off, 48), plain)
+    nothing, labels = sampling.mix(0, 0, 4, 48, 0.0, 0.0), torch.arange(4)
+    assert augment.mixed(plain, nothing) is plain
+    assert all(kept is labels for kept in augment.mixed_labels(labels, nothing, 5))
+
+
+def test_a_training_crop_does_not_depend_on_its_neighbours_or_on_threads() -> None:
+    """Jittered and erased, alone or in a batch, with one thread or two: the same bits."""
+    pictures, draws = squares(6, 96), drawn(6, 96, 80)
+    together = augment.training_crops(pictures, draws, 80)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3 - min(before, 2))
+        each = [np.array([k]) for k in range(6)]
+        alone = [augment.training_crops(pictures[k], draws.at(k), 80) for k in each]
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
+def test_mixed_pictures_and_targets_of_any_world_size_merge_to_the_same(size: int) -> None:
+    """What the ranks make of their own pictures and their partners is, put together, what one process makes."""
+    pictures, draws, labels = squares(12, 64), drawn(12, 64, 48), torch.arange(12) % 5
+    for whole in mixes(12, 48):
+        one = augment.mixed(augment.training_crops(pictures, draws, 48), whole)
+        made = []
+        for rank in range(size):
+            positions, mix = sampling.local(whole, rank, size)
+            crops = augment.training_crops(pictures[positions], draws.at(positions), 48)
+            made.append((augment.mixed(crops, mix), *augment.mixed_labels(labels[positions], mix, 5)))
+        images, heavier, targets = (torch.cat(parts) for parts in zip(*made, strict=True))
+        assert torch.equal(images, one)
+        assert torch.equal(heavier, augment.mixed_labels(labels, whole, 5)[0])
+        assert torch.equal(targets, augment.mixed_labels(labels, whole, 5)[1])
+
+
+def test_mixup_is_the_weighted_mean_of_pictures_and_targets() -> None:
+    """lam of the picture and its label, 1 - lam of the partner and its label."""
+    mix, _ = mixes(8, 20)
+    images, labels = torch.randn(8, 3, 20, 20, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+    ours, (heavier, targets) = augment.mixed(images, mix), augment.mixed_labels(labels, mix, 3)
+    assert (ours - torch.lerp(images[mix.partners], images, mix.lam)).abs().max() < 1e-6
+    classes = torch.eye(3)
+    assert (targets - torch.lerp(classes[labels[mix.partners]], classes[labels], mix.lam)).abs().max() < 1e-6
+    assert torch.equal(heavier, labels if mix.lam >= 0.5 else labels[mix.partners])
+
+
+def test_cutmix_pastes_the_partner_into_the_box() -> None:
+    """Inside the box the partner's very pixels, outside the own ones; the targets are the shares of the area."""
+    _, mix = mixes(8, 20)
+    own, partner = torch.zeros(8, 3, 20, 20), torch.randn(8, 3, 20, 20, generator=torch.Generator().manual_seed(0))
+    both = dataclasses.replace(mix, partners=8 + mix.partners)
+    ours = augment.mixed(torch.cat([own, partner]), both)
+    x0, y0, x1, y1 = mix.box
+    assert torch.equal(ours[:, :, y0:y1, x0:x1], partner[mix.partners][:, :, y0:y1, x0:x1])
+    assert int((ours == 0).sum()) == 8 * 3 * round(mix.lam * 400)
+    _, targets = augment.mixed_labels(torch.tensor([0] * 8 + [1] * 8), both, 2)
+    assert torch.equal(targets, torch.tensor([mix.lam, 1 - mix.lam]).expand(8, 2))
+
+
+def test_the_loss_of_mixed_targets_is_the_mixed_loss() -> None:
+    """Cross entropy, label smoothing included, is lam of the own label's and 1 - lam of the partner's."""
+    logits, labels = torch.randn(8, 5, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 5
+    criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    for mix in mixes(8, 20):
+        _, targets = augment.mixed_labels(labels, mix, 5)
+        apart = mix.lam * criterion(logits, labels) + (1 - mix.lam) * criterion(logits, labels[mix.partners])
+        assert criterion(logits, targets).item() == pytest.approx(apart.item(), rel=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_gpu_makes_the_same_bits() -> None:
+    """Cropped, jittered, erased and mixed on the GPU and on the CPU: the same bits, and the same targets."""
+    pictures, draws, labels = squares(12, 256), drawn(12, 256, 224), torch.arange(12) % 5
+    for mix in mixes(12, 224):
+        made = []
+        for device in ("cpu", "cuda"):
+            crops = augment.training_crops(pictures.to(device), draws, 224)
+            made.append((augment.mixed(crops, mix), *augment.mixed_labels(labels.to(device), mix, 5)))
+        assert all(torch.equal(there.cpu(), here) for here, there in zip(*made, strict=True))
 
 
 @given(side=st.integers(16, 300), out=st.integers(16, 300), data=st.data())

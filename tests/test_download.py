@@ -33,6 +33,7 @@ MINI_SHA256 = "b6fcdfa50563d9d6acac6e32666ee5d7f612622c3d7fed0875e75f4382e88331"
 PHOTOS = {"top/daisy/a.jpg": b"a" * 3000, "top/rose/b.jpg": b"b" * 5000, "top/LICENSE.txt": b"CC-BY"}
 UNPACKED = {name.removeprefix("top/"): content for name, content in PHOTOS.items()}
 ROOMY = (1000, 10**9)  # max_files, max_bytes
+NO_WEIGHTS = {"none.txt": b"No pretrained weights are asked for (train.weights: none).\n"}
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, content: bytes = b"", target: str = "") -> tarfile.TarInfo:
@@ -445,7 +446,7 @@ def test_real_photos_unpack_and_stay_until_the_next_whole_set(tmp_path: Path, mo
     classes = {path.name: len(list(path.iterdir())) for path in images.iterdir() if path.is_dir()}
     assert classes == {"daisy": 127, "dandelion": 180, "roses": 128, "sunflowers": 140, "tulips": 160}
     assert sorted(path.name for path in images.iterdir() if path.is_file()) == ["LICENSE.txt"]
-    assert list((tmp_path / "data" / "weights").iterdir()) == []
+    assert contents(tmp_path / "data" / "weights") == NO_WEIGHTS
 
     with pytest.raises(Refusal, match=r"data\.max_files"):
         download.run(archive_project(tmp_path, MINI, max_files=100))
@@ -468,7 +469,7 @@ def test_a_killed_run_leaves_nothing_and_the_next_one_succeeds(tmp_path: Path) -
         assert child.poll() is None
     child.kill()
     assert child.wait() == -signal.SIGKILL
-    assert [path.name for path in images.parent.iterdir()] == [files.partial(images).name]
+    assert sorted(path.name for path in images.parent.iterdir()) == [files.partial(images).name, "weights"]
 
     again = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
     assert (
@@ -526,7 +527,7 @@ def test_the_inbox_is_copied_without_junk(top: str, tmp_path: Path, monkeypatch:
     assert contents(images) == photos
     assert not any("__MACOSX" in path.name for path in images.rglob("*"))
     assert (images / "LICENSE.txt").stat().st_mode & 0o111 == 0
-    assert list((tmp_path / "data" / "weights").iterdir()) == []
+    assert contents(tmp_path / "data" / "weights") == NO_WEIGHTS
 
 
 @pytest.mark.parametrize("found", [None, {}, {".gitkeep": b""}, {"photo.jpg": b"x"}, {"daisy/.hidden": b"x"}])

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torchvision.transforms.v2 import RandomResizedCrop
+from numpy.typing import NDArray
+from torchvision.transforms.v2 import CutMix, RandomErasing, RandomResizedCrop
 
 from pipeline import sampling
 
@@ -40,11 +41,12 @@ def test_every_epoch_ends_with_a_step_of_its_own(rows: int, epochs: int, data: s
 
 @given(seed=st.integers(0, 2**32 - 1), step=st.integers(0, 10**6), size=st.sampled_from([1, 2, 3, 4, 6, 12]))
 def test_the_slices_of_any_world_size_merge_to_the_same_stream(seed: int, step: int, size: int) -> None:
-    """Rows, boxes and flips of all ranks, put together, are those of one process, byte for byte."""
+    """What is drawn for the rows of all ranks, put together, is what one process draws, byte for byte."""
     rows = sampling.batch_rows(seed, step, 12, 97)
     sizes = np.stack([100 + rows, 300 - rows], 1).astype(np.int32)
     boxes, flips = sampling.crop_boxes(seed, step, sizes, 64, (0.08, 1.0), (0.75, 4 / 3), 0.5)
-    for whole in (rows, boxes, flips):
+    factors, erased = sampling.jitter_factors(seed, step, 12, 0.4), sampling.erase_boxes(seed, step, 12, 64, 0.5)
+    for whole in (rows, boxes, flips, factors, erased):
         merged = np.concatenate([sampling.part(whole, rank, size) for rank in range(size)])
         assert merged.tobytes() == whole.tobytes()
 
@@ -93,6 +95,132 @@ def test_crops_are_drawn_as_torchvision_draws_them() -> None:
     assert abs(extent.prod(1).std() - area.std()) < 0.03
 
 
+@given(strength=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
+def test_jitter_factors_stay_in_their_range(strength: float, seed: int) -> None:
+    """Brightness, contrast and saturation change by the strength at most; without strength not at all."""
+    factors = sampling.jitter_factors(seed, 0, 50, strength)
+    assert (abs(factors - 1) <= np.float32(strength) + 1e-6).all()
+    assert (factors >= 0).all()
+    assert (sampling.jitter_factors(seed, 0, 50, 0.0) == 1).all()
+
+
+def test_jitter_factors_are_uniform_and_independent() -> None:
+    """Over many draws: the mean, the deviation and the correlations of three independent uniform numbers."""
+    factors = sampling.jitter_factors(0, 0, 20000, 0.4)
+    assert abs(factors.mean(0) - 1).max() < 0.01
+    assert abs(factors.std(0) - 0.8 / 12**0.5).max() < 0.01
+    assert abs(np.corrcoef(factors.T) - np.eye(3)).max() < 0.03
+
+
+@given(crop=st.integers(16, 300), chance=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
+def test_erased_rectangles_stay_inside(crop: int, chance: float, seed: int) -> None:
+    """A rectangle lies in the crop and never covers a whole side, or there is none."""
+    boxes = sampling.erase_boxes(seed, 0, 30, crop, chance)
+    extent = boxes[:, 2:] - boxes[:, :2]
+    none = ~boxes.any(1)
+    assert ((extent[~none] >= 1) & (extent[~none] < crop)).all()
+    assert ((boxes >= 0) & (boxes <= crop)).all()
+    assert not sampling.erase_boxes(seed, 0, 30, crop, 0.0).any()
+
+
+def test_rectangles_are_erased_as_torchvision_erases_them() -> None:
+    """Over many draws chance, areas, ratios and places are distributed as those of torchvision's RandomErasing."""
+    torch.manual_seed(0)
+    draw, picture, count = RandomErasing(1, ratio=(0.3, 3.3)), torch.zeros(3, 64, 64), 6000
+    drawn = [draw.make_params([picture]) for _ in range(count)]
+    theirs = np.array([(p["j"], p["i"], p["w"], p["h"]) for p in drawn if p["v"] is not None], np.float64)
+    boxes = sampling.erase_boxes(0, 0, count, 64, 0.5)
+    ours = boxes[boxes.any(1)].astype(np.float64)
+    ours[:, 2:] -= ours[:, :2]
+    assert abs(len(ours) / count - 0.5 * len(theirs) / count) < 0.02
+
+    def figures(drawn: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+        """Area, ratio and place of rectangles [n, 4] (left, top, width, height)."""
+        left, top, width, height = drawn.T
+        return width * height / 64**2, np.log(height / width), left / (64 - width), top / (64 - height)
+
+    for one, other in zip(figures(ours), figures(theirs), strict=True):
+        assert abs(one.mean() - other.mean()) < 0.04
+        assert abs(one.std() - other.std()) < 0.04
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1), step=st.integers(0, 10**6), size=st.sampled_from([1, 2, 3, 4, 6, 12]),
+    alphas=st.tuples(st.sampled_from([0.0, 0.2, 1.0]), st.sampled_from([0.0, 1.0])),
+)  # fmt: skip
+def test_the_mixes_of_any_world_size_merge_to_the_same(
+    seed: int, step: int, size: int, alphas: tuple[float, float]
+) -> None:
+    """Every rank mixes its share with the partners that one process would, and loads no picture twice or in vain."""
+    whole = sampling.mix(seed, step, 12, 64, *alphas)
+    shares = [sampling.local(whole, rank, size) for rank in range(size)]
+    for name in ("own", "partners"):
+        merged = np.concatenate([positions[getattr(share, name)] for positions, share in shares])
+        assert merged.tolist() == getattr(whole, name).tolist()
+    for positions, share in shares:
+        assert sorted({*share.own.tolist(), *share.partners.tolist()}) == list(range(len(positions)))
+        assert (np.diff(positions) > 0).all()
+        assert (share.lam, share.box, share.keep) == (whole.lam, whole.box, whole.keep)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1), crop=st.integers(16, 300), batch=st.integers(1, 20),
+    alphas=st.tuples(st.floats(0, 4), st.floats(0, 4)),
+)  # fmt: skip
+def test_the_share_of_the_own_picture_is_exact(seed: int, crop: int, batch: int, alphas: tuple[float, float]) -> None:
+    """lam is the own picture's share: of every pixel in mixup, of the area that the clipped box leaves in CutMix."""
+    mix = sampling.mix(seed, 0, batch, crop, *alphas)
+    x0, y0, x1, y1 = mix.box
+    assert 0 <= x0 <= x1 <= crop
+    assert 0 <= y0 <= y1 <= crop
+    assert sorted(mix.partners.tolist()) == list(range(batch))
+    if mix.lam == 1:
+        assert (mix.partners == mix.own).all()
+    elif mix.keep == 0 and mix.box != (0, 0, crop, crop):
+        assert mix.lam == (crop**2 - (x1 - x0) * (y1 - y0)) / crop**2
+    else:
+        assert mix.lam == mix.keep
+        assert float(np.float32(mix.lam)) == mix.lam
+
+
+@given(size=st.sampled_from([1, 2, 3, 4, 6, 12]), data=st.data())
+def test_without_mixing_a_rank_needs_its_own_pictures_alone(size: int, data: st.DataObject) -> None:
+    """Then there is no partner to load, and the positions are the rank's slice."""
+    rank = data.draw(st.integers(0, size - 1))
+    positions, mix = sampling.local(sampling.mix(0, 0, 12, 64, 0.0, 0.0), rank, size)
+    assert positions.tolist() == sampling.part(np.arange(12), rank, size).tolist()
+    assert mix.lam == 1
+    assert mix.own.tolist() == mix.partners.tolist() == list(range(12 // size))
+
+
+def test_lam_has_a_beta_distribution() -> None:
+    """Mean 1/2 and variance 1 / (4 (2 alpha + 1)), for mixup and, before the box is clipped, for CutMix."""
+    for alpha in (0.2, 1.0, 4.0):
+        lams = np.array([sampling.mix(0, step, 2, 224, alpha, 0.0).lam for step in range(4000)])
+        assert abs(lams.mean() - 0.5) < 0.03
+        assert abs(lams.var() - 1 / (4 * (2 * alpha + 1))) < 0.01
+
+
+def test_boxes_are_cut_as_torchvision_cuts_them() -> None:
+    """Over many draws the own share after clipping and the box's place are distributed as those of its CutMix."""
+    torch.manual_seed(0)
+    draw, pictures = CutMix(alpha=1.0, num_classes=2), torch.zeros(2, 3, 64, 64)
+    theirs = [draw.make_params([pictures]) for _ in range(4000)]
+    ours = [sampling.mix(0, step, 2, 64, 0.0, 1.0) for step in range(4000)]
+    lams = np.array([mix.lam for mix in ours]), np.array([params["lam_adjusted"] for params in theirs])
+    cut = [mix.box for mix in ours if mix.lam < 1], [p["box"] for p in theirs if p["lam_adjusted"] < 1]
+    assert abs(lams[0].mean() - lams[1].mean()) < 0.02
+    assert abs(lams[0].std() - lams[1].std()) < 0.02
+    assert abs(np.mean(cut[0], axis=0) - np.mean(cut[1], axis=0)).max() < 1.5
+    assert abs(np.std(cut[0], axis=0) - np.std(cut[1], axis=0)).max() < 1.5
+
+
+def test_with_both_a_batch_takes_one_of_them() -> None:
+    """Mixup and CutMix are taken equally often."""
+    kinds = Counter(sampling.mix(0, step, 2, 64, 1.0, 1.0).keep > 0 for step in range(2000))
+    assert abs(kinds[True] - 1000) < 100
+
+
 def test_the_draws_are_these() -> None:
     """The streams themselves: a change here changes every result, so it must be meant."""
     assert sampling.batch_rows(0, 0, 6, 10).tolist() == [9, 4, 2, 1, 0, 7]
@@ -101,3 +229,19 @@ def test_the_draws_are_these() -> None:
     )
     assert boxes.tolist() == [[8134, 314, 56584, 56435], [1244, 34045, 40132, 59006]]
     assert flips.tolist() == [False, True]
+    assert sampling.jitter_factors(0, 1, 1, 0.4).tolist() == [
+        [0.7681664824485779, 1.2022955417633057, 0.7582871317863464]
+    ]
+    assert sampling.erase_boxes(0, 1, 4, 224, 0.5).tolist() == [
+        [0] * 4,
+        [0] * 4,
+        [114, 15, 210, 186],
+        [11, 104, 72, 124],
+    ]
+    mixup, cutmix = sampling.mix(0, 1, 6, 224, 0.2, 0.0), sampling.mix(0, 1, 6, 224, 0.0, 1.0)
+    assert mixup.partners.tolist() == cutmix.partners.tolist() == [4, 0, 2, 3, 5, 1]
+    assert (mixup.lam, mixup.box, mixup.keep) == (0.9998912811279297, (0, 0, 224, 224), 0.9998912811279297)
+    assert (cutmix.lam, cutmix.box, cutmix.keep) == (0.8908641581632653, (97, 36, 171, 110), 0.0)
+    assert [sampling.mix(0, step, 6, 224, 0.2, 1.0).keep > 0 for step in range(8)] == [
+        False, True, False, True, True, True, False, True,
+    ]  # fmt: skip

@@ -18,32 +18,41 @@ ROOMS = {
 
 # Who may import whom; nothing else is allowed. What stands higher may not look down.
 BASE = {"errors", "files"}
-ENGINE = {"engine.world", "engine.precision", "engine.parallel", "engine.checkpoint", "engine.loop"}
+ENGINE = {
+    "engine.world", "engine.precision", "engine.parallel", "engine.checkpoint", "engine.loop", "engine.ema",
+    "engine.optimizers", "engine.stopping",
+}  # fmt: skip
 STAGE = {*BASE, "params", "stage"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(), "files": set(), "machine": set(), "schedule": set(), "sampling": set(), "synthetic": {"files"},
     "params": {"errors"},
-    "validity": {"machine", "params"},
+    "validity": {"machine", "params", "zoo"},
+    "zoo": set(),
+    "weights": BASE,
     "stage": {"errors", "machine", "params", "validity"},
     "images": BASE,
     "packed": BASE,
     "augment": {"sampling"},
-    "model": set(),
+    "model": {"errors"},
     "metrics": set(),
-    "engine": set(), "engine.world": set(), "engine.precision": set(), "engine.checkpoint": {"files"},
-    "engine.parallel": {"engine.world"},
-    "engine.loop": {"engine.precision"},
+    "engine": set(), "engine.world": set(), "engine.checkpoint": {"files"}, "engine.ema": set(),
+    "engine.precision": {"engine.apex"},  # these three import it only when it is asked for
+    "engine.parallel": {"engine.world", "engine.apex"},
+    "engine.optimizers": {"engine.apex"},
+    "engine.apex": {"engine.precision"},
+    "engine.loop": {"engine.precision", "engine.parallel", "engine.ema"},
+    "engine.stopping": {"engine.world"},
     "inference": {"augment", "sampling", *ENGINE},
     "monitor": {"augment", "engine.loop"},
     "runs": {"files", "params", "engine.world"},
     "report": {"files", "packed"},
-    "download": {*STAGE, "synthetic"},
+    "download": {*STAGE, "synthetic", "weights"},
     "split": {*STAGE, "images"},
     "prepare": {*STAGE, "images", "packed"},
     "launch": {*STAGE, "engine.world"},
     "trained": {*BASE, *ENGINE, "augment", "inference", "model"},
     "train": {*STAGE, *ENGINE, "augment", "inference", "model", "monitor", "packed", "runs", "sampling",
-              "schedule", "trained"},
+              "schedule", "trained", "weights"},
     "evaluate": {*STAGE, *ENGINE, "metrics", "packed", "report", "trained"},
     "predict": {*STAGE, *ENGINE, "images", "machine", "trained"},
     "doctor": {"errors", "machine", "params", "validity"},
@@ -54,7 +63,7 @@ OWNERS = {
     "yaml": set(), "ruamel": {"params", "demo"}, "pydantic": {"params"}, "pydantic_core": {"params"},
     "PIL": {"images", "report", "synthetic"}, "imagehash": {"split"},
     "pooch": {"download"}, "requests": {"download"}, "tarfile": {"download"}, "zipfile": {"download"},
-    "torchvision": {"model", "monitor"}, "tensorboard": set(), "safetensors": {"trained"},
+    "torchvision": {"model", "monitor", "weights"}, "tensorboard": set(), "safetensors": {"trained", "weights"},
     "apex": {"engine.apex"}, "dvc": set(), "sklearn": set(), "ctypes": {"machine", "stage"},
 }  # fmt: skip
 

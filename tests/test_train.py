@@ -153,7 +153,8 @@ GRADIENTS = """
     import torch
     from torch import nn
     from pipeline.engine import loop, world
-    from pipeline.engine.loop import Batch, Counts
+    from pipeline.engine.loop import Batch, Counts, Recipe
+    from pipeline.engine.ema import Ema
     from pipeline.engine.parallel import PARALLELS, unwrap
     from pipeline.engine.precision import PRECISIONS
     from pipeline import model, sampling
@@ -170,8 +171,9 @@ GRADIENTS = """
         def batches():
             for step in range(8):
                 rows = torch.from_numpy(sampling.part(sampling.batch_rows(0, step, 12, 48), place.rank, place.size))
-                yield Batch(step, images[rows], labels[rows], 0.1)
-        for _ in loop.train(wrapped, batches(), nn.CrossEntropyLoss(), precision, optimizer, counts):
+                yield Batch(step, images[rows], labels[rows], labels[rows], 0.1)
+        recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, Ema.of(net, 0.0), int(sys.argv[2]), 0.0)
+        for _ in loop.train(wrapped, batches(), recipe, counts):
             pass
         sums = world.total(counts.sums)
         if place.first:
@@ -198,7 +200,7 @@ def run_ranks(size: int, script: str, *arguments: str) -> None:
 def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
     """1 × B and 2 × B/2 of a model without BatchNorm agree to rounding after eight steps; so do loss and counts."""
     for size in (1, 2):
-        run_ranks(size, GRADIENTS, str(tmp_path / f"{size}.pt"))
+        run_ranks(size, GRADIENTS, str(tmp_path / f"{size}.pt"), "1")
     one, two = (torch.load(tmp_path / f"{size}.pt") for size in (1, 2))
     assert one["sums"][1:].tolist() == two["sums"][1:].tolist()
     assert one["sums"][0] == pytest.approx(two["sums"][0].item(), rel=1e-6)

@@ -7,19 +7,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from pipeline.engine.ema import Ema
+from pipeline.engine.parallel import accumulating
 from pipeline.engine.precision import Precision
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one process works on in one step: normalized images [n, 3, h, w], labels int64 [n], the learning rate.
+    """What one process works on in one step.
 
-    A parameter group uses the rate times its own `scale`.
+    images: normalized [n, 3, h, w]; labels: int64 [n]; targets: what the loss compares with, the labels or, where
+    pictures are mixed, class probabilities [n, classes]. A parameter group uses the rate times its own `scale`.
     """
 
     step: int
     images: Tensor
     labels: Tensor
+    targets: Tensor
     learning_rate: float
 
 
@@ -35,7 +39,7 @@ class Counts:
         return cls(torch.zeros(3, dtype=torch.float64, device=device), torch.full((), -1, device=device))
 
     def add(self, step: int, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Count a step in; nothing is read back, so the device is not waited for."""
+        """Count a part of a batch in; nothing is read back, so the device is not waited for."""
         count, right = len(labels), (logits.argmax(1) == labels).sum()
         loss = loss.detach().double()
         self.sums.add_(torch.stack([loss * count, right.double(), torch.full_like(loss, count)]))
@@ -43,23 +47,35 @@ class Counts:
         self.broken_step.copy_(torch.where(first, step, self.broken_step))
 
 
-def train(
-    model: nn.Module,
-    batches: Iterable[Batch],
-    criterion: nn.Module,
-    precision: Precision,
-    optimizer: Optimizer,
-    counts: Counts,
-) -> Iterator[Batch]:
+@dataclass(frozen=True)
+class Recipe:
+    """How a step is taken."""
+
+    criterion: nn.Module
+    precision: Precision
+    optimizer: Optimizer
+    ema: Ema
+    accumulate: int  # parts of a batch, one after another; divides the batch
+    clip_norm: float  # 0: gradients are not clipped
+
+
+def train(model: nn.Module, batches: Iterable[Batch], recipe: Recipe, counts: Counts) -> Iterator[Batch]:
     """Take a training step a batch; yield each batch after its step, with `counts` updated."""
+    precision, optimizer = recipe.precision, recipe.optimizer
     for batch in batches:
         for group in optimizer.param_groups:
             group["lr"] = batch.learning_rate * group["scale"]
-        with precision.autocast():
-            logits = model(batch.images)
-            loss = criterion(logits, batch.labels)
-        precision.step(loss, optimizer)
-        counts.add(batch.step, loss, logits, batch.labels)
+        parts = zip(*(t.chunk(recipe.accumulate) for t in (batch.images, batch.labels, batch.targets)), strict=True)
+        for index, (images, labels, targets) in enumerate(parts, start=1):
+            with accumulating(model, last=index == recipe.accumulate):
+                with precision.autocast():
+                    logits = model(images)
+                    loss = recipe.criterion(logits, targets)
+                precision.backward(loss / recipe.accumulate, optimizer)
+            with precision.exact():
+                counts.add(batch.step, loss, logits, labels)
+        precision.step(optimizer, recipe.clip_norm)
+        recipe.ema.update()
         yield batch
 
 
@@ -67,6 +83,7 @@ def logits(model: nn.Module, batches: Iterable[Tensor], precision: Precision) ->
     """The logits float32 [n, classes] of every batch of images, in evaluation mode, which is left as it was found."""
     was_training = model.training
     model.eval()
+    precision.weights_changed()
     try:
         with torch.no_grad():
             for images in batches:
@@ -74,4 +91,5 @@ def logits(model: nn.Module, batches: Iterable[Tensor], precision: Precision) ->
                     found = model(images)
                 yield found.float()
     finally:
+        precision.weights_changed()
         model.train(was_training)

@@ -4,6 +4,7 @@ One process is a world too: the functions below then have nothing to exchange an
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,13 +33,36 @@ class World:
         return self.rank == 0
 
 
+# Who tells a process its place, and in which variables: rank, local rank, size. torchrun comes first, for it may itself
+# run inside a Slurm job; a process of a job that srun did not start has no SLURM_STEP_NUM_TASKS.
+PLACES = (
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
 def from_env(environ: Mapping[str, str], device: DeviceKind) -> World:
-    """The place that the launcher gave (all launchers set the same variables); without one, a single process."""
-    rank, local, size = (int(environ.get(key, default)) for key, default in _VARIABLES)
+    """The place that torchrun or `spawn` (which sets the same variables) or Slurm's srun gave; else a single process."""
+    names = next((names for names in PLACES if all(name in environ for name in names)), None)
+    rank, local, size = (int(environ[name]) for name in names) if names else (0, 0, 1)
     return World(rank, local, size, torch.device(device, local) if device == "cuda" else torch.device("cpu"))
 
 
-_VARIABLES = (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"))
+def meeting_point(environ: Mapping[str, str]) -> str:
+    """Where the processes meet: torchrun and `spawn` name it; under Slurm it is derived from the job."""
+    if "MASTER_ADDR" in environ:
+        return "env://"
+    job, step = int(environ["SLURM_JOB_ID"]), int(environ["SLURM_STEP_ID"])
+    # A port of its own for every step of every job, below those that the system hands out by itself.
+    return f"tcp://{first_host(environ['SLURM_STEP_NODELIST'])}:{15000 + (job * 31 + step) % 15000}"
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of a Slurm node list such as `a,b` or `gpu[07-09,12],cpu1` [Slurm, hostlist expressions]."""
+    match = re.match(r"([^,\[]+)(?:\[([^],-]+)[^]]*\]([^,]*))?", nodelist)
+    if match is None:
+        raise ValueError(f"SLURM_STEP_NODELIST: {nodelist!r} is no list of hosts")
+    return "".join(part or "" for part in match.groups())
 
 
 @contextmanager
@@ -46,11 +70,16 @@ def joined(world: World, timeout_seconds: int) -> Iterator[None]:
     """Inside the block the processes can exchange tensors; no wait on a peer lasts longer than the timeout."""
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
-    if not dist.is_torchelastic_launched() and world.size == 1:
+    if not any(names[0] in os.environ for names in PLACES):
         yield
         return
-    backend = "nccl" if world.device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    dist.init_process_group(
+        "nccl" if world.device.type == "cuda" else "gloo",
+        init_method=meeting_point(os.environ),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=timeout_seconds),
+    )
     try:
         yield
     finally:

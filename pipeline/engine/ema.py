@@ -1,0 +1,46 @@
+"""The exponential moving average of the weights, kept beside them in float32."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Ema:
+    """average ← decay · average + (1 − decay) · weight after every step; BatchNorm statistics are averaged alike.
+
+    Without a decay there is nothing to average: both lists are empty and every method does nothing.
+    """
+
+    decay: float
+    averages: list[Tensor]
+    weights: list[Tensor]
+
+    @classmethod
+    def of(cls, model: nn.Module, decay: float) -> "Ema":
+        """The average of the model's floating-point parameters and buffers, which begins as what they are now."""
+        followed = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()] if decay > 0 else []
+        weights = [tensor.detach() for tensor in followed]
+        return cls(decay, [weight.float().clone() for weight in weights], weights)
+
+    def update(self) -> None:
+        """Move the averages towards the weights."""
+        if self.weights:
+            torch._foreach_lerp_(self.averages, [weight.float() for weight in self.weights], 1 - self.decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside the block the model has the averages for weights."""
+        kept = [weight.clone() for weight in self.weights]
+        self._fill(self.averages)
+        try:
+            yield
+        finally:
+            self._fill(kept)
+
+    def _fill(self, values: list[Tensor]) -> None:
+        for weight, value in zip(self.weights, values, strict=True):
+            weight.copy_(value)
