@@ -14,16 +14,22 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
 
 import torch.multiprocessing as mp
 from torch.distributed import TCPStore
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pipeline import stage
 from pipeline.engine import world
-from pipeline.errors import Refusal
+from pipeline.engine.stopping import PEER_DIED, SIGNALS
+from pipeline.errors import Refusal, Stopped
 from pipeline.params import Params, Run
 
 STAGES = ("train", "evaluate")
@@ -47,12 +53,17 @@ def torchrun(module: str, run: Run) -> None:
         rdzv_configs={"rank": run.node_rank, "timeout": run.timeout_seconds} if several else {},
         max_restarts=0,
         monitor_interval=0.1,
+        signals_to_handle=",".join(number.name for number in SIGNALS),
     )
     try:
         elastic_launch(config, sys.executable)("-m", module)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
+        # Those that left because another died are not to be named.
+        failures = sorted(error.failures.items(), key=lambda item: (item[1].exitcode == PEER_DIED, item[1].timestamp))
+        rank, failure = failures[0]
         raise Refusal(f"process {rank} of {run.processes} ended with {_status(failure.exitcode)}; see above") from None
+    except SignalException as error:
+        raise Refusal(f"ended by {error.sigval.name}") from None
 
 
 def spawn(module: str, run: Run) -> None:
@@ -67,7 +78,12 @@ def spawn(module: str, run: Run) -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is already there; no process has to open one
     }
     try:
-        mp.start_processes(_be_process, args=(module, shared), nprocs=run.processes, start_method="spawn")
+        context = mp.start_processes(
+            _be_process, args=(module, shared), nprocs=run.processes, join=False, start_method="spawn"
+        )
+        with _passing_on(context.pids()):
+            while not context.join():
+                pass
     except mp.ProcessExitedException as error:
         raise Refusal(
             f"process {error.error_index} of {run.processes} ended with {_status(error.exit_code)}; see above"
@@ -89,9 +105,27 @@ def slurm(module: str, run: Run) -> None:
             f"--nodes={run.nodes} --ntasks={run.processes}; or take torchrun"
         )
     command = ["srun", f"--nodes={run.nodes}", f"--ntasks={run.processes}", "--kill-on-bad-exit=1"]
-    done = subprocess.run([*command, sys.executable, "-m", module], check=False)
-    if done.returncode:
-        raise Refusal(f"srun ended with {_status(done.returncode)}; see above")
+    with subprocess.Popen([*command, sys.executable, "-m", module]) as process, _passing_on([process.pid]):
+        code = process.wait()
+    if code:
+        raise Refusal(f"srun ended with {_status(code)}; see above")
+
+
+@contextmanager
+def _passing_on(pids: Sequence[int]) -> Iterator[None]:
+    """Inside the block, a signal that would end this process goes to the given ones; when they end, it does."""
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _status(code: int) -> str:
@@ -101,6 +135,32 @@ def _status(code: int) -> str:
 LAUNCHERS: dict[str, Callable[[str, Run], None]] = {"torchrun": torchrun, "spawn": spawn, "slurm": slurm}
 
 
+def with_restarts(module: str, run: Run) -> None:
+    """Start the processes, and after a failure again, up to `run.max_restarts` times; never after a wish to stop.
+
+    Raises Refusal for the last failure, and Stopped if the processes say, in a note, that they were asked to stop.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        note = Path(folder) / "stopped"
+        for restart in range(run.max_restarts + 1):
+            os.environ[stage.STOPPED_NOTE] = str(note)
+            try:
+                LAUNCHERS[run.launcher](module, run)
+            except Refusal as failure:
+                if not note.exists() and restart == run.max_restarts:
+                    raise
+                print(f"launch: {failure}", file=sys.stderr)
+            else:
+                break
+            finally:
+                del os.environ[stage.STOPPED_NOTE]
+            if note.exists():
+                break
+            print(f"launch: restart {restart + 1} of {run.max_restarts}", file=sys.stderr)
+        if note.exists():
+            raise Stopped(note.read_text())
+
+
 def main() -> int:
     if len(sys.argv) != 2 or sys.argv[1] not in STAGES:
         print(f"usage: python -m pipeline.launch {' | '.join(STAGES)}", file=sys.stderr)
@@ -108,13 +168,15 @@ def main() -> int:
     name = sys.argv[1]
 
     def start(config: Params) -> None:
-        os.environ.update(world.environment(config.train.threads, config.train.deterministic))
+        try:
+            os.environ.update(world.environment(config.train.threads, config.train.deterministic))
+        except ValueError as error:
+            raise Refusal(str(error)) from None
         run = config.run
         if name == "evaluate":  # its bytes are the same for every number of processes, so this node does it alone
-            run = run.model_copy(
-                update={"nodes": 1, "processes": run.processes // run.nodes, "rendezvous": "localhost:0"}
-            )
-        LAUNCHERS[run.launcher](f"pipeline.{name}", run)
+            alone = {"nodes": 1, "processes": run.processes // run.nodes, "rendezvous": "localhost:0"}
+            run = run.model_copy(update=alone)
+        with_restarts(f"pipeline.{name}", run)
 
     return stage.main(name, start)
 

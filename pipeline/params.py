@@ -54,6 +54,7 @@ class Section(BaseModel):
 
 class Paths(Section):
     inbox: RelativePath
+    pretrained: RelativePath
     archives: RelativePath
     images: RelativePath
     weights: RelativePath
@@ -163,6 +164,8 @@ class Run(Section):
     keep_every: Natural
     workers: Natural
     log_steps: Count
+    checkpoint_seconds: Count
+    max_restarts: Natural
     timeout_seconds: Count
 
 

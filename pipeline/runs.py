@@ -1,10 +1,13 @@
 """What a run leaves beside its outputs, in `runs/<fingerprint>/`; nothing here is ever hashed.
 
-    checkpoint.pt        the working checkpoint; gone when the run has finished
+    checkpoint.pt        the working checkpoint, and the one before it; gone when the run has finished
+    lock, pid            held by the process that trains, and its id
     tensorboard/<k>/     the events of the k-th attempt
     provenance.json      who, where, with what, how fast
 
 The fingerprint is over everything that decides the bytes: an equal one resumes.
+
+    python -m pipeline.runs --clean      removes the folders of runs that are finished, or that no start would resume
 """
 
 import hashlib
@@ -13,14 +16,19 @@ import os
 import platform
 import socket
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
-from pipeline import files
+from pipeline import files, packed, params
 from pipeline.engine.world import World
+from pipeline.errors import Refusal
 from pipeline.params import Params
 
 ENVIRONMENT = (Path("requirements/lock.txt"), Path("docker/pins.env"))
@@ -37,6 +45,25 @@ def fingerprint(config: Params, packed_digest: str) -> str:
         "files": {path.as_posix(): files.sha256(path) for path in [*code, *ENVIRONMENT]},
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the run's folder. Raises Refusal if another process holds it; what a dead one held is free."""
+    folder.mkdir(parents=True, exist_ok=True)
+    holder, lock = folder / "pid", FileLock(folder / "lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        pid = holder.read_text().strip() if holder.exists() else "unknown"
+        raise Refusal(
+            f"{folder}: process {pid} is training this very run; wait for it, or end it, then run again"
+        ) from None
+    try:
+        holder.write_text(f"{os.getpid()}\n")
+        yield
+    finally:
+        lock.release()
 
 
 def hardware(place: World, threads: int) -> dict[str, Any]:
@@ -99,3 +126,40 @@ def _git(*command: str) -> str:
         return subprocess.run(["git", *command], capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def clean(config: Params) -> str:
+    """Remove what no start with these params would resume and no living process holds; says what it freed."""
+    try:
+        data = packed.load(Path(config.paths.packed), Path(config.paths.split))
+        current = fingerprint(config, data.digest)
+    except (Refusal, FileNotFoundError):
+        current = ""  # nothing is packed, so nothing can be resumed
+    removed, freed = 0, 0
+    for folder in sorted(Path(config.paths.runs).glob("*/")):
+        if folder.name == current and any(folder.glob("*checkpoint.pt")):
+            continue
+        try:
+            with locked(folder):
+                freed += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+                files.remove(folder)
+                removed += 1
+        except Refusal as held:
+            print(f"runs: left alone: {held}", file=sys.stderr)
+    return f"runs: {removed} folders removed, {freed / 1e6:,.1f} MB freed"
+
+
+def main() -> int:
+    if sys.argv[1:] != ["--clean"]:
+        print("usage: python -m pipeline.runs --clean", file=sys.stderr)
+        return 2
+    try:
+        print(clean(params.load()))
+    except Refusal as refusal:
+        print(f"runs: {refusal}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

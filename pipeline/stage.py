@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline import machine, params, validity
-from pipeline.errors import Refusal
+from pipeline.errors import Refusal, Stopped
 from pipeline.params import Params
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
+STOPPED = 75  # exit status: saved, run again to go on (EX_TEMPFAIL of sysexits.h)
+STOPPED_NOTE = "PERENNIAL_STOPPED_NOTE"  # the launcher's file for saying so: see `main`
 
 
 def die_with_parent() -> None:
@@ -35,13 +37,23 @@ def checked() -> Params:
 
 
 def main(name: str, work: Callable[[Params], None]) -> int:
-    """Run one stage's work on the checked params; returns 0, 1 for what the user can mend, 130 for an interrupt."""
+    """Run one stage's work on the checked params; returns the exit status.
+
+    That is 0, or 1 for what the user can mend, 75 if it was stopped and can go on, 130 if it was interrupted. A process
+    of a launcher that was stopped leaves a note and returns 0: a launcher must not take it for a failure, and restart.
+    """
     die_with_parent()
     try:
         work(checked())
     except Refusal as refusal:
         print(*(f"{name}: {line}" for line in str(refusal).splitlines()), sep="\n", file=sys.stderr)
         return 1
+    except Stopped as stopped:
+        if note := os.environ.get(STOPPED_NOTE):
+            Path(note).write_text(str(stopped))
+            return 0
+        print(f"{name}: {stopped}", file=sys.stderr)
+        return STOPPED
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
             raise

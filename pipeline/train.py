@@ -33,14 +33,15 @@ from pipeline import (
     trained,
     weights,
 )
-from pipeline.engine import checkpoint, loop, world
+from pipeline.engine import checkpoint, loop, stopping, world
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Counts, Recipe
 from pipeline.engine.optimizers import OPTIMIZERS
 from pipeline.engine.parallel import PARALLELS, SYNC_BNS
 from pipeline.engine.precision import PRECISIONS, Precision
-from pipeline.engine.world import World
-from pipeline.errors import Refusal
+from pipeline.engine.stopping import Stopping
+from pipeline.engine.world import Store, World
+from pipeline.errors import Refusal, Stopped
 from pipeline.inference import View
 from pipeline.packed import Packed
 from pipeline.params import Params, Train
@@ -88,7 +89,8 @@ def make_learner(config: Params, classes: int, place: World) -> Learner:
         model.freeze_backbone(net)
     if settings.gradient_checkpointing:
         model.checkpointed(net, settings.model)
-    net = SYNC_BNS[settings.sync_bn](net.to(place.device, memory_format=MEMORY_FORMATS[settings.memory_format]))
+    net = net.to(place.device).to(memory_format=MEMORY_FORMATS[settings.memory_format])  # type: ignore[call-overload]
+    net = SYNC_BNS[settings.sync_bn](net)
     groups = model.parameter_groups(net, settings.weight_decay, settings.decay_norm_and_bias, settings.head_lr_factor)
     make = OPTIMIZERS[settings.optimizer]
     optimizer = make(groups, settings.lr, settings.momentum, settings.nesterov, settings.betas)
@@ -112,11 +114,18 @@ def rates(settings: Train, rows: int) -> list[float]:
     ]
 
 
-def batches(settings: Train, data: Packed, first_step: int, place: World, precision: Precision) -> Iterator[Batch]:
-    """This process's part of every global batch from `first_step` to the last; before each, drop-out is seeded."""
+def batches(
+    settings: Train, data: Packed, first_step: int, place: World, precision: Precision, stop: Stopping
+) -> Iterator[Batch]:
+    """This process's part of every global batch from `first_step` on; before each, drop-out is seeded.
+
+    Ends with the last step, or where all processes stop.
+    """
     rows, seed, size, crop = data.rows("train"), settings.seed, settings.batch_size, settings.crop
     every_rate, square = rates(settings, len(rows)), data.images.shape[1]
     for step in range(first_step, len(every_rate)):
+        if stop.before(step):
+            return
         chosen = rows[sampling.batch_rows(seed, step, size, len(rows))]
         draws = sampling.Draws(
             *sampling.crop_boxes(
@@ -173,16 +182,18 @@ def exported(learner: Learner, settings: Train) -> dict[str, Tensor]:
         return model.export_state(learner.net)
 
 
-def train(config: Params, data: Packed, place: World, folder: Path) -> tuple[dict[str, Tensor], Progress]:
+def train(config: Params, data: Packed, place: World, store: Store, folder: Path) -> tuple[dict[str, Tensor], Progress]:
     """Train from the working checkpoint in `folder`, or from the beginning.
 
     Returns the weights to export (see `model.export_state`) and the finished progress. Raises Refusal if a loss is not
-    finite or the checkpoint was made on other hardware.
+    finite or the checkpoint was made on other hardware, Stopped if all processes were asked to stop, and have saved.
     """
     settings, rows = config.train, len(data.rows("train"))
     steps = sampling.steps(settings.epochs, rows, settings.batch_size)
     learner = make_learner(config, len(data.classes), place)
-    progress = resume(folder, place, settings, learner)
+    counts = Counts.zero(place.device)
+    progress = resume(folder, place, settings, learner, counts)
+    first_step, saved = progress.step, time.monotonic()
     net = PARALLELS[settings.parallel](learner.net, place, settings.deterministic)
     recipe = Recipe(
         criterion=nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing),
@@ -192,43 +203,62 @@ def train(config: Params, data: Packed, place: World, folder: Path) -> tuple[dic
         accumulate=settings.accumulate,
         clip_norm=settings.clip_norm,
     )
-    counts = Counts.zero(place.device)
-    stream = batches(settings, data, progress.step, place, learner.precision)
-    with monitor.opened(runs.attempt(folder), progress.step, steps, settings.batch_size, place.first) as shown:
-        world.barrier()  # every process has read the checkpoint before the first may replace it
+    board = runs.attempt(folder)
+    world.barrier()  # every process has read the checkpoint before the first may replace it
+    with (
+        monitor.opened(board, first_step, steps, settings.batch_size, place.first) as shown,
+        stopping.watching(store, place) as stop,
+    ):
+        # The batches end where all processes have agreed to stop; usually, with the last step.
+        stream = batches(settings, data, first_step, place, learner.precision, stop)
         for batch in loop.train(net, stream, recipe, counts):
-            if batch.step == progress.step:
+            progress.step = batch.step + 1
+            epoch = epoch_over(progress.step, rows, settings.batch_size)
+            due = epoch > 0 or progress.step % config.run.log_steps == 0
+            if batch.step == first_step:
                 shown.pictures(batch)
-            epoch = epoch_over(batch.step + 1, rows, settings.batch_size)
-            due = epoch > 0 or (batch.step + 1) % config.run.log_steps == 0
             if due:
                 refuse_broken(counts, settings)
             shown.step(batch, counts, due)
-            if epoch == 0:
-                continue
-            loss, right, pictures = world.total(counts.sums).tolist()
-            val_loss, val_accuracy = validate(learner, data, config, place)
-            values = (
-                epoch,
-                batch.step + 1,
-                batch.learning_rate,
-                loss / pictures,
-                right / pictures,
-                val_loss,
-                val_accuracy,
-            )
-            progress.history.append(dict(zip(HISTORY, values, strict=True)))
-            progress.step = batch.step + 1
-            if settings.export == "best" and val_accuracy > progress.best_accuracy:
-                progress.best_epoch, progress.best_accuracy = epoch, val_accuracy
-                progress.best_weights = exported(learner, settings)
-            if place.first:
-                keep(folder, place, settings, learner, progress)
-                if config.run.keep_every and epoch % config.run.keep_every == 0:
-                    trained.save_weights(folder / f"epoch-{epoch:04}.safetensors", exported(learner, settings))
-            shown.epoch(progress.history[-1], settings.epochs)
-            counts.sums.zero_()
+            if epoch > 0:
+                end_epoch(epoch, batch.learning_rate, config, data, place, folder, learner, counts, progress)
+                shown.epoch(progress.history[-1], settings.epochs)
+            late = time.monotonic() - saved > config.run.checkpoint_seconds
+            if epoch > 0 or (due and world.first_says(late, place.device)):
+                keep(folder, place, settings, learner, counts, progress)
+                saved = time.monotonic()
+        if progress.step < steps:
+            refuse_broken(counts, settings)
+            keep(folder, place, settings, learner, counts, progress)
+            why = stop.reason
+            world.barrier()  # the store ends with rank 0: everybody must have read the reason
+            raise Stopped(f"stopped by {why}; saved at step {progress.step} of {steps}; run again to go on")
     return progress.best_weights if settings.export == "best" else exported(learner, settings), progress
+
+
+def end_epoch(
+    epoch: int,
+    rate: float,
+    config: Params,
+    data: Packed,
+    place: World,
+    folder: Path,
+    learner: Learner,
+    counts: Counts,
+    progress: Progress,
+) -> None:
+    """Validate, add the epoch's row to the history, remember the best weights, and begin to count anew."""
+    settings = config.train
+    loss, right, pictures = world.total(counts.sums.clone()).tolist()
+    val_loss, val_accuracy = validate(learner, data, config, place)
+    row = (epoch, progress.step, rate, loss / pictures, right / pictures, val_loss, val_accuracy)
+    progress.history.append(dict(zip(HISTORY, row, strict=True)))
+    if settings.export == "best" and val_accuracy > progress.best_accuracy:
+        progress.best_epoch, progress.best_accuracy = epoch, val_accuracy
+        progress.best_weights = exported(learner, settings)
+    if place.first and config.run.keep_every and epoch % config.run.keep_every == 0:
+        trained.save_weights(folder / f"epoch-{epoch:04}.safetensors", exported(learner, settings))
+    counts.sums.zero_()
 
 
 def epoch_over(step: int, rows: int, batch: int) -> int:
@@ -246,8 +276,11 @@ def refuse_broken(counts: Counts, settings: Train) -> None:
         )
 
 
-def keep(folder: Path, place: World, settings: Train, learner: Learner, progress: Progress) -> None:
+def keep(folder: Path, place: World, settings: Train, learner: Learner, counts: Counts, progress: Progress) -> None:
     """Save the working checkpoint. There is no sampler and no generator state to save, by design (see sampling.py)."""
+    sums = world.everyone(counts.sums)  # each process goes on adding to its own: another order would round differently
+    if not place.first:
+        return
     checkpoint.save(
         folder / CHECKPOINT,
         {
@@ -255,35 +288,57 @@ def keep(folder: Path, place: World, settings: Train, learner: Learner, progress
             "precision": learner.precision.state_dict(learner.optimizer),
             "optimizer": learner.optimizer.state_dict(),
             "ema": learner.ema.averages,
+            "counts": sums,
             "progress": asdict(progress),
             "hardware": runs.hardware(place, settings.threads),
         },
     )
 
 
-def resume(folder: Path, place: World, settings: Train, learner: Learner) -> Progress:
-    """Load the working checkpoint, if there is one, into the learner.
+def newest(saved: Path, place: World) -> dict[str, Any] | None:
+    """The newest checkpoint that is whole, if there is one; a damaged one is reported.
+
+    Raises Refusal if there are checkpoints and none is whole.
+    """
+    damaged = []
+    for path in (saved, checkpoint.previous(saved)):
+        try:
+            return checkpoint.load(path)
+        except FileNotFoundError:
+            continue
+        except checkpoint.Damaged:
+            damaged.append(str(path))
+            if place.first:
+                print(f"train: {path} is damaged; the one before it is used", file=sys.stderr)
+    if damaged:
+        raise Refusal(f"{', '.join(damaged)}: damaged, and there is no other; to begin anew: rm -r {saved.parent}")
+    return None
+
+
+def resume(folder: Path, place: World, settings: Train, learner: Learner, counts: Counts) -> Progress:
+    """Load the working checkpoint, if there is one, into the learner and the counts.
 
     Raises Refusal if the hardware that decides bits is not what it was.
     """
-    saved = folder / CHECKPOINT
-    if not saved.exists():
+    state = newest(folder / CHECKPOINT, place)
+    if state is None:
         return Progress()
-    state, here = checkpoint.load(saved), runs.hardware(place, settings.threads)
+    here = runs.hardware(place, settings.threads)
     for name, was in state["hardware"].items():
         if here[name] != was:
             raise Refusal(
-                f"{saved}: begun with {name} {was!r}, here it is {here[name]!r}, so the bytes could not be the same; "
+                f"{folder}: begun with {name} {was!r}, here it is {here[name]!r}, so the bytes could not be the same; "
                 f"go on where it was begun, or begin anew: rm -r {folder}"
             )
-    learner.net.load_state_dict(state["model"])
+    model.load_state(learner.net, state["model"])
     learner.precision.load_state_dict(state["precision"], learner.optimizer)
     learner.optimizer.load_state_dict(state["optimizer"])
     for average, value in zip(learner.ema.averages, state["ema"], strict=True):
         average.copy_(value)
+    counts.sums.copy_(state["counts"][place.rank])
     progress = Progress(**state["progress"])
     if place.first:
-        print(f"train: going on from step {progress.step} ({saved})", file=sys.stderr)
+        print(f"train: going on from step {progress.step} ({folder})", file=sys.stderr)
     return progress
 
 
@@ -327,12 +382,15 @@ def run(config: Params) -> None:
     world.fix_arithmetic(settings.threads, settings.deterministic)
     place = world.from_env(os.environ, settings.device)
     folder = Path(config.paths.runs) / runs.fingerprint(config, data.digest)
-    with world.joined(place, config.run.timeout_seconds):
-        final, progress = train(config, data, place, folder)
+    with (
+        world.joined(place, config.run.timeout_seconds) as store,
+        runs.locked(folder) if place.first else nullcontext(),
+    ):
+        final, progress = train(config, data, place, store, folder)
         if place.first:
             write(config, data, final, progress)
             runs.write_provenance(folder, config, place, started, progress.step * settings.batch_size)
-            (folder / CHECKPOINT).unlink()  # so that a forced run truly trains again
+            checkpoint.remove(folder / CHECKPOINT)  # so that a forced run truly trains again
 
 
 def main() -> int:

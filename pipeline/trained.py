@@ -73,7 +73,7 @@ def load(models: Path) -> Trained:
         )
     net = model.build(stored["model"], len(stored["classes"]), seed=0)
     try:
-        net.load_state_dict(safetensors.torch.load_file(weights))
+        model.load_state(net, safetensors.torch.load_file(weights))
     except (SafetensorError, RuntimeError):
         raise Refusal(
             f"{weights}: not the weights of the {stored['model']} with {len(stored['classes'])} classes that "

@@ -5,12 +5,13 @@ import math
 from collections.abc import Iterator
 
 from pipeline.machine import Machine
-from pipeline.params import Params, Run, Split, Train
+from pipeline.params import Params, Paths, Run, Split, Train
 from pipeline.zoo import MODELS
 
 APEX_LEVELS = ("O0", "O1", "O2", "O3")
 CPU_PRECISIONS = ("fp32", "bf16", "fp16")
 INSTEAD_OF_APEX = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
+FIXED_SIDE, FIXED_SIDE_MODELS = 224, ("vit_", "maxvit")  # these learn a place for every patch
 NO_APEX = {
     "missing": "Apex, which is not installed",
     "without amp": "apex.amp and apex.parallel, which the installed Apex no longer has",
@@ -26,6 +27,7 @@ def faults(params: Params, machine: Machine) -> list[str]:
         _combinations(params.train, machine),
         _processes(params.train, params.run, machine),
         _ranges(params.train),
+        _weights(params.train, params.paths),
         _split(params.split),
     )
     return [sentence for rule in rules for sentence in rule]
@@ -123,7 +125,10 @@ def _processes(train: Train, run: Run, machine: Machine) -> Iterator[str]:
             f"allowed: 1; for several processes: train.parallel: ddp"
         )
     if train.sync_bn != "none" and train.parallel not in ("single", "dp") and run.processes == 1:
-        yield f"train.sync_bn: {train.sync_bn!r} × run.processes: 1: nothing to synchronize; allowed: none, or more processes"
+        yield (
+            f"train.sync_bn: {train.sync_bn!r} × run.processes: 1: nothing to synchronize; "
+            f"allowed: none, or more processes"
+        )
     if run.processes % run.nodes:
         yield (
             f"run.processes: {run.processes} does not divide by run.nodes ({run.nodes}); "
@@ -158,6 +163,12 @@ def _ranges(train: Train) -> Iterator[str]:
         near = difflib.get_close_matches(train.model, MODELS, n=3)
         guess = f"did you mean {', '.join(near)}?" if near else "torchvision.models.list_models() names them"
         yield f"train.model: {train.model!r} is not one of torchvision's {len(MODELS)} classification models; {guess}"
+    for key, side in (("crop", train.crop), ("eval_crop", train.eval_crop)):
+        if side != FIXED_SIDE and train.model.startswith(FIXED_SIDE_MODELS):
+            yield (
+                f"train.{key}: {side} × train.model: {train.model!r}, whose pictures have one size; "
+                f"allowed: {FIXED_SIDE}, or another model"
+            )
     for key, (low, high) in (("crop_scale", train.crop_scale), ("crop_ratio", train.crop_ratio)):
         if low > high:
             yield f"train.{key}: [{low}, {high}] is the wrong way round; allowed: [least, most]"
@@ -172,6 +183,14 @@ def _ranges(train: Train) -> Iterator[str]:
         yield (
             f"train.warmup_epochs: {train.warmup_epochs} is longer than the training; "
             f"allowed: 0 to train.epochs ({train.epochs})"
+        )
+
+
+def _weights(train: Train, paths: Paths) -> Iterator[str]:
+    if train.weights not in ("none", "imagenet") and not train.weights.startswith(f"{paths.pretrained}/"):
+        yield (
+            f"train.weights: {train.weights!r} is not where DVC would see it change; "
+            f"allowed: none, imagenet, or a file in {paths.pretrained}/"
         )
 
 

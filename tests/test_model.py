@@ -6,12 +6,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torchvision
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.overrides import TorchFunctionMode
 
@@ -211,6 +214,36 @@ def test_a_copy_of_a_checkpointed_model_is_its_own() -> None:
             parameter.zero_()
     assert not copy.eval()(images).any()
     assert torch.equal(net(images), before)
+
+
+@pytest.fixture
+def one_of_one(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_of_one")
+@pytest.mark.filterwarnings("ignore:.*find_unused_parameters=True was specified:UserWarning")
+@pytest.mark.parametrize("find_unused", [False, True])
+def test_ddp_changes_nothing_of_it(find_unused: bool) -> None:
+    """Under DistributedDataParallel a frozen backbone stays, and checkpointed gradients and statistics are equal."""
+    frozen, plain, saving = (model.build("resnet18", 3, seed=0) for _ in range(3))
+    model.freeze_backbone(frozen)
+    before = deepcopy(frozen.state_dict())
+    train_steps(DistributedDataParallel(frozen, find_unused_parameters=find_unused), 2)
+    moved = {name for name, value in frozen.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved == {"fc.weight", "fc.bias"}
+
+    model.checkpointed(saving, "resnet18")
+    one_step(plain, 64)
+    one_step(DistributedDataParallel(saving, find_unused_parameters=find_unused), 64)
+    for one, other in zip(plain.parameters(), saving.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.equal(one.grad, other.grad)
+    assert all(torch.equal(one, other) for one, other in zip(plain.buffers(), saving.buffers(), strict=True))
 
 
 def test_a_model_is_the_same_for_the_same_seed() -> None:

@@ -49,22 +49,27 @@ class Amp:
     @contextmanager
     def exact(self) -> Iterator[None]:
         """O1 would resample pictures in half precision: inside this block it casts nothing."""
-        handle = getattr(_amp_state, "handle", None)
-        was = getattr(handle, "_is_active", False)
-        if was:
-            handle._is_active = False
+        handle = getattr(_amp_state, "handle", None)  # O1's; the other levels cast at the model's ends
+        if handle is None:
+            yield
+            return
+        was, handle._is_active = handle._is_active, False
         try:
             yield
         finally:
-            if was:
-                handle._is_active = True
+            handle._is_active = was
 
     def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
-        with amp.scale_loss(loss, optimizer) as scaled:
+        # Unscaled once, in `step`: unscaling every part of a batch would put its gradients aside, where torch's DDP,
+        # which exchanges only with the last part, would never see them. The stash must exist before there are any.
+        optimizer._amp_lazy_init()  # type: ignore[attr-defined]
+        with amp.scale_loss(loss, optimizer, delay_unscale=True) as scaled:
             scaled.backward()
 
     def step(self, optimizer: Optimizer, clip_norm: float) -> None:
-        # Leaving scale_loss unscaled the gradients of the masters: those are clipped, not the model's.
+        with amp.scale_loss(torch.zeros(()), optimizer):
+            pass  # leaving it unscales what `backward` added up, into the masters, and looks for an overflow
+        # The masters' gradients are clipped: those of O2's half weights are still scaled.
         clip(amp.master_params(optimizer), clip_norm)
         optimizer.step()
         optimizer.zero_grad()  # plain: under O2 set_to_none is a TypeError (Apex issue 1196)
@@ -96,7 +101,8 @@ def ddp(model: nn.Module, deterministic: bool) -> nn.Module:
     """
     from apex.parallel import DistributedDataParallel
 
-    wrapped: nn.Module = DistributedDataParallel(model, delay_allreduce=deterministic)
+    with _quiet():
+        wrapped: nn.Module = DistributedDataParallel(model, delay_allreduce=deterministic)
     return wrapped
 
 
@@ -104,7 +110,8 @@ def sync_bn(model: nn.Module) -> nn.Module:
     """The model with apex.parallel.SyncBatchNorm in place of BatchNorm."""
     from apex.parallel import convert_syncbn_model
 
-    converted: nn.Module = convert_syncbn_model(model)
+    with _quiet():
+        converted: nn.Module = convert_syncbn_model(model)
     return converted
 
 

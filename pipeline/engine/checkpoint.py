@@ -1,20 +1,53 @@
-"""One dict, saved and loaded whole: what is under the name is complete or is not there."""
+"""One dict, saved and loaded whole: what is under the name is complete, and a damaged one is noticed.
 
+A file is what torch.save writes, followed by its SHA-256: torch.load by itself checks no sum. The one before the newest
+is kept beside it.
+"""
+
+import hashlib
+import io
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.files import atomic_file
+from pipeline import files
+
+
+class Damaged(Exception):
+    """A file that is not what was saved."""
+
+
+def previous(path: Path) -> Path:
+    """Where the checkpoint before the newest is."""
+    return path.with_name(f"previous-{path.name}")
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` beside `path`, make sure it is on the disk, then give it the name."""
-    with atomic_file(path) as temporary:
+    """Write `state` beside `path`, make sure it is on the disk, then give it the name; the one that had it is kept."""
+    with files.atomic_file(path) as temporary:
         torch.save(state, temporary)
+        digest = bytes.fromhex(files.sha256(temporary))
+        with temporary.open("ab") as file:
+            file.write(digest)
+        if path.exists():
+            path.replace(previous(path))
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The dict saved at `path`, its tensors on the CPU. Loads tensors and plain values only, never code."""
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    """The dict saved at `path`, its tensors on the CPU. Loads tensors and plain values only, never code.
+
+    Raises FileNotFoundError, and Damaged for a file that is cut or changed.
+    """
+    content = path.read_bytes()
+    payload, digest = content[:-32], content[-32:]
+    if hashlib.sha256(payload).digest() != digest:
+        raise Damaged(str(path))
+    state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     return state
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint and the one before it."""
+    path.unlink(missing_ok=True)
+    previous(path).unlink(missing_ok=True)

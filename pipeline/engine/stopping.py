@@ -11,12 +11,10 @@ import os
 import select
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline.engine import world
 from pipeline.engine.world import Store, World
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -91,14 +89,22 @@ class Stopping:
                 elif who == "launcher":
                     why = why or "its launcher ended"
                     poll.unregister(descriptor)
-                elif not self._done:
-                    os.write(2, f"train: {who} ended; process {self._place.rank} leaves too\n".encode())
-                    os._exit(PEER_DIED)
+                else:
+                    self._leave(who)
             if self._done:
                 return
-            if why and not self._holding:
-                self._store.compare_set("stop/why", "", f"process {self._place.rank}: {why}")
-            self._agree()
+            try:
+                if why and not self._holding:
+                    self._store.compare_set("stop/why", "", f"process {self._place.rank}: {why}")
+                self._agree()
+            except RuntimeError:  # the store is gone, and rank 0 with it
+                self._leave("process 0")
+
+    def _leave(self, who: str) -> None:
+        """End this process at once: an exchange with a dead peer would never end. Not while it is ending anyway."""
+        if not self._done:
+            os.write(2, f"train: {who} ended; process {self._place.rank} leaves too\n".encode())
+            os._exit(PEER_DIED)
 
     def _agree(self) -> None:
         """If somebody wants to stop: publish our next step, and once all have, stop before the largest."""
@@ -115,11 +121,10 @@ class Stopping:
 
 
 @contextmanager
-def watching(place: World) -> Iterator[Stopping]:
+def watching(store: Store, place: World) -> Iterator[Stopping]:
     """A Stopping for the length of the block."""
-    stopping = Stopping(world.store(), place)
+    stopping = Stopping(store, place)
     try:
         yield stopping
     finally:
         stopping.close()
-        sys.stderr.flush()

@@ -5,6 +5,7 @@ One process is a world too: the functions below then have nothing to exchange an
 
 import os
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 DeviceKind = Literal["cuda", "cpu"]
+Store = dist.Store
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,23 @@ PLACES = (
 
 
 def from_env(environ: Mapping[str, str], device: DeviceKind) -> World:
-    """The place that torchrun or `spawn` (which sets the same variables) or Slurm's srun gave; else a single process."""
+    """The place that torchrun, `spawn` (which sets the same variables) or Slurm's srun gave; else a single process."""
     names = next((names for names in PLACES if all(name in environ for name in names)), None)
     rank, local, size = (int(environ[name]) for name in names) if names else (0, 0, 1)
     return World(rank, local, size, torch.device(device, local) if device == "cuda" else torch.device("cpu"))
 
 
-def meeting_point(environ: Mapping[str, str]) -> str:
-    """Where the processes meet: torchrun and `spawn` name it; under Slurm it is derived from the job."""
+def meeting_point(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Where the processes meet: the host of rank 0, and what torch calls the init method.
+
+    torchrun and `spawn` name them; under Slurm they are derived from the job.
+    """
     if "MASTER_ADDR" in environ:
-        return "env://"
+        return environ["MASTER_ADDR"], "env://"
+    host = first_host(environ["SLURM_STEP_NODELIST"])
     job, step = int(environ["SLURM_JOB_ID"]), int(environ["SLURM_STEP_ID"])
     # A port of its own for every step of every job, below those that the system hands out by itself.
-    return f"tcp://{first_host(environ['SLURM_STEP_NODELIST'])}:{15000 + (job * 31 + step) % 15000}"
+    return host, f"tcp://{host}:{15000 + (job * 31 + step) % 15000}"
 
 
 def first_host(nodelist: str) -> str:
@@ -66,22 +72,38 @@ def first_host(nodelist: str) -> str:
 
 
 @contextmanager
-def joined(world: World, timeout_seconds: int) -> Iterator[None]:
-    """Inside the block the processes can exchange tensors; no wait on a peer lasts longer than the timeout."""
+def joined(world: World, timeout_seconds: int) -> Iterator[Store]:
+    """Inside the block the processes can exchange tensors; no wait on a peer lasts longer than the timeout.
+
+    Yields a store of small values that all of them see. Rank 0 keeps it, so it outlives a launcher that was killed.
+    """
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
     if not any(names[0] in os.environ for names in PLACES):
-        yield
+        yield dist.HashStore()
         return
+    timeout = timedelta(seconds=timeout_seconds)
+    host, method = meeting_point(os.environ)
+    met: Store = next(iter(dist.rendezvous(method, world.rank, world.size, timeout=timeout)))[0]
     dist.init_process_group(
         "nccl" if world.device.type == "cuda" else "gloo",
-        init_method=meeting_point(os.environ),
+        store=dist.PrefixStore("group", met),
         rank=world.rank,
         world_size=world.size,
-        timeout=timedelta(seconds=timeout_seconds),
+        timeout=timeout,
     )
     try:
-        yield
+        if world.first:
+            store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+            met.set("perennial/port", str(store.port))
+        else:
+            store = dist.TCPStore(host, int(met.get("perennial/port")), is_master=False, timeout=timeout)
+        yield store
+        dist.barrier()  # the store ends with rank 0, so nobody may still need it
+    except BaseException as error:
+        # The frames of the error hold a wrapped model, and that the group: freed after it, the process can hang.
+        traceback.clear_frames(error.__traceback__)
+        raise
     finally:
         dist.destroy_process_group()
 
@@ -101,16 +123,38 @@ def fix_arithmetic(threads: int, deterministic: bool) -> None:
 
 
 def environment(threads: int, deterministic: bool) -> dict[str, str]:
-    """Variables that must be set before a process loads its libraries."""
+    """Variables that must be set before a process loads its libraries.
+
+    Raises ValueError if one is already set to what `deterministic` cannot vouch for.
+    """
     fixed = {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         # DDP would warn in every process that it looks for unused parameters in vain: that is meant (see parallel.py).
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
-    if deterministic:  # cuBLAS is deterministic only with a fixed workspace [NVIDIA cuBLAS, "Results reproducibility"]
-        fixed["CUBLAS_WORKSPACE_CONFIG"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if deterministic:
+        fixed |= {variable: _vouched(variable) for variable in VOUCHED}
     return fixed
+
+
+# What makes a library deterministic: the values of a variable that do, the first of which is taken if none is set.
+VOUCHED = {
+    "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),  # one workspace [NVIDIA cuBLAS, "Results reproducibility"]
+    "NCCL_ALGO": ("Ring", "Tree"),  # one algorithm, whatever the size of a message
+    "NCCL_PROTO": ("Simple", "LL", "LL128"),
+}
+
+
+def _vouched(variable: str) -> str:
+    """The value of a variable in deterministic mode. Raises ValueError if it was set to one that is not vouched for."""
+    allowed = VOUCHED[variable]
+    value = os.environ.get(variable, allowed[0])
+    if value not in allowed:
+        raise ValueError(
+            f"{variable}: {value!r} contradicts train.deterministic: true; allowed: {', '.join(allowed)}, or unset it"
+        )
+    return value
 
 
 def total(values: Tensor) -> Tensor:
@@ -138,6 +182,24 @@ def share_buffers(model: nn.Module) -> None:
     if dist.is_initialized():
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
+
+
+def everyone(values: Tensor) -> list[Tensor]:
+    """The `values` of every process, by rank, on the CPU."""
+    if not dist.is_initialized():
+        return [values.cpu()]
+    held = [torch.zeros_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(held, values)
+    return [value.cpu() for value in held]
+
+
+def first_says(wish: bool, device: torch.device) -> bool:
+    """What rank 0 wishes, for every process. Waits for the device."""
+    if dist.is_initialized():
+        told = torch.tensor(int(wish), device=device)
+        dist.broadcast(told, src=0)
+        wish = bool(told)
+    return wish
 
 
 def barrier() -> None:

@@ -1,0 +1,237 @@
+"""Interrupted anywhere, by anything, a training goes on from where all its processes stopped, to the same bytes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.test_train import launch, outputs, small_world
+
+LONG: dict[str, Any] = {"train__epochs": 12, "run__log_steps": 2}  # 54 steps: long enough to be hit in the middle
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    """`python -m pipeline.launch train`, in a session of its own, its messages going to a file."""
+    with (folder / "said").open("w") as said:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pipeline.launch", "train"],
+            cwd=folder, stderr=said, text=True, start_new_session=True,
+        )  # fmt: skip
+
+
+def said(folder: Path) -> str:
+    return (folder / "said").read_text()
+
+
+def wait_for(condition: Any, what: str) -> None:
+    """Wait until something is so; a minute without it is a fault."""
+    for _ in range(6000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError(what)
+
+
+def ranks(launcher: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The training processes below a launcher, by rank."""
+    children = psutil.Process(launcher.pid).children()
+    started = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+    return sorted(started, key=lambda child: (child.create_time(), child.pid))
+
+
+def gone(folder: Path) -> bool:
+    """Whether no process works in the folder any more."""
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == folder:
+                return False
+        except (psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):
+            continue
+    return True
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run on two processes."""
+    folder = small_world(tmp_path_factory.mktemp("whole"), train__parallel="ddp", run__processes=2, **LONG)
+    launch(folder)
+    return folder
+
+
+def strike(folder: Path, target: str, number: signal.Signals) -> int:
+    """Start a run, wait for its third epoch, send a signal; the launcher's exit status, once nothing is left of it."""
+    launcher = start(folder)
+    wait_for(lambda: "epoch 3/" in said(folder) or launcher.poll() is not None, "no third epoch")
+    if target == "group":
+        os.killpg(launcher.pid, number)
+    elif target == "launcher":
+        launcher.send_signal(number)
+    else:
+        ranks(launcher)[int(target[-1])].send_signal(number)
+    status = launcher.wait(60)
+    wait_for(lambda: gone(folder), "orphans")
+    return status
+
+
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGKILL]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+@pytest.mark.parametrize("target", ["rank 0", "rank 1", "launcher"])
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_an_interrupted_run_goes_on_to_the_same_bytes(
+    whole: Path, tmp_path: Path, launcher: str, target: str, number: signal.Signals
+) -> None:
+    """It ends with a non-zero status, leaves no process and no output, says what happened, and goes on if asked to."""
+    folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, run__launcher=launcher, **LONG)
+    status = strike(folder, target, number)
+    assert status != 0
+    assert not (folder / "models").exists()
+    words = said(folder)
+    if number == signal.SIGKILL and target.startswith("rank"):
+        rank = target[-1]
+        assert f"process {rank} of 2 ended with signal SIGKILL" in words
+    elif number != signal.SIGKILL:
+        assert re.search(r"train: stopped by process \d: SIG\w+; saved at step \d+ of 54; run again to go on", words)
+        assert status == 75
+    assert "Traceback" not in words
+    again = launch(folder)
+    assert re.search(r"going on from step \d+", again.stderr)
+    assert outputs(folder) == outputs(whole)
+
+
+def test_stops_are_not_restarted_and_deaths_are(whole: Path, tmp_path: Path) -> None:
+    """With run.max_restarts a killed process restarts all from the last save; a wish to stop restarts nothing."""
+    folder = small_world(tmp_path / "stop", train__parallel="ddp", run__processes=2, run__max_restarts=3, **LONG)
+    assert strike(folder, "rank 1", signal.SIGTERM) == 75
+    assert "launch: restart" not in said(folder)
+    folder = small_world(tmp_path / "death", train__parallel="ddp", run__processes=2, run__max_restarts=3, **LONG)
+    assert strike(folder, "rank 1", signal.SIGKILL) == 0
+    assert "launch: restart 1 of 3" in said(folder)
+    assert outputs(folder) == outputs(whole)
+
+
+@pytest.mark.parametrize(
+    ("processes", "lines"),
+    [
+        (1, {"train__optimizer": "adamw", "train__lr": 0.001, "train__ema_decay": 0.9, "train__export": "ema"}),
+        (1, {"train__model": "mobilenet_v3_small", "train__gradient_checkpointing": True}),
+        (2, {"train__accumulate": 2, "train__mixup": 0.2, "train__clip_norm": 1.0, "train__export": "best"}),
+        (2, {"train__precision": "bf16", "run__launcher": "spawn"}),
+        (2, {"train__precision": "fp16"}),
+        (3, {"train__batch_size": 12}),
+        (4, {"train__optimizer": "adam", "train__lr": 0.001}),
+    ],
+    ids=str,
+)
+def test_resume_is_exact_in_the_middle_of_an_epoch(tmp_path: Path, processes: int, lines: dict[str, Any]) -> None:
+    """On 1 to 4 processes, for every kind of state there is to save."""
+    lines = {
+        "train__parallel": "ddp", "run__processes": processes, "train__epochs": 4, "run__log_steps": 1,
+        "train__label_smoothing": 0.0, **lines,
+    }  # fmt: skip
+    straight = small_world(tmp_path / "straight", **lines)
+    launch(straight)
+    folder = small_world(tmp_path / "cut", **lines)
+    launcher = start(folder)
+    wait_for(lambda: "epoch 2/" in said(folder) or launcher.poll() is not None, "no second epoch")
+    ranks(launcher)[-1].send_signal(signal.SIGTERM)
+    assert launcher.wait(60) == 75, said(folder)
+    launch(folder)
+    assert outputs(folder) == outputs(straight)
+
+
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(whole: Path, tmp_path: Path) -> None:
+    """Cut short, or with one bit changed; with both damaged, the run refuses and says what to remove."""
+    for damage in ("cut", "changed"):
+        folder = small_world(tmp_path / damage, train__parallel="ddp", run__processes=2, **LONG)
+        strike(folder, "launcher", signal.SIGTERM)
+        (saved,) = folder.glob("runs/*/checkpoint.pt")
+        content = bytearray(saved.read_bytes())
+        content[len(content) // 2] ^= 1
+        saved.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
+        again = launch(folder)
+        assert "checkpoint.pt is damaged; the one before it is used" in again.stderr
+        assert outputs(folder) == outputs(whole)
+    folder = small_world(tmp_path / "both", train__parallel="ddp", run__processes=2, **LONG)
+    strike(folder, "launcher", signal.SIGTERM)
+    for saved in folder.glob("runs/*/*checkpoint.pt"):
+        saved.write_bytes(saved.read_bytes()[:1000])
+    refused = launch(folder, check=False)
+    assert refused.returncode == 1
+    assert "damaged, and there is no other; to begin anew: rm -r runs/" in refused.stderr
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    """A second start while the first lives is refused with the process id of the first; then it goes on after it."""
+    folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, **LONG)
+    first = start(folder)
+    wait_for(lambda: "epoch 1/" in said(folder) or first.poll() is not None, "no first epoch")
+    second = launch(folder, check=False)
+    assert second.returncode != 0
+    held = int((next(folder.glob("runs/*/pid"))).read_text())
+    assert f"process {held} is training this very run; wait for it, or end it, then run again" in second.stderr
+    assert held in [rank.pid for rank in ranks(first)] or first.poll() is not None
+    assert first.wait(60) == 0
+
+
+def test_a_resume_on_other_hardware_is_refused(tmp_path: Path) -> None:
+    """The checkpoint remembers what decides bits; what differs is named."""
+    folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, **LONG)
+    strike(folder, "launcher", signal.SIGTERM)
+    environ = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
+    refused = subprocess.run(
+        [sys.executable, "-m", "pipeline.launch", "train"],
+        cwd=folder, env=environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert refused.returncode == 1
+    assert "here it is 'DEFAULT', so the bytes could not be the same; go on where it was begun" in refused.stderr
+
+
+def test_clean_runs_removes_what_nothing_would_resume(whole: Path, tmp_path: Path) -> None:
+    """Finished and stale folders go, and it says how much that freed; the one that can be resumed stays."""
+    folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, **LONG)
+    strike(folder, "launcher", signal.SIGTERM)
+    (resumable,) = (folder / "runs").iterdir()
+    (folder / "runs/stale").mkdir()
+    (folder / "runs/stale/checkpoint.pt").write_bytes(bytes(2_500_000))
+    clean = [sys.executable, "-m", "pipeline.runs", "--clean"]
+    done = subprocess.run(clean, cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stdout == "runs: 1 folders removed, 2.5 MB freed\n"
+    assert list((folder / "runs").iterdir()) == [resumable]
+    launch(folder)
+    assert outputs(folder) == outputs(whole)
+    assert (
+        "runs: 1 folders removed"
+        in subprocess.run(clean, cwd=folder, capture_output=True, text=True, check=True).stdout
+    )
+
+
+def test_deterministic_mode_refuses_what_it_cannot_vouch_for(tmp_path: Path) -> None:
+    """A variable that contradicts it is named, with what is allowed."""
+    folder = small_world(tmp_path)
+    environ = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":0:0"}
+    refused = subprocess.run(
+        [sys.executable, "-m", "pipeline.launch", "train"],
+        cwd=folder, env=environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "train: CUBLAS_WORKSPACE_CONFIG: ':0:0' contradicts train.deterministic: true; "
+        "allowed: :4096:8, :16:8, or unset it\n"
+    )
+
+
+def test_provenance_says_when_the_bytes_are_not_promised(tmp_path: Path) -> None:
+    """train.deterministic: false is allowed, and recorded."""
+    folder = small_world(tmp_path, train__deterministic=False)
+    launch(folder)
+    assert json.loads(next(folder.glob("runs/*/provenance.json")).read_text())["bytes_promised"] is False

@@ -1,0 +1,233 @@
+"""Several nodes, several launches at a time, and Slurm: real agents, real processes, the bytes of one node.
+
+Nodes are folders on this machine: each has its own params and data, and the agents meet over the network.
+"""
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.engine import world
+from tests.test_train import launch, outputs, small_world
+
+TWO: dict[str, Any] = {"train__parallel": "ddp", "run__processes": 2, "train__lr": 0.01}
+TRAIN = [sys.executable, "-m", "pipeline.launch", "train"]
+
+
+def free_port() -> int:
+    """A port that nothing listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def nodes(top: Path, **changes: Any) -> list[Path]:
+    """Two folders that are two nodes of one training."""
+    lines = {**TWO, "run__nodes": 2, "run__rendezvous": f"127.0.0.1:{free_port()}", **changes}
+    return [small_world(top / f"node{rank}", **lines, run__node_rank=rank) for rank in (0, 1)]
+
+
+def start(folder: Path, command: list[str], **environment: str) -> subprocess.Popen[str]:
+    """Start a command in a folder, a process group of its own; its standard error can be read."""
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, **environment},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(*started: subprocess.Popen[str]) -> list[str]:
+    """Wait for all of them to end well. Returns what each said on standard error."""
+    said = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started] == [0] * len(started), "\n---\n".join(said)
+    return said
+
+
+@pytest.fixture(scope="module")
+def one_node(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The outputs of two processes on one node."""
+    folder = small_world(tmp_path_factory.mktemp("one_node"), **TWO)
+    launch(folder)
+    return outputs(folder)
+
+
+def test_two_nodes_write_the_bytes_of_one(one_node: dict[str, bytes], tmp_path: Path) -> None:
+    """Two torchrun agents with a process each: the first node writes what one node would, the other writes nothing."""
+    first, second = nodes(tmp_path)
+    _, said = finish(start(first, TRAIN), start(second, TRAIN))
+    assert outputs(first) == one_node
+    assert not (second / "models").exists()
+    assert not (second / "metrics").exists()
+    assert "epoch" not in said
+
+
+def test_two_nodes_go_on_from_the_checkpoint_of_the_first(one_node: dict[str, bytes], tmp_path: Path) -> None:
+    """Both nodes killed after the first epoch and started again: the first has the only checkpoint, and it is enough."""
+    first, second = nodes(tmp_path, run__timeout_seconds=60)
+    running = [start(first, TRAIN), start(second, TRAIN)]
+    assert running[0].stderr is not None
+    for line in running[0].stderr:
+        if line.startswith("epoch 1/2"):
+            break
+    for process in running:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert not (first / "models").exists()
+    said, _ = finish(start(first, TRAIN), start(second, TRAIN))
+    assert "going on from step" in said
+    assert outputs(first) == one_node
+
+
+def test_trainings_at_the_same_time_do_not_collide(one_node: dict[str, bytes], tmp_path: Path) -> None:
+    """Two launches of two processes each, by torchrun and by spawn, side by side: both write the same bytes."""
+    folders = [small_world(tmp_path / name, **TWO, run__launcher=name) for name in ("torchrun", "spawn")]
+    finish(*(start(folder, TRAIN) for folder in folders))
+    assert [outputs(folder) for folder in folders] == [one_node, one_node]
+
+
+def in_a_slurm_step(rank: int, job: int) -> dict[str, str]:
+    """What srun tells a task of a step with two tasks on this machine."""
+    return {
+        "SLURM_JOB_ID": str(job), "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
+    }  # fmt: skip
+
+
+def test_slurms_variables_tell_a_process_its_place(one_node: dict[str, bytes], tmp_path: Path) -> None:
+    """Two processes started as srun starts them, in one folder, write the bytes that torchrun's write."""
+    folder = small_world(tmp_path, **TWO, run__launcher="slurm")
+    command = [sys.executable, "-m", "pipeline.train"]
+    finish(*(start(folder, command, **in_a_slurm_step(rank, job=free_port())) for rank in (0, 1)))
+    assert outputs(folder) == one_node
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "first"),
+    [
+        ("localhost", "localhost"), ("a,b", "a"), ("gpu7", "gpu7"), ("gpu[07-09,12],cpu1", "gpu07"),
+        ("node[1,3]", "node1"), ("node[10-12]", "node10"), ("n[1-2]-ib", "n1-ib"), ("cpu-1.x.org,b", "cpu-1.x.org"),
+        ("rack[1-2]n[3-4]", "rack1n3"),
+    ],
+)  # fmt: skip
+def test_the_first_host_of_a_node_list(nodelist: str, first: str) -> None:
+    """Names, lists and ranges, as Slurm writes them."""
+    assert world.first_host(nodelist) == first
+
+
+def test_the_interface_that_processes_talk_over_is_passed_on(one_node: dict[str, bytes], tmp_path: Path) -> None:
+    """GLOO_SOCKET_IFNAME reaches every process: the loopback serves, and one that does not exist ends the run."""
+    folder = small_world(tmp_path, **TWO)
+    finish(start(folder, TRAIN, GLOO_SOCKET_IFNAME="lo"))
+    assert outputs(folder) == one_node
+    stopped = start(folder, TRAIN, GLOO_SOCKET_IFNAME="missing0")
+    assert "missing0" in stopped.communicate()[1]
+    assert stopped.returncode == 1
+
+
+@pytest.mark.parametrize("inside", [{}, {"SLURM_JOB_ID": "1", "PATH": ""}], ids=["no job", "no srun"])
+def test_slurm_outside_a_job_is_refused(inside: dict[str, str], tmp_path: Path) -> None:
+    """run.launcher: slurm wants to be started in a job; in these words."""
+    folder = small_world(tmp_path, **TWO, run__launcher="slurm")
+    stopped = start(folder, TRAIN, **inside)
+    assert stopped.communicate()[1] == (
+        "train: run.launcher: 'slurm' needs a Slurm job and srun (found: none); start it in one: sbatch or salloc with "
+        "--nodes=1 --ntasks=2; or take torchrun\n"
+    )
+    assert stopped.returncode == 1
+
+
+SLURM_CONF = """
+ClusterName=perennial
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmdPort={daemon_port}
+AuthType=auth/none
+CredType=cred/none
+SlurmUser=root
+SlurmdUser=root
+SlurmdParameters=config_overrides
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SchedulerType=sched/builtin
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES State=UP
+"""
+
+
+@contextmanager
+def slurm_cluster(folder: Path) -> Iterator[dict[str, str]]:
+    """A Slurm cluster of this machine alone, with two processors; yields the environment that its commands need.
+
+    Nobody has to prove who he is (auth/none), so it listens no longer than the block lasts.
+    """
+    for name in ("state", "spool"):
+        (folder / name).mkdir(parents=True)
+    environment = {"SLURM_CONF": str(folder / "slurm.conf")}
+    (folder / "slurm.conf").write_text(
+        SLURM_CONF.format(
+            host=socket.gethostname().partition(".")[0],
+            folder=folder, controller_port=free_port(), daemon_port=free_port(),
+        )
+    )  # fmt: skip
+    daemons = []
+    try:
+        for command in ("slurmctld", "slurmd"):
+            with (folder / f"{command}.log").open("w") as log:
+                daemons.append(
+                    subprocess.Popen([command, "-D"], env={**os.environ, **environment}, stdout=log, stderr=log)
+                )
+        while "idle" not in command_output(["sinfo", "--noheader", "--format=%T"], environment):
+            assert [daemon.poll() for daemon in daemons] == [None, None], (folder / "slurmd.log").read_text()
+            time.sleep(0.2)
+        yield environment
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+            daemon.wait()
+
+
+def command_output(command: list[str], environment: dict[str, str]) -> str:
+    return subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    ).stdout
+
+
+@pytest.mark.slow
+def test_a_real_slurm_writes_the_bytes_of_torchrun(one_node: dict[str, bytes], tmp_path: Path) -> None:
+    """In a job of a real cluster, sbatch's and salloc's, srun starts two tasks, which write what torchrun's write."""
+    absent = [name for name in ("slurmctld", "slurmd", "srun", "sbatch") if shutil.which(name) is None]
+    if absent:
+        pytest.skip(f"needs Slurm (apt-get install slurm-wlm): no {', '.join(absent)}")
+    if os.geteuid() != 0:
+        pytest.skip("needs to be root, as Slurm's daemons are here")
+    batch, allocated = (small_world(tmp_path / name, **TWO, run__launcher="slurm") for name in ("batch", "allocated"))
+    in_a_batch = ["sbatch", "--wait", "--ntasks=2", "--output=job.log", f"--wrap={shlex.join(TRAIN)}"]
+    with slurm_cluster(tmp_path / "slurm") as environment:
+        submitted = start(batch, in_a_batch, **environment)
+        submitted.communicate()
+        assert submitted.returncode == 0, (batch / "job.log").read_text()
+        finish(start(allocated, ["salloc", "--ntasks=2", *TRAIN], **environment))
+    assert outputs(batch) == one_node
+    assert outputs(allocated) == one_node

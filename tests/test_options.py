@@ -1,0 +1,406 @@
+"""The options of training, each in trainings that are really done: what it says is what arrives in the weights."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+from torch.distributed import HashStore
+
+from pipeline import download, files, machine, model, packed, params, sampling, train, trained
+from pipeline.engine import loop
+from pipeline.engine.ema import Ema
+from pipeline.engine.loop import Batch, Counts, Recipe
+from pipeline.engine.optimizers import OPTIMIZERS
+from pipeline.engine.precision import PRECISIONS
+from pipeline.engine.stopping import Stopping, watching
+from pipeline.engine.world import World
+from pipeline.params import Params
+from tests.test_train import launch, outputs, run_ranks, small_world
+
+ALONE = World(0, 0, 1, torch.device("cpu"))
+MIXED = {"color_jitter": 0.3, "erasing": 0.5, "mixup": 0.4, "cutmix": 1.0}
+OWN_WEIGHTS = {"freeze_backbone": True, "lr": 0.01}
+DROPPING = {"model": "mobilenet_v3_small", "lr": 0.02}
+HALVES = {"schedule": "step", "step_epochs": 1, "step_factor": 0.5, "warmup_epochs": 0.7, "epochs": 3}
+
+# Every training that the tests below look at, as changes of train.* (two epochs of 36 pictures in batches of 8).
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {"lr": 0.02},
+    "averaged": {"lr": 0.02, "ema_decay": 0.5, "export": "ema"},
+    "recomputed": {"lr": 0.02, "gradient_checkpointing": True},
+    "frozen": {"freeze_backbone": True},
+    "from_pth": {**OWN_WEIGHTS, "weights": "data/pretrained/mine.pth"},
+    "from_safetensors": {**OWN_WEIGHTS, "weights": "data/pretrained/mine.safetensors"},
+    "constant": {"schedule": "constant", "lr": 0.0625, "warmup_epochs": 1.0},
+    "halves": {**HALVES, "lr": 0.0625},
+    "halves_for_4": {**HALVES, "lr": 0.03125, "reference_batch": 4},
+    "cosine": {"schedule": "cosine", "lr": 0.0625, "final_lr": 0.5, "warmup_epochs": 0.5},
+    "two_epochs": {"schedule": "constant", "lr": 0.02},
+    "four_epochs": {"schedule": "constant", "lr": 0.02, "epochs": 4},
+    "one_step": {"batch_size": 36, "epochs": 1, "momentum": 0.0, "nesterov": False, "schedule": "constant"},
+    "sgd": {"optimizer": "sgd", "lr": 0.01, "epochs": 3},
+    "adam": {"optimizer": "adam", "lr": 0.001, "epochs": 3},
+    "adamw": {"optimizer": "adamw", "lr": 0.001, "epochs": 3},
+    "mixed": {**MIXED, "lr": 0.003, "epochs": 4},
+    "dropping": DROPPING,
+}
+RUNS["one_step_fast_head"] = {**RUNS["one_step"], "head_lr_factor": 8.0}
+
+IN_TURN = """
+import os, sys
+from pipeline import train
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    assert train.main() == 0, folder
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every training of RUNS, finished, each in a folder of its own: one after another in one process, to save time."""
+    top = tmp_path_factory.mktemp("options")
+    folders = {name: prepared(top / name, changes) for name, changes in RUNS.items()}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_TURN, *map(str, folders.values())], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return folders
+
+
+def prepared(folder: Path, changes: dict[str, Any]) -> Path:
+    """A folder in which all is ready for a training with these changes of train.*, weights of a file included."""
+    lines = {f"train__{key}": value for key, value in changes.items()}
+    small_world(folder, run__log_steps=1, run__keep_every=2, **lines)
+    if "weights" in changes:
+        source, state = folder / changes["weights"], another_model().state_dict()
+        source.parent.mkdir()
+        if source.suffix == ".pth":
+            torch.save(state, source)
+        else:
+            safetensors.torch.save_file(state, source)
+        here = Path.cwd()
+        os.chdir(folder)
+        try:
+            download.bring_weights(params.load())
+        finally:
+            os.chdir(here)
+    return folder
+
+
+def another_model() -> nn.Module:
+    """A ResNet-18 for five classes, with weights that no training here begins with."""
+    return model.build("resnet18", 5, seed=7)
+
+
+def weights_of(folder: Path) -> dict[str, Tensor]:
+    return safetensors.torch.load_file(folder / "models/model.safetensors")
+
+
+def history(folder: Path, column: str) -> list[float]:
+    return [float(row[column]) for row in files.read_csv(folder / "metrics/history.csv")]
+
+
+def config_of(folder: Path) -> Params:
+    return params.load(folder / "params.yaml")
+
+
+def same_backbone(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one if not name.startswith("fc."))
+
+
+# What a step does: a small model without BatchNorm, in this process
+
+
+def small_model() -> nn.Module:
+    """A model of a convolution and a layer, drawn anew, without BatchNorm."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3))
+
+
+def some_batches(rates: list[float]) -> Iterator[Batch]:
+    """A batch of 12 noise pictures for every rate."""
+    random = torch.Generator().manual_seed(1)
+    for step, rate in enumerate(rates):
+        images, labels = (
+            torch.randn(12, 3, 12, 12, generator=random),
+            torch.randint(3, (12,), generator=random),
+        )
+        yield Batch(step, images, labels, labels, rate)
+
+
+def weights_after_each_step(
+    rates: list[float], precision_name: str = "fp32", clip_norm: float = 0.0, ema_decay: float = 0.0
+) -> tuple[list[Tensor], Ema]:
+    """All weights as one vector, before the first step of plain SGD and after every one; and their moving average."""
+    net, precision = small_model(), PRECISIONS[precision_name]("cpu")
+    groups = model.parameter_groups(net, 0.0, False)
+    optimizer = OPTIMIZERS["sgd"](groups, 1.0, 0.0, False, (0.9, 0.999))
+    ema = Ema.of(net, ema_decay)
+    recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, ema, 1, clip_norm)
+    steps = loop.train(net, some_batches(rates), recipe, Counts.zero(ALONE.device))
+    return [as_vector(net), *(as_vector(net) for _ in steps)], ema
+
+
+def as_vector(net: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(net.parameters()).detach().clone()
+
+
+ACCUMULATING = """
+    import os, sys
+    import torch
+    from torch import nn
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from pipeline import model, sampling
+    from pipeline.engine import loop, world
+    from pipeline.engine.ema import Ema
+    from pipeline.engine.loop import Batch, Counts, Recipe
+    from pipeline.engine.parallel import PARALLELS, unwrap
+    from pipeline.engine.precision import PRECISIONS
+    world.fix_arithmetic(1, True)
+    place = world.from_env(os.environ, "cpu")
+    images, labels = torch.randn(48, 3, 12, 12, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 3
+    exchanges = 0
+    def counted(group, bucket):
+        global exchanges
+        exchanges += 1
+        return allreduce_hook(group, bucket)
+    def batches():
+        for step in range(8):
+            rows = torch.from_numpy(sampling.part(sampling.batch_rows(0, step, 12, 48), place.rank, place.size))
+            yield Batch(step, images[rows], labels[rows], labels[rows], 0.1)
+    with world.joined(place, 60):
+        for accumulate in (1, 2, 3):
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3))
+            optimizer = torch.optim.SGD(model.parameter_groups(net, 1e-3, False), lr=0.1, momentum=0.9)
+            wrapped = PARALLELS["ddp"](net, place, True)
+            wrapped.register_comm_hook(None, counted)
+            counts, exchanges = Counts.zero(place.device), 0
+            recipe = Recipe(
+                nn.CrossEntropyLoss(), PRECISIONS["fp32"]("cpu"), optimizer, Ema.of(net, 0.0), accumulate, 0.0
+            )
+            for _ in loop.train(wrapped, batches(), recipe, counts):
+                pass
+            found = {"weights": net.state_dict(), "sums": world.total(counts.sums), "exchanges": exchanges}
+            if place.first:
+                torch.save(found, f"{sys.argv[1]}/{place.size}-{accumulate}.pt")
+"""
+
+
+def test_accumulated_parts_train_what_whole_batches_train(tmp_path: Path) -> None:
+    """k parts of B/k give what B gives, on one and on two processes, with as many exchanges between them as without."""
+    for size in (1, 2):
+        run_ranks(size, ACCUMULATING, str(tmp_path))
+    whole = torch.load(tmp_path / "1-1.pt")
+    for size in (1, 2):
+        for accumulate in (1, 2, 3):
+            found = torch.load(tmp_path / f"{size}-{accumulate}.pt")
+            assert found["exchanges"] == 8  # one bucket a step: parts before the last exchange nothing
+            assert found["sums"][1:].tolist() == whole["sums"][1:].tolist()
+            assert found["sums"][0] == pytest.approx(whole["sums"][0].item(), rel=1e-6)
+            for name, weight in whole["weights"].items():
+                torch.testing.assert_close(found["weights"][name], weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("precision", "exact"), [("fp32", 1e-4), ("fp16", 0.02)])
+def test_the_clipped_gradient_is_the_unscaled_one(precision: str, exact: float) -> None:
+    """With a rate of 1 a step moves the weights by the gradient: the plain one, cut to the norm, whatever its scale."""
+    (begun, after), _ = weights_after_each_step([1.0], precision)
+    (_, plain), _ = weights_after_each_step([1.0])
+    norm = float((begun - plain).norm())
+    torch.testing.assert_close(begun - after, begun - plain, rtol=exact, atol=exact * norm)
+    for clip in (norm / 4, norm * 4):
+        (_, clipped), _ = weights_after_each_step([1.0], precision, clip_norm=clip)
+        expected = (begun - plain) * min(1.0, clip / norm)
+        torch.testing.assert_close(begun - clipped, expected, rtol=exact, atol=exact * norm)
+        assert float((begun - clipped).norm()) <= clip * (1 + 1e-5)
+
+
+def test_the_average_of_the_weights_is_its_closed_form() -> None:
+    """After n steps it is d^n times the first weights plus (1 - d) d^(n - k) times those after each step k."""
+    decay, steps = 0.8, 6
+    weights, ema = weights_after_each_step([0.1] * steps, ema_decay=decay)
+    expected = decay**steps * weights[0]
+    for k in range(1, steps + 1):
+        expected = expected + (1 - decay) * decay ** (steps - k) * weights[k]
+    torch.testing.assert_close(torch.cat([average.flatten() for average in ema.averages]), expected)
+    assert not torch.allclose(expected, weights[-1])
+
+
+# What a training does
+
+
+def test_the_average_is_validated_and_exported_and_trains_nothing(runs: dict[str, Path]) -> None:
+    """export: ema validates and writes the average, while training goes on as if there were none."""
+    plain, averaged = runs["plain"], runs["averaged"]
+    assert history(averaged, "train_loss") == history(plain, "train_loss")
+    assert history(averaged, "val_loss") != history(plain, "val_loss")
+    assert not torch.equal(weights_of(averaged)["fc.weight"], weights_of(plain)["fc.weight"])
+    data = packed.load(averaged / "data/packed", averaged / "data/split.csv")
+    rows = data.rows("val")
+    found = trained.judge(trained.load(averaged / "models"), data.images, data.sizes, rows, batch_size=64, place=ALONE)
+    loss = -found[range(len(rows)), data.labels[rows]].mean()
+    assert loss == pytest.approx(history(averaged, "val_loss")[-1], rel=1e-6)
+
+
+def test_a_frozen_backbone_stays_as_it_was(runs: dict[str, Path]) -> None:
+    """Weights and statistics are, bit for bit, those the training began with; the head is not."""
+    begun, ended = model.export_state(model.build("resnet18", 3, seed=0)), weights_of(runs["frozen"])
+    assert same_backbone(begun, ended)
+    assert not torch.equal(begun["fc.weight"], ended["fc.weight"])
+
+
+@pytest.mark.parametrize("name", ["from_pth", "from_safetensors"])
+def test_training_starts_from_the_weights_of_a_file(name: str, runs: dict[str, Path]) -> None:
+    """The file's weights, brought by download, are what training begins with; its head of five classes is replaced."""
+    ended = weights_of(runs[name])
+    assert same_backbone(ended, model.export_state(another_model()))
+    assert ended["fc.weight"].shape == (3, 512)
+    assert outputs(runs[name]) == outputs(runs["from_pth"])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # 36 pictures in batches of 8: epochs end after 4, 9 and 13 steps.
+        ("constant", [k / 4 for k in (1, 2, 3)] + [1.0] * 6),
+        ("halves", [1 / 3, 2 / 3] + [1.0] * 2 + [0.5] * 5 + [0.25] * 4),
+        ("halves_for_4", [1 / 3, 2 / 3] + [1.0] * 2 + [0.5] * 5 + [0.25] * 4),
+        # Warmed up for two steps, then from 1 down to a half over seven: 3/4 + 1/4 cos(pi t / 7).
+        ("cosine", [0.5, 1.0, 1.0, 0.97524, 0.90587, 0.80563, 0.69437, 0.59413, 0.52476]),
+    ],
+)  # fmt: skip
+def test_the_schedule_arrives_in_every_step(name: str, expected: list[float], runs: dict[str, Path]) -> None:
+    """TensorBoard shows, for each step, the base rate of 1/16 times the warm-up's or the schedule's share."""
+    (board,) = runs[name].glob("runs/*/tensorboard/*")
+    events = EventAccumulator(str(board))
+    events.Reload()
+    shown = [event.value for event in events.Scalars("learning_rate")]
+    assert shown == pytest.approx([0.0625 * share for share in expected], rel=1e-5)
+    assert shown == pytest.approx(train.rates(config_of(runs[name]).train, 36))
+
+
+def test_the_rate_of_a_reference_batch_is_scaled(runs: dict[str, Path]) -> None:
+    """A rate of 1/32 for batches of 4 is one of 1/16 for batches of 8: the same bytes."""
+    assert outputs(runs["halves"]) == outputs(runs["halves_for_4"])
+
+
+def test_the_scheduled_rate_is_what_the_optimizer_uses() -> None:
+    """With plain SGD the weights move by rate × gradient: a step with twice the rate moves them twice as far."""
+    (begun, once), _ = weights_after_each_step([0.125])
+    (_, twice), _ = weights_after_each_step([0.25])
+    torch.testing.assert_close(twice - begun, 2 * (once - begun))
+
+
+def test_the_head_learns_at_its_own_rate(runs: dict[str, Path]) -> None:
+    """After one step with head_lr_factor 8 the head has moved eight times as far, and the rest is the same bytes."""
+    begun = model.export_state(model.build("resnet18", 3, seed=0))
+    same, fast = weights_of(runs["one_step"]), weights_of(runs["one_step_fast_head"])
+    assert same_backbone(same, fast)
+    for name in ("fc.weight", "fc.bias"):
+        torch.testing.assert_close(fast[name] - begun[name], 8 * (same[name] - begun[name]), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_every_optimizer_trains(name: str, runs: dict[str, Path]) -> None:
+    """The training loss falls. (fused_sgd needs a GPU.)"""
+    losses = history(runs[name], "train_loss")
+    assert losses[-1] < losses[0]
+
+
+def test_the_optimizers_are_not_the_same(runs: dict[str, Path]) -> None:
+    """SGD, Adam and AdamW write three different models."""
+    assert len({outputs(runs[name])["models/model.safetensors"] for name in ("sgd", "adam", "adamw")}) == 3
+
+
+def test_mixed_pictures_train(runs: dict[str, Path]) -> None:
+    """With colour jitter, erasing, mixup and CutMix together the training loss falls."""
+    losses = history(runs["mixed"], "train_loss")
+    assert losses[-1] < losses[0]
+
+
+@pytest.fixture
+def never() -> Iterator[Stopping]:
+    """Nobody wants to stop."""
+    with watching(HashStore(), ALONE) as stop:
+        yield stop
+
+
+def test_every_world_size_sees_the_same_batches(runs: dict[str, Path], never: Stopping) -> None:
+    """Jittered, erased and mixed pictures and their targets, merged over 1 to 4 processes: byte for byte the same."""
+    folder = runs["mixed"]
+    settings = config_of(folder).train.model_copy(update={"batch_size": 12, "epochs": 3})
+    data, merged = packed.load(folder / "data/packed", folder / "data/split.csv"), {}
+    for size in (1, 2, 3, 4):
+        ranks = [
+            list(train.batches(settings, data, 0, World(rank, 0, size, ALONE.device), PRECISIONS["fp32"]("cpu"), never))
+            for rank in range(size)
+        ]
+        merged[size] = [
+            (step[0].step, *(torch.cat(parts) for parts in zip(*((b.images, b.targets) for b in step), strict=True)))
+            for step in zip(*ranks, strict=True)
+        ]
+    whole = merged.pop(1)
+    assert len(whole) == sampling.steps(3, 36, 12) == 9
+    assert any(targets.ndim == 2 for _, _, targets in whole)
+    for size, steps in merged.items():
+        for one, other in zip(whole, steps, strict=True):
+            assert one[0] == other[0]
+            assert torch.equal(one[1], other[1]), size
+            assert torch.equal(one[2], other[2]), size
+
+
+def test_the_weights_of_every_second_epoch_are_kept(runs: dict[str, Path]) -> None:
+    """keep_every: 2 leaves two files after four epochs; the first is what two epochs export, the second the model."""
+    kept = sorted(runs["four_epochs"].glob("runs/*/*.safetensors"))
+    assert [path.name for path in kept] == ["epoch-0002.safetensors", "epoch-0004.safetensors"]
+    exported = [runs[name] / "models/model.safetensors" for name in ("two_epochs", "four_epochs")]
+    assert [path.read_bytes() for path in kept] == [path.read_bytes() for path in exported]
+
+
+def test_gradient_checkpointing_writes_the_same_model(runs: dict[str, Path]) -> None:
+    """What is computed twice changes no byte of any output."""
+    assert outputs(runs["recomputed"]) == outputs(runs["plain"])
+
+
+def test_a_model_with_drop_out_resumes_exactly(runs: dict[str, Path], tmp_path: Path) -> None:
+    """Killed after its first epoch and started again, MobileNetV3 writes the bytes of the run that was left alone."""
+    folder = prepared(tmp_path / "killed", DROPPING)
+    with subprocess.Popen(
+        [sys.executable, "-m", "pipeline.train"], cwd=folder, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("epoch 1/2"):
+                process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert not (folder / "models").exists()
+    subprocess.run([sys.executable, "-m", "pipeline.train"], cwd=folder, check=True, capture_output=True)
+    assert outputs(folder) == outputs(runs["dropping"])
+
+
+@pytest.mark.slow
+def test_a_compiled_model_trains_to_the_same_bytes_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """train.compile: true, compiled anew each time: equal bytes, and the plain model's loss to rounding."""
+    if not machine.read().compiler:
+        pytest.skip("torch.compile needs a C++ compiler: none found")
+    folders = {
+        name: prepared(
+            tmp_path / name, {"compile": name != "plain", "model": "squeezenet1_1", "lr": 0.001, "epochs": 1}
+        )
+        for name in ("plain", "once", "again")
+    }
+    for name, folder in folders.items():
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / f"cache-{name}"))
+        launch(folder)
+    assert outputs(folders["once"]) == outputs(folders["again"])
+    assert history(folders["once"], "val_loss") == pytest.approx(history(folders["plain"], "val_loss"), rel=1e-4)
