@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo repro test test-gpu lint format bench doctor tensorboard lock clean
+.PHONY: help setup demo repro verify test test-gpu lint format bench doctor tensorboard lock clean clean-runs
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
 VENV := .venv
@@ -37,6 +37,9 @@ demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes,
 repro: setup  ## run what params.yaml describes (dvc repro)
 	@dvc repro
 
+verify: setup  ## repeat what the committed dvc.lock claims, and compare every byte
+	@python -m pipeline.verify
+
 test: setup  ## every test that needs no GPU, lint and types
 	@ruff check --quiet . && ruff format --check --quiet . && mypy
 	@python -m pytest -m "not gpu"
@@ -62,6 +65,9 @@ tensorboard: setup  ## show the runs on http://localhost:6006
 lock: setup  ## make requirements/lock.txt anew from pyproject.toml
 	@uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --upgrade \
 		--no-header --no-annotate --quiet --output-file requirements/lock.txt
+
+clean-runs: setup  ## remove what finished and stale runs left in runs/, and say how much it freed
+	@python -m pipeline.runs --clean
 
 clean:  ## remove .demo and the caches of tools; never data, models or runs
 	@rm -rf .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@ The copy stays there to be looked at (`cd .demo; dvc metrics show`), and a secon
 """
 
 import filecmp
+import json
 import os
 import shutil
 import subprocess
@@ -57,7 +58,18 @@ def run(folder: Path) -> None:
         call("git", "add", "--all")
         call("git", "-c", "user.name=demo", "-c", "user.email=demo@localhost", "commit", "--quiet", "--message=Demo")
     call("dvc", "repro")
-    call("dvc", "metrics", "show")
+
+
+def show(folder: Path) -> None:
+    """Print the figures of the test pictures."""
+    figures = json.loads((folder / "metrics/eval.json").read_text())
+    interval, data = figures["interval"], json.loads((folder / "metrics/data.json").read_text())
+    print(f"\npictures   {data['kept']} kept of {data['pictures']}: {data['splits']}")
+    for name in ("accuracy", "balanced_accuracy", "macro_f1", "nll", "ece"):
+        print(f"{name:<18} {figures[name]:.4f}")
+    print(
+        f"{'95 % interval':<18} {interval['low']:.4f} to {interval['high']:.4f} ({figures['pictures']} test pictures)"
+    )
 
 
 def compare(ours: Path, committed: Path) -> list[str]:
@@ -92,6 +104,7 @@ def main() -> int:
         for name in RECORDED:
             (RESULTS / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(FOLDER / name, RESULTS / name)
+    show(FOLDER)
     print(f"\nDone in {time.monotonic() - began:.0f} s. Look around:")
     print(f"  cd {FOLDER} && . ../.venv/bin/activate && dvc dag && dvc plots show     pictures: {FOLDER}/reports/")
     print(f"  tensorboard --logdir {FOLDER}/runs")

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -267,6 +267,20 @@ def epoch_over(step: int, rows: int, batch: int) -> int:
     return next((e for e in (epoch, epoch + 1) if sampling.epoch_end(e - 1, rows, batch) == step), 0)
 
 
+@contextmanager
+def vouched_for(settings: Train) -> Iterator[None]:
+    """Turn torch's refusal to run an operator without a deterministic version into a Refusal that names it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if operator := world.undetermined(error):
+            raise Refusal(
+                f"train.deterministic: true × train.model: {settings.model!r}: {operator} has no deterministic version "
+                f"on train.device: {settings.device!r}; allowed: false (the bytes are then not promised), another model"
+            ) from None
+        raise
+
+
 def refuse_broken(counts: Counts, settings: Train) -> None:
     """Raise Refusal if a loss was not finite. Reads one number back from the device."""
     if (step := int(counts.broken_step)) >= 0:
@@ -383,8 +397,9 @@ def run(config: Params) -> None:
     place = world.from_env(os.environ, settings.device)
     folder = Path(config.paths.runs) / runs.fingerprint(config, data.digest)
     with (
-        world.joined(place, config.run.timeout_seconds) as store,
+        vouched_for(settings),
         runs.locked(folder) if place.first else nullcontext(),
+        world.joined(place, config.run.timeout_seconds) as store,
     ):
         final, progress = train(config, data, place, store, folder)
         if place.first:

@@ -12,7 +12,11 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
+from pipeline import params, train
+from pipeline.errors import Refusal
+from tests.conftest import on_cpu
 from tests.test_train import launch, outputs, small_world
 
 LONG: dict[str, Any] = {"train__epochs": 12, "run__log_steps": 2}  # 54 steps: long enough to be hit in the middle
@@ -228,6 +232,25 @@ def test_deterministic_mode_refuses_what_it_cannot_vouch_for(tmp_path: Path) -> 
         "train: CUBLAS_WORKSPACE_CONFIG: ':0:0' contradicts train.deterministic: true; "
         "allowed: :4096:8, :16:8, or unset it\n"
     )
+
+
+def test_an_operator_without_a_deterministic_version_is_named(raw: dict[str, Any]) -> None:
+    """What torch cannot do the same way twice is refused by its name, with what is allowed instead."""
+    settings = params.parse(on_cpu(raw)).train
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with (
+            pytest.raises(
+                Refusal, match=r"train.deterministic: true × train.model: 'resnet18': put_ has no deterministic"
+            ),
+            train.vouched_for(settings),
+        ):
+            torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+    finally:
+        torch.use_deterministic_algorithms(before)
+    with pytest.raises(RuntimeError, match="something else"), train.vouched_for(settings):
+        raise RuntimeError("something else")
 
 
 def test_provenance_says_when_the_bytes_are_not_promised(tmp_path: Path) -> None:

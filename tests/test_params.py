@@ -1,5 +1,6 @@
 """Params are typed, frozen values; every fault is named with its path, its value and what is allowed."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_all_faults_are_named_at_once(raw: dict[str, Any]) -> None:
             for line in lines
             if line.startswith("train.devices: unknown key (value 'cpu'); did you mean 'device'?")
         ),
-        "run.launcher: 'mpirun' is not allowed; allowed: torchrun, spawn",
+        "run.launcher: 'mpirun' is not allowed; allowed: torchrun, spawn, slurm",
     ]
 
 
@@ -124,7 +125,7 @@ def test_choices_stand_beside_their_keys() -> None:
     }
     assert len(listed) >= 8
     for key, allowed in listed.items():
-        said = comments[key].split("(")[0].replace(" by ", " ")
+        said = re.split(r"[(;]", comments[key])[0]
         assert [word.strip() for word in said.split("|")] == allowed, key
 
 

@@ -122,6 +122,12 @@ def fix_arithmetic(threads: int, deterministic: bool) -> None:
     torch.use_deterministic_algorithms(deterministic)
 
 
+def undetermined(error: RuntimeError) -> str:
+    """The operator that torch refused because it has no deterministic version; nothing for any other error."""
+    found = re.match(r"(\S+) does not have a deterministic implementation", str(error))
+    return found[1] if found else ""
+
+
 def environment(threads: int, deterministic: bool) -> dict[str, str]:
     """Variables that must be set before a process loads its libraries.
 

@@ -1,0 +1,174 @@
+"""`dvc repro`, started so that a killed one before it is no obstacle, and ended so that nothing is left running.
+
+    python -m pipeline.repro [arguments of dvc repro]
+
+DVC rewrites dvc.lock and .dvc/tmp/rwlock in place. Killed while it does, it leaves them cut, and the next `dvc repro`
+refuses to start. Both are put right here, and said: an unreadable rwlock is removed, a cut dvc.lock is replaced by the
+last whole one. What DVC does itself stays as it is: this is no other way to run the pipeline, `dvc repro` does the same.
+
+A signal to this process goes to DVC and the stage; if this process is killed, they are terminated. It ends after the
+last of them, so that an interrupted training has saved when the prompt is back, or when a container ends.
+"""
+
+import getpass
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from pipeline import files, stage
+
+LOCK = Path("dvc.lock")
+KEPT = Path(".dvc/tmp/dvc.lock.whole")  # beside DVC's own working files: Git ignores it
+RWLOCK = Path(".dvc/tmp/rwlock")
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+def dvc_lives(folder: Path) -> bool:
+    """Whether a DVC process works in `folder` or below it."""
+    for process in psutil.process_iter():
+        try:
+            program = [Path(word).name for word in process.cmdline()[:3]]
+            if "dvc" in program and Path(process.cwd()).is_relative_to(folder):
+                return True
+        except (psutil.Error, OSError):  # it ended meanwhile, or belongs to somebody else
+            continue
+    return False
+
+
+def is_whole(text: str) -> bool:
+    """Whether the text of a dvc.lock was written to its end, or at least states nothing by halves.
+
+    Stages missing at the end are no fault: DVC runs them again.
+    """
+    try:
+        content = YAML(typ="safe", pure=True).load(text)
+    except YAMLError:
+        return False
+    if not (text.endswith("\n") and isinstance(content, dict) and isinstance(content.get("stages"), dict)):
+        return False
+    return all(isinstance(entry, dict) and _stage_is_whole(entry) for entry in content["stages"].values())
+
+
+def _stage_is_whole(entry: dict[str, Any]) -> bool:
+    deps, outs, params = entry.get("deps", []), entry.get("outs", []), entry.get("params", {})
+    if "cmd" not in entry or deps is None or outs is None or params is None:
+        return False
+    return all(map(_file_is_whole, [*deps, *outs])) and None not in params.values()
+
+
+def _file_is_whole(entry: dict[str, Any]) -> bool:
+    """DVC writes path, hash, md5, size, and for a folder nfiles, in this order."""
+    needed = {"path", "md5", "size"} if "hash" in entry else {"path"}
+    if str(entry.get("md5")).endswith(".dir"):
+        needed.add("nfiles")
+    return len(entry) > 1 and needed <= entry.keys()
+
+
+def repair() -> list[str]:
+    """Put right what a killed DVC left behind in this folder; what was done, a sentence each.
+
+    While another DVC works here nothing is touched: it may be writing these very files.
+    """
+    broken_rwlock = RWLOCK.is_file() and not _is_json(RWLOCK)
+    broken_lock = LOCK.is_file() and not is_whole(LOCK.read_text(encoding="utf-8", errors="replace"))
+    if not (broken_rwlock or broken_lock) or dvc_lives(Path.cwd()):
+        return []
+    done = []
+    if broken_rwlock:
+        RWLOCK.unlink()
+        done.append(f"{RWLOCK} was left unreadable by a killed DVC, and no DVC is running here: removed")
+    if broken_lock:
+        done.append(f"{LOCK} was cut by a killed DVC: {_restore()}")
+    return done
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_bytes())
+    except ValueError:
+        return False
+    return True
+
+
+def _restore() -> str:
+    """Bring back the last whole dvc.lock; says where from."""
+    if KEPT.is_file() and is_whole(text := KEPT.read_text(encoding="utf-8")):
+        files.write_text(LOCK, text)
+        return "put back as it was before the last run"
+    shown = subprocess.run(["git", "show", f"HEAD:./{LOCK}"], capture_output=True, text=True, check=False)
+    if shown.returncode == 0 and is_whole(shown.stdout):
+        files.write_text(LOCK, shown.stdout)
+        return "put back as it was last committed"
+    LOCK.unlink()
+    return "there is no earlier one, so it is removed; stages that had finished run again, or come from DVC's run cache"
+
+
+def keep() -> None:
+    """Keep a copy of dvc.lock, if it is whole, for a later repair."""
+    if LOCK.is_file() and is_whole(text := LOCK.read_text(encoding="utf-8", errors="replace")):
+        files.write_text(KEPT, text)
+
+
+def environment() -> dict[str, str]:
+    """What DVC needs to be told: where `python` is, and a name for a user who has none (any container's --user)."""
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        environ["LOGNAME"] = str(os.getuid())
+    return environ
+
+
+def run(arguments: list[str]) -> int:
+    """`dvc repro` with `arguments`, until it and all it started have ended; its exit status."""
+    stage.adopt_orphans()
+    # In a process group of its own: a Ctrl-C comes here alone, and is passed on once.
+    dvc = subprocess.Popen(
+        [sys.executable, "-m", "dvc", "repro", *arguments],
+        env=environment(),
+        process_group=0,
+        preexec_fn=stage.die_with_parent,
+    )
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        try:
+            os.killpg(dvc.pid, number)
+        except ProcessLookupError:
+            return
+
+    for number in PASSED_ON:
+        signal.signal(number, pass_on)
+    status = dvc.wait()
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            return status if status >= 0 else 128 - status
+
+
+def main() -> int:
+    try:
+        for sentence in repair():
+            print(f"repro: {sentence}", file=sys.stderr)
+        keep()
+        status = run(sys.argv[1:])
+        keep()
+    except OSError as error:
+        if (line := stage.disk(error)) is None:
+            raise
+        print(f"repro: {line}", file=sys.stderr)
+        return 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
