@@ -4,7 +4,7 @@
 
 DVC rewrites dvc.lock and .dvc/tmp/rwlock in place. Killed while it does, it leaves them cut, and the next `dvc repro`
 refuses to start. Both are put right here, and said: an unreadable rwlock is removed, a cut dvc.lock is replaced by the
-last whole one. What DVC does itself stays as it is: this is no other way to run the pipeline, `dvc repro` does the same.
+last whole one. This is no other way to run the pipeline: `dvc repro` by itself does the same.
 
 A signal to this process goes to DVC and the stage; if this process is killed, they are terminated. It ends after the
 last of them, so that an interrupted training has saved when the prompt is back, or when a container ends.
@@ -136,7 +136,7 @@ def run(arguments: list[str]) -> int:
         [sys.executable, "-m", "dvc", "repro", *arguments],
         env=environment(),
         process_group=0,
-        preexec_fn=stage.die_with_parent,
+        preexec_fn=stage.die_with_parent,  # noqa: PLW1509  (this process has one thread)
     )
 
     def pass_on(number: int, _: FrameType | None) -> None:
@@ -163,9 +163,9 @@ def main() -> int:
         status = run(sys.argv[1:])
         keep()
     except OSError as error:
-        if (line := stage.disk(error)) is None:
+        if error.errno not in stage.DISK:
             raise
-        print(f"repro: {line}", file=sys.stderr)
+        print(f"repro: {stage.disk(error)}", file=sys.stderr)
         return 1
     return status
 

@@ -13,7 +13,8 @@ from pipeline import machine, params, validity
 from pipeline.errors import Refusal, Stopped
 from pipeline.params import Params
 
-PR_SET_PDEATHSIG = 1  # prctl(2)
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 STOPPED = 75  # exit status: saved, run again to go on (EX_TEMPFAIL of sysexits.h)
 STOPPED_NOTE = "PERENNIAL_STOPPED_NOTE"  # the launcher's file for saying so: see `main`
 
@@ -21,6 +22,11 @@ STOPPED_NOTE = "PERENNIAL_STOPPED_NOTE"  # the launcher's file for saying so: se
 def die_with_parent() -> None:
     """Have the kernel terminate this process when its parent (DVC, a launcher) ends, however it ends: no orphans."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def adopt_orphans() -> None:
+    """Have the kernel give this process the children of those below it that end, so that it can wait for them too."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def workers(config: Params) -> int:
@@ -55,9 +61,9 @@ def main(name: str, work: Callable[[Params], None]) -> int:
         print(f"{name}: {stopped}", file=sys.stderr)
         return STOPPED
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+        if error.errno not in DISK:
             raise
-        print(f"{name}: {_disk(error)}", file=sys.stderr)
+        print(f"{name}: {disk(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"{name}: interrupted; nothing half-done is left; run again to go on", file=sys.stderr)
@@ -65,8 +71,8 @@ def main(name: str, work: Callable[[Params], None]) -> int:
     return 0
 
 
-def _disk(error: OSError) -> str:
-    """A disk that is full, or may not be written to, in one line."""
+def disk(error: OSError) -> str:
+    """An error of DISK, a disk that is full or may not be written to, in one line."""
     where = Path(os.fsdecode(error.filename)) if error.filename else Path.cwd()
     folder = next(parent for parent in [where, *where.absolute().parents] if parent.is_dir())
     free = shutil.disk_usage(folder).free / 1e6
