@@ -309,7 +309,7 @@ def keep(folder: Path, place: World, settings: Train, learner: Learner, counts: 
     )
 
 
-def newest(saved: Path, place: World) -> dict[str, Any] | None:
+def newest(saved: Path) -> dict[str, Any] | None:
     """The newest checkpoint that is whole, if there is one; a damaged one is reported.
 
     Raises Refusal if there are checkpoints and none is whole.
@@ -322,8 +322,7 @@ def newest(saved: Path, place: World) -> dict[str, Any] | None:
             continue
         except checkpoint.Damaged:
             damaged.append(str(path))
-            if place.first:
-                print(f"train: {path} is damaged; the one before it is used", file=sys.stderr)
+            print(f"train: {path} is damaged; the one before it is used", file=sys.stderr)
     if damaged:
         raise Refusal(f"{', '.join(damaged)}: damaged, and there is no other; to begin anew: rm -r {saved.parent}")
     return None
@@ -334,7 +333,8 @@ def resume(folder: Path, place: World, settings: Train, learner: Learner, counts
 
     Raises Refusal if the hardware that decides bits is not what it was.
     """
-    state = newest(folder / CHECKPOINT, place)
+    # Rank 0 reads for all: on several nodes only the first has the checkpoint.
+    state = world.of_first(newest(folder / CHECKPOINT) if place.first else None)
     if state is None:
         return Progress()
     here = runs.hardware(place, settings.threads)

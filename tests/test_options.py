@@ -390,17 +390,13 @@ def test_a_model_with_drop_out_resumes_exactly(runs: dict[str, Path], tmp_path: 
 
 @pytest.mark.slow
 def test_a_compiled_model_trains_to_the_same_bytes_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """train.compile: true, compiled anew each time: equal bytes, and the plain model's loss to rounding."""
+    """train.compile: true, each time compiled anew: equal bytes."""
     if not machine.read().compiler:
         pytest.skip("torch.compile needs a C++ compiler: none found")
-    folders = {
-        name: prepared(
-            tmp_path / name, {"compile": name != "plain", "model": "squeezenet1_1", "lr": 0.001, "epochs": 1}
-        )
-        for name in ("plain", "once", "again")
-    }
-    for name, folder in folders.items():
+    written = []
+    for name in ("once", "again"):
+        folder = prepared(tmp_path / name, {"compile": True, "model": "squeezenet1_1", "lr": 0.001, "epochs": 1})
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / f"cache-{name}"))
         launch(folder)
-    assert outputs(folders["once"]) == outputs(folders["again"])
-    assert history(folders["once"], "val_loss") == pytest.approx(history(folders["plain"], "val_loss"), rel=1e-4)
+        written.append(outputs(folder))
+    assert written[0] == written[1]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 DeviceKind = Literal["cuda", "cpu"]
 Store = dist.Store
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,14 @@ PLACES = (
 )
 
 
+def _place(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables that tell this process its place; none, if no launcher started it."""
+    return next((names for names in PLACES if all(name in environ for name in names)), ())
+
+
 def from_env(environ: Mapping[str, str], device: DeviceKind) -> World:
     """The place that torchrun, `spawn` (which sets the same variables) or Slurm's srun gave; else a single process."""
-    names = next((names for names in PLACES if all(name in environ for name in names)), None)
-    rank, local, size = (int(environ[name]) for name in names) if names else (0, 0, 1)
+    rank, local, size = (int(environ[name]) for name in _place(environ)) if _place(environ) else (0, 0, 1)
     return World(rank, local, size, torch.device(device, local) if device == "cuda" else torch.device("cpu"))
 
 
@@ -79,7 +84,7 @@ def joined(world: World, timeout_seconds: int) -> Iterator[Store]:
     """
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
-    if not any(names[0] in os.environ for names in PLACES):
+    if not _place(os.environ):
         yield dist.HashStore()
         return
     timeout = timedelta(seconds=timeout_seconds)
@@ -188,6 +193,15 @@ def share_buffers(model: nn.Module) -> None:
     if dist.is_initialized():
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
+
+
+def of_first(value: T) -> T:
+    """What rank 0 holds, for every process: plain values and tensors on the CPU."""
+    if dist.is_initialized():
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        value = box[0]
+    return value
 
 
 def everyone(values: Tensor) -> list[Tensor]:

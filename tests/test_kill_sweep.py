@@ -1,0 +1,248 @@
+"""A handful of real kills of a real `dvc repro`, and what `pipeline.repro` puts right after one of DVC itself."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+from ruamel.yaml import YAML
+
+from benchmarks import kill_sweep
+from pipeline import repro
+from tests.conftest import PROJECT
+
+# As DVC writes it.
+LOCK = """schema: '2.0'
+stages:
+  one:
+    cmd: python one.py
+    deps:
+    - path: code
+      hash: md5
+      md5: 4c54ace7911aaffe13a365c34f650e71.dir
+      size: 4711
+      nfiles: 12
+    - path: one.py
+      hash: md5
+      md5: 3e07f34fa3ec8f3b1a8c2f2a6d2c0b11
+      size: 1203
+    params:
+      params.yaml:
+        one.rate: 0.125
+        one.names:
+        - a
+        - b
+    outs:
+    - path: data/one
+      hash: md5
+      md5: 9a8ad92c50cae39aa2c5604fd0ab6d8c.dir
+      size: 70343
+      nfiles: 120
+  two:
+    cmd: python two.py
+    deps:
+    - path: data/one
+      hash: md5
+      md5: 9a8ad92c50cae39aa2c5604fd0ab6d8c.dir
+      size: 70343
+      nfiles: 120
+    outs:
+    - path: two.csv
+      hash: md5
+      md5: 9e107d9d372bb6826bd81d3542a419d6
+      size: 8080
+"""
+PIPELINE = """
+stages:
+  wait:
+    cmd: exec {python} stage.py
+    outs: [out]
+  after:
+    cmd: echo after > after
+    outs: [after]
+"""
+# A stage that, asked to stop, takes a second to save: as training does.
+STAGE = """
+import ctypes, signal, sys, time
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+def save(number, _):
+    signal.signal(number, signal.SIG_IGN)
+    time.sleep(1)
+    open("saved", "w").write(str(number))
+    sys.exit(75)
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, save)
+if open("go").read() == "wait":
+    open("began", "w").close()
+    time.sleep(60)
+open("out", "w").write("out")
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_seeded_moments_it_goes_on_to_the_same_lock() -> None:
+    """Five signals at five moments of train: no process left, nothing false recorded, the uninterrupted dvc.lock."""
+    done = list(kill_sweep.sweep(5, seed=4))
+    assert len(done) == 5
+    assert not [trial for trial in done if trial.broken]
+
+
+def test_a_sweep_strikes_every_moment_of_every_stage_twice() -> None:
+    """The plan is a function of its seed; all signals and targets occur."""
+    planned = kill_sweep.plan(100, seed=0)
+    assert len(planned) == 100
+    assert planned == kill_sweep.plan(100, seed=0) != kill_sweep.plan(100, seed=1)
+    places = Counter((strike.stage, strike.moment) for strike in planned)
+    assert set(places) == {*kill_sweep.TRAIN, *kill_sweep.OTHERS}
+    assert min(places.values()) >= 2
+    assert {strike.signal for strike in planned} == set(kill_sweep.SIGNALS)
+    assert {strike.target for strike in planned} == {"rank", "launcher", "dvc", "group", "repro"}
+    assert all(strike.target in kill_sweep.targets(strike.stage, strike.moment) for strike in planned)
+
+
+def test_the_benchmarks_are_listed() -> None:
+    """`python -m benchmarks` names each with the first line of what it says of itself."""
+    command = [sys.executable, "-m", "benchmarks"]
+    listed = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+    assert "python -m benchmarks.kill_sweep" in listed
+    assert (kill_sweep.__doc__ or "").splitlines()[0] in listed
+
+
+def test_a_cut_lock_is_noticed_or_states_nothing_by_halves() -> None:
+    """Wherever dvc.lock is cut, it is not whole, or every file that it still names is named as before."""
+    before = YAML(typ="safe", pure=True).load(LOCK)["stages"]
+    whole = [length for length in range(len(LOCK)) if repro.is_whole(LOCK[:length])]
+    assert 0 < len(whole) < 20
+    for length in whole:
+        for stage, entry in YAML(typ="safe", pure=True).load(LOCK[:length])["stages"].items():
+            for kind in ("deps", "outs"):
+                assert all(file in before[stage][kind] for file in entry.get(kind, [])), LOCK[:length]
+
+
+def test_a_whole_lock_is_whole() -> None:
+    """What DVC wrote to its end is; nothing, and another file's content, are not."""
+    assert repro.is_whole(LOCK)
+    assert not repro.is_whole("")
+    assert not repro.is_whole("a line of text\n")
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a pipeline of two small stages under real DVC."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / ".site"))
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], check=True)
+    Path("dvc.yaml").write_text(PIPELINE.format(python=sys.executable))
+    Path("stage.py").write_text(STAGE)
+    Path("go").write_text("go")
+    return tmp_path
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m pipeline.repro`, to its end."""
+    command = [sys.executable, "-m", "pipeline.repro", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_cut_lock_is_put_back(project: Path) -> None:
+    """Cut or empty, dvc.lock comes back as it was before, it is said, and nothing has to run again."""
+    assert run().returncode == 0
+    whole = Path("dvc.lock").read_bytes()
+    for cut in (b"", whole[: len(whole) // 2]):
+        Path("dvc.lock").write_bytes(cut)
+        again = run()
+        assert again.returncode == 0, again.stderr
+        assert again.stderr.startswith(
+            "repro: dvc.lock was cut by a killed DVC: put back as it was before the last run\n"
+        )
+        assert "Running stage" not in again.stdout
+        assert Path("dvc.lock").read_bytes() == whole
+
+
+def test_without_a_copy_the_committed_lock_is_taken_and_without_that_none(project: Path) -> None:
+    """Git's is the second choice; the last is to begin without, which is said."""
+    assert run().returncode == 0
+    whole = Path("dvc.lock").read_bytes()
+    subprocess.run(["git", "add", "dvc.lock"], check=True)
+    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    subprocess.run(["git", *identity, "commit", "--quiet", "-m", "Lock"], check=True)
+    repro.KEPT.unlink()
+    Path("dvc.lock").write_bytes(b"")
+    assert repro.repair() == ["dvc.lock was cut by a killed DVC: put back as it was last committed"]
+    assert Path("dvc.lock").read_bytes() == whole
+    Path("dvc.lock").write_bytes(b"schema: '2.0'\nstag")
+    subprocess.run(["git", "update-ref", "-d", "HEAD"], check=True)
+    (said,) = repro.repair()
+    assert said.endswith("stages that had finished run again, or come from DVC's run cache")
+    assert not Path("dvc.lock").exists()
+    assert run().returncode == 0
+
+
+def test_an_empty_rwlock_is_removed(project: Path) -> None:
+    """DVC by itself refuses to start with it; through pipeline.repro it starts, and what was done is said."""
+    repro.RWLOCK.parent.mkdir(exist_ok=True)
+    repro.RWLOCK.write_bytes(b"")
+    command = [sys.executable, "-m", "dvc", "repro"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode != 0
+    started = run()
+    assert started.returncode == 0, started.stderr
+    assert "repro: .dvc/tmp/rwlock was left unreadable by a killed DVC, and no DVC is running here: removed" in (
+        started.stderr.splitlines()
+    )
+
+
+def begin() -> subprocess.Popen[bytes]:
+    """`python -m pipeline.repro`, with its stage at work."""
+    Path("go").write_text("wait")
+    started = subprocess.Popen([sys.executable, "-m", "pipeline.repro"], start_new_session=True)
+    while not Path("began").exists():
+        assert started.poll() is None
+        time.sleep(0.01)
+    return started
+
+
+def test_nothing_is_put_right_while_a_dvc_works_here(project: Path) -> None:
+    """It may be writing these very files."""
+    started = begin()
+    Path("dvc.lock").write_bytes(b"")
+    assert repro.repair() == []
+    started.send_signal(signal.SIGTERM)
+    started.wait()
+    assert len(repro.repair()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_reaches_the_stage_and_it_ends_last(project: Path, number: signal.Signals) -> None:
+    """The stage has saved when `pipeline.repro` ends; that fails, no process is left, and the next run goes on."""
+    started = begin()
+    started.send_signal(number)
+    assert started.wait() != 0
+    assert Path("saved").exists()
+    assert kill_sweep.working_in(project) == [psutil.Process(os.getpid())]
+    assert not Path("dvc.lock").exists()
+    Path("go").write_text("go")
+    assert run().returncode == 0
+
+
+def test_killed_itself_it_takes_dvc_and_the_stage_along(project: Path) -> None:
+    """After KILL of `pipeline.repro` the stage is terminated, and saves."""
+    started = begin()
+    started.kill()
+    started.wait()
+    while kill_sweep.working_in(project) != [psutil.Process(os.getpid())]:
+        time.sleep(0.05)
+    assert Path("saved").read_text() == str(int(signal.SIGTERM))
+    assert not Path("dvc.lock").exists()
+
+
+def test_the_exit_status_is_dvcs(project: Path) -> None:
+    """Also where DVC refuses; its arguments are passed on."""
+    refused = run("no_such_stage")
+    assert refused.returncode == 255
+    assert "no_such_stage" in refused.stderr
