@@ -34,8 +34,8 @@ $(READY): requirements/lock.txt
 demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes, no GPU)
 	@python -m pipeline.demo
 
-repro: setup  ## run what params.yaml describes (dvc repro)
-	@dvc repro
+repro: setup  ## run what params.yaml describes (dvc repro), also after a kill in the middle of DVC's own work
+	@python -m pipeline.repro
 
 verify: setup  ## repeat what the committed dvc.lock claims, and compare every byte
 	@python -m pipeline.verify

@@ -57,7 +57,7 @@ def run(folder: Path) -> None:
         call("git", "init", "--quiet")
         call("git", "add", "--all")
         call("git", "-c", "user.name=demo", "-c", "user.email=demo@localhost", "commit", "--quiet", "--message=Demo")
-    call("dvc", "repro")
+    call(sys.executable, "-m", "pipeline.repro")
 
 
 def show(folder: Path) -> None:

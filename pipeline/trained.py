@@ -30,7 +30,7 @@ class Trained:
 def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
     """Write a state dict as safetensors: without metadata, whose key order is not stable."""
     with files.atomic_file(path) as temporary:
-        safetensors.torch.save_file(weights, temporary)
+        temporary.write_bytes(safetensors.torch.save(weights))  # of a full disk, save_file does not raise OSError
 
 
 def save(

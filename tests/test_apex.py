@@ -515,7 +515,7 @@ def replica() -> bool:
 
 @needs_apex
 def test_a_replica_under_apex_runs_the_originals_weights() -> None:
-    """Apex casts by an attribute on the model itself, even at O0: so none of its levels goes with torch's dp."""
+    """Apex casts by an attribute of the model itself, even at O0, which a copy shares: O0 does not go with dp."""
     assert fresh(replica) is True
 
 

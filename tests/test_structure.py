@@ -57,11 +57,14 @@ ALLOWED: dict[str, set[str]] = {
     "evaluate": {*STAGE, *ENGINE, "metrics", "packed", "report", "trained"},
     "predict": {*STAGE, *ENGINE, "images", "machine", "trained"},
     "doctor": {"errors", "machine", "params", "validity"},
-    "demo": set(),
+    "demo": {"locks"},
+    "repro": {"files", "stage"},
+    "verify": {*BASE, "locks", "params", "stage"},
+    "locks": set(),
     "": set(),
 }  # fmt: skip
 OWNERS = {
-    "yaml": set(), "ruamel": {"params", "demo"}, "pydantic": {"params"}, "pydantic_core": {"params"},
+    "yaml": set(), "ruamel": {"params", "demo", "repro", "locks"}, "pydantic": {"params"}, "pydantic_core": {"params"},
     "PIL": {"images", "report", "synthetic"}, "imagehash": {"split"},
     "pooch": {"download"}, "requests": {"download"}, "tarfile": {"download"}, "zipfile": {"download"},
     "torchvision": {"model", "monitor", "weights"}, "tensorboard": set(), "safetensors": {"trained", "weights"},

@@ -7,7 +7,7 @@ is kept beside it.
 import hashlib
 import io
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -26,12 +26,23 @@ def previous(path: Path) -> Path:
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write `state` beside `path`, make sure it is on the disk, then give it the name; the one that had it is kept."""
     with files.atomic_file(path) as temporary:
-        torch.save(state, temporary)
+        with temporary.open("wb") as file:
+            _write(state, file)
         digest = bytes.fromhex(files.sha256(temporary))
         with temporary.open("ab") as file:
             file.write(digest)
         if path.exists():
             path.replace(previous(path))
+
+
+def _write(state: dict[str, Any], file: IO[bytes]) -> None:
+    """torch.save, but what the disk says (full) is raised as it is: torch puts an error of its own in front of it."""
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -1,0 +1,205 @@
+"""What a machine can do to a run: kill a stage, fill the disk, forbid to write, have no HOME and no user.
+
+Disks are small tmpfs mounts, users are taken with setpriv: tests that need root are skipped without it.
+"""
+
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks import kill_sweep
+from tests.conftest import PROJECT, on_cpu, read_params, write_params
+
+STAGES = ("download", "split", "prepare", "train", "evaluate")
+OUTPUTS = ("data", "models", "metrics", "reports")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk or to become another user")
+
+
+def command(stage: str) -> list[str]:
+    """As dvc.yaml has it."""
+    words = ["pipeline.launch", stage] if stage in ("train", "evaluate") else [f"pipeline.{stage}"]
+    return [sys.executable, "-m", *words]
+
+
+def run(folder: Path, stage: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(stage), cwd=folder, capture_output=True, text=True, check=False)
+
+
+def outputs(folder: Path) -> dict[str, str]:
+    """Every file of every output with its SHA-256."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for top in OUTPUTS
+        for path in sorted((folder / top).rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
+    """Every stage run once on drawn pictures, and the seconds each took."""
+    folder, seconds = tmp_path_factory.mktemp("done"), {}
+    for shared in ("pipeline", "requirements", "docker"):
+        (folder / shared).symlink_to(PROJECT / shared)
+    params = on_cpu(
+        read_params(), data__source="synthetic", data__synthetic={"count": 60, "size": 48, "seed": 0},
+        split__near_duplicates=0, split__folds=1, split__fractions={"train": 0.6, "val": 0.2, "test": 0.2},
+    )  # fmt: skip
+    write_params(folder / "params.yaml", params)
+    for stage in STAGES:
+        began = time.monotonic()
+        finished = run(folder, stage)
+        assert finished.returncode == 0, finished.stderr
+        seconds[stage] = time.monotonic() - began
+    return folder, seconds
+
+
+def copy(done: tuple[Path, dict[str, float]], folder: Path) -> Path:
+    """The finished run, in a folder of its own."""
+    shutil.copytree(done[0], folder, symlinks=True)
+    return folder
+
+
+@pytest.mark.parametrize("stage", ["download", "split", "prepare", "evaluate"])
+def test_a_killed_stage_ends_with_the_same_bytes(
+    done: tuple[Path, dict[str, float]], tmp_path: Path, stage: str
+) -> None:
+    """Killed at any moment, it leaves its outputs whole or away; the next run starts clean and writes the same."""
+    folder, source = copy(done, tmp_path / "killed"), random.Random(stage)
+    expected = outputs(folder)
+    for _ in range(3):
+        started = subprocess.Popen(command(stage), cwd=folder, stderr=subprocess.DEVNULL, start_new_session=True)
+        time.sleep(source.uniform(0.2, 1) * done[1][stage])
+        if started.poll() is None:
+            os.killpg(started.pid, signal.SIGKILL)
+        started.wait()
+        while kill_sweep.working_in(folder):  # the stage's own processes, told by the kernel that it has ended
+            time.sleep(0.01)
+        left = {path: digest for path, digest in outputs(folder).items() if "/." not in path}
+        assert left.items() <= expected.items()
+    again = run(folder, stage)
+    assert again.returncode == 0, again.stderr
+    assert outputs(folder) == expected
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 400 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=400m", "none", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode != 0:
+        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path, leave: int) -> Path:
+    """A file that leaves so many bytes free."""
+    filler = disk / "filler"
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - leave)
+    return filler
+
+
+@needs_root
+@pytest.mark.parametrize(("stage", "output"), [("download", "images"), ("split", "split.csv"), ("prepare", "packed")])
+def test_a_full_disk_is_named_and_costs_nothing(
+    done: tuple[Path, dict[str, float]], disk: Path, stage: str, output: str
+) -> None:
+    """One line names the output and the space left; the earlier outputs are as they were; with room, it runs."""
+    folder = copy(done, disk / "w")
+    before = outputs(folder)
+    filler = fill(disk, 12288)
+    full = run(folder, stage)
+    assert full.returncode == 1
+    (line,) = full.stderr.splitlines()
+    assert line.startswith((f"{stage}: data/{output}", f"{stage}: data/.{output}.partial"))
+    assert line.endswith("No space left on device (0 MB free there); make room or give write access, then run again")
+    assert outputs(folder) == before
+    filler.unlink()
+    assert run(folder, stage).returncode == 0
+    assert outputs(folder) == before
+
+
+@needs_root
+@pytest.mark.parametrize(("leave", "output"), [(40, "checkpoint.pt"), (110, "models/model.safetensors")])
+def test_a_disk_that_is_full_while_training_is_named(
+    done: tuple[Path, dict[str, float]], disk: Path, leave: int, output: str
+) -> None:
+    """Whether the checkpoint or the export finds no room: a line, nothing half-written, and then it goes on."""
+    folder = copy(done, disk / "w")
+    expected = outputs(folder)
+    shutil.rmtree(folder / "models")
+    filler = fill(disk, leave * 1_000_000)
+    full = run(folder, "train")
+    assert full.returncode == 1
+    (line,) = (line for line in full.stderr.splitlines() if "No space left on device" in line)
+    assert line.startswith("train: ")
+    assert output in line
+    assert "Traceback" not in full.stderr
+    assert not list(folder.glob("models/*"))
+    assert not list(folder.glob("**/.*.partial"))
+    filler.unlink()
+    again = run(folder, "train")
+    assert again.returncode == 0, again.stderr
+    assert ("going on from step" in again.stderr) == (output != "checkpoint.pt")
+    assert outputs(folder) == expected
+
+
+@needs_root
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_workspace_that_is_read_only_is_named(done: tuple[Path, dict[str, float]], disk: Path, stage: str) -> None:
+    """One line, and the outputs are as they were."""
+    folder = copy(done, disk / "w")
+    before = outputs(folder)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    refused = run(folder, stage)
+    assert refused.returncode == 1
+    lines = refused.stderr.splitlines()
+    (line,) = (line for line in lines if not line.startswith(f"{stage}: process 0 of 1 ended with exit status 1"))
+    assert line.startswith(f"{stage}: ")
+    assert "Read-only file system" in line
+    assert outputs(folder) == before
+
+
+def as_a_stranger(folder: Path, words: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
+    """A command as a user whom no file of the system names, without HOME. It may read everything, for Python's sake."""
+    capability = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+    user = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", *capability]
+    environ["PATH"] = os.environ["PATH"]
+    return subprocess.run([*user, *words], cwd=folder, env=environ, capture_output=True, text=True, check=False)
+
+
+@needs_root
+def test_a_user_without_a_name_and_a_home_runs_the_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container started with any --user: from data to figures."""
+    folder = tmp_path / "w"
+    folder.mkdir()
+    monkeypatch.chdir(PROJECT)
+    kill_sweep.copy_project(folder)
+    for path in [tmp_path, *tmp_path.rglob("*")]:
+        os.chown(path, 12345, 12345, follow_symlinks=False)
+    site = str(tmp_path / "site")
+    ran = as_a_stranger(folder, [sys.executable, "-m", "pipeline.repro"], DVC_SITE_CACHE_DIR=site)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert (folder / "metrics/eval.json").stat().st_uid == 12345
+
+
+@needs_root
+def test_a_workspace_of_somebody_else_is_named(done: tuple[Path, dict[str, float]]) -> None:
+    """A user who may not write there is told so in one line."""
+    refused = as_a_stranger(done[0], command("prepare"))
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("prepare: data/.packed.partial: Permission denied")
