@@ -26,7 +26,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from pipeline import stage
+from pipeline import stage, validity
 from pipeline.engine import world
 from pipeline.engine.stopping import PEER_DIED, SIGNALS
 from pipeline.errors import Refusal, Stopped
@@ -172,6 +172,14 @@ def main() -> int:
             os.environ.update(world.environment(config.train.threads, config.train.deterministic))
         except ValueError as error:
             raise Refusal(str(error)) from None
+        if validity.apex_choices(config.train):
+            from pipeline.engine import apex
+
+            if fault := apex.fault():
+                raise Refusal(
+                    f"{', '.join(validity.apex_choices(config.train))}: Apex is installed, but {fault}; "
+                    f"build it for this torch (make image); {validity.INSTEAD_OF_APEX}"
+                )
         run = config.run
         if name == "evaluate":  # its bytes are the same for every number of processes, so this node does it alone
             alone = {"nodes": 1, "processes": run.processes // run.nodes, "rendezvous": "localhost:0"}

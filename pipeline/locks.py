@@ -11,7 +11,7 @@ Hashes = dict[str, str]  # path → MD5; of a folder, that of its listing, with 
 
 
 def read(path: Path) -> dict[str, dict[str, Hashes]]:
-    """The `deps` and `outs` of every stage of a dvc.lock. Raises Refusal if it is missing or was not written to its end."""
+    """The `deps` and `outs` of every stage of a dvc.lock. Raises Refusal if it is missing or cannot be understood."""
     try:
         stages = YAML(typ="safe", pure=True).load(path)["stages"]
         return {

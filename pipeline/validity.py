@@ -45,6 +45,11 @@ def _hardware(train: Train, machine: Machine) -> Iterator[str]:
         yield "train.parallel: 'dp' needs train.device: cuda; allowed on the CPU: single, ddp"
     if train.device == "cpu" and train.sync_bn == "torch":
         yield "train.sync_bn: 'torch' needs train.device: cuda; allowed on the CPU: none"
+    if train.device == "cpu" and train.precision == "bf16" and train.deterministic and train.crop < 32:
+        yield (
+            f"train.precision: 'bf16' × train.crop: {train.crop} on the CPU: convolutions of maps of one pixel are not "
+            f"the same every time; allowed: fp32, a crop of at least 32, or train.deterministic: false"
+        )
     if train.compile and not machine.compiler:
         yield "train.compile: true needs a C++ compiler (found: none); allowed here: false, or install g++"
 
@@ -80,10 +85,10 @@ def _combinations(train: Train, machine: Machine) -> Iterator[str]:
             "train.precision: 'bf16' × train.parallel: 'apex_ddp': Apex DDP does not reduce bf16 gradients; "
             "allowed: any other precision, or train.parallel: ddp"
         )
-    if train.parallel == "dp" and train.precision in ("O1", "O2", "O3"):
+    if train.parallel == "dp" and train.precision in APEX_LEVELS:
         yield (
-            f"train.precision: {train.precision!r} × train.parallel: 'dp': Apex casts in the first replica only; "
-            f"allowed: a native precision or O0, or train.parallel: ddp"
+            f"train.precision: {train.precision!r} × train.parallel: 'dp': Apex's changes hold in the first replica "
+            f"only; allowed: a native precision, or train.parallel: ddp"
         )
     if train.sync_bn != "none" and train.parallel in ("single", "dp"):
         yield (

@@ -27,7 +27,7 @@ from pipeline.params import Params
 
 DECIDES = ("dvc.lock", "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  # besides what the stages depend on
 NAMED = 10  # how many faults are written out
-SIDE_BY_SIDE = 48  # characters of a column of provenance
+SIDE_BY_SIDE = 64  # characters of a column of provenance
 
 Claims = dict[str, dict[str, locks.Hashes]]
 
@@ -51,10 +51,13 @@ def verify(only: str | None) -> bool:
         prepare_clone(config, claims, repeated, clone, environ)
         repeat(arguments, clone, environ)
         found = locks.read(clone / "dvc.lock")
-        equal = compare(claims, found, repeated, clone)
-        if "train" in repeated:
-            print_provenance(Path(config.paths.runs), clone / config.paths.runs)
-    return equal
+        different = compare(claims, found, repeated)
+        for path in different:
+            if path.endswith(".safetensors") and (clone / path).is_file():
+                print(f"\n{path}: {tensor_differences(Path(path), clone / path)}")
+        print_provenance(Path(config.paths.runs), clone / config.paths.runs)
+    print(f"\nverify: {'differs: ' + ', '.join(different) if different else 'every output is as dvc.lock claims'}")
+    return not different
 
 
 def output(*command: str, cwd: Path | None = None, environ: dict[str, str] | None = None) -> str:
@@ -99,13 +102,9 @@ def unclean(config: Params, claims: Claims) -> list[str]:
     stale, changed = _of_stages(json.loads(dvc("status", "--json")), _data(config, claims))
     data = json.loads(dvc("data", "status", "--granular", "--json"))
     for how, paths in data.get("uncommitted", {}).items():
-        whole = {path.rstrip("/") for path in paths if path.endswith("/")}
-        if how == "modified":  # name the files in the folder
-            changed = {path: what for path, what in changed.items() if path not in whole}
-            paths = [path for path in paths if not path.endswith("/")]  # noqa: PLW2901
-        else:  # the folder says it
-            paths = [path for path in paths if path.endswith("/") or not _inside(path, whole)]  # noqa: PLW2901
-        changed |= {path.rstrip("/"): how for path in paths}
+        # Of a folder that changed the files are named, too; one that is missing is named alone.
+        missing = set() if how == "modified" else {path.rstrip("/") for path in paths if path.endswith("/")}
+        changed |= {path.rstrip("/"): how for path in paths if not _inside(path, missing)}
     return [
         *stale,
         *(
@@ -192,8 +191,8 @@ def repeat(arguments: list[str], clone: Path, environ: dict[str, str]) -> None:
 # What came out
 
 
-def compare(claims: Claims, found: Claims, repeated: Iterable[str], clone: Path) -> bool:
-    """Print a line an output, and of weights that differ by how much; whether all hashes are the claimed ones."""
+def compare(claims: Claims, found: Claims, repeated: Iterable[str]) -> list[str]:
+    """Print a line an output; the paths of those whose hash is not the claimed one."""
     rows = [
         (path, claimed, found[name]["outs"].get(path, "none"))
         for name in repeated
@@ -203,13 +202,7 @@ def compare(claims: Claims, found: Claims, repeated: Iterable[str], clone: Path)
     print(f"\n{'output':{width}}  {'claimed':36}  {'got':36}")
     for path, claimed, got in rows:
         print(f"{path:{width}}  {claimed:36}  {got:36}  {'same' if claimed == got else 'differs'}")
-    different = [path for path, claimed, got in rows if claimed != got]
-    for path in different:
-        if path.endswith(".safetensors") and (clone / path).is_file():
-            print(f"\n{path}: {tensor_differences(Path(path), clone / path)}")
-    print(f"\nverify: {len(rows) - len(different)} of {len(rows)} outputs are the same" + (":" if different else ""))
-    print(*(f"verify: {path} differs" for path in different), sep="\n", end="\n" if different else "")
-    return not different
+    return [path for path, claimed, got in rows if claimed != got]
 
 
 def tensor_differences(claimed: Path, got: Path) -> str:
@@ -256,7 +249,7 @@ def _flat(path: Path) -> dict[str, str]:
     """A provenance.json as `section.key: text`; nothing if the file is not there."""
     if not path.is_file():
         return {}
-    flat = {}
+    flat: dict[str, str] = {}
     for key, value in json.loads(path.read_text()).items():
         inner = {f"{key}.{name}": part for name, part in value.items()} if isinstance(value, dict) else {key: value}
         flat |= {name: str(part) for name, part in inner.items()}

@@ -519,7 +519,6 @@ def test_a_replica_under_apex_runs_the_originals_weights() -> None:
     assert fresh(replica) is True
 
 
-@pytest.mark.xfail(strict=True, reason="Ema keeps aliases of the tensors, not the tensors: engine/ema.py")
 def test_the_average_follows_statistics_that_get_new_storage() -> None:
     """Apex's SyncBatchNorm gives its running mean new storage at every step (`mean.data = …`)."""
     norm = nn.BatchNorm2d(2)

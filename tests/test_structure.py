@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "download": {*STAGE, "synthetic", "weights"},
     "split": {*STAGE, "images"},
     "prepare": {*STAGE, "images", "packed"},
-    "launch": {*STAGE, "engine.world", "engine.stopping"},
+    "launch": {*STAGE, "engine.world", "engine.stopping", "engine.apex", "validity"},
     "trained": {*BASE, *ENGINE, "augment", "inference", "model"},
     "train": {*STAGE, *ENGINE, "augment", "inference", "model", "monitor", "packed", "runs", "sampling",
               "schedule", "trained", "weights"},
@@ -59,15 +59,15 @@ ALLOWED: dict[str, set[str]] = {
     "doctor": {"errors", "machine", "params", "validity"},
     "demo": {"locks"},
     "repro": {"files", "stage"},
-    "verify": {*BASE, "locks", "params", "stage"},
-    "locks": set(),
+    "verify": {*BASE, "locks", "params", "repro", "stage"},
+    "locks": {"errors"},
     "": set(),
 }  # fmt: skip
 OWNERS = {
     "yaml": set(), "ruamel": {"params", "demo", "repro", "locks"}, "pydantic": {"params"}, "pydantic_core": {"params"},
     "PIL": {"images", "report", "synthetic"}, "imagehash": {"split"},
     "pooch": {"download"}, "requests": {"download"}, "tarfile": {"download"}, "zipfile": {"download"},
-    "torchvision": {"model", "monitor", "weights"}, "tensorboard": set(), "safetensors": {"trained", "weights"},
+    "torchvision": {"model", "monitor", "weights"}, "tensorboard": set(), "safetensors": {"trained", "weights", "verify"},
     "apex": {"engine.apex"}, "dvc": set(), "sklearn": set(), "ctypes": {"machine", "stage"},
 }  # fmt: skip
 

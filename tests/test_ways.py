@@ -110,10 +110,10 @@ def expected(cell: Cell, machine: Machine) -> list[str]:
             "train.precision: 'bf16' × train.parallel: 'apex_ddp': Apex DDP does not reduce bf16 gradients; "
             "allowed: any other precision, or train.parallel: ddp"
         )
-    if parallel == "dp" and precision in ("O1", "O2", "O3"):
+    if parallel == "dp" and precision[0] == "O":
         said.append(
-            f"train.precision: '{precision}' × train.parallel: 'dp': Apex casts in the first replica only; "
-            "allowed: a native precision or O0, or train.parallel: ddp"
+            f"train.precision: '{precision}' × train.parallel: 'dp': Apex's changes hold in the first replica only; "
+            "allowed: a native precision, or train.parallel: ddp"
         )
     if sync_bn != "none" and alone:
         said.append(
@@ -178,7 +178,7 @@ BARRED = {
         ("parallel=single", "nodes=2"), ("parallel=dp", "nodes=2"),
         ("parallel=single", "sync_bn=torch"), ("parallel=single", "sync_bn=apex"),
         ("parallel=dp", "sync_bn=torch"), ("parallel=dp", "sync_bn=apex"),
-        ("parallel=dp", "precision=O1"), ("parallel=dp", "precision=O2"), ("parallel=dp", "precision=O3"),
+        ("parallel=dp", "precision=O0"), ("parallel=dp", "precision=O1"), ("parallel=dp", "precision=O2"), ("parallel=dp", "precision=O3"),
         ("parallel=dp", "compile=True"), ("parallel=dp", "gradient_checkpointing=True"),
         ("parallel=apex_ddp", "memory_format=channels_last"), ("parallel=apex_ddp", "precision=bf16"),
         ("compile=True", "gradient_checkpointing=True"),

@@ -23,9 +23,10 @@ class Ema:
     def of(cls, model: nn.Module, decay: float) -> "Ema":
         """The average of the model's floating-point parameters and buffers, which begins as what they are now."""
         followed = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()] if decay > 0 else []
-        weights = [tensor.detach() for tensor in followed]
-        return cls(decay, [weight.float().clone() for weight in weights], weights)
+        # The tensors themselves, not views of them: Apex's SyncBatchNorm puts other storage behind its buffers.
+        return cls(decay, [tensor.detach().float().clone() for tensor in followed], followed)
 
+    @torch.no_grad()
     def update(self) -> None:
         """Move the averages towards the weights."""
         if self.weights:
@@ -34,13 +35,14 @@ class Ema:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Inside the block the model has the averages for weights."""
-        kept = [weight.clone() for weight in self.weights]
+        kept = [weight.detach().clone() for weight in self.weights]
         self._fill(self.averages)
         try:
             yield
         finally:
             self._fill(kept)
 
+    @torch.no_grad()
     def _fill(self, values: list[Tensor]) -> None:
         for weight, value in zip(self.weights, values, strict=True):
             weight.copy_(value)

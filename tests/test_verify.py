@@ -1,0 +1,274 @@
+"""`make verify`: a claim that holds is confirmed, whatever is wrong with one is named, and nothing is left behind."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from pipeline import files, locks, verify
+from pipeline.errors import Refusal
+from tests.conftest import change, read_params, write_params
+from tests.test_interruption import gone, wait_for
+from tests.test_pipeline import call, copy_project
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small project on drawn flowers, run and committed; the tests copy it."""
+    folder = copy_project(
+        tmp_path_factory.mktemp("verify") / "project",
+        data__source="synthetic", data__synthetic={"count": 60, "size": 40, "seed": 0}, split__near_duplicates=0,
+        train__lr=0.01,
+    )  # fmt: skip
+    call(folder, "dvc", "repro")
+    commit(folder)
+    return folder
+
+
+@pytest.fixture
+def project(prepared: Path, tmp_path: Path) -> Path:
+    """The prepared project, to be changed by a test; TMPDIR for its clone is beside it."""
+    (tmp_path / "temporary").mkdir()
+    return shutil.copytree(prepared, tmp_path / "project", symlinks=True)
+
+
+def commit(folder: Path) -> None:
+    call(folder, "git", "add", "--all")
+    call(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "Run")
+
+
+def environment(project: Path) -> dict[str, str]:
+    environ = {**os.environ, "TMPDIR": str(project.parent / "temporary")}
+    environ.pop("PYTHONPATH", None)
+    return environ
+
+
+def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m pipeline.verify` in the project; whatever comes of it, no clone stays."""
+    command = [sys.executable, "-m", "pipeline.verify", *arguments]
+    done = subprocess.run(
+        command, cwd=project, env=environment(project), capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert not list((project.parent / "temporary").glob("perennial-*"))
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def cache(project: Path) -> dict[str, bytes]:
+    """The files of DVC's cache and run cache."""
+    inside = project / ".dvc/cache"
+    return {str(path.relative_to(inside)): path.read_bytes() for path in inside.rglob("*") if path.is_file()}
+
+
+def flip_a_bit(path: Path) -> None:
+    """In a new file of the same name, for the old one may share its bytes with DVC's cache."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    files.remove(path)
+    path.write_bytes(content)
+
+
+def test_a_true_claim_is_confirmed(project: Path) -> None:
+    """Every stage truly runs again, every output is compared, and neither the cache nor the folder is touched."""
+    before, outs = cache(project), [o for claim in locks.read(project / "dvc.lock").values() for o in claim["outs"]]
+    done = run(project)
+    assert done.returncode == 0, done.stderr
+    for stage in ("download", "split", "prepare", "train", "evaluate"):
+        assert f"Running stage '{stage}'" in done.stdout
+    assert "epoch 1/1" in done.stderr
+    lines = done.stdout.splitlines()
+    assert len(outs) >= 10
+    assert all(any(line.startswith(f"{out} ") and line.endswith("  same") for line in lines) for out in outs)
+    assert "differs" not in done.stdout
+    for key in ("git.commit", "cpu_capability", "versions.torch"):
+        (shown,) = (line.split() for line in lines if line.startswith(key))
+        assert len(shown) == 3
+        assert "?" not in shown
+    assert lines[-1] == "verify: every output is as dvc.lock claims"
+    assert cache(project) == before
+    assert call(project, "git", "status", "--porcelain").stdout == ""
+
+
+def test_a_changed_byte_is_named(project: Path) -> None:
+    """One bit in data/packed: the folder is not what dvc.lock claims, and the file is named."""
+    flip_a_bit(project / "data/packed/images.npy")
+    done = run(project)
+    assert done.returncode == 1
+    assert "verify: data/packed/images.npy: modified since the run that dvc.lock describes" in done.stderr
+    assert "stale" not in done.stderr
+
+
+def test_a_missing_output_is_named_once(project: Path) -> None:
+    """A folder that is gone is one line, not one for each of its files."""
+    shutil.rmtree(project / "data/images")
+    done = run(project)
+    assert done.returncode == 1
+    assert [line.split(": ")[:2] for line in done.stderr.splitlines()] == [["verify", "data/images"]]
+
+
+def test_a_tampered_hash_is_named(project: Path) -> None:
+    """A hash in a committed dvc.lock that no run wrote."""
+    lock = project / "dvc.lock"
+    claimed = locks.read(lock)["train"]["outs"]["models/model.json"]
+    lock.write_text(lock.read_text().replace(claimed, claimed[::-1]))
+    commit(project)
+    done = run(project)
+    assert done.returncode == 1
+    assert "verify: models/model.json: modified since the run that dvc.lock describes" in done.stderr
+
+
+def test_a_false_claim_is_found_out(project: Path) -> None:
+    """Weights that no training wrote, consistently claimed: how many tensors differ and by how much is said."""
+    weights = project / "models/model.safetensors"
+    tensors = safetensors.torch.load_file(weights)
+    tensors["fc.bias"][0] += 0.5
+    files.remove(weights)
+    safetensors.torch.save_file(tensors, weights)
+    call(project, "dvc", "commit", "--force")
+    commit(project)
+    done = run(project, "--stage", "train")
+    assert done.returncode == 1, done.stderr
+    assert f"models/model.safetensors: 1 of {len(tensors)} tensors differ, by at most 0.5 (fc.bias)" in done.stdout
+    assert done.stdout.endswith("verify: differs: models/model.safetensors\n")
+    assert "Running stage 'prepare'" not in done.stdout
+
+
+def edited(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def edit(project: Path) -> None:
+        text = (project / name).read_text()
+        assert text.count(old) == 1
+        (project / name).write_text(text.replace(old, new))
+
+    return edit
+
+
+def other_lr(project: Path) -> None:
+    params = project / "params.yaml"
+    write_params(params, change(read_params(params), train__lr=0.02))
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (edited("pipeline/schedule.py", "math.cos(", "1.0 * math.cos("), "train is stale: pipeline/schedule.py"),
+        (edited("docker/pins.env", "APEX_COMMIT=", "APEX_COMMIT=0"), "train is stale: docker/pins.env"),
+        (other_lr, "train is stale: params.yaml: train"),
+        (
+            edited("dvc.yaml", "exec python -m pipeline.split", "exec python -B -m pipeline.split"),
+            "split is stale: its command in dvc.yaml",
+        ),
+    ],
+    ids=["arithmetic", "pin", "params", "command"],
+)
+def test_what_was_committed_without_a_run_is_stale(project: Path, edit: Callable[[Path], None], said: str) -> None:
+    """The stage and what it depends on are named; before the commit it is named as not committed."""
+    edit(project)
+    done = run(project)
+    assert done.returncode == 1
+    assert f"verify: {said.split(': ')[1].replace('its command in ', '')}: not committed as it is" in done.stderr
+    commit(project)
+    done = run(project)
+    assert done.returncode == 1
+    assert f"verify: {said} was committed without a run; dvc repro, then commit" in done.stderr
+
+
+def test_what_is_not_in_git_is_no_claim(project: Path) -> None:
+    """A dvc.lock that is not committed, or not there, is named, and so is a stage that it does not know."""
+    call(project, "git", "rm", "--quiet", "--cached", "dvc.lock")
+    done = run(project)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "verify: dvc.lock: not committed as it is; commit it, or restore it\n" * 2,
+    )
+    done = run(project, "--stage", "trian")
+    assert "--stage: 'trian' is no stage of dvc.lock; allowed: download, split, prepare, train, evaluate" in done.stderr
+    (project / "dvc.lock").unlink()
+    assert "dvc.lock: not found" in run(project).stderr
+
+
+def test_an_archive_that_was_downloaded_is_found(project: Path) -> None:
+    """The clone takes it from this folder's paths.archives: download is repeated without the network."""
+    made = project.parent / "drawn.tgz"
+    with tarfile.open(made, "w:gz") as archive:
+        archive.add(project / "data/images", "flowers")
+    sha256 = files.sha256(made)
+    (project / "data/archives").mkdir()
+    made.rename(project / "data/archives" / sha256)
+    params = project / "params.yaml"
+    lines = {"data__source": "archive", "data__url": "https://localhost:1/drawn.tgz", "data__sha256": sha256}
+    write_params(params, change(read_params(params), **lines))
+    call(project, "dvc", "repro")
+    commit(project)
+    done = run(project, "--stage", "download")
+    assert done.returncode == 0, done.stderr
+    assert f"data/archives/{sha256}" not in done.stderr
+    assert "from https://localhost:1/drawn.tgz" in done.stdout
+
+
+def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
+    """Photos in the inbox are in no commit: that is said, download is left out, and what follows it is repeated."""
+    shutil.copytree(project / "data/images", project / "data/inbox", dirs_exist_ok=True)
+    params = project / "params.yaml"
+    write_params(params, change(read_params(params), data__source="inbox"))
+    call(project, "dvc", "repro")
+    commit(project)
+    refused = run(project, "--stage", "download")
+    assert refused.returncode == 1
+    assert "data/inbox: in no commit, so download cannot be repeated from one; allowed: the other" in refused.stderr
+    done = run(project)
+    assert done.returncode == 0, done.stderr
+    assert "data/inbox: in no commit, so download cannot be repeated from one; what follows it can" in done.stdout
+    assert "Running stage 'download'" not in done.stdout
+    for stage in ("split", "prepare", "train", "evaluate"):
+        assert f"Running stage '{stage}'" in done.stdout
+    (project / "data/inbox/poppy").rename(project / "data/inbox/poppies")
+    assert "verify: data/inbox: modified since the run" in run(project).stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_an_interruption_leaves_nothing(project: Path, number: signal.Signals) -> None:
+    """Interrupted in the middle of training: the processes end, the clone is removed, the status is not zero."""
+    temporary = project.parent / "temporary"
+    command = [sys.executable, "-m", "pipeline.verify", "--stage", "train"]
+    with subprocess.Popen(command, cwd=project, env=environment(project), stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: list(temporary.glob("*/clone/runs/*")) or process.poll() is not None, "no training")
+        (clone,) = temporary.glob("*/clone")
+        process.send_signal(number)
+        _, said = process.communicate()
+    assert process.returncode == 130
+    assert said.endswith("verify: interrupted; the clone is removed\n")
+    assert not list(temporary.glob("perennial-*"))
+    assert gone(clone)
+
+
+def test_tensors_are_compared_by_their_bytes(tmp_path: Path) -> None:
+    """A sign of zero counts; another shape, and a tensor in one file only, are counted apart; a cut file is said."""
+    one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
+    tensors: dict[str, Any] = {"a": torch.zeros(2), "b": torch.ones(3), "n": torch.tensor(4), "c": torch.ones(1)}
+    safetensors.torch.save_file(tensors, one)
+    assert verify.tensor_differences(one, one) == "0 of 4 tensors differ"
+    safetensors.torch.save_file({**tensors, "a": -torch.zeros(2)}, two)
+    assert verify.tensor_differences(one, two) == "1 of 4 tensors differ, by at most 0 (a)"
+    safetensors.torch.save_file({"n": torch.tensor(7), "b": torch.ones(4), "a": torch.zeros(2)}, two)
+    assert verify.tensor_differences(one, two) == (
+        "1 of 4 tensors differ, by at most 3 (n); 2 are of another shape or kind, or in one of the two only"
+    )
+    two.write_bytes(one.read_bytes()[:50])
+    assert verify.tensor_differences(one, two).startswith("not to be compared: ")
+
+
+@pytest.mark.parametrize("text", ["", "stages:\n", "stages:\n  train:\n    outs:\n    - path: models\n", "a: [\n"])
+def test_a_cut_lock_is_refused(tmp_path: Path, text: str) -> None:
+    """A dvc.lock that states nothing, or by halves, is named with the remedy."""
+    (tmp_path / "dvc.lock").write_text(text)
+    with pytest.raises(Refusal, match=r"dvc.lock: not readable; restore it \(git checkout dvc.lock\)"):
+        locks.read(tmp_path / "dvc.lock")
