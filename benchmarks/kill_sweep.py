@@ -252,6 +252,14 @@ def working_in(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def left_in(folder: Path) -> list[psutil.Process]:
+    """The processes that still work in `folder` after GONE_SECONDS; returns at once when there are none."""
+    began = time.monotonic()
+    while (left := working_in(folder)) and time.monotonic() - began < GONE_SECONDS:
+        time.sleep(0.1)
+    return left
+
+
 # ---------------------------------------------------------------- the moment
 
 
@@ -278,7 +286,7 @@ def aim(run: Run, moment: str, whole: Whole, source: random.Random) -> bool:
     if moment in AFTER and launcher is not None:
         run.wait_for(lambda: not launcher.is_running())
     if moment == "work":
-        time.sleep(source.uniform(0, whole.seconds[run.stage]))
+        time.sleep(source.uniform(0, 0.7 * whole.seconds[run.stage]))  # the rest is DVC's
     elif moment == "epoch":
         step = source.randrange(1, whole.steps)
         run.wait_for(lambda: run.steps() >= step, 0.01)
@@ -338,9 +346,7 @@ def attempt(before: Path, whole: Whole, strike: Strike, source: random.Random) -
     send(run, strike, source)
     struck = time.monotonic()
     status = run.process.wait()
-    ended = time.monotonic()
-    while (left := working_in(folder)) and time.monotonic() - ended < GONE_SECONDS:
-        time.sleep(0.1)
+    left = left_in(folder)
     gone = time.monotonic() - struck
     for process in left:
         with suppress(psutil.NoSuchProcess):

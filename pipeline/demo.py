@@ -14,9 +14,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from ruamel.yaml import YAML
+from pipeline import locks
 
 FOLDER = Path(".demo")
 RESULTS = Path("results/demo")
@@ -73,23 +72,18 @@ def show(folder: Path) -> None:
 
 
 def compare(ours: Path, committed: Path) -> list[str]:
-    """The outputs whose hash in one dvc.lock is not that in the other, and the dependencies that explain it."""
-
-    def hashes(path: Path) -> dict[str, Any]:
-        stages = YAML(typ="safe", pure=True).load(path)["stages"]
-        return {
-            f"{stage} {kind} {entry['path']}": entry["md5"]
-            for stage, content in stages.items()
-            for kind in ("deps", "outs")
-            for entry in content[kind]
+    """What differs between two dvc.locks: the outputs, and the dependencies that explain them."""
+    mine, theirs = (
+        {
+            f"{stage} {kind} {path}": md5
+            for stage, content in locks.read(lock).items()
+            for kind, hashes in content.items()
+            for path, md5 in hashes.items()
         }
-
-    mine, theirs = hashes(ours), hashes(committed)
-    return [
-        f"{key}: {mine.get(key, 'none')}, committed {theirs.get(key, 'none')}"
-        for key in sorted(mine | theirs)
-        if mine.get(key) != theirs.get(key)
-    ]
+        for lock in (ours, committed)
+    )
+    keys = [key for key in sorted(mine | theirs) if mine.get(key) != theirs.get(key)]
+    return [f"{key}: {mine.get(key, 'none')}, committed {theirs.get(key, 'none')}" for key in keys]
 
 
 def main() -> int:

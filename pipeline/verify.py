@@ -91,7 +91,8 @@ def uncommitted(claims: Claims) -> list[str]:
     """The files that decide bytes and that Git has not, or not as they are."""
     decides = {*DECIDES, *(path for claim in claims.values() for path in claim["deps"])}
     listed = output("git", "status", "--porcelain", "-z", "--no-renames", "--", *sorted(decides)).split("\0")
-    return [f"{line[3:]}: not committed as it is; commit it, or restore it" for line in listed if line]
+    changed = {line[3:] for line in listed if line}  # staged as removed and still there are two lines
+    return [f"{path}: not committed as it is; commit it, or restore it" for path in sorted(changed)]
 
 
 def unclean(config: Params, claims: Claims) -> list[str]:

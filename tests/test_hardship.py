@@ -82,8 +82,7 @@ def test_a_killed_stage_ends_with_the_same_bytes(
         if started.poll() is None:
             os.killpg(started.pid, signal.SIGKILL)
         started.wait()
-        while kill_sweep.working_in(folder):  # the stage's own processes, told by the kernel that it has ended
-            time.sleep(0.01)
+        assert kill_sweep.left_in(folder) == []
         left = {path: digest for path, digest in outputs(folder).items() if "/." not in path}
         assert left.items() <= expected.items()
     again = run(folder, stage)

@@ -64,10 +64,11 @@ ALLOWED: dict[str, set[str]] = {
     "": set(),
 }  # fmt: skip
 OWNERS = {
-    "yaml": set(), "ruamel": {"params", "demo", "repro", "locks"}, "pydantic": {"params"}, "pydantic_core": {"params"},
+    "yaml": set(), "ruamel": {"params", "repro", "locks"}, "pydantic": {"params"}, "pydantic_core": {"params"},
     "PIL": {"images", "report", "synthetic"}, "imagehash": {"split"},
     "pooch": {"download"}, "requests": {"download"}, "tarfile": {"download"}, "zipfile": {"download"},
-    "torchvision": {"model", "monitor", "weights"}, "tensorboard": set(), "safetensors": {"trained", "weights", "verify"},
+    "torchvision": {"model", "monitor", "weights"}, "tensorboard": set(),
+    "safetensors": {"trained", "weights", "verify"},
     "apex": {"engine.apex"}, "dvc": set(), "sklearn": set(), "ctypes": {"machine", "stage"},
 }  # fmt: skip
 

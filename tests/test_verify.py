@@ -187,7 +187,7 @@ def test_what_is_not_in_git_is_no_claim(project: Path) -> None:
     done = run(project)
     assert (done.returncode, done.stderr) == (
         1,
-        "verify: dvc.lock: not committed as it is; commit it, or restore it\n" * 2,
+        "verify: dvc.lock: not committed as it is; commit it, or restore it\n",
     )
     done = run(project, "--stage", "trian")
     assert "--stage: 'trian' is no stage of dvc.lock; allowed: download, split, prepare, train, evaluate" in done.stderr
