@@ -119,12 +119,16 @@ def keep() -> None:
 
 
 def environment() -> dict[str, str]:
-    """What DVC needs to be told: where `python` is, and a name for a user who has none (any container's --user)."""
+    """What DVC has to be told: where `python` is; a name and a home for a user without (any container's --user)."""
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
     try:
         getpass.getuser()
     except (KeyError, OSError):
         environ["LOGNAME"] = str(os.getuid())
+    try:
+        Path.home()
+    except RuntimeError:
+        environ["HOME"] = str(KEPT.parent.absolute())
     return environ
 
 

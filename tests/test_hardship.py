@@ -119,7 +119,7 @@ def test_a_full_disk_is_named_and_costs_nothing(
     """One line names the output and the space left; the earlier outputs are as they were; with room, it runs."""
     folder = copy(done, disk / "w")
     before = outputs(folder)
-    filler = fill(disk, 12288)
+    filler = fill(disk, 4096)
     full = run(folder, stage)
     assert full.returncode == 1
     (line,) = full.stderr.splitlines()

@@ -85,16 +85,19 @@ def strike(folder: Path, target: str, number: signal.Signals) -> int:
     return status
 
 
-SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGKILL]
+STRIKES = [
+    *(("torchrun", target, name) for target in ("rank 1", "launcher") for name in ("TERM", "INT", "USR1", "KILL")),
+    *(("torchrun", target, "KILL") for target in ("rank 0", "group")),
+    *(("spawn", target, name) for target in ("rank 1", "launcher") for name in ("TERM", "KILL")),
+]
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
-@pytest.mark.parametrize("target", ["rank 0", "rank 1", "launcher"])
-@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize(("launcher", "target", "name"), STRIKES, ids=str)
 def test_an_interrupted_run_goes_on_to_the_same_bytes(
-    whole: Path, tmp_path: Path, launcher: str, target: str, number: signal.Signals
+    whole: Path, tmp_path: Path, launcher: str, target: str, name: str
 ) -> None:
     """It ends with a non-zero status, leaves no process and no output, says what happened, and goes on if asked to."""
+    number = signal.Signals[f"SIG{name}"]
     folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, run__launcher=launcher, **LONG)
     status = strike(folder, target, number)
     assert status != 0
