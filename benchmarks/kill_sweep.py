@@ -13,7 +13,7 @@ pipeline.repro` until that succeeds (up to the struck stage; to the end, if that
     lost       steps that TensorBoard's events show as taken before the signal, and that were taken again
 
 The exit status is 1 if there is an orphan, a lie, or another dvc.lock. Moments are aimed at by watching; `missed` ones
-came too late, the run had ended. A trial takes about half a minute on two idle cores, and one trial runs at a time.
+came too late, the run had ended. A trial takes about half a minute on two cores, and one trial runs at a time.
 """
 
 import argparse

@@ -45,6 +45,12 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def _name(error: BaseException, path: Path) -> None:
+    """Tell an error of the disk which output it hit: one from writing to an open file does not know."""
+    if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+        error.filename = str(path)
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
     """Yield the path to write to; rename it to `path` when the block ends well, remove it when it does not."""
@@ -56,8 +62,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         remove(temporary)
+        _name(error, path)
         raise
     sync_folder(path.parent)
 
@@ -80,10 +87,11 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         if path.exists():
             path.replace(aside)
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         if aside.exists() and not path.exists():
             aside.replace(path)
         remove(temporary)
+        _name(error, path)
         raise
     sync_folder(path.parent)
     remove(aside)

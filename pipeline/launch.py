@@ -8,6 +8,7 @@ WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and find a free port by themselves; Slurm 
 """
 
 import logging
+import multiprocessing
 import os
 import runpy
 import shutil
@@ -56,7 +57,8 @@ def torchrun(module: str, run: Run) -> None:
         signals_to_handle=",".join(number.name for number in SIGNALS),
     )
     try:
-        elastic_launch(config, sys.executable)("-m", module)
+        # setpriv: a process of which the launcher dies before it has asked the kernel itself (`stage.main`) ends too.
+        elastic_launch(config, "setpriv")("--pdeathsig", "TERM", sys.executable, "-m", module)
     except ChildFailedError as error:
         # Those that left because another died are not to be named.
         failures = sorted(error.failures.items(), key=lambda item: (item[1].exitcode == PEER_DIED, item[1].timestamp))
@@ -92,6 +94,8 @@ def spawn(module: str, run: Run) -> None:
 
 def _be_process(rank: int, module: str, shared: dict[str, str]) -> None:
     """In a new process: run `module` as `python -m module` would."""
+    if (launcher := multiprocessing.parent_process()) and os.getppid() != launcher.pid:
+        os._exit(1)  # the launcher ended before torch had the kernel terminate this process with it
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
     sys.argv = [module]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
