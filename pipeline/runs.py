@@ -72,6 +72,8 @@ def hardware(place: World, threads: int) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name(place.device) if cuda else _cpu_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        # oneDNN's own limit on instructions changes bits, and torch's capability does not show it [measured].
+        "onednn_limit": os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "")),
         "threads": threads,
     }
 

@@ -121,6 +121,19 @@ def test_spawn_writes_what_torchrun_wrote(real: Path) -> None:
         (real / "params.yaml").write_bytes(params)
 
 
+def test_going_back_to_old_params_trains_nothing(real: Path) -> None:
+    """Params A, then B, then A again: the third run takes every stage from DVC's run cache, to the same dvc.lock."""
+    before, params = (real / "dvc.lock").read_bytes(), (real / "params.yaml").read_bytes()
+    write_params(real / "params.yaml", change(read_params(real / "params.yaml"), train__lr=0.0123))
+    call(real, "dvc", "repro")
+    assert (real / "dvc.lock").read_bytes() != before
+    (real / "params.yaml").write_bytes(params)
+    back = call(real, "dvc", "repro")
+    assert "Running stage" not in back.stdout
+    assert "is cached - skipping run" in back.stdout
+    assert (real / "dvc.lock").read_bytes() == before
+
+
 def test_a_photo_in_the_inbox_moves_no_other(tmp_path: Path, mini: Path) -> None:
     """A photo added to data/inbox reruns the pipeline and moves no other; a corrupt one is excluded and counted."""
     folder = copy_project(tmp_path / "inbox", data__source="inbox", split__folds=1)
