@@ -1,6 +1,7 @@
 """What the tests share: the project's folder, the params of the project, and the real photos where they are at hand."""
 
 import os
+import signal
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ MINI_SHA256 = "b6fcdfa50563d9d6acac6e32666ee5d7f612622c3d7fed0875e75f4382e88331"
 
 hypothesis.settings.register_profile("perennial", deadline=None, derandomize=True)  # no time limits; the same examples
 hypothesis.settings.load_profile("perennial")
+# A shell starts background jobs with INT ignored, and every process that a test starts would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["PYTHONPATH"] = str(PROJECT)  # for the processes that tests start in other folders
 
 

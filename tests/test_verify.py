@@ -163,7 +163,7 @@ def other_lr(project: Path) -> None:
         (edited("docker/pins.env", "APEX_COMMIT=", "APEX_COMMIT=0"), "train is stale: docker/pins.env"),
         (other_lr, "train is stale: params.yaml: train"),
         (
-            edited("dvc.yaml", "exec python -m pipeline.split", "exec python -B -m pipeline.split"),
+            edited("dvc.yaml", "python -m pipeline.split", "python -B -m pipeline.split"),
             "split is stale: its command in dvc.yaml",
         ),
     ],
