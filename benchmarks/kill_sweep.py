@@ -467,9 +467,7 @@ def summary(done: list[Trial]) -> dict[str, Any]:
         "most_repros": max(trial.repros for trial in done),
         "repairs": sum(len(trial.repairs) for trial in done),
         "most_gone_seconds": max(trial.gone_seconds for trial in done),
-        "most_lost_steps_while_training": max(
-            (trial.lost for trial in done if trial.lost is not None and trial.strike.moment not in AFTER), default=0
-        ),
+        "most_lost_steps": max(lost, default=0),
         "mean_lost_steps": sum(lost) / max(1, len(lost)),
         "seconds": round(sum(trial.seconds for trial in done), 1),
     }

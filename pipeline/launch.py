@@ -29,7 +29,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pipeline import stage, validity
 from pipeline.engine import world
-from pipeline.engine.stopping import PEER_DIED, SIGNALS
+from pipeline.engine.stopping import SIGNALS
+from pipeline.engine.world import PEER_DIED
 from pipeline.errors import Refusal, Stopped
 from pipeline.params import Params, Run
 

@@ -47,7 +47,6 @@ from pipeline.packed import Packed
 from pipeline.params import Params, Train
 
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-CHECKPOINT = "checkpoint.pt"
 HISTORY = ("epoch", "step", "learning_rate", "train_loss", "train_accuracy", "val_loss", "val_accuracy")
 
 
@@ -296,7 +295,7 @@ def keep(folder: Path, place: World, settings: Train, learner: Learner, counts: 
     if not place.first:
         return
     checkpoint.save(
-        folder / CHECKPOINT,
+        folder / runs.CHECKPOINT,
         {
             "model": learner.net.state_dict(),
             "precision": learner.precision.state_dict(learner.optimizer),
@@ -334,7 +333,7 @@ def resume(folder: Path, place: World, settings: Train, learner: Learner, counts
     Raises Refusal if the hardware that decides bits is not what it was.
     """
     # Rank 0 reads for all: on several nodes only the first has the checkpoint.
-    state = world.of_first(newest(folder / CHECKPOINT) if place.first else None)
+    state = world.of_first(newest(folder / runs.CHECKPOINT) if place.first else None)
     if state is None:
         return Progress()
     here = runs.hardware(place, settings.threads)
@@ -401,11 +400,13 @@ def run(config: Params) -> None:
         runs.locked(folder) if place.first else nullcontext(),
         world.joined(place, config.run.timeout_seconds) as store,
     ):
+        if place.first:
+            runs.begin(folder)
         final, progress = train(config, data, place, store, folder)
         if place.first:
             write(config, data, final, progress)
             runs.write_provenance(folder, config, place, started, progress.step * settings.batch_size)
-            checkpoint.remove(folder / CHECKPOINT)  # so that a forced run truly trains again
+            runs.settle(folder)
 
 
 def main() -> int:

@@ -107,6 +107,7 @@ def test_forced_again_gives_the_same_bytes(real: Path) -> None:
     forced = call(real, "dvc", "repro", "--force", "--single-item", "prepare", "train", "evaluate")
     assert "epoch 1/1" in forced.stderr
     assert (real / "dvc.lock").read_bytes() == before
+    assert not list(real.glob("runs/*/*checkpoint.pt"))
 
 
 def test_spawn_writes_what_torchrun_wrote(real: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 DeviceKind = Literal["cuda", "cpu"]
 Store = dist.Store
 T = TypeVar("T")
+PEER_DIED = 76  # exit status of a process that leaves because another died
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,22 @@ def joined(world: World, timeout_seconds: int) -> Iterator[Store]:
         else:
             store = dist.TCPStore(host, int(met.get("perennial/port")), is_master=False, timeout=timeout)
         yield store
-        dist.barrier()  # the store ends with rank 0, so nobody may still need it
+        try:
+            dist.barrier()  # the store ends with rank 0, so nobody may still need it
+        except RuntimeError:
+            leave("another process", world)
     except BaseException as error:
         # The frames of the error hold a wrapped model, and that the group: freed after it, the process can hang.
         traceback.clear_frames(error.__traceback__)
         raise
     finally:
         dist.destroy_process_group()
+
+
+def leave(who: str, world: World) -> NoReturn:
+    """End this process at once because another has ended: an exchange with it would never end, or is an error."""
+    os.write(2, f"{who} ended; process {world.rank} leaves too\n".encode())
+    os._exit(PEER_DIED)
 
 
 def fix_arithmetic(threads: int, deterministic: bool) -> None:
