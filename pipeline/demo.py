@@ -37,9 +37,9 @@ def copy_project(folder: Path) -> None:
         target = folder / source
         if target == folder / "params.yaml":
             source = RESULTS / "params.yaml"  # noqa: PLW2901
-        if not (target.is_file() and filecmp.cmp(source, target, shallow=False)):
+        if not (target.is_file() and (source.is_symlink() or filecmp.cmp(source, target, shallow=False))):
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target)
+            shutil.copy2(source, target, follow_symlinks=False)
     for stale in set((folder / "pipeline").rglob("*.py")) - {folder / name for name in files}:
         stale.unlink()
 

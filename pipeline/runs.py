@@ -44,7 +44,7 @@ def fingerprint(config: Params, packed_digest: str) -> str:
     code = sorted(Path("pipeline").rglob("*.py"))
     parts = {
         "train": config.train.model_dump(mode="json"),
-        "processes": config.run.processes,
+        "processes": "any" if config.train.parallel == "elastic" else config.run.processes,
         "packed": packed_digest,
         "split": files.sha256(Path(config.paths.split)),
         "files": {path.as_posix(): files.sha256(path) for path in [*code, *ENVIRONMENT]},

@@ -26,7 +26,7 @@ def copy_project(folder: Path, **changes: Any) -> Path:
     for name in listed:
         if name and (PROJECT / name).is_file() and not name.startswith(("tests/", "docs/", "results/")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(PROJECT / name, folder / name)
+            shutil.copy2(PROJECT / name, folder / name, follow_symlinks=False)
     write_params(folder / "params.yaml", change(on_cpu(read_params()), **changes))
     call(folder, "git", "init", "--quiet")
     call(folder, "git", "add", "--all")

@@ -21,7 +21,7 @@ ROOMS = {
 BASE = {"errors", "files"}
 ENGINE = {
     "engine.world", "engine.precision", "engine.parallel", "engine.checkpoint", "engine.loop", "engine.ema",
-    "engine.optimizers", "engine.stopping",
+    "engine.optimizers", "engine.stopping", "engine.elastic",
 }  # fmt: skip
 STAGE = {*BASE, "params", "stage"}
 ALLOWED: dict[str, set[str]] = {
@@ -38,7 +38,8 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": set(),
     "engine": set(), "engine.world": set(), "engine.checkpoint": {"files"}, "engine.ema": set(),
     "engine.precision": {"engine.apex"},  # these three import it only when it is asked for
-    "engine.parallel": {"engine.world", "engine.apex"},
+    "engine.parallel": {"engine.world", "engine.apex", "engine.elastic"},
+    "engine.elastic": {"engine.world"},
     "engine.optimizers": {"engine.apex"},
     "engine.apex": {"engine.precision"},
     "engine.loop": {"engine.precision", "engine.parallel", "engine.ema"},

@@ -6,7 +6,7 @@ One process is a world too: the functions below then have nothing to exchange an
 import os
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -35,6 +35,15 @@ class World:
     def first(self) -> bool:
         """Whether this process speaks for all: it logs and writes."""
         return self.rank == 0
+
+    def share(self, parts: int) -> range:
+        """Which parts of a global batch, cut into so many, this process works on."""
+        return share(parts, self.rank, self.size)
+
+
+def share(parts: int, rank: int, size: int) -> range:
+    """Which of `parts` things `rank` of `size` processes works on: neighbours, one more or less than the others."""
+    return range(parts * rank // size, parts * (rank + 1) // size)
 
 
 # Who tells a process its place, and in which variables: rank, local rank, size. torchrun comes first, for it may itself
@@ -214,13 +223,35 @@ def of_first(value: T) -> T:
     return value
 
 
-def everyone(values: Tensor) -> list[Tensor]:
-    """The `values` of every process, by rank, on the CPU."""
+def of_all(value: T) -> list[T]:
+    """What every process holds, by rank: plain values."""
     if not dist.is_initialized():
-        return [values.cpu()]
-    held = [torch.zeros_like(values) for _ in range(dist.get_world_size())]
-    dist.all_gather(held, values)
-    return [value.cpu() for value in held]
+        return [value]
+    held = [value] * dist.get_world_size()
+    dist.all_gather_object(held, value)
+    return held
+
+
+def swap(sent: Tensor, sent_counts: list[int], received_counts: list[int]) -> Callable[[], Tensor]:
+    """Start to give every process its stretch of the vector `sent`; returns what waits for the stretches from all.
+
+    The counts are lengths by rank. Nothing is added.
+    """
+    received = sent.new_empty(sum(received_counts))
+    work = dist.all_to_all_single(received, sent, received_counts, sent_counts, async_op=True)
+    return lambda: _done(work, received)
+
+
+def gathered(mine: Tensor) -> Callable[[], Tensor]:
+    """Start to put the vectors of all processes, of one length, together by rank; returns what waits for the whole."""
+    whole = mine.new_empty(len(mine) * dist.get_world_size())
+    work = dist.all_gather_into_tensor(whole, mine, async_op=True)
+    return lambda: _done(work, whole)
+
+
+def _done(work: dist.Work, result: Tensor) -> Tensor:
+    work.wait()
+    return result
 
 
 def first_says(wish: bool, device: torch.device) -> bool:
