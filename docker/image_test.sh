@@ -4,7 +4,7 @@
 #
 #     make image-test                        stand-ins for the base images and for Apex
 #     make image-test APEX_SRC=<folder>      Apex itself: its source at docker/pins.env's APEX_COMMIT
-#     make image-test BASES=pinned           the base images of docker/pins.env, where their registry can be reached
+#     make image-test BASES=pinned APEX_SRC=upstream     what users build, where registry and Git host can be reached
 #
 # An engine that runs is used; else one is started here (root on Debian 12, engine.sh). Stand-in bases need a CUDA 13.0
 # toolkit in CUDA_HOME. Everything lies in a new folder below LAB_ROOT, and is removed at the end, also after a failure.
@@ -122,15 +122,18 @@ stand_ins() {
 
 # What users build, and the same with the tools of the tests.
 build() {
-    local source=${APEX_SRC:-docker/lab/apex} target
+    local source=(--build-context "apex-src=${APEX_SRC:-docker/lab/apex}") target
+    if [[ $APEX_SRC == upstream ]]; then
+        source=()
+    fi
     if [[ $APEX_SRC ]]; then
-        echo "Apex from $APEX_SRC, for $TORCH_CUDA_ARCH_LIST"
+        echo "Apex: $APEX_SRC, for $TORCH_CUDA_ARCH_LIST"
     else
-        echo "THE STAND-IN FOR APEX is built: what is seen here says nothing about Apex (APEX_SRC=<folder> names its source)"
+        echo "A STAND-IN FOR APEX is built: this says nothing about Apex itself (APEX_SRC=<folder> names its source)"
     fi
     for target in runtime test; do
         docker buildx build --network host --progress plain --file docker/Dockerfile --target "$target" \
-            "${BASE_ARGUMENTS[@]}" --build-context "apex-src=$source" \
+            "${BASE_ARGUMENTS[@]}" "${source[@]}" \
             --build-arg "TORCH_CUDA_ARCH_LIST=$TORCH_CUDA_ARCH_LIST" --tag "perennial-test:$target" . \
             > "$LAB/build-$target.log" 2>&1 || {
             tail -n 40 "$LAB/build-$target.log" >&2

@@ -52,6 +52,8 @@ def torchrun(module: str, run: Run) -> None:
         rdzv_backend="static" if several else "c10d",
         rdzv_endpoint=run.rendezvous,
         rdzv_configs={"rank": run.node_rank, "timeout": run.timeout_seconds} if several else {},
+        # Else the processes would look for this machine by its host name, which a container without a network has not.
+        local_addr=None if several else "localhost",
         max_restarts=0,
         monitor_interval=0.1,
         signals_to_handle=",".join(number.name for number in SIGNALS),
