@@ -3,11 +3,14 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo repro verify test test-gpu lint format bench doctor tensorboard lock clean clean-runs
+.PHONY: help setup demo repro verify test test-gpu lint format bench doctor tensorboard lock clean clean-runs \
+	image image-repro image-test
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
 VENV := .venv
 READY := $(VENV)/.ready
+PERENNIAL_IMAGE ?= perennial
+TARGET ?= runtime
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 help:  ## this list
@@ -41,15 +44,20 @@ repro: setup  ## run what params.yaml describes (dvc repro), also after a kill i
 verify: setup  ## repeat what the committed dvc.lock claims, and compare every byte
 	@python -m pipeline.verify
 
-test: setup  ## every test that needs no GPU, lint and types
-	@ruff check --quiet . && ruff format --check --quiet . && mypy
+test: lint  ## every test that needs no GPU, lint and types
 	@python -m pytest -m "not gpu"
 
 test-gpu: setup  ## the tests marked gpu: need one NVIDIA GPU
 	@python -m pytest -m gpu
 
-lint: setup  ## ruff and mypy --strict
-	@ruff check . && ruff format --check . && mypy
+lint: setup  ## Python, types, Dockerfiles, shell, YAML, workflows, compose file
+	@ruff check --quiet . && ruff format --check --quiet . && mypy
+	@hadolint docker/Dockerfile docker/lab/bases.Dockerfile
+	@shellcheck .ci/run docker/*.sh docker/lab/*.sh
+	@yamllint --strict --config-file .github/yamllint.yaml .github docker *.yaml
+	@actionlint && zizmor --offline --quiet .github
+	@check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@check-jsonschema --quiet --builtin-schema vendor.compose-spec docker/compose.yaml
 
 format: setup  ## put the code into shape
 	@ruff check --fix . && ruff format .
@@ -62,6 +70,16 @@ doctor: setup  ## what this machine has, and what the current params would be re
 
 tensorboard: setup  ## show the runs on http://localhost:6006
 	@tensorboard --logdir runs
+
+image:  ## the container's image, from docker/pins.env (without a way to Apex's host: APEX_SRC=<folder>)
+	@docker build --file docker/Dockerfile --target $(TARGET) --tag $(PERENNIAL_IMAGE) \
+		$$(sed -n 's/^[A-Z]/--build-arg &/p' docker/pins.env) $(if $(APEX_SRC),--build-context apex-src=$(APEX_SRC)) .
+
+image-repro:  ## dvc repro in the container, with all GPUs, on these files, as you
+	@PERENNIAL_IMAGE="$(PERENNIAL_IMAGE)" PERENNIAL_USER="$$(id -u):$$(id -g)" docker compose --file docker/compose.yaml run --rm repro
+
+image-test: setup  ## the container built and tried without a GPU or a registry (25 GB of disk, about 20 minutes)
+	@docker/image_test.sh
 
 lock: setup  ## make requirements/lock.txt anew from pyproject.toml
 	@uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --upgrade \

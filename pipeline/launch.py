@@ -71,7 +71,8 @@ def torchrun(module: str, run: Run) -> None:
 def _rendezvous(run: Run) -> dict[str, Any]:
     """How torchrun's agents, one a node, meet. The first node always has rank 0, which reads and writes the files."""
     if run.nodes == 1:
-        return {"rdzv_backend": "c10d"}
+        # By its host name, as the processes else look for this machine, a container without a network does not know it.
+        return {"rdzv_backend": "c10d", "local_addr": "localhost"}
     if run.min_processes == 0:  # ranks follow run.node_rank, so the same node has the same ranks every time
         return {"rdzv_backend": "static", "rdzv_configs": {"rank": run.node_rank, "timeout": run.timeout_seconds}}
     # Who comes is numbered in the order of names, and only the first one's is used as an address: "~" sorts last.

@@ -1,7 +1,9 @@
 """What this machine has, as plain facts, found without importing torch (which takes seconds)."""
 
 import ctypes
+import hashlib
 import importlib.util
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +11,8 @@ from typing import Literal
 
 Apex = Literal["missing", "without amp", "without extensions", "usable"]
 EXTENSIONS = ("amp_C", "apex_C", "syncbn")
+PROJECT = Path(__file__).resolve().parents[1]
+BUILT_FROM = Path("/opt/perennial/environment.json")  # in the image alone: file → SHA-256 (docker/environment.py)
 
 
 @dataclass(frozen=True)
@@ -18,11 +22,26 @@ class Machine:
     cuda_devices: int  # GPUs visible to this process (CUDA_VISIBLE_DEVICES counts)
     apex: Apex
     compiler: bool  # a C++ compiler, which torch.compile calls
+    stale: tuple[str, ...] = ()  # files of the checkout that are not those the container's image was built from
 
 
 def read() -> Machine:
     """The facts of the machine this process runs on."""
-    return Machine(_cuda_devices(), _apex(), any(map(shutil.which, ("c++", "g++", "clang++"))))
+    compiler = any(map(shutil.which, ("c++", "g++", "clang++")))
+    return Machine(_cuda_devices(), _apex(), compiler, stale(BUILT_FROM, PROJECT))
+
+
+def stale(built_from: Path, project: Path) -> tuple[str, ...]:
+    """The files named in `built_from` that are others in `project`; none where there is no such image."""
+    if not built_from.is_file():
+        return ()
+    return tuple(
+        name for name, sha256 in json.loads(built_from.read_bytes()).items() if _sha256(project / name) != sha256
+    )
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
 
 
 def _cuda_devices() -> int:
@@ -35,6 +54,16 @@ def _cuda_devices() -> int:
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
     return count.value
+
+
+def driver() -> int:
+    """The newest CUDA that the driver knows, as 1000 · major + 10 · minor; 0 without a driver."""
+    version = ctypes.c_int(0)
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return 0
+    return version.value
 
 
 def _apex() -> Apex:

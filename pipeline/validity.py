@@ -22,6 +22,7 @@ NO_APEX = {
 def faults(params: Params, machine: Machine) -> list[str]:
     """Every reason why these params cannot run on this machine, a sentence each; empty if they can."""
     rules = (
+        _image(machine),
         _hardware(params.train, machine),
         _apex(params.train, machine),
         _combinations(params.train, machine),
@@ -32,6 +33,14 @@ def faults(params: Params, machine: Machine) -> list[str]:
         _split(params.split),
     )
     return [sentence for rule in rules for sentence in rule]
+
+
+def _image(machine: Machine) -> Iterator[str]:
+    if machine.stale:
+        yield (
+            f"{', '.join(machine.stale)}: not as the image of this container was built from; allowed: the same; "
+            f"build it again: make image"
+        )
 
 
 def _hardware(train: Train, machine: Machine) -> Iterator[str]:

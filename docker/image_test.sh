@@ -1,0 +1,263 @@
+#!/usr/bin/env bash
+# Build the very Dockerfile that users build and run the pipeline in it, on a machine without a GPU, without a container
+# registry and without a container engine.
+#
+#     make image-test                        stand-ins for the base images and for Apex
+#     make image-test APEX_SRC=<folder>      Apex itself: its source at docker/pins.env's APEX_COMMIT
+#     make image-test BASES=pinned APEX_SRC=upstream     what users build, where registry and Git host can be reached
+#
+# An engine that runs is used; else one is started here (root on Debian 12, engine.sh). Stand-in bases need a CUDA 13.0
+# toolkit in CUDA_HOME. Everything lies in a new folder below LAB_ROOT, and is removed at the end, also after a failure.
+set -euo pipefail
+shopt -s inherit_errexit
+cd "$(dirname "$0")/.."
+# shellcheck source=docker/lab/engine.sh
+. docker/lab/engine.sh
+
+readonly NEEDED_GB=25 STRANGER=12345:12345 # a user whom /etc/passwd does not know
+BASES=${BASES:-stand-in}
+APEX_SRC=${APEX_SRC:-}
+CUDA_HOME=${CUDA_HOME:-/usr/local/cuda}
+LAB_ROOT=${LAB_ROOT:-/var/tmp}
+TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0} # one kind of GPU is enough to see that it builds
+# What computes with the image's own libraries and system: decoding, resampling, augmentation, metrics, models against
+# their oracles, and stages as processes. The rest of the tests is about the code, and runs on the host.
+TESTS=(augment images metrics model prepare sampling)
+SUMMARY=()
+
+refuse() {
+    echo "image-test: $*" >&2
+    exit 1
+}
+
+# Run a step, saying what and how long.
+step() {
+    local title=$1 began=$SECONDS
+    shift
+    printf '\n== %s\n' "$title"
+    "$@"
+    SUMMARY+=("$(printf '%5d s  %s' $((SECONDS - began)) "$title")")
+}
+
+# Everything away: containers, images, engine, lab.
+clean_up() {
+    local status=$?
+    trap - EXIT
+    set +e
+    if docker info > /dev/null 2>&1; then
+        docker ps --all --quiet --filter label=perennial-test |
+            xargs --no-run-if-empty docker rm --force --volumes > /dev/null
+        if [[ -d $LAB/workspace ]]; then # its files are the stranger's
+            as_root chown -R "$(id -u):$(id -g)" /workspace
+        fi
+        docker image ls --quiet perennial-test | sort --unique |
+            xargs --no-run-if-empty docker image rm --force > /dev/null
+    fi
+    stop_engine
+    rm -rf "$LAB"
+    echo
+    if ((status)); then
+        echo "image-test: FAILED (exit status $status); the lab is removed" >&2
+    fi
+    exit "$status"
+}
+
+enough_room() {
+    local folder=$LAB_ROOT free
+    docker info > /dev/null 2>&1 && folder=$(docker info --format '{{.DockerRootDir}}')
+    free=$(df --output=avail --block-size=1G "$folder" | tail -n 1 | tr -dc 0-9)
+    ((free >= NEEDED_GB)) && return
+    cat >&2 << END
+############################################################
+  THE CONTAINER WAS NOT TESTED: $folder has $free GB free,
+  and building and running the image takes $NEEDED_GB GB.
+############################################################
+END
+    return 1
+}
+
+engine() {
+    if docker info > /dev/null 2>&1; then
+        echo "the engine that runs: Docker $(docker version --format '{{.Server.Version}}')"
+        return
+    fi
+    [[ $(id -u) == 0 && $(release) == bookworm ]] ||
+        refuse "no engine runs (docker info); start Docker, or be root on Debian 12, where one can be started here"
+    apt-get --quiet=2 update
+    apt-get install --quiet=2 --yes --no-install-recommends runc mmdebstrap > "$LAB/apt.log"
+    fetch_engine
+    start_engine
+    echo "an engine of our own: Docker $(docker version --format '{{.Server.Version}}'), from Debian $ENGINE_SUITE"
+}
+
+# Sets BASE_ARGUMENTS, what the build has to be told about its bases.
+bases() {
+    BASE_ARGUMENTS=()
+    case $BASES in
+        pinned) echo "the base images of docker/pins.env" ;;
+        stand-in)
+            echo "stand-ins: Debian $(release), the CUDA toolkit in $CUDA_HOME. NOT tested: NVIDIA's images, Ubuntu 24.04"
+            [[ -x $CUDA_HOME/bin/nvcc ]] ||
+                refuse "CUDA_HOME: no nvcc in $CUDA_HOME/bin; name a CUDA 13.0 toolkit, or: make image-test BASES=pinned"
+            stand_ins
+            BASE_ARGUMENTS=(
+                --build-arg DEVEL_IMAGE=perennial-test:devel-base --build-arg RUNTIME_IMAGE=perennial-test:runtime-base
+            )
+            ;;
+        *) refuse "BASES: '$BASES' is not allowed; allowed: stand-in, pinned" ;;
+    esac
+}
+
+stand_ins() {
+    local context=$LAB/bases target
+    mkdir "$context"
+    mmdebstrap --quiet --variant=apt --include=ca-certificates "$(release)" "$context/rootfs.tar" "$(mirror)"
+    apt-config dump Acquire | grep -v '""' > "$context/apt.conf"
+    cp "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" "$context/ca-certificates.crt"
+    for target in runtime devel; do
+        docker buildx build --quiet --network host --file docker/lab/bases.Dockerfile --target "$target" \
+            --build-context "cuda=$(realpath "$CUDA_HOME")" --tag "perennial-test:$target-base" "$context" > /dev/null
+    done
+}
+
+# What users build, and the same with the tools of the tests.
+build() {
+    local source=(--build-context "apex-src=${APEX_SRC:-docker/lab/apex}") target
+    if [[ $APEX_SRC == upstream ]]; then
+        source=()
+    fi
+    if [[ $APEX_SRC ]]; then
+        echo "Apex: $APEX_SRC, for $TORCH_CUDA_ARCH_LIST"
+    else
+        echo "A STAND-IN FOR APEX is built: this says nothing about Apex itself (APEX_SRC=<folder> names its source)"
+    fi
+    for target in runtime test; do
+        docker buildx build --network host --progress plain --file docker/Dockerfile --target "$target" \
+            "${BASE_ARGUMENTS[@]}" "${source[@]}" \
+            --build-arg "TORCH_CUDA_ARCH_LIST=$TORCH_CUDA_ARCH_LIST" --tag "perennial-test:$target" . \
+            > "$LAB/build-$target.log" 2>&1 || {
+            tail -n 40 "$LAB/build-$target.log" >&2
+            return 1
+        }
+    done
+}
+
+as_root() {
+    docker run --rm --label perennial-test --network none --user 0:0 --volume "$LAB/workspace:/workspace" \
+        perennial-test:runtime "$@"
+}
+
+# A command in the image, confined as the documentation has it, and more: no network.
+inside() {
+    docker run --rm --label perennial-test --network none --read-only --tmpfs /tmp --tmpfs /var/tmp --cap-drop ALL \
+        --security-opt no-new-privileges --user "$STRANGER" --volume "$LAB/workspace:/workspace" "$@"
+}
+
+# The checkout as it is, with the demo's params: the stranger's own.
+workspace() {
+    git clone --quiet . "$LAB/workspace"
+    git ls-files -z --cached --others --exclude-standard | xargs -0 ls -d 2> /dev/null |
+        tar --create --files-from - | tar --extract --directory "$LAB/workspace"
+    cp results/demo/params.yaml "$LAB/workspace/params.yaml"
+    as_root chown -R "$STRANGER" /workspace
+}
+
+no_build_tools() {
+    # shellcheck disable=SC2016  # for the shell in the container
+    inside perennial-test:runtime bash -euc '
+        for tool in cc c++ gcc g++ clang as ld ar make cmake ninja meson nvcc uv pip pip3 cargo rustc; do
+            if command -v "$tool"; then echo "a build tool is in the image" >&2; exit 1; fi
+        done
+        if dpkg-query --show --showformat "\${Package}\n" | grep -E -- "-dev$|^(gcc|g[+][+]|binutils)(-[0-9]+)?$"; then
+            echo "a package for building is in the image" >&2; exit 1
+        fi
+        if [ -n "$(ls -A /var/lib/apt/lists)" ]; then echo "lists of apt are in the image" >&2; exit 1; fi
+        if touch /opt/perennial/new 2> /dev/null; then echo "the image can be written to" >&2; exit 1; fi'
+}
+
+apex_loads() {
+    inside perennial-test:runtime python -c \
+        "import torch, amp_C, apex_C, syncbn; from apex import amp; from apex.parallel import DistributedDataParallel"
+}
+
+same_lock() {
+    cmp "$1" .demo/dvc.lock || refuse "$1 and the host's .demo/dvc.lock differ"
+    echo "dvc.lock is the host's, byte for byte: SHA-256 $(sha256sum < "$1")"
+}
+
+demo_inside() {
+    inside perennial-test:runtime python -m pipeline.demo
+    same_lock "$LAB/workspace/.demo/dvc.lock"
+}
+
+tests_inside() {
+    local files=("${TESTS[@]/#/tests/test_}")
+    inside perennial-test:test python -m pytest -q -m "not gpu" "${files[@]/%/.py}"
+}
+
+# `docker stop` in the middle of training, by compose's own settings; then the same command again.
+stopped_and_resumed() {
+    local compose=(docker compose --file "$LAB/workspace/docker/compose.yaml" run --label perennial-test) status began
+    export PERENNIAL_IMAGE=perennial-test:runtime PERENNIAL_USER=$STRANGER PERENNIAL_NETWORK=none
+    "${compose[@]}" --detach --name perennial-test-stopped repro-cpu > /dev/null
+    until compgen -G "$LAB/workspace/runs/*/checkpoint.pt" > /dev/null; do
+        [[ $(docker inspect --format '{{.State.Running}}' perennial-test-stopped) == true ]] || {
+            docker logs perennial-test-stopped >&2
+            refuse "the run ended before its first checkpoint"
+        }
+        sleep 1
+    done
+    sleep 5
+    began=$SECONDS
+    docker stop perennial-test-stopped > /dev/null
+    status=$(docker inspect --format '{{.State.ExitCode}}' perennial-test-stopped)
+    docker logs perennial-test-stopped 2>&1 | grep --text "train: .*saved" || refuse "stopped, training did not save"
+    echo "stopped in $((SECONDS - began)) s, exit status $status"
+    [[ $status != 0 && $status != 137 ]] || refuse "exit status $status: finished, or killed, instead of stopped"
+    "${compose[@]}" --rm repro-cpu
+    same_lock "$LAB/workspace/dvc.lock"
+}
+
+# A changed line of the lock: every stage refuses the image in one sentence.
+stale_refused() {
+    local stage said
+    as_root sh -c 'echo "# a changed line" >> requirements/lock.txt'
+    for stage in download split prepare "launch train" "launch evaluate"; do
+        # shellcheck disable=SC2086  # two words
+        said=$(inside perennial-test:runtime python -m pipeline.$stage 2>&1) && refuse "$stage ran in a stale image"
+        [[ $(wc -l <<< "$said") == 1 && $said == *"requirements/lock.txt"*"make image"* ]] || refuse "$stage said: $said"
+    done
+    echo "$said"
+}
+
+# Whatever was written is the caller's, and nobody else may write to it.
+owners_and_modes() {
+    local wrong
+    wrong=$(as_root find /workspace '(' ! -uid "${STRANGER%:*}" -o ! -gid "${STRANGER#*:}" \
+        -o ! -type l -perm /022 ')' -printf '%U:%G %M %p\n')
+    [[ -z $wrong ]] || refuse "of another owner, or writable for others:"$'\n'"$(head -n 20 <<< "$wrong")"
+    as_root find /workspace -newer /workspace/params.yaml -type f -printf '%U:%G %m\n' | sort | uniq --count
+}
+
+enough_room || exit 0
+LAB=$(mktemp --directory "$LAB_ROOT/perennial-lab.XXXXXX")
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+
+step "engine" engine
+step "base images" bases
+step "image" build
+docker history --human --format '{{.Size}}\t{{.CreatedBy}}' perennial-test:runtime
+docker image ls perennial-test
+step "host: make demo" python -m pipeline.demo
+step "workspace of another user" workspace
+step "inside: no build tool" no_build_tools
+step "inside: torch and Apex load" apex_loads
+step "inside: doctor" inside perennial-test:runtime python -m pipeline.doctor
+step "inside: demo" demo_inside
+step "inside: tests" tests_inside
+step "inside: docker stop, and on" stopped_and_resumed
+step "inside: a stale image is refused" stale_refused
+step "owners and modes" owners_and_modes
+printf '\n== image-test passed\n'
+printf '%s\n' "${SUMMARY[@]}"

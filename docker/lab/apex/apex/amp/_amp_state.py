@@ -1,0 +1,3 @@
+"""Stand-in: not Apex."""
+
+_amp_state = None
