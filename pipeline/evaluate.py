@@ -119,8 +119,7 @@ def run(config: Params) -> None:
     refuse_strangers(config, model, data)
     place = world.from_env(os.environ, config.train.device)
     if place.first:  # DVC has recorded the training by now
-        for folder in sorted(Path(config.paths.runs).glob("*/")):
-            runs.settle(folder)
+        runs.settle_all(Path(config.paths.runs))
     with world.joined(place, config.run.timeout_seconds):
         found = trained.judge(model, data.images, data.sizes, rows, batch_size=config.evaluate.batch_size, place=place)
     if place.first:

@@ -23,9 +23,10 @@ from types import FrameType
 from typing import Any
 
 import torch.multiprocessing as mp
-from torch.distributed import TCPStore
+from torch.distributed import DistError, TCPStore
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pipeline import stage, validity
@@ -66,6 +67,8 @@ def torchrun(module: str, run: Run) -> None:
         raise Refusal(f"process {rank} of {run.processes} ended with {_status(failure.exitcode)}; see above") from None
     except SignalException as error:
         raise Refusal(f"ended by {error.sigval.name}") from None
+    except (RendezvousError, DistError) as error:
+        raise Refusal(f"run.rendezvous: {run.rendezvous!r}: the nodes cannot meet there: {error}") from None
 
 
 def _rendezvous(run: Run) -> dict[str, Any]:
@@ -79,7 +82,11 @@ def _rendezvous(run: Run) -> dict[str, Any]:
     host = run.rendezvous.rpartition(":")[0]
     return {
         "rdzv_backend": "c10d",
-        "rdzv_configs": {"is_host": run.node_rank == 0, "join_timeout": run.timeout_seconds},
+        "rdzv_configs": {
+            "is_host": run.node_rank == 0,
+            "join_timeout": 2 * run.timeout_seconds,
+            "last_call_timeout": run.timeout_seconds,  # how long enough nodes wait for all
+        },
         "local_addr": host if run.node_rank == 0 else f"~{run.node_rank}",
     }
 
@@ -202,7 +209,12 @@ def main() -> int:
                 )
         run = config.run
         if name == "evaluate":  # its bytes are the same for every number of processes, so this node does it alone
-            alone = {"nodes": 1, "processes": run.processes // run.nodes, "rendezvous": "localhost:0"}
+            alone = {
+                "nodes": 1,
+                "processes": run.processes // run.nodes,
+                "min_processes": 0,
+                "rendezvous": "localhost:0",
+            }
             run = run.model_copy(update=alone)
         with_restarts(f"pipeline.{name}", run)
 

@@ -46,6 +46,8 @@ def fingerprint(config: Params, packed_digest: str) -> str:
         "train": config.train.model_dump(mode="json"),
         "processes": "any" if config.train.parallel == "elastic" else config.run.processes,
         "packed": packed_digest,
+        "evaluate.batch_size": config.evaluate.batch_size,  # validation is judged in batches of as many
+        "weights": {path.name: files.sha256(path) for path in sorted(Path(config.paths.weights).glob("*.safetensors"))},
         "split": files.sha256(Path(config.paths.split)),
         "files": {path.as_posix(): files.sha256(path) for path in [*code, *ENVIRONMENT]},
     }
@@ -87,9 +89,15 @@ def settle(folder: Path) -> None:
         checkpoint.remove(folder / CHECKPOINT)
 
 
+def settle_all(runs: Path) -> None:
+    """The same for every run."""
+    for folder in sorted(runs.glob("*/")):
+        settle(folder)
+
+
 def begin(folder: Path) -> None:
     """Make the folder ready for a start: what is still there of a finished run's checkpoint is to be gone on from."""
-    settle(folder)
+    settle_all(folder.parent)  # dvc.lock may soon hold another model, and no longer say that this one was recorded
     if not any(folder.glob(f"*{CHECKPOINT}")):
         (folder / PROVENANCE).unlink(missing_ok=True)
 

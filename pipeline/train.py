@@ -198,11 +198,14 @@ def exported(learner: Learner, settings: Train) -> dict[str, Tensor]:
         return model.export_state(learner.net)
 
 
-def train(config: Params, data: Packed, place: World, store: Store, folder: Path) -> tuple[dict[str, Tensor], Progress]:
+def train(
+    config: Params, data: Packed, place: World, store: Store, folder: Path
+) -> tuple[dict[str, Tensor], Progress, int]:
     """Train from the working checkpoint in `folder`, or from the beginning.
 
-    Returns the weights to export (see `model.export_state`) and the finished progress. Raises Refusal if a loss is not
-    finite or the checkpoint was made on other hardware, Stopped if all processes were asked to stop, and have saved.
+    Returns the weights to export (see `model.export_state`), the finished progress, and how many steps were taken now.
+    Raises Refusal if a loss is not finite or the checkpoint was made on other hardware, Stopped if all processes were
+    asked to stop, and have saved.
     """
     settings, rows = config.train, len(data.rows("train"))
     steps = sampling.steps(settings.epochs, rows, settings.batch_size)
@@ -251,7 +254,8 @@ def train(config: Params, data: Packed, place: World, store: Store, folder: Path
             why = stop.reason
             world.barrier()  # the store ends with rank 0: everybody must have read the reason
             raise Stopped(f"stopped by {why}; saved at step {progress.step} of {steps}; run again to go on")
-    return progress.best_weights if settings.export == "best" else exported(learner, settings), progress
+    final = progress.best_weights if settings.export == "best" else exported(learner, settings)
+    return final, progress, steps - first_step
 
 
 def end_epoch(
@@ -422,10 +426,11 @@ def run(config: Params) -> None:
     ):
         if place.first:
             runs.begin(folder)
-        final, progress = train(config, data, place, store, folder)
+        final, progress, taken = train(config, data, place, store, folder)
         if place.first:
             write(config, data, final, progress)
-            runs.write_provenance(folder, config, place, started, progress.step * settings.batch_size)
+            if taken or not (folder / runs.PROVENANCE).is_file():  # else who trained it is already written
+                runs.write_provenance(folder, config, place, started, taken * settings.batch_size)
             runs.settle(folder)
 
 

@@ -177,16 +177,16 @@ def _elastic(train: Train, run: Run) -> Iterator[str]:
     """What weights that are the same for every number of processes do not go with."""
     here = run.processes // run.nodes
     if run.min_processes and not (
-        train.parallel == "elastic" and run.launcher == "torchrun" and run.nodes > 1 and run.max_restarts > 0
+        train.parallel == "elastic" and run.launcher == "torchrun" and run.nodes == 2 and run.max_restarts > 0
     ):
         yield (
             f"run.min_processes: {run.min_processes} needs train.parallel: elastic, run.launcher: torchrun, "
-            f"run.nodes > 1 and run.max_restarts > 0; allowed without: 0"
+            f"run.nodes: 2 and run.max_restarts > 0; allowed without: 0"
         )
-    elif run.min_processes > run.processes or (here and run.min_processes % here):
+    elif run.min_processes not in (0, here):
         yield (
-            f"run.min_processes: {run.min_processes} is not a number of whole nodes of {here}; "
-            f"allowed: 0, or a multiple of {here} up to {run.processes}"
+            f"run.min_processes: {run.min_processes} is not what the first of two nodes has; "
+            f"allowed: {here}, or 0 to end when the other is lost"
         )
     if train.parallel != "elastic":
         return

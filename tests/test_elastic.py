@@ -19,10 +19,10 @@ from tests.test_interruption import ranks, start, wait_for
 from tests.test_interruption import said as words_of
 from tests.test_train import launch, outputs, run_ranks, small_world
 
-STEPS, SHARDS, PICTURES = 10, 4, 8
+STEPS, SHARDS, PICTURES = 10, 4, 12
 
-# Trains for STEPS steps with the engine's own loop and writes a SHA-256 of the weights, the statistics and the counts
-# for every case it is given: model, parallel, precision, optimizer, options.
+# Trains for STEPS steps with the engine's own loop. For every case it is given (model, parallel, precision, optimizer,
+# options) it writes a SHA-256 of the weights, and one of statistics, averages and counts with the loss scale's state.
 TRAINING = """
     import hashlib, json, os, sys
     import torch
@@ -70,7 +70,8 @@ TRAINING = """
         for _ in loop.train(spread, batches(), recipe, counts):
             pass
         sums = world.total(counts.sums).sum(0)
-        return digest([*net.state_dict().values(), *ema.averages, sums])
+        state = json.dumps(precision.state_dict(optimizer), sort_keys=True, default=str)
+        return digest([*net.parameters()]), digest([*net.buffers(), *ema.averages, sums]) + state
 
     with world.joined(place, 300):
         for case in json.loads(sys.argv[5]):
@@ -78,7 +79,7 @@ TRAINING = """
             assert len(set(found)) == 1 or case[1] != "elastic", "the processes differ"  # ddp's statistics are its own
             if place.first:
                 with open(f"{folder}/{place.size}", "a") as table:
-                    print(found[0], *case, file=table)
+                    print(*found[0], *case, sep="\t", file=table)
 """
 
 CASES: list[tuple[str, str, str, str, dict[str, Any]]] = [
@@ -100,10 +101,10 @@ def test_the_weights_are_one_for_every_number_of_processes(tmp_path: Path) -> No
         run_ranks(size, TRAINING, str(tmp_path), str(STEPS), str(SHARDS), str(PICTURES), json.dumps(CASES))
     tables = [(tmp_path / str(size)).read_text().splitlines() for size in (1, 2, 3, 4)]
     for lines in zip(*tables, strict=True):
-        assert len({line.split(" ", 1)[1] for line in lines}) == 1
-        hashes = {line.split()[0] for line in lines}
-        assert len(hashes) == (1 if " elastic " in lines[0] else 4), lines
-    assert len({line.split()[0] for line in tables[0]}) == len(CASES) - 1  # checkpointing changes no byte
+        weights, others, *cases = (set(column) for column in zip(*(line.split("\t") for line in lines), strict=True))
+        assert [len(case) for case in cases] == [1] * 5
+        assert (len(weights), len(others)) == ((1, 1) if cases[1] == {"elastic"} else (4, 4)), lines
+    assert len({line.split("\t")[0] for line in tables[0]}) == len(CASES) - 1  # checkpointing changes no byte
 
 
 @given(shards=st.integers(1, 40), data=st.data())

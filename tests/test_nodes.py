@@ -101,7 +101,7 @@ def test_a_lost_node_costs_no_byte(tmp_path: Path) -> None:
     lines = {**ELASTIC, "run__processes": 1}
     straight = small_world(tmp_path / "straight", **lines)
     launch(straight)
-    lines |= {"run__processes": 2, "run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 60}
+    lines |= {"run__processes": 2, "run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 30}
     first, second = nodes(tmp_path, **lines)
     running, lost = start(first, TRAIN), start(second, TRAIN)
     assert running.stderr is not None

@@ -112,7 +112,9 @@ class Elastic:
     def __init__(self, model: nn.Module, place: World, shards: int) -> None:
         self._place, self._shards, self._mine = place, shards, place.share(shards)
         self._buffers = list(model.buffers())
-        self._means = [buffer for buffer in self._buffers if buffer.is_floating_point()]  # the others only count steps
+        # Statistics that move: not the counters of steps, nor those of frozen modules.
+        moving = [module for module in model.modules() if module.training]
+        self._means = [b for module in moving for b in module.buffers(recurse=False) if b.is_floating_point()]
         self._buckets = buckets([parameter for parameter in model.parameters() if parameter.requires_grad])
         self._targets: list[Sequence[Tensor]] = [*self._buckets, *([self._means] if self._means else [])]
         for number, bucket in enumerate(self._buckets):
@@ -158,9 +160,10 @@ class Elastic:
             values = wait().split([tensor.numel() for tensor in tensors])
             for tensor, value in zip(tensors, values, strict=True):
                 if tensor.requires_grad:
-                    tensor.grad = value.view_as(tensor)
+                    tensor.grad = torch.empty_like(tensor).copy_(value.view_as(tensor))  # in its memory format
                 else:
                     tensor.copy_(value.view_as(tensor))
+        self._sums = []
 
 
 def buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
