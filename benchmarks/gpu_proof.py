@@ -43,7 +43,7 @@ from pipeline import files, machine, runs, validity
 from pipeline.engine import loop, world
 from pipeline.engine.ema import Ema
 from pipeline.engine.optimizers import OPTIMIZERS
-from pipeline.engine.parallel import PARALLELS, SYNC_BNS
+from pipeline.engine.parallel import PARALLELS, SYNC_BNS, accumulating
 from pipeline.engine.precision import PRECISIONS, Precision
 from pipeline.engine.world import World
 
@@ -114,7 +114,7 @@ def setup(
     updater = OPTIMIZERS[optimizer](groups, 0.05, momentum, momentum > 0, (0.9, 0.999))
     numbers = PRECISIONS[precision](place.device.type)
     bare, updater = numbers.prepare(bare, updater)
-    return Setup(bare, PARALLELS[parallel](bare, place, deterministic), updater, numbers)
+    return Setup(bare, PARALLELS[parallel](bare, place, deterministic, place.size).model, updater, numbers)
 
 
 def batches(
@@ -129,7 +129,7 @@ def batches(
         images = torch.randn((size, 3, side, side), generator=source) + labels.view(-1, 1, 1, 1) - 1.5
         mine = slice(place.rank, None, place.size)
         images, labels = images[mine].to(place.device), labels[mine].to(place.device)
-        made.append(loop.Batch(step, images, labels, labels, rate))
+        made.append(loop.Batch(step, images, labels, labels, rate, 0))
     return made
 
 
@@ -137,12 +137,14 @@ def train(
     ready: Setup, steps: Sequence[loop.Batch], *, accumulate: int = 1, clip_norm: float = 0.0, ema: Ema | None = None
 ) -> list[float]:
     """Take the steps with the engine's own loop; this rank's loss of each."""
-    counts = loop.Counts.zero(steps[0].images.device)
+    alone = World(0, 0, 1, steps[0].images.device)  # the batches are already this rank's shares
+    counts = loop.Counts.zero(alone.device, accumulate)
     average = ema or Ema.of(ready.bare, 0)
-    recipe = loop.Recipe(nn.CrossEntropyLoss(), ready.precision, ready.optimizer, average, accumulate, clip_norm)
+    recipe = loop.Recipe(nn.CrossEntropyLoss(), ready.precision, ready.optimizer, average, clip_norm)
     losses = []
-    for _ in loop.train(ready.model, steps, recipe, counts):
-        losses.append((counts.sums[0] / counts.sums[2]).item())
+    for _ in loop.train(accumulating(ready.model, alone, accumulate), steps, recipe, counts):
+        loss, _, pictures = counts.sums.sum(0).tolist()
+        losses.append(loss / pictures)
         counts.sums.zero_()
     return losses
 
@@ -277,7 +279,7 @@ def case_apex_ddp_channels_last(place: World) -> Figures:
         F.cross_entropy(model(images), batch.labels).backward()
         alone = gradients(model)
         model.zero_grad()
-        F.cross_entropy(PARALLELS["apex_ddp"](model, place, True)(images), batch.labels).backward()
+        F.cross_entropy(PARALLELS["apex_ddp"](model, place, True, place.size).model(images), batch.labels).backward()
         apart[name] = distance(gradients(model), alone)
     hold(apart["contiguous"] < 1e-6, f"contiguous gradients are left alone: {apart['contiguous']}")
     return {**apart, "scrambled": apart["channels_last"] > 1e-3}

@@ -1,6 +1,7 @@
 """Kills a real `dvc repro`, many times: nothing stays running, nothing false is recorded, the bytes are the same.
 
     python -m benchmarks.kill_sweep --trials 100 --seed 0 --out benchmarks/results/kill_sweep.json
+    python -m benchmarks.kill_sweep --elastic --trials 30 --seed 0 --out benchmarks/results/kill_sweep_elastic.json
 
 The project is copied to a temporary folder and run there once without interruption (a small ResNet-18 on two CPU
 processes). Each trial starts from a copy of the state before one stage, without DVC's run cache, so that nothing is
@@ -14,6 +15,8 @@ pipeline.repro` until that succeeds (up to the struck stage; to the end, if that
 
 The exit status is 1 if there is an orphan, a lie, or another dvc.lock. Moments are aimed at by watching; `missed` ones
 came too late, the run had ended. A trial takes about half a minute on two cores, and one trial runs at a time.
+
+With --elastic only train is struck, with train.parallel: elastic, and every start has another number of processes.
 """
 
 import argparse
@@ -58,6 +61,7 @@ PARAMS: dict[str, dict[str, Any]] = {
     },
     "run": {"processes": 2, "log_steps": 1},
 }  # fmt: skip
+ELASTIC: dict[str, dict[str, Any]] = {**PARAMS, "train": {**PARAMS["train"], "parallel": "elastic", "shards": 4}}
 EPOCHS = PARAMS["train"]["epochs"]
 
 # What a stage writes last, or what takes it longest to write.
@@ -123,6 +127,7 @@ class Whole:
     locks: dict[str, bytes]  # dvc.lock after each stage
     seconds: dict[str, float]  # how long each stage took, with DVC's part
     steps: int  # of train
+    processes: tuple[int, ...]  # how many may train
 
 
 # ---------------------------------------------------------------- what to strike
@@ -140,10 +145,10 @@ def targets(stage: str, moment: str) -> tuple[str, ...]:
     return ("rank", "launcher", "dvc", "group", "repro")[stage not in ("train", "evaluate") :]
 
 
-def plan(trials: int, seed: int) -> list[Strike]:
+def plan(trials: int, seed: int, others: tuple[tuple[str, str], ...] = OTHERS) -> list[Strike]:
     """The strikes of a sweep: every moment of every stage twice, those of train first, then train's again and again."""
     source = random.Random(seed)
-    twice = [*TRAIN, *OTHERS] * 2
+    twice = [*TRAIN, *others] * 2
     places = itertools.islice(itertools.chain(twice, itertools.cycle(TRAIN)), trials)
     hands = {}  # each moment goes through all its pairs of signal and target, in an order of its own
     for place in (*TRAIN, *OTHERS):
@@ -341,6 +346,7 @@ def attempt(before: Path, whole: Whole, strike: Strike, source: random.Random) -
     folder, began = before.with_name("trial"), time.monotonic()
     expected = whole.locks[goal(strike.stage)]
     shutil.copytree(before, folder, symlinks=True)
+    set_params(folder, {"run": {"processes": source.choice(whole.processes)}})
     run = start(folder, strike.stage, through_repro=strike.target == "repro")
     missed = not aim(run, strike.moment, whole, source)
     send(run, strike, source)
@@ -356,6 +362,7 @@ def attempt(before: Path, whole: Whole, strike: Strike, source: random.Random) -
     last_step = run.steps() if strike.stage == "train" else None
     repros, said, again = 0, "", None
     while again != 0 and repros < MOST_REPROS:
+        set_params(folder, {"run": {"processes": source.choice(whole.processes)}})
         done = call(folder, sys.executable, "-m", "pipeline.repro", goal(strike.stage))
         repros, said, again = repros + 1, said + done.stdout + done.stderr, done.returncode
     resumed = [int(step) for step in re.findall(r"going on from step (\d+)", said)]
@@ -381,25 +388,30 @@ def attempt(before: Path, whole: Whole, strike: Strike, source: random.Random) -
     )
 
 
-def copy_project(folder: Path) -> None:
+def set_params(folder: Path, params: dict[str, dict[str, Any]]) -> None:
+    """Change params of a copy."""
+    raw = YAML(typ="safe", pure=True).load(folder / "params.yaml")
+    for section, changes in params.items():
+        raw[section].update(changes)
+    YAML().dump(raw, folder / "params.yaml")
+
+
+def copy_project(folder: Path, params: dict[str, dict[str, Any]] = PARAMS) -> None:
     """The project's files as they are now, with these params, in a repository of their own."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0")
     for name in listed:
         if name and Path(name).is_file() and not name.startswith(("tests/", "docs/", "results/", "dvc.lock")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(name, folder / name)
-    raw = YAML(typ="safe", pure=True).load(Path("params.yaml"))
-    for section, changes in PARAMS.items():
-        raw[section].update(changes)
-    YAML().dump(raw, folder / "params.yaml")
+            shutil.copy2(name, folder / name, follow_symlinks=False)
+    set_params(folder, params)
     call(folder, "git", "init", "--quiet")
 
 
-def prepare(base: Path) -> Whole:
+def prepare(base: Path, elastic: bool) -> Whole:
     """Run the pipeline once, keeping in `base/<stage>` the state before each stage. Raises RuntimeError if it fails."""
     folder = base / "whole"
-    copy_project(folder)
+    copy_project(folder, ELASTIC if elastic else PARAMS)
     locks, seconds = {}, {}
     for stage in STAGES:
         shutil.copytree(folder, base / stage, symlinks=True)
@@ -411,15 +423,15 @@ def prepare(base: Path) -> Whole:
         locks[stage], seconds[stage] = (folder / "dvc.lock").read_bytes(), time.monotonic() - began
     steps = json.loads((folder / "metrics/train.json").read_text())["steps"]
     shutil.rmtree(folder)
-    return Whole(locks, seconds, steps)
+    return Whole(locks, seconds, steps, (1, 2, 3, 4) if elastic else (2,))
 
 
-def sweep(trials: int, seed: int) -> Iterator[Trial]:
+def sweep(trials: int, seed: int, elastic: bool = False) -> Iterator[Trial]:
     """Run the planned trials, one after another."""
     with tempfile.TemporaryDirectory(prefix="kill-sweep-") as temporary:
         base = Path(temporary).resolve()
-        whole = prepare(base)
-        for number, strike in enumerate(plan(trials, seed)):
+        whole = prepare(base, elastic)
+        for number, strike in enumerate(plan(trials, seed, () if elastic else OTHERS)):
             yield attempt(base / strike.stage, whole, strike, random.Random(f"{seed}/{number}"))
 
 
@@ -467,9 +479,7 @@ def summary(done: list[Trial]) -> dict[str, Any]:
         "most_repros": max(trial.repros for trial in done),
         "repairs": sum(len(trial.repairs) for trial in done),
         "most_gone_seconds": max(trial.gone_seconds for trial in done),
-        "most_lost_steps_while_training": max(
-            (trial.lost for trial in done if trial.lost is not None and trial.strike.moment not in AFTER), default=0
-        ),
+        "most_lost_steps": max(lost, default=0),
         "mean_lost_steps": sum(lost) / max(1, len(lost)),
         "seconds": round(sum(trial.seconds for trial in done), 1),
     }
@@ -493,16 +503,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kill_sweep", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--trials", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--elastic", action="store_true", help="with another number of processes at every start")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures, written anew after every trial")
     options = parser.parse_args()
     done: list[Trial] = []
     print(ROW.format(*HEADER), flush=True)
-    for trial in sweep(options.trials, options.seed):
+    for trial in sweep(options.trials, options.seed, options.elastic):
         done.append(trial)
         print(row(len(done), trial), flush=True)
         if options.out:
             rows = [{**asdict(trial), "lost": trial.lost} for trial in done]
-            content = {"seed": options.seed, "machine": machine(), "summary": summary(done), "trials": rows}
+            content = {
+                "seed": options.seed,
+                "elastic": options.elastic,
+                "machine": machine(),
+                "summary": summary(done),
+                "trials": rows,
+            }
             files.write_json(options.out, content)
     print(*(f"{name:<32} {value}" for name, value in summary(done).items()), sep="\n")
     return int(any(trial.broken for trial in done))

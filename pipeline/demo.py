@@ -37,26 +37,34 @@ def copy_project(folder: Path) -> None:
         target = folder / source
         if target == folder / "params.yaml":
             source = RESULTS / "params.yaml"  # noqa: PLW2901
-        if not (target.is_file() and filecmp.cmp(source, target, shallow=False)):
+        if not (target.is_file() and (source.is_symlink() or filecmp.cmp(source, target, shallow=False))):
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target)
+            shutil.copy2(source, target, follow_symlinks=False)
     for stale in set((folder / "pipeline").rglob("*.py")) - {folder / name for name in files}:
         stale.unlink()
 
 
 def run(folder: Path) -> None:
-    """Make `folder` a repository, once, and run the pipeline there. Raises CalledProcessError if it fails."""
+    """Make `folder` a repository, run the pipeline there, and commit what it wrote, as a user would.
+
+    Raises CalledProcessError if it fails.
+    """
 
     def call(*command: str) -> None:
         subprocess.run(command, cwd=folder, check=True)
+
+    def commit(message: str) -> None:
+        call("git", "add", "--all")
+        if subprocess.run(["git", "diff", "--cached", "--quiet"], cwd=folder, check=False).returncode:
+            call("git", "-c", "user.name=demo", "-c", "user.email=demo@localhost", "commit", "--quiet", "-m", message)
 
     # The stages call `python`: let that be this one, also where the environment is not activated.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     if not (folder / ".git").exists():
         call("git", "init", "--quiet")
-        call("git", "add", "--all")
-        call("git", "-c", "user.name=demo", "-c", "user.email=demo@localhost", "commit", "--quiet", "--message=Demo")
+    commit("The project, with the demo's params")
     call(sys.executable, "-m", "pipeline.repro")
+    commit("What the pipeline wrote")
 
 
 def show(folder: Path) -> None:
@@ -101,7 +109,7 @@ def main() -> int:
     show(FOLDER)
     print(f"\nDone in {time.monotonic() - began:.0f} s. Look around:")
     print(f"  cd {FOLDER} && . ../.venv/bin/activate && dvc dag && dvc plots show     pictures: {FOLDER}/reports/")
-    print(f"  tensorboard --logdir {FOLDER}/runs")
+    print(f"  tensorboard --logdir {FOLDER}/runs     again, and compared: cd {FOLDER} && python -m pipeline.verify")
     if not (RESULTS / "dvc.lock").is_file():
         print(f"There is no committed {RESULTS}/dvc.lock to compare with; --record makes this run the committed one.")
     elif (FOLDER / "dvc.lock").read_bytes() == (RESULTS / "dvc.lock").read_bytes():

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import files, metrics, packed, report, stage, trained
+from pipeline import files, metrics, packed, report, runs, stage, trained
 from pipeline.engine import world
 from pipeline.errors import Refusal
 from pipeline.packed import Packed
@@ -118,6 +118,9 @@ def run(config: Params) -> None:
     model = trained.load(Path(config.paths.models))
     refuse_strangers(config, model, data)
     place = world.from_env(os.environ, config.train.device)
+    if place.first:  # DVC has recorded the training by now
+        for folder in sorted(Path(config.paths.runs).glob("*/")):
+            runs.settle(folder)
     with world.joined(place, config.run.timeout_seconds):
         found = trained.judge(model, data.images, data.sizes, rows, batch_size=config.evaluate.batch_size, place=place)
     if place.first:

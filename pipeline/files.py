@@ -127,3 +127,9 @@ def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def md5(path: Path) -> str:
+    """The MD5 of a file, in hexadecimal: its name in DVC's cache and in dvc.lock."""
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch.multiprocessing as mp
 from torch.distributed import TCPStore
@@ -29,7 +30,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pipeline import stage, validity
 from pipeline.engine import world
-from pipeline.engine.stopping import PEER_DIED, SIGNALS
+from pipeline.engine.stopping import SIGNALS
+from pipeline.engine.world import PEER_DIED
 from pipeline.errors import Refusal, Stopped
 from pipeline.params import Params, Run
 
@@ -42,18 +44,14 @@ def torchrun(module: str, run: Run) -> None:
     Raises Refusal naming the first process that failed, or a node that cannot be reached.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say which process failed, in a line
-    several = run.nodes > 1
+    here = run.processes // run.nodes
     config = LaunchConfig(
-        min_nodes=run.nodes,
+        min_nodes=run.min_processes // here or run.nodes,
         max_nodes=run.nodes,
-        nproc_per_node=run.processes // run.nodes,
+        nproc_per_node=here,
         run_id="perennial",
-        # Several nodes: ranks follow run.node_rank, so the same node has the same ranks every time.
-        rdzv_backend="static" if several else "c10d",
         rdzv_endpoint=run.rendezvous,
-        rdzv_configs={"rank": run.node_rank, "timeout": run.timeout_seconds} if several else {},
-        # Else the processes would look for this machine by its host name, which a container without a network has not.
-        local_addr=None if several else "localhost",
+        **_rendezvous(run),
         max_restarts=0,
         monitor_interval=0.1,
         signals_to_handle=",".join(number.name for number in SIGNALS),
@@ -68,6 +66,22 @@ def torchrun(module: str, run: Run) -> None:
         raise Refusal(f"process {rank} of {run.processes} ended with {_status(failure.exitcode)}; see above") from None
     except SignalException as error:
         raise Refusal(f"ended by {error.sigval.name}") from None
+
+
+def _rendezvous(run: Run) -> dict[str, Any]:
+    """How torchrun's agents, one a node, meet. The first node always has rank 0, which reads and writes the files."""
+    if run.nodes == 1:
+        # By its host name, as the processes else look for this machine, a container without a network does not know it.
+        return {"rdzv_backend": "c10d", "local_addr": "localhost"}
+    if run.min_processes == 0:  # ranks follow run.node_rank, so the same node has the same ranks every time
+        return {"rdzv_backend": "static", "rdzv_configs": {"rank": run.node_rank, "timeout": run.timeout_seconds}}
+    # Who comes is numbered in the order of names, and only the first one's is used as an address: "~" sorts last.
+    host = run.rendezvous.rpartition(":")[0]
+    return {
+        "rdzv_backend": "c10d",
+        "rdzv_configs": {"is_host": run.node_rank == 0, "join_timeout": run.timeout_seconds},
+        "local_addr": host if run.node_rank == 0 else f"~{run.node_rank}",
+    }
 
 
 def spawn(module: str, run: Run) -> None:

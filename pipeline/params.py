@@ -20,7 +20,7 @@ from ruamel.yaml.error import YAMLError
 from pipeline.errors import Refusal
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"]
-Parallel = Literal["single", "dp", "ddp", "apex_ddp"]
+Parallel = Literal["single", "dp", "ddp", "apex_ddp", "elastic"]
 Launcher = Literal["torchrun", "spawn", "slurm"]
 Device = Literal["cuda", "cpu"]
 
@@ -129,6 +129,7 @@ class Train(Section):
     epochs: Count
     batch_size: Count
     accumulate: Count
+    shards: Count
     optimizer: Literal["sgd", "adam", "adamw", "fused_sgd"]
     lr: Positive
     reference_batch: Natural
@@ -166,6 +167,7 @@ class Run(Section):
     log_steps: Count
     checkpoint_seconds: Count
     max_restarts: Natural
+    min_processes: Natural
     timeout_seconds: Count
 
 

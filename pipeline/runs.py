@@ -1,9 +1,9 @@
 """What a run leaves beside its outputs, in `runs/<fingerprint>/`; nothing here is ever hashed.
 
-    checkpoint.pt        the working checkpoint, and the one before it; gone when the run has finished
+    checkpoint.pt        the working checkpoint, and the one before it; gone when the run is finished and recorded
     lock, pid            held by the process that trains, and its id
     tensorboard/<k>/     the events of the k-th attempt
-    provenance.json      who, where, with what, how fast
+    provenance.json      who, where, with what, how fast, and the MD5 of the model; there when the run has finished
 
 The fingerprint is over everything that decides the bytes: an equal one resumes.
 
@@ -26,12 +26,17 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from pipeline import files, packed, params
+from pipeline import files, locks, packed, params
+from pipeline.engine import checkpoint
 from pipeline.engine.world import World
 from pipeline.errors import Refusal
 from pipeline.params import Params
 
 ENVIRONMENT = (Path("requirements/lock.txt"), Path("docker/pins.env"))
+CHECKPOINT = "checkpoint.pt"
+PROVENANCE = "provenance.json"
+LOCK = Path("dvc.lock")
+UNDER_DVC = "DVC_STAGE"  # DVC sets it for the commands that it runs
 
 
 def fingerprint(config: Params, packed_digest: str) -> str:
@@ -39,7 +44,7 @@ def fingerprint(config: Params, packed_digest: str) -> str:
     code = sorted(Path("pipeline").rglob("*.py"))
     parts = {
         "train": config.train.model_dump(mode="json"),
-        "processes": config.run.processes,
+        "processes": "any" if config.train.parallel == "elastic" else config.run.processes,
         "packed": packed_digest,
         "split": files.sha256(Path(config.paths.split)),
         "files": {path.as_posix(): files.sha256(path) for path in [*code, *ENVIRONMENT]},
@@ -66,6 +71,29 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def recorded(folder: Path) -> bool:
+    """Whether the run has finished, and dvc.lock holds its model."""
+    described = folder / PROVENANCE
+    if not (described.is_file() and LOCK.is_file()):
+        return False
+    outs = locks.read(LOCK).get("train", {}).get("outs", {})
+    return json.loads(described.read_bytes())["model"] in outs.values()
+
+
+def settle(folder: Path) -> None:
+    """Remove the checkpoint of a finished run once nothing is lost with it: its model is recorded, or no DVC is there
+    to do so. Until then a run that was killed after its last step goes on from its end instead of its beginning."""
+    if recorded(folder) or ((folder / PROVENANCE).is_file() and UNDER_DVC not in os.environ):
+        checkpoint.remove(folder / CHECKPOINT)
+
+
+def begin(folder: Path) -> None:
+    """Make the folder ready for a start: what is still there of a finished run's checkpoint is to be gone on from."""
+    settle(folder)
+    if not any(folder.glob(f"*{CHECKPOINT}")):
+        (folder / PROVENANCE).unlink(missing_ok=True)
+
+
 def hardware(place: World, threads: int) -> dict[str, Any]:
     """What must not change between the two halves of a resumed run."""
     cuda = place.device.type == "cuda"
@@ -85,12 +113,16 @@ def attempt(folder: Path) -> Path:
 
 
 def write_provenance(folder: Path, config: Params, place: World, started: float, pictures: int) -> None:
-    """Write provenance.json, the one place for times, hosts and versions. `pictures`: trained on since `started`."""
+    """Write provenance.json, the one place for times, hosts and versions. `pictures`: trained on since `started`.
+
+    The exported model is already written.
+    """
     cuda = place.device.type == "cuda"
     seconds = time.time() - started
     files.write_json(
-        folder / "provenance.json",
+        folder / PROVENANCE,
         {
+            "model": files.md5(Path(config.paths.models) / "model.safetensors"),
             "git": {"commit": _git("rev-parse", "HEAD"), "changed": _git("status", "--porcelain").splitlines()},
             "lock": files.sha256(ENVIRONMENT[0]),
             "image": os.environ.get("PERENNIAL_IMAGE", ""),
@@ -139,7 +171,7 @@ def clean(config: Params) -> str:
         current = ""  # nothing is packed, so nothing can be resumed
     removed, freed = 0, 0
     for folder in sorted(Path(config.paths.runs).glob("*/")):
-        if folder.name == current and any(folder.glob("*checkpoint.pt")):
+        if folder.name == current and any(folder.glob(f"*{CHECKPOINT}")) and not recorded(folder):
             continue
         try:
             with locked(folder):

@@ -84,15 +84,15 @@ def batch_rows(seed: int, step: int, batch: int, rows: int) -> NDArray[np.int64]
     return np.concatenate(found)
 
 
-def part(values: NDArray[T], rank: int, size: int) -> NDArray[T]:
-    """The contiguous share of `values` (first axis, divisible by `size`) that belongs to `rank`."""
-    share = len(values) // size
-    return values[rank * share : (rank + 1) * share]
+def part(values: NDArray[T], mine: range, parts: int) -> NDArray[T]:
+    """The parts `mine`, neighbours, of `values` (first axis) cut into so many equal parts."""
+    length = len(values) // parts
+    return values[mine.start * length : mine.stop * length]
 
 
-def dropout_seed(seed: int, step: int, rank: int, size: int) -> int:
-    """The seed of drop-out and its like in `step` on `rank` of `size`: each process draws its own."""
-    return int(generator(seed, DROPOUT, step).integers(2**63, size=size)[rank])
+def dropout_seed(seed: int, step: int) -> int:
+    """The seed of drop-out and its like in `step`; each part of the global batch adds its number."""
+    return int(generator(seed, DROPOUT, step).integers(2**62))
 
 
 def crop_boxes(
@@ -187,13 +187,13 @@ def mix(seed: int, step: int, batch: int, crop: int, mixup: float, cutmix: float
     return Mix(everyone, partners, lam, box, keep) if lam < 1 else nothing
 
 
-def local(whole: Mix, rank: int, size: int) -> tuple[NDArray[np.int64], Mix]:
-    """What `rank` of `size` needs for its share of a mixed global batch.
+def local(whole: Mix, mine: range, parts: int) -> tuple[NDArray[np.int64], Mix]:
+    """What a process needs for the parts `mine` of a mixed global batch of so many equal parts.
 
     Returns the positions [m] in the global batch of its own pictures and of their partners, each once (without mixing
     just its own, in order), and the mix of its share, in numbers of those m pictures.
     """
-    pairs = np.concatenate([part(whole.own, rank, size), part(whole.partners, rank, size)])
+    pairs = np.concatenate([part(whole.own, mine, parts), part(whole.partners, mine, parts)])
     positions, found = np.unique(pairs, return_inverse=True)
     own, partners = found.reshape(2, -1)
     return positions, replace(whole, own=own, partners=partners)

@@ -47,7 +47,6 @@ from pipeline.packed import Packed
 from pipeline.params import Params, Train
 
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-CHECKPOINT = "checkpoint.pt"
 HISTORY = ("epoch", "step", "learning_rate", "train_loss", "train_accuracy", "val_loss", "val_accuracy")
 
 
@@ -101,6 +100,23 @@ def make_learner(config: Params, classes: int, place: World) -> Learner:
     return Learner(net, optimizer, precision, Ema.of(net, settings.ema_decay))
 
 
+def refuse_a_mixture(place: World, threads: int) -> None:
+    """Raise Refusal if the processes do not compute alike: their bits would depend on who takes which shard."""
+    kinds = world.of_all(runs.hardware(place, threads))
+    for rank, kind in enumerate(kinds):
+        for name, value in kind.items():
+            if value != kinds[0][name]:
+                raise Refusal(
+                    f"train.parallel: 'elastic': {name} of process {rank} is {value!r}, "
+                    f"of process 0 {kinds[0][name]!r}; allowed: processes of one kind, or train.parallel: ddp"
+                )
+
+
+def parts_of_a_batch(settings: Train, place: World) -> int:
+    """How many equal parts a global batch is cut into; each goes through the model by itself."""
+    return settings.shards if settings.parallel == "elastic" else place.size * settings.accumulate
+
+
 def rates(settings: Train, rows: int) -> list[float]:
     """The learning rate of every step."""
     batch, steps = settings.batch_size, sampling.steps(settings.epochs, rows, settings.batch_size)
@@ -115,9 +131,9 @@ def rates(settings: Train, rows: int) -> list[float]:
 
 
 def batches(
-    settings: Train, data: Packed, first_step: int, place: World, precision: Precision, stop: Stopping
+    settings: Train, data: Packed, first_step: int, place: World, parts: int, precision: Precision, stop: Stopping
 ) -> Iterator[Batch]:
-    """This process's part of every global batch from `first_step` on; before each, drop-out is seeded.
+    """This process's share of every global batch, of so many parts, from `first_step` on.
 
     Ends with the last step, or where all processes stop.
     """
@@ -136,19 +152,19 @@ def batches(
         )
         # Mixed pictures have partners among those of other processes: `needed` are the pictures this one has to cut.
         whole = sampling.mix(seed, step, size, crop, settings.mixup, settings.cutmix)
-        needed, mix = sampling.local(whole, place.rank, place.size)
+        needed, mix = sampling.local(whole, place.share(parts), parts)
         squares = torch.from_numpy(data.images[chosen[needed]]).to(place.device)
         labels = torch.from_numpy(data.labels[chosen[needed]]).to(place.device)
         with precision.exact():
             images = augment.mixed(augment.training_crops(squares, draws.at(needed), crop), mix)
             labels, targets = augment.mixed_labels(labels, mix, len(data.classes))
-        torch.manual_seed(sampling.dropout_seed(seed, step, place.rank, place.size))
         yield Batch(
             step=step,
             images=images.contiguous(memory_format=MEMORY_FORMATS[settings.memory_format]),
             labels=labels,
             targets=targets,
             learning_rate=every_rate[step],
+            seed=sampling.dropout_seed(seed, step),
         )
 
 
@@ -190,17 +206,19 @@ def train(config: Params, data: Packed, place: World, store: Store, folder: Path
     """
     settings, rows = config.train, len(data.rows("train"))
     steps = sampling.steps(settings.epochs, rows, settings.batch_size)
+    if settings.parallel == "elastic":
+        refuse_a_mixture(place, settings.threads)
     learner = make_learner(config, len(data.classes), place)
-    counts = Counts.zero(place.device)
+    parts = parts_of_a_batch(settings, place)
+    counts = Counts.zero(place.device, parts)
     progress = resume(folder, place, settings, learner, counts)
     first_step, saved = progress.step, time.monotonic()
-    net = PARALLELS[settings.parallel](learner.net, place, settings.deterministic)
+    spread = PARALLELS[settings.parallel](learner.net, place, settings.deterministic, parts)
     recipe = Recipe(
         criterion=nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing),
         precision=learner.precision,
         optimizer=learner.optimizer,
         ema=learner.ema,
-        accumulate=settings.accumulate,
         clip_norm=settings.clip_norm,
     )
     board = runs.attempt(folder)
@@ -210,8 +228,8 @@ def train(config: Params, data: Packed, place: World, store: Store, folder: Path
         stopping.watching(store, place) as stop,
     ):
         # The batches end where all processes have agreed to stop; usually, with the last step.
-        stream = batches(settings, data, first_step, place, learner.precision, stop)
-        for batch in loop.train(net, stream, recipe, counts):
+        stream = batches(settings, data, first_step, place, parts, learner.precision, stop)
+        for batch in loop.train(spread, stream, recipe, counts):
             progress.step = batch.step + 1
             epoch = epoch_over(progress.step, rows, settings.batch_size)
             due = epoch > 0 or progress.step % config.run.log_steps == 0
@@ -249,7 +267,7 @@ def end_epoch(
 ) -> None:
     """Validate, add the epoch's row to the history, remember the best weights, and begin to count anew."""
     settings = config.train
-    loss, right, pictures = world.total(counts.sums.clone()).tolist()
+    loss, right, pictures = world.total(counts.sums.clone()).sum(0).tolist()
     val_loss, val_accuracy = validate(learner, data, config, place)
     row = (epoch, progress.step, rate, loss / pictures, right / pictures, val_loss, val_accuracy)
     progress.history.append(dict(zip(HISTORY, row, strict=True)))
@@ -292,11 +310,11 @@ def refuse_broken(counts: Counts, settings: Train) -> None:
 
 def keep(folder: Path, place: World, settings: Train, learner: Learner, counts: Counts, progress: Progress) -> None:
     """Save the working checkpoint. There is no sampler and no generator state to save, by design (see sampling.py)."""
-    sums = world.everyone(counts.sums)  # each process goes on adding to its own: another order would round differently
+    sums = world.total(counts.sums.clone())
     if not place.first:
         return
     checkpoint.save(
-        folder / CHECKPOINT,
+        folder / runs.CHECKPOINT,
         {
             "model": learner.net.state_dict(),
             "precision": learner.precision.state_dict(learner.optimizer),
@@ -334,7 +352,7 @@ def resume(folder: Path, place: World, settings: Train, learner: Learner, counts
     Raises Refusal if the hardware that decides bits is not what it was.
     """
     # Rank 0 reads for all: on several nodes only the first has the checkpoint.
-    state = world.of_first(newest(folder / CHECKPOINT) if place.first else None)
+    state = world.of_first(newest(folder / runs.CHECKPOINT) if place.first else None)
     if state is None:
         return Progress()
     here = runs.hardware(place, settings.threads)
@@ -349,7 +367,8 @@ def resume(folder: Path, place: World, settings: Train, learner: Learner, counts
     learner.optimizer.load_state_dict(state["optimizer"])
     for average, value in zip(learner.ema.averages, state["ema"], strict=True):
         average.copy_(value)
-    counts.sums.copy_(state["counts"][place.rank])
+    mine = place.share(len(counts.sums))
+    counts.sums[mine.start : mine.stop] = state["counts"][mine.start : mine.stop]
     progress = Progress(**state["progress"])
     if place.first:
         print(f"train: going on from step {progress.step} ({folder})", file=sys.stderr)
@@ -401,11 +420,13 @@ def run(config: Params) -> None:
         runs.locked(folder) if place.first else nullcontext(),
         world.joined(place, config.run.timeout_seconds) as store,
     ):
+        if place.first:
+            runs.begin(folder)
         final, progress = train(config, data, place, store, folder)
         if place.first:
             write(config, data, final, progress)
             runs.write_provenance(folder, config, place, started, progress.step * settings.batch_size)
-            checkpoint.remove(folder / CHECKPOINT)  # so that a forced run truly trains again
+            runs.settle(folder)
 
 
 def main() -> int:

@@ -27,6 +27,7 @@ def faults(params: Params, machine: Machine) -> list[str]:
         _apex(params.train, machine),
         _combinations(params.train, machine),
         _processes(params.train, params.run, machine),
+        _elastic(params.train, params.run),
         _ranges(params.train),
         _weights(params.train, params.paths),
         _split(params.split),
@@ -51,7 +52,7 @@ def _hardware(train: Train, machine: Machine) -> Iterator[str]:
     if train.device == "cpu" and train.precision == "tf32":
         yield f"train.precision: 'tf32' needs train.device: cuda; allowed on the CPU: {', '.join(CPU_PRECISIONS)}"
     if train.device == "cpu" and train.parallel == "dp":
-        yield "train.parallel: 'dp' needs train.device: cuda; allowed on the CPU: single, ddp"
+        yield "train.parallel: 'dp' needs train.device: cuda; allowed on the CPU: single, ddp, elastic"
     if train.device == "cpu" and train.sync_bn == "torch":
         yield "train.sync_bn: 'torch' needs train.device: cuda; allowed on the CPU: none"
     if train.device == "cpu" and train.precision == "bf16" and train.deterministic and train.crop < 32:
@@ -164,11 +165,67 @@ def _processes(train: Train, run: Run, machine: Machine) -> Iterator[str]:
             f"allowed: 1 to {machine.cuda_devices}; CUDA_VISIBLE_DEVICES chooses them"
         )
     parts = run.processes * train.accumulate
-    if train.batch_size % parts:
+    if train.parallel != "elastic" and train.batch_size % parts:
         near = train.batch_size - train.batch_size % parts
         yield (
             f"train.batch_size: {train.batch_size} does not divide by run.processes × train.accumulate ({parts}); "
             f"allowed: a multiple of {parts}, such as {near or parts}"
+        )
+
+
+def _elastic(train: Train, run: Run) -> Iterator[str]:
+    """What weights that are the same for every number of processes do not go with."""
+    here = run.processes // run.nodes
+    if run.min_processes and not (
+        train.parallel == "elastic" and run.launcher == "torchrun" and run.nodes > 1 and run.max_restarts > 0
+    ):
+        yield (
+            f"run.min_processes: {run.min_processes} needs train.parallel: elastic, run.launcher: torchrun, "
+            f"run.nodes > 1 and run.max_restarts > 0; allowed without: 0"
+        )
+    elif run.min_processes > run.processes or (here and run.min_processes % here):
+        yield (
+            f"run.min_processes: {run.min_processes} is not a number of whole nodes of {here}; "
+            f"allowed: 0, or a multiple of {here} up to {run.processes}"
+        )
+    if train.parallel != "elastic":
+        return
+    if train.precision in APEX_LEVELS:
+        yield (
+            f"train.precision: {train.precision!r} × train.parallel: 'elastic': Apex keeps gradients of its own; "
+            f"allowed: a native precision, or train.parallel: ddp"
+        )
+    if train.sync_bn != "none":
+        yield (
+            f"train.sync_bn: {train.sync_bn!r} × train.parallel: 'elastic': BatchNorm is over the pictures of a shard, "
+            f"which only one process sees; allowed: none, or train.parallel: ddp"
+        )
+    if train.compile:
+        yield (
+            "train.compile: true × train.parallel: 'elastic': gradients are taken one by one as they are made; "
+            "allowed: one of the two"
+        )
+    if train.accumulate > 1:
+        yield (
+            f"train.accumulate: {train.accumulate} × train.parallel: 'elastic': a process already takes its shards one "
+            f"after another; allowed: 1, and more train.shards"
+        )
+    if not train.deterministic:
+        yield (
+            "train.deterministic: false × train.parallel: 'elastic': without the one there is no use for the other; "
+            "allowed: true, or train.parallel: ddp"
+        )
+    if run.processes > train.shards:
+        yield (
+            f"run.processes: {run.processes} is more than train.shards ({train.shards}); "
+            f"allowed: 1 to {train.shards}, or more shards"
+        )
+    if train.batch_size % train.shards or train.batch_size < 2 * train.shards:
+        near = max(2, round(train.batch_size / train.shards)) * train.shards
+        yield (
+            f"train.batch_size: {train.batch_size} with train.shards: {train.shards}: every shard needs as many "
+            f"pictures, and BatchNorm two; allowed: {2 * train.shards} or a larger multiple of {train.shards}, "
+            f"such as {near}"
         )
 
 

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from pipeline.engine import loop
 from pipeline.engine.ema import Ema
-from pipeline.engine.parallel import PARALLELS, SYNC_BNS, unwrap
+from pipeline.engine.parallel import PARALLELS, SYNC_BNS, accumulating
 from pipeline.engine.precision import PRECISIONS, Precision
 from pipeline.engine.world import World
 from tests.conftest import PROJECT
@@ -125,7 +125,7 @@ def batches(first: int, last: int, size: int = 8, rate: float = 0.1) -> list[loo
         source = torch.Generator().manual_seed(step)
         labels = torch.randint(4, (size,), generator=source)
         images = torch.randn((size, 3, 8, 8), generator=source) + labels.view(-1, 1, 1, 1)
-        made.append(loop.Batch(step, images, labels, labels, rate))
+        made.append(loop.Batch(step, images, labels, labels, rate, 0))
     return made
 
 
@@ -135,8 +135,10 @@ def train(
 ) -> None:  # fmt: skip
     """Take the steps with the engine's own loop."""
     criterion = nn.CrossEntropyLoss()
-    recipe = loop.Recipe(criterion, precision, optimizer, ema or Ema.of(model, 0), accumulate, clip_norm)
-    for _ in loop.train(model, steps, recipe, loop.Counts.zero(torch.device("cpu"))):
+    recipe = loop.Recipe(criterion, precision, optimizer, ema or Ema.of(model, 0), clip_norm)
+    place = World(0, 0, 1, torch.device("cpu"))
+    counts = loop.Counts.zero(place.device, accumulate)
+    for _ in loop.train(accumulating(model, place, accumulate), steps, recipe, counts):
         pass
 
 
@@ -198,7 +200,7 @@ assert "pipeline.engine.apex" not in sys.modules
 PRECISIONS["fp32"]("cpu")
 for make in (
     *(lambda level=level: PRECISIONS[level]("cpu") for level in ("O0", "O1", "O2", "O3")),
-    lambda: PARALLELS["apex_ddp"](None, None, True),
+    lambda: PARALLELS["apex_ddp"](None, None, True, 1),
     lambda: SYNC_BNS["apex"](None),
     lambda: OPTIMIZERS["fused_sgd"]([], 0.1, 0.9, True, (0.9, 0.999)),
 ):
@@ -456,11 +458,11 @@ def meet(folder: str, rank: int, size: int) -> World:
 def wrapped(folder: str, sync_bn: str) -> dict[str, Any]:
     world = meet(folder, 0, 1)
     model = SYNC_BNS[sync_bn](small())
-    by_choice = {choice: PARALLELS["apex_ddp"](model, world, choice) for choice in (True, False)}
+    by_choice = {choice: PARALLELS["apex_ddp"](model, world, choice, 1).model for choice in (True, False)}
     found = {
         "delayed": by_choice[True].delay_allreduce,
         "overlapping": not by_choice[False].delay_allreduce,
-        "unwrapped": unwrap(by_choice[True]) is model,
+        "unwrapped": by_choice[True].module is model,
         "norm": {type(m).__name__: type(m).__module__ for m in model.modules()}["SyncBatchNorm"].split(".")[0],
     }
     dist.destroy_process_group()
@@ -484,7 +486,7 @@ def spread(folder: str, rank: str, level: str, parallel: str, accumulate: str) -
         )
         for b in batches(0, 2)
     ]
-    train(PARALLELS[parallel](model, world, True), mine, precision, optimizer, accumulate=int(accumulate))
+    train(PARALLELS[parallel](model, world, True, 2).model, mine, precision, optimizer, accumulate=int(accumulate))
     dist.destroy_process_group()
     return [float(value) for value in masters(optimizer)]
 

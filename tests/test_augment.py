@@ -153,7 +153,7 @@ def test_mixed_pictures_and_targets_of_any_world_size_merge_to_the_same(size: in
         one = augment.mixed(augment.training_crops(pictures, draws, 48), whole)
         made = []
         for rank in range(size):
-            positions, mix = sampling.local(whole, rank, size)
+            positions, mix = sampling.local(whole, range(rank, rank + 1), size)
             crops = augment.training_crops(pictures[positions], draws.at(positions), 48)
             made.append((augment.mixed(crops, mix), *augment.mixed_labels(labels[positions], mix, 5)))
         images, heavier, targets = (torch.cat(parts) for parts in zip(*made, strict=True))

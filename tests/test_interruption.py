@@ -1,8 +1,10 @@
 """Interrupted anywhere, by anything, a training goes on from where all its processes stopped, to the same bytes."""
 
+import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from ruamel.yaml import YAML
 
 from pipeline import params, train
 from pipeline.errors import Refusal
@@ -133,7 +136,7 @@ def test_stops_are_not_restarted_and_deaths_are(whole: Path, tmp_path: Path) -> 
         (1, {"train__model": "mobilenet_v3_small", "train__gradient_checkpointing": True}),
         (2, {"train__accumulate": 2, "train__mixup": 0.2, "train__clip_norm": 1.0, "train__export": "best"}),
         (2, {"train__precision": "bf16", "run__launcher": "spawn"}),
-        (2, {"train__precision": "fp16"}),
+        (2, {"train__precision": "fp16", "train__model": "shufflenet_v2_x0_5"}),
         (3, {"train__batch_size": 12}),
         (4, {"train__optimizer": "adam", "train__lr": 0.001}),
     ],
@@ -154,6 +157,29 @@ def test_resume_is_exact_in_the_middle_of_an_epoch(tmp_path: Path, processes: in
     assert launcher.wait(600) == 75, said(folder)
     launch(folder)
     assert outputs(folder) == outputs(straight)
+
+
+def test_a_finished_run_that_dvc_did_not_record_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the last step and DVC's record, it goes on from its end; once recorded, a start trains anew."""
+    folder = small_world(tmp_path, run__log_steps=2)
+    monkeypatch.setenv("DVC_STAGE", "train")  # as DVC starts it
+    launch(folder)
+    first = outputs(folder)
+    shutil.rmtree(folder / "models")  # as DVC does with what it has no record of
+    again = launch(folder)
+    assert "going on from step 9" in again.stderr
+    assert "epoch 1/2" not in again.stderr
+    assert outputs(folder) == first
+    outs = [{"path": "models/model.safetensors", "md5": hashlib.md5(first["models/model.safetensors"]).hexdigest()}]
+    with (folder / "dvc.lock").open("w") as lock:
+        YAML().dump({"schema": "2.0", "stages": {"train": {"cmd": "", "outs": outs}}}, lock)
+    forced = launch(folder)
+    assert "going on" not in forced.stderr
+    assert "epoch 1/2" in forced.stderr
+    assert outputs(folder) == first
+    assert not list(folder.glob("runs/*/*checkpoint.pt"))
 
 
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(whole: Path, tmp_path: Path) -> None:

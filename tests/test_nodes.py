@@ -16,12 +16,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pipeline.engine import world
 from tests.test_train import launch, outputs, small_world
 
 TWO: dict[str, Any] = {"train__parallel": "ddp", "run__processes": 2, "train__lr": 0.01}
+ELASTIC: dict[str, Any] = {
+    "train__parallel": "elastic", "train__shards": 4, "train__epochs": 8, "train__model": "shufflenet_v2_x0_5",
+}  # fmt: skip
 TRAIN = [sys.executable, "-m", "pipeline.launch", "train"]
 
 
@@ -90,6 +94,30 @@ def test_two_nodes_go_on_from_the_checkpoint_of_the_first(one_node: dict[str, by
     said, _ = finish(start(first, TRAIN), start(second, TRAIN))
     assert "going on from step" in said
     assert outputs(first) == one_node
+
+
+def test_a_lost_node_costs_no_byte(tmp_path: Path) -> None:
+    """elastic, with run.min_processes: the first node goes on alone when the second is killed, to the bytes of one."""
+    lines = {**ELASTIC, "run__processes": 1}
+    straight = small_world(tmp_path / "straight", **lines)
+    launch(straight)
+    lines |= {"run__processes": 2, "run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 60}
+    first, second = nodes(tmp_path, **lines)
+    running, lost = start(first, TRAIN), start(second, TRAIN)
+    assert running.stderr is not None
+    for line in running.stderr:
+        if line.startswith("epoch 2/"):
+            break
+    gone = psutil.Process(lost.pid).children(recursive=True)
+    for process in gone:
+        process.suspend()  # a lost node has no time to ask the others to stop, as a killed launcher's processes do
+    for process in (psutil.Process(lost.pid), *gone):
+        process.kill()
+    lost.communicate()
+    (said,) = finish(running)
+    assert "launch: restart 1 of 1" in said
+    assert "going on from step" in said
+    assert outputs(first) == outputs(straight)
 
 
 def test_trainings_at_the_same_time_do_not_collide(one_node: dict[str, bytes], tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from pipeline.engine import loop
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Counts, Recipe
 from pipeline.engine.optimizers import OPTIMIZERS
+from pipeline.engine.parallel import PARALLELS
 from pipeline.engine.precision import PRECISIONS
 from pipeline.engine.stopping import Stopping, watching
 from pipeline.engine.world import World
@@ -134,7 +135,7 @@ def some_batches(rates: list[float]) -> Iterator[Batch]:
             torch.randn(12, 3, 12, 12, generator=random),
             torch.randint(3, (12,), generator=random),
         )
-        yield Batch(step, images, labels, labels, rate)
+        yield Batch(step, images, labels, labels, rate, 0)
 
 
 def weights_after_each_step(
@@ -145,8 +146,9 @@ def weights_after_each_step(
     groups = model.parameter_groups(net, 0.0, False)
     optimizer = OPTIMIZERS["sgd"](groups, 1.0, 0.0, False, (0.9, 0.999))
     ema = Ema.of(net, ema_decay)
-    recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, ema, 1, clip_norm)
-    steps = loop.train(net, some_batches(rates), recipe, Counts.zero(ALONE.device))
+    recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, ema, clip_norm)
+    spread = PARALLELS["single"](net, ALONE, True, 1)
+    steps = loop.train(spread, some_batches(rates), recipe, Counts.zero(ALONE.device, 1))
     return [as_vector(net), *(as_vector(net) for _ in steps)], ema
 
 
@@ -163,7 +165,7 @@ ACCUMULATING = """
     from pipeline.engine import loop, world
     from pipeline.engine.ema import Ema
     from pipeline.engine.loop import Batch, Counts, Recipe
-    from pipeline.engine.parallel import PARALLELS, unwrap
+    from pipeline.engine.parallel import PARALLELS
     from pipeline.engine.precision import PRECISIONS
     world.fix_arithmetic(1, True)
     place = world.from_env(os.environ, "cpu")
@@ -173,24 +175,23 @@ ACCUMULATING = """
         global exchanges
         exchanges += 1
         return allreduce_hook(group, bucket)
-    def batches():
+    def batches(parts):
         for step in range(8):
-            rows = torch.from_numpy(sampling.part(sampling.batch_rows(0, step, 12, 48), place.rank, place.size))
-            yield Batch(step, images[rows], labels[rows], labels[rows], 0.1)
+            rows = torch.from_numpy(sampling.part(sampling.batch_rows(0, step, 12, 48), place.share(parts), parts))
+            yield Batch(step, images[rows], labels[rows], labels[rows], 0.1, 0)
     with world.joined(place, 60):
         for accumulate in (1, 2, 3):
             torch.manual_seed(0)
             net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3))
             optimizer = torch.optim.SGD(model.parameter_groups(net, 1e-3, False), lr=0.1, momentum=0.9)
-            wrapped = PARALLELS["ddp"](net, place, True)
-            wrapped.register_comm_hook(None, counted)
-            counts, exchanges = Counts.zero(place.device), 0
-            recipe = Recipe(
-                nn.CrossEntropyLoss(), PRECISIONS["fp32"]("cpu"), optimizer, Ema.of(net, 0.0), accumulate, 0.0
-            )
-            for _ in loop.train(wrapped, batches(), recipe, counts):
+            parts = place.size * accumulate
+            spread = PARALLELS["ddp"](net, place, True, parts)
+            spread.model.register_comm_hook(None, counted)
+            counts, exchanges = Counts.zero(place.device, parts), 0
+            recipe = Recipe(nn.CrossEntropyLoss(), PRECISIONS["fp32"]("cpu"), optimizer, Ema.of(net, 0.0), 0.0)
+            for _ in loop.train(spread, batches(parts), recipe, counts):
                 pass
-            found = {"weights": net.state_dict(), "sums": world.total(counts.sums), "exchanges": exchanges}
+            found = {"weights": net.state_dict(), "sums": world.total(counts.sums).sum(0), "exchanges": exchanges}
             if place.first:
                 torch.save(found, f"{sys.argv[1]}/{place.size}-{accumulate}.pt")
 """
@@ -340,23 +341,24 @@ def test_every_world_size_sees_the_same_batches(runs: dict[str, Path], never: St
     folder = runs["mixed"]
     settings = config_of(folder).train.model_copy(update={"batch_size": 12, "epochs": 3})
     data, merged = packed.load(folder / "data/packed", folder / "data/split.csv"), {}
-    for size in (1, 2, 3, 4):
+    precision = PRECISIONS["fp32"]("cpu")
+    for size, parts in ((1, 1), (2, 2), (3, 3), (4, 4), (3, 6), (4, 6)):  # processes, parts of a batch
         ranks = [
-            list(train.batches(settings, data, 0, World(rank, 0, size, ALONE.device), PRECISIONS["fp32"]("cpu"), never))
+            list(train.batches(settings, data, 0, World(rank, 0, size, ALONE.device), parts, precision, never))
             for rank in range(size)
         ]
-        merged[size] = [
-            (step[0].step, *(torch.cat(parts) for parts in zip(*((b.images, b.targets) for b in step), strict=True)))
+        merged[size, parts] = [
+            (step[0].step, *(torch.cat(shares) for shares in zip(*((b.images, b.targets) for b in step), strict=True)))
             for step in zip(*ranks, strict=True)
         ]
-    whole = merged.pop(1)
+    whole = merged.pop((1, 1))
     assert len(whole) == sampling.steps(3, 36, 12) == 9
     assert any(targets.ndim == 2 for _, _, targets in whole)
-    for size, steps in merged.items():
+    for arrangement, steps in merged.items():
         for one, other in zip(whole, steps, strict=True):
             assert one[0] == other[0]
-            assert torch.equal(one[1], other[1]), size
-            assert torch.equal(one[2], other[2]), size
+            assert torch.equal(one[1], other[1]), arrangement
+            assert torch.equal(one[2], other[2]), arrangement
 
 
 def test_the_weights_of_every_second_epoch_are_kept(runs: dict[str, Path]) -> None:

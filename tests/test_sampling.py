@@ -47,7 +47,7 @@ def test_the_slices_of_any_world_size_merge_to_the_same_stream(seed: int, step: 
     boxes, flips = sampling.crop_boxes(seed, step, sizes, 64, (0.08, 1.0), (0.75, 4 / 3), 0.5)
     factors, erased = sampling.jitter_factors(seed, step, 12, 0.4), sampling.erase_boxes(seed, step, 12, 64, 0.5)
     for whole in (rows, boxes, flips, factors, erased):
-        merged = np.concatenate([sampling.part(whole, rank, size) for rank in range(size)])
+        merged = np.concatenate([sampling.part(whole, range(rank, rank + 1), size) for rank in range(size)])
         assert merged.tobytes() == whole.tobytes()
 
 
@@ -153,7 +153,7 @@ def test_the_mixes_of_any_world_size_merge_to_the_same(
 ) -> None:
     """Every rank mixes its share with the partners that one process would, and loads no picture twice or in vain."""
     whole = sampling.mix(seed, step, 12, 64, *alphas)
-    shares = [sampling.local(whole, rank, size) for rank in range(size)]
+    shares = [sampling.local(whole, range(rank, rank + 1), size) for rank in range(size)]
     for name in ("own", "partners"):
         merged = np.concatenate([positions[getattr(share, name)] for positions, share in shares])
         assert merged.tolist() == getattr(whole, name).tolist()
@@ -187,8 +187,9 @@ def test_the_share_of_the_own_picture_is_exact(seed: int, crop: int, batch: int,
 def test_without_mixing_a_rank_needs_its_own_pictures_alone(size: int, data: st.DataObject) -> None:
     """Then there is no partner to load, and the positions are the rank's slice."""
     rank = data.draw(st.integers(0, size - 1))
-    positions, mix = sampling.local(sampling.mix(0, 0, 12, 64, 0.0, 0.0), rank, size)
-    assert positions.tolist() == sampling.part(np.arange(12), rank, size).tolist()
+    mine = range(rank, rank + 1)
+    positions, mix = sampling.local(sampling.mix(0, 0, 12, 64, 0.0, 0.0), mine, size)
+    assert positions.tolist() == sampling.part(np.arange(12), mine, size).tolist()
     assert mix.lam == 1
     assert mix.own.tolist() == mix.partners.tolist() == list(range(12 // size))
 

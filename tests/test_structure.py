@@ -21,7 +21,7 @@ ROOMS = {
 BASE = {"errors", "files"}
 ENGINE = {
     "engine.world", "engine.precision", "engine.parallel", "engine.checkpoint", "engine.loop", "engine.ema",
-    "engine.optimizers", "engine.stopping",
+    "engine.optimizers", "engine.stopping", "engine.elastic",
 }  # fmt: skip
 STAGE = {*BASE, "params", "stage"}
 ALLOWED: dict[str, set[str]] = {
@@ -38,14 +38,15 @@ ALLOWED: dict[str, set[str]] = {
     "metrics": set(),
     "engine": set(), "engine.world": set(), "engine.checkpoint": {"files"}, "engine.ema": set(),
     "engine.precision": {"engine.apex"},  # these three import it only when it is asked for
-    "engine.parallel": {"engine.world", "engine.apex"},
+    "engine.parallel": {"engine.world", "engine.apex", "engine.elastic"},
+    "engine.elastic": {"engine.world"},
     "engine.optimizers": {"engine.apex"},
     "engine.apex": {"engine.precision"},
     "engine.loop": {"engine.precision", "engine.parallel", "engine.ema"},
     "engine.stopping": {"engine.world"},
     "inference": {"augment", "sampling", *ENGINE},
     "monitor": {"augment", "engine.loop"},
-    "runs": {"errors", "files", "packed", "params", "engine.world"},
+    "runs": {*BASE, "locks", "packed", "params", "engine.checkpoint", "engine.world"},
     "report": {"files", "packed"},
     "download": {*STAGE, "synthetic", "weights"},
     "split": {*STAGE, "images"},
@@ -54,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "trained": {*BASE, *ENGINE, "augment", "inference", "model"},
     "train": {*STAGE, *ENGINE, "augment", "inference", "model", "monitor", "packed", "runs", "sampling",
               "schedule", "trained", "weights"},
-    "evaluate": {*STAGE, *ENGINE, "metrics", "packed", "report", "trained"},
+    "evaluate": {*STAGE, *ENGINE, "metrics", "packed", "report", "runs", "trained"},
     "predict": {*STAGE, *ENGINE, "images", "machine", "trained"},
     "checks": {"machine", "params", "validity", "engine.apex"},
     "doctor": {"checks", "errors", "machine", "params", "validity"},

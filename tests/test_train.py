@@ -137,7 +137,7 @@ GRADIENTS = """
     from pipeline.engine import loop, world
     from pipeline.engine.loop import Batch, Counts, Recipe
     from pipeline.engine.ema import Ema
-    from pipeline.engine.parallel import PARALLELS, unwrap
+    from pipeline.engine.parallel import PARALLELS
     from pipeline.engine.precision import PRECISIONS
     from pipeline import model, sampling
     world.fix_arithmetic(1, True)
@@ -148,18 +148,19 @@ GRADIENTS = """
     precision = PRECISIONS["fp32"]("cpu")
     optimizer = torch.optim.SGD(model.parameter_groups(net, 1e-3, False), lr=0.1, momentum=0.9)
     with world.joined(place, 60):
-        wrapped = PARALLELS["ddp" if place.size > 1 else "single"](net, place, True)
-        counts = Counts.zero(place.device)
+        parts = place.size * int(sys.argv[2])
+        spread = PARALLELS["ddp" if place.size > 1 else "single"](net, place, True, parts)
+        counts = Counts.zero(place.device, parts)
         def batches():
             for step in range(8):
-                rows = torch.from_numpy(sampling.part(sampling.batch_rows(0, step, 12, 48), place.rank, place.size))
-                yield Batch(step, images[rows], labels[rows], labels[rows], 0.1)
-        recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, Ema.of(net, 0.0), int(sys.argv[2]), 0.0)
-        for _ in loop.train(wrapped, batches(), recipe, counts):
+                rows = torch.from_numpy(sampling.part(sampling.batch_rows(0, step, 12, 48), place.share(parts), parts))
+                yield Batch(step, images[rows], labels[rows], labels[rows], 0.1, 0)
+        recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, Ema.of(net, 0.0), 0.0)
+        for _ in loop.train(spread, batches(), recipe, counts):
             pass
-        sums = world.total(counts.sums)
+        sums = world.total(counts.sums).sum(0)
         if place.first:
-            torch.save({"weights": unwrap(wrapped).state_dict(), "sums": sums}, sys.argv[1])
+            torch.save({"weights": net.state_dict(), "sums": sums}, sys.argv[1])
 """
 
 

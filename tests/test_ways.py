@@ -45,7 +45,7 @@ class Cell(NamedTuple):
         return {
             "run__launcher": self.launcher, "run__processes": 1 if self.parallel in ("single", "dp") else 2,
             "train__parallel": self.parallel, "train__precision": self.precision, "train__sync_bn": self.sync_bn,
-            "train__memory_format": self.memory_format, "train__device": self.device,
+            "train__memory_format": self.memory_format, "train__device": self.device, "train__shards": 2,
         }  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def expected(cell: Cell, machine: Machine) -> list[str]:
     if cpu and precision == "tf32":
         said.append("train.precision: 'tf32' needs train.device: cuda; allowed on the CPU: fp32, bf16, fp16")
     if cpu and parallel == "dp":
-        said.append("train.parallel: 'dp' needs train.device: cuda; allowed on the CPU: single, ddp")
+        said.append("train.parallel: 'dp' needs train.device: cuda; allowed on the CPU: single, ddp, elastic")
     if cpu and sync_bn == "torch":
         said.append("train.sync_bn: 'torch' needs train.device: cuda; allowed on the CPU: none")
     instead = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
@@ -120,13 +120,29 @@ def expected(cell: Cell, machine: Machine) -> list[str]:
             f"train.sync_bn: '{sync_bn}' × train.parallel: '{parallel}': there is one process; "
             "allowed: none, or train.parallel: ddp with several"
         )
+    return said + (expected_of_elastic(cell) if parallel == "elastic" else [])
+
+
+def expected_of_elastic(cell: Cell) -> list[str]:
+    """What elastic is refused for besides."""
+    said = []
+    if cell.precision[0] == "O":
+        said.append(
+            f"train.precision: '{cell.precision}' × train.parallel: 'elastic': Apex keeps gradients of its own; "
+            "allowed: a native precision, or train.parallel: ddp"
+        )
+    if cell.sync_bn != "none":
+        said.append(
+            f"train.sync_bn: '{cell.sync_bn}' × train.parallel: 'elastic': BatchNorm is over the pictures of a shard, "
+            "which only one process sees; allowed: none, or train.parallel: ddp"
+        )
     return said
 
 
 @pytest.mark.parametrize("machine", [CPU_ONLY, TWO_GPUS], ids=["cpu_only", "two_gpus"])
 def test_every_cell_runs_or_is_refused_in_these_words(machine: Machine) -> None:
-    """On a machine without a GPU, and on one with two and a usable Apex: 1,152 cells each."""
-    assert len(CELLS) == 3 * 4 * 8 * 3 * 2 * 2
+    """On a machine without a GPU, and on one with two and a usable Apex: 1,440 cells each."""
+    assert len(CELLS) == 3 * 5 * 8 * 3 * 2 * 2
     for cell in CELLS:
         assert faults(cell, machine) == expected(cell, machine), cell
 
@@ -138,15 +154,17 @@ ON_THE_CPU = [cell for cell in CELLS if not faults(cell, CPU_ONLY) and cell.laun
 @pytest.mark.parametrize("cell", ON_THE_CPU, ids="-".join)
 def test_a_cell_that_is_not_refused_runs(cell: Cell, tmp_path: Path) -> None:
     """Real processes train two epochs, and the loss falls."""
-    folder = small_world(tmp_path, **cell.lines(), train__lr=0.005, train__batch_size=6)
+    # A model whose convolutions are quick in half precision on a CPU, too.
+    small: dict[str, Any] = {"train__model": "shufflenet_v2_x0_5", "train__lr": 0.005, "train__batch_size": 6}
+    folder = small_world(tmp_path, **cell.lines(), **small)
     launch(folder)
     first, last = (float(row["train_loss"]) for row in files.read_csv(folder / "metrics/history.csv"))
     assert last < first
 
 
 def test_the_cells_that_run_on_the_cpu_are_these() -> None:
-    """Two launchers, alone or with DDP, in three precisions and two memory formats."""
-    assert len(ON_THE_CPU) == 2 * 2 * 3 * 2
+    """Two launchers, alone, with DDP or elastic, in three precisions and two memory formats."""
+    assert len(ON_THE_CPU) == 2 * 3 * 3 * 2
 
 
 def test_the_tables_have_a_member_for_every_choice() -> None:
@@ -161,8 +179,8 @@ def test_the_tables_have_a_member_for_every_choice() -> None:
 # On two GPUs with Apex, two processes with DDP, a moving average at hand, a place for nodes to meet: then every one of
 # these choices runs, alone.
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "train__precision": PRECISION, "train__parallel": ("ddp", "single", "dp", "apex_ddp"), "train__sync_bn": SYNC_BN,
-    "train__memory_format": MEMORY_FORMAT, "train__compile": (False, True),
+    "train__precision": PRECISION, "train__parallel": ("ddp", "single", "dp", "apex_ddp", "elastic"),
+    "train__sync_bn": SYNC_BN, "train__memory_format": MEMORY_FORMAT, "train__compile": (False, True),
     "train__gradient_checkpointing": (False, True), "train__freeze_backbone": (False, True),
     "train__optimizer": tuple(OPTIMIZERS), "train__export": ("last", "best", "ema"), "train__ema_decay": (0.9, 0.0),
     "train__accumulate": (1, 2), "train__schedule": ("constant", "cosine", "step"), "train__clip_norm": (0.0, 1.0),
@@ -181,6 +199,10 @@ BARRED = {
         ("parallel=dp", "precision=O0"), ("parallel=dp", "precision=O1"),
         ("parallel=dp", "precision=O2"), ("parallel=dp", "precision=O3"),
         ("parallel=dp", "compile=True"), ("parallel=dp", "gradient_checkpointing=True"),
+        ("parallel=elastic", "precision=O0"), ("parallel=elastic", "precision=O1"),
+        ("parallel=elastic", "precision=O2"), ("parallel=elastic", "precision=O3"),
+        ("parallel=elastic", "sync_bn=torch"), ("parallel=elastic", "sync_bn=apex"),
+        ("parallel=elastic", "compile=True"), ("parallel=elastic", "accumulate=2"),
         ("parallel=apex_ddp", "memory_format=channels_last"), ("parallel=apex_ddp", "precision=bf16"),
         ("compile=True", "gradient_checkpointing=True"),
         ("compile=True", "precision=O0"), ("compile=True", "precision=O1"), ("compile=True", "precision=O2"),
@@ -197,7 +219,7 @@ BARRED = {
 def test_no_pair_of_choices_is_left_open() -> None:
     """Every pair of choices is walked: it is refused if it is listed, and accepted if it is not."""
     usual = {key: options[0] for key, options in CHOICES.items()} | {
-        "train__device": "cuda", "run__rendezvous": "node0:29400",
+        "train__device": "cuda", "train__shards": 4, "run__rendezvous": "node0:29400",
     }  # fmt: skip
     refused = set()
     for (key, options), (other, others) in itertools.combinations(CHOICES.items(), 2):
@@ -250,6 +272,23 @@ def test_no_pair_of_choices_is_left_open() -> None:
          "train.sync_bn: 'torch' × run.processes: 1: nothing to synchronize; allowed: none, or more processes"),
         ({"train__export": "ema"}, CPU_ONLY,
          "train.export: 'ema' needs train.ema_decay > 0, such as 0.999; allowed without: last, best"),
+        ({"train__parallel": "elastic", "run__processes": 5, "train__shards": 4}, CPU_ONLY,
+         "run.processes: 5 is more than train.shards (4); allowed: 1 to 4, or more shards"),
+        ({"train__parallel": "elastic", "train__shards": 3}, CPU_ONLY,
+         "train.batch_size: 8 with train.shards: 3: every shard needs as many pictures, and BatchNorm two; "
+         "allowed: 6 or a larger multiple of 3, such as 9"),
+        ({"train__parallel": "elastic"}, CPU_ONLY,
+         "train.batch_size: 8 with train.shards: 8: every shard needs as many pictures, and BatchNorm two; "
+         "allowed: 16 or a larger multiple of 8, such as 16"),
+        ({"train__parallel": "elastic", "train__shards": 4, "train__deterministic": False}, CPU_ONLY,
+         "train.deterministic: false × train.parallel: 'elastic': without the one there is no use for the other; "
+         "allowed: true, or train.parallel: ddp"),
+        ({"run__min_processes": 1}, CPU_ONLY,
+         "run.min_processes: 1 needs train.parallel: elastic, run.launcher: torchrun, run.nodes > 1 and "
+         "run.max_restarts > 0; allowed without: 0"),
+        ({"train__parallel": "elastic", "train__shards": 4, "run__processes": 4, "run__nodes": 2,
+          "run__min_processes": 3, "run__max_restarts": 1}, CPU_ONLY,
+         "run.min_processes: 3 is not a number of whole nodes of 2; allowed: 0, or a multiple of 2 up to 4"),
         ({"run__nodes": 2}, CPU_ONLY,
          "run.processes: 1 does not divide by run.nodes (2); allowed: a multiple of 2"),
         ({"run__node_rank": 1}, CPU_ONLY, "run.node_rank: 1 is not one of 1 nodes; allowed: 0 to 0"),

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pipeline.engine.ema import Ema
-from pipeline.engine.parallel import accumulating
+from pipeline.engine.parallel import Spread
 from pipeline.engine.precision import Precision
 
 
@@ -18,6 +18,7 @@ class Batch:
 
     images: normalized [n, 3, h, w]; labels: int64 [n]; targets: what the loss compares with, the labels or, where
     pictures are mixed, class probabilities [n, classes]. A parameter group uses the rate times its own `scale`.
+    Drop-out and its like are drawn from `seed` plus the number of the part of the global batch.
     """
 
     step: int
@@ -25,24 +26,29 @@ class Batch:
     labels: Tensor
     targets: Tensor
     learning_rate: float
+    seed: int
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What the steps added up since the last reset, on the device: float64 [loss sum, right answers, pictures]."""
+    """What the steps added up since the last reset, on the device.
+
+    `sums` are float64 [parts, 3]: loss sum, right answers and pictures of every part of the global batch, and zeros for
+    the parts of other processes. So adding up all processes only fills the table, and rounds nothing.
+    """
 
     sums: Tensor
     broken_step: Tensor  # int64: the first step whose loss was not finite, or -1
 
     @classmethod
-    def zero(cls, device: torch.device) -> "Counts":
-        return cls(torch.zeros(3, dtype=torch.float64, device=device), torch.full((), -1, device=device))
+    def zero(cls, device: torch.device, parts: int) -> "Counts":
+        return cls(torch.zeros(parts, 3, dtype=torch.float64, device=device), torch.full((), -1, device=device))
 
-    def add(self, step: int, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+    def add(self, step: int, part: int, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Count a part of a batch in; nothing is read back, so the device is not waited for."""
         count, right = len(labels), (logits.argmax(1) == labels).sum()
         loss = loss.detach().double()
-        self.sums.add_(torch.stack([loss * count, right.double(), torch.full_like(loss, count)]))
+        self.sums[part].add_(torch.stack([loss * count, right.double(), torch.full_like(loss, count)]))
         first = (self.broken_step < 0) & ~torch.isfinite(loss)
         self.broken_step.copy_(torch.where(first, step, self.broken_step))
 
@@ -55,25 +61,25 @@ class Recipe:
     precision: Precision
     optimizer: Optimizer
     ema: Ema
-    accumulate: int  # parts of a batch, one after another; divides the batch
     clip_norm: float  # 0: gradients are not clipped
 
 
-def train(model: nn.Module, batches: Iterable[Batch], recipe: Recipe, counts: Counts) -> Iterator[Batch]:
+def train(spread: Spread, batches: Iterable[Batch], recipe: Recipe, counts: Counts) -> Iterator[Batch]:
     """Take a training step a batch; yield each batch after its step, with `counts` updated."""
     precision, optimizer = recipe.precision, recipe.optimizer
     for batch in batches:
         for group in optimizer.param_groups:
             group["lr"] = batch.learning_rate * group["scale"]
-        parts = zip(*(t.chunk(recipe.accumulate) for t in (batch.images, batch.labels, batch.targets)), strict=True)
-        for index, (images, labels, targets) in enumerate(parts, start=1):
-            with accumulating(model, last=index == recipe.accumulate):
+        parts = (tensor.chunk(len(spread.mine)) for tensor in (batch.images, batch.labels, batch.targets))
+        for part, images, labels, targets in zip(spread.mine, *parts, strict=True):
+            torch.manual_seed(batch.seed + part)
+            with spread.part(part):
                 with precision.autocast():
-                    logits = model(images)
+                    logits = spread.model(images)
                     loss = recipe.criterion(logits, targets)
-                precision.backward(loss / recipe.accumulate, optimizer)
+                precision.backward(loss / spread.divisor, optimizer)
             with precision.exact():
-                counts.add(batch.step, loss, logits, labels)
+                counts.add(batch.step, part, loss, logits, labels)
         precision.step(optimizer, recipe.clip_norm)
         recipe.ema.update()
         yield batch

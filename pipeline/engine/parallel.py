@@ -1,25 +1,57 @@
-"""How the model is spread over processes and GPUs: a table from name to wrap, and one unwrap."""
+"""How the model is spread over processes and GPUs: a table from name to wrap.
+
+Every member answers the same questions, so the loop never asks which one it has: which parts of a global batch does
+this process take one after another, what is around each of them, and what is a part's loss to be divided by.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from pipeline.engine.elastic import Elastic
 from pipeline.engine.world import World
 
 
-def _single(model: nn.Module, world: World, deterministic: bool) -> nn.Module:
-    return model
+@dataclass(frozen=True)
+class Spread:
+    """A model spread over the processes."""
+
+    model: nn.Module  # to be called with pictures
+    mine: range  # this process's parts of a global batch: neighbours, all of one size
+    divisor: int  # of a part's loss; then the gradients after the last part are those of the global batch's mean loss
+    part: Callable[[int], AbstractContextManager[Any]]  # the context of the forward and backward pass of a part
 
 
-def _dp(model: nn.Module, world: World, deterministic: bool) -> nn.Module:
+Wrap = Callable[[nn.Module, World, bool, int], Spread]
+
+
+def accumulating(model: nn.Module, world: World, parts: int) -> Spread:
+    """A wrapped model whose gradients add up from part to part. torch's DDP exchanges them only in the last one's
+    backward pass; Apex's exchanges in each, which gives the same sum and costs more."""
+    mine = world.share(parts)
+
+    def part(number: int) -> AbstractContextManager[Any]:
+        if isinstance(model, DistributedDataParallel) and number != mine[-1]:
+            return model.no_sync()
+        return nullcontext()
+
+    return Spread(model, mine, len(mine), part)
+
+
+def _single(model: nn.Module, world: World, deterministic: bool, parts: int) -> Spread:
+    return accumulating(model, world, parts)
+
+
+def _dp(model: nn.Module, world: World, deterministic: bool, parts: int) -> Spread:
     """torch's DataParallel: one process, all visible GPUs; each forward pass copies the model to every one of them."""
-    return DataParallel(model)
+    return accumulating(DataParallel(model), world, parts)
 
 
-def _ddp(model: nn.Module, world: World, deterministic: bool) -> nn.Module:
+def _ddp(model: nn.Module, world: World, deterministic: bool, parts: int) -> Spread:
     """torch's DistributedDataParallel; with `deterministic`, with the same gradient buckets on every step.
 
     By default DDP sorts its buckets anew after the first step, so a resumed run would sum in another order than an
@@ -27,22 +59,29 @@ def _ddp(model: nn.Module, world: World, deterministic: bool) -> nn.Module:
     when it looks for unused parameters. BatchNorm buffers are ours to share (`world.share_buffers`), once an epoch.
     """
     devices = [world.device] if world.device.type == "cuda" else None
-    return DistributedDataParallel(
+    wrapped = DistributedDataParallel(
         model, device_ids=devices, broadcast_buffers=False, find_unused_parameters=deterministic
     )
+    return accumulating(wrapped, world, parts)
 
 
-def _apex_ddp(model: nn.Module, world: World, deterministic: bool) -> nn.Module:
+def _apex_ddp(model: nn.Module, world: World, deterministic: bool, parts: int) -> Spread:
     from pipeline.engine import apex
 
-    return apex.ddp(model, deterministic)
+    return accumulating(apex.ddp(model, deterministic), world, parts)
 
 
-PARALLELS: dict[str, Callable[[nn.Module, World, bool], nn.Module]] = {
+def _elastic(model: nn.Module, world: World, deterministic: bool, parts: int) -> Spread:
+    return Spread(model, world.share(parts), 1, Elastic(model, world, parts).part)
+
+
+# name → (model, world, deterministic, number of equal parts of a global batch) → the spread model
+PARALLELS: dict[str, Wrap] = {
     "single": _single,
     "dp": _dp,
     "ddp": _ddp,
     "apex_ddp": _apex_ddp,
+    "elastic": _elastic,
 }
 
 
@@ -63,17 +102,3 @@ SYNC_BNS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "torch": _torch_sync_bn,
     "apex": _apex_sync_bn,
 }
-
-
-def accumulating(model: nn.Module, last: bool) -> AbstractContextManager[Any]:
-    """The context of one part of a batch: DDP exchanges gradients only in the backward pass of the last part.
-
-    The other wrappers exchange in every part, which gives the same sum and costs more.
-    """
-    return model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext()
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside whatever it was wrapped in."""
-    wrapped = isinstance(model, DataParallel | DistributedDataParallel) or type(model).__module__.startswith("apex.")
-    return unwrap(model.module) if wrapped and isinstance(model.module, nn.Module) else model

@@ -15,11 +15,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline.engine.world import Store, World
+from pipeline.engine.world import Store, World, leave
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 GRACE_SECONDS = 25  # from the wish to stop to the end, whatever hangs; torchrun kills after 30
-PEER_DIED = 76  # exit status
 
 
 class Stopping:
@@ -103,8 +102,7 @@ class Stopping:
     def _leave(self, who: str) -> None:
         """End this process at once: an exchange with a dead peer would never end. Not while it is ending anyway."""
         if not self._done:
-            os.write(2, f"train: {who} ended; process {self._place.rank} leaves too\n".encode())
-            os._exit(PEER_DIED)
+            leave(f"train: {who}", self._place)
 
     def _agree(self) -> None:
         """If somebody wants to stop: publish our next step, and once all have, stop before the largest."""

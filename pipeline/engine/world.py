@@ -6,11 +6,11 @@ One process is a world too: the functions below then have nothing to exchange an
 import os
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 DeviceKind = Literal["cuda", "cpu"]
 Store = dist.Store
 T = TypeVar("T")
+PEER_DIED = 76  # exit status of a process that leaves because another died
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,15 @@ class World:
     def first(self) -> bool:
         """Whether this process speaks for all: it logs and writes."""
         return self.rank == 0
+
+    def share(self, parts: int) -> range:
+        """Which parts of a global batch, cut into so many, this process works on."""
+        return share(parts, self.rank, self.size)
+
+
+def share(parts: int, rank: int, size: int) -> range:
+    """Which of `parts` things `rank` of `size` processes works on: neighbours, one more or less than the others."""
+    return range(parts * rank // size, parts * (rank + 1) // size)
 
 
 # Who tells a process its place, and in which variables: rank, local rank, size. torchrun comes first, for it may itself
@@ -104,13 +114,22 @@ def joined(world: World, timeout_seconds: int) -> Iterator[Store]:
         else:
             store = dist.TCPStore(host, int(met.get("perennial/port")), is_master=False, timeout=timeout)
         yield store
-        dist.barrier()  # the store ends with rank 0, so nobody may still need it
+        try:
+            dist.barrier()  # the store ends with rank 0, so nobody may still need it
+        except RuntimeError:
+            leave("another process", world)
     except BaseException as error:
         # The frames of the error hold a wrapped model, and that the group: freed after it, the process can hang.
         traceback.clear_frames(error.__traceback__)
         raise
     finally:
         dist.destroy_process_group()
+
+
+def leave(who: str, world: World) -> NoReturn:
+    """End this process at once because another has ended: an exchange with it would never end, or is an error."""
+    os.write(2, f"{who} ended; process {world.rank} leaves too\n".encode())
+    os._exit(PEER_DIED)
 
 
 def fix_arithmetic(threads: int, deterministic: bool) -> None:
@@ -204,13 +223,35 @@ def of_first(value: T) -> T:
     return value
 
 
-def everyone(values: Tensor) -> list[Tensor]:
-    """The `values` of every process, by rank, on the CPU."""
+def of_all(value: T) -> list[T]:
+    """What every process holds, by rank: plain values."""
     if not dist.is_initialized():
-        return [values.cpu()]
-    held = [torch.zeros_like(values) for _ in range(dist.get_world_size())]
-    dist.all_gather(held, values)
-    return [value.cpu() for value in held]
+        return [value]
+    held = [value] * dist.get_world_size()
+    dist.all_gather_object(held, value)
+    return held
+
+
+def swap(sent: Tensor, sent_counts: list[int], received_counts: list[int]) -> Callable[[], Tensor]:
+    """Start to give every process its stretch of the vector `sent`; returns what waits for the stretches from all.
+
+    The counts are lengths by rank. Nothing is added.
+    """
+    received = sent.new_empty(sum(received_counts))
+    work = dist.all_to_all_single(received, sent, received_counts, sent_counts, async_op=True)
+    return lambda: _done(work, received)
+
+
+def gathered(mine: Tensor) -> Callable[[], Tensor]:
+    """Start to put the vectors of all processes, of one length, together by rank; returns what waits for the whole."""
+    whole = mine.new_empty(len(mine) * dist.get_world_size())
+    work = dist.all_gather_into_tensor(whole, mine, async_op=True)
+    return lambda: _done(work, whole)
+
+
+def _done(work: dist.Work, result: Tensor) -> Tensor:
+    work.wait()
+    return result
 
 
 def first_says(wish: bool, device: torch.device) -> bool:

@@ -1,0 +1,225 @@
+"""What train.parallel: elastic gives, and what it costs against ddp: bytes, time, and accuracy.
+
+    python -m benchmarks.elastic hashes      the model's SHA-256 for every launcher × processes × precision × optimizer
+    python -m benchmarks.elastic cost        seconds a step of elastic and of ddp on 1, 2 and 4 processes, same batch
+    python -m benchmarks.elastic accuracy --archive file:///…/flower_photos_mini.tgz --sha256 …    over 5 seeds
+
+Each prints a table and writes benchmarks/results/elastic_<part>.json, with the machine. Contenders take turns in the
+same processes; a ratio is that of medians. Hashes and accuracy are of real runs of the stages in a copy of the project.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.kill_sweep import call, copy_project, machine, set_params
+from pipeline import files, model, sampling
+from pipeline.engine import elastic, loop, world
+from pipeline.engine.ema import Ema
+from pipeline.engine.loop import Batch, Counts, Recipe
+from pipeline.engine.optimizers import OPTIMIZERS
+from pipeline.engine.parallel import PARALLELS
+from pipeline.engine.precision import PRECISIONS
+from pipeline.engine.world import World
+
+RESULTS = Path("benchmarks/results")
+SHARDS = 8
+SMALL: dict[str, dict[str, Any]] = {  # for hashes: drawn flowers, a few steps
+    "data": {"source": "synthetic", "synthetic": {"count": 120, "size": 48, "seed": 0}},
+    "split": {"near_duplicates": 0},
+    "prepare": {"size": 64},
+    "train": {
+        "device": "cpu", "precision": "fp32", "parallel": "elastic", "model": "resnet18", "batch_size": 16,
+        "epochs": 2, "crop": 32, "eval_crop": 64, "eval_resize": 64, "lr": 0.01, "warmup_epochs": 0, "shards": SHARDS,
+    },
+    "run": {"log_steps": 100},
+}  # fmt: skip
+PHOTOS: dict[str, dict[str, Any]] = {  # for accuracy: real photos, ResNet-18 at 64 pixels from scratch
+    "prepare": {"size": 80},
+    "train": {
+        "device": "cpu", "precision": "fp32", "parallel": "ddp", "model": "resnet18", "batch_size": 32, "epochs": 15,
+        "crop": 64, "eval_crop": 64, "eval_resize": 72, "lr": 0.02, "shards": SHARDS,
+    },
+    "run": {"processes": 2, "log_steps": 100},
+}  # fmt: skip
+
+
+def train(folder: Path, params: dict[str, dict[str, Any]]) -> None:
+    """Train in the folder with these changes. Raises RuntimeError if it fails."""
+    set_params(folder, params)
+    done = call(folder, sys.executable, "-m", "pipeline.launch", "train")
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr)
+
+
+def prepared(folder: Path, params: dict[str, dict[str, Any]]) -> None:
+    """A copy of the project with everything that training needs. Raises RuntimeError if it fails."""
+    copy_project(folder, params)
+    for stage in ("download", "split", "prepare"):
+        done = call(folder, sys.executable, "-m", f"pipeline.{stage}")
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr)
+
+
+# ---------------------------------------------------------------- hashes
+
+
+def hashes() -> Iterator[dict[str, Any]]:
+    """A row for every way of running."""
+    with tempfile.TemporaryDirectory(prefix="elastic-") as temporary:
+        folder = Path(temporary) / "copy"
+        prepared(folder, SMALL)
+        for precision, optimizer, launcher, processes in itertools.product(
+            ("fp32", "bf16", "fp16"), ("sgd", "adamw"), ("torchrun", "spawn"), (1, 2, 3, 4, 8)
+        ):
+            if launcher == "spawn" and processes not in (2, 3):
+                continue
+            changes = {"precision": precision, "optimizer": optimizer, "lr": 0.01 if optimizer == "sgd" else 0.001}
+            train(folder, {"train": changes, "run": {"launcher": launcher, "processes": processes}})
+            yield {
+                "precision": precision, "optimizer": optimizer, "launcher": launcher, "processes": processes,
+                "sha256": files.sha256(folder / "models/model.safetensors"),
+            }  # fmt: skip
+            files.remove(folder / "runs")
+
+
+# ---------------------------------------------------------------- cost
+
+
+def moved(processes: int, shards: int) -> dict[str, float]:
+    """Bytes that the busiest process sends in a step, as a multiple of the gradients' bytes; a ring's beside it."""
+    others = (processes - 1) / processes
+    most = max(len(elastic.subtrees(world.share(shards, rank, processes))) for rank in range(processes))
+    return {"elastic": most * others + others, "ring": 2 * others}
+
+
+def steps_of(name: str, place: World, batch: int, side: int, precision_name: str) -> Iterator[None]:
+    """Endless training steps of a ResNet-34 on noise, spread as `name` says."""
+    net = model.build("resnet34", 5, 0).to(place.device)
+    precision = PRECISIONS[precision_name](place.device.type)
+    groups = model.parameter_groups(net, 5e-4, False)
+    net, optimizer = precision.prepare(net, OPTIMIZERS["sgd"](groups, 0.1, 0.9, True, (0.9, 0.999)))
+    parts = SHARDS if name == "elastic" else place.size
+    spread = PARALLELS[name](net, place, True, parts)
+    rows = sampling.part(torch.arange(batch).numpy(), place.share(parts), parts)
+    images = torch.randn(len(rows), 3, side, side, device=place.device)
+    labels = torch.zeros(len(rows), dtype=torch.int64, device=place.device)
+    recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, Ema.of(net, 0.0), 0.0)
+    endless = (Batch(step, images, labels, labels, 1e-3, 0) for step in itertools.count())
+    for _ in loop.train(spread, endless, recipe, Counts.zero(place.device, parts)):
+        yield
+
+
+def timed(steps: Iterator[None], count: int, place: World) -> float:
+    """Seconds a step of the slowest process."""
+    world.barrier()
+    began = time.perf_counter()
+    for _ in range(count):
+        next(steps)
+    if place.device.type == "cuda":
+        torch.cuda.synchronize()
+    return float(max(world.of_all((time.perf_counter() - began) / count)))
+
+
+def race(batch: int, side: int, precision: str, rounds: int, count: int) -> None:
+    """One process of a race between the two, which take turns; the first prints the seconds as JSON."""
+    world.fix_arithmetic(1, True)
+    place = world.from_env(os.environ, "cuda" if torch.cuda.is_available() else "cpu")
+    with world.joined(place, 600):
+        runners = {name: steps_of(name, place, batch, side, precision) for name in ("ddp", "elastic")}
+        for steps in runners.values():
+            timed(steps, 2, place)  # the first steps choose algorithms and fill caches
+        seconds = [{name: timed(steps, count, place) for name, steps in runners.items()} for _ in range(rounds)]
+    if place.first:
+        print(json.dumps(seconds))
+
+
+def cost() -> Iterator[dict[str, Any]]:
+    """A row for every number of processes."""
+    gpus = torch.cuda.device_count()
+    sizes = [size for size in (1, 2, 4, 8) if size <= gpus] if gpus else [1, 2, 4]
+    batch, side, rounds, count = (256, 224, 7, 20) if gpus else (32, 64, 5, 3)
+    for size, precision in itertools.product(sizes, ("fp32", "bf16") if gpus else ("fp32",)):
+        command = ["torchrun", "--standalone", f"--nproc-per-node={size}", "-m", "benchmarks.elastic", "race"]
+        options = [str(batch), str(side), precision, str(rounds), str(count)]
+        fixed = {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        done = subprocess.run(
+            [*command, *options], env={**os.environ, **fixed}, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr)
+        seconds = json.loads(done.stdout.splitlines()[-1])
+        ddp, ours = (statistics.median(turn[name] for turn in seconds) for name in ("ddp", "elastic"))
+        yield {
+            "processes": size, "precision": precision, "batch": batch, "side": side, "shards": SHARDS,
+            "ddp_seconds": ddp, "elastic_seconds": ours, "ratio": ours / ddp,
+            "bytes_moved": moved(size, SHARDS)["elastic"], "ring_bytes_moved": moved(size, SHARDS)["ring"],
+        }  # fmt: skip
+
+
+# ---------------------------------------------------------------- accuracy
+
+
+def accuracy(archive: str, sha256: str) -> Iterator[dict[str, Any]]:
+    """A row for every seed: validation and test accuracy of both, trained on the same photos and draws."""
+    base = {**PHOTOS, "data": {"url": archive, "sha256": sha256}}
+    with tempfile.TemporaryDirectory(prefix="elastic-") as temporary:
+        folder = Path(temporary) / "copy"
+        prepared(folder, base)
+        for seed in range(5):
+            row: dict[str, Any] = {"seed": seed}
+            for parallel in ("ddp", "elastic"):
+                train(folder, {"train": {"seed": seed, "parallel": parallel}})
+                call(folder, sys.executable, "-m", "pipeline.launch", "evaluate")
+                row[f"{parallel}_val"] = json.loads((folder / "metrics/train.json").read_text())["val"]["accuracy"]
+                row[f"{parallel}_test"] = json.loads((folder / "metrics/eval.json").read_text())["accuracy"]
+            yield row
+
+
+def report(name: str, rows: Iterator[dict[str, Any]]) -> None:
+    """Print the rows as they come, and write them all."""
+    done: list[dict[str, Any]] = []
+    for row in rows:
+        if not done:
+            print("  ".join(row))
+        print("  ".join(f"{v:.4g}" if isinstance(v, float) else str(v)[:64] for v in row.values()), flush=True)
+        done.append(row)
+        devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+        files.write_json(RESULTS / f"elastic_{name}.json", {"machine": {**machine(), "gpus": devices}, "rows": done})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic", description=(__doc__ or "").split("\n")[0])
+    parts = parser.add_subparsers(dest="part", required=True)
+    parts.add_parser("hashes")
+    parts.add_parser("cost")
+    photos = parts.add_parser("accuracy")
+    photos.add_argument("--archive", required=True)
+    photos.add_argument("--sha256", required=True)
+    one = parts.add_parser("race", help="one process of cost")
+    for name, kind in (("batch", int), ("side", int), ("precision", str), ("rounds", int), ("count", int)):
+        one.add_argument(name, type=kind)
+    options = parser.parse_args()
+    if options.part == "race":
+        race(options.batch, options.side, options.precision, options.rounds, options.count)
+    elif options.part == "accuracy":
+        report("accuracy", accuracy(options.archive, options.sha256))
+    else:
+        report(options.part, hashes() if options.part == "hashes" else cost())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
