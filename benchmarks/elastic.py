@@ -41,7 +41,7 @@ SMALL: dict[str, dict[str, Any]] = {  # for hashes: drawn flowers, a few steps
     "split": {"near_duplicates": 0},
     "prepare": {"size": 64},
     "train": {
-        "device": "cpu", "precision": "fp32", "parallel": "elastic", "model": "resnet18", "batch_size": 16,
+        "device": "cpu", "precision": "fp32", "parallel": "elastic", "model": "shufflenet_v2_x0_5", "batch_size": 16,
         "epochs": 2, "crop": 32, "eval_crop": 64, "eval_resize": 64, "lr": 0.01, "warmup_epochs": 0, "shards": SHARDS,
     },
     "run": {"log_steps": 100},
@@ -49,8 +49,8 @@ SMALL: dict[str, dict[str, Any]] = {  # for hashes: drawn flowers, a few steps
 PHOTOS: dict[str, dict[str, Any]] = {  # for accuracy: real photos, ResNet-18 at 64 pixels from scratch
     "prepare": {"size": 80},
     "train": {
-        "device": "cpu", "precision": "fp32", "parallel": "ddp", "model": "resnet18", "batch_size": 32, "epochs": 15,
-        "crop": 64, "eval_crop": 64, "eval_resize": 72, "lr": 0.02, "shards": SHARDS,
+        "device": "cpu", "precision": "fp32", "parallel": "ddp", "model": "resnet18", "batch_size": 64, "epochs": 15,
+        "crop": 64, "eval_crop": 64, "eval_resize": 72, "lr": 0.04, "shards": SHARDS,
     },
     "run": {"processes": 2, "log_steps": 100},
 }  # fmt: skip
@@ -82,9 +82,9 @@ def hashes() -> Iterator[dict[str, Any]]:
         folder = Path(temporary) / "copy"
         prepared(folder, SMALL)
         for precision, optimizer, launcher, processes in itertools.product(
-            ("fp32", "bf16", "fp16"), ("sgd", "adamw"), ("torchrun", "spawn"), (1, 2, 3, 4, 8)
+            ("fp32", "bf16", "fp16"), ("sgd", "adamw"), ("torchrun", "spawn"), (1, 2, 3, 8)
         ):
-            if launcher == "spawn" and processes not in (2, 3):
+            if launcher == "spawn" and processes != 3:
                 continue
             changes = {"precision": precision, "optimizer": optimizer, "lr": 0.01 if optimizer == "sgd" else 0.001}
             train(folder, {"train": changes, "run": {"launcher": launcher, "processes": processes}})
@@ -142,6 +142,7 @@ def race(batch: int, side: int, precision: str, rounds: int, count: int) -> None
         for steps in runners.values():
             timed(steps, 2, place)  # the first steps choose algorithms and fill caches
         seconds = [{name: timed(steps, count, place) for name, steps in runners.items()} for _ in range(rounds)]
+        runners.clear()  # a wrapped model that outlives the process group can hang the process
     if place.first:
         print(json.dumps(seconds))
 
