@@ -47,6 +47,7 @@ clean_up() {
     if docker info > /dev/null 2>&1; then
         docker ps --all --quiet --filter label=perennial-test |
             xargs --no-run-if-empty docker rm --force --volumes > /dev/null
+        docker network rm --force perennial-test_default > /dev/null
         if [[ -d $LAB/workspace ]]; then # its files are the stranger's
             as_root chown -R "$(id -u):$(id -g)" /workspace
         fi
@@ -197,7 +198,10 @@ tests_inside() {
 
 # `docker stop` in the middle of training, by compose's own settings; then the same command again.
 stopped_and_resumed() {
-    local compose=(docker compose --file "$LAB/workspace/docker/compose.yaml" run --label perennial-test) status began
+    local status began compose=(
+        docker compose --project-name perennial-test --file "$LAB/workspace/docker/compose.yaml" run
+        --label perennial-test=stop
+    )
     export PERENNIAL_IMAGE=perennial-test:runtime PERENNIAL_USER=$STRANGER PERENNIAL_NETWORK=none
     "${compose[@]}" --detach --name perennial-test-stopped repro-cpu > /dev/null
     until compgen -G "$LAB/workspace/runs/*/checkpoint.pt" > /dev/null; do
