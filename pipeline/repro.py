@@ -24,7 +24,8 @@ import psutil
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from pipeline import files, stage
+from pipeline import files, params, stage
+from pipeline.errors import Refusal
 
 LOCK = Path("dvc.lock")
 KEPT = Path(".dvc/tmp/dvc.lock.whole")  # beside DVC's own working files: Git ignores it
@@ -161,11 +162,15 @@ def run(arguments: list[str]) -> int:
 
 def main() -> int:
     try:
+        params.load()  # DVC itself would say less of a wrong choice
         for sentence in repair():
             print(f"repro: {sentence}", file=sys.stderr)
         keep()
         status = run(sys.argv[1:])
         keep()
+    except Refusal as refusal:
+        print(*(f"repro: {line}" for line in str(refusal).splitlines()), sep="\n", file=sys.stderr)
+        return 1
     except OSError as error:
         if error.errno not in stage.DISK:
             raise

@@ -135,6 +135,23 @@ def test_going_back_to_old_params_trains_nothing(real: Path) -> None:
     assert (real / "dvc.lock").read_bytes() == before
 
 
+def test_the_number_of_processes_is_tracked_unless_the_way_is_elastic(real: Path) -> None:
+    """DVC sees another run.processes under ddp, and nothing of it under elastic."""
+    params, seen = (real / "params.yaml").read_bytes(), {}
+    try:
+        for parallel in ("ddp", "elastic"):
+            for count in (2, 3):
+                changes = {"train__parallel": parallel, "run__processes": count}
+                write_params(real / "params.yaml", change(read_params(real / "params.yaml"), **changes))
+                seen[parallel, count] = call(real, "dvc", "status", "train", "--json").stdout
+    finally:
+        (real / "params.yaml").write_bytes(params)
+    assert json.loads(seen["ddp", 2]) == {}
+    assert "run.processes" in seen["ddp", 3]
+    assert "train.parallel" in seen["elastic", 2]
+    assert seen["elastic", 2] == seen["elastic", 3]
+
+
 def test_a_photo_in_the_inbox_moves_no_other(tmp_path: Path, mini: Path) -> None:
     """A photo added to data/inbox reruns the pipeline and moves no other; a corrupt one is excluded and counted."""
     folder = copy_project(tmp_path / "inbox", data__source="inbox", split__folds=1)

@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "checks": {"machine", "params", "validity", "engine.apex"},
     "doctor": {"checks", "errors", "machine", "params", "validity"},
     "demo": {"locks"},
-    "repro": {"files", "stage"},
+    "repro": {*STAGE},
     "verify": {*BASE, "locks", "params", "repro", "stage"},
     "locks": {"errors"},
     "": set(),
