@@ -148,7 +148,7 @@ def test_the_number_of_processes_is_tracked_unless_the_way_is_elastic(real: Path
         (real / "params.yaml").write_bytes(params)
     assert json.loads(seen["ddp", 2]) == {}
     assert "run.processes" in seen["ddp", 3]
-    assert "train.parallel" in seen["elastic", 2]
+    assert "pipeline/tracked/elastic.yaml" in seen["elastic", 2]  # which names no number
     assert seen["elastic", 2] == seen["elastic", 3]
 
 
