@@ -82,7 +82,7 @@ def hashes() -> Iterator[dict[str, Any]]:
         folder = Path(temporary) / "copy"
         prepared(folder, SMALL)
         for precision, optimizer, launcher, processes in itertools.product(
-            ("fp32", "bf16", "fp16"), ("sgd", "adamw"), ("torchrun", "spawn"), (1, 2, 3, 8)
+            ("fp32", "bf16"), ("sgd", "adamw"), ("torchrun", "spawn"), (1, 2, 3, 8)
         ):
             if launcher == "spawn" and processes != 3:
                 continue

@@ -89,7 +89,7 @@ CASES: list[tuple[str, str, str, str, dict[str, Any]]] = [
             ("resnet18", "mobilenet_v3_small"), ("fp32", "bf16"), ("sgd", "adamw")
         )
     ),
-    ("shufflenet_v2_x0_5", "elastic", "fp16", "sgd", {"ema": 0.9, "clip": 1.0}),
+    ("mobilenet_v3_small", "elastic", "fp16", "sgd", {"ema": 0.9, "clip": 1.0}),
     ("mobilenet_v3_small", "elastic", "fp32", "sgd", {"checkpointing": True}),
     ("resnet18", "ddp", "fp32", "sgd", {}),
 ]

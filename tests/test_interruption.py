@@ -136,7 +136,7 @@ def test_stops_are_not_restarted_and_deaths_are(whole: Path, tmp_path: Path) -> 
         (1, {"train__model": "mobilenet_v3_small", "train__gradient_checkpointing": True}),
         (2, {"train__accumulate": 2, "train__mixup": 0.2, "train__clip_norm": 1.0, "train__export": "best"}),
         (2, {"train__precision": "bf16", "run__launcher": "spawn"}),
-        (2, {"train__precision": "fp16", "train__model": "shufflenet_v2_x0_5"}),
+        (2, {"train__precision": "fp16", "train__model": "mobilenet_v3_small"}),
         (3, {"train__batch_size": 12}),
         (4, {"train__optimizer": "adam", "train__lr": 0.001}),
     ],

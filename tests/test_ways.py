@@ -154,9 +154,7 @@ ON_THE_CPU = [cell for cell in CELLS if not faults(cell, CPU_ONLY) and cell.laun
 @pytest.mark.parametrize("cell", ON_THE_CPU, ids="-".join)
 def test_a_cell_that_is_not_refused_runs(cell: Cell, tmp_path: Path) -> None:
     """Real processes train two epochs, and the loss falls."""
-    # A model whose convolutions are quick in half precision on a CPU, too.
-    small: dict[str, Any] = {"train__model": "shufflenet_v2_x0_5", "train__lr": 0.005, "train__batch_size": 6}
-    folder = small_world(tmp_path, **cell.lines(), **small)
+    folder = small_world(tmp_path, **cell.lines(), train__lr=0.005, train__batch_size=6)
     launch(folder)
     first, last = (float(row["train_loss"]) for row in files.read_csv(folder / "metrics/history.csv"))
     assert last < first
