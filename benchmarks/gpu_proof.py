@@ -25,7 +25,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ from pipeline import files, machine, runs, validity
 from pipeline.engine import loop, world
 from pipeline.engine.ema import Ema
 from pipeline.engine.optimizers import OPTIMIZERS
-from pipeline.engine.parallel import PARALLELS, SYNC_BNS, accumulating
+from pipeline.engine.parallel import PARALLELS, SYNC_BNS, Spread, accumulating
 from pipeline.engine.precision import PRECISIONS, Precision
 from pipeline.engine.world import World
 
@@ -93,9 +93,14 @@ class Setup:
     """A model ready to train: bare, and as it is spread over the processes."""
 
     bare: nn.Module
-    model: nn.Module
+    spread: Spread
     optimizer: Optimizer
     precision: Precision
+
+    @property
+    def model(self) -> nn.Module:
+        """What is called with pictures."""
+        return self.spread.model
 
 
 def setup(
@@ -107,14 +112,15 @@ def setup(
     optimizer: str = "sgd",
     momentum: float = 0.9,
     deterministic: bool = True,
+    parts: int = 0,
 ) -> Setup:
-    """In the pipeline's order: model, device, optimizer, precision, wrap."""
+    """In the pipeline's order: model, device, optimizer, precision, wrap. A global batch has `parts`, or one a rank."""
     bare = make().to(place.device)
     groups = [{"params": list(bare.parameters()), "scale": 1.0, "weight_decay": 5e-4 if momentum else 0.0}]
     updater = OPTIMIZERS[optimizer](groups, 0.05, momentum, momentum > 0, (0.9, 0.999))
     numbers = PRECISIONS[precision](place.device.type)
     bare, updater = numbers.prepare(bare, updater)
-    return Setup(bare, PARALLELS[parallel](bare, place, deterministic, place.size).model, updater, numbers)
+    return Setup(bare, PARALLELS[parallel](bare, place, deterministic, parts or place.size), updater, numbers)
 
 
 def batches(
@@ -138,11 +144,12 @@ def train(
 ) -> list[float]:
     """Take the steps with the engine's own loop; this rank's loss of each."""
     alone = World(0, 0, 1, steps[0].images.device)  # the batches are already this rank's shares
-    counts = loop.Counts.zero(alone.device, accumulate)
+    spread = ready.spread if accumulate == 1 else accumulating(ready.model, alone, accumulate)
+    counts = loop.Counts.zero(alone.device, spread.mine.stop)
     average = ema or Ema.of(ready.bare, 0)
     recipe = loop.Recipe(nn.CrossEntropyLoss(), ready.precision, ready.optimizer, average, clip_norm)
     losses = []
-    for _ in loop.train(accumulating(ready.model, alone, accumulate), steps, recipe, counts):
+    for _ in loop.train(spread, steps, recipe, counts):
         loss, _, pictures = counts.sums.sum(0).tolist()
         losses.append(loss / pictures)
         counts.sums.zero_()
@@ -332,6 +339,25 @@ def case_sync_bn(place: World, kind: str, dtype: torch.dtype) -> Figures:
         apart[key] = distance(seen, whole[key][slices[1]] if of_pictures else whole[key])
         hold(apart[key] < (5e-3 if dtype is torch.float16 else 1e-5), f"{key} differs by {apart[key]}")
     return {**apart}
+
+
+def case_elastic(place: World, precision: str) -> Figures:
+    """Four shards give the same bits on two ranks as on one, and so do six steps begun on two and ended on one."""
+    steps = batches(World(0, 0, 1, place.device), 0, 6)
+    ready = setup(place, precision, "elastic", parts=4)
+    mine = slice(*(len(steps[0].labels) * rank // place.size for rank in (place.rank, place.rank + 1)))
+    shares = [replace(s, images=s.images[mine], labels=s.labels[mine], targets=s.targets[mine]) for s in steps]
+    train(ready, shares[:3])
+    moved, alone = (setup(World(0, 0, 1, place.device), precision, "elastic", parts=4) for _ in range(2))
+    moved.bare.load_state_dict(ready.bare.state_dict())
+    moved.optimizer.load_state_dict(deepcopy(ready.optimizer.state_dict()))
+    moved.precision.load_state_dict(deepcopy(ready.precision.state_dict(ready.optimizer)), moved.optimizer)
+    train(ready, shares[3:])
+    train(moved, steps[3:])
+    train(alone, steps)
+    hold(_digest(ready) == _digest(alone), "two ranks have the bits of one")
+    hold(_digest(moved) == _digest(alone), "moved from two ranks to one in the middle, the bits stay")
+    return {"digest": _digest(alone)[:16]}
 
 
 # ---------------------------------------------------------------- steps
@@ -610,6 +636,10 @@ def _cases() -> dict[str, Case]:
             if (precision, parallel) != ("bf16", "apex_ddp"):  # which is refused: Apex reduces no bf16
                 show = partial(case_trains, precision=precision, parallel=parallel)
                 found[f"trains/{precision}/{parallel}"] = Case(show, ranks, "apex" if "apex" in parallel else needs)
+        if precision in NATIVE:
+            show = partial(case_trains, precision=precision, parallel="elastic")
+            found[f"trains/{precision}/elastic"] = Case(show, 2, needs)
+            found[f"elastic/{precision}"] = Case(partial(case_elastic, precision=precision), 2, needs)
         if precision not in ("O0", "O3"):
             found[f"resume/{precision}"] = Case(partial(case_resume, precision=precision), needs=needs)
         if precision in ("fp32", "fp16", "O1", "O2"):

@@ -1,6 +1,7 @@
 """A handful of real kills of a real `dvc repro`, and what `pipeline.repro` puts right after one of DVC itself."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -141,6 +142,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("dvc.yaml").write_text(PIPELINE.format(python=sys.executable))
     Path("stage.py").write_text(STAGE)
     Path("go").write_text("go")
+    shutil.copy(PROJECT / "params.yaml", ".")
     return tmp_path
 
 
