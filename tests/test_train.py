@@ -15,7 +15,8 @@ import safetensors.torch
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pipeline import files, packed, sampling, train
+from pipeline import files, packed, params, sampling, train
+from pipeline.errors import Refusal
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 
 CLASSES = ("circle", "cross", "square")
@@ -121,6 +122,18 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     assert "the loss of step 1 is not finite; nothing is exported; lower train.lr (1e+30)" in stopped.stderr
     assert "Traceback" not in stopped.stderr
     assert not (folder / "models").exists()
+
+
+def test_a_model_whose_validation_loss_is_not_finite_is_not_exported(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused by its epoch, and what is there stays."""
+    monkeypatch.chdir(trained)
+    before, row = outputs(trained), dict.fromkeys(train.HISTORY, 1.0) | {"epoch": 1, "val_loss": float("nan")}
+    data = packed.load(Path("data/packed"), Path("data/split.csv"))
+    with pytest.raises(Refusal, match=r"validation loss of epoch 1 is nan; nothing is exported; lower train\.lr \("):
+        train.write(params.load(), data, {}, train.Progress(step=4, history=[row]))
+    assert outputs(trained) == before
 
 
 def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
