@@ -1,6 +1,5 @@
 """Interrupted anywhere, by anything, a training goes on from where all its processes stopped, to the same bytes."""
 
-import hashlib
 import json
 import os
 import re
@@ -17,7 +16,7 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from pipeline import params, train
+from pipeline import files, params, train
 from pipeline.errors import Refusal
 from tests.conftest import on_cpu
 from tests.test_train import launch, outputs, small_world
@@ -172,7 +171,7 @@ def test_a_finished_run_that_dvc_did_not_record_is_not_trained_again(
     assert "going on from step 9" in again.stderr
     assert "epoch 1/2" not in again.stderr
     assert outputs(folder) == first
-    outs = [{"path": "models/model.safetensors", "md5": hashlib.md5(first["models/model.safetensors"]).hexdigest()}]
+    outs = [{"path": "models/model.safetensors", "md5": files.md5(folder / "models/model.safetensors")}]
     with (folder / "dvc.lock").open("w") as lock:
         YAML().dump({"schema": "2.0", "stages": {"train": {"cmd": "", "outs": outs}}}, lock)
     forced = launch(folder)
