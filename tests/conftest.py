@@ -108,8 +108,9 @@ def change(raw: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def on_cpu(raw: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """The params with a training that any machine can do: a small model, fp32, one process."""
     small = {
-        "train__device": "cpu", "train__precision": "fp32", "train__parallel": "single", "train__model": "resnet18",
+        "train__device": "cpu", "train__precision": "fp32", "train__parallel": "single",
+        "train__model": "shufflenet_v2_x0_5", "train__lr": 0.01, "train__epochs": 1, "train__batch_size": 8,
         "train__crop": 32, "train__eval_crop": 32, "train__eval_resize": 36, "prepare__size": 40,
-        "train__epochs": 1, "train__batch_size": 8, "train__warmup_epochs": 0,
+        "train__warmup_epochs": 0,
     }  # fmt: skip
     return change(change(raw, **small), **changes)

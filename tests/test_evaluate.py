@@ -281,7 +281,7 @@ def test_weights_that_do_not_fit(copy: Path) -> None:
         with pytest.raises(Refusal, match=r"restore both \(dvc checkout\) or train again \(dvc repro\)$"):
             trained.load(copy / "models")
     save_file({"other": np.zeros(3, np.float32)}, weights)
-    with pytest.raises(Refusal, match=r"not the weights of the resnet18 with 3 classes"):
+    with pytest.raises(Refusal, match=r"not the weights of the shufflenet_v2_x0_5 with 3 classes"):
         trained.load(copy / "models")
 
 

@@ -270,7 +270,8 @@ def test_an_operator_without_a_deterministic_version_is_named(raw: dict[str, Any
     try:
         with (
             pytest.raises(
-                Refusal, match=r"train.deterministic: true × train.model: 'resnet18': put_ has no deterministic"
+                Refusal,
+                match=r"train.deterministic: true × train.model: 'shufflenet_v2_x0_5': put_ has no deterministic",
             ),
             train.vouched_for(settings),
         ):

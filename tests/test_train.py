@@ -72,7 +72,7 @@ def test_a_run_leaves_what_it_promises(trained: Path) -> None:
     """Weights without metadata, their description, figures, a row an epoch, and provenance; no checkpoint."""
     with safetensors.safe_open(trained / "models/model.safetensors", "pt") as weights:
         assert weights.metadata() is None
-        assert weights.get_tensor("fc.weight").shape == (3, 512)
+        assert weights.get_tensor("fc.weight").shape == (3, 1024)
     described = json.loads((trained / "models/model.json").read_text())
     assert described["classes"] == list(CLASSES)
     assert described["view"] == {"square": 40, "resize": 36, "crop": 32}
