@@ -565,6 +565,21 @@ def case_ema(place: World, precision: str) -> Figures:
     return {"difference": apart}
 
 
+def case_graphs(place: World, precision: str) -> Figures:
+    """CUDA graphs replay the kernels that the compiled model starts one by one: the same bits, in an evaluation too."""
+    found = {}
+    for mode in ("default", "reduce-overhead"):
+        torch.compiler.reset()
+        ready = setup(place, precision)
+        ready.bare.compile(mode=mode)
+        train(ready, batches(place, 0, 5))
+        seen = list(loop.logits(ready.model, [batch.images for batch in batches(place, 5, 8)], ready.precision))
+        train(ready, batches(place, 5, 10))
+        found[mode] = digest(_digest(ready), seen)
+    hold(found["default"] == found["reduce-overhead"], "graphs change no bit")
+    return {"digest": found["default"][:16]}
+
+
 def case_resume(place: World, precision: str) -> Figures:
     """Three steps, a save, a new process and three more steps have the bits of six steps."""
     with tempfile.TemporaryDirectory() as folder:
@@ -664,6 +679,8 @@ def _cases() -> dict[str, Case]:
             found[name] = Case(show, 2, "apex" if kind == "apex" else "cuda")
     return found | {
         "tf32": Case(case_tf32, needs="cuda"),
+        "graphs/fp32": Case(partial(case_graphs, precision="fp32"), needs="cuda"),
+        "graphs/bf16": Case(partial(case_graphs, precision="bf16"), needs="cuda"),
         "apex_ddp/gradients": Case(case_apex_ddp_gradients, ranks=2),
         "apex_ddp/buckets": Case(case_apex_ddp_buckets, ranks=2),
         "apex_ddp/channels_last": Case(case_apex_ddp_channels_last),

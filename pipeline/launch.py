@@ -22,9 +22,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
 import torch.multiprocessing as mp
 from torch.distributed import DistError, TCPStore
-from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -55,18 +55,17 @@ def torchrun(module: str, run: Run) -> None:
         **_rendezvous(run),
         max_restarts=0,
         monitor_interval=0.1,
-        signals_to_handle=",".join(number.name for number in SIGNALS),
+        signals_to_handle="SIGUSR2",  # not those that ask us to stop: at a second one the agent would leave its ranks
     )
     try:
         # setpriv: a process of which the launcher dies before it has asked the kernel itself (`stage.main`) ends too.
-        elastic_launch(config, "setpriv")("--pdeathsig", "TERM", sys.executable, "-m", module)
+        with _passing_on(lambda: [child.pid for child in psutil.Process().children()]):
+            elastic_launch(config, "setpriv")("--pdeathsig", "TERM", sys.executable, "-m", module)
     except ChildFailedError as error:
         # Those that left because another died are not to be named.
         failures = sorted(error.failures.items(), key=lambda item: (item[1].exitcode == PEER_DIED, item[1].timestamp))
         rank, failure = failures[0]
         raise Refusal(f"process {rank} of {run.processes} ended with {_status(failure.exitcode)}; see above") from None
-    except SignalException as error:
-        raise Refusal(f"ended by {error.sigval.name}") from None
     except (RendezvousError, DistError) as error:
         raise Refusal(f"run.rendezvous: {run.rendezvous!r}: the nodes cannot meet there: {error}") from None
 
@@ -106,7 +105,7 @@ def spawn(module: str, run: Run) -> None:
         context = mp.start_processes(
             _be_process, args=(module, shared), nprocs=run.processes, join=False, start_method="spawn"
         )
-        with _passing_on(context.pids()):
+        with _passing_on(context.pids):
             while not context.join():
                 pass
     except mp.ProcessExitedException as error:
@@ -132,18 +131,30 @@ def slurm(module: str, run: Run) -> None:
             f"--nodes={run.nodes} --ntasks={run.processes}; or take torchrun"
         )
     command = ["srun", f"--nodes={run.nodes}", f"--ntasks={run.processes}", "--kill-on-bad-exit=1"]
-    with subprocess.Popen([*command, sys.executable, "-m", module]) as process, _passing_on([process.pid]):
+    with subprocess.Popen([*command, sys.executable, "-m", module]) as process, _passing_on(lambda: [process.pid]):
         code = process.wait()
     if code:
         raise Refusal(f"srun ended with {_status(code)}; see above")
 
 
 @contextmanager
-def _passing_on(pids: Sequence[int]) -> Iterator[None]:
-    """Inside the block, a signal that would end this process goes to the given ones; when they end, it does."""
+def _passing_on(pids: Callable[[], Sequence[int]]) -> Iterator[None]:
+    """Inside the block, a signal that would end this process goes to those of `pids`; when they end, it does.
+
+    Each signal goes once: that of a DVC which ends comes right after the one that ended it, and would meet processes
+    which have saved and are about to say so. While there are none, the signal ends this process.
+    """
+    passed = set()
 
     def pass_on(number: int, _: FrameType | None) -> None:
-        for pid in pids:
+        if number in passed:
+            return
+        passed.add(number)
+        found = pids()
+        if not found:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 

@@ -115,6 +115,7 @@ class Train(Section):
     sync_bn: Literal["none", "torch", "apex"]
     memory_format: Literal["contiguous", "channels_last"]
     compile: bool
+    cuda_graphs: bool
     gradient_checkpointing: bool
     crop: Side
     eval_crop: Side

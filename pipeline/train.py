@@ -113,7 +113,7 @@ def make_learner(config: Params, classes: int, place: World) -> Learner:
     precision = PRECISIONS[settings.precision](place.device.type)
     net, optimizer = precision.prepare(net, optimizer)
     if settings.compile:
-        net.compile()
+        net.compile(mode="reduce-overhead" if settings.cuda_graphs else "default")  # torch's name for CUDA graphs
     return Learner(net, optimizer, precision, Ema.of(net, settings.ema_decay))
 
 

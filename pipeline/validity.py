@@ -62,6 +62,10 @@ def _hardware(train: Train, machine: Machine) -> Iterator[str]:
         )
     if train.compile and not machine.compiler:
         yield "train.compile: true needs a C++ compiler (found: none); allowed here: false, or install g++"
+    needed = ("device", "cuda"), ("compile", True), ("parallel", "single"), ("accumulate", 1)
+    others = [f"train.{key}: {value}" for key, value in needed if getattr(train, key) != value]
+    if train.cuda_graphs and others:
+        yield f"train.cuda_graphs: true needs {' and '.join(others).replace('True', 'true')}; allowed here: false"
 
 
 def apex_choices(train: Train) -> list[str]:

@@ -302,6 +302,9 @@ def test_no_pair_of_choices_is_left_open() -> None:
          "apex_ddp, torch for apex, sgd for fused_sgd"),
         ({"train__compile": True}, Machine(0, "missing", False),
          "train.compile: true needs a C++ compiler (found: none); allowed here: false, or install g++"),
+        ({"train__cuda_graphs": True, "train__parallel": "ddp"}, CPU_ONLY,
+         "train.cuda_graphs: true needs train.device: cuda and train.compile: true and train.parallel: single; "
+         "allowed here: false"),
         ({"train__device": "cuda", "train__parallel": "ddp", "train__sync_bn": "torch"}, TWO_GPUS,
          "train.sync_bn: 'torch' × run.processes: 1: nothing to synchronize; allowed: none, or more processes"),
         ({"train__export": "ema"}, CPU_ONLY,

@@ -95,7 +95,7 @@ def logits(model: nn.Module, batches: Iterable[Tensor], precision: Precision) ->
             for images in batches:
                 with precision.autocast():
                     found = model(images)
-                yield found.float()
+                yield found.float().clone()  # the next replay of a CUDA graph would write over it
     finally:
         precision.weights_changed()
         model.train(was_training)
