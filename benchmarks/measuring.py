@@ -201,7 +201,8 @@ def look(pid: int, now: float, seen: dict[int, Seen]) -> None:
         root = psutil.Process(pid)
         for process in [root, *root.children(recursive=True)]:
             with suppress(psutil.Error, OSError):
-                words = process.cmdline()
+                if not (words := process.cmdline()):
+                    continue  # it has ended, and waits for its parent
                 one = seen.setdefault(process.pid, Seen(words, process.ppid(), now, now, 0.0))
                 if one.words != words:  # it has become another program (exec)
                     one.words, one.first, one.peak_mb = words, now, 0.0
@@ -213,7 +214,7 @@ def _peak_mb(pid: int) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1e3
-    return 0.0  # it has ended, and waits for its parent
+    return 0.0  # it has just ended
 
 
 # ---------------------------------------------------------------- reports

@@ -101,6 +101,11 @@ def events(folder: Path) -> list[tuple[str, int, float]]:
     ]
 
 
+def forget_runs(folder: Path) -> None:
+    """Remove what runs left, so that the next one begins anew."""
+    files.remove(folder / "runs")
+
+
 # ---------------------------------------------------------------- photos
 
 
