@@ -25,18 +25,20 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 Labelled = Sequence[tuple[str, int]]
 
 
-class Files(Dataset[tuple[Tensor, int]]):
+class Files(Dataset[tuple[Any, int]]):
     """Files and labels, opened and then transformed."""
 
-    def __init__(self, files: Labelled, open_: Callable[[str], Any], transform: Callable[[Any], Tensor]) -> None:
-        self._files, self._open, self._transform = files, open_, transform
+    def __init__(self, files: Labelled, open_: Callable[[str], Any], transform: Callable[[Any], Any] | None = None):
+        self._files, self._open = files, open_
+        self.transform = transform  # timm puts its own there
 
     def __len__(self) -> int:
         return len(self._files)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Any, int]:
         path, label = self._files[index]
-        return self._transform(self._open(path)), label
+        image = self._open(path)
+        return self.transform(image) if self.transform else image, label
 
 
 def pillow(path: str) -> Any:
@@ -53,7 +55,7 @@ def decoded(path: str) -> Tensor:
     return image
 
 
-def in_processes(dataset: Dataset[tuple[Tensor, int]], batch: int, pinned: bool) -> Batches:
+def in_processes(dataset: Dataset[tuple[Any, int]], batch: int, pinned: bool) -> Batches:
     """A DataLoader that shuffles, with a worker process a core that stays for the next epoch."""
     return DataLoader(
         dataset, batch, shuffle=True, num_workers=len(os.sched_getaffinity(0)), pin_memory=pinned, drop_last=True,
@@ -142,13 +144,14 @@ class Loader:
     make: Callable[[Labelled, int, int], Batches]  # of files, the side of the crops and the size of a batch
     needs: str  # the module without which it is left out
 
-    def lacks(self) -> str:
-        """Why it cannot take part; nothing if it can."""
-        try:
-            found = importlib.util.find_spec(self.needs)
-        except ModuleNotFoundError:  # the package that the module would be in
-            found = None
-        return "" if found else f"{self.needs} is not installed"
+
+def missing(module: str) -> str:
+    """That a module is not installed, in words; nothing if it is."""
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # the package that the module would be in
+        found = None
+    return "" if found else f"{module} is not installed"
 
 
 LOADERS = {

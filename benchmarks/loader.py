@@ -94,15 +94,15 @@ def worker(name: str, folder: Path, batch: int) -> None:
 
 def taking_part(report: Report, device: str) -> list[str]:
     """Those of the contenders that can run here; the report names the others, and why."""
-    from benchmarks.contenders import LOADERS
+    from benchmarks.contenders import LOADERS, missing
 
     for name, loader in LOADERS.items():
-        if reason := loader.lacks():
+        if reason := missing(loader.needs):
             report.leave_out(name, reason)
     return [
         OURS,
         *([OURS_GPU] if device == "cuda" else []),
-        *(n for n, loader in LOADERS.items() if not loader.lacks()),
+        *(n for n, loader in LOADERS.items() if not missing(loader.needs)),
     ]
 
 

@@ -183,10 +183,14 @@ def watched(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> Watch:
         began, start = time.time(), time.perf_counter()
         process = subprocess.Popen(command, cwd=cwd, env=env, stdout=said, stderr=said)
         seen: dict[int, Seen] = {}
-        while process.poll() is None:
-            look(process.pid, time.perf_counter() - start, seen)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(SAMPLE_SECONDS)
+        try:
+            while process.poll() is None:
+                look(process.pid, time.perf_counter() - start, seen)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(SAMPLE_SECONDS)
+        finally:  # an interrupt ends the program, too
+            process.terminate()
+            process.wait()
         seconds = time.perf_counter() - start
         said.seek(0)
         text = said.read()

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from pipeline import packed, params, train
-from pipeline.engine import loop, stopping, world
+from pipeline.engine import loop, world
 from pipeline.engine.loop import Batch, Counts, Recipe
 from pipeline.engine.parallel import PARALLELS, Spread
 from pipeline.engine.precision import PRECISIONS, Precision
@@ -21,6 +21,16 @@ from pipeline.packed import Packed
 from pipeline.params import Params
 
 
+class Never(Stopping):
+    """Nobody asks a benchmark to stop; a signal just ends it."""
+
+    def __init__(self) -> None:
+        """Nothing is watched."""
+
+    def before(self, step: int) -> bool:
+        return False
+
+
 @dataclass(frozen=True)
 class Ready:
     """The prepared squares of a folder, and who looks at them."""
@@ -28,7 +38,6 @@ class Ready:
     config: Params
     data: Packed
     place: World
-    stop: Stopping
 
     @property
     def rows(self) -> int:
@@ -43,7 +52,7 @@ class Ready:
         """Training's own batches without end: after the last the first again."""
         settings = self.config.train
         while True:
-            yield from train.batches(settings, self.data, 0, self.place, 1, precision, self.stop)
+            yield from train.batches(settings, self.data, 0, self.place, 1, precision, Never())
 
 
 def changed(config: Params, settings: dict[str, Any]) -> Params:
@@ -59,8 +68,8 @@ def ready(folder: Path, **settings: Any) -> Iterator[Ready]:
     world.fix_arithmetic(config.train.threads, config.train.deterministic)
     place = world.from_env(os.environ, config.train.device)
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
-    with world.joined(place, 600) as store, stopping.watching(store, place) as stop:
-        yield Ready(config, data, place, stop)
+    with world.joined(place, 600):
+        yield Ready(config, data, place)
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def photos(options: argparse.Namespace, base: Path, count: int, side: int) -> Ph
     sha256 = files.sha256(archive)
     if options.sha256 not in ("", sha256):
         raise Refusal(f"--sha256: {options.sha256!r} is not that of {archive}, {sha256!r}; give the right one, or none")
-    return Photos(archive, sha256, f"photos of {archive.name}")
+    return Photos(archive, sha256, archive.name)
 
 
 def drawn(archive: Path, count: int, side: int) -> Photos:
