@@ -25,6 +25,7 @@ from pipeline import machine, validity
 from pipeline.engine.world import environment
 
 APEX = validity.APEX_LEVELS
+FREELY = " not deterministic"
 Case = dict[str, Any]  # params of train
 
 
@@ -114,16 +115,25 @@ def worker(folder: Path, device: str, deterministic: bool) -> None:
         measuring.serve(turn)
 
 
-def workers(folder: Path, device: str, deterministic: bool, stack: ExitStack) -> Worker:
-    threads = measuring.cores() if device == "cpu" else 1
-    arguments = (str(folder), device, str(int(deterministic)))
-    return stack.enter_context(Worker("benchmarks.ceiling", *arguments, env=environment(threads, deterministic)))
+@dataclass(frozen=True)
+class Place:
+    """Where it is measured."""
+
+    folder: Path
+    device: str
+    threads: int
+
+    def worker(self, deterministic: bool, stack: ExitStack) -> Worker:
+        """A process there, which ends with the stack."""
+        arguments = (str(self.folder), self.device, str(int(deterministic)))
+        env = environment(self.threads, deterministic)
+        return stack.enter_context(Worker("benchmarks.ceiling", *arguments, env=env))
 
 
 # ---------------------------------------------------------------- the cases
 
 
-def measure(form: Form, folder: Path, device: str, report: Report) -> None:
+def measure(form: Form, place: Place, report: Report) -> None:
     """A row for every case. An Apex level patches torch for as long as a process lives, so it has one of its own."""
     with ExitStack() as stack:
         shared: list[Worker] = []
@@ -132,20 +142,20 @@ def measure(form: Form, folder: Path, device: str, report: Report) -> None:
                 continue
             if one["precision"] in APEX:
                 with ExitStack() as own:
-                    turns = race([workers(folder, device, True, own)], one, form)[0]
+                    turns = race([place.worker(True, own)], one, form)[0]
             else:
-                shared = shared or [workers(folder, device, True, stack)]
+                shared = shared or [place.worker(True, stack)]
                 turns = race(shared, one, form)[0]
             report.add(title(one), row(one, turns))
 
 
-def price(form: Form, folder: Path, device: str, report: Report) -> None:
+def price(form: Form, place: Place, report: Report) -> None:
     """The same step with and without `deterministic`: a row a case."""
     for one in form.both:
-        name = f"{title(one)} not deterministic"
+        name = f"{title(one)}{FREELY}"
         if report.missing([name]):
             with ExitStack() as stack:
-                both = [workers(folder, device, value, stack) for value in (True, False)]
+                both = [place.worker(value, stack) for value in (True, False)]
                 on, off = (measuring.medians(turns) for turns in race(both, one, form))
             report.add(name, {**row(one, [off]), "price": on["ours"] / off["ours"] - 1})
 
@@ -181,11 +191,13 @@ def main() -> int:
         photos = scene.photos(options, base, form.pictures, form.side)
         report = Report("ceiling", options, photos=photos.words, sha256=photos.sha256)
         form = left_out(form, report)
-        training = {"train": {"epochs": 1000, "lr": 0.001, "threads": measuring.cores()}}
-        square = {"prepare": {"size": form.square}}
-        scene.prepared(base / "copy", scene.ONE_PROCESS, square, training, photos.params)
-        measure(form, base / "copy", options.device, report)
-        price(form, base / "copy", options.device, report)
+        if report.missing([*map(title, form.cases), *(f"{title(one)}{FREELY}" for one in form.both)]):
+            place = Place(base / "copy", options.device, measuring.threads(options))
+            training = {"train": {"epochs": 1000, "lr": 0.001, "threads": place.threads}}
+            square = {"prepare": {"size": form.square}}
+            scene.prepared(place.folder, scene.ONE_PROCESS, square, training, photos.params)
+            measure(form, place, report)
+            price(form, place, report)
         rows = report.rows
         report.conclude(
             share={name: row["share"] for name, row in rows.items() if "price" not in row},

@@ -236,6 +236,11 @@ def parser(doc: str | None, name: str) -> argparse.ArgumentParser:
     return found
 
 
+def threads(options: argparse.Namespace) -> int:
+    """Compute threads of one process: all cores where the CPU is what is measured."""
+    return cores() if form(options) == "cpu" else 1
+
+
 def form(options: argparse.Namespace) -> str:
     """Which size of the benchmark is asked for: tiny, cpu or cuda."""
     return "tiny" if options.tiny else str(options.device)

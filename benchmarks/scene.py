@@ -84,6 +84,11 @@ def workplace(folder: Path, *params: Changes) -> None:
 def prepared(folder: Path, *params: Changes) -> None:
     """A workplace with everything that training needs."""
     workplace(folder, *params)
+    prepare(folder)
+
+
+def prepare(folder: Path) -> None:
+    """Run the stages before training."""
     for stage in ("download", "split", "prepare"):
         must(folder, sys.executable, "-m", f"pipeline.{stage}")
 

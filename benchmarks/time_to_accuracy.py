@@ -72,8 +72,10 @@ def main() -> int:
         recipe = {"target": form.target, "square": form.square, **form.train}
         report = Report("time_to_accuracy", options, photos=photos.words, sha256=photos.sha256, **recipe)
         training = {"train": {"device": options.device, **form.train}}
-        scene.prepared(base / "copy", scene.ONE_PROCESS, {"prepare": {"size": form.square}}, training, photos.params)
-        for name in report.missing(f"seed {seed}" for seed in range(form.seeds)):
+        square = {"prepare": {"size": form.square}}
+        if missing := report.missing(f"seed {seed}" for seed in range(form.seeds)):
+            scene.prepared(base / "copy", scene.ONE_PROCESS, square, training, photos.params)
+        for name in missing:
             report.add(name, run(base / "copy", int(name.removeprefix("seed ")), form.target))
         rows = list(report.rows.values())
         report.conclude(

@@ -134,7 +134,7 @@ def main() -> int:
         photos = scene.photos(options, base, form.pictures, form.side)
         report = Report("ways", options, photos=photos.words, sha256=photos.sha256, devices=devices, **form.train)
         training = {"train": {"device": options.device, **form.train, "epochs": form.epochs}}
-        scene.prepared(base / "copy", scene.ONE_PROCESS, {"prepare": {"size": form.square}}, training, photos.params)
+        scene.workplace(base / "copy", scene.ONE_PROCESS, {"prepare": {"size": form.square}}, training, photos.params)
         ways = []
         for way in WAYS:
             if reason := refused(base / "copy", way, devices):
@@ -142,6 +142,8 @@ def main() -> int:
             else:
                 ways.append(way)
         wanted = report.missing(map(title, ways))
+        if wanted:
+            scene.prepare(base / "copy")
         turns: dict[str, list[Row]] = {name: [] for name in wanted}
         for way in [way for way in ways if title(way) in wanted] * form.turns:
             turns[title(way)].append(run(base / "copy", way, devices, cuda))
