@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import files, metrics, packed, report, runs, stage, trained
+from pipeline import files, metrics, packed, report, residency, runs, stage, trained
 from pipeline.engine import world
 from pipeline.errors import Refusal
 from pipeline.packed import Packed
@@ -121,7 +121,10 @@ def run(config: Params) -> None:
     if place.first:  # DVC has recorded the training by now
         runs.settle_all(Path(config.paths.runs))
     with world.joined(place, config.run.timeout_seconds):
-        found = trained.judge(model, data.images, data.sizes, rows, batch_size=config.evaluate.batch_size, place=place)
+        squares, _ = residency.reside(
+            data.images, config.run.residency, place.device, config.run.processes // config.run.nodes
+        )
+        found = trained.judge(model, squares, data.sizes, rows, batch_size=config.evaluate.batch_size, place=place)
     if place.first:
         print(table(write(config, data, rows, found)))
 

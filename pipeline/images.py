@@ -172,7 +172,7 @@ def _rgb(image: Image.Image) -> RGB:
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

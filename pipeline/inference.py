@@ -8,10 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline import augment, sampling
+from pipeline import augment, residency, sampling
 from pipeline.engine import loop, world
 from pipeline.engine.precision import Precision
 from pipeline.engine.world import World
+from pipeline.residency import Squares
 
 
 @dataclass(frozen=True)
@@ -23,16 +24,9 @@ class View:
     crop: int  # and `crop` × `crop` cut from its centre
 
 
-def see(squares: NDArray[np.uint8], sizes: NDArray[np.int32], view: View, device: torch.device) -> Tensor:
-    """Squares [n, S, S, 3] and original sizes [n, 2] as the model's input float32 [n, 3, crop, crop] on `device`."""
-    boxes = torch.from_numpy(sampling.eval_boxes(sizes, view.square, view.resize, view.crop)).to(device)
-    flips = torch.zeros(len(sizes), dtype=torch.bool, device=device)
-    return augment.crops(torch.from_numpy(squares).to(device), boxes, flips, view.crop)
-
-
 def logits(
     model: nn.Module,
-    squares: NDArray[np.uint8],
+    squares: Squares,
     sizes: NDArray[np.int32],
     rows: NDArray[np.int64],
     view: View,
@@ -48,11 +42,16 @@ def logits(
     count = -(-len(rows) // batch_size)
     mine = range(place.rank, count, place.size)
 
-    def batches() -> Iterator[Tensor]:
+    def collected() -> Iterator[tuple[NDArray[np.int64], tuple[Tensor, Tensor]]]:
         for index in mine:
             chosen = rows[index * batch_size : (index + 1) * batch_size]
+            yield chosen, squares.collect(chosen)
+
+    def batches() -> Iterator[Tensor]:
+        for chosen, shown in residency.ahead(collected()):
+            boxes = sampling.eval_boxes(sizes[chosen], view.square, view.resize, view.crop)
             with precision.exact():
-                images = see(squares[chosen], sizes[chosen], view, place.device)
+                images = augment.crops(*squares.send(shown), boxes, np.zeros(len(chosen), np.bool_), view.crop)
             yield images
 
     found = list(loop.logits(model, batches(), precision))

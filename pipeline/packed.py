@@ -82,7 +82,7 @@ def write(folder: Path, squares: Iterable[NDArray[np.uint8]], count: int, size: 
         for square in squares:
             if square.shape != (size, size, 3) or square.dtype != np.uint8:
                 raise ValueError(f"square {written}: {square.dtype} {square.shape}, not uint8 {(size, size, 3)}")
-            content = square.tobytes()
+            content = np.ascontiguousarray(square).data
             file.write(content)
             sha256.update(content)
             written += 1

@@ -164,6 +164,7 @@ class Run(Section):
     rendezvous: Annotated[str, Field(pattern=HOST_PORT)]
     keep_every: Natural
     workers: Natural
+    residency: Literal["auto", "device", "host", "disk"]
     log_steps: Count
     checkpoint_seconds: Count
     max_restarts: Natural

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pipeline import files, images, machine, params, trained
 from pipeline.engine.world import World
 from pipeline.errors import Refusal
+from pipeline.residency import Squares
 from pipeline.trained import Trained
 
 
@@ -82,7 +83,7 @@ def answers(model: Trained, shown: Iterable[Picture], batch_size: int, device: s
     """What each picture shows: path, class, its probability, and the probabilities of all classes."""
     place, waiting = World(rank=0, local_rank=0, size=1, device=torch.device(device)), iter(shown)
     while batch := list(islice(waiting, batch_size)):
-        squares = np.stack([picture.square for picture in batch])
+        squares = Squares(torch.from_numpy(np.stack([picture.square for picture in batch])), place.device)
         sizes = np.array([picture.size for picture in batch], np.int32)
         found = trained.judge(model, squares, sizes, np.arange(len(batch)), batch_size=batch_size, place=place)
         for picture, probabilities in zip(batch, np.exp(found).tolist(), strict=True):

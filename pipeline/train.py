@@ -15,7 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -26,6 +28,7 @@ from pipeline import (
     model,
     monitor,
     packed,
+    residency,
     runs,
     sampling,
     schedule,
@@ -45,6 +48,8 @@ from pipeline.errors import Refusal, Stopped
 from pipeline.inference import View
 from pipeline.packed import Packed
 from pipeline.params import Params, Train
+from pipeline.residency import Squares
+from pipeline.sampling import Draws, Mix
 
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 HISTORY = ("epoch", "step", "learning_rate", "train_loss", "train_accuracy", "val_loss", "val_accuracy")
@@ -59,6 +64,17 @@ class Progress:
     best_epoch: int = 0
     best_accuracy: float = -1.0
     best_weights: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one process is to make of a global batch: all that is known before a picture is touched."""
+
+    step: int
+    squares: tuple[Tensor, Tensor]  # see Squares.collect
+    labels: NDArray[np.int64]  # of these pictures
+    draws: Draws
+    mix: Mix
 
 
 @dataclass(frozen=True)
@@ -130,22 +146,20 @@ def rates(settings: Train, rows: int) -> list[float]:
     ]
 
 
-def batches(
-    settings: Train, data: Packed, first_step: int, place: World, parts: int, precision: Precision, stop: Stopping
-) -> Iterator[Batch]:
-    """This process's share of every global batch, of so many parts, from `first_step` on.
-
-    Ends with the last step, or where all processes stop.
-    """
+def plans(settings: Train, data: Packed, squares: Squares, first_step: int, place: World, parts: int) -> Iterator[Plan]:
+    """This process's share of every global batch, of so many parts, from `first_step` to the last."""
     rows, seed, size, crop = data.rows("train"), settings.seed, settings.batch_size, settings.crop
-    every_rate, square = rates(settings, len(rows)), data.images.shape[1]
-    for step in range(first_step, len(every_rate)):
-        if stop.before(step):
-            return
+    for step in range(first_step, sampling.steps(settings.epochs, len(rows), size)):
         chosen = rows[sampling.batch_rows(seed, step, size, len(rows))]
-        draws = sampling.Draws(
+        draws = Draws(
             *sampling.crop_boxes(
-                seed, step, data.sizes[chosen], square, settings.crop_scale, settings.crop_ratio, settings.flip
+                seed,
+                step,
+                data.sizes[chosen],
+                data.images.shape[1],
+                settings.crop_scale,
+                settings.crop_ratio,
+                settings.flip,
             ),
             sampling.jitter_factors(seed, step, size, settings.color_jitter),
             sampling.erase_boxes(seed, step, size, crop, settings.erasing),
@@ -153,22 +167,44 @@ def batches(
         # Mixed pictures have partners among those of other processes: `needed` are the pictures this one has to cut.
         whole = sampling.mix(seed, step, size, crop, settings.mixup, settings.cutmix)
         needed, mix = sampling.local(whole, place.share(parts), parts)
-        squares = torch.from_numpy(data.images[chosen[needed]]).to(place.device)
-        labels = torch.from_numpy(data.labels[chosen[needed]]).to(place.device)
+        mine = chosen[needed]
+        yield Plan(step, squares.collect(mine), data.labels[mine], draws.at(needed), mix)
+
+
+def batches(
+    settings: Train,
+    data: Packed,
+    squares: Squares,
+    first_step: int,
+    place: World,
+    parts: int,
+    precision: Precision,
+    stop: Stopping,
+) -> Iterator[Batch]:
+    """This process's share of every global batch, of so many parts, from `first_step` on.
+
+    Ends with the last step, or where all processes stop.
+    """
+    every_rate = rates(settings, len(data.rows("train")))
+    for plan in residency.ahead(plans(settings, data, squares, first_step, place, parts)):
+        if stop.before(plan.step):
+            return
         with precision.exact():
-            images = augment.mixed(augment.training_crops(squares, draws.at(needed), crop), mix)
-            labels, targets = augment.mixed_labels(labels, mix, len(data.classes))
+            cut = augment.training_crops(*squares.send(plan.squares), plan.draws, settings.crop)
+            images = augment.mixed(cut, plan.mix)
+            own = augment.to_device(plan.labels, place.device)
+            labels, targets = augment.mixed_labels(own, plan.mix, len(data.classes))
         yield Batch(
-            step=step,
+            step=plan.step,
             images=images.contiguous(memory_format=MEMORY_FORMATS[settings.memory_format]),
             labels=labels,
             targets=targets,
-            learning_rate=every_rate[step],
-            seed=sampling.dropout_seed(seed, step),
+            learning_rate=every_rate[plan.step],
+            seed=sampling.dropout_seed(settings.seed, plan.step),
         )
 
 
-def validate(learner: Learner, data: Packed, config: Params, place: World) -> tuple[float, float]:
+def validate(learner: Learner, data: Packed, squares: Squares, config: Params, place: World) -> tuple[float, float]:
     """Mean loss (without label smoothing) and accuracy over the whole validation split, in float64.
 
     Of the weights that are to be exported: with `train.export: ema`, of their average.
@@ -178,7 +214,7 @@ def validate(learner: Learner, data: Packed, config: Params, place: World) -> tu
         world.share_buffers(learner.net)
         found = inference.logits(
             learner.net,
-            data.images,
+            squares,
             data.sizes,
             rows,
             view(config),
@@ -209,6 +245,11 @@ def train(
     """
     settings, rows = config.train, len(data.rows("train"))
     steps = sampling.steps(settings.epochs, rows, settings.batch_size)
+    squares, where = residency.reside(
+        data.images, config.run.residency, place.device, config.run.processes // config.run.nodes
+    )
+    if place.first:
+        print(f"train: the packed squares reside in: {where}", file=sys.stderr)
     if settings.parallel == "elastic":
         refuse_a_mixture(place, settings.threads)
     learner = make_learner(config, len(data.classes), place)
@@ -231,7 +272,7 @@ def train(
         stopping.watching(store, place) as stop,
     ):
         # The batches end where all processes have agreed to stop; usually, with the last step.
-        stream = batches(settings, data, first_step, place, parts, learner.precision, stop)
+        stream = batches(settings, data, squares, first_step, place, parts, learner.precision, stop)
         for batch in loop.train(spread, stream, recipe, counts):
             progress.step = batch.step + 1
             epoch = epoch_over(progress.step, rows, settings.batch_size)
@@ -242,7 +283,7 @@ def train(
                 refuse_broken(counts, settings)
             shown.step(batch, counts, due)
             if epoch > 0:
-                end_epoch(epoch, batch.learning_rate, config, data, place, folder, learner, counts, progress)
+                end_epoch(epoch, batch.learning_rate, config, data, squares, place, folder, learner, counts, progress)
                 shown.epoch(progress.history[-1], settings.epochs)
             late = time.monotonic() - saved > config.run.checkpoint_seconds
             if epoch > 0 or (due and world.first_says(late, place.device)):
@@ -263,6 +304,7 @@ def end_epoch(
     rate: float,
     config: Params,
     data: Packed,
+    squares: Squares,
     place: World,
     folder: Path,
     learner: Learner,
@@ -272,7 +314,7 @@ def end_epoch(
     """Validate, add the epoch's row to the history, remember the best weights, and begin to count anew."""
     settings = config.train
     loss, right, pictures = world.total(counts.sums.clone()).sum(0).tolist()
-    val_loss, val_accuracy = validate(learner, data, config, place)
+    val_loss, val_accuracy = validate(learner, data, squares, config, place)
     row = (epoch, progress.step, rate, loss / pictures, right / pictures, val_loss, val_accuracy)
     progress.history.append(dict(zip(HISTORY, row, strict=True)))
     if settings.export == "best" and val_accuracy > progress.best_accuracy:

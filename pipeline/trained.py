@@ -16,6 +16,7 @@ from pipeline.engine.precision import PRECISIONS
 from pipeline.engine.world import World
 from pipeline.errors import Refusal
 from pipeline.inference import View
+from pipeline.residency import Squares
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def load(models: Path) -> Trained:
 
 def judge(
     trained: Trained,
-    squares: NDArray[np.uint8],
+    squares: Squares,
     sizes: NDArray[np.int32],
     rows: NDArray[np.int64],
     *,

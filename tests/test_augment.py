@@ -1,9 +1,6 @@
-"""Crops are exact, and they and what training adds to them are what torchvision's transforms do."""
+"""What training adds to crops is what torchvision's transforms do, and depends on nothing but its own draws."""
 
 import dataclasses
-import io
-import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,58 +9,10 @@ import torchvision.transforms.v2.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from PIL import Image
-from torch import Tensor
 
 from pipeline import augment, sampling
 from pipeline.sampling import Draws
-
-
-def squares(n: int, side: int, seed: int = 0) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (n, side, side, 3), dtype=np.uint8))
-
-
-def random_boxes(n: int, side: int, seed: int = 0) -> Tensor:
-    sizes = np.random.default_rng(seed).integers(50, 500, (n, 2)).astype(np.int32)
-    boxes, _ = sampling.crop_boxes(seed, 0, sizes, side, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
-    return torch.from_numpy(boxes)
-
-
-def no_flips(n: int) -> Tensor:
-    return torch.zeros(n, dtype=torch.bool)
-
-
-def pixels(normalized: Tensor) -> Tensor:
-    """Crops back in units of a pixel, 0 to 255."""
-    mean, std = (torch.tensor(values)[:, None, None] for values in (augment.MEAN, augment.STD))
-    return (normalized * std + mean) * 255
-
-
-@given(side=st.integers(16, 80), out=st.integers(16, 80), seed=st.integers(0, 10**6))
-def test_no_rounding_is_left_to_an_order(side: int, out: int, seed: int) -> None:
-    """Sums in float64, taken in another order, give the very bits of the float32 result."""
-    pictures, boxes, flips = squares(3, side, seed), random_boxes(3, side, seed), torch.tensor([True, False, True])
-    columns = augment._filter(boxes[:, 0], boxes[:, 2], side, out).double()
-    rows = augment._filter(boxes[:, 1], boxes[:, 3], side, out).double()
-    columns = torch.where(flips[:, None, None], columns.flip(1), columns)
-    across = torch.einsum("nyxc,nox->nyoc", pictures.double().flip(2), columns.flip(2))
-    quarters = torch.round(across * 4) / 4  # half to even, as the float unit rounds
-    both = torch.einsum("nyoc,npy->ncpo", quarters.flip(1), rows.flip(2)).float()
-    mean, std = (torch.tensor(values)[:, None, None] for values in (augment.MEAN, augment.STD))
-    assert torch.equal(augment.crops(pictures, boxes, flips, out), (both - mean * 255) * (1 / (std * 255)))
-
-
-def test_a_crop_does_not_depend_on_its_neighbours_or_on_threads() -> None:
-    """Alone or in a batch, with one thread or two: the same bits."""
-    pictures, boxes = squares(6, 64), random_boxes(6, 64)
-    together = augment.crops(pictures, boxes, no_flips(6), 48)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3 - min(before, 2))
-        alone = [augment.crops(pictures[k : k + 1], boxes[k : k + 1], no_flips(1), 48) for k in range(6)]
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(together, torch.cat(alone))
+from tests.test_resample import crops, random_boxes, squares
 
 
 def jitter(n: int, strength: float = 0.4, seed: int = 0) -> NDArray[np.float32]:
@@ -123,9 +72,9 @@ def test_rectangles_are_set_to_the_mean_colour() -> None:
 def test_with_everything_off_training_sees_the_plain_crops() -> None:
     """The very bits of `crops`, and neither images nor labels are touched by a mix that mixes nothing."""
     pictures, boxes, flips = squares(4, 64), random_boxes(4, 64), torch.arange(4) % 2 == 0
-    plain = augment.crops(pictures, boxes, flips, 48)
+    plain = crops(pictures, boxes, flips, 48)
     off = Draws(boxes.numpy(), flips.numpy(), jitter(4, strength=0.0), sampling.erase_boxes(0, 0, 4, 48, 0.0))
-    assert torch.equal(augment.training_crops(pictures, off, 48), plain)
+    assert torch.equal(augment.training_crops(pictures, torch.arange(4), off, 48), plain)
     nothing, labels = sampling.mix(0, 0, 4, 48, 0.0, 0.0), torch.arange(4)
     assert augment.mixed(plain, nothing) is plain
     assert all(kept is labels for kept in augment.mixed_labels(labels, nothing, 5))
@@ -134,12 +83,12 @@ def test_with_everything_off_training_sees_the_plain_crops() -> None:
 def test_a_training_crop_does_not_depend_on_its_neighbours_or_on_threads() -> None:
     """Jittered and erased, alone or in a batch, with one thread or two: the same bits."""
     pictures, draws = squares(6, 96), drawn(6, 96, 80)
-    together = augment.training_crops(pictures, draws, 80)
+    together = augment.training_crops(pictures, torch.arange(6), draws, 80)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3 - min(before, 2))
         each = [np.array([k]) for k in range(6)]
-        alone = [augment.training_crops(pictures[k], draws.at(k), 80) for k in each]
+        alone = [augment.training_crops(pictures, torch.from_numpy(k), draws.at(k), 80) for k in each]
     finally:
         torch.set_num_threads(before)
     assert torch.equal(together, torch.cat(alone))
@@ -150,12 +99,12 @@ def test_mixed_pictures_and_targets_of_any_world_size_merge_to_the_same(size: in
     """What the ranks make of their own pictures and their partners is, put together, what one process makes."""
     pictures, draws, labels = squares(12, 64), drawn(12, 64, 48), torch.arange(12) % 5
     for whole in mixes(12, 48):
-        one = augment.mixed(augment.training_crops(pictures, draws, 48), whole)
+        one = augment.mixed(augment.training_crops(pictures, torch.arange(12), draws, 48), whole)
         made = []
         for rank in range(size):
             positions, mix = sampling.local(whole, range(rank, rank + 1), size)
-            crops = augment.training_crops(pictures[positions], draws.at(positions), 48)
-            made.append((augment.mixed(crops, mix), *augment.mixed_labels(labels[positions], mix, 5)))
+            cut = augment.training_crops(pictures, torch.from_numpy(positions), draws.at(positions), 48)
+            made.append((augment.mixed(cut, mix), *augment.mixed_labels(labels[positions], mix, 5)))
         images, heavier, targets = (torch.cat(parts) for parts in zip(*made, strict=True))
         assert torch.equal(images, one)
         assert torch.equal(heavier, augment.mixed_labels(labels, whole, 5)[0])
@@ -204,70 +153,6 @@ def test_a_gpu_makes_the_same_bits() -> None:
     for mix in mixes(12, 224):
         made = []
         for device in ("cpu", "cuda"):
-            crops = augment.training_crops(pictures.to(device), draws, 224)
-            made.append((augment.mixed(crops, mix), *augment.mixed_labels(labels.to(device), mix, 5)))
+            cut = augment.training_crops(pictures.to(device), torch.arange(12, device=device), draws, 224)
+            made.append((augment.mixed(cut, mix), *augment.mixed_labels(labels.to(device), mix, 5)))
         assert all(torch.equal(there.cpu(), here) for here, there in zip(*made, strict=True))
-
-
-@given(side=st.integers(16, 300), out=st.integers(16, 300), data=st.data())
-def test_the_filter_sums_to_one(side: int, out: int, data: st.DataObject) -> None:
-    """Whatever the box, the weights of every output pixel are multiples of 1/256 that sum to exactly 1."""
-    start = data.draw(st.integers(0, (side - 1) * sampling.GRID))
-    end = data.draw(st.integers(start + sampling.GRID, side * sampling.GRID))
-    weights = augment._filter(torch.tensor([start]), torch.tensor([end]), side, out) * 256
-    assert torch.equal(weights, weights.round())
-    assert (weights >= 0).all()
-    assert (weights.sum(-1) == 256).all()
-
-
-def test_the_whole_square_at_its_own_size_is_the_square() -> None:
-    """Resampling nothing changes nothing; mirroring mirrors."""
-    pictures = squares(2, 40)
-    boxes = torch.tensor([[0, 0, 40 * 256, 40 * 256]] * 2)
-    crops = pixels(augment.crops(pictures, boxes, torch.tensor([False, True]), 40)).round()
-    assert torch.equal(crops[0], pictures[0].permute(2, 0, 1).float())
-    assert torch.equal(crops[1], pictures[1].permute(2, 0, 1).flip(2).float())
-
-
-@pytest.mark.parametrize("out", [32, 64, 100])
-def test_it_is_pillows_box_resize(out: int) -> None:
-    """For any box, Pillow's resize(BILINEAR, box=…) gives the same pixels up to the rounding of its two passes."""
-    pictures, boxes = squares(8, 64), random_boxes(8, 64)
-    ours = pixels(augment.crops(pictures, boxes, no_flips(8), out))
-    for picture, box, crop in zip(pictures.numpy(), boxes.tolist(), ours, strict=True):
-        placed = tuple(corner / sampling.GRID for corner in box)
-        theirs = Image.fromarray(picture).resize((out, out), Image.Resampling.BILINEAR, box=placed)
-        difference = (torch.from_numpy(np.asarray(theirs).copy()).permute(2, 0, 1) - crop).abs()
-        assert difference.max() <= 2.5
-        assert difference.mean() <= 0.5
-
-
-def test_real_photos_look_as_torchvision_makes_them(mini: Path) -> None:
-    """On real photos the packed way is within a few grey levels of Resize + CenterCrop and of a RandomResizedCrop.
-
-    What remains is the squeeze to a square before the crop; a shift by one pixel would differ far more.
-    """
-    with tarfile.open(mini) as archive:
-        members = [m for m in archive.getmembers() if m.name.endswith(".jpg")][::25]
-        photos = [Image.open(io.BytesIO(archive.extractfile(m).read())).convert("RGB") for m in members]  # type: ignore[union-attr]
-    sizes = np.array([photo.size for photo in photos], np.int32)
-    packed = torch.from_numpy(np.stack([np.asarray(p.resize((256, 256), Image.Resampling.BICUBIC)) for p in photos]))
-    tensors = [F.pil_to_tensor(photo) for photo in photos]
-
-    boxes = torch.from_numpy(sampling.eval_boxes(sizes, 256, 256, 224))
-    ours = pixels(augment.crops(packed, boxes, no_flips(len(photos)), 224))
-    theirs = torch.stack([F.center_crop(F.resize(t, [256], antialias=True), [224]) for t in tensors]).float()
-    moved = torch.stack([F.center_crop(F.resize(t.roll(2, 2), [256], antialias=True), [224]) for t in tensors]).float()
-    error = (ours - theirs).abs().mean()
-    assert error < 5
-    assert error < 0.5 * (moved - theirs).abs().mean()
-
-    random, _ = sampling.crop_boxes(0, 0, sizes, 256, (0.08, 1.0), (3 / 4, 4 / 3), 0.0)
-    ours = pixels(augment.crops(packed, torch.from_numpy(random), no_flips(len(photos)), 128))
-    errors = []
-    for tensor, (width, height), box, crop in zip(tensors, sizes.tolist(), random.tolist(), ours, strict=True):
-        left, right = (round(box[k] * width / 65536) for k in (0, 2))
-        top, bottom = (round(box[k] * height / 65536) for k in (1, 3))
-        want = F.resized_crop(tensor, top, left, bottom - top, right - left, [128, 128], antialias=True).float()
-        errors.append((crop - want).abs().mean())
-    assert torch.stack(errors).mean() < 5

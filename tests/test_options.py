@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 from torch.distributed import HashStore
 
-from pipeline import download, files, machine, model, packed, params, sampling, train, trained
+from pipeline import download, files, machine, model, packed, params, residency, sampling, train, trained
 from pipeline.engine import loop
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Counts, Recipe
@@ -248,7 +248,8 @@ def test_the_average_is_validated_and_exported_and_trains_nothing(runs: dict[str
     assert not torch.equal(weights_of(averaged)["fc.weight"], weights_of(plain)["fc.weight"])
     data = packed.load(averaged / "data/packed", averaged / "data/split.csv")
     rows = data.rows("val")
-    found = trained.judge(trained.load(averaged / "models"), data.images, data.sizes, rows, batch_size=64, place=ALONE)
+    squares, _ = residency.reside(data.images, "auto", ALONE.device, 1)
+    found = trained.judge(trained.load(averaged / "models"), squares, data.sizes, rows, batch_size=64, place=ALONE)
     loss = -found[range(len(rows)), data.labels[rows]].mean()
     assert loss == pytest.approx(history(averaged, "val_loss")[-1], rel=1e-6)
 
@@ -337,14 +338,18 @@ def never() -> Iterator[Stopping]:
 
 
 def test_every_world_size_sees_the_same_batches(runs: dict[str, Path], never: Stopping) -> None:
-    """Jittered, erased and mixed pictures and their targets, merged over 1 to 4 processes: byte for byte the same."""
+    """Jittered, erased and mixed pictures and their targets, merged over 1 to 4 processes: byte for byte the same,
+    wherever the packed squares reside."""
     folder = runs["mixed"]
     settings = config_of(folder).train.model_copy(update={"batch_size": 12, "epochs": 3})
     data, merged = packed.load(folder / "data/packed", folder / "data/split.csv"), {}
     precision = PRECISIONS["fp32"]("cpu")
-    for size, parts in ((1, 1), (2, 2), (3, 3), (4, 4), (3, 6), (4, 6)):  # processes, parts of a batch
+    places: tuple[residency.Residency, ...] = ("disk", "host", "device")
+    resident = [residency.reside(data.images, where, ALONE.device, 1)[0] for where in places]
+    for number, (size, parts) in enumerate(((1, 1), (2, 2), (3, 3), (4, 4), (3, 6), (4, 6))):  # processes, parts
+        squares = resident[number % 3]
         ranks = [
-            list(train.batches(settings, data, 0, World(rank, 0, size, ALONE.device), parts, precision, never))
+            list(train.batches(settings, data, squares, 0, World(rank, 0, size, ALONE.device), parts, precision, never))
             for rank in range(size)
         ]
         merged[size, parts] = [

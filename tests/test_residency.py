@@ -1,0 +1,83 @@
+"""Where the packed squares reside decides no byte, and what does not fit is refused by name."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline import packed, params, residency
+from pipeline.errors import Refusal
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> np.memmap:
+    """Twelve packed squares, mapped from disk."""
+    drawn = np.random.default_rng(0).integers(0, 256, (12, 20, 20, 3), dtype=np.uint8)
+    packed.write(tmp_path, drawn, 12, 20)
+    mapped: np.memmap = np.load(tmp_path / packed.IMAGES, mmap_mode="r")
+    return mapped
+
+
+@pytest.mark.parametrize("where", get_args(residency.Residency))
+def test_the_same_squares_are_seen_wherever_they_reside(images: np.memmap, where: residency.Residency) -> None:
+    """The squares of any rows, in any order, are those of the file; it is said where they are."""
+    squares, said = residency.reside(images, where, CPU, 1)
+    rows = np.array([3, 11, 0, 3])
+    seen, chosen = squares.send(squares.collect(rows))
+    assert np.array_equal(seen[chosen].numpy(), images[rows])
+    assert said.endswith(f"(0 MB, run.residency: {where})")
+    assert said.split()[0] == ("disk" if where == "auto" else where)
+
+
+def test_params_and_code_name_the_same_residencies() -> None:
+    """What params.yaml allows is what `reside` knows."""
+    assert get_args(params.Run.model_fields["residency"].annotation) == get_args(residency.Residency)
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_what_does_not_fit_is_refused_by_name_or_stays_on_disk(tmp_path: Path, where: residency.Residency) -> None:
+    """Eight terabytes of squares (a file of holes) fit into no memory; `disk` and `auto` map them."""
+    shape = (40_000_000, 256, 256, 3)
+    with (tmp_path / packed.IMAGES).open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        try:
+            file.truncate(file.tell() + int(np.prod(shape)))
+        except OSError as error:
+            pytest.skip(f"needs a file system with files of 8 TB: {error}")
+    images = np.load(tmp_path / packed.IMAGES, mmap_mode="r")
+    with pytest.raises(Refusal, match=rf"run.residency: '{where}' needs 7864\.3 GB, .* allowed here: auto, disk"):
+        residency.reside(images, where, CPU, 2)
+    for fitting in ("auto", "disk"):
+        squares, said = residency.reside(images, fitting, CPU, 2)
+        assert said.startswith("disk")
+        assert not squares.whole[39_999_999].any()
+
+
+def test_ahead_makes_the_next_item_while_one_is_used() -> None:
+    """In another thread, in order, no more than one in advance; an error comes where its item would."""
+    made: list[int] = []
+    second = threading.Event()
+
+    def items() -> Iterator[int]:
+        for number in range(4):
+            made.append(number)
+            if number == 1:
+                second.set()
+            if number == 3:
+                raise ValueError("the fourth")
+            yield number
+
+    coming = residency.ahead(items())
+    assert next(coming) == 0
+    assert second.wait(60)  # made while the first is in use
+    assert made == [0, 1]
+    assert next(coming) == 1
+    assert next(coming) == 2
+    with pytest.raises(ValueError, match="the fourth"):
+        next(coming)
