@@ -12,8 +12,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -123,41 +122,32 @@ class Place:
     device: str
     threads: int
 
-    def worker(self, deterministic: bool, stack: ExitStack) -> Worker:
-        """A process there, which ends with the stack."""
+    def worker(self, deterministic: bool) -> Worker:
+        """A process there."""
         arguments = (str(self.folder), self.device, str(int(deterministic)))
-        env = environment(self.threads, deterministic)
-        return stack.enter_context(Worker("benchmarks.ceiling", *arguments, env=env))
+        return Worker("benchmarks.ceiling", *arguments, env=environment(self.threads, deterministic))
 
 
 # ---------------------------------------------------------------- the cases
 
 
-def measure(form: Form, place: Place, report: Report) -> None:
-    """A row for every case. An Apex level patches torch for as long as a process lives, so it has one of its own."""
-    with ExitStack() as stack:
-        shared: list[Worker] = []
-        for one in form.cases:
-            if not report.missing([title(one)]):
-                continue
-            if one["precision"] in APEX:
-                with ExitStack() as own:
-                    turns = race([place.worker(True, own)], one, form)[0]
-            else:
-                shared = shared or [place.worker(True, stack)]
-                turns = race(shared, one, form)[0]
-            report.add(title(one), row(one, turns))
+def groups(cases: Sequence[Case]) -> list[list[Case]]:
+    """The cases that share a process: all but those of Apex, which patches torch for as long as a process lives."""
+    native, apex = ([one for one in cases if (one["precision"] in APEX) is needed] for needed in (False, True))
+    return [native, *([one] for one in apex)]
 
 
-def price(form: Form, place: Place, report: Report) -> None:
-    """The same step with and without `deterministic`: a row a case."""
-    for one in form.both:
-        name = f"{title(one)}{FREELY}"
-        if report.missing([name]):
-            with ExitStack() as stack:
-                both = [place.worker(value, stack) for value in (True, False)]
-                on, off = (measuring.medians(turns) for turns in race(both, one, form))
-            report.add(name, {**row(one, [off]), "price": on["ours"] / off["ours"] - 1})
+def measure(group: list[Case], form: Form, place: Place, report: Report) -> None:
+    """A row for every case of a group, and for those of `form.both` another without `deterministic`, with its price."""
+    with place.worker(True) as strict:
+        for one in group:
+            if report.missing([title(one)]):
+                report.add(title(one), row(one, race([strict], one, form)[0]))
+            if one in form.both and report.missing([title(one) + FREELY]):
+                with place.worker(False) as free:
+                    turns = race([strict, free], one, form)
+                on, off = (measuring.medians(found) for found in turns)
+                report.add(title(one) + FREELY, {**row(one, turns[1]), "price": on["ours"] / off["ours"] - 1})
 
 
 def race(workers: list[Worker], one: Case, form: Form) -> list[list[Row]]:
@@ -191,13 +181,15 @@ def main() -> int:
         photos = scene.photos(options, base, form.pictures, form.side)
         report = Report("ceiling", options, photos=photos.words, sha256=photos.sha256)
         form = left_out(form, report)
-        if report.missing([*map(title, form.cases), *(f"{title(one)}{FREELY}" for one in form.both)]):
-            place = Place(base / "copy", options.device, measuring.threads(options))
+        place = Place(base / "copy", options.device, measuring.threads(options))
+        missing = report.missing([*map(title, form.cases), *(title(one) + FREELY for one in form.both)])
+        if missing:
             training = {"train": {"epochs": 1000, "lr": 0.001, "threads": place.threads}}
             square = {"prepare": {"size": form.square}}
             scene.prepared(place.folder, scene.ONE_PROCESS, square, training, photos.params)
-            measure(form, place, report)
-            price(form, place, report)
+        for group in groups(form.cases):
+            if any(name.removesuffix(FREELY) in map(title, group) for name in missing):
+                measure(group, form, place, report)
         rows = report.rows
         report.conclude(
             share={name: row["share"] for name, row in rows.items() if "price" not in row},

@@ -34,13 +34,14 @@ class Form:
     square: int
     turns: int
     train: dict[str, Any]
+    stages: tuple[str, ...] = ("split", "prepare", "train")
 
 
 SMALL = {"model": "resnet18", "batch_size": 32, "crop": 32, "eval_crop": 32, "eval_resize": 32, "epochs": 1}
 FORMS = {
     "cuda": Form(500, 96, 256, 3, {**SMALL, "crop": 224, "precision": "bf16"}),
     "cpu": Form(200, 64, 256, 3, SMALL),
-    "tiny": Form(60, 48, 32, 1, {**SMALL, "batch_size": 8}),
+    "tiny": Form(60, 48, 32, 1, SMALL, ("split", "prepare")),
 }
 
 
@@ -83,13 +84,13 @@ def main() -> int:
         draw(base / "all", TIMES[-1] * form.pictures, form.side)
         for times in TIMES:
             place(base / str(times), base / "all", times * form.pictures, form, options.device)
-        for stage in COMMANDS:
+        for stage in form.stages:
             turns: dict[int, list[Row]] = {times: [] for times in TIMES}
             for times in TIMES * form.turns:
                 turns[times].append(run(base / str(times), stage))
             for times in TIMES:
                 report.add(f"{stage} {times}×", measuring.medians(turns[times]))
-        rows = {stage: [report.rows[f"{stage} {times}×"] for times in TIMES] for stage in COMMANDS}
+        rows = {stage: [report.rows[f"{stage} {times}×"] for times in TIMES] for stage in form.stages}
         report.conclude(
             linear={stage: linear([row["seconds"] for row in found]) for stage, found in rows.items()},
             memory={stage: found[-1]["peak_mb"] / found[0]["peak_mb"] for stage, found in rows.items()},

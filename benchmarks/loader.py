@@ -21,7 +21,6 @@ from benchmarks import measuring, scene
 from benchmarks.measuring import Report, Row, Worker
 from pipeline import packed
 
-SIDES = (64, 128, 224)
 OURS, OURS_GPU, PREPARE = "ours", "ours on the GPU", "prepare, once"
 
 
@@ -32,9 +31,10 @@ class Form:
     batch: int
     turns: int
     seconds: float  # the least that a turn lasts
+    sides: tuple[int, ...] = (64, 128, 224)  # of the crops
 
 
-FORMS = {"cpu": Form(200, 320, 64, 5, 1.0), "cuda": Form(400, 320, 64, 5, 1.0), "tiny": Form(50, 48, 8, 1, 0.0)}
+FORMS = {"cpu": Form(200, 320, 64, 5, 1.0), "cuda": Form(400, 320, 64, 5, 1.0), "tiny": Form(50, 48, 8, 1, 0.0, (32,))}
 
 
 def squares(form: Form) -> scene.Changes:
@@ -112,7 +112,7 @@ def race(names: list[str], folder: Path, form: Form, report: Report) -> None:
         workers = {
             name: stack.enter_context(Worker("benchmarks.loader", name, str(folder), str(form.batch))) for name in names
         }
-        for side in SIDES:
+        for side in form.sides:
             if not report.missing(f"{name} {side}" for name in names):
                 continue
             for contender in workers.values():
@@ -144,7 +144,7 @@ def main() -> int:
         photos = scene.photos(options, base, form.pictures, form.side)
         report = Report("loader", options, photos=photos.words, sha256=photos.sha256, batch=form.batch)
         names = taking_part(report, options.device)
-        if report.missing([PREPARE, *(f"{name} {side}" for name in names for side in SIDES)]):
+        if report.missing([PREPARE, *(f"{name} {side}" for name in names for side in form.sides)]):
             scene.workplace(base / "copy", scene.ONE_PROCESS, squares(form), photos.params)
             for stage in ("download", "split"):
                 scene.must(base / "copy", sys.executable, "-m", f"pipeline.{stage}")
@@ -155,7 +155,7 @@ def main() -> int:
             prepare_cpu_ms=rows[PREPARE]["cpu_ms"],
             times_our_cpu={
                 f"{name} {side}": rows[f"{name} {side}"]["cpu_ms"] / rows[f"{OURS} {side}"]["cpu_ms"]
-                for side in SIDES
+                for side in form.sides
                 for name in names
                 if name != OURS
             },

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from pipeline import packed, params, train
+from pipeline import packed, params, residency, train
 from pipeline.engine import loop, world
 from pipeline.engine.loop import Batch, Counts, Recipe
 from pipeline.engine.parallel import PARALLELS, Spread
@@ -19,6 +19,7 @@ from pipeline.engine.stopping import Stopping
 from pipeline.engine.world import World
 from pipeline.packed import Packed
 from pipeline.params import Params
+from pipeline.residency import Squares
 
 
 class Never(Stopping):
@@ -37,6 +38,7 @@ class Ready:
 
     config: Params
     data: Packed
+    squares: Squares
     place: World
 
     @property
@@ -52,7 +54,7 @@ class Ready:
         """Training's own batches without end: after the last the first again."""
         settings = self.config.train
         while True:
-            yield from train.batches(settings, self.data, 0, self.place, 1, precision, Never())
+            yield from train.batches(settings, self.data, self.squares, 0, self.place, 1, precision, Never())
 
 
 def changed(config: Params, settings: dict[str, Any]) -> Params:
@@ -68,8 +70,9 @@ def ready(folder: Path, **settings: Any) -> Iterator[Ready]:
     world.fix_arithmetic(config.train.threads, config.train.deterministic)
     place = world.from_env(os.environ, config.train.device)
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
+    squares, _ = residency.reside(data.images, config.run.residency, place.device, 1)
     with world.joined(place, 600):
-        yield Ready(config, data, place)
+        yield Ready(config, data, squares, place)
 
 
 @dataclass(frozen=True)

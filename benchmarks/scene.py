@@ -75,7 +75,7 @@ def copy_project(folder: Path, params: Changes) -> None:
 def workplace(folder: Path, *params: Changes) -> None:
     """What the stages need, with these params: no repository, for where there is neither git nor DVC."""
     for name in NEEDED:
-        shutil.copytree(name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(name, folder / name)  # with what is compiled already
     shutil.copy2("params.yaml", folder)
     for changes in params:
         set_params(folder, changes)

@@ -48,13 +48,14 @@ class Form:
     epochs: int
     turns: int
     train: dict[str, Any]
+    ways: tuple[Way, ...] = WAYS
 
 
 SMALL = {"model": "resnet18", "batch_size": 32, "crop": 64, "eval_crop": 64, "eval_resize": 64}
 FORMS = {
     "cuda": Form(1500, 240, 256, 4, 2, {"model": "resnet34", "batch_size": 64, "precision": "fp16"}),
     "cpu": Form(200, 96, 64, 3, 2, SMALL),
-    "tiny": Form(60, 48, 32, 2, 1, {**SMALL, "batch_size": 16, "crop": 32, "eval_crop": 32, "eval_resize": 32}),
+    "tiny": Form(60, 48, 32, 2, 1, {**SMALL, "batch_size": 16, "crop": 32}, WAYS[:4:3]),
 }
 
 
@@ -136,7 +137,7 @@ def main() -> int:
         training = {"train": {"device": options.device, **form.train, "epochs": form.epochs}}
         scene.workplace(base / "copy", scene.ONE_PROCESS, {"prepare": {"size": form.square}}, training, photos.params)
         ways = []
-        for way in WAYS:
+        for way in form.ways:
             if reason := refused(base / "copy", way, devices):
                 report.leave_out(title(way), reason)
             else:
