@@ -6,6 +6,7 @@ Writes models/model.safetensors, models/model.json, metrics/train.json and metri
 same inputs. Beside them, `runs/<fingerprint>/` (see runs.py) lets an interrupted run go on from its last checkpoint.
 """
 
+import math
 import os
 import sys
 import time
@@ -422,10 +423,16 @@ def resume(folder: Path, place: World, settings: Train, learner: Learner, counts
 
 
 def write(config: Params, data: Packed, final: dict[str, Tensor], progress: Progress) -> None:
-    """Write the stage's outputs."""
+    """Write the stage's outputs. Raises Refusal, and writes nothing, if the exported weights' loss is not finite."""
     settings, metrics = config.train, Path(config.paths.metrics)
     last = progress.history[-1]
     epoch = progress.best_epoch if settings.export == "best" else last["epoch"]
+    row = progress.history[epoch - 1]
+    if not math.isfinite(row["val_loss"]):
+        raise Refusal(
+            f"the validation loss of epoch {epoch} is {row['val_loss']}; nothing is exported; lower train.lr "
+            f"({settings.lr}) or lengthen train.warmup_epochs ({settings.warmup_epochs})"
+        )
     trained.save(
         Path(config.paths.models),
         final,
@@ -435,7 +442,6 @@ def write(config: Params, data: Packed, final: dict[str, Tensor], progress: Prog
         export=settings.export,
         epoch=epoch,
     )
-    row = progress.history[epoch - 1]
     files.write_json(
         metrics / "train.json",
         {

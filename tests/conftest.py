@@ -2,11 +2,15 @@
 
 import os
 import signal
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import hypothesis
+import psutil
 import pytest
 from ruamel.yaml import YAML
 
@@ -19,6 +23,45 @@ hypothesis.settings.load_profile("perennial")
 # A shell starts background jobs with INT ignored, and every process that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["PYTHONPATH"] = str(PROJECT)  # for the processes that tests start in other folders
+
+SECONDS = 900  # for a test, for what is set up for it, and for cleaning up: far more than any needs, however slow
+
+
+@contextmanager
+def limited(seconds: int, longer: int = 30) -> Iterator[None]:
+    """No test waits without end: after so many seconds every process that it started is killed, and it fails.
+
+    What the test waited for has then ended, so it can tell what that said. If it waits still, it fails where it is.
+    """
+    left: list[str] = []
+
+    def ring(_: int, __: FrameType | None) -> None:
+        if left:
+            pytest.fail(f"more than {seconds + longer} s; first killed: {left}")
+        left.append(f"after {seconds} s")
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                left.append(f"{process.pid} ({process.status()}): {' '.join(process.cmdline())}")
+                process.kill()
+        signal.alarm(longer)
+
+    before, remaining = signal.signal(signal.SIGALRM, ring), signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(remaining)
+        signal.signal(signal.SIGALRM, before)
+        if left:
+            pytest.fail(f"more than {seconds} s; killed: {left}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    with limited(SECONDS):
+        return (yield)
+
+
+pytest_runtest_setup = pytest_runtest_teardown = pytest_runtest_call
 
 
 @pytest.fixture(scope="session")
@@ -65,8 +108,9 @@ def change(raw: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def on_cpu(raw: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """The params with a training that any machine can do: a small model, fp32, one process."""
     small = {
-        "train__device": "cpu", "train__precision": "fp32", "train__parallel": "single", "train__model": "resnet18",
+        "train__device": "cpu", "train__precision": "fp32", "train__parallel": "single",
+        "train__model": "shufflenet_v2_x0_5", "train__lr": 0.01, "train__epochs": 1, "train__batch_size": 8,
         "train__crop": 32, "train__eval_crop": 32, "train__eval_resize": 36, "prepare__size": 40,
-        "train__epochs": 1, "train__batch_size": 8, "train__warmup_epochs": 0,
+        "train__warmup_epochs": 0,
     }  # fmt: skip
     return change(change(raw, **small), **changes)

@@ -1,6 +1,6 @@
 """Interrupted anywhere, by anything, a training goes on from where all its processes stopped, to the same bytes."""
 
-import hashlib
+import itertools
 import json
 import os
 import re
@@ -17,12 +17,12 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from pipeline import params, train
+from pipeline import files, params, train
 from pipeline.errors import Refusal
 from tests.conftest import on_cpu
 from tests.test_train import launch, outputs, small_world
 
-LONG: dict[str, Any] = {"train__epochs": 12, "run__log_steps": 2}  # 54 steps: long enough to be hit in the middle
+LONG: dict[str, Any] = {"train__epochs": 24, "run__log_steps": 2}  # 108 steps: long enough to be hit in the middle
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
@@ -73,10 +73,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def strike(folder: Path, target: str, number: signal.Signals) -> int:
-    """Start a run, wait for its third epoch, send a signal; the launcher's exit status, once nothing is left of it."""
+def strike(folder: Path, target: str, number: signal.Signals, epoch: int = 3) -> int:
+    """Start a run, wait for an epoch, send a signal; the launcher's exit status, once nothing is left of it."""
     launcher = start(folder)
-    wait_for(lambda: "epoch 3/" in said(folder) or launcher.poll() is not None, "no third epoch")
+    wait_for(lambda: f"epoch {epoch}/" in said(folder) or launcher.poll() is not None, "not so far")
     if target == "group":
         os.killpg(launcher.pid, number)
     elif target == "launcher":
@@ -88,31 +88,34 @@ def strike(folder: Path, target: str, number: signal.Signals) -> int:
     return status
 
 
-STRIKES = [
-    *(("torchrun", target, name) for target in ("rank 1", "launcher") for name in ("TERM", "INT", "USR1", "KILL")),
-    *(("torchrun", target, "KILL") for target in ("rank 0", "group")),
-    *(("spawn", target, name) for target in ("rank 1", "launcher") for name in ("TERM", "KILL")),
-]
+STRIKES = {
+    "torchrun": [
+        *itertools.product(("rank 1", "launcher"), ("TERM", "INT", "USR1", "KILL")),
+        ("rank 0", "KILL"), ("group", "KILL"),
+    ],
+    "spawn": [*itertools.product(("rank 1", "launcher"), ("TERM", "KILL"))],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("launcher", "target", "name"), STRIKES, ids=str)
-def test_an_interrupted_run_goes_on_to_the_same_bytes(
-    whole: Path, tmp_path: Path, launcher: str, target: str, name: str
-) -> None:
-    """It ends with a non-zero status, leaves no process and no output, says what happened, and goes on if asked to."""
-    number = signal.Signals[f"SIG{name}"]
+@pytest.mark.parametrize("launcher", STRIKES)
+def test_an_interrupted_run_goes_on_to_the_same_bytes(whole: Path, tmp_path: Path, launcher: str) -> None:
+    """Struck once an epoch by another signal to another process: each time it ends with a non-zero status, leaves no
+    process and no output, says what happened, and goes on if asked to; in the end, to the bytes of the run left alone.
+    """
     folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, run__launcher=launcher, **LONG)
-    status = strike(folder, target, number)
-    assert status != 0
-    assert not (folder / "models").exists()
-    words = said(folder)
-    if number == signal.SIGKILL and target.startswith("rank"):
-        rank = target[-1]
-        assert f"process {rank} of 2 ended with signal SIGKILL" in words
-    elif number != signal.SIGKILL:
-        assert re.search(r"train: stopped by process \d: SIG\w+; saved at step \d+ of 54; run again to go on", words)
-        assert status == 75
-    assert "Traceback" not in words
+    for epoch, (target, name) in enumerate(STRIKES[launcher], 1):
+        number, what = signal.Signals[f"SIG{name}"], f"SIG{name} to {target}"
+        status, words = strike(folder, target, number, epoch), said(folder)
+        assert status != 0, what
+        assert not (folder / "models").exists(), what
+        assert ("going on from step" in words) == (epoch > 1), what
+        if number == signal.SIGKILL and target.startswith("rank"):
+            assert f"process {target[-1]} of 2 ended with signal SIGKILL" in words, what
+        elif number != signal.SIGKILL:
+            stopped = r"train: stopped by process \d: SIG\w+; saved at step \d+ of 108; run again to go on"
+            assert re.search(stopped, words), what
+            assert status == 75, what
+        assert "Traceback" not in words, what
     again = launch(folder)
     assert re.search(r"going on from step \d+", again.stderr)
     assert outputs(folder) == outputs(whole)
@@ -137,8 +140,8 @@ def test_stops_are_not_restarted_and_deaths_are(whole: Path, tmp_path: Path) -> 
         (2, {"train__accumulate": 2, "train__mixup": 0.2, "train__clip_norm": 1.0, "train__export": "best"}),
         (2, {"train__precision": "bf16", "run__launcher": "spawn"}),
         (2, {"train__precision": "fp16", "train__model": "mobilenet_v3_small"}),
-        (3, {"train__batch_size": 12}),
-        (4, {"train__optimizer": "adam", "train__lr": 0.001}),
+        (3, {"train__batch_size": 12, "train__model": "resnet18"}),  # large enough for several buckets of gradients
+        (4, {"train__optimizer": "adam", "train__lr": 0.001, "train__model": "resnet18"}),
     ],
     ids=str,
 )
@@ -172,7 +175,7 @@ def test_a_finished_run_that_dvc_did_not_record_is_not_trained_again(
     assert "going on from step 9" in again.stderr
     assert "epoch 1/2" not in again.stderr
     assert outputs(folder) == first
-    outs = [{"path": "models/model.safetensors", "md5": hashlib.md5(first["models/model.safetensors"]).hexdigest()}]
+    outs = [{"path": "models/model.safetensors", "md5": files.md5(folder / "models/model.safetensors")}]
     with (folder / "dvc.lock").open("w") as lock:
         YAML().dump({"schema": "2.0", "stages": {"train": {"cmd": "", "outs": outs}}}, lock)
     forced = launch(folder)
@@ -271,7 +274,8 @@ def test_an_operator_without_a_deterministic_version_is_named(raw: dict[str, Any
     try:
         with (
             pytest.raises(
-                Refusal, match=r"train.deterministic: true × train.model: 'resnet18': put_ has no deterministic"
+                Refusal,
+                match=r"train.deterministic: true × train.model: 'shufflenet_v2_x0_5': put_ has no deterministic",
             ),
             train.vouched_for(settings),
         ):

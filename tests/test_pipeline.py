@@ -71,7 +71,7 @@ def test_real_photos_become_a_measured_model(real: Path) -> None:
     assert counts["conflicts"] == 1
     assert sum(counts["splits"].values()) == counts["kept"] == 735 - sum(counts["excluded"].values())
     assert data(real, "eval.json")["pictures"] == counts["splits"]["test"]
-    assert (real / "models/model.safetensors").stat().st_size > 40_000_000
+    assert (real / "models/model.safetensors").stat().st_size > 1_000_000
     assert (real / "reports/mistakes.png").read_bytes().startswith(b"\x89PNG")
 
 

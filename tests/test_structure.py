@@ -2,15 +2,17 @@
 
 import ast
 import hashlib
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, limited
 
 ROOMS = {
     path.relative_to(PROJECT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
@@ -180,3 +182,16 @@ def test_every_direct_dependency_has_a_reason() -> None:
     lines = [line for line in block.splitlines()[1:] if line.strip()]
     assert len(lines) >= 10
     assert all("  #" in line for line in lines)
+
+
+def test_no_test_waits_without_end() -> None:
+    """What a test started is killed when its time is over, and the test fails with the names of what it waited for."""
+    with (
+        subprocess.Popen(["sleep", "1000"]) as started,
+        pytest.raises(pytest.fail.Exception, match=r"more than 1 s; killed: .*sleep 1000"),
+        limited(1),
+    ):
+        started.wait()
+    assert started.returncode == -signal.SIGKILL
+    with pytest.raises(pytest.fail.Exception, match="more than 1 s"), limited(1, longer=1):
+        time.sleep(1000)

@@ -15,7 +15,8 @@ import safetensors.torch
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pipeline import files, packed, sampling, train
+from pipeline import files, packed, params, sampling, train
+from pipeline.errors import Refusal
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 
 CLASSES = ("circle", "cross", "square")
@@ -54,9 +55,10 @@ def launch(folder: Path, check: bool = True) -> subprocess.CompletedProcess[str]
     return done
 
 
-def outputs(folder: Path) -> dict[str, bytes]:
+def outputs(folder: Path) -> dict[str, str]:
+    """What the stage wrote, by its SHA-256: pytest would compare megabytes that differ line by line, for hours."""
     names = ("models/model.safetensors", "models/model.json", "metrics/train.json", "metrics/history.csv")
-    return {name: (folder / name).read_bytes() for name in names}
+    return {name: files.sha256(folder / name) for name in names}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,7 @@ def test_a_run_leaves_what_it_promises(trained: Path) -> None:
     """Weights without metadata, their description, figures, a row an epoch, and provenance; no checkpoint."""
     with safetensors.safe_open(trained / "models/model.safetensors", "pt") as weights:
         assert weights.metadata() is None
-        assert weights.get_tensor("fc.weight").shape == (3, 512)
+        assert weights.get_tensor("fc.weight").shape == (3, 1024)
     described = json.loads((trained / "models/model.json").read_text())
     assert described["classes"] == list(CLASSES)
     assert described["view"] == {"square": 40, "resize": 36, "crop": 32}
@@ -121,6 +123,18 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     assert "the loss of step 1 is not finite; nothing is exported; lower train.lr (1e+30)" in stopped.stderr
     assert "Traceback" not in stopped.stderr
     assert not (folder / "models").exists()
+
+
+def test_a_model_whose_validation_loss_is_not_finite_is_not_exported(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused by its epoch, and what is there stays."""
+    monkeypatch.chdir(trained)
+    before, row = outputs(trained), dict.fromkeys(train.HISTORY, 1.0) | {"epoch": 1, "val_loss": float("nan")}
+    data = packed.load(Path("data/packed"), Path("data/split.csv"))
+    with pytest.raises(Refusal, match=r"validation loss of epoch 1 is nan; nothing is exported; lower train\.lr \("):
+        train.write(params.load(), data, {}, train.Progress(step=4, history=[row]))
+    assert outputs(trained) == before
 
 
 def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,12 @@ A cell runs, or is refused in these words. CPU cells run here; those that need a
 """
 
 import itertools
+import json
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -21,7 +26,7 @@ from pipeline.launch import LAUNCHERS
 from pipeline.machine import Machine
 from pipeline.params import Params, Train
 from tests.conftest import PROJECT, change, on_cpu, read_params
-from tests.test_train import launch, small_world
+from tests.test_train import small_world
 
 CPU_ONLY = Machine(cuda_devices=0, apex="missing", compiler=True)
 TWO_GPUS = Machine(cuda_devices=2, apex="usable", compiler=True)
@@ -151,11 +156,42 @@ def test_every_cell_runs_or_is_refused_in_these_words(machine: Machine) -> None:
 ON_THE_CPU = [cell for cell in CELLS if not faults(cell, CPU_ONLY) and cell.launcher != "slurm"]
 
 
+# Has the launcher of a folder's params start tests.in_turn, as pipeline.launch would have it start pipeline.train.
+LAUNCHING = """
+import os
+from pipeline import launch, params
+from pipeline.engine import world
+config = params.load()
+os.environ.update(world.environment(config.train.threads, config.train.deterministic))
+launch.with_restarts("tests.in_turn", config.run)
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict[Cell, Path]]:
+    """Gives the finished trainings of all cells of a launcher and a parallel: one start for them all, to save time."""
+
+    @cache
+    def run(launcher: str, parallel: str) -> dict[Cell, Path]:
+        top = tmp_path_factory.mktemp(f"{launcher}_{parallel}")
+        cells = [cell for cell in ON_THE_CPU if (cell.launcher, cell.parallel) == (launcher, parallel)]
+        lines: dict[str, Any] = {"train__model": "mobilenet_v3_small", "train__lr": 0.02, "train__batch_size": 6}
+        folders = {cell: small_world(top / "-".join(cell), **cell.lines(), **lines) for cell in cells}
+        environ = {**os.environ, "FOLDERS": ":".join(map(str, folders.values()))}
+        command = [sys.executable, "-c", LAUNCHING]
+        done = subprocess.run(command, cwd=folders[cells[0]], env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return folders
+
+    return run
+
+
 @pytest.mark.parametrize("cell", ON_THE_CPU, ids="-".join)
-def test_a_cell_that_is_not_refused_runs(cell: Cell, tmp_path: Path) -> None:
+def test_a_cell_that_is_not_refused_runs(cell: Cell, ran: Callable[[str, str], dict[Cell, Path]]) -> None:
     """Real processes train two epochs, and the loss falls."""
-    folder = small_world(tmp_path, **cell.lines(), train__lr=0.005, train__batch_size=6)
-    launch(folder)
+    folder = ran(cell.launcher, cell.parallel)[cell]
+    provenance = json.loads(next(folder.glob("runs/*/provenance.json")).read_text())
+    assert provenance["processes"] == cell.lines()["run__processes"]
     first, last = (float(row["train_loss"]) for row in files.read_csv(folder / "metrics/history.csv"))
     assert last < first
 

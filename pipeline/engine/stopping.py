@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -124,5 +125,8 @@ def watching(store: Store, place: World) -> Iterator[Stopping]:
     stopping = Stopping(store, place)
     try:
         yield stopping
+    except RuntimeError:
+        time.sleep(1)  # an exchange with a process that died can fail before the thread sees the death, and leaves
+        raise
     finally:
         stopping.close()
