@@ -120,12 +120,11 @@ class Place:
 
     folder: Path
     device: str
-    threads: int
 
     def worker(self, deterministic: bool) -> Worker:
         """A process there."""
         arguments = (str(self.folder), self.device, str(int(deterministic)))
-        return Worker("benchmarks.ceiling", *arguments, env=environment(self.threads, deterministic))
+        return Worker("benchmarks.ceiling", *arguments, env=environment(1, deterministic))
 
 
 # ---------------------------------------------------------------- the cases
@@ -181,10 +180,10 @@ def main() -> int:
         photos = scene.photos(options, base, form.pictures, form.side)
         report = Report("ceiling", options, photos=photos.words, sha256=photos.sha256)
         form = left_out(form, report)
-        place = Place(base / "copy", options.device, measuring.threads(options))
+        place = Place(base / "copy", options.device)
         missing = report.missing([*map(title, form.cases), *(title(one) + FREELY for one in form.both)])
         if missing:
-            training = {"train": {"epochs": 1000, "lr": 0.001, "threads": place.threads}}
+            training = {"train": {"epochs": 1000, "lr": 0.001}}
             square = {"prepare": {"size": form.square}}
             scene.prepared(place.folder, scene.ONE_PROCESS, square, training, photos.params)
         for group in groups(form.cases):

@@ -236,11 +236,6 @@ def parser(doc: str | None, name: str) -> argparse.ArgumentParser:
     return found
 
 
-def threads(options: argparse.Namespace) -> int:
-    """Compute threads of one process: all cores where the CPU is what is measured."""
-    return cores() if form(options) == "cpu" else 1
-
-
 def form(options: argparse.Namespace) -> str:
     """Which size of the benchmark is asked for: tiny, cpu or cuda."""
     return "tiny" if options.tiny else str(options.device)
@@ -292,7 +287,8 @@ class Report:
         self._content["figures"] = figures
         for name, value in figures.items():
             each = {f"{name}, {key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
-            print(*(f"{title}: {shown(part)}" for title, part in each.items()), sep="\n")
+            for title, part in each.items():
+                print(f"{title}: {shown(part)}")
         print(f"→ {self._path}", flush=True)
         self._write()
 

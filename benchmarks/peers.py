@@ -8,7 +8,6 @@ with its metrics read back every step. `timm`: its own loader, optimizer and sca
 A turn is an epoch; a first one is not counted. Ours trains from squares that `prepare` packed once.
 """
 
-import argparse
 import importlib
 import sys
 import tempfile
@@ -220,11 +219,10 @@ def main() -> int:
                 taking_part.append(name)
         if report.missing(taking_part):
             train = {"model": form.model, "batch_size": form.batch, "crop": form.crop, "epochs": 1000, "lr": 0.001}
-            train["threads"] = measuring.threads(options)
             scene.prepared(
                 base / "copy", scene.ONE_PROCESS, {"train": train, "prepare": {"size": form.square}}, photos.params
             )
-            race(taking_part, base / "copy", options, form, report)
+            race(taking_part, base / "copy", options.device, form, report)
         rows = report.rows
         fastest = {
             kind: max((row["images_per_s"] for name, row in rows.items() if name.startswith(kind)), default=None)
@@ -243,15 +241,14 @@ def main() -> int:
     return 0
 
 
-def race(names: list[str], folder: Path, options: argparse.Namespace, form: Form, report: Report) -> None:
+def race(names: list[str], folder: Path, device: str, form: Form, report: Report) -> None:
     """A row for every peer; they take turns."""
-    threads = measuring.threads(options)
     turns: dict[str, list[Row]] = {name: [] for name in names}
     with ExitStack() as stack:
         workers = {}
         for name in names:
-            env = environment(threads, name.startswith("ours"))
-            workers[name] = stack.enter_context(Worker("benchmarks.peers", name, str(folder), options.device, env=env))
+            env = environment(1, name.startswith("ours"))
+            workers[name] = stack.enter_context(Worker("benchmarks.peers", name, str(folder), device, env=env))
         for peer in workers.values():
             peer.ask()
         for name, peer in list(workers.items()) * form.turns:
