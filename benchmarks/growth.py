@@ -40,7 +40,7 @@ class Form:
 SMALL = {"model": "resnet18", "batch_size": 32, "crop": 32, "eval_crop": 32, "eval_resize": 32, "epochs": 1}
 FORMS = {
     "cuda": Form(500, 96, 256, 3, {**SMALL, "crop": 224, "precision": "bf16"}),
-    "cpu": Form(200, 64, 256, 3, SMALL),
+    "cpu": Form(300, 64, 256, 3, SMALL),
     "tiny": Form(60, 48, 32, 1, SMALL, ("split", "prepare")),
 }
 
