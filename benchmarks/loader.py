@@ -36,7 +36,7 @@ class Form:
     sides: tuple[int, ...] = (64, 128, 224)  # of the crops
 
 
-FORMS = {"cpu": Form(200, 320, 64, 5, 1.0), "cuda": Form(400, 320, 64, 5, 1.0), "tiny": Form(50, 48, 8, 1, 0.0, (32,))}
+FORMS = {"cpu": Form(200, 320, 64, 5, 1.0), "cuda": Form(400, 320, 64, 5, 1.0), "tiny": Form(50, 48, 8, 1, 0.3, (32,))}
 
 
 def squares(form: Form) -> scene.Changes:
