@@ -5,7 +5,7 @@
 Ours cuts from the packed squares, which `prepare` makes once: that costs `prepare` CPU milliseconds an image, told
 beside; it takes one thread, as training does by default, or one a core. The others decode the same files every epoch. A
 turn is whole epochs for about a second; a first one is not counted. DALI and FFCV take part where they are installed
-(DALI: pip install nvidia-dali-cuda130; FFCV needs OpenCV's headers to be built).
+(DALI: pip install nvidia-dali-cuda130; FFCV is built on OpenCV and libturbojpeg).
 """
 
 import resource

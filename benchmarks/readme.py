@@ -59,7 +59,7 @@ def pipeline(report: Report) -> list[Line]:
     figures = report["figures"]
     return [
         (
-            f"`dvc repro` from a local archive ({report['of']['photos']}), {report['of']['epochs']} epochs",
+            f"`dvc repro` from a local archive ({report['of']['photos']}; epochs: {report['of']['epochs']})",
             f"{figures['whole_s']:.1f} s, the first step after {figures['first_step_s']:.1f} s",
             f"again, nothing changed: {figures['again_s']:.1f} s; `dvc status`: {figures['status_s']:.1f} s",
         )
@@ -106,7 +106,8 @@ LINES: dict[str, Callable[[Report], list[Line]]] = {
 def machine(of: Mapping[str, Any]) -> str:
     """The machine of a report, in words."""
     gpus = f", {len(of['gpus'])} × {of['gpus'][0]}" if of["gpus"] else ""
-    return f"{of['cpu']}, {of['cores']} cores{gpus}, torch {of['versions']['torch']}, commit {of['commit'][:12]}"
+    commit, dirty, _ = of["commit"].partition("-dirty")
+    return f"{of['cpu']}, {of['cores']} cores{gpus}, torch {of['versions']['torch']}, commit {commit[:12]}{dirty}"
 
 
 def table(results: Path) -> str:
