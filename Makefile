@@ -11,6 +11,7 @@ VENV := .venv
 READY := $(VENV)/.ready
 PERENNIAL_IMAGE ?= perennial
 TARGET ?= runtime
+BENCHMARKS := loader ceiling ways time_to_accuracy pipeline prepare growth
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 help:  ## this list
@@ -62,8 +63,10 @@ lint: setup  ## Python, types, Dockerfiles, shell, YAML, workflows, compose file
 format: setup  ## put the code into shape
 	@ruff check --fix . && ruff format .
 
-bench: setup  ## list the benchmarks
-	@python -m benchmarks
+bench: setup  ## measure what needs no GPU, 15 minutes on 2 idle cores (photos: ARCHIVE=file:///…); python -m benchmarks lists
+	@for name in $(BENCHMARKS); do \
+		python -m benchmarks.$$name $(if $(ARCHIVE),--archive "$(ARCHIVE)") $(if $(SHA256),--sha256 "$(SHA256)"); \
+	done
 
 doctor: setup  ## what this machine has, and what the current params would be refused for
 	@python -m pipeline.doctor

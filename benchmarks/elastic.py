@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.kill_sweep import call, copy_project, machine, set_params
+from benchmarks.measuring import RESULTS, machine
+from benchmarks.scene import call, copy_project, set_params
 from pipeline import files, model, sampling
 from pipeline.engine import elastic, loop, world
 from pipeline.engine.ema import Ema
@@ -34,7 +35,6 @@ from pipeline.engine.parallel import PARALLELS
 from pipeline.engine.precision import PRECISIONS
 from pipeline.engine.world import World
 
-RESULTS = Path("benchmarks/results")
 SHARDS = 8
 SMALL: dict[str, dict[str, Any]] = {  # for hashes: drawn flowers, a few steps
     "data": {"source": "synthetic", "synthetic": {"count": 120, "size": 48, "seed": 0}},
@@ -197,8 +197,7 @@ def report(name: str, rows: Iterator[dict[str, Any]]) -> None:
             print("  ".join(row))
         print("  ".join(f"{v:.4g}" if isinstance(v, float) else str(v)[:64] for v in row.values()), flush=True)
         done.append(row)
-        devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        files.write_json(RESULTS / f"elastic_{name}.json", {"machine": {**machine(), "gpus": devices}, "rows": done})
+        files.write_json(RESULTS / f"elastic_{name}.json", {"machine": machine(), "rows": done})
 
 
 def main() -> int:

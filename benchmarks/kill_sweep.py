@@ -23,7 +23,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import random
 import re
 import shutil
@@ -36,7 +35,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +42,8 @@ import psutil
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from benchmarks.measuring import machine
+from benchmarks.scene import call, copy_project, environment, set_params
 from pipeline import files
 
 with warnings.catch_warnings():  # its import touches interfaces that its dependencies deprecate
@@ -159,19 +159,6 @@ def plan(trials: int, seed: int, others: tuple[tuple[str, str], ...] = OTHERS) -
 
 
 # ---------------------------------------------------------------- a run, watched from outside
-
-
-def environment(base: Path) -> dict[str, str]:
-    """This environment's programs, and none of this checkout's modules; DVC's notes on files stay in `base`."""
-    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{environ['PATH']}"
-    return {**environ, "PATH": path, "DVC_SITE_CACHE_DIR": str(base / "site")}
-
-
-def call(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """A command in `folder`, to its end."""
-    environ = environment(folder.parent)
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
 
 
 @dataclass(frozen=True)
@@ -388,26 +375,6 @@ def attempt(before: Path, whole: Whole, strike: Strike, source: random.Random) -
     )
 
 
-def set_params(folder: Path, params: dict[str, dict[str, Any]]) -> None:
-    """Change params of a copy."""
-    raw = YAML(typ="safe", pure=True).load(folder / "params.yaml")
-    for section, changes in params.items():
-        raw[section].update(changes)
-    YAML().dump(raw, folder / "params.yaml")
-
-
-def copy_project(folder: Path, params: dict[str, dict[str, Any]] = PARAMS) -> None:
-    """The project's files as they are now, with these params, in a repository of their own."""
-    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0")
-    for name in listed:
-        if name and Path(name).is_file() and not name.startswith(("tests/", "docs/", "results/", "dvc.lock")):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(name, folder / name, follow_symlinks=False)
-    set_params(folder, params)
-    call(folder, "git", "init", "--quiet")
-
-
 def prepare(base: Path, elastic: bool) -> Whole:
     """Run the pipeline once, keeping in `base/<stage>` the state before each stage. Raises RuntimeError if it fails."""
     folder = base / "whole"
@@ -482,20 +449,6 @@ def summary(done: list[Trial]) -> dict[str, Any]:
         "most_lost_steps": max(lost, default=0),
         "mean_lost_steps": sum(lost) / max(1, len(lost)),
         "seconds": round(sum(trial.seconds for trial in done), 1),
-    }
-
-
-def machine() -> dict[str, Any]:
-    """Where, and with what, it was measured."""
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
-    return {
-        "cpu": names[0].partition(":")[2].strip() if names else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("torch", "dvc", "psutil")},
-        "commit": subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip(),
     }
 
 

@@ -1,0 +1,162 @@
+"""What people load training pictures with, each from its own documentation: the contenders of `loader` and `peers`.
+
+Every one is given the same files, cuts random resized crops with flips, and ends in batches of normalized float32
+pictures [n, 3, s, s] with their labels, an epoch at a time, on all cores; torch's own in as many worker processes.
+"""
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision import io, transforms
+from torchvision.transforms import v2
+
+from pipeline.augment import MEAN, STD
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+Labelled = Sequence[tuple[str, int]]
+
+
+class Files(Dataset[tuple[Any, int]]):
+    """Files and labels, opened and then transformed."""
+
+    def __init__(self, files: Labelled, open_: Callable[[str], Any], transform: Callable[[Any], Any] | None = None):
+        self._files, self._open = files, open_
+        self.transform = transform  # timm puts its own there
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        path, label = self._files[index]
+        image = self._open(path)
+        return self.transform(image) if self.transform else image, label
+
+
+def pillow(path: str) -> Any:
+    """A photo as Pillow decodes it."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return image.convert("RGB")
+
+
+def decoded(path: str) -> Tensor:
+    """A photo as torchvision decodes it: uint8 [3, h, w]."""
+    image: Tensor = io.decode_image(io.read_file(path), mode=io.ImageReadMode.RGB)
+    return image
+
+
+def in_processes(dataset: Dataset[tuple[Any, int]], batch: int, pinned: bool) -> Batches:
+    """A DataLoader that shuffles, with a worker process a core that stays for the next epoch."""
+    return DataLoader(
+        dataset, batch, shuffle=True, num_workers=len(os.sched_getaffinity(0)), pin_memory=pinned, drop_last=True,
+        persistent_workers=True,
+    )  # fmt: skip
+
+
+def tutorial(files: Labelled, side: int, batch: int, pinned: bool = False) -> Batches:
+    """The tutorial's: Pillow, then transforms of pictures."""
+    steps = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    transform = transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
+    return in_processes(Files(files, pillow, transform), batch, pinned)
+
+
+def tensors(files: Labelled, side: int, batch: int, pinned: bool = False) -> Batches:
+    """torchvision's v2 on tensors: decoded to uint8, cropped as such, then made floats."""
+    crop = v2.RandomResizedCrop(side, antialias=True)
+    steps = [crop, v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
+    return in_processes(Files(files, decoded, v2.Compose(steps)), batch, pinned)
+
+
+def dali(files: Labelled, side: int, batch: int) -> Batches:
+    """NVIDIA DALI's CPU pipeline: the decoder decodes little more than the crop."""
+    fn, pipeline, types = (importlib.import_module(f"nvidia.dali.{name}") for name in ("fn", "pipeline", "types"))
+    threads = len(os.sched_getaffinity(0))
+    with pipeline.Pipeline(batch_size=batch, num_threads=threads, device_id=None, prefetch_queue_depth=2) as pipe:
+        paths, labels = [path for path, _ in files], [label for _, label in files]
+        encoded, label = fn.readers.file(files=paths, labels=labels, random_shuffle=True, name="photos")
+        image = fn.decoders.image_random_crop(
+            encoded, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3], device="cpu"
+        )
+        image = fn.resize(image, resize_x=side, resize_y=side, antialias=True)
+        mean, std = ([255 * value for value in values] for values in (MEAN, STD))
+        image = fn.crop_mirror_normalize(
+            image, dtype=types.FLOAT, output_layout="CHW", mean=mean, std=std, mirror=fn.random.coin_flip()
+        )
+        pipe.set_outputs(image, label)
+    pipe.build()
+
+    def batches() -> Batches:
+        for _ in range(len(files) // batch):
+            images, labels = pipe.run()
+            yield torch.from_numpy(images.as_array()), torch.from_numpy(labels.as_array())
+
+    return Again(batches)
+
+
+def ffcv(files: Labelled, side: int, batch: int) -> Batches:
+    """FFCV: the same files, undecoded, in one file of its own, which is written first."""
+    fields, loader, transforms_, writer = (
+        importlib.import_module(f"ffcv.{name}") for name in ("fields", "loader", "transforms", "writer")
+    )
+    decoders = importlib.import_module("ffcv.fields.decoders")
+    path, threads = Path("photos.beton"), len(os.sched_getaffinity(0))
+    columns = {"image": fields.RGBImageField(write_mode="jpg"), "label": fields.IntField()}
+    writer.DatasetWriter(path, columns, num_workers=threads).from_indexed_dataset(
+        Files(files, pillow, lambda image: image)
+    )
+    mean, std = (np.array(values) * 255 for values in (MEAN, STD))
+    image = [
+        decoders.RandomResizedCropRGBImageDecoder((side, side)), transforms_.RandomHorizontalFlip(),
+        transforms_.NormalizeImage(mean, std, np.float32), transforms_.ToTensor(), transforms_.ToTorchImage(),
+    ]  # fmt: skip
+    label = [decoders.IntDecoder(), transforms_.ToTensor(), transforms_.Squeeze()]
+    found: Batches = loader.Loader(
+        path, batch_size=batch, num_workers=threads, order=loader.OrderOption.RANDOM, drop_last=True,
+        pipelines={"image": image, "label": label},
+    )  # fmt: skip
+    return found
+
+
+class Again:
+    """An iterable that calls a function for every epoch."""
+
+    def __init__(self, epoch: Callable[[], Batches]) -> None:
+        self._epoch = epoch
+
+    def __iter__(self) -> Any:
+        return iter(self._epoch())
+
+
+@dataclass(frozen=True)
+class Loader:
+    """A contender."""
+
+    make: Callable[[Labelled, int, int], Batches]  # of files, the side of the crops and the size of a batch
+    needs: str  # the module without which it is left out
+
+
+def missing(module: str) -> str:
+    """That a module is not installed, in words; nothing if it is."""
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # the package that the module would be in
+        found = None
+    return "" if found else f"{module} is not installed"
+
+
+LOADERS = {
+    "tutorial": Loader(tutorial, "torchvision"),
+    "torchvision v2": Loader(tensors, "torchvision"),
+    "DALI": Loader(dali, "nvidia.dali"),
+    "FFCV": Loader(ffcv, "ffcv"),
+}

@@ -1,0 +1,90 @@
+"""All that is owed to a GPU, in one command that can be cut in two: the benchmarks 1 to 5 and the proof (gpu_proof).
+
+    python -m benchmarks.gpu --out FOLDER --archive file:///…/flower_photos_240.tgz --wheels FOLDER
+    python -m benchmarks.gpu --out FOLDER --device cpu       the dry run: everything in a tiny form, about 3 minutes
+
+No network: photos come as an archive, and packages that the machine lacks as wheels (pip download --no-deps pooch …),
+which are installed into a temporary folder. After --seconds it stops with exit status 75; called again with the same
+FOLDER (on another machine of the same kind: with its files) it goes on after the last row that was written. The folder
+may also be named by the variable OUT.
+
+Nothing but the standard library is imported here: the rest may lie in the wheels.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+PARTS = ("ceiling", "peers", "time_to_accuracy", "ways", "loader", "gpu_proof")
+DRY_PROOF = "accumulation/fp32"  # the cases of the proof in a dry run
+STOPPED = 75  # exit status: run again to go on, as of the stages
+GRACE_SECONDS = 15  # for a part to end
+
+
+def command(part: str, options: argparse.Namespace) -> list[str]:
+    """A part's command line."""
+    found = [sys.executable, "-m", f"benchmarks.{part}", "--device", options.device, "--out", str(options.out)]
+    dry = options.device == "cpu"
+    if part == "gpu_proof":
+        return [*found, *(["--only", DRY_PROOF] if dry else [])]
+    archive = ["--archive", options.archive] if options.archive else []
+    return [*found, "--resume", *archive, *(["--tiny"] if dry else [])]
+
+
+def install(wheels: Path, site: Path) -> None:
+    """Install the wheels of a folder, and nothing else, into another."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+    subprocess.run([*pip, "--target", str(site), *map(str, sorted(wheels.glob("*.whl")))], check=True)
+
+
+def run(words: list[str], env: dict[str, str], seconds: float) -> int | None:
+    """Run a part, with at most so many seconds; its exit status, or None if they did not do."""
+    process = subprocess.Popen(words, env=env, start_new_session=True)
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(GRACE_SECONDS - 5)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="folder of the reports (or OUT)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--archive", default="", help="file:// address of an archive of photos; else flowers are drawn")
+    parser.add_argument("--wheels", type=Path, help="folder of the wheels of packages that are not installed")
+    parser.add_argument("--seconds", type=float, default=570, help="stop after so many (default: %(default)s)")
+    parser.add_argument("--only", default="", help="the parts with this in their names")
+    options = parser.parse_args()
+    if options.out is None:
+        parser.error("--out: no folder is named; name one, or set the variable OUT")
+    end, failed = time.monotonic() + options.seconds - GRACE_SECONDS, []
+    with tempfile.TemporaryDirectory(prefix="site-") as site:
+        if options.wheels:
+            install(options.wheels, Path(site))
+        path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH", "")]))
+        for part in [part for part in PARTS if options.only in part]:
+            left = end - time.monotonic()
+            status = run(command(part, options), {**os.environ, "PYTHONPATH": path}, left) if left > 0 else None
+            if status is None:
+                print(f"gpu: stopped in {part} after {options.seconds:.0f} s; run again to go on", flush=True)
+                return STOPPED
+            if status != 0:
+                failed.append(part)
+                print(f"gpu: {part} ended with {status}", flush=True)
+    print(f"gpu: done, {f'failed: {failed}' if failed else 'nothing failed'}: {options.out}")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""7. The stages and an epoch on 1, 3 and 10 times the data: the cost grows as the data does, the memory does not.
+
+    python -m benchmarks.growth
+
+Pictures are drawn, the smaller sets are the first of the largest. `linear` is what a picture costs between 3 and 10
+times the data over what it costs between 1 and 3 times: 1 where the cost is linear. `memory` is the peak at 10 times
+the data over that at 1. Where the squares are read while training decides its memory (run.residency), so it is told
+apart from split's and prepare's.
+"""
+
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import measuring, scene
+from benchmarks.measuring import Report, Row
+from pipeline import synthetic
+
+TIMES = (1, 3, 10)
+COMMANDS = {
+    "split": (sys.executable, "-m", "pipeline.split"),
+    "prepare": (sys.executable, "-m", "pipeline.prepare"),
+    "train": (sys.executable, "-m", "pipeline.launch", "train"),
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    pictures: int  # once
+    side: int  # of them
+    square: int
+    turns: int
+    train: dict[str, Any]
+    stages: tuple[str, ...] = ("split", "prepare", "train")
+
+
+SMALL = {"model": "resnet18", "batch_size": 32, "crop": 32, "eval_crop": 32, "eval_resize": 32, "epochs": 1}
+FORMS = {
+    "cuda": Form(500, 96, 256, 3, {**SMALL, "crop": 224, "precision": "bf16"}),
+    "cpu": Form(300, 64, 256, 3, SMALL),
+    "tiny": Form(60, 48, 32, 1, SMALL, ("split", "prepare")),
+}
+
+
+def draw(folder: Path, pictures: int, side: int) -> None:
+    """All pictures of the largest set, in class folders."""
+    folder.mkdir(parents=True)
+    synthetic.draw(folder, pictures, side, 0, measuring.cores())
+
+
+def place(folder: Path, source: Path, pictures: int, form: Form, device: str) -> None:
+    """A workplace with the first so many of the pictures, evenly of every kind."""
+    params = {"train": {"device": device, "warmup_epochs": 0, **form.train}, "split": {"near_duplicates": 0}}
+    scene.workplace(folder, scene.ONE_PROCESS, params, {"prepare": {"size": form.square}})
+    for kind in synthetic.KINDS:
+        (folder / "data/images" / kind).mkdir(parents=True)
+        for path in sorted((source / kind).iterdir())[: pictures // len(synthetic.KINDS)]:
+            os.link(path, folder / "data/images" / kind / path.name)
+    (folder / "data/weights").mkdir()
+
+
+def run(folder: Path, stage: str) -> Row:
+    """Run a stage in a workplace."""
+    watch = measuring.watched(COMMANDS[stage], folder, scene.environment(folder.parent))
+    scene.forget_runs(folder)
+    return {"seconds": watch.seconds, "peak_mb": watch.peak_mb()}
+
+
+def linear(seconds: list[float]) -> float:
+    """What more costs from the second set to the third over what it costs from the first to the second."""
+    slopes = [(seconds[after] - seconds[before]) / (TIMES[after] - TIMES[before]) for before, after in ((0, 1), (1, 2))]
+    return slopes[1] / slopes[0]
+
+
+def main() -> int:
+    options = measuring.parser(__doc__, "growth").parse_args()
+    form = FORMS[measuring.form(options)]
+    with tempfile.TemporaryDirectory(prefix="growth-") as temporary:
+        base = Path(temporary).resolve()
+        report = Report("growth", options, photos="drawn flowers", pictures=form.pictures, side=form.side, **form.train)
+        draw(base / "all", TIMES[-1] * form.pictures, form.side)
+        for times in TIMES:
+            place(base / str(times), base / "all", times * form.pictures, form, options.device)
+        for stage in form.stages:
+            turns: dict[int, list[Row]] = {times: [] for times in TIMES}
+            for times in TIMES * form.turns:
+                turns[times].append(run(base / str(times), stage))
+            for times in TIMES:
+                report.add(f"{stage} {times}×", measuring.medians(turns[times]))
+        rows = {stage: [report.rows[f"{stage} {times}×"] for times in TIMES] for stage in form.stages}
+        report.conclude(
+            linear={stage: linear([row["seconds"] for row in found]) for stage, found in rows.items()},
+            memory={stage: found[-1]["peak_mb"] / found[0]["peak_mb"] for stage, found in rows.items()},
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

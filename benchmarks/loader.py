@@ -1,0 +1,164 @@
+"""1. CPU seconds and wall time an image of loading, ours beside what people use, each ending in a normalized batch.
+
+    python -m benchmarks.loader --archive file:///…/flower_photos_mini.tgz
+
+Ours cuts from the packed squares, which `prepare` makes once: that costs `prepare` CPU milliseconds an image, told
+beside; it takes one thread, as training does by default, or one a core. The others decode the same files every epoch. A
+turn is whole epochs for about a second; a first one is not counted. DALI and FFCV take part where they are installed
+(DALI: pip install nvidia-dali-cuda130; FFCV is built on OpenCV and libturbojpeg).
+"""
+
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from benchmarks import measuring, scene
+from benchmarks.measuring import Report, Row, Worker
+from pipeline import packed
+from pipeline.errors import Refusal
+
+OURS, OURS_THREADS, OURS_GPU, PREPARE = "ours", "ours, a thread a core", "ours on the GPU", "prepare, once"
+
+
+@dataclass(frozen=True)
+class Form:
+    pictures: int  # of the drawn archive
+    side: int  # of its pictures
+    batch: int
+    turns: int
+    seconds: float  # the least that a turn lasts
+    sides: tuple[int, ...] = (64, 128, 224)  # of the crops
+
+
+FORMS = {"cpu": Form(200, 320, 64, 5, 1.0), "cuda": Form(400, 320, 64, 5, 1.0), "tiny": Form(50, 48, 8, 1, 0.3, (32,))}
+
+
+def squares(form: Form) -> scene.Changes:
+    """Params of a training that no turn comes to the end of."""
+    train = {"model": "resnet18", "batch_size": form.batch, "epochs": 1000}
+    return {"train": {**scene.ONE_PROCESS["train"], **train}}
+
+
+# ---------------------------------------------------------------- a contender
+
+
+def worker(name: str, folder: Path, batch: int) -> None:
+    """Be the process of a contender: a turn counts the images of whole epochs for so many seconds."""
+    import torch
+
+    from benchmarks import contenders, ours
+
+    cuda, threads = name == OURS_GPU, measuring.cores() if name == OURS_THREADS else 1
+    with ours.ready(folder, device="cuda" if cuda else "cpu", threads=threads) as ready:
+        epoch, rows = ready.rows // batch, ready.data.rows("train")
+        if epoch == 0:
+            raise Refusal(f"--archive: {ready.rows} photos to train on are less than a batch; needed: {batch}")
+        images = Path(ready.config.paths.images).resolve()
+        files = [(str(images / ready.data.paths[row]), int(ready.data.labels[row])) for row in rows]
+        loaded: dict[int, Iterator[torch.Tensor]] = {}
+
+        def batches(side: int) -> Iterator[torch.Tensor]:
+            if name.startswith(OURS):
+                yield from (batch.images for batch in ready.having(crop=side).batches(ours.exact(ready)))
+            source = contenders.LOADERS[name].make(files, side, batch)
+            while True:
+                yield from (images for images, _ in source)
+
+        def turn(side: int, seconds: float) -> Row:
+            if side not in loaded:
+                loaded.clear()
+                loaded[side] = batches(side)
+            began, count = time.perf_counter(), 0
+            while count == 0 or time.perf_counter() - began < seconds:
+                for found in islice(loaded[side], epoch):
+                    assert (found.shape[1:], found.dtype) == ((3, side, side), torch.float32)
+                    count += len(found)
+            if cuda:
+                torch.cuda.synchronize()
+            return {"images": count, "seconds": time.perf_counter() - began}
+
+        measuring.serve(turn)
+
+
+# ---------------------------------------------------------------- the race
+
+
+def taking_part(report: Report, device: str) -> list[str]:
+    """Those of the contenders that can run here; the report names the others, and why."""
+    from benchmarks.contenders import LOADERS, missing
+
+    for name, loader in LOADERS.items():
+        if reason := missing(loader.needs):
+            report.leave_out(name, reason)
+    others = [name for name, loader in LOADERS.items() if not missing(loader.needs)]
+    return [OURS, OURS_THREADS, *([OURS_GPU] if device == "cuda" else []), *others]
+
+
+def race(names: list[str], folder: Path, form: Form, report: Report) -> None:
+    """A row for every contender and side; contenders take turns."""
+    with ExitStack() as stack:
+        workers = {
+            name: stack.enter_context(Worker("benchmarks.loader", name, str(folder), str(form.batch))) for name in names
+        }
+        for side in form.sides:
+            if not report.missing(f"{name} {side}" for name in names):
+                continue
+            for contender in workers.values():
+                contender.ask(side=side, seconds=0.0)
+            turns: dict[str, list[Row]] = {name: [] for name in names}
+            for name, contender in list(workers.items()) * form.turns:
+                turn = contender.ask(side=side, seconds=form.seconds)
+                cpu, wall = (1e3 * turn[key] / turn["images"] for key in ("cpu_seconds", "seconds"))
+                turns[name].append({"cpu_ms": cpu, "wall_ms": wall})
+            for name in names:
+                report.add(f"{name} {side}", measuring.medians(turns[name]))
+
+
+def prepared(folder: Path) -> Row:
+    """Run the stage that makes the packed squares: what a picture costs, the start of the stage included."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    scene.must(folder, sys.executable, "-m", "pipeline.prepare")
+    wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    pictures = len(packed.kept(folder / "data/split.csv"))
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"cpu_ms": 1e3 * cpu / pictures, "wall_ms": 1e3 * wall / pictures}
+
+
+def main() -> int:
+    options = measuring.parser(__doc__, "loader").parse_args()
+    form = FORMS[measuring.form(options)]
+    with measuring.refusals("loader"), tempfile.TemporaryDirectory(prefix="loader-") as temporary:
+        base = Path(temporary).resolve()
+        photos = scene.photos(options, base, form.pictures, form.side)
+        report = Report("loader", options, photos=photos.words, sha256=photos.sha256, batch=form.batch)
+        names = taking_part(report, options.device)
+        if report.missing([PREPARE, *(f"{name} {side}" for name in names for side in form.sides)]):
+            scene.workplace(base / "copy", scene.ONE_PROCESS, squares(form), photos.params)
+            for stage in ("download", "split"):
+                scene.must(base / "copy", sys.executable, "-m", f"pipeline.{stage}")
+            report.add(PREPARE, prepared(base / "copy"))
+            race(names, base / "copy", form, report)
+        rows = report.rows
+        report.conclude(
+            prepare_cpu_ms=rows[PREPARE]["cpu_ms"],
+            times_our_cpu={
+                f"{name} {side}": rows[f"{name} {side}"]["cpu_ms"] / rows[f"{OURS} {side}"]["cpu_ms"]
+                for side in form.sides
+                for name in names
+                if not name.startswith(OURS)
+            },
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["worker"]:
+        worker(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
+    else:
+        sys.exit(main())

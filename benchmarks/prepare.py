@@ -1,0 +1,117 @@
+"""8. Packing the squares beside plain decoding and resizing of the same files by libraries, on all cores.
+
+    python -m benchmarks.prepare --archive file:///…/flower_photos_mini.tgz
+
+Ours writes, hashes and syncs the packed file; the others throw their squares away. `throughput` is ours over the faster
+of the two.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import measuring, scene
+from benchmarks.measuring import Report, Row, Worker
+from pipeline import packed, params
+
+OURS, PILLOW, TORCHVISION = "ours", "Pillow", "torchvision"
+CONTENDERS = (OURS, PILLOW, TORCHVISION)
+
+
+@dataclass(frozen=True)
+class Form:
+    pictures: int
+    side: int  # of the drawn pictures
+    square: int
+    turns: int
+
+
+FORMS = {"cpu": Form(200, 320, 256, 5), "cuda": Form(600, 320, 256, 5), "tiny": Form(50, 48, 32, 1)}
+
+
+def worker(name: str, folder: Path) -> None:
+    """Be the process of a contender: a turn is all pictures once."""
+    os.chdir(folder)
+    config, cores = params.load(), measuring.cores()
+    images, split_csv = Path(config.paths.images), Path(config.paths.split)
+    paths, size = [images / line["path"] for line in packed.kept(split_csv)], config.prepare.size
+
+    def ours() -> None:
+        from pipeline.prepare import prepare
+
+        prepare(images, split_csv, Path(config.paths.packed), size, cores)
+
+    def pillow() -> None:
+        from PIL import Image
+
+        def squeeze(path: Path) -> None:
+            with Image.open(path) as image:
+                image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
+
+        in_threads(squeeze)
+
+    def torchvision() -> None:
+        import torch
+        from torchvision import io
+        from torchvision.transforms.v2 import InterpolationMode, functional
+
+        def squeeze(path: Path) -> None:
+            image = io.decode_image(io.read_file(str(path)), mode=io.ImageReadMode.RGB)
+            functional.resize(image, [size, size], InterpolationMode.BICUBIC, antialias=True)
+
+        torch.set_num_threads(1)
+        in_threads(squeeze)
+
+    def in_threads(squeeze: Callable[[Path], None]) -> None:
+        with ThreadPoolExecutor(cores) as pool:
+            for _ in pool.map(squeeze, paths):
+                pass
+
+    work = {OURS: ours, PILLOW: pillow, TORCHVISION: torchvision}[name]
+
+    def turn() -> Row:
+        began = time.perf_counter()
+        work()
+        return {"pictures": len(paths), "seconds": time.perf_counter() - began}
+
+    measuring.serve(turn)
+
+
+def main() -> int:
+    options = measuring.parser(__doc__, "prepare").parse_args()
+    form = FORMS[measuring.form(options)]
+    with measuring.refusals("prepare"), tempfile.TemporaryDirectory(prefix="prepare-") as temporary:
+        base = Path(temporary).resolve()
+        photos = scene.photos(options, base, form.pictures, form.side)
+        report = Report("prepare", options, photos=photos.words, sha256=photos.sha256, square=form.square)
+        scene.workplace(base / "copy", scene.ONE_PROCESS, photos.params, {"prepare": {"size": form.square}})
+        for stage in ("download", "split"):
+            scene.must(base / "copy", sys.executable, "-m", f"pipeline.{stage}")
+        turns: dict[str, list[Row]] = {name: [] for name in CONTENDERS}
+        with ExitStack() as stack:
+            workers = {n: stack.enter_context(Worker("benchmarks.prepare", n, str(base / "copy"))) for n in CONTENDERS}
+            for contender in workers.values():
+                contender.ask()
+            for name, contender in list(workers.items()) * form.turns:
+                turn = contender.ask()
+                pictures = turn["pictures"]
+                cpu = 1e3 * turn["cpu_seconds"] / pictures
+                turns[name].append({"pictures_per_s": pictures / turn["seconds"], "cpu_ms": cpu})
+        for name in CONTENDERS:
+            report.add(name, measuring.medians(turns[name]))
+        rates = {name: row["pictures_per_s"] for name, row in report.rows.items()}
+        report.conclude(throughput=rates[OURS] / max(rates[PILLOW], rates[TORCHVISION]))
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["worker"]:
+        worker(sys.argv[2], Path(sys.argv[3]))
+    else:
+        sys.exit(main())

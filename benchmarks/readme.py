@@ -1,0 +1,140 @@
+"""The README's table of figures, made from the reports in benchmarks/results.
+
+python -m benchmarks.readme      writes it anew
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import RESULTS
+
+README = Path("README.md")
+BLOCK = re.compile(r"(?<=<!-- figures: python -m benchmarks.readme -->\n).*?(?=<!-- /figures -->)", re.DOTALL)
+SIDE = 224
+Report = Mapping[str, Any]
+Line = tuple[str, str, str]  # what is measured, ours, and what stands beside it
+
+
+def loader(report: Report) -> list[Line]:
+    rows, times = report["rows"], report["figures"]["times_our_cpu"]
+    others = [
+        f"{name.removesuffix(f' {SIDE}')} {rows[name]['cpu_ms']:.2f} ms ({ratio:.1f} times)"
+        for name, ratio in times.items()
+        if name.endswith(f" {SIDE}") and not name.startswith("ours")
+    ]
+    return [(f"CPU to load a photo at {SIDE} pixels", f"{rows[f'ours {SIDE}']['cpu_ms']:.2f} ms", ", ".join(others))]
+
+
+def prepare(report: Report) -> list[Line]:
+    rates = {name: f"{row['pictures_per_s']:,.0f}" for name, row in report["rows"].items()}
+    ours = f"{rates.pop('ours')} photos/s ({report['figures']['throughput']:.2f} of the faster one beside it)"
+    others = ", ".join(f"{name} {rate}" for name, rate in rates.items())
+    return [("`prepare`, which decodes once, on all cores", ours, f"decode and resize alone: {others}")]
+
+
+def ceiling(report: Report) -> list[Line]:
+    shares = ", ".join(f"{name}: {share:.3f}" for name, share in report["figures"]["share"].items())
+    lines = [("training, over the same step fed one batch that stays", shares, "1: it never waits for pictures")]
+    if price := report["figures"]["price_of_deterministic"]:
+        prices = ", ".join(f"{name.split(' not')[0]}: {100 * value:.1f} %" for name, value in price.items())
+        lines.append(("what `deterministic: true` costs", prices, ""))
+    return lines
+
+
+def growth(report: Report) -> list[Line]:
+    memory, linear = (report["figures"][name] for name in ("memory", "linear"))
+    lines = [(f"peak memory of `{name}` at 10 times the data", f"{memory[name]:.2f} times", "") for name in STAGES]
+    costs = ", ".join(f"`{name}` {value:.2f}" for name, value in linear.items())
+    return [*lines, ("cost of a further photo, from 3 to 10 times the data over from 1 to 3", costs, "1: linear")]
+
+
+STAGES = ("split", "prepare")
+
+
+def pipeline(report: Report) -> list[Line]:
+    figures = report["figures"]
+    return [
+        (
+            f"`dvc repro` from a local archive ({report['of']['photos']}; epochs: {report['of']['epochs']})",
+            f"{figures['whole_s']:.1f} s, the first step after {figures['first_step_s']:.1f} s",
+            f"again, nothing changed: {figures['again_s']:.1f} s; `dvc status`: {figures['status_s']:.1f} s",
+        )
+    ]
+
+
+def time_to_accuracy(report: Report) -> list[Line]:
+    of, found = report["of"], report["figures"]
+    return [
+        (
+            f"to {found['target']} on the validation split ({of['photos']}; {of['model']}, {of['epochs']} epochs)",
+            f"{found['from_first_step_s']:.1f} s from the first step, {found['from_start_s']:.1f} s from the start",
+            f"median; {found['reached']} seeds reached it",
+        )
+    ]
+
+
+def peers(report: Report) -> list[Line]:
+    rates = {name: f"{row['images_per_s']:,.0f}" for name, row in report["rows"].items()}
+    ours, others = (
+        ", ".join(f"{name} {rate}" for name, rate in rates.items() if name.startswith("ours") is mine)
+        for mine in (True, False)
+    )
+    return [("training with loading, images/s", ours, others)]
+
+
+def ways(report: Report) -> list[Line]:
+    seconds = ", ".join(f"{name} {row['epoch_s']:.1f}" for name, row in report["rows"].items())
+    return [(f"seconds an epoch, {report['of']['devices']} devices", seconds, "")]
+
+
+LINES: dict[str, Callable[[Report], list[Line]]] = {
+    "loader": loader,
+    "prepare": prepare,
+    "ceiling": ceiling,
+    "peers": peers,
+    "time_to_accuracy": time_to_accuracy,
+    "pipeline": pipeline,
+    "growth": growth,
+    "ways": ways,
+}
+
+
+def machine(of: Mapping[str, Any]) -> str:
+    """The machine of a report, in words."""
+    gpus = f", {len(of['gpus'])} × {of['gpus'][0]}" if of["gpus"] else ""
+    commit, dirty, _ = of["commit"].partition("-dirty")
+    return f"{of['cpu']}, {of['cores']} cores{gpus}, torch {of['versions']['torch']}, commit {commit[:12]}{dirty}"
+
+
+def table(results: Path) -> str:
+    """The table of every report in a folder; machines are named below it. Raises ValueError for a tiny report."""
+    lines, machines = [], []
+    for device in ("cpu", "cuda"):
+        for name, describe in LINES.items():
+            if not (path := results / f"{name}_{device}.json").is_file():
+                continue
+            report = json.loads(path.read_text())
+            if report["of"]["form"] == "tiny":
+                raise ValueError(f"{path}: of a tiny form, which measures nothing")
+            if (where := machine(report["of"])) not in machines:
+                machines.append(where)
+            mark = f" [{machines.index(where) + 1}]"
+            lines += [f"| {what}{mark} | {ours} | {others} |" for what, ours, others in describe(report)]
+    if not lines:
+        return "Not measured yet: `make bench`."
+    head = ["| what | here | beside it, in the same run |", "|---|---|---|"]
+    names = [f"[{number}] {where}" for number, where in enumerate(machines, 1)]
+    return "\n".join([*head, *lines, "", "<br>".join(names)])
+
+
+def main() -> int:
+    README.write_text(BLOCK.sub(lambda _: table(RESULTS) + "\n", README.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

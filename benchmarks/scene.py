@@ -1,0 +1,159 @@
+"""What the benchmarks measure on: photos, copies of the project with params of their own, prepared squares."""
+
+import argparse
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from ruamel.yaml import YAML
+
+from pipeline import files, synthetic
+from pipeline.errors import Refusal
+
+Changes = Mapping[str, Mapping[str, Any]]  # section → key → value
+NEEDED = ("pipeline", "requirements", "docker")  # what a stage looks at, besides params.yaml
+ONE_PROCESS: Changes = {  # what any machine can train with
+    "train": {"device": "cpu", "precision": "fp32", "parallel": "single"},
+    "run": {"log_steps": 1_000_000},
+}
+
+
+# ---------------------------------------------------------------- copies of the project
+
+
+def environment(base: Path) -> dict[str, str]:
+    """This environment's programs, and none of this checkout's modules; DVC's notes on files stay in `base`."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    others = os.pathsep.join(folder for folder in folders if folder and not (Path(folder) / "pipeline").is_dir())
+    return {**os.environ, "PATH": path, "PYTHONPATH": others, "DVC_SITE_CACHE_DIR": str(base / "site")}
+
+
+def call(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """A command in `folder`, to its end."""
+    environ = environment(folder.parent)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+
+
+def must(folder: Path, *command: str) -> None:
+    """The same; raises RuntimeError with what it said if it fails."""
+    done = call(folder, *command)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+
+
+def set_params(folder: Path, params: Changes) -> None:
+    """Change params of a copy."""
+    raw = YAML(typ="safe", pure=True).load(folder / "params.yaml")
+    for section, changes in params.items():
+        raw[section].update(changes)
+    YAML().dump(raw, folder / "params.yaml")
+
+
+def copy_project(folder: Path, params: Changes) -> None:
+    """The project's files as they are now, with these params, in a repository of their own."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0")
+    for name in listed:
+        if name and Path(name).is_file() and not name.startswith(("tests/", "docs/", "results/", "dvc.lock")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(name, folder / name, follow_symlinks=False)
+    set_params(folder, params)
+    call(folder, "git", "init", "--quiet")
+
+
+def workplace(folder: Path, *params: Changes) -> None:
+    """What the stages need, with these params: no repository, for where there is neither git nor DVC."""
+    for name in NEEDED:
+        shutil.copytree(name, folder / name)  # with what is compiled already
+    shutil.copy2("params.yaml", folder)
+    for changes in params:
+        set_params(folder, changes)
+
+
+def prepared(folder: Path, *params: Changes) -> None:
+    """A workplace with everything that training needs."""
+    workplace(folder, *params)
+    prepare(folder)
+
+
+def prepare(folder: Path) -> None:
+    """Run the stages before training."""
+    for stage in ("download", "split", "prepare"):
+        must(folder, sys.executable, "-m", f"pipeline.{stage}")
+
+
+def events(folder: Path) -> list[tuple[str, int, float]]:
+    """TensorBoard's events of all runs in a copy: tag, step and time, as they were written."""
+    with warnings.catch_warnings():  # its import touches interfaces that its dependencies deprecate
+        warnings.simplefilter("ignore")
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    return [
+        (value.tag, event.step, event.wall_time)
+        for path in sorted(folder.glob("runs/*/tensorboard/*/events*"))
+        for event in EventFileLoader(str(path)).Load()
+        for value in event.summary.value
+    ]
+
+
+def forget_runs(folder: Path) -> None:
+    """Remove what runs left, so that the next one begins anew."""
+    files.remove(folder / "runs")
+
+
+# ---------------------------------------------------------------- photos
+
+
+@dataclass(frozen=True)
+class Photos:
+    """An archive of photos."""
+
+    archive: Path
+    sha256: str
+    words: str  # what they are
+
+    @property
+    def params(self) -> Changes:
+        """The params that read it. Drawn flowers are near duplicates of one another by nature."""
+        data = {"source": "archive", "url": f"file://{self.archive}", "sha256": self.sha256}
+        return {"data": data, **({"split": {"near_duplicates": 0}} if self.words.startswith("drawn") else {})}
+
+
+def photos(options: argparse.Namespace, base: Path, count: int, side: int) -> Photos:
+    """The archive that the options name, or one of drawn flowers. Raises Refusal if there is no such archive."""
+    if not options.archive:
+        return drawn(base / "drawn.tar", count, side)
+    archive = Path(unquote(options.archive.removeprefix("file://"))).resolve()
+    if not archive.is_file():
+        raise Refusal(f"--archive: {options.archive!r}: no such file; allowed: file:// and the path of an archive")
+    sha256 = files.sha256(archive)
+    if options.sha256 not in ("", sha256):
+        raise Refusal(f"--sha256: {options.sha256!r} is not that of {archive}, {sha256!r}; give the right one, or none")
+    return Photos(archive, sha256, archive.name)
+
+
+def drawn(archive: Path, count: int, side: int) -> Photos:
+    """An archive of drawn flowers saved as JPEG, in class folders."""
+    kinds = list(synthetic.KINDS)
+
+    def jpeg(index: int) -> bytes:
+        content = io.BytesIO()
+        synthetic.picture(kinds[index % len(kinds)], side, 0, index).save(content, "JPEG", quality=90)
+        return content.getvalue()
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, tarfile.open(archive, "w") as tar:
+        for index, content in enumerate(pool.map(jpeg, range(count))):
+            entry = tarfile.TarInfo(f"flowers/{kinds[index % len(kinds)]}/{index:05}.jpg")
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return Photos(archive, files.sha256(archive), f"drawn flowers: {count} of {side} pixels, as JPEG")

@@ -1,0 +1,157 @@
+"""Every benchmark runs, for real, in a tiny form; the command for a GPU can be cut in two; the README is true."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import growth, measuring, pipeline, readme, scene
+from benchmarks.measuring import Report, Worker
+from pipeline.errors import Refusal
+from tests.conftest import PROJECT
+
+# name → the rows and the figures that its report promises
+PROMISED: dict[str, tuple[set[str], set[str]]] = {
+    "ceiling": (
+        {"resnet18 8 fp32", "resnet18 8 fp32 not deterministic"},
+        {"share", "price_of_deterministic"},
+    ),
+    "peers": ({"ours fp32", "tutorial fp32"}, {"times_faster", "same_precision", "epochs", "epochs_s"}),
+    "ways": ({"single", "ddp by spawn"}, {"fastest", "picture"}),
+    "time_to_accuracy": ({"seed 0"}, {"target", "reached", "from_start_s", "from_first_step_s"}),
+    "pipeline": (
+        {*pipeline.STAGES, "DVC itself", "whole", "first step", "repro again", "status again"},
+        {"whole_s", "first_step_s", "again_s", "status_s"},
+    ),
+    "prepare": ({"ours", "Pillow", "torchvision"}, {"throughput"}),
+    "growth": (
+        {f"{stage} {times}×" for stage in ("split", "prepare") for times in growth.TIMES},
+        {"linear", "memory"},
+    ),
+}
+
+
+def run(module: str, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A benchmark as a person starts it."""
+    command = [sys.executable, "-m", f"benchmarks.{module}", *options]
+    env = {**os.environ, **environ}
+    return subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
+    """Its JSON has the rows and figures that it is for, with machine, versions, commit and form; so has its table."""
+    done = run(name, "--tiny", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / f"{name}_cpu.json").read_text())
+    rows, figures = PROMISED[name]
+    assert report["rows"].keys() == rows
+    assert report["figures"].keys() == figures
+    assert report["of"]["form"] == "tiny"
+    assert {"cpu", "cores", "gpus", "versions", "commit", "photos"} <= report["of"].keys()
+    assert all(row in done.stdout for row in [*rows, *report["left_out"]])
+    if name == "ways":
+        assert (tmp_path / "ways_cpu.svg").read_text().count("<rect") == 2 + 3  # a bar a way, and one a process
+
+
+def test_the_gpu_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    """Stopped by its time it says where; started again it runs what is missing; what is there is not run again."""
+    asked = ("--device", "cpu", "--only", "loader")
+    stopped = run("gpu", *asked, "--seconds", "0", OUT=str(tmp_path))
+    assert stopped.returncode == 75
+    assert "stopped in loader after 0 s" in stopped.stdout
+    first = run("gpu", *asked, "--out", str(tmp_path))
+    assert first.returncode == 0, first.stdout + first.stderr
+    report = json.loads((tmp_path / "loader_cpu.json").read_text())
+    assert {"ours 32", "tutorial 32", "torchvision v2 32"} <= report["rows"].keys()
+    assert report["figures"]["times_our_cpu"].keys() >= {"tutorial 32", "torchvision v2 32"}
+    report["rows"]["ours 32"]["cpu_ms"] = 4711.0
+    (tmp_path / "loader_cpu.json").write_text(json.dumps(report))
+    again = run("gpu", *asked, "--out", str(tmp_path))
+    assert again.returncode == 0
+    assert "4711" in again.stdout
+
+
+def asked(out: Path, **changes: Any) -> argparse.Namespace:
+    """The options of a tiny benchmark."""
+    options = measuring.parser("Nothing.", "nothing").parse_args(["--tiny", "--out", str(out)])
+    return argparse.Namespace(**{**vars(options), **changes})
+
+
+def test_rows_of_another_machine_are_not_gone_on_with(tmp_path: Path) -> None:
+    """A report whose machine, commit or data is another is refused, and left as it is."""
+    Report("nothing", asked(tmp_path), photos="some").add("row", {"figure": 1.0})
+    assert Report("nothing", asked(tmp_path, resume=True), photos="some").missing(["row", "other"]) == ["other"]
+    with pytest.raises(Refusal, match="of another machine, environment, commit or data; remove it"):
+        Report("nothing", asked(tmp_path, resume=True), photos="others")
+    assert Report("nothing", asked(tmp_path), photos="others").missing(["row"]) == ["row"]
+
+
+def test_an_archive_that_is_not_there_or_another_is_refused(tmp_path: Path) -> None:
+    """In one line, before anything is measured."""
+    with pytest.raises(Refusal, match="no such file; allowed: file://"):
+        scene.photos(asked(tmp_path, archive="file:///no.tgz"), tmp_path, 1, 1)
+    (tmp_path / "some.tgz").write_bytes(b"some")
+    with pytest.raises(Refusal, match="--sha256: '0' is not that of"):
+        scene.photos(asked(tmp_path, archive=f"file://{tmp_path}/some.tgz", sha256="0"), tmp_path, 1, 1)
+
+
+def test_a_program_is_watched_with_all_its_processes(tmp_path: Path) -> None:
+    """Its memory is the sum of its processes' peaks, also of memory that they gave back long ago."""
+    inner = "import time; held = b'1' * 60_000_000; del held; time.sleep(0.5)"
+    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
+    watch = measuring.watched([sys.executable, "-c", outer], tmp_path, os.environ)
+    root, child = sorted(watch.seen)
+    assert watch.below(root) == [root, child]
+    assert watch.seen[child].peak_mb > 60 > watch.seen[root].peak_mb
+    assert watch.peak_mb() == watch.seen[child].peak_mb + watch.seen[root].peak_mb
+    with pytest.raises(RuntimeError, match="ended with 3"):
+        measuring.watched([sys.executable, "-c", "raise SystemExit(3)"], tmp_path, os.environ)
+
+
+def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
+    """What it said is in the error; its process is gone."""
+    with (
+        Worker("benchmarks.prepare", "ours", str(tmp_path)) as worker,
+        pytest.raises(RuntimeError, match="not found; run from the project"),
+    ):
+        worker.ask()
+
+
+def test_linear_growth_is_one() -> None:
+    """What is linear, whatever a start costs, has 1; what is quadratic has more."""
+    assert growth.linear([2 + 5 * times for times in growth.TIMES]) == 1
+    assert growth.linear([float(times**2) for times in growth.TIMES]) > 3
+
+
+def test_the_readme_has_the_figures_of_the_reports() -> None:
+    """README.md's table is the one made from benchmarks/results."""
+    found = readme.BLOCK.search((PROJECT / "README.md").read_text())
+    assert found is not None
+    assert found.group().strip() == readme.table(PROJECT / measuring.RESULTS), "run: python -m benchmarks.readme"
+
+
+def test_the_table_names_the_machine_and_takes_no_tiny_form(tmp_path: Path) -> None:
+    """Every line leads to the machine and commit of its figures; of a tiny form there are none to show."""
+    report = Report("prepare", asked(tmp_path, tiny=False), photos="some")
+    for name in ("ours", "Pillow", "torchvision"):
+        report.add(name, {"pictures_per_s": 1234.5})
+    report.conclude(throughput=1.0)
+    said = readme.table(tmp_path)
+    assert "all cores [1] | 1,234 photos/s (1.00 of the faster one beside it) | " in said
+    assert said.splitlines()[-1] == f"[1] {readme.machine(measuring.machine())}"
+    Report("prepare", asked(tmp_path), photos="some").conclude()
+    with pytest.raises(ValueError, match="of a tiny form"):
+        readme.table(tmp_path)
+
+
+def test_the_list_names_what_can_be_run() -> None:
+    """python -m benchmarks: every benchmark and its first line; not the modules that they share."""
+    done = subprocess.run([sys.executable, "-m", "benchmarks"], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert all(f"python -m benchmarks.{name} " in done.stdout for name in [*PROMISED, "loader", "gpu", "gpu_proof"])
+    assert "measuring" not in done.stdout
