@@ -88,6 +88,14 @@ def strike(folder: Path, target: str, number: signal.Signals, epoch: int = 3) ->
     return status
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That run, stopped in the middle; the tests copy it."""
+    folder = small_world(tmp_path_factory.mktemp("stopped"), train__parallel="ddp", run__processes=2, **LONG)
+    assert strike(folder, "launcher", signal.SIGTERM) == 75
+    return folder
+
+
 STRIKES = {
     "torchrun": [
         *itertools.product(("rank 1", "launcher"), ("TERM", "INT", "USR1", "KILL")),
@@ -135,20 +143,22 @@ def test_stops_are_not_restarted_and_deaths_are(whole: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("processes", "lines"),
     [
-        (1, {"train__optimizer": "adamw", "train__lr": 0.001, "train__ema_decay": 0.9, "train__export": "ema"}),
-        (1, {"train__model": "mobilenet_v3_small", "train__gradient_checkpointing": True}),
-        (2, {"train__accumulate": 2, "train__mixup": 0.2, "train__clip_norm": 1.0, "train__export": "best"}),
-        (2, {"train__precision": "bf16", "run__launcher": "spawn"}),
-        (2, {"train__precision": "fp16", "train__model": "mobilenet_v3_small"}),
-        (3, {"train__batch_size": 12, "train__model": "resnet18"}),  # large enough for several buckets of gradients
-        (4, {"train__optimizer": "adam", "train__lr": 0.001, "train__model": "resnet18"}),
+        (1, {"train__optimizer": "adamw", "train__lr": 0.001, "train__ema_decay": 0.9, "train__export": "ema",
+             "train__model": "mobilenet_v3_small", "train__gradient_checkpointing": True}),
+        (2, {"train__precision": "bf16", "run__launcher": "spawn", "train__accumulate": 2, "train__mixup": 0.2,
+             "train__model": "mobilenet_v3_small", "train__epochs": 12}),
+        (2, {"train__precision": "fp16", "train__model": "mobilenet_v3_small", "train__epochs": 6,
+             "train__clip_norm": 1.0, "train__export": "best"}),
+        # A model that is large enough for several buckets of gradients.
+        (3, {"train__model": "resnet18", "train__epochs": 4, "train__batch_size": 12}),
+        (4, {"train__model": "resnet18", "train__epochs": 4, "train__optimizer": "adam", "train__lr": 0.001}),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_resume_is_exact_in_the_middle_of_an_epoch(tmp_path: Path, processes: int, lines: dict[str, Any]) -> None:
     """On 1 to 4 processes, for every kind of state there is to save."""
     lines = {
-        "train__parallel": "ddp", "run__processes": processes, "train__epochs": 4, "run__log_steps": 1,
+        "train__parallel": "ddp", "run__processes": processes, "train__epochs": 24, "run__log_steps": 1,
         "train__label_smoothing": 0.0, **lines,
     }  # fmt: skip
     straight = small_world(tmp_path / "straight", **lines)
@@ -185,11 +195,12 @@ def test_a_finished_run_that_dvc_did_not_record_is_not_trained_again(
     assert not list(folder.glob("runs/*/*checkpoint.pt"))
 
 
-def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
+    whole: Path, stopped: Path, tmp_path: Path
+) -> None:
     """Cut short, or with one bit changed; with both damaged, the run refuses and says what to remove."""
     for damage in ("cut", "changed"):
-        folder = small_world(tmp_path / damage, train__parallel="ddp", run__processes=2, **LONG)
-        strike(folder, "launcher", signal.SIGTERM)
+        folder = shutil.copytree(stopped, tmp_path / damage, symlinks=True)
         (saved,) = folder.glob("runs/*/checkpoint.pt")
         content = bytearray(saved.read_bytes())
         content[len(content) // 2] ^= 1
@@ -197,8 +208,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(whole: Path
         again = launch(folder)
         assert "checkpoint.pt is damaged; the one before it is used" in again.stderr
         assert outputs(folder) == outputs(whole)
-    folder = small_world(tmp_path / "both", train__parallel="ddp", run__processes=2, **LONG)
-    strike(folder, "launcher", signal.SIGTERM)
+    folder = shutil.copytree(stopped, tmp_path / "both", symlinks=True)
     for saved in folder.glob("runs/*/*checkpoint.pt"):
         saved.write_bytes(saved.read_bytes()[:1000])
     refused = launch(folder, check=False)
@@ -211,7 +221,12 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, **LONG)
     first = start(folder)
     wait_for(lambda: "epoch 1/" in said(folder) or first.poll() is not None, "no first epoch")
+    held_up = [psutil.Process(first.pid), *ranks(first)]
+    for process in held_up:
+        process.suspend()  # it lives as long as the second start takes
     second = launch(folder, check=False)
+    for process in held_up:
+        process.resume()
     assert second.returncode != 0
     held = int((next(folder.glob("runs/*/pid"))).read_text())
     assert f"process {held} is training this very run; wait for it, or end it, then run again" in second.stderr
@@ -219,10 +234,9 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     assert first.wait(600) == 0
 
 
-def test_a_resume_on_other_hardware_is_refused(tmp_path: Path) -> None:
+def test_a_resume_on_other_hardware_is_refused(stopped: Path, tmp_path: Path) -> None:
     """The checkpoint remembers what decides bits; what differs is named."""
-    folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, **LONG)
-    strike(folder, "launcher", signal.SIGTERM)
+    folder = shutil.copytree(stopped, tmp_path / "w", symlinks=True)
     environ = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
     refused = subprocess.run(
         [sys.executable, "-m", "pipeline.launch", "train"],
@@ -232,10 +246,9 @@ def test_a_resume_on_other_hardware_is_refused(tmp_path: Path) -> None:
     assert "here it is 'DEFAULT', so the bytes could not be the same; go on where it was begun" in refused.stderr
 
 
-def test_clean_runs_removes_what_nothing_would_resume(whole: Path, tmp_path: Path) -> None:
+def test_clean_runs_removes_what_nothing_would_resume(whole: Path, stopped: Path, tmp_path: Path) -> None:
     """Finished and stale folders go, and it says how much that freed; the one that can be resumed stays."""
-    folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, **LONG)
-    strike(folder, "launcher", signal.SIGTERM)
+    folder = shutil.copytree(stopped, tmp_path / "w", symlinks=True)
     (resumable,) = (folder / "runs").iterdir()
     (folder / "runs/stale").mkdir()
     (folder / "runs/stale/checkpoint.pt").write_bytes(bytes(2_500_000))
