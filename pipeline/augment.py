@@ -53,8 +53,6 @@ def jittered(pixels: Tensor, factors: NDArray[np.float32]) -> Tensor:
 
     Each as in torchvision's ColorJitter, which draws the order, too; here it is fixed.
     """
-    if (factors == 1).all():
-        return pixels
     brightness, contrast, saturation = to_device(factors, pixels.device).T[:, :, None, None, None]
     pixels = (pixels * brightness).clamp(0, 255)
     pixels = _blended(pixels, _mean(_grey(pixels)), contrast)

@@ -37,6 +37,7 @@ from pipeline.errors import Refusal, Stopped
 from pipeline.params import Params, Run
 
 STAGES = ("train", "evaluate")
+ASKED: set[int] = set()  # the signals that this launcher was asked to stop by, and has passed on
 
 
 def torchrun(module: str, run: Run) -> None:
@@ -144,12 +145,11 @@ def _passing_on(pids: Callable[[], Sequence[int]]) -> Iterator[None]:
     Each signal goes once: that of a DVC which ends comes right after the one that ended it, and would meet processes
     which have saved and are about to say so. While there are none, the signal ends this process.
     """
-    passed = set()
 
     def pass_on(number: int, _: FrameType | None) -> None:
-        if number in passed:
+        if number in ASKED:
             return
-        passed.add(number)
+        ASKED.add(number)
         found = pids()
         if not found:
             signal.signal(number, signal.SIG_DFL)
@@ -185,8 +185,8 @@ def with_restarts(module: str, run: Run) -> None:
             try:
                 LAUNCHERS[run.launcher](module, run)
             except Refusal as failure:
-                if not note.exists() and restart == run.max_restarts:
-                    raise
+                if not note.exists() and (ASKED or restart == run.max_restarts):
+                    raise  # ASKED: processes that were just starting have nothing to save, and so leave no note
                 print(f"launch: {failure}", file=sys.stderr)
             else:
                 break

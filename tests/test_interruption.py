@@ -140,6 +140,32 @@ def test_stops_are_not_restarted_and_deaths_are(whole: Path, tmp_path: Path) -> 
     assert outputs(folder) == outputs(whole)
 
 
+def test_a_second_signal_does_not_hurry_a_stop(tmp_path: Path) -> None:
+    """TERM twice, as `docker stop` reaches the launcher: through repro, and through the end of DVC."""
+    folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, **LONG)
+    launcher = start(folder)
+    wait_for(lambda: "epoch 1/" in said(folder) or launcher.poll() is not None, "no first epoch")
+    for _ in range(20):  # the moments at which it can do harm are short
+        launcher.send_signal(signal.SIGTERM)
+        time.sleep(0.01)
+    assert launcher.wait(600) == 75, said(folder)
+    assert re.search(
+        r"train: stopped by process \d: SIGTERM; saved at step \d+ of 108; run again to go on", said(folder)
+    )
+    assert "Traceback" not in said(folder)
+
+
+def test_a_stop_during_the_start_is_not_restarted(tmp_path: Path) -> None:
+    """Processes that are just starting have nothing to save, and run.max_restarts is no reason to start them again."""
+    folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, run__max_restarts=3, **LONG)
+    launcher = start(folder)
+    wait_for(lambda: len(ranks(launcher)) == 2 or launcher.poll() is not None, "no process was started")
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(600) != 0
+    assert "launch: restart" not in said(folder)
+    wait_for(lambda: gone(folder), "orphans")
+
+
 @pytest.mark.parametrize(
     ("processes", "lines"),
     [
