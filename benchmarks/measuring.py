@@ -31,6 +31,7 @@ from pipeline.errors import Refusal
 RESULTS = Path("benchmarks/results")
 LIBRARIES = ("torch", "torchvision", "numpy", "numba", "pillow", "dvc", "psutil")
 SAMPLE_SECONDS = 0.05
+QUIET_SECONDS, QUIET_AT_MOST = 0.2, 10.0
 Row = dict[str, Any]
 
 
@@ -97,7 +98,11 @@ class Worker:
         )  # fmt: skip
 
     def ask(self, **case: Any) -> Row:
-        """One turn; its figures, and the CPU seconds of the process and all below it. Raises RuntimeError."""
+        """One turn; its figures, and the CPU seconds of the process and all below it. Raises RuntimeError.
+
+        Those of what is still made ahead after the turn's end count, as those of what had been made before it do not;
+        and they are not spent in the turn of another.
+        """
         before = cpu_seconds(self._process.pid)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -107,7 +112,15 @@ class Worker:
             self._process.wait()
             self._said.seek(0)
             raise RuntimeError(self._said.read().strip() or f"exit status {self._process.returncode}, nothing said")
-        return {**json.loads(line), "cpu_seconds": cpu_seconds(self._process.pid) - before}
+        return {**json.loads(line), "cpu_seconds": self._when_quiet() - before}
+
+    def _when_quiet(self) -> float:
+        """Wait until the process and all below it do nothing. Returns the CPU seconds they have used."""
+        used, until = -1.0, time.monotonic() + QUIET_AT_MOST
+        while (now := cpu_seconds(self._process.pid)) > used and time.monotonic() < until:
+            used = now
+            time.sleep(QUIET_SECONDS)
+        return now
 
     def close(self) -> None:
         """End the process, and wait for its end."""

@@ -31,9 +31,11 @@ def loader(report: Report) -> list[Line]:
 
 def prepare(report: Report) -> list[Line]:
     rates = {name: f"{row['pictures_per_s']:,.0f}" for name, row in report["rows"].items()}
-    ours = f"{rates.pop('ours')} photos/s ({report['figures']['throughput']:.2f} of the faster one beside it)"
-    others = ", ".join(f"{name} {rate}" for name, rate in rates.items())
-    return [("`prepare`, which decodes once, on all cores", ours, f"decode and resize alone: {others}")]
+    others = ", ".join(
+        f"{name} {rates[name]} (ours: {share:.2f} of it)" for name, share in report["figures"]["throughput"].items()
+    )
+    what = "`prepare`, which decodes once with Pillow, on all cores"
+    return [(what, f"{rates['ours']} photos/s", f"decode and resize alone: {others}")]
 
 
 def ceiling(report: Report) -> list[Line]:

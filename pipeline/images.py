@@ -7,6 +7,7 @@ torchvision. Metadata (EXIF, text chunks) can turn a picture, but never make one
 
 import errno
 import hashlib
+import io
 import os
 import warnings
 from collections import deque
@@ -67,14 +68,21 @@ class Verdict:
     phash: int = 0  # 64-bit perceptual hash; 0 if not decoded
 
 
-def decode(path: Path) -> RGB:
-    """The picture as upright 8-bit RGB. Raises Refusal if it is none, OSError if the file cannot be read."""
-    with path.open("rb") as file:
-        try:
-            return _upright(_open(file))
-        except Exception as error:
-            allowed = f"a whole picture as {', '.join(FORMATS)}"
-            raise Refusal(f"{path}: {_reason(error)}; allowed: {allowed}; convert it, or leave it out") from None
+def decode(path: Path, draft: int = 0) -> RGB:
+    """The picture as upright 8-bit RGB. Raises Refusal if it is none, OSError if the file cannot be read.
+
+    With a draft, a JPEG of which a half, a quarter or an eighth still has sides of `draft` pixels or more is decoded at
+    that scale, which is cheaper.
+    """
+    content = io.BytesIO(path.read_bytes())  # read at once, which is faster than what the decoder asks for
+    try:
+        image = _open(content)
+        if draft:
+            image.draft(None, (draft, draft))
+        return _upright(image)
+    except Exception as error:
+        allowed = f"a whole picture as {', '.join(FORMATS)}"
+        raise Refusal(f"{path}: {_reason(error)}; allowed: {allowed}; convert it, or leave it out") from None
 
 
 def squeeze(path: Path, size: int) -> NDArray[np.uint8]:
@@ -83,10 +91,11 @@ def squeeze(path: Path, size: int) -> NDArray[np.uint8]:
     The filter is bicubic. Measured on 50 photos of flower_photos (seeded choice): squeezed to 256, then the centre box
     of evaluation resampled to 224 with a triangle filter, against torchvision's Resize(256) + CenterCrop(224) of the
     original; mean absolute error in grey levels of 255: box 3.73, bilinear 2.16, bicubic 2.01, Lanczos 2.20.
-    JPEG decoding at reduced scale (`Image.draft`) is not used: at 64 pixels it raises the error from 3.63 to 5.09 when
-    it stops at the square's side, and still to 3.93 at twice the side.
+    A JPEG of at least eight times the square's side is decoded at a reduced scale that leaves at least four times. At
+    32 pixels (50 photos), against torchvision's Resize of the original, the error then is 2.58, from the full scale
+    2.45; where only twice the side is left 3.00, and where once, 4.34.
     """
-    return np.asarray(decode(path).resize((size, size), Image.Resampling.BICUBIC))
+    return np.asarray(decode(path, draft=4 * size).resize((size, size), Image.Resampling.BICUBIC))
 
 
 def judge(path: Path, min_side: int, max_pixels: int, fingerprint: Callable[[RGB], int]) -> Verdict:

@@ -48,7 +48,7 @@ def logits(
             yield chosen, squares.collect(chosen)
 
     def batches() -> Iterator[Tensor]:
-        for chosen, shown in residency.ahead(collected()):
+        for chosen, shown in residency.ahead(collected(), squares.device):
             boxes = sampling.eval_boxes(sizes[chosen], view.square, view.resize, view.crop)
             with precision.exact():
                 images = augment.crops(*squares.send(shown), boxes, np.zeros(len(chosen), np.bool_), view.crop)

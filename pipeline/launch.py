@@ -58,6 +58,9 @@ def torchrun(module: str, run: Run) -> None:
         monitor_interval=0.1,
         signals_to_handle="SIGUSR2",  # not those that ask us to stop: at a second one the agent would leave its ranks
     )
+    if run.min_processes:
+        # torch 2.11's agent tells where its store is in the first round alone: a node that joins later waits in vain.
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
         # setpriv: a process of which the launcher dies before it has asked the kernel itself (`stage.main`) ends too.
         with _passing_on(lambda: [child.pid for child in psutil.Process().children()]):

@@ -12,15 +12,21 @@ So it has two forms with the same bits: two products of matrices, which a GPU do
 where those waste their work on zeros, a compiled loop over each picture. The one owner of numba.
 """
 
+import math
 import os
+import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
+from threading import Lock
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.sampling import GRID
@@ -28,19 +34,22 @@ from pipeline.sampling import GRID
 ONE = 256  # filter weights are multiples of 1/256
 TO_QUARTERS = 1.5 * 2.0**21  # float32 has a unit of 1/4 here: adding and subtracting it rounds to a multiple of 1/4
 
+_LENT: deque[NDArray[np.float32]] = deque(maxlen=4)  # the memory of the last results, to be used again
+_LENDING = Lock()
+
 
 @dataclass(frozen=True)
 class Filter:
     """How each output pixel of one axis is made of input pixels, for n boxes: `count` neighbours from `first` on."""
 
     first: Tensor  # int64 [n, out]
-    weights: Tensor  # float32 [n, out, count]: multiples of 1/256 that sum to exactly 1
+    weights: Tensor  # float32 [n, count, out]: multiples of 1/256 that sum to exactly 1
 
     def mirrored(self, flips: Tensor) -> "Filter":
         """The same, with the output pixels of the boxes flips [n] in reverse order."""
         return Filter(
             torch.where(flips[:, None], self.first.flip(1), self.first),
-            torch.where(flips[:, None, None], self.weights.flip(1), self.weights),
+            torch.where(flips[:, None, None], self.weights.flip(2), self.weights),
         )
 
 
@@ -48,21 +57,23 @@ def triangle(start: Tensor, end: Tensor, side: int, out: int) -> Filter:
     """Triangle filters of `out` pixels laid over [start, end) [n], in 1/256 pixels of a square of `side` pixels.
 
     All in whole numbers, the unit being 1 / (512 · out) pixel: an output pixel's centre and the filter's radius (one
-    output pixel, or one input pixel where the box is enlarged) are whole in it.
+    output pixel, or one input pixel where the box is enlarged) are whole in it. They are below 2^53 and so exact in
+    float64, also the quotients rounded down: one that is not whole is too far from the next number to be rounded to it.
     """
     device, count = start.device, taps(side, out)
-    pixel = 2 * out * GRID
-    extent = (end - start)[:, None]
-    centre = 2 * out * start[:, None] + (2 * torch.arange(out, device=device) + 1) * extent
+    # A tensor, for by a number a GPU does not divide: it multiplies by the reciprocal, which is rounded.
+    pixel = torch.full((1,), 2 * out * GRID, dtype=torch.float64, device=device)
+    begin, extent = start[:, None].double(), (end - start)[:, None].double()
+    centre = 2 * out * begin + (2 * torch.arange(out, device=device) + 1) * extent
     radius = 2 * extent.clamp(min=out * GRID)
-    first = torch.div(centre - radius + pixel // 2, pixel, rounding_mode="floor").clamp(0, side - count)
-    at = first[..., None] + torch.arange(count, device=device)
-    height = (radius[..., None] - ((2 * at + 1) * (pixel // 2) - centre[..., None]).abs()).clamp(min=0)
+    first = ((centre - radius + pixel / 2) / pixel).floor().clamp(0, side - count)
+    neighbour = pixel * torch.arange(count, device=device)[:, None] + pixel / 2  # its centre, from the first's edge
+    height = (radius[:, None] - ((first * pixel - centre)[:, None] + neighbour).abs()).clamp(min=0)
     # Running sums are rounded, not weights: so the rounded weights still sum to one.
-    running = height.cumsum(-1)
-    total = running[..., -1:]
-    rounded = torch.div(2 * ONE * running + total, 2 * total, rounding_mode="floor")
-    return Filter(first, torch.diff(rounded, dim=-1, prepend=torch.zeros_like(total)).float() / ONE)
+    running = torch.stack(list(accumulate(height.unbind(1))), 1)
+    total = running[:, -1:]
+    rounded = ((2 * ONE * running + total) / (2 * total)).floor().float() / ONE
+    return Filter(first.long(), torch.cat([rounded[:, :1], rounded[:, 1:] - rounded[:, :-1]], 1))
 
 
 def taps(side: int, out: int) -> int:
@@ -99,8 +110,8 @@ def by_products(squares: Tensor, rows: Tensor, columns: Filter, lines: Filter, l
 
 def _dense(filtered: Filter, side: int) -> Tensor:
     """The filters as matrices float32 [n, out, side]."""
-    at = filtered.first[..., None] + torch.arange(filtered.weights.shape[2], device=filtered.first.device)
-    return torch.zeros(*filtered.first.shape, side, device=at.device).scatter_(2, at, filtered.weights)
+    at = filtered.first[..., None] + torch.arange(filtered.weights.shape[1], device=filtered.first.device)
+    return torch.zeros(*filtered.first.shape, side, device=at.device).scatter_(2, at, filtered.weights.transpose(1, 2))
 
 
 @contextmanager
@@ -117,9 +128,9 @@ def _tensor_cores() -> Iterator[None]:
 def by_loops(squares: Tensor, rows: Tensor, columns: Filter, lines: Filter, less: Tensor, times: Tensor) -> Tensor:
     """`resampled` as a compiled loop over each picture; on the CPU."""
     n, side, out, threads = len(rows), squares.shape[1], columns.first.shape[1], torch.get_num_threads()
-    made = torch.from_numpy(np.empty((n, 3, out, out), np.float32))  # NumPy asks for huge pages: 3 times as fast
+    made = torch.from_numpy(_memory(n, 3, out, out))
     fill = _kernel(side, out)
-    whole, offsets, factors = squares.numpy(), less.repeat(out).numpy(), times.repeat(out).numpy()
+    whole, offsets, factors = squares.numpy(), less.numpy(), times.numpy()
 
     def part(number: int) -> None:
         mine = slice(n * number // threads, n * (number + 1) // threads)
@@ -131,6 +142,23 @@ def by_loops(squares: Tensor, rows: Tensor, columns: Filter, lines: Filter, less
     else:
         list(_pool(threads).map(part, range(threads)))
     return made
+
+
+def _memory(*shape: int) -> NDArray[np.float32]:
+    """Memory for a result: that of an earlier one which nobody holds any longer, or else fresh.
+
+    The system clears fresh memory, which for a batch takes nearly as long as filling it [measured]. Whoever holds a
+    tensor, or a view of it, holds a reference to the array below.
+    """
+    size = math.prod(shape)
+    with _LENDING:
+        for number in reversed(range(len(_LENT))):
+            if sys.getrefcount(_LENT[number]) == 2:  # the queue's reference, and that of the question
+                if _LENT[number].size >= size:
+                    return _LENT[number][:size].reshape(shape)
+                del _LENT[number]
+        _LENT.append(np.empty(size, np.float32))  # NumPy asks for huge pages, which are cleared faster
+        return _LENT[-1].reshape(shape)
 
 
 @cache
@@ -154,44 +182,49 @@ def _kernel(side: int, out: int) -> Callable[..., None]:
 
     @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
     def fill(squares, less, times, rows, first_x, weights_x, first_y, weights_y, made):  # type: ignore[no-untyped-def]
-        # A picture after its columns, and a line of it; a little longer than needed, so that every row is aligned.
-        across = np.empty((side, 3 * out + 16), np.float32)
-        line = np.zeros(3 * max(side, out) + 16, np.float32)
+        # A picture after its columns, and a line of it before and after; these are longer than needed, see below.
+        across = np.empty((3, side, out), np.float32)
+        red_line, green_line, blue_line = across
+        before = np.zeros(3 * side + 16, np.float32)
+        after = np.empty(3 * out + 16, np.float32)
         for n in range(len(rows)):
             picture = squares[rows[n]].reshape(side, 3 * side)
             top, bottom = index(first_y[n, 0]), index(first_y[n, out - 1]) + count  # the lines that the box needs
             one_end, other_end = first_x[n, 0], first_x[n, out - 1]
             left, right = three * index(min(one_end, other_end)), three * (index(max(one_end, other_end)) + count)
             for y in range(top, bottom):
-                pixels, result = picture[y], across[y - top]
+                pixels = picture[y]
                 for i in range(left, right):
-                    line[i] = np.float32(pixels[i])
+                    before[i] = np.float32(pixels[i])
                 for o in range(outs):
                     start = three * index(first_x[n, o])
                     # Four sums, as a register holds; the fourth is no channel, and the next pixel writes over it.
                     red = green = blue = waste = zero
                     for k in range(count):
-                        weight, at = weights_x[n, o, k], start + three * k
-                        red += line[at] * weight
-                        green += line[at + one] * weight
-                        blue += line[at + two] * weight
-                        waste += line[at + three] * weight
+                        weight, at = weights_x[n, k, o], start + three * k
+                        red += before[at] * weight
+                        green += before[at + one] * weight
+                        blue += before[at + two] * weight
+                        waste += before[at + three] * weight
                     to = three * o
-                    result[to] = (red + big) - big
-                    result[to + one] = (green + big) - big
-                    result[to + two] = (blue + big) - big
-                    result[to + three] = (waste + big) - big
-            for o in range(outs):
-                start = index(first_y[n, o]) - top
-                for i in range(three * outs):
-                    value = zero
-                    for k in range(count):
-                        value += across[start + k, i] * weights_y[n, o, k]
-                    line[i] = (value - less[i]) * times[i]
-                for channel in range(3):
+                    after[to] = (red + big) - big
+                    after[to + one] = (green + big) - big
+                    after[to + two] = (blue + big) - big
+                    after[to + three] = (waste + big) - big
+                for o in range(outs):
+                    at = three * o
+                    red_line[y - top, o] = after[at]
+                    green_line[y - top, o] = after[at + one]
+                    blue_line[y - top, o] = after[at + two]
+            for channel in range(3):
+                for o in range(outs):
+                    start = index(first_y[n, o]) - top
                     result = made[n, channel, o]
                     for i in range(outs):
-                        result[i] = line[three * i + index(channel)]
+                        value = zero
+                        for k in range(count):
+                            value += across[channel, start + k, i] * weights_y[n, k, o]
+                        result[i] = (value - less[channel]) * times[channel]
 
     compiled: Callable[..., None] = fill
     return compiled

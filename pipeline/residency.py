@@ -5,17 +5,18 @@
     disk      mapped from the packed file: the system keeps in memory what fits, and is told a step ahead what is next
     auto      the first of these that fits; on the CPU, whose memory is the system's, disk
 
-For a GPU, host and disk hand over a batch's squares in pinned memory, and `ahead` lets a thread collect them while the
-batch before is at work: so nobody waits for a copy. What was chosen is printed.
+Batches are planned, and the system told, a step ahead. For a GPU, host and disk hand over a batch's squares in pinned
+memory, and `ahead` lets a thread collect them while the batch before is at work: so nobody waits for a copy. What was
+chosen is printed.
 """
 
 import mmap
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import psutil
@@ -94,6 +95,10 @@ def _mapped(images: NDArray[np.uint8], device: torch.device) -> Squares:
         warnings.simplefilter("ignore")  # torch has no read-only tensors, and says so; nobody writes to this one
         whole = torch.from_numpy(array)
 
+    if images.nbytes < psutil.virtual_memory().available:
+        mapped.madvise(mmap.MADV_WILLNEED)  # all of it, in one go
+        return Squares(whole, device)
+
     def expect(rows: NDArray[np.int64]) -> None:
         for start in (images.offset + rows * length).tolist():
             page = start // mmap.PAGESIZE * mmap.PAGESIZE
@@ -102,11 +107,26 @@ def _mapped(images: NDArray[np.uint8], device: torch.device) -> Squares:
     return Squares(whole, device, expect)
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, each made in a thread while the one before it is used."""
+class AtOnce(Executor):
+    """Does in this thread, and right away, what it is given."""
+
+    def submit(self, work: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
+        done: Future[T] = Future()
+        try:
+            done.set_result(work(*arguments, **named))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+def ahead(items: Iterator[T], device: torch.device) -> Iterator[T]:
+    """The same items, each made before the one ahead of it is done with.
+
+    For a GPU by a thread, at the same time; for the CPU, whose cores are busy with the items themselves, at once.
+    """
     end = object()
-    with ThreadPoolExecutor(1, "ahead") as thread:
-        coming = thread.submit(next, items, end)
+    with ThreadPoolExecutor(1, "ahead") if device.type == "cuda" else AtOnce() as maker:
+        coming = maker.submit(next, items, end)
         while (item := coming.result()) is not end:
-            coming = thread.submit(next, items, end)
+            coming = maker.submit(next, items, end)
             yield item  # type: ignore[misc]

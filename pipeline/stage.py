@@ -49,13 +49,16 @@ def main(name: str, work: Callable[[Params], None]) -> int:
     of a launcher that was stopped leaves a note and returns 0: a launcher must not take it for a failure, and restart.
     """
     die_with_parent()
+    note = os.environ.get(STOPPED_NOTE)
     try:
         work(checked())
+        if note:  # of the processes before, which torchrun stopped because a node joined
+            Path(note).unlink(missing_ok=True)
     except Refusal as refusal:
         print(*(f"{name}: {line}" for line in str(refusal).splitlines()), sep="\n", file=sys.stderr)
         return 1
     except Stopped as stopped:
-        if note := os.environ.get(STOPPED_NOTE):
+        if note:
             Path(note).write_text(str(stopped))
             return 0
         print(f"{name}: {stopped}", file=sys.stderr)

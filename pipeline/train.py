@@ -187,7 +187,7 @@ def batches(
     Ends with the last step, or where all processes stop.
     """
     every_rate = rates(settings, len(data.rows("train")))
-    for plan in residency.ahead(plans(settings, data, squares, first_step, place, parts)):
+    for plan in residency.ahead(plans(settings, data, squares, first_step, place, parts), squares.device):
         if stop.before(plan.step):
             return
         with precision.exact():

@@ -141,9 +141,9 @@ def test_the_table_names_the_machine_and_takes_no_tiny_form(tmp_path: Path) -> N
     report = Report("prepare", asked(tmp_path, tiny=False), photos="some")
     for name in ("ours", "Pillow", "torchvision"):
         report.add(name, {"pictures_per_s": 1234.5})
-    report.conclude(throughput=1.0)
+    report.conclude(throughput={"Pillow": 1.0, "torchvision": 0.5})
     said = readme.table(tmp_path)
-    assert "all cores [1] | 1,234 photos/s (1.00 of the faster one beside it) | " in said
+    assert "all cores [1] | 1,234 photos/s | decode and resize alone: Pillow 1,234 (ours: 1.00 of it), " in said
     assert said.splitlines()[-1] == f"[1] {readme.machine(measuring.machine())}"
     Report("prepare", asked(tmp_path), photos="some").conclude()
     with pytest.raises(ValueError, match="of a tiny form"):

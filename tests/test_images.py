@@ -272,6 +272,20 @@ def test_squeeze_gives_the_whole_picture_as_a_square(tmp_path: Path) -> None:
     assert (square == same).all()
 
 
+@pytest.mark.parametrize(
+    ("sides", "decoded"),
+    [((640, 400), (320, 200)), ((640, 399), (640, 399)), ((1700, 800), (425, 200)), ((200, 150), (200, 150))],
+)
+def test_a_large_jpeg_is_decoded_at_the_scale_that_will_do(
+    tmp_path: Path, sides: tuple[int, int], decoded: tuple[int, int]
+) -> None:
+    """A draft is the smallest scale with no side below what was asked for; squeezed, it looks like the whole."""
+    path = saved(tmp_path / "a.jpg", scene().resize(sides), quality=95)
+    assert images.decode(path, draft=200).size == decoded
+    whole = pixels(images.decode(path).resize((50, 50), Image.Resampling.BICUBIC))
+    assert abs(images.squeeze(path, 50) - whole).max() <= 2
+
+
 def test_results_come_in_order_from_any_number_of_threads() -> None:
     """`in_order` gives each item's result once, in order, and passes on the first error."""
     for workers in (1, 2, 5):

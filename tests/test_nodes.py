@@ -119,6 +119,23 @@ def test_a_lost_node_costs_no_byte(tmp_path: Path) -> None:
     assert outputs(first) == outputs(straight)
 
 
+def test_a_node_that_joins_late_costs_no_byte(tmp_path: Path) -> None:
+    """elastic, with run.min_processes: torchrun stops the first node's process for it, and the end is no stop."""
+    lines = {"run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 5, "train__epochs": 30}
+    first, second = nodes(tmp_path, **{**ELASTIC, **lines})
+    running = start(first, TRAIN)
+    assert running.stderr is not None
+    for line in running.stderr:
+        if line.startswith("epoch 1/"):
+            break
+    said, _ = finish(running, start(second, TRAIN))
+    assert "going on from step" in said
+    assert "launch: restart" not in said
+    straight = small_world(tmp_path / "straight", **{**TWO, **ELASTIC, "run__processes": 1, "train__epochs": 30})
+    launch(straight)
+    assert outputs(first) == outputs(straight)
+
+
 def test_trainings_at_the_same_time_do_not_collide(one_node: dict[str, str], tmp_path: Path) -> None:
     """Two launches of two processes each, by torchrun and by spawn, side by side: both write the same bytes."""
     folders = [small_world(tmp_path / name, **TWO, run__launcher=name) for name in ("torchrun", "spawn")]

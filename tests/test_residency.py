@@ -3,9 +3,10 @@
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -59,13 +60,16 @@ def test_what_does_not_fit_is_refused_by_name_or_stays_on_disk(tmp_path: Path, w
         assert not squares.whole[39_999_999].any()
 
 
-def test_ahead_makes_the_next_item_while_one_is_used() -> None:
-    """In another thread, in order, no more than one in advance; an error comes where its item would."""
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_ahead_makes_the_next_item_while_one_is_used(device: str) -> None:
+    """In order, no more than one in advance; for a GPU in another thread. An error comes where its item would."""
     made: list[int] = []
     second = threading.Event()
+    threads: set[int] = set()
 
     def items() -> Iterator[int]:
         for number in range(4):
+            threads.add(threading.get_ident())
             made.append(number)
             if number == 1:
                 second.set()
@@ -73,7 +77,7 @@ def test_ahead_makes_the_next_item_while_one_is_used() -> None:
                 raise ValueError("the fourth")
             yield number
 
-    coming = residency.ahead(items())
+    coming = residency.ahead(items(), torch.device(device))
     assert next(coming) == 0
     assert second.wait(60)  # made while the first is in use
     assert made == [0, 1]
@@ -81,3 +85,16 @@ def test_ahead_makes_the_next_item_while_one_is_used() -> None:
     assert next(coming) == 2
     with pytest.raises(ValueError, match="the fourth"):
         next(coming)
+    assert len(threads) == 1
+    assert (threading.get_ident() in threads) == (device == "cpu")
+
+
+def test_of_a_file_beyond_memory_the_system_is_told_what_is_next(images: np.memmap, monkeypatch: Any) -> None:
+    """Also then the squares are those of the file."""
+    memory = psutil.virtual_memory()._replace(available=1)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    squares, _ = residency.reside(images, "disk", CPU, 1)
+    rows = np.array([11, 0])
+    squares.expect(rows)
+    seen, chosen = squares.send(squares.collect(rows))
+    assert np.array_equal(seen[chosen].numpy(), images[rows])

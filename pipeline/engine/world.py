@@ -144,6 +144,8 @@ def fix_arithmetic(threads: int, deterministic: bool) -> None:
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = deterministic
     torch.use_deterministic_algorithms(deterministic)
+    # Else torch would fill every new tensor before it is written to; none is read before. Its stubs do not know it.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def undetermined(error: RuntimeError) -> str:
