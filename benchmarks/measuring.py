@@ -31,7 +31,7 @@ from pipeline.errors import Refusal
 RESULTS = Path("benchmarks/results")
 LIBRARIES = ("torch", "torchvision", "numpy", "numba", "pillow", "dvc", "psutil")
 SAMPLE_SECONDS = 0.05
-QUIET_SECONDS, QUIET_AT_MOST = 0.2, 10.0
+QUIET_SECONDS, QUIET_AT_MOST = 0.1, 10.0
 Row = dict[str, Any]
 
 

@@ -35,7 +35,7 @@ GPU = {
     "crop": 160, "eval_crop": 224, "eval_resize": 256, "lr": 0.05, "warmup_epochs": 3,
 }  # fmt: skip
 CPU = {
-    "model": "resnet18", "precision": "fp32", "epochs": 10, "batch_size": 16,
+    "model": "resnet18", "precision": "fp32", "epochs": 8, "batch_size": 16,
     "crop": 48, "eval_crop": 64, "eval_resize": 64, "crop_scale": [0.5, 1.0], "lr": 0.02, "warmup_epochs": 1,
 }  # fmt: skip
 FORMS = {
