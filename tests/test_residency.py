@@ -1,5 +1,6 @@
 """Where the packed squares reside decides no byte, and what does not fit is refused by name."""
 
+import mmap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,12 +90,29 @@ def test_ahead_makes_the_next_item_while_one_is_used(device: str) -> None:
     assert (threading.get_ident() in threads) == (device == "cpu")
 
 
-def test_of_a_file_beyond_memory_the_system_is_told_what_is_next(images: np.memmap, monkeypatch: Any) -> None:
-    """Also then the squares are those of the file."""
-    memory = psutil.virtual_memory()._replace(available=1)
+@pytest.mark.parametrize("free", [1, 10**12])
+def test_the_system_is_told_what_to_read(images: np.memmap, monkeypatch: Any, free: int) -> None:
+    """Of a file that memory holds everything at once; of a larger one each batch's squares, when it is planned."""
+    told: list[tuple[int, ...]] = []
+
+    class Mapped(mmap.mmap):
+        def madvise(self, option: int, *part: int) -> None:
+            assert option == mmap.MADV_WILLNEED
+            told.append(part)
+            super().madvise(option, *part)
+
+    memory = psutil.virtual_memory()._replace(available=free)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(mmap, "mmap", Mapped)
     squares, _ = residency.reside(images, "disk", CPU, 1)
     rows = np.array([11, 0])
-    squares.expect(rows)
     seen, chosen = squares.send(squares.collect(rows))
     assert np.array_equal(seen[chosen].numpy(), images[rows])
+    if free > images.nbytes:
+        assert told == [()]
+    else:
+        starts = [images.offset + row * images[0].nbytes for row in rows]
+        assert all(
+            page <= start and page + length == start + images[0].nbytes
+            for start, (page, length) in zip(starts, told, strict=True)
+        )
