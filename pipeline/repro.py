@@ -3,8 +3,10 @@
     python -m pipeline.repro [arguments of dvc repro]
 
 DVC rewrites dvc.lock and .dvc/tmp/rwlock in place. Killed while it does, it leaves them cut, and the next `dvc repro`
-refuses to start. Both are put right here, and said: an unreadable rwlock is removed, a cut dvc.lock is replaced by the
-last whole one. This is no other way to run the pipeline: `dvc repro` by itself does the same.
+refuses to start. Killed while a stage runs, it leaves its PID in the rwlock, and the next one refuses as long as any
+process has that number, which in a container is likely: its few PIDs are the same every time. Both are put right here,
+and said: such an rwlock is removed, a cut dvc.lock is replaced by the last whole one. This is no other way to run the
+pipeline: `dvc repro` by itself does the same.
 
 A signal to this process goes to DVC and the stage; if this process is killed, they are terminated. It ends after the
 last of them, so that an interrupted training has saved when the prompt is back, or when a container ends.
@@ -79,25 +81,30 @@ def repair() -> list[str]:
 
     While another DVC works here nothing is touched: it may be writing these very files.
     """
-    broken_rwlock = RWLOCK.is_file() and not _is_json(RWLOCK)
+    fault = _rwlock_fault()
     broken_lock = LOCK.is_file() and not is_whole(LOCK.read_text(encoding="utf-8", errors="replace"))
-    if not (broken_rwlock or broken_lock) or dvc_lives(Path.cwd()):
+    if not (fault or broken_lock) or dvc_lives(Path.cwd()):
         return []
     done = []
-    if broken_rwlock:
+    if fault:
         RWLOCK.unlink()
-        done.append(f"{RWLOCK} was left unreadable by a killed DVC, and no DVC is running here: removed")
+        done.append(f"{RWLOCK} {fault}, and no DVC is running here: removed")
     if broken_lock:
         done.append(f"{LOCK} was cut by a killed DVC: {_restore()}")
     return done
 
 
-def _is_json(path: Path) -> bool:
+def _rwlock_fault() -> str:
+    """What would be wrong with the rwlock if no DVC ran here; empty where it is absent, or locks nothing."""
     try:
-        json.loads(path.read_bytes())
+        locks = json.loads(RWLOCK.read_bytes())
+    except FileNotFoundError:
+        return ""
     except ValueError:
-        return False
-    return True
+        return "was left unreadable by a killed DVC"
+    if not isinstance(locks, dict):
+        return "is none that DVC has written"
+    return "was left locked by a killed DVC" if any(locks.values()) else ""
 
 
 def _restore() -> str:
