@@ -1,6 +1,6 @@
 """Pictures: bytes on disk → upright 8-bit RGB. The one owner of Pillow.
 
-Used by `split` (`judge`), `prepare` (`squeeze`) and whatever shows or classifies a picture (`decode`).
+Used by `split` (`judge`), `prepare` and whatever shows or classifies a picture (`decode`).
 Of an animation or a file of several pages the first picture counts. Colour profiles are not applied, as in
 torchvision. Metadata (EXIF, text chunks) can turn a picture, but never make one fail that can be decoded.
 """
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import ExifTags, Image, PngImagePlugin, UnidentifiedImageError
 from tqdm import tqdm
 
@@ -85,17 +84,9 @@ def decode(path: Path, draft: int = 0) -> RGB:
         raise Refusal(f"{path}: {_reason(error)}; allowed: {allowed}; convert it, or leave it out") from None
 
 
-def squeeze(path: Path, size: int) -> NDArray[np.uint8]:
-    """The picture resized to a square, whatever its shape: uint8 [size, size, 3]. Raises as `decode` does.
-
-    The filter is bicubic. Measured on 50 photos of flower_photos (seeded choice): squeezed to 256, then the centre box
-    of evaluation resampled to 224 with a triangle filter, against torchvision's Resize(256) + CenterCrop(224) of the
-    original; mean absolute error in grey levels of 255: box 3.73, bilinear 2.16, bicubic 2.01, Lanczos 2.20.
-    A JPEG of at least eight times the square's side is decoded at a reduced scale that leaves at least four times. At
-    32 pixels (50 photos), against torchvision's Resize of the original, the error then is 2.58, from the full scale
-    2.45; where only twice the side is left 3.00, and where once, 4.34.
-    """
-    return np.asarray(decode(path, draft=4 * size).resize((size, size), Image.Resampling.BICUBIC))
+def turned(picture: RGB) -> RGB:
+    """The picture with its lines as columns."""
+    return picture.transpose(Image.Transpose.TRANSPOSE)
 
 
 def judge(path: Path, min_side: int, max_pixels: int, fingerprint: Callable[[RGB], int]) -> Verdict:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline import files, images, machine, params, trained
+from pipeline import files, images, machine, params, squeeze, trained
 from pipeline.engine.world import World
 from pipeline.errors import Refusal
 from pipeline.residency import Squares
@@ -41,7 +41,7 @@ def read(path: Path, square: int) -> Picture:
     """Read one file. Raises Refusal if it is no picture or cannot be read."""
     try:
         # Decoded twice, so that the one definition of squeezing serves here too.
-        return Picture(path, images.squeeze(path, square), images.decode(path).size)
+        return Picture(path, squeeze.to_square(path, square), images.decode(path).size)
     except OSError as error:
         raise Refusal(f"{path}: {error.strerror}; give the path of a picture") from None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import files, images, packed, stage
+from pipeline import files, images, packed, squeeze, stage
 from pipeline.errors import Refusal
 from pipeline.params import Params
 
@@ -21,16 +21,16 @@ def prepare(folder: Path, split_csv: Path, output: Path, size: int, workers: int
     """
     paths = [folder / line["path"] for line in packed.kept(split_csv)]
 
-    def squeeze(path: Path) -> NDArray[np.uint8]:
+    def square(path: Path) -> NDArray[np.uint8]:
         try:
-            return images.squeeze(path, size)
+            return squeeze.to_square(path, size)
         except FileNotFoundError:
             raise Refusal(
                 f"{path}: in {split_csv}, but not there; run the split stage again (dvc repro does)"
             ) from None
 
     with files.atomic_folder(output) as partial:
-        packed.write(partial, images.in_order(squeeze, paths, workers, "prepare"), len(paths), size)
+        packed.write(partial, images.in_order(square, paths, workers, "prepare"), len(paths), size)
 
 
 def run(config: Params) -> None:

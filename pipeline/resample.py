@@ -9,11 +9,10 @@ rounded to multiples of 1/4. Every product and every sum then fits into the 24 b
 the 11 of TF32), and no rounding is left that an order, a fused operation or a compiler could change.
 
 So it has two forms with the same bits: two products of matrices, which a GPU does on its tensor cores; and for the CPU,
-where those waste their work on zeros, a compiled loop over each picture. The one owner of numba.
+where those waste their work on zeros, a compiled loop over each picture.
 """
 
 import math
-import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -172,15 +171,13 @@ def _kernel(side: int, out: int) -> Callable[..., None]:
 
     It is compiled when a pair of sizes is first used (about 3 s) and kept beside this file, in __pycache__.
     """
-    os.environ.setdefault("NUMBA_SLP_VECTORIZE", "1")  # read at import; makes the columns' pass 1.6 times as fast
-    import numba  # here, for it takes a second, and a GPU does not need it
+    from pipeline.compiled import compiled  # here, for it takes a second, and a GPU does not need it
 
     # Unsigned, for numba would test signed indices for counting from the end, which keeps loops from being vectorized.
     index = np.uintp
     outs, count, one, two, three = index(out), index(taps(side, out)), index(1), index(2), index(3)
     big, zero = np.float32(TO_QUARTERS), np.float32(0)
 
-    @numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"contract"})
     def fill(squares, less, times, rows, first_x, weights_x, first_y, weights_y, made):  # type: ignore[no-untyped-def]
         # A picture after its columns, and a line of it before and after; these are longer than needed, see below.
         across = np.empty((3, side, out), np.float32)
@@ -226,5 +223,4 @@ def _kernel(side: int, out: int) -> Callable[..., None]:
                             value += across[channel, start + k, i] * weights_y[n, k, o]
                         result[i] = (value - less[channel]) * times[channel]
 
-    compiled: Callable[..., None] = fill
-    return compiled
+    return compiled(fill, contract=True)

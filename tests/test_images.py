@@ -263,15 +263,6 @@ def test_a_file_that_cannot_be_read_is_no_verdict(tmp_path: Path) -> None:
         images.decode(tmp_path / "absent.jpg")
 
 
-def test_squeeze_gives_the_whole_picture_as_a_square(tmp_path: Path) -> None:
-    """A squeezed picture is uint8 [size, size, 3] and keeps its left, right, top and bottom."""
-    square = images.squeeze(saved(tmp_path / "a.png", scene()), 32)
-    assert square.shape == (32, 32, 3)
-    assert square.dtype == np.uint8
-    same = np.asarray(scene().resize((32, 32), Image.Resampling.BICUBIC))
-    assert (square == same).all()
-
-
 @pytest.mark.parametrize(
     ("sides", "decoded"),
     [((640, 400), (320, 200)), ((640, 399), (640, 399)), ((1700, 800), (425, 200)), ((200, 150), (200, 150))],
@@ -279,11 +270,12 @@ def test_squeeze_gives_the_whole_picture_as_a_square(tmp_path: Path) -> None:
 def test_a_large_jpeg_is_decoded_at_the_scale_that_will_do(
     tmp_path: Path, sides: tuple[int, int], decoded: tuple[int, int]
 ) -> None:
-    """A draft is the smallest scale with no side below what was asked for; squeezed, it looks like the whole."""
+    """A draft is the smallest scale with no side below what was asked for, and looks like the whole."""
     path = saved(tmp_path / "a.jpg", scene().resize(sides), quality=95)
-    assert images.decode(path, draft=200).size == decoded
-    whole = pixels(images.decode(path).resize((50, 50), Image.Resampling.BICUBIC))
-    assert abs(images.squeeze(path, 50) - whole).max() <= 2
+    draft = images.decode(path, draft=200)
+    assert draft.size == decoded
+    small, whole = (pixels(picture.resize((50, 50))) for picture in (draft, images.decode(path)))
+    assert abs(small - whole).max() <= 2
 
 
 def test_results_come_in_order_from_any_number_of_threads() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline import files, images, packed, prepare, split
+from pipeline import files, packed, prepare, split, squeeze
 from pipeline.errors import Refusal
 from tests.conftest import on_cpu, write_params
 
@@ -80,7 +80,7 @@ def test_rows_stand_in_the_order_of_the_table(drawn: Path, tmp_path: Path) -> No
         assert data.paths[row] == line["path"]
         assert data.classes[data.labels[row]] == line["class"]
         assert data.sizes[row].tolist() == [int(line["width"]), int(line["height"])] == [30, 20 + row % 6]
-        assert (data.images[row] == images.squeeze(drawn / "images" / line["path"], SIZE)).all()
+        assert (data.images[row] == squeeze.to_square(drawn / "images" / line["path"], SIZE)).all()
     for part in ("train", "val", "test"):
         assert data.rows(part).tolist() == [row for row, line in enumerate(lines) if line["split"] == part]
 

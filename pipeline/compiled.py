@@ -1,0 +1,24 @@
+"""Loops over pixels, compiled for the CPU. The one owner of numba.
+
+A loop is compiled when it is first called, in seconds, and kept beside its source, in __pycache__.
+"""
+
+import os
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+os.environ.setdefault("NUMBA_SLP_VECTORIZE", "1")  # read at import; makes `resample` 1.6 times as fast [measured]
+
+import numba
+
+Loop = TypeVar("Loop", bound=Callable[..., object])
+
+
+def compiled(loop: Loop, contract: bool = False) -> Loop:
+    """The loop as machine code that runs without the interpreter's lock. Whole numbers wrap, nothing is checked.
+
+    Every floating-point operation rounds, as written. `contract` allows a product and a sum to become one operation,
+    rounded once: for loops whose numbers need no rounding.
+    """
+    fastmath = {"contract"} if contract else False
+    return cast(Loop, numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=fastmath)(loop))
