@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from pipeline import packed, params, residency, train
+from pipeline import packed, params, residency, stage, train
 from pipeline.engine import loop, world
 from pipeline.engine.loop import Batch, Counts, Recipe
 from pipeline.engine.parallel import PARALLELS, Spread
@@ -66,6 +66,7 @@ def changed(config: Params, settings: dict[str, Any]) -> Params:
 def ready(folder: Path, **settings: Any) -> Iterator[Ready]:
     """One process in a prepared folder, with these settings of `train` in place of the folder's."""
     os.chdir(folder)
+    stage.keep_freed_memory()  # as stage.main does
     config = changed(params.load(), settings)
     world.fix_arithmetic(config.train.threads, config.train.deterministic)
     place = world.from_env(os.environ, config.train.device)

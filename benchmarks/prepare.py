@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import measuring, scene
 from benchmarks.measuring import Report, Row, Worker
-from pipeline import files, packed, params
+from pipeline import files, packed, params, prepare, stage
 
 OURS, PILLOW, TORCHVISION = "ours", "Pillow", "torchvision"
 CONTENDERS = (OURS, PILLOW, TORCHVISION)
@@ -43,9 +43,7 @@ def worker(name: str, folder: Path) -> None:
     paths, size = [images / line["path"] for line in packed.kept(split_csv)], config.prepare.size
 
     def ours() -> None:
-        from pipeline.prepare import prepare
-
-        prepare(images, split_csv, Path(config.paths.packed), size, cores)
+        prepare.run(config)
 
     def pillow() -> None:
         from PIL import Image
@@ -73,6 +71,8 @@ def worker(name: str, folder: Path) -> None:
             for _ in pool.map(squeeze, paths):
                 pass
 
+    if name == OURS:
+        stage.keep_freed_memory()  # as stage.main does
     work = {OURS: ours, PILLOW: pillow, TORCHVISION: torchvision}[name]
 
     def turn() -> Row:

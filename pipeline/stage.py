@@ -15,6 +15,7 @@ from pipeline.errors import Refusal, Stopped
 from pipeline.params import Params
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 STOPPED = 75  # exit status: saved, run again to go on (EX_TEMPFAIL of sysexits.h)
 STOPPED_NOTE = "PERENNIAL_STOPPED_NOTE"  # the launcher's file for saying so: see `main`
@@ -28,6 +29,17 @@ def die_with_parent() -> None:
 def adopt_orphans() -> None:
     """Have the kernel give this process the children of those below it that end, so that it can wait for them too."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def keep_freed_memory() -> None:
+    """Have the C library (glibc) keep what is freed for what is needed next, instead of giving it back to the system.
+
+    The system clears memory before it lends it again. For the buffers of a picture or of a training step, again and
+    again, that took a tenth of `prepare` and some hundredths of `train` on two cores [measured].
+    """
+    library = ctypes.CDLL(None)
+    library.mallopt(M_MMAP_THRESHOLD, 2**25)  # the largest that is allowed; larger pieces come from the system
+    library.mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
 def workers(config: Params) -> int:
@@ -50,6 +62,7 @@ def main(name: str, work: Callable[[Params], None]) -> int:
     of a launcher that was stopped leaves a note and returns 0: a launcher must not take it for a failure, and restart.
     """
     die_with_parent()
+    keep_freed_memory()
     note = os.environ.get(STOPPED_NOTE)
     try:
         work(checked())

@@ -24,6 +24,21 @@ OUTPUTS = ("data", "models", "metrics", "reports")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk or to become another user")
 
 
+# Three buffers of 20 MB, written and freed again and again: the pages that the system had to clear for the last ten.
+FREED = """
+import resource, sys
+from pipeline import stage
+if sys.argv[1] == "keep":
+    stage.keep_freed_memory()
+for turn in range(20):
+    if turn == 10:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    buffers = [b"x" * 20_000_000 for _ in range(3)]
+    del buffers
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
 def command(stage: str) -> list[str]:
     """As dvc.yaml has it."""
     words = ["pipeline.launch", stage] if stage in ("train", "evaluate") else [f"pipeline.{stage}"]
@@ -203,3 +218,14 @@ def test_a_workspace_of_somebody_else_is_named(done: tuple[Path, dict[str, float
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
     assert line.startswith("prepare: data/.packed.partial: Permission denied")
+
+
+def test_freed_memory_is_used_again_without_the_system() -> None:
+    """A stage's buffers are cleared by the system once, and not every time they are needed."""
+
+    def cleared(how: str) -> int:
+        command = [sys.executable, "-c", FREED, how]
+        return int(subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout)
+
+    assert cleared("give back") > 10_000
+    assert cleared("keep") < 100
