@@ -48,7 +48,7 @@ def machine() -> Row:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in LIBRARIES},
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -72,15 +72,23 @@ def _version(name: str) -> str:
         return "missing"
 
 
-def _commit() -> str:
-    """The commit, and whether the code differs from it; nothing where there is no git or no repository."""
+def commit() -> str:
+    """The commit, and whether the code differs from it; nothing where there is no git or no repository.
+
+    What the benchmarks themselves write is no code.
+    """
+    written = [f":(exclude,top){path}" for path in (RESULTS, "README.md")]
     try:
-        told = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40"], capture_output=True, text=True, check=True
+        head, changed = (
+            subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout.strip()
+            for words in (
+                ["rev-parse", "HEAD"],
+                ["status", "--porcelain", "--untracked-files=no", "--", ":/", *written],
+            )
         )
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return told.stdout.strip()
+    return f"{head}-dirty" if changed else head
 
 
 # ---------------------------------------------------------------- turns

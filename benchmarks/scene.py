@@ -106,6 +106,11 @@ def events(folder: Path) -> list[tuple[str, int, float]]:
     ]
 
 
+def ends_of_epochs(folder: Path) -> list[float]:
+    """When each epoch's validation had ended, of all runs in a copy: seconds since 1970."""
+    return [time for tag, _, time in events(folder) if tag == "accuracy"]
+
+
 def forget_runs(folder: Path) -> None:
     """Remove what runs left, so that the next one begins anew."""
     files.remove(folder / "runs")

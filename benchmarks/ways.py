@@ -87,7 +87,7 @@ def run(folder: Path, way: Way, devices: int, cuda: bool) -> Row:
     with polling(peaks) if cuda else nullcontext():
         command = (sys.executable, "-m", "pipeline.launch", "train")
         watch = measuring.watched(command, folder, scene.environment(folder.parent))
-    ends = [time for tag, _, time in scene.events(folder) if tag == "accuracy"]
+    ends = scene.ends_of_epochs(folder)
     ranks = {pid: one for pid, one in sorted(watch.seen.items()) if is_rank(one.words)}
     scene.forget_runs(folder)
     if cuda:

@@ -123,6 +123,28 @@ def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
         worker.ask()
 
 
+def test_a_report_names_the_commit_and_whether_the_code_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What benchmarks write, the README's table included, is no difference; without a repository nothing is named."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert measuring.commit() == ""
+    measuring.RESULTS.mkdir(parents=True)
+    report = measuring.RESULTS / "loader_cpu.json"
+    for path in (Path("code.py"), Path("README.md"), report):
+        path.write_text("before")
+    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for words in (["init"], ["add", "."], [*identity, "commit", "-m", "All"]):
+        subprocess.run(["git", *words], check=True, capture_output=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    report.write_text("after")
+    Path("README.md").write_text("after")
+    assert measuring.commit() == head
+    Path("code.py").write_text("after")
+    assert measuring.commit() == f"{head}-dirty"
+
+
 def test_linear_growth_is_one() -> None:
     """What is linear, whatever a start costs, has 1; what is quadratic has more."""
     assert growth.linear([2 + 5 * times for times in growth.TIMES]) == 1
