@@ -220,7 +220,8 @@ stopped_and_resumed() {
     [[ $status != 0 && $status != 137 ]] || refuse "exit status $status: finished, or killed, instead of stopped"
     # DVC has left its PID where it locks, and which process has it now is chance: 1 is always one.
     inside perennial-test:runtime sed -i 's/"pid": [0-9]*/"pid": 1/g' .dvc/tmp/rwlock
-    "${compose[@]}" --rm repro-cpu
+    "${compose[@]}" --rm repro-cpu 2>&1 | tee "$LAB/resumed.log"
+    grep --quiet --text "repro: .*was left locked by a killed DVC" "$LAB/resumed.log" || refuse "no lock was left"
     same_lock "$LAB/workspace/dvc.lock"
 }
 

@@ -1,15 +1,20 @@
 """Loops over pixels, compiled for the CPU. The one owner of numba.
 
-A loop is compiled when it is first called, in seconds, and kept beside its source, in __pycache__.
+A loop is compiled when it is first called, in seconds, and kept beside its source, in __pycache__; where that cannot be
+written, every process compiles anew. (numba would go on to the user's home, and without one to a folder named ~.)
 """
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar, cast
 
 os.environ.setdefault("NUMBA_SLP_VECTORIZE", "1")  # read at import; makes `resample` 1.6 times as fast [measured]
 
 import numba
+
+HERE = Path(__file__).parent
+KEPT = os.access(cache if (cache := HERE / "__pycache__").exists() else HERE, os.W_OK)
 
 Loop = TypeVar("Loop", bound=Callable[..., object])
 
@@ -21,4 +26,4 @@ def compiled(loop: Loop, contract: bool = False) -> Loop:
     rounded once: for loops whose numbers need no rounding.
     """
     fastmath = {"contract"} if contract else False
-    return cast(Loop, numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=fastmath)(loop))
+    return cast(Loop, numba.njit(nogil=True, cache=KEPT, error_model="numpy", fastmath=fastmath)(loop))

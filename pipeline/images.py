@@ -84,11 +84,6 @@ def decode(path: Path, draft: int = 0) -> RGB:
         raise Refusal(f"{path}: {_reason(error)}; allowed: {allowed}; convert it, or leave it out") from None
 
 
-def turned(picture: RGB) -> RGB:
-    """The picture with its lines as columns."""
-    return picture.transpose(Image.Transpose.TRANSPOSE)
-
-
 def judge(path: Path, min_side: int, max_pixels: int, fingerprint: Callable[[RGB], int]) -> Verdict:
     """Decode one file and say whether it is kept. `fingerprint` gives the perceptual hash of the upright RGB picture.
 

@@ -4,9 +4,9 @@
 
 DVC rewrites dvc.lock and .dvc/tmp/rwlock in place. Killed while it does, it leaves them cut, and the next `dvc repro`
 refuses to start. Killed while a stage runs, it leaves its PID in the rwlock, and the next one refuses as long as any
-process has that number, which in a container is likely: its few PIDs are the same every time. Both are put right here,
-and said: such an rwlock is removed, a cut dvc.lock is replaced by the last whole one. This is no other way to run the
-pipeline: `dvc repro` by itself does the same.
+process has that number, which in a container is likely: its few PIDs are the same every time. Where no DVC works here,
+this is put right, and said: such an rwlock is removed, a cut dvc.lock is replaced by the last whole one. This is no
+other way to run the pipeline: `dvc repro` by itself does the same.
 
 A signal to this process goes to DVC and the stage; if this process is killed, they are terminated. It ends after the
 last of them, so that an interrupted training has saved when the prompt is back, or when a container ends.
@@ -36,13 +36,16 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def dvc_lives(folder: Path) -> bool:
-    """Whether a DVC process works in `folder` or below it."""
+    """Whether a DVC process works in `folder` or below it, or in a folder that this user may not know."""
     for process in psutil.process_iter():
         try:
-            program = [Path(word).name for word in process.cmdline()[:3]]
-            if "dvc" in program and Path(process.cwd()).is_relative_to(folder):
+            words = [Path(word) for word in process.cmdline()]
+            is_dvc = any(word.name == "dvc" or word.parts[-2:] == ("dvc", "__main__.py") for word in words)
+            if is_dvc and Path(process.cwd()).is_relative_to(folder):
                 return True
-        except (psutil.Error, OSError):  # it ended meanwhile, or belongs to somebody else
+        except psutil.AccessDenied:
+            return True
+        except (psutil.Error, OSError):  # it ended meanwhile
             continue
     return False
 
@@ -87,7 +90,7 @@ def repair() -> list[str]:
         return []
     done = []
     if fault:
-        RWLOCK.unlink()
+        RWLOCK.unlink(missing_ok=True)
         done.append(f"{RWLOCK} {fault}, and no DVC is running here: removed")
     if broken_lock:
         done.append(f"{LOCK} was cut by a killed DVC: {_restore()}")
@@ -95,16 +98,35 @@ def repair() -> list[str]:
 
 
 def _rwlock_fault() -> str:
-    """What would be wrong with the rwlock if no DVC ran here; empty where it is absent, or locks nothing."""
-    try:
-        locks = json.loads(RWLOCK.read_bytes())
-    except FileNotFoundError:
+    """What is wrong with the rwlock if no DVC works here; empty if it is absent, locks nothing, or a holder lives."""
+    if not RWLOCK.is_file():
         return ""
-    except ValueError:
+    try:
+        written, locks = RWLOCK.stat().st_mtime, json.loads(RWLOCK.read_bytes())
+        groups = [group for kind in ("read", "write") for group in locks.get(kind, {}).values()]
+        holders = [holder for group in groups for holder in (group if isinstance(group, list) else [group])]
+        lives = any(_lives(int(holder["pid"]), str(holder["cmd"]), written) for holder in holders)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return "was left unreadable by a killed DVC"
-    if not isinstance(locks, dict):
-        return "is none that DVC has written"
-    return "was left locked by a killed DVC" if any(locks.values()) else ""
+    return "was left locked by a killed DVC" if holders and not lives else ""
+
+
+def _lives(pid: int, command: str, written: float) -> bool:
+    """Whether a process that wrote its command (sys.argv) and PID into a file by the time `written` still lives.
+
+    Whoever has its PID now, and began later or was started with other arguments, is another. What may not be known is
+    taken for the same.
+    """
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE or process.create_time() > written:
+            return False
+        arguments = command.partition(" ")[2]
+        return not arguments or " ".join(process.cmdline()).endswith(f" {arguments}")
+    except psutil.AccessDenied:
+        return True
+    except (psutil.Error, OSError, ValueError):
+        return False
 
 
 def _restore() -> str:

@@ -2,8 +2,8 @@
 
 Bicubic and antialiased: cubic convolution (Keys 1981, a = -1/2), stretched by the scale where the picture shrinks. In
 whole numbers: weights in units of 2^-22, pixels rounded to 8 bits after each of the two passes. The bits are those of
-Pillow 13 on x86. This takes a third of Pillow's time [measured], because every loop is over neighbours, which the
-compiler turns into vector instructions.
+Pillow 13 on x86. For photos of 500 × 333 pixels this takes a third of Pillow's time [measured], because every loop is
+over neighbours, which the compiler turns into vector instructions.
 """
 
 from collections.abc import Iterator
@@ -42,27 +42,44 @@ def resize(picture: images.RGB, size: int) -> NDArray[np.uint8]:
     as Pillow does since version 13.
     """
     if picture.height > size and picture.height - size > 2 * (picture.width - size):
-        return _across_first(images.turned(picture), size).swapaxes(0, 1)
+        return _down_first(picture, size)
     return _across_first(picture, size)
 
 
 def _across_first(picture: images.RGB, size: int) -> NDArray[np.uint8]:
-    narrow = [_rows(_resampled(columns, size)) for columns in _strips(picture)]
+    narrow = [
+        _rows(_resampled(_columns(_pixels(picture, (0, top, picture.width, bottom))).view(np.uint8), size))
+        for top, bottom in _strips(picture.height, picture.width)
+    ]
     return _resampled(np.concatenate(narrow), size).reshape(size, size, 3)
 
 
-def _strips(picture: images.RGB) -> Iterator[NDArray[np.uint8]]:
-    """The picture from top to bottom, a line a column: uint8 [width, 4 · lines], the fourth byte being no channel."""
-    lines = max(1, STRIP // picture.width)
-    for top in range(0, picture.height, lines):
-        strip = picture.crop((0, top, picture.width, min(top + lines, picture.height)))
-        pixels = np.frombuffer(strip.tobytes("raw", "RGBX"), np.uint32).reshape(strip.height, strip.width)
-        yield _columns(pixels).view(np.uint8)
+def _down_first(picture: images.RGB, size: int) -> NDArray[np.uint8]:
+    low = [
+        _resampled(_pixels(picture, (left, 0, right, picture.height)).view(np.uint8), size).view(np.uint32)
+        for left, right in _strips(picture.width, picture.height)
+    ]
+    columns = _columns(np.concatenate(low, axis=1)).view(np.uint8)
+    return _rows(_resampled(columns, size)).reshape(size, size, 3)
+
+
+def _strips(side: int, other: int) -> Iterator[tuple[int, int]]:
+    """Where the strips of a picture begin and end along one side of it."""
+    thick = max(1, STRIP // other)
+    for start in range(0, side, thick):
+        yield start, min(start + thick, side)
+
+
+def _pixels(picture: images.RGB, box: tuple[int, int, int, int]) -> NDArray[np.uint32]:
+    """A box of the picture: [height, width], of each number the first three bytes are the channels."""
+    part = picture.crop(box)
+    pixels = np.frombuffer(part.tobytes("raw", "RGBX"), np.uint32).reshape(part.height, part.width)
+    return pixels.copy()  # numba would compile everything once more for what is read-only
 
 
 @compiled
 def _columns(pixels: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Pixels [lines, width] as [width, lines], some lines at a time, which caches like."""
+    """Pixels [lines, width] as columns [width, lines], some lines at a time, which caches like."""
     lines, width, block = index(pixels.shape[0]), index(pixels.shape[1]), index(16)
     made = np.empty((pixels.shape[1], pixels.shape[0]), np.uint32)
     for top in range(index(0), lines, block):

@@ -200,22 +200,77 @@ def test_an_empty_rwlock_is_removed(project: Path) -> None:
     )
 
 
-def test_a_lock_of_a_killed_dvc_is_removed_though_another_process_has_its_pid(project: Path) -> None:
+SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
+
+
+def lock(project: Path, pid: int, after: float) -> None:
+    """Leave the rwlock that a `dvc repro` of this PID would have written, so many seconds after it began."""
+    holder = {"pid": pid, "cmd": "/bin/dvc repro"}
+    held = {"read": {str(project / "go"): [holder]}, "write": {str(project / "out"): holder}}
+    repro.RWLOCK.write_text(json.dumps(held))
+    os.utime(repro.RWLOCK, times=(psutil.Process(pid).create_time() + after,) * 2)
+
+
+@pytest.mark.parametrize(("argument", "after"), [("repro", -1), ("another", 1)], ids=["begun later", "another program"])
+def test_a_lock_of_a_killed_dvc_is_removed_though_another_process_has_its_pid(
+    project: Path, argument: str, after: float
+) -> None:
     """DVC by itself takes any process of that number for the one that locked; containers use few numbers."""
     assert run().returncode == 0
-    killed = {"pid": os.getpid(), "cmd": "dvc repro"}
-    repro.RWLOCK.write_text(
-        json.dumps({"read": {str(project / "go"): [killed]}, "write": {str(project / "out"): killed}})
-    )
-    alone = subprocess.run([sys.executable, "-m", "dvc", "repro"], capture_output=True, text=True, check=False)
-    assert alone.returncode != 0
-    assert "is busy" in alone.stderr
-    started = run()
+    with subprocess.Popen([*SLEEP, argument]) as other:
+        lock(project, other.pid, after)
+        alone = subprocess.run([sys.executable, "-m", "dvc", "repro"], capture_output=True, text=True, check=False)
+        assert alone.returncode != 0
+        assert "is busy" in alone.stderr
+        lock(project, other.pid, after)
+        started = run()
+        assert other.poll() is None
+        other.kill()
     assert started.returncode == 0, started.stderr
     assert started.stderr.splitlines()[0] == (
         "repro: .dvc/tmp/rwlock was left locked by a killed DVC, and no DVC is running here: removed"
     )
     assert run().stderr == ""
+
+
+def test_a_lock_whose_holder_lives_stays(project: Path) -> None:
+    """Also where the holder cannot be told to be DVC: it is older than the lock, and has the arguments named there."""
+    assert run().returncode == 0
+    with subprocess.Popen([*SLEEP, "repro"]) as holder:
+        lock(project, holder.pid, after=1)
+        before = repro.RWLOCK.read_bytes()
+        assert not repro.dvc_lives(project)
+        refused = run()
+        assert repro.RWLOCK.read_bytes() == before
+        holder.kill()
+    assert refused.returncode != 0
+    assert "is busy" in refused.stderr
+    assert "repro:" not in refused.stderr
+    assert run().returncode == 0
+
+
+@pytest.mark.parametrize("content", ["null", "[]", '{"read": null}', '{"write": {"out": {"pid": "x"}}}', "[" * 100_000])
+def test_an_rwlock_that_is_none_is_removed(project: Path, content: str) -> None:
+    """Whatever stands in it, nothing fails, and DVC starts."""
+    repro.RWLOCK.parent.mkdir(exist_ok=True)
+    repro.RWLOCK.write_text(content)
+    assert repro.repair() == [
+        ".dvc/tmp/rwlock was left unreadable by a killed DVC, and no DVC is running here: removed"
+    ]
+    assert not repro.RWLOCK.exists()
+
+
+@pytest.mark.parametrize("words", [["-u", "-m"], ["-X", "utf8", "-m"]])
+def test_a_dvc_is_known_however_it_was_started(project: Path, words: list[str]) -> None:
+    """Options of Python before its name do not hide it."""
+    Path("go").write_text("wait")
+    with subprocess.Popen([sys.executable, *words, "dvc", "repro"], start_new_session=True) as dvc:
+        while not Path("began").exists():
+            assert dvc.poll() is None
+            time.sleep(0.01)
+        assert repro.dvc_lives(project)
+        assert not repro.dvc_lives(project / "elsewhere")
+        os.killpg(dvc.pid, signal.SIGKILL)
 
 
 def begin() -> subprocess.Popen[bytes]:

@@ -1,8 +1,9 @@
 """A picture becomes a square by Pillow's own bits, whatever its shape, and in the memory of a strip."""
 
 import io
+import subprocess
+import sys
 import tarfile
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline import images, squeeze
+from tests.conftest import PROJECT
 
 SIDES = st.integers(1, 90)
 
@@ -78,14 +80,25 @@ def test_a_large_jpeg_is_squeezed_from_a_smaller_scale(tmp_path: Path) -> None:
     assert 0 < abs(square - whole).max() <= 3
 
 
-def test_memory_does_not_grow_with_the_picture() -> None:
-    """Twelve million pixels, 36 MB, are squeezed in less than two, the picture itself apart."""
-    picture = Image.effect_noise((4000, 3000), 90).convert("RGB")
-    squeeze.resize(picture, 64)
-    tracemalloc.start()  # sees what Python and NumPy ask the system for; numba's arrays are of the same sizes
-    try:
-        squeeze.resize(picture, 64)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 2e6
+# Squeezes a drawn picture of the given sides, and prints by how many bytes that raised the most that was ever in use.
+PEAK = """
+import resource, sys
+from PIL import Image
+from pipeline import squeeze
+def peak():
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for sides in ((400, 300), (300, 1400)):
+    squeeze.resize(Image.new("RGB", sides), 64)
+picture = Image.new("RGB", (int(sys.argv[1]), int(sys.argv[2])), "red")
+before = peak()
+squeeze.resize(picture, 64)
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize("sides", [(8000, 3000), (2000, 12000)], ids=["across first", "down first"])
+def test_memory_does_not_grow_with_the_picture(sides: tuple[int, int]) -> None:
+    """Twenty-four million pixels, which take 96 MB themselves, are squeezed in a few more, Pillow's memory included."""
+    command = [sys.executable, "-c", PEAK, *map(str, sides)]
+    found = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert int(found.stdout) < 12e6
