@@ -33,16 +33,15 @@ class Form:
     pictures: int  # once
     side: int  # of them
     square: int
-    turns: int
     train: dict[str, Any]
-    stages: tuple[str, ...] = ("split", "prepare", "epoch")
+    turns: dict[str, int]  # of each stage
 
 
 SMALL = {"model": "resnet18", "batch_size": 32, "crop": 32, "eval_crop": 32, "eval_resize": 32, "epochs": 2}
 FORMS = {
-    "cuda": Form(500, 96, 256, 3, {**SMALL, "crop": 224, "precision": "bf16"}),
-    "cpu": Form(300, 64, 256, 3, SMALL),
-    "tiny": Form(60, 48, 32, 1, SMALL, ("split", "prepare")),
+    "cuda": Form(500, 96, 256, {**SMALL, "crop": 224, "precision": "bf16"}, {"split": 5, "prepare": 5, "epoch": 3}),
+    "cpu": Form(300, 64, 256, SMALL, {"split": 5, "prepare": 5, "epoch": 2}),
+    "tiny": Form(60, 48, 32, SMALL, {"split": 1, "prepare": 1, "epoch": 1}),
 }
 
 
@@ -86,13 +85,13 @@ def main() -> int:
         draw(base / "all", TIMES[-1] * form.pictures, form.side)
         for times in TIMES:
             place(base / str(times), base / "all", times * form.pictures, form, options.device)
-        for stage in form.stages:
+        for stage, count in form.turns.items():
             turns: dict[int, list[Row]] = {times: [] for times in TIMES}
-            for times in TIMES * form.turns:
+            for times in TIMES * count:
                 turns[times].append(run(base / str(times), stage))
             for times in TIMES:
                 report.add(f"{stage} {times}×", measuring.medians(turns[times]))
-        rows = {stage: [report.rows[f"{stage} {times}×"] for times in TIMES] for stage in form.stages}
+        rows = {stage: [report.rows[f"{stage} {times}×"] for times in TIMES] for stage in form.turns}
         report.conclude(
             linear={stage: linear([row["seconds"] for row in found]) for stage, found in rows.items()},
             memory={stage: found[-1]["peak_mb"] / found[0]["peak_mb"] for stage, found in rows.items()},
