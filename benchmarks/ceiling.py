@@ -52,7 +52,7 @@ CPU_CASES = tuple(case("resnet18", 32, precision, 64) for precision in ("fp32", 
 TINY = (case("resnet18", 8, "fp32", 32),)
 FORMS = {
     "cuda": Form(600, 240, 256, 5, 0.5, GPU_CASES, tuple(case("resnet34", 256, p) for p in ("bf16", "O1"))),
-    "cpu": Form(200, 96, 128, 7, 2.0, CPU_CASES, ()),
+    "cpu": Form(200, 96, 128, 7, 1.5, CPU_CASES, ()),
     "tiny": Form(50, 48, 64, 1, 0.0, TINY, TINY),
 }
 

@@ -40,7 +40,7 @@ class Form:
 SMALL = {"model": "resnet18", "batch_size": 32, "crop": 32, "eval_crop": 32, "eval_resize": 32, "epochs": 2}
 FORMS = {
     "cuda": Form(500, 96, 256, {**SMALL, "crop": 224, "precision": "bf16"}, {"split": 5, "prepare": 5, "epoch": 3}),
-    "cpu": Form(300, 64, 256, SMALL, {"split": 5, "prepare": 5, "epoch": 2}),
+    "cpu": Form(200, 64, 256, SMALL, {"split": 5, "prepare": 5, "epoch": 2}),
     "tiny": Form(60, 48, 32, SMALL, {"split": 1, "prepare": 1, "epoch": 1}),
 }
 

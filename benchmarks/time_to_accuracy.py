@@ -35,12 +35,12 @@ GPU = {
     "crop": 160, "eval_crop": 224, "eval_resize": 256, "lr": 0.05, "warmup_epochs": 3,
 }  # fmt: skip
 CPU = {
-    "model": "resnet18", "precision": "fp32", "epochs": 8, "batch_size": 16,
+    "model": "resnet18", "precision": "fp32", "epochs": 6, "batch_size": 16,
     "crop": 48, "eval_crop": 64, "eval_resize": 64, "crop_scale": [0.5, 1.0], "lr": 0.02, "warmup_epochs": 1,
 }  # fmt: skip
 FORMS = {
     "cuda": Form(3000, 240, 256, 5, 0.81, GPU),
-    "cpu": Form(600, 64, 64, 3, 0.4, CPU),
+    "cpu": Form(600, 64, 64, 3, 0.35, CPU),
     "tiny": Form(60, 48, 48, 1, 0.0, {**CPU, "epochs": 1}),
 }
 

@@ -54,7 +54,7 @@ class Form:
 SMALL = {"model": "resnet18", "batch_size": 32, "crop": 64, "eval_crop": 64, "eval_resize": 64}
 FORMS = {
     "cuda": Form(1500, 240, 256, 4, 2, {"model": "resnet34", "batch_size": 64, "precision": "fp16"}),
-    "cpu": Form(160, 96, 64, 3, 2, SMALL),
+    "cpu": Form(160, 96, 64, 2, 2, SMALL),
     "tiny": Form(60, 48, 32, 2, 1, {**SMALL, "batch_size": 16, "crop": 32}, WAYS[:4:3]),
 }
 
