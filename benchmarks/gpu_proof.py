@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -39,13 +40,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchvision.models.resnet import BasicBlock
 
-from pipeline import files, machine, runs, validity
+from benchmarks import ours
+from pipeline import files, machine, params, runs, validity
+from pipeline import train as training
 from pipeline.engine import loop, world
 from pipeline.engine.ema import Ema
 from pipeline.engine.optimizers import OPTIMIZERS
 from pipeline.engine.parallel import PARALLELS, SYNC_BNS, Spread, accumulating
 from pipeline.engine.precision import PRECISIONS, Precision
 from pipeline.engine.world import World
+from pipeline.packed import Packed
+from pipeline.residency import Squares
 
 Figures = dict[str, float | str | bool]
 PINS = Path("docker/pins.env")
@@ -616,6 +621,46 @@ def _digest(ready: Setup) -> str:
     return digest(ready.bare.state_dict(), ready.optimizer.state_dict(), ready.precision.state_dict(ready.optimizer))
 
 
+def case_waits(place: World, precision: str, optimizer: str) -> Figures:
+    """How often a step waits for the GPU, with train.py's own batches and all that may be done to them: never. But the
+    host asks whether a step overflowed before it takes it: with fp16 once, with Apex's levels as often as Apex does."""
+    settings = params.load().train.model_copy(
+        update={"precision": precision, "batch_size": 16, "crop": 32, "erasing": 0.5, "color_jitter": 0.2}
+        | {"mixup": 0.2, "epochs": 10, "warmup_epochs": 0}
+    )
+    noise = np.random.default_rng(0).integers(0, 256, (64, 40, 40, 3), np.uint8)
+    data = Packed(
+        images=noise,
+        paths=("",) * len(noise),
+        classes=("a", "b", "c", "d"),
+        labels=np.arange(len(noise)) % 4,
+        sizes=np.full((len(noise), 2), 50, np.int32),
+        splits=np.full(len(noise), "train"),
+        digest="",
+    )
+    ready = setup(place, precision, optimizer=optimizer)
+    squares = Squares(torch.from_numpy(noise).to(place.device), place.device)
+    stream = training.batches(settings, data, squares, 0, place, 1, ready.precision, ours.Never())
+    average = Ema.of(ready.bare, 0.9)
+    recipe = loop.Recipe(nn.CrossEntropyLoss(), ready.precision, ready.optimizer, average, clip_norm=1.0)
+    steps = loop.train(ready.spread, stream, recipe, loop.Counts.zero(place.device, 1))
+    for _ in range(10):  # the first choose algorithms, send constants, and let the loss scale settle
+        next(steps)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(20):
+            next(steps)
+    torch.cuda.set_sync_debug_mode("default")
+    others = [str(one.message) for one in said if "called a synchronizing CUDA operation" not in str(one.message)]
+    hold(not others, f"nothing else is warned of: {others}")
+    waits = len(said) / 20
+    if precision in NATIVE:
+        hold(waits == (precision == "fp16"), f"{waits} waits a step")
+    return {"waits_a_step": waits}
+
+
 def case_speed(place: World, precision: str, optimizer: str) -> Figures:
     """Pictures a second and the most memory of ResNet-34 on 64 pictures of 224 × 224 pixels, as deterministic as
     the pipeline is by default."""
@@ -678,6 +723,13 @@ def _cases() -> dict[str, Case]:
             show = partial(case_sync_bn, kind=kind, dtype=dtype)
             found[name] = Case(show, 2, "apex" if kind == "apex" else "cuda")
     return found | {
+        **{
+            f"waits/{precision}/{optimizer}": Case(
+                partial(case_waits, precision=precision, optimizer=optimizer),
+                needs="cuda" if precision in NATIVE else "apex",
+            )
+            for precision, optimizer in (*((native, "sgd") for native in NATIVE), ("bf16", "adamw"), ("O1", "sgd"))
+        },
         "tf32": Case(case_tf32, needs="cuda"),
         "graphs/fp32": Case(partial(case_graphs, precision="fp32"), needs="cuda"),
         "graphs/bf16": Case(partial(case_graphs, precision="bf16"), needs="cuda"),
