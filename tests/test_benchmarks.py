@@ -30,7 +30,7 @@ PROMISED: dict[str, tuple[set[str], set[str]]] = {
     ),
     "prepare": ({"ours", "Pillow", "torchvision"}, {"throughput"}),
     "growth": (
-        {f"{stage} {times}×" for stage in ("split", "prepare") for times in growth.TIMES},
+        {f"{stage} {times}×" for stage in growth.COMMANDS for times in growth.TIMES},
         {"linear", "memory"},
     ),
 }
