@@ -1,4 +1,4 @@
-"""All that is owed to a GPU, in one command that can be cut in two: the benchmarks 1 to 5 and the proof (gpu_proof).
+"""All that is owed to a GPU, in one command that can be cut in two: the proof (gpu_proof), then the benchmarks 1 to 5.
 
     python -m benchmarks.gpu --out FOLDER --archive file:///…/flower_photos_240.tgz --wheels FOLDER
     python -m benchmarks.gpu --out FOLDER --device cpu       the dry run: everything in a tiny form, about 3 minutes
@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-PARTS = ("ceiling", "peers", "time_to_accuracy", "ways", "loader", "gpu_proof")
+PARTS = ("gpu_proof", "ceiling", "peers", "time_to_accuracy", "ways", "loader")  # promises before figures
 DRY_PROOF = "accumulation/fp32"  # the cases of the proof in a dry run
 STOPPED = 75  # exit status: run again to go on, as of the stages
 GRACE_SECONDS = 15  # for a part to end
