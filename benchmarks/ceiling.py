@@ -12,8 +12,9 @@ import math
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -90,14 +91,14 @@ def worker(folder: Path, device: str, deterministic: bool) -> None:
             batch = next(batches)
             streams.update(ours=trainer.steps(batches), resident=trainer.steps(ours.resident(batch)))
             for stream in streams.values():  # the first steps choose algorithms, compile, and fill caches
-                list(islice(stream, 3))
+                deque(islice(stream, 3), maxlen=0)
             wait()
 
         def timed(stream: Iterator[Any], steps: int) -> tuple[float, float]:
             """Seconds a step, and those until its work was issued if there is but one."""
             wait()
             began = time.perf_counter()
-            list(islice(stream, steps))
+            deque(islice(stream, steps), maxlen=0)
             issued = time.perf_counter() - began
             wait()
             return (time.perf_counter() - began) / steps, issued
@@ -198,15 +199,19 @@ def main() -> int:
 
 
 def left_out(form: Form, report: Report) -> Form:
-    """The form without what needs Apex, where it cannot be had; the report names it."""
-    apex = machine.read().apex
-    if apex == "usable":
-        return form
+    """The form without what needs Apex or a compiler, where it cannot be had; the report names it."""
+    here = machine.read()
+
+    def reason(one: Case) -> str:
+        if one["precision"] in APEX and here.apex != "usable":
+            return f"needs {validity.NO_APEX[here.apex]}"
+        return "needs a C++ compiler" if one.get("compile", False) and not here.compiler else ""
+
     for one in form.cases:
-        if one["precision"] in APEX:
-            report.leave_out(title(one), f"needs {validity.NO_APEX[apex]}")
-    cases, both = (tuple(c for c in cases if c["precision"] not in APEX) for cases in (form.cases, form.both))
-    return Form(form.pictures, form.side, form.square, form.turns, form.seconds, cases, both)
+        if said := reason(one):
+            report.leave_out(title(one), said)
+    cases, both = (tuple(one for one in cases if not reason(one)) for cases in (form.cases, form.both))
+    return replace(form, cases=cases, both=both)
 
 
 if __name__ == "__main__":

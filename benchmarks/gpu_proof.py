@@ -1,6 +1,6 @@
-"""What only a GPU can show, one promise after another, each in fresh processes.
+"""What only a GPU can show, promise by promise, each in fresh processes.
 
-    python -m benchmarks.gpu_proof                  on one NVIDIA GPU, with Apex and its extensions: within 10 minutes
+    python -m benchmarks.gpu_proof                  on one NVIDIA GPU, with Apex and its extensions
     python -m benchmarks.gpu_proof --device cpu     the dry run: what a CPU can show is shown, the rest is listed
     python -m benchmarks.gpu_proof --only resume    the cases with this in their names
 
@@ -24,6 +24,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -40,7 +41,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchvision.models.resnet import BasicBlock
 
-from benchmarks import ours
+from benchmarks import measuring, ours
 from pipeline import files, machine, params, runs, validity
 from pipeline import train as training
 from pipeline.engine import loop, world
@@ -55,6 +56,7 @@ from pipeline.residency import Squares
 Figures = dict[str, float | str | bool]
 PINS = Path("docker/pins.env")
 LIMIT_SECONDS = 120  # a case takes a tenth of it; what hangs is broken
+CORES_A_CASE = 4  # most of a case is the start of its processes, so cases run at once; but for those of speed
 HALF = ("fp16", "O1", "O2", "O3")
 CONVOLUTION = {"bf16": torch.bfloat16, **dict.fromkeys(HALF, torch.float16)}  # every other precision: float32
 
@@ -65,7 +67,7 @@ class Case:
 
     show: Callable[[World], Figures]
     ranks: int = 1
-    needs: Literal["nothing", "cuda", "apex"] = "apex"
+    needs: Literal["nothing", "cuda", "compiler", "apex"] = "apex"
 
 
 def hold(truth: bool, promise: str) -> None:
@@ -572,11 +574,12 @@ def case_ema(place: World, precision: str) -> Figures:
 
 def case_graphs(place: World, precision: str) -> Figures:
     """CUDA graphs replay the kernels that the compiled model starts one by one: the same bits, in an evaluation too."""
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # that fp32 is not TF32 is meant
     found = {}
     for mode in ("default", "reduce-overhead"):
         torch.compiler.reset()
         ready = setup(place, precision)
-        ready.bare.compile(mode=mode)
+        ready.bare.compile(mode=mode, dynamic=False)
         train(ready, batches(place, 0, 5))
         seen = list(loop.logits(ready.model, [batch.images for batch in batches(place, 5, 8)], ready.precision))
         train(ready, batches(place, 5, 10))
@@ -647,6 +650,7 @@ def case_waits(place: World, precision: str, optimizer: str) -> Figures:
     for _ in range(10):  # the first choose algorithms, send constants, and let the loss scale settle
         next(steps)
     torch.cuda.synchronize()
+    warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
     torch.cuda.set_sync_debug_mode("warn")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -731,8 +735,8 @@ def _cases() -> dict[str, Case]:
             for precision, optimizer in (*((native, "sgd") for native in NATIVE), ("bf16", "adamw"), ("O1", "sgd"))
         },
         "tf32": Case(case_tf32, needs="cuda"),
-        "graphs/fp32": Case(partial(case_graphs, precision="fp32"), needs="cuda"),
-        "graphs/bf16": Case(partial(case_graphs, precision="bf16"), needs="cuda"),
+        "graphs/fp32": Case(partial(case_graphs, precision="fp32"), needs="compiler"),
+        "graphs/bf16": Case(partial(case_graphs, precision="bf16"), needs="compiler"),
         "apex_ddp/gradients": Case(case_apex_ddp_gradients, ranks=2),
         "apex_ddp/buckets": Case(case_apex_ddp_buckets, ranks=2),
         "apex_ddp/channels_last": Case(case_apex_ddp_channels_last),
@@ -755,6 +759,8 @@ def lacks(case: Case, device: str) -> str:
         return ""
     if device == "cpu" or here.cuda_devices == 0:
         return "needs a GPU" + (" and Apex with its extensions" if case.needs == "apex" else "")
+    if case.needs == "compiler" and not here.compiler:
+        return "needs a C++ compiler"
     return f"needs {validity.NO_APEX[here.apex]}" if case.needs == "apex" and here.apex != "usable" else ""
 
 
@@ -876,11 +882,20 @@ def main(arguments: list[str]) -> int:
         if earlier["of"] != report["of"]:
             parser.error(f"{path}: of another machine, environment or commit; remove it, or choose another --out")
         report = earlier
-    for name in names:
-        if name not in report["cases"]:
-            report["cases"][name] = prove(name, asked.device)
-            files.write_json(path, report)
-        print(line(name, report["cases"][name]), flush=True)
+    measured = [name for name in names if name.startswith("speed/")]
+    others = [name for name in names if name not in measured]
+    for together, at_once in ((others, max(1, measuring.cores() // CORES_A_CASE)), (measured, 1)):
+        pool = ThreadPoolExecutor(at_once)
+        try:
+            missing = [name for name in together if name not in report["cases"]]
+            proofs = {name: pool.submit(prove, name, asked.device) for name in missing}
+            for name in together:
+                if name in proofs:
+                    report["cases"][name] = proofs[name].result()
+                    files.write_json(path, report)
+                print(line(name, report["cases"][name]), flush=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
     outcomes = Counter(report["cases"][name]["outcome"] for name in names)
     print(f"{outcomes['held']} held, {outcomes['broken']} broken, {outcomes['skipped']} skipped: {path}")
     return int(outcomes["broken"] > 0)

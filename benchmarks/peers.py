@@ -5,6 +5,7 @@
 Images a second and seconds an epoch of the same model, batch size and crop. `tutorial`: Pillow in a DataLoader on all
 cores, the loss read back every step for its progress bar. `torchvision`: its reference script's settings, on Pillow,
 with its metrics read back every step. `timm`: its own loader, optimizer and scaler; left out where it is not installed.
+Peers are as fast as torch lets them be by default, so their fp32 has convolutions in TF32; only ours are deterministic.
 A turn is an epoch; a first one is not counted. Ours trains from squares that `prepare` packed once; like timm's, it has
 its channels last in half precision.
 """
@@ -13,6 +14,7 @@ import importlib
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ from pipeline.engine.world import environment
 
 PEERS = (
     "ours fp32",
+    "ours tf32",
     "ours fp16",
     "ours bf16",
     "ours O1",
@@ -69,7 +72,7 @@ def worker(name: str, folder: Path, device: str) -> None:
     from benchmarks import ours
 
     kind, precision = name.split()
-    with ours.ready(folder, device=device) as ready:
+    with ours.ready(folder, device=device, deterministic=kind == "ours") as ready:
         settings = ready.config.train
         steps = ready.rows // settings.batch_size
         if kind == "ours":
@@ -82,7 +85,7 @@ def worker(name: str, folder: Path, device: str) -> None:
 
         def turn() -> Row:
             began = time.perf_counter()
-            list(islice(training, steps))
+            deque(islice(training, steps), maxlen=0)
             if device == "cuda":
                 torch.cuda.synchronize()
             return {"images": steps * settings.batch_size, "seconds": time.perf_counter() - began}

@@ -52,7 +52,7 @@ class Monitor:
         self._bar.update()
         if not due or not self._shown:
             return
-        sums, now = counts.sums.sum(0).tolist(), time.perf_counter()
+        sums, now = counts.sums.cpu().sum(0).tolist(), time.perf_counter()
         loss, right, pictures = (new - old for new, old in zip(sums, self._seen, strict=True))
         rate = (batch.step + 1 - self._step) * self._batch_size / (now - self._time)
         self._seen, self._step, self._time = sums, batch.step + 1, now

@@ -113,7 +113,8 @@ def make_learner(config: Params, classes: int, place: World) -> Learner:
     precision = PRECISIONS[settings.precision](place.device.type)
     net, optimizer = precision.prepare(net, optimizer)
     if settings.compile:
-        net.compile(mode="reduce-overhead" if settings.cuda_graphs else "default")  # torch's name for CUDA graphs
+        # torch's name for CUDA graphs; every shape gets code of its own, so that none depends on which came before.
+        net.compile(mode="reduce-overhead" if settings.cuda_graphs else "default", dynamic=False)
     return Learner(net, optimizer, precision, Ema.of(net, settings.ema_decay))
 
 
@@ -314,7 +315,8 @@ def end_epoch(
 ) -> None:
     """Validate, add the epoch's row to the history, remember the best weights, and begin to count anew."""
     settings = config.train
-    loss, right, pictures = world.total(counts.sums.clone()).sum(0).tolist()
+    # On the CPU: O1 adds up a GPU's float64 as float32.
+    loss, right, pictures = world.total(counts.sums.clone()).cpu().sum(0).tolist()
     val_loss, val_accuracy = validate(learner, data, squares, config, place)
     row = (epoch, progress.step, rate, loss / pictures, right / pictures, val_loss, val_accuracy)
     progress.history.append(dict(zip(HISTORY, row, strict=True)))
@@ -347,8 +349,9 @@ def vouched_for(settings: Train) -> Iterator[None]:
 
 
 def refuse_broken(counts: Counts, settings: Train) -> None:
-    """Raise Refusal if a loss was not finite. Reads one number back from the device."""
-    if (step := int(counts.broken_step)) >= 0:
+    """Raise Refusal if a loss was not finite. To be called by all processes, for all are to raise it: one that left
+    alone would let the others wait for its part of an exchange. Reads one number back from the device."""
+    if (step := int(world.most(counts.broken_step.clone()))) >= 0:
         raise Refusal(
             f"the loss of step {step} is not finite; nothing is exported; lower train.lr ({settings.lr}) "
             f"or lengthen train.warmup_epochs ({settings.warmup_epochs})"

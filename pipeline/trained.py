@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pipeline import augment, files, inference, model
-from pipeline.engine.precision import PRECISIONS
+from pipeline.engine.precision import PRECISIONS, allow_tf32
 from pipeline.engine.world import World
 from pipeline.errors import Refusal
 from pipeline.inference import View
@@ -98,6 +98,7 @@ def judge(
     fp32, and to whoever uses them. Raises Refusal if one is not a number.
     """
     net, precision = trained.net.to(place.device), PRECISIONS["fp32"](place.device.type)
+    allow_tf32(False)  # here no optimizer is there for `prepare`, which says so in training
     logits = inference.logits(net, squares, sizes, rows, trained.view, batch_size, place, precision)
     found: NDArray[np.float64] = torch.log_softmax(logits.double(), 1).numpy()
     if not np.isfinite(found).all():

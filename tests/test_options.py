@@ -21,7 +21,7 @@ from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Counts, Recipe
 from pipeline.engine.optimizers import OPTIMIZERS
 from pipeline.engine.parallel import PARALLELS
-from pipeline.engine.precision import PRECISIONS
+from pipeline.engine.precision import PRECISIONS, allow_tf32
 from pipeline.engine.stopping import Stopping, watching
 from pipeline.engine.world import World
 from pipeline.params import Params
@@ -248,6 +248,17 @@ def test_the_average_is_validated_and_exported_and_trains_nothing(runs: dict[str
     found = trained.judge(trained.load(averaged / "models"), squares, data.sizes, rows, batch_size=64, place=ALONE)
     loss = -found[range(len(rows)), data.labels[rows]].mean()
     assert loss == pytest.approx(history(averaged, "val_loss")[-1], rel=1e-6)
+
+
+def test_whoever_judges_computes_in_fp32(runs: dict[str, Path]) -> None:
+    """On a GPU torch's default is TF32 for convolutions; a training in this process may have asked for more."""
+    allow_tf32(True)
+    data = packed.load(runs["plain"] / "data/packed", runs["plain"] / "data/split.csv")
+    squares, _ = residency.reside(data.images, "auto", ALONE.device, 1)
+    model_ = trained.load(runs["plain"] / "models")
+    trained.judge(model_, squares, data.sizes, data.rows("val"), batch_size=64, place=ALONE)
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cudnn.allow_tf32
 
 
 def test_a_frozen_backbone_stays_as_it_was(runs: dict[str, Path]) -> None:

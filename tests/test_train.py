@@ -194,6 +194,32 @@ def run_ranks(size: int, script: str, *arguments: str) -> None:
     assert [rank.wait() for rank in ranks] == [0] * size
 
 
+BROKEN = """
+    import os
+    import torch
+    from pipeline import params, train
+    from pipeline.engine import world
+    from pipeline.engine.loop import Counts
+    from pipeline.errors import Refusal
+    place = world.from_env(os.environ, "cpu")
+    with world.joined(place, 60):
+        counts = Counts.zero(place.device, 2)
+        train.refuse_broken(counts, params.load().train)
+        if not place.first:
+            counts.broken_step.fill_(7)
+        try:
+            train.refuse_broken(counts, params.load().train)
+            raise SystemExit("not refused")
+        except Refusal as refusal:
+            assert "the loss of step 7 is not finite" in str(refusal)
+"""
+
+
+def test_a_loss_that_one_process_sees_broken_is_refused_by_all() -> None:
+    """One that left alone would let the others wait for its part of an exchange."""
+    run_ranks(2, BROKEN)
+
+
 def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
     """1 × B and 2 × B/2 of a model without BatchNorm agree to rounding after eight steps; so do loss and counts."""
     for size in (1, 2):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipeline.engine.precision import clip
+from pipeline.engine.precision import allow_tf32, clip
 
 
 @contextmanager
@@ -37,8 +37,7 @@ class Amp:
     level: str
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        # As for fp32 and fp16: what is not half precision is not TF32 either.
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        allow_tf32(False)  # as for fp32 and fp16: what is not half precision is not TF32 either
         with _quiet():
             prepared: tuple[nn.Module, Optimizer] = amp.initialize(model, optimizer, opt_level=self.level, verbosity=0)
         return prepared

@@ -47,6 +47,12 @@ def clip(parameters: Iterable[Tensor], norm: float) -> None:
         nn.utils.clip_grad_norm_(parameters, norm)
 
 
+def allow_tf32(allowed: bool) -> None:
+    """Whether a GPU may multiply float32 in TF32. Said for both kinds of product, because torch's default is TF32 for
+    convolutions and not for matrices."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+
+
 @dataclass(frozen=True)
 class Native:
     """torch's own autocast, gradient scaler and TF32 switch, each possibly off."""
@@ -58,9 +64,7 @@ class Native:
     scaler: torch.amp.GradScaler
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        # Said for both, because torch's default is TF32 for convolutions and not for products of matrices.
-        torch.backends.cuda.matmul.allow_tf32 = self.tf32
-        torch.backends.cudnn.allow_tf32 = self.tf32
+        allow_tf32(self.tf32)
         return model, optimizer
 
     def autocast(self) -> AbstractContextManager[Any]:

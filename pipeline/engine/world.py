@@ -106,6 +106,7 @@ def joined(world: World, timeout_seconds: int) -> Iterator[Store]:
         rank=world.rank,
         world_size=world.size,
         timeout=timeout,
+        device_id=world.device if world.device.type == "cuda" else None,
     )
     try:
         if world.first:
@@ -173,7 +174,7 @@ def environment(threads: int, deterministic: bool) -> dict[str, str]:
 # What makes a library deterministic: the values of a variable that do, the first of which is taken if none is set.
 VOUCHED = {
     "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),  # one workspace [NVIDIA cuBLAS, "Results reproducibility"]
-    "NCCL_ALGO": ("Ring", "Tree"),  # one algorithm, whatever the size of a message
+    "NCCL_ALGO": ("Ring",),  # one algorithm, whatever the size of a message; a tree cannot broadcast [NCCL]
     "NCCL_PROTO": ("Simple", "LL", "LL128"),
 }
 
@@ -194,6 +195,13 @@ def total(values: Tensor) -> Tensor:
     if dist.is_initialized():
         dist.all_reduce(values)
     return values
+
+
+def most(value: Tensor) -> Tensor:
+    """The largest that a process holds, in place, for every process."""
+    if dist.is_initialized():
+        dist.all_reduce(value, dist.ReduceOp.MAX)
+    return value
 
 
 def collected(parts: list[Tensor], indices: list[int], count: int) -> list[Tensor]:
