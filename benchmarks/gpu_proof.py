@@ -41,9 +41,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchvision.models.resnet import BasicBlock
 
-from benchmarks import measuring, ours
+from benchmarks import measuring
 from pipeline import files, machine, params, runs, validity
-from pipeline import train as training
 from pipeline.engine import loop, world
 from pipeline.engine.ema import Ema
 from pipeline.engine.optimizers import OPTIMIZERS
@@ -627,6 +626,9 @@ def _digest(ready: Setup) -> str:
 def case_waits(place: World, precision: str, optimizer: str) -> Figures:
     """How often a step waits for the GPU, with train.py's own batches and all that may be done to them: never. But the
     host asks whether a step overflowed before it takes it: with fp16 once, with Apex's levels as often as Apex does."""
+    from benchmarks import ours  # here, for it brings TensorBoard, which no other case needs
+    from pipeline import train as training
+
     settings = params.load().train.model_copy(
         update={"precision": precision, "batch_size": 16, "crop": 32, "erasing": 0.5, "color_jitter": 0.2}
         | {"mixup": 0.2, "epochs": 10, "warmup_epochs": 0}
