@@ -1,8 +1,9 @@
-"""The whole pipeline on drawn flowers, in `.demo/`, a copy of the project: what `make demo` runs.
+"""Run the whole pipeline on drawn flowers, in `.demo/`, a copy of the project: what `make demo` calls.
 
     python -m pipeline.demo              run, and compare with the committed results/demo/
     python -m pipeline.demo --record     also make this run the committed one
 
+Compared are the hashes of all outputs (results/demo/outputs.json), not those of the code: so a comment needs no run.
 The copy stays there to be looked at (`cd .demo; dvc metrics show`), and a second demo finds nothing to do.
 """
 
@@ -15,13 +16,13 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline import locks
+from pipeline import files, locks
 
 FOLDER = Path(".demo")
 RESULTS = Path("results/demo")
-RECORDED = (
+OUTPUTS = RESULTS / "outputs.json"  # output → MD5, as in dvc.lock
+COPIED = (
     "params.yaml",
-    "dvc.lock",
     "metrics/data.json",
     "metrics/train.json",
     "metrics/eval.json",
@@ -32,15 +33,15 @@ RECORDED = (
 def copy_project(folder: Path) -> None:
     """Bring every file that Git knows into `folder`, with the demo's params; files that are the same stay untouched."""
     listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
-    files = [Path(name) for name in listed.split("\0") if name and Path(name).is_file()]
-    for source in files:
+    known = [Path(name) for name in listed.split("\0") if name and Path(name).is_file()]
+    for source in known:
         target = folder / source
         if target == folder / "params.yaml":
             source = RESULTS / "params.yaml"  # noqa: PLW2901
         if not (target.is_file() and (source.is_symlink() or filecmp.cmp(source, target, shallow=False))):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
-    for stale in set((folder / "pipeline").rglob("*.py")) - {folder / name for name in files}:
+    for stale in set((folder / "pipeline").rglob("*.py")) - {folder / name for name in known}:
         stale.unlink()
 
 
@@ -79,19 +80,23 @@ def show(folder: Path) -> None:
     )
 
 
-def compare(ours: Path, committed: Path) -> list[str]:
-    """What differs between two dvc.locks: the outputs, and the dependencies that explain them."""
-    mine, theirs = (
-        {
-            f"{stage} {kind} {path}": md5
-            for stage, content in locks.read(lock).items()
-            for kind, hashes in content.items()
-            for path, md5 in hashes.items()
-        }
-        for lock in (ours, committed)
-    )
-    keys = [key for key in sorted(mine | theirs) if mine.get(key) != theirs.get(key)]
-    return [f"{key}: {mine.get(key, 'none')}, committed {theirs.get(key, 'none')}" for key in keys]
+def outputs(lock: Path) -> locks.Hashes:
+    """The hash of every output in a dvc.lock. Raises Refusal if the lock cannot be read."""
+    return {path: md5 for stage in locks.read(lock).values() for path, md5 in stage["outs"].items()}
+
+
+def compare(ours: locks.Hashes, committed: locks.Hashes) -> list[str]:
+    """One sentence for each output whose hash differs; empty if all are the same."""
+    paths = [path for path in sorted(ours | committed) if ours.get(path) != committed.get(path)]
+    return [f"{path}: {ours.get(path, 'none')}, committed {committed.get(path, 'none')}" for path in paths]
+
+
+def record() -> None:
+    """Make the run in FOLDER the committed one."""
+    for name in COPIED:
+        (RESULTS / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(FOLDER / name, RESULTS / name)
+    files.write_json(OUTPUTS, outputs(FOLDER / "dvc.lock"))
 
 
 def main() -> int:
@@ -103,20 +108,18 @@ def main() -> int:
         print(f"demo: {' '.join(error.cmd)} failed in {FOLDER}/; see above", file=sys.stderr)
         return 1
     if "--record" in sys.argv[1:]:
-        for name in RECORDED:
-            (RESULTS / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(FOLDER / name, RESULTS / name)
+        record()
     show(FOLDER)
     print(f"\nDone in {time.monotonic() - began:.0f} s. Look around:")
     print(f"  cd {FOLDER} && . ../.venv/bin/activate && dvc dag && dvc plots show     pictures: {FOLDER}/reports/")
     print(f"  tensorboard --logdir {FOLDER}/runs     again, and compared: cd {FOLDER} && python -m pipeline.verify")
-    if not (RESULTS / "dvc.lock").is_file():
-        print(f"There is no committed {RESULTS}/dvc.lock to compare with; --record makes this run the committed one.")
-    elif (FOLDER / "dvc.lock").read_bytes() == (RESULTS / "dvc.lock").read_bytes():
-        print(f"{FOLDER}/dvc.lock is the committed {RESULTS}/dvc.lock, byte for byte.")
+    if not OUTPUTS.is_file():
+        print(f"There is no committed {OUTPUTS} to compare with; --record makes this run the committed one.")
+    elif different := compare(outputs(FOLDER / "dvc.lock"), json.loads(OUTPUTS.read_bytes())):
+        print(f"Not every output is the committed one ({OUTPUTS}); another kind of CPU may be the cause:")
+        print(*(f"  {line}" for line in different), sep="\n")
     else:
-        print(f"{FOLDER}/dvc.lock is not the committed {RESULTS}/dvc.lock; another kind of CPU may be the cause:")
-        print(*(f"  {line}" for line in compare(FOLDER / "dvc.lock", RESULTS / "dvc.lock")), sep="\n")
+        print(f"Every output is the committed one, byte for byte ({OUTPUTS}).")
     return 0
 
 

@@ -1,0 +1,51 @@
+"""The demo's record: the hashes of all its outputs, and the figures that they belong to."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline import demo, files, params
+from tests.conftest import PROJECT
+from tests.test_structure import stages
+
+RESULTS = PROJECT / "results/demo"
+RECORDED = json.loads((PROJECT / demo.OUTPUTS).read_bytes())
+
+
+def test_the_record_has_every_output_of_every_stage() -> None:
+    """results/demo/outputs.json names exactly what dvc.yaml declares as outputs and metrics."""
+    paths = params.load(RESULTS / "params.yaml").paths.model_dump()
+    declared = {
+        (entry if isinstance(entry, str) else next(iter(entry))).replace("${paths.", "{").format(**paths)
+        for stage in stages().values()
+        for kind in ("outs", "metrics")
+        for entry in stage.get(kind, [])
+    }
+    assert set(RECORDED) == declared
+
+
+@pytest.mark.parametrize("name", [name for name in demo.COPIED if name.startswith("metrics/")])
+def test_a_committed_figure_is_of_the_recorded_run(name: str) -> None:
+    """The metrics beside outputs.json have the hashes that it says."""
+    assert files.md5(RESULTS / name) == RECORDED[name]
+
+
+def test_an_output_that_differs_is_named_with_both_hashes() -> None:
+    """One sentence for each: other bytes, an output more, an output less; nothing for equal ones."""
+    committed = {"a": "1", "b": "2", "c": "3"}
+    assert demo.compare(committed, committed) == []
+    assert demo.compare({"a": "1", "b": "9", "d": "4"}, committed) == [
+        "b: 9, committed 2",
+        "c: none, committed 3",
+        "d: 4, committed none",
+    ]
+
+
+def test_the_outputs_of_a_lock_are_those_of_all_its_stages(tmp_path: Path) -> None:
+    """Each `outs` entry with its hash; dependencies are left out, so a comment in the code changes nothing."""
+    entry = "    cmd: x\n    deps:\n    - path: code.py\n      md5: {}\n    outs:\n    - path: {}\n      md5: {}\n"
+    text = "schema: '2.0'\nstages:\n"
+    text += "  one:\n" + entry.format("c0", "a", "a1") + "  two:\n" + entry.format("c0", "b", "b2")
+    (tmp_path / "dvc.lock").write_text(text)
+    assert demo.outputs(tmp_path / "dvc.lock") == {"a": "a1", "b": "b2"}
