@@ -2,8 +2,9 @@
 
     python -m pipeline.split         reads paths.images; writes paths.split and data.json in paths.metrics
 
-Pictures are the files below the class folders of `paths.images` (below `train/ val/ test/` if it has just these: then
-that is the split). Files beside the class folders, such as a licence, are no pictures.
+Pictures are the files below the class folders of `paths.images` (below folders for train, val and test, in any of
+SPELLINGS, if it has just these: then that is the split). A class is never called as a part is: such a folder is
+understood or refused. Files beside the class folders, such as a licence, are no pictures.
 
 Near duplicates form groups that stay together. A group's part follows from a seeded hash of its content alone, so a
 picture changes its part only when a near duplicate of it is added. The price: the fractions hold on average.
@@ -27,6 +28,11 @@ from pipeline.images import Verdict
 from pipeline.params import Params
 
 PARTS = ("train", "val", "test")
+SPELLINGS = {  # in lower case; how data sets that come with a split name its folders → the part
+    "train": "train", "training": "train",
+    "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
 HEADER = ("path", "class", "split", "reason", "width", "height", "pixels", "phash", "group")
 DUPLICATE, CONFLICT = "duplicate", "conflicting labels"
 CANDIDATES = 2**21  # pairs looked at in one go when near duplicates are sought: about 100 MB
@@ -90,17 +96,18 @@ def find_pictures(folder: Path) -> tuple[list[Picture], list[str]]:
     """
     paths = _files(folder)
     classes = _folders(folder)
-    given = _has_given_split(folder, classes)
+    given = _given_split(folder, classes)
     if given:
-        classes = sorted({name for part in PARTS for name in _folders(folder / part)})
+        classes = sorted({name for top in given for name in _folders(folder / top)})
+    _refuse_parts_as_classes(folder, classes)
     if len(classes) < 2:
         found = f"only one class folder ({classes[0]!r})" if classes else "no class folder"
         raise Refusal(f"{folder}: {found}; needed: at least 2, each with the pictures of one class")
     pictures = []
     for path in paths:
-        part, *inner = path.split("/") if given else ["", *path.split("/")]
+        top, *inner = path.split("/") if given else ["", *path.split("/")]
         if len(inner) > 1:  # else a file beside the class folders
-            pictures.append(Picture(path, inner[0], part))
+            pictures.append(Picture(path, inner[0], given.get(top, "")))
     return pictures, classes
 
 
@@ -133,19 +140,52 @@ def _files(folder: Path) -> list[str]:
     return sorted(found)  # code points sort as their UTF-8 bytes do
 
 
-def _has_given_split(folder: Path, tops: Sequence[str]) -> bool:
-    """Whether the top folders are the parts of a split. Raises Refusal if they are so by halves."""
-    named = [part for part in PARTS if part in tops]
-    if len(named) >= 2 and len(named) != len(tops):
-        others = [top for top in tops if top not in PARTS]
-        raise Refusal(f"{folder}: {', '.join(named)} beside class folders {', '.join(others)}; allowed: either alone")
-    if len(named) == 2:
-        missing = next(part for part in PARTS if part not in named)
+def _part(name: str) -> str:
+    """The part that a folder of this name stands for, in any usual spelling; empty if for none."""
+    return SPELLINGS.get(name.lower(), "")
+
+
+def _given_split(folder: Path, tops: Sequence[str]) -> dict[str, str]:
+    """Top folder → its part, if the top folders are the parts of a split; else empty.
+
+    Raises Refusal if they are so by halves: a part is missing, is there twice, or stands beside a class folder.
+    """
+    named = {top: part for top in sorted(tops, key=_place_of_part) if (part := _part(top))}
+    others = [top for top in tops if top not in named]
+    missing = [part for part in PARTS if part not in named.values()]
+    if not named:
+        return {}
+    if len(set(named.values())) < len(named):
         raise Refusal(
-            f"{folder}: folders {' and '.join(named)}, but no {missing}; allowed: all of {', '.join(PARTS)} (their "
-            f"split is kept), or class folders at the top (the split is made)"
+            f"{folder}: folders {' and '.join(named)}: one part of a split in two spellings; allowed: one folder for "
+            f"each of {', '.join(PARTS)}; put together what belongs together"
         )
-    return len(named) == 3
+    if others:
+        shown = ", ".join(others[:5]) + (", …" if len(others) > 5 else "")
+        raise Refusal(
+            f"{folder}: {', '.join(named)} beside class folders {shown}; allowed: either alone; move or remove one of "
+            f"the two (a class that is really called so: rename its folder, such as to {next(iter(named))}_class)"
+        )
+    if missing:
+        raise Refusal(
+            f"{folder}: folders {' and '.join(named)}, but no {' and no '.join(missing)}; allowed: all of "
+            f"{', '.join(PARTS)} (their split is kept), or class folders at the top (the split is made)"
+        )
+    return named
+
+
+def _place_of_part(top: str) -> tuple[int, str]:
+    """Folders in the order of their parts: train, val, test."""
+    return PARTS.index(_part(top) or "test"), top
+
+
+def _refuse_parts_as_classes(folder: Path, classes: Sequence[str]) -> None:
+    """Raise Refusal for a class folder that is called as a part is: one more level of folders than there should be."""
+    for name in filter(_part, classes):
+        raise Refusal(
+            f"{folder}: a class folder called {name!r}, as a part of a split is; allowed: any other name; take out the "
+            f"level of folders that is too many, or rename the class"
+        )
 
 
 def perceptual_hash(picture: images.RGB) -> int:

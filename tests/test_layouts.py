@@ -1,0 +1,87 @@
+"""Folders that are named as the parts of a split are understood or refused, and never classes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pipeline import split
+from pipeline.errors import Refusal
+
+
+def laid_out(folder: Path, *paths: str) -> Path:
+    """A folder with empty files at these paths: what is in them is not looked at."""
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).touch()
+    return folder
+
+
+def in_parts(folder: Path, tops: Sequence[str]) -> Path:
+    """Two classes with one picture each below every one of these folders."""
+    return laid_out(folder, *(f"{top}/{label}/{top}.png" for top in tops for label in ("cat", "dog")))
+
+
+@pytest.mark.parametrize(
+    "tops",
+    [
+        ("train", "val", "test"),
+        ("Training", "Validation", "Testing"),
+        ("TRAIN", "valid", "Test"),
+        ("training", "dev", "test"),
+        ("train", "VALID", "testing"),
+    ],
+)
+def test_a_split_is_understood_in_any_usual_spelling(tmp_path: Path, tops: tuple[str, str, str]) -> None:
+    """Whatever the three folders are called, their pictures have the part that is meant and the class below it."""
+    pictures, classes = split.find_pictures(in_parts(tmp_path, tops))
+    assert classes == ["cat", "dog"]
+    assert {(picture.path, picture.given, picture.label) for picture in pictures} == {
+        (f"{top}/{label}/{top}.png", part, label)
+        for top, part in zip(tops, split.PARTS, strict=True)
+        for label in classes
+    }
+
+
+@pytest.mark.parametrize(
+    ("tops", "said"),
+    [
+        (("train", "valid"), "folders train and valid, but no test; allowed: all of train, val, test"),
+        (("TRAIN", "Test"), "folders TRAIN and Test, but no val; "),
+        (("dev", "testing"), "folders dev and testing, but no train; "),
+        (("train",), "folders train, but no val and no test; "),
+        (("val", "valid"), "folders val and valid: one part of a split in two spellings"),
+        (("train", "val", "validation", "test"), "folders train and val and validation and test: one part of a split"),
+        (("Train", "train", "val", "test"), "folders Train and train and val and test: one part of a split in two"),
+        (("train", "val", "test", "bird"), "train, val, test beside class folders bird; allowed: either alone"),
+        (("bird", "fish", "test"), "test beside class folders bird, fish; allowed: either alone"),
+        (("a", "b", "c", "d", "e", "f", "Dev"), "Dev beside class folders a, b, c, d, e, …; allowed: either alone"),
+    ],
+)  # fmt: skip
+def test_half_a_split_is_refused_in_any_spelling(tmp_path: Path, tops: tuple[str, ...], said: str) -> None:
+    """A part that is missing, that is there twice or that stands beside classes is refused, with the folders' names."""
+    with pytest.raises(Refusal) as refusal:
+        split.find_pictures(in_parts(tmp_path, tops))
+    assert str(refusal.value).startswith(f"{tmp_path}: {said}")
+
+
+def test_a_class_called_as_a_part_says_what_to_do(tmp_path: Path) -> None:
+    """Who has a class of that name is told to rename its folder, and then it is a class."""
+    folder = laid_out(tmp_path, "cat/0.png", "test/0.png")
+    with pytest.raises(Refusal, match=r"a class that is really called so: rename its folder, such as to test_class"):
+        split.find_pictures(folder)
+    (folder / "test").rename(folder / "test_class")
+    assert split.find_pictures(folder)[1] == ["cat", "test_class"]
+
+
+def test_a_split_with_one_level_too_many_is_refused(tmp_path: Path) -> None:
+    """train/train/cat, as some archives unpack, makes no class called train."""
+    folder = laid_out(tmp_path, *(f"{part}/{part}/cat/0.png" for part in split.PARTS))
+    with pytest.raises(Refusal, match=r"a class folder called 'test', as a part of a split is; .* take out the level"):
+        split.find_pictures(folder)
+
+
+def test_names_inside_a_class_are_no_parts(tmp_path: Path) -> None:
+    """Below a class folder any name will do."""
+    pictures, _ = split.find_pictures(laid_out(tmp_path, "cat/train/0.png", "dog/test/val/0.png"))
+    assert [(picture.label, picture.given) for picture in pictures] == [("cat", ""), ("dog", "")]
