@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from pipeline import files, locks
+from pipeline.errors import Refusal, ending
 
 FOLDER = Path(".demo")
 RESULTS = Path("results/demo")
@@ -99,15 +100,15 @@ def record() -> None:
     files.write_json(OUTPUTS, outputs(FOLDER / "dvc.lock"))
 
 
-def main() -> int:
+def demo(recording: bool) -> int:
+    """Run it, show and compare; the exit status. Raises Refusal if a command fails."""
     began = time.monotonic()
-    copy_project(FOLDER)
     try:
+        copy_project(FOLDER)
         run(FOLDER)
     except subprocess.CalledProcessError as error:
-        print(f"demo: {' '.join(error.cmd)} failed in {FOLDER}/; see above", file=sys.stderr)
-        return 1
-    if "--record" in sys.argv[1:]:
+        raise Refusal(f"{' '.join(error.cmd)} failed in {FOLDER}/; see above") from None
+    if recording:
         record()
     show(FOLDER)
     print(f"\nDone in {time.monotonic() - began:.0f} s. Look around:")
@@ -121,6 +122,10 @@ def main() -> int:
     else:
         print(f"Every output is the committed one, byte for byte ({OUTPUTS}).")
     return 0
+
+
+def main() -> int:
+    return ending("demo", lambda: demo("--record" in sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -8,15 +8,12 @@ Every stage asks validity.py first by itself; this page is for reading, and asks
 import sys
 
 from pipeline import checks, machine, params, validity
-from pipeline.errors import Refusal
+from pipeline.errors import ending
 
 
-def main() -> int:
-    try:
-        config = params.load()
-    except Refusal as refusal:
-        print(f"params.yaml is refused:\n{refusal}")
-        return 1
+def examine() -> int:
+    """Print what there is and what is refused; 1 if something is. Raises Refusal for params that cannot be read."""
+    config = params.load()
     here, faults = machine.read(), []
     for finding in checks.findings(config, here):
         print(f"{finding.fact:<10} {finding.value}", flush=True)
@@ -26,6 +23,10 @@ def main() -> int:
         print("\nThis would stop a run here:", *faults, sep="\n")
     print("\nparams.yaml is refused here:" if refused else "\nparams.yaml can run here.", *refused, sep="\n")
     return 1 if faults or refused else 0
+
+
+def main() -> int:
+    return ending("doctor", examine)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,43 @@
-"""The two exceptions that are no faults of the program: they are shown as they stand, without a traceback."""
+"""How a program ends: in a line instead of a traceback, where the fault is not its own.
+
+Refusal and Stopped are shown as they stand. An error of the system (disk, memory, limits) is named with its remedy.
+Every command ends in `ending`, so all of them end alike. Whatever else is raised is the program's fault: a traceback.
+"""
+
+import errno
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+STOPPED = 75  # exit status: saved, run again to go on (EX_TEMPFAIL of sysexits.h)
+INTERRUPTED = "nothing half-done is left; run again to go on"
+
+SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
+REMEDIES = {
+    errno.EIO: "the disk failed, or the way to it; what the system says of it: dmesg; mend that",
+    errno.EFBIG: "a file may not be so large here; raise the limit (ulimit -f), or take another file system",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or lower run.workers",
+    errno.ENFILE: "raise the system's limit of open files (sysctl fs.file-max), or end other programs",
+    errno.EISDIR: "a folder is where a file belongs; move it away",
+    errno.ENOTDIR: "a file is where a folder belongs; move it away",
+    errno.EEXIST: "a file is where a folder belongs; move it away",
+    errno.ENOTEMPTY: "somebody else writes there; end that program",
+    errno.ENOENT: "something took it away while it was needed",
+    errno.ESTALE: "the network file system lost it; mount that again",
+    errno.EAGAIN: "raise the limit of processes (ulimit -u, or a container's pids), or lower run.workers",
+    errno.ENOLCK: "this file system has no locks; mount it with them, or put the project elsewhere",
+}
+# torch has no class of its own for these; of an extension, the class is known by name alone.
+NO_MEMORY = re.compile(
+    r"can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|out of memory|can't start new thread"
+    r"|failed to map segment|ALLOC_FAILED|unable to mmap",
+    re.IGNORECASE,
+)
+OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
 
 
 class Refusal(Exception):
@@ -7,3 +46,76 @@ class Refusal(Exception):
 
 class Stopped(Exception):
     """Somebody asked to stop, and what was done so far is saved. Its text says who, where, and how to go on."""
+
+
+def ending(name: str, work: Callable[[], int], interrupted: str = INTERRUPTED) -> int:
+    """Do a command's work; returns its exit status. What is no fault of the program is said on stderr, after `name`.
+
+    The status is what `work` returns, or 1 for what the user can mend, 75 if it was stopped and can go on, 130 if it
+    was interrupted.
+    """
+    status = 1
+    try:
+        status = work()
+        sys.stdout.flush()
+        return status
+    except Refusal as refusal:
+        said = str(refusal)
+    except Stopped as stopped:
+        status, said = STOPPED, str(stopped)
+    except KeyboardInterrupt:
+        status, said = 130, f"interrupted; {interrupted}"
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:
+        status, said = 1, of_the_system(error)
+        if not said:
+            raise
+        _give_up_output()
+    with suppress(OSError):  # nobody reads it
+        print(*(f"{name}: {line}" for line in said.splitlines()), sep="\n", file=sys.stderr)
+    return status
+
+
+def of_the_system(error: BaseException) -> str:
+    """An error of the disk, of memory or of a limit in one line; nothing if the error is of another kind."""
+    if isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM):
+        return _of_a_file(error)
+    said = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or NO_MEMORY.search(said):
+        return _of_memory(said)
+    return ""
+
+
+def _of_a_file(error: OSError) -> str:
+    """The file, what the system says of it, and the remedy."""
+    where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else Path.cwd()
+    if error.errno in SPACE:
+        with suppress(OSError):
+            folder = next(parent for parent in [where, *where.absolute().parents] if parent.is_dir())
+            free = shutil.disk_usage(folder).free / 1e6
+            return f"{where}: {error.strerror} ({free:,.0f} MB free there); {_again('make room or give write access')}"
+    return f"{where}: {error.strerror}; {_again(REMEDIES.get(error.errno or 0, 'mend that'))}"
+
+
+def _again(remedy: str) -> str:
+    return f"{remedy}, then run again"
+
+
+def _of_memory(said: str) -> str:
+    """Which memory is full, and what takes less of it."""
+    if OF_A_GPU.search(said):
+        return (
+            f"the GPU's memory is full: {said[:200]}; raise train.accumulate, lower train.batch_size or "
+            "evaluate.batch_size, set train.gradient_checkpointing: true, or run.residency: host"
+        )
+    return (
+        f"no memory is left: {said[:200] or 'MemoryError'}; lower run.workers, raise train.accumulate, lower "
+        "train.batch_size or evaluate.batch_size, set run.residency: disk, or raise the limit (ulimit -v)"
+    )
+
+
+def _give_up_output() -> None:
+    """Let nothing that could not be printed (a full disk, a closed pipe) be tried again when Python ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

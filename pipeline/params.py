@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from pipeline.errors import Refusal
+from pipeline.errors import Refusal, ending
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"]
 Parallel = Literal["single", "dp", "ddp", "apex_ddp", "elastic"]
@@ -239,12 +239,11 @@ def _section(location: list[str]) -> type[BaseModel]:
 
 
 def main() -> int:
-    try:
+    def shown() -> int:
         print(load().model_dump_json(indent=2))
-    except Refusal as refusal:
-        print(refusal, file=sys.stderr)
-        return 1
-    return 0
+        return 0
+
+    return ending("params", shown)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from pipeline import files, images, machine, params, squeeze, trained
 from pipeline.engine.world import World
-from pipeline.errors import Refusal
+from pipeline.errors import Refusal, ending
 from pipeline.residency import Squares
 from pipeline.trained import Trained
 
@@ -118,11 +118,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON list with the probabilities of all classes")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute (default: cpu)")
     given = parser.parse_args()
-    try:
-        return 1 if predict(given.images, given.json, given.device) else 0
-    except Refusal as refusal:
-        print(*(f"predict: {line}" for line in str(refusal).splitlines()), sep="\n", file=sys.stderr)
-        return 1
+    return ending("predict", lambda: 1 if predict(given.images, given.json, given.device) else 0)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from pipeline import files, params, stage
-from pipeline.errors import Refusal
+from pipeline.errors import ending
 
 LOCK = Path("dvc.lock")
 KEPT = Path(".dvc/tmp/dvc.lock.whole")  # beside DVC's own working files: Git ignores it
@@ -189,23 +189,19 @@ def run(arguments: list[str]) -> int:
             return status if status >= 0 else 128 - status
 
 
-def main() -> int:
-    try:
-        params.load()  # DVC itself would say less of a wrong choice
-        for sentence in repair():
-            print(f"repro: {sentence}", file=sys.stderr)
-        keep()
-        status = run(sys.argv[1:])
-        keep()
-    except Refusal as refusal:
-        print(*(f"repro: {line}" for line in str(refusal).splitlines()), sep="\n", file=sys.stderr)
-        return 1
-    except OSError as error:
-        if error.errno not in stage.DISK:
-            raise
-        print(f"repro: {stage.disk(error)}", file=sys.stderr)
-        return 1
+def repro(arguments: list[str]) -> int:
+    """`run`, with what a killed one left put right before; its exit status."""
+    params.load()  # DVC itself would say less of a wrong choice
+    for sentence in repair():
+        print(f"repro: {sentence}", file=sys.stderr)
+    keep()
+    status = run(arguments)
+    keep()
     return status
+
+
+def main() -> int:
+    return ending("repro", lambda: repro(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 from pipeline import files, locks, packed, params
 from pipeline.engine import checkpoint
 from pipeline.engine.world import World
-from pipeline.errors import Refusal
+from pipeline.errors import Refusal, ending
 from pipeline.params import Params
 
 ENVIRONMENT = (Path("requirements/lock.txt"), Path("docker/pins.env"))
@@ -195,12 +195,12 @@ def main() -> int:
     if sys.argv[1:] != ["--clean"]:
         print("usage: python -m pipeline.runs --clean", file=sys.stderr)
         return 2
-    try:
+
+    def cleaned() -> int:
         print(clean(params.load()))
-    except Refusal as refusal:
-        print(f"runs: {refusal}", file=sys.stderr)
-        return 1
-    return 0
+        return 0
+
+    return ending("runs", cleaned)
 
 
 if __name__ == "__main__":

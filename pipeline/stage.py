@@ -1,23 +1,18 @@
 """What all stages share: read the params, refuse what cannot run, and end in one line instead of a traceback."""
 
 import ctypes
-import errno
 import gc
 import os
-import shutil
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from pipeline import machine, params, validity
-from pipeline.errors import Refusal, Stopped
+from pipeline.errors import Refusal, Stopped, ending
 from pipeline.params import Params
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
-STOPPED = 75  # exit status: saved, run again to go on (EX_TEMPFAIL of sysexits.h)
 STOPPED_NOTE = "PERENNIAL_STOPPED_NOTE"  # the launcher's file for saying so: see `main`
 
 
@@ -56,43 +51,28 @@ def checked() -> Params:
 
 
 def main(name: str, work: Callable[[Params], None]) -> int:
-    """Run one stage's work on the checked params; returns the exit status.
+    """Run one stage's work on the checked params; returns the exit status of `errors.ending`.
 
-    That is 0, or 1 for what the user can mend, 75 if it was stopped and can go on, 130 if it was interrupted. A process
-    of a launcher that was stopped leaves a note and returns 0: a launcher must not take it for a failure, and restart.
+    A process of a launcher that was stopped leaves a note and returns 0: a launcher must not take it for a failure, and
+    restart.
     """
     die_with_parent()
     keep_freed_memory()
     note = os.environ.get(STOPPED_NOTE)
-    try:
-        work(checked())
-        if note:  # of the processes before, which torchrun stopped because a node joined
-            Path(note).unlink(missing_ok=True)
-    except Refusal as refusal:
-        print(*(f"{name}: {line}" for line in str(refusal).splitlines()), sep="\n", file=sys.stderr)
-        return 1
-    except Stopped as stopped:
-        if note:
+
+    def noted() -> int:
+        try:
+            work(checked())
+        except Stopped as stopped:
+            if not note:
+                raise
             Path(note).write_text(str(stopped))
-            return 0
-        print(f"{name}: {stopped}", file=sys.stderr)
-        return STOPPED
-    except OSError as error:
-        if error.errno not in DISK:
-            raise
-        print(f"{name}: {disk(error)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted; nothing half-done is left; run again to go on", file=sys.stderr)
-        return 130
+        else:
+            if note:  # of the processes before, which torchrun stopped because a node joined
+                Path(note).unlink(missing_ok=True)
+        return 0
+
+    try:
+        return ending(name, noted)
     finally:
         gc.freeze()  # what is left is no garbage; else Python looks for some for two seconds [measured] before it ends
-    return 0
-
-
-def disk(error: OSError) -> str:
-    """An error of DISK, a disk that is full or may not be written to, in one line."""
-    where = Path(os.fsdecode(error.filename)) if error.filename else Path.cwd()
-    folder = next(parent for parent in [where, *where.absolute().parents] if parent.is_dir())
-    free = shutil.disk_usage(folder).free / 1e6
-    return f"{where}: {error.strerror} ({free:,.0f} MB free there); make room or give write access, then run again"

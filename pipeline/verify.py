@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import locks, params, repro, stage
-from pipeline.errors import Refusal
+from pipeline.errors import Refusal, ending
 from pipeline.params import Params
 
 DECIDES = ("dvc.lock", "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  # besides what the stages depend on
@@ -265,19 +265,7 @@ def main() -> int:
     arguments = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):  # so that the clone is removed then, too
         signal.signal(number, signal.default_int_handler)
-    try:
-        return 0 if verify(arguments.stage) else 1
-    except Refusal as refusal:
-        print(*(f"verify: {line}" for line in str(refusal).splitlines()), sep="\n", file=sys.stderr)
-        return 1
-    except OSError as error:
-        if error.errno not in stage.DISK:
-            raise
-        print(f"verify: {stage.disk(error)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("verify: interrupted; the clone is removed", file=sys.stderr)
-        return 130
+    return ending("verify", lambda: 0 if verify(arguments.stage) else 1, interrupted="the clone is removed")
 
 
 if __name__ == "__main__":

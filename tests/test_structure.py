@@ -64,7 +64,7 @@ ALLOWED: dict[str, set[str]] = {
     "predict": {*STAGE, *ENGINE, "images", "machine", "residency", "squeeze", "trained"},
     "checks": {"machine", "params", "validity", "engine.apex"},
     "doctor": {"checks", "errors", "machine", "params", "validity"},
-    "demo": {"files", "locks"},
+    "demo": {"errors", "files", "locks"},
     "repro": {*STAGE},
     "verify": {*BASE, "locks", "params", "repro", "stage"},
     "locks": {"errors"},
@@ -185,3 +185,13 @@ def test_no_test_waits_without_end() -> None:
     assert started.returncode == -signal.SIGKILL
     with pytest.raises(pytest.fail.Exception, match="more than 1 s"), limited(1, longer=1):
         time.sleep(1000)
+
+
+def test_every_command_ends_alike() -> None:
+    """Who can be started with `python -m` ends in `errors.ending`, and nobody else prints a Refusal."""
+    for room, path in ROOMS.items():
+        text = path.read_text()
+        if '__name__ == "__main__"' in text:
+            assert "ending(" in text or "stage.main(" in text, room
+    written = {room for room, path in ROOMS.items() if "except Refusal" in path.read_text()}
+    assert written <= {f"pipeline.{name}" for name in ("errors", "launch", "predict", "runs")}

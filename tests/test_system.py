@@ -1,0 +1,78 @@
+"""What the system can say no to: disks, limits, memory, clocks. Each ends in a line with the remedy."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline import errors
+from pipeline.errors import Refusal, Stopped
+from tests.conftest import PROJECT
+
+
+def ended(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """The status and the one line of a command that raises `error`."""
+
+    def work() -> int:
+        raise error
+
+    status = errors.ending("some", work)
+    (line,) = capsys.readouterr().err.splitlines()
+    return status, line
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EFBIG, errno.ENOLCK, errno.EMFILE, errno.EISDIR, errno.ETIMEDOUT])
+def test_an_error_of_the_disk_is_a_line(number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the system says of a file: its name, the system's words and what to do."""
+    path = str(tmp_path / "file")
+    status, line = ended(OSError(number, os.strerror(number), path), capsys)
+    assert status == 1
+    assert line.startswith(f"some: {path}: {os.strerror(number)}; ")
+    assert line.endswith(", then run again")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), ("no memory is left", "train.batch_size", "run.residency: disk", "ulimit -v")),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), ("no memory is left", "run.workers")),
+        (RuntimeError("can't start new thread"), ("no memory is left", "run.workers")),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), ("no memory is left", "accumulate")),
+        (ImportError("libx.so: failed to map segment from shared object"), ("no memory is left", "ulimit -v")),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), ("the GPU's memory", "batch_size")),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), ("the GPU's memory", "accumulate")),
+    ],
+)
+def test_a_memory_that_is_full_is_named(
+    error: BaseException, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That of the host and that of a GPU, with the settings that take less."""
+    status, line = ended(error, capsys)
+    assert status == 1
+    assert all(word in line for word in words)
+
+
+def test_other_ends_keep_their_status(capsys: pytest.CaptureFixture[str]) -> None:
+    """A refusal 1, a stop 75, an interrupt 130; a fault of the program is raised."""
+    assert ended(Refusal("this"), capsys) == (1, "some: this")
+    assert ended(Stopped("that"), capsys) == (75, "some: that")
+    assert ended(KeyboardInterrupt(), capsys)[0] == 130
+    with pytest.raises(RuntimeError, match="a fault"):
+        ended(RuntimeError("a fault"), capsys)
+    with pytest.raises(OSError, match="of a library"):
+        ended(OSError("of a library, without a number"), capsys)
+
+
+def test_an_output_that_nobody_takes_is_a_line() -> None:
+    """Printing to a full disk is named once, and does not come up again when Python ends."""
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "pipeline.params"]
+        done = subprocess.run(command, cwd=PROJECT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("params: ")
+    assert "No space left on device" in line
