@@ -34,7 +34,7 @@ def refuse_strangers(config: Params, model: Trained, data: Packed) -> None:
     if model.view.square != square:
         raise Refusal(
             f"{described}: made for squares of {model.view.square} pixels, {config.paths.packed} has {square}; "
-            f"they do not belong together; train again (dvc repro)"
+            f"they do not belong together; train again (dvc repro --force --single-item train)"
         )
 
 
@@ -111,6 +111,7 @@ def table(figures: dict[str, Any]) -> str:
 def run(config: Params) -> None:
     """Be one process of the evaluation."""
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
+    packed.refuse_other_size(data, Path(config.paths.packed), config.prepare.size)
     rows = data.rows("test")
     if len(rows) == 0:
         raise Refusal(f"{config.paths.split}: no test picture; raise split.fractions.test, then dvc repro")

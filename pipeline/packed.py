@@ -66,6 +66,15 @@ def load(folder: Path, split_csv: Path) -> Packed:
     )
 
 
+def refuse_other_size(data: Packed, folder: Path, size: int) -> None:
+    """Raise Refusal if the squares of the packed `folder` are not of `size` pixels (`prepare.size`)."""
+    if (found := data.images.shape[1]) != size:
+        raise Refusal(
+            f"prepare.size: {size}, but the squares in {folder / IMAGES} have {found} pixels; needed: the same; "
+            f"pack them anew (dvc repro --force --single-item prepare), or set prepare.size to {found}; then dvc repro"
+        )
+
+
 def write(folder: Path, squares: Iterable[NDArray[np.uint8]], count: int, size: int) -> None:
     """Write `count` squares, uint8 [size, size, 3] each, one at a time, hashing them on the way.
 

@@ -462,6 +462,7 @@ def run(config: Params) -> None:
     """Be one process of the training."""
     started, settings = time.time(), config.train
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
+    packed.refuse_other_size(data, Path(config.paths.packed), config.prepare.size)
     rows = len(data.rows("train"))
     if settings.batch_size > rows:
         raise Refusal(

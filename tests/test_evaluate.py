@@ -268,7 +268,7 @@ def test_a_model_of_other_squares(copy: Path) -> None:
         evaluate.run(config)
     assert str(refusal.value) == (
         f"{copy}/models/model.json: made for squares of 64 pixels, {copy}/data/packed has 40; "
-        f"they do not belong together; train again (dvc repro)"
+        f"they do not belong together; train again (dvc repro --force --single-item train)"
     )
 
 

@@ -10,7 +10,9 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.conftest import MINI_SHA256, PROJECT, change, on_cpu, read_params, write_params
 
@@ -150,6 +152,21 @@ def test_the_number_of_processes_is_tracked_unless_the_way_is_elastic(real: Path
     assert "run.processes" in seen["ddp", 3]
     assert "pipeline/tracked/elastic.yaml" in seen["elastic", 2]  # which names no number
     assert seen["elastic", 2] == seen["elastic", 3]
+
+
+def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
+    """Sizes A, B, A, B with a warm run cache: what is drawn, and what is packed, always has the size asked for."""
+    small, large = (32, 40), (48, 40)  # prepare.size, data.synthetic.size
+    drawn = {"count": 50, "seed": 0}
+    folder = copy_project(tmp_path / "sizes", data__source="synthetic", split__near_duplicates=0)
+    for packed, side in (small, large, small, large, (48, 80), small):
+        changes = {"prepare__size": packed, "data__synthetic": {**drawn, "size": side}}
+        write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **changes))
+        said = call(folder, "dvc", "repro", "prepare").stdout
+        assert np.load(folder / "data/packed/images.npy", mmap_mode="r").shape[1:] == (packed, packed, 3), said
+        with Image.open(next((folder / "data/images").rglob("*.png"))) as opened:
+            assert all(0.7 * side < length < 1.3 * side for length in opened.size), said
+    assert said.count("is cached - skipping run") == 3
 
 
 def test_a_photo_in_the_inbox_moves_no_other(tmp_path: Path, mini: Path) -> None:

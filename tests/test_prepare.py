@@ -115,6 +115,16 @@ def test_another_table_is_refused(drawn: Path, tmp_path: Path) -> None:
         packed.load(tmp_path / "packed", tmp_path / "other.csv")
 
 
+def test_squares_of_another_size_than_the_params_say_are_refused(drawn: Path, tmp_path: Path) -> None:
+    """The key, both sizes, the file and what helps are named; the right size is taken."""
+    do(drawn, tmp_path / "packed")
+    data = packed.load(tmp_path / "packed", drawn / "split.csv")
+    packed.refuse_other_size(data, tmp_path / "packed", SIZE)
+    said = rf"prepare\.size: 80, but the squares in .*images\.npy have {SIZE} pixels; .*--force --single-item prepare"
+    with pytest.raises(Refusal, match=said):
+        packed.refuse_other_size(data, tmp_path / "packed", 80)
+
+
 def test_a_missing_picture_is_refused_and_the_earlier_output_stays(drawn: Path, tmp_path: Path) -> None:
     """A picture that vanished after the split ends the stage by name; what was packed before is whole."""
     before = do(drawn, tmp_path / "packed")

@@ -5,13 +5,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
-from tests.conftest import PROJECT, limited
+from tests.conftest import PROJECT, limited, read_params
 
 ROOMS = {
     path.relative_to(PROJECT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
@@ -148,6 +149,49 @@ def test_a_stage_depends_on_what_it_imports(stage: str) -> None:
     if imported & engine:
         imported |= engine  # the engine is one dependency
     assert named == imported
+
+
+def tracked(table: dict[str, Any], name: str) -> Any:
+    """What params.yaml has under a dotted name."""
+    for key in name.split("."):
+        table = table[key]
+    return table
+
+
+def leaves(value: Any, name: str = "") -> Iterator[str]:
+    """The dotted names of everything in nested tables that is no table."""
+    if not isinstance(value, dict):
+        yield name
+        return
+    for key, inner in value.items():
+        yield from leaves(inner, f"{name}.{key}" if name else key)
+
+
+def params_of(stage: str) -> list[str]:
+    """What a stage tracks of params.yaml, as dvc.yaml names it."""
+    return [name for name in stages()[stage]["params"] if isinstance(name, str)]
+
+
+@pytest.mark.parametrize("stage", sorted(stages()))
+def test_no_tracked_table_holds_a_key_that_the_run_cache_leaves_out(stage: str) -> None:
+    """DVC's run cache compares no key called size or nfiles inside a table: such a key is tracked by its full name."""
+    raw = read_params()
+    inside = [f"{name}.{leaf}" for name in params_of(stage) for leaf in leaves(tracked(raw, name)) if leaf]
+    assert [name for name in inside if name.split(".")[-1] in ("size", "nfiles")] == []
+    assert "size" not in params_of(stage)
+
+
+def test_every_param_is_tracked_but_for_those_that_decide_no_byte() -> None:
+    """A key that is added to a section which dvc.yaml names key by key is not forgotten there."""
+    raw = read_params()
+    seen = {
+        ".".join(part for part in (name, leaf) if part)
+        for stage in stages()
+        for name in params_of(stage)
+        for leaf in leaves(tracked(raw, name))
+    }
+    left_out = {name for name in leaves(raw) if name not in seen and not name.startswith(("paths.", "run."))}
+    assert left_out == {"data.url"}
 
 
 @pytest.mark.parametrize("module", ["params", "download", "split", "prepare", "validity"])

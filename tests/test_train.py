@@ -144,6 +144,14 @@ def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
     assert "train.batch_size: 64 is more than the training pictures (36); allowed: 1 to 36" in stopped.stderr
 
 
+def test_another_size_than_the_params_say_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    """Nothing of a run is begun."""
+    stopped = launch(small_world(tmp_path, prepare__size=48), check=False)
+    assert stopped.returncode == 1
+    assert "train: prepare.size: 48, but the squares in data/packed/images.npy have 40 pixels" in stopped.stderr
+    assert not (tmp_path / "runs").exists()
+
+
 GRADIENTS = """
     import os, sys
     import torch
