@@ -21,7 +21,7 @@ from pipeline import files, synthetic
 from pipeline.errors import Refusal
 
 Changes = Mapping[str, Mapping[str, Any]]  # section → key → value
-NEEDED = ("pipeline", "requirements", "docker")  # what a stage looks at, besides params.yaml
+NEEDED = ("pipeline", "requirements", "docker")  # what a stage looks at, besides params.yaml and dvc.yaml
 ONE_PROCESS: Changes = {  # what any machine can train with
     "train": {"device": "cpu", "precision": "fp32", "parallel": "single"},
     "run": {"log_steps": 1_000_000},
@@ -76,7 +76,8 @@ def workplace(folder: Path, *params: Changes) -> None:
     """What the stages need, with these params: no repository, for where there is neither git nor DVC."""
     for name in NEEDED:
         shutil.copytree(name, folder / name)  # with what is compiled already
-    shutil.copy2("params.yaml", folder)
+    for name in ("params.yaml", "dvc.yaml"):
+        shutil.copy2(name, folder)
     for changes in params:
         set_params(folder, changes)
 

@@ -32,7 +32,7 @@ from pipeline.engine.world import World
 from pipeline.errors import Refusal, ending
 from pipeline.params import Params
 
-ENVIRONMENT = (Path("requirements/lock.txt"), Path("docker/pins.env"))
+ENVIRONMENT = Path("requirements/lock.txt")
 CHECKPOINT = "checkpoint.pt"
 PROVENANCE = "provenance.json"
 LOCK = Path("dvc.lock")
@@ -40,8 +40,10 @@ UNDER_DVC = "DVC_STAGE"  # DVC sets it for the commands that it runs
 
 
 def fingerprint(config: Params, packed_digest: str) -> str:
-    """SHA-256 (hexadecimal) over the tracked params, the packed pictures, the split, the code and the environment."""
-    code = sorted(Path("pipeline").rglob("*.py"))
+    """SHA-256 (hexadecimal) over the tracked params, the packed images, the split, and the files that train depends on.
+
+    These are the code that train imports, the lock and the pins: a comment in another file ends no interrupted run.
+    """
     parts = {
         "train": config.train.model_dump(mode="json"),
         "processes": "any" if config.train.parallel == "elastic" else config.run.processes,
@@ -49,7 +51,7 @@ def fingerprint(config: Params, packed_digest: str) -> str:
         "evaluate.batch_size": config.evaluate.batch_size,  # validation is judged in batches of as many
         "weights": {path.name: files.sha256(path) for path in sorted(Path(config.paths.weights).glob("*.safetensors"))},
         "split": files.sha256(Path(config.paths.split)),
-        "files": {path.as_posix(): files.sha256(path) for path in [*code, *ENVIRONMENT]},
+        "files": {path.as_posix(): files.sha256(path) for path in locks.code("train")},
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -132,7 +134,7 @@ def write_provenance(folder: Path, config: Params, place: World, started: float,
         {
             "model": files.md5(Path(config.paths.models) / "model.safetensors"),
             "git": {"commit": _git("rev-parse", "HEAD"), "changed": _git("status", "--porcelain").splitlines()},
-            "lock": files.sha256(ENVIRONMENT[0]),
+            "lock": files.sha256(ENVIRONMENT),
             "image": os.environ.get("PERENNIAL_IMAGE", ""),
             "host": socket.gethostname(),
             "platform": platform.platform(),

@@ -63,7 +63,7 @@ def outputs(folder: Path) -> dict[str, str]:
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
     """Every stage run once on drawn pictures, training on two processes, and the seconds each took."""
     folder, seconds = tmp_path_factory.mktemp("done"), {}
-    for shared in ("pipeline", "requirements", "docker"):
+    for shared in ("pipeline", "requirements", "docker", "dvc.yaml"):
         (folder / shared).symlink_to(PROJECT / shared)
     params = on_cpu(
         read_params(), data__source="synthetic", data__synthetic={"count": 60, "size": 48, "seed": 0},

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from pipeline import locks
 from tests.conftest import PROJECT, limited, read_params
 
 ROOMS = {
@@ -192,6 +193,16 @@ def test_every_param_is_tracked_but_for_those_that_decide_no_byte() -> None:
     }
     left_out = {name for name in leaves(raw) if name not in seen and not name.startswith(("paths.", "run."))}
     assert left_out == {"data.url"}
+
+
+def test_the_fingerprint_covers_the_code_that_train_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of such a file begins a new run; a change of another one (the demo, the doctor) ends no run."""
+    monkeypatch.chdir(PROJECT)
+    imported = closure("pipeline.train") | closure("pipeline.launch")
+    code = set(locks.code("train"))
+    assert imported <= code
+    assert {Path("requirements/lock.txt"), Path("docker/pins.env")} <= code
+    assert not code & {Path("pipeline/demo.py"), Path("pipeline/doctor.py"), Path("pipeline/predict.py")}
 
 
 @pytest.mark.parametrize("module", ["params", "download", "split", "prepare", "validity"])

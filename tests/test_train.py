@@ -40,7 +40,7 @@ def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -
     files.write_csv(folder / "data/split.csv", header, rows)
     with files.atomic_folder(folder / "data/packed") as packing:
         packed.write(packing, iter(squares), count, side)
-    for name in ("pipeline", "requirements", "docker"):
+    for name in ("pipeline", "requirements", "docker", "dvc.yaml"):
         (folder / name).symlink_to(PROJECT / name)
     write_params(folder / "params.yaml", change(on_cpu(read_params()), **{"train__epochs": 2, **changes}))
     return folder
