@@ -98,7 +98,13 @@ def _local(url: str) -> Path:
     path = Path(unquote(url.removeprefix("file://")))
     if not path.is_absolute():
         raise Refusal(f"data.url: {url!r} has no full path; allowed: file:// and a path from the root, file:///home/…")
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        there = False
+    if not there:
         raise Refusal(f"data.url: {url!r}: there is no such file; allowed: an existing archive (a space is %20)")
     return path
 

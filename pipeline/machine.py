@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import importlib.util
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +23,14 @@ class Machine:
     cuda_devices: int  # GPUs visible to this process (CUDA_VISIBLE_DEVICES counts)
     apex: Apex
     compiler: bool  # a C++ compiler, which torch.compile calls
+    cores: int = 1  # of the machine: Slurm and others let one process see fewer
     stale: tuple[str, ...] = ()  # files of the checkout that are not those the container's image was built from
 
 
 def read() -> Machine:
     """The facts of the machine this process runs on."""
     compiler = any(map(shutil.which, ("c++", "g++", "clang++")))
-    return Machine(_cuda_devices(), _apex(), compiler, stale(BUILT_FROM, PROJECT))
+    return Machine(_cuda_devices(), _apex(), compiler, os.cpu_count() or 1, stale(BUILT_FROM, PROJECT))
 
 
 def stale(built_from: Path, project: Path) -> tuple[str, ...]:

@@ -3,6 +3,8 @@
 import difflib
 import math
 from collections.abc import Iterator
+from itertools import combinations
+from pathlib import PurePosixPath
 
 from pipeline.machine import Machine
 from pipeline.params import Params, Paths, Run, Split, Train
@@ -12,6 +14,13 @@ APEX_LEVELS = ("O0", "O1", "O2", "O3")
 CPU_PRECISIONS = ("fp32", "bf16", "fp16")
 INSTEAD_OF_APEX = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
 FIXED_SIDE, FIXED_SIDE_MODELS = 224, ("vit_", "maxvit")  # these learn a place for every patch
+MOST_ON_A_CORE = 8  # processes: more than that only wait for each other, and each takes 0.4 GB
+# What a stage makes anew as a whole, what is yours, what is cleared by rules of its own: nothing else may lie there.
+ALONE = ("inbox", "pretrained", "archives", "images", "weights", "split", "packed", "runs")
+TAKEN = frozenset({  # what the project has at its top; a test compares them
+    "LICENSE", "Makefile", "README.md", "benchmarks", "docker", "docs", "dvc.lock", "dvc.yaml", "params.yaml",
+    "pipeline", "pyproject.toml", "requirements", "results", "tests",
+})  # fmt: skip
 NO_APEX = {
     "missing": "Apex, which is not installed",
     "without amp": "apex.amp and apex.parallel, which the installed Apex no longer has",
@@ -29,6 +38,7 @@ def faults(params: Params, machine: Machine) -> list[str]:
         _processes(params.train, params.run, machine),
         _elastic(params.train, params.run),
         _ranges(params.train),
+        _paths(params.paths),
         _weights(params.train, params.paths),
         _split(params.split),
     )
@@ -168,6 +178,11 @@ def _processes(train: Train, run: Run, machine: Machine) -> Iterator[str]:
             f"run.processes: {here} on a node is more than the GPUs visible here ({machine.cuda_devices}); "
             f"allowed: 1 to {machine.cuda_devices}; CUDA_VISIBLE_DEVICES chooses them"
         )
+    if train.device == "cpu" and here > MOST_ON_A_CORE * machine.cores:
+        yield (
+            f"run.processes: {here} on a node are more than {MOST_ON_A_CORE} for each core here ({machine.cores}); "
+            f"allowed: 1 to {MOST_ON_A_CORE * machine.cores}; 1 to {machine.cores} are of use"
+        )
     parts = run.processes * train.accumulate
     if train.parallel != "elastic" and train.batch_size % parts:
         near = train.batch_size - train.batch_size % parts
@@ -259,6 +274,23 @@ def _ranges(train: Train) -> Iterator[str]:
             f"train.warmup_epochs: {train.warmup_epochs} is longer than the training; "
             f"allowed: 0 to train.epochs ({train.epochs})"
         )
+
+
+def _paths(paths: Paths) -> Iterator[str]:
+    """Paths of which one would be in the way of another: the same, or one inside the other; or of the project."""
+    lying = {key: PurePosixPath(path) for key, path in paths.model_dump().items()}
+    for key, path in lying.items():
+        if path.parts[0] in TAKEN:
+            yield f"paths.{key}: '{path}': the project has files of its own there; allowed: another, such as data/{key}"
+    for one, other in combinations(lying, 2):
+        for key, holder in ((one, other), (other, one)):
+            if holder in ALONE and lying[key].is_relative_to(lying[holder]):
+                how = "the same as" if lying[key] == lying[holder] else "inside"
+                yield (
+                    f"paths.{key}: '{lying[key]}' is {how} paths.{holder} ('{lying[holder]}'), whose place is its own; "
+                    f"allowed: beside it"
+                )
+                break  # the same: said once
 
 
 def _weights(train: Train, paths: Paths) -> Iterator[str]:

@@ -95,7 +95,7 @@ def test_a_changed_line_makes_the_image_stale(built_from: Path, tmp_path: Path, 
     (tmp_path / name).write_text((PROJECT / name).read_text() + "# one line more\n")
     stale = machine.stale(built_from, tmp_path)
     assert stale == (name,)
-    (sentence,) = validity.faults(params.parse(on_cpu(raw)), machine.Machine(0, "missing", True, stale))
+    (sentence,) = validity.faults(params.parse(on_cpu(raw)), machine.Machine(0, "missing", True, stale=stale))
     assert sentence == (
         f"{name}: not as the image of this container was built from; allowed: the same; build it again: make image"
     )

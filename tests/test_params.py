@@ -58,10 +58,10 @@ def test_params_are_frozen() -> None:
         ({"run__processes": 0}, "run.processes: 0 is not allowed; allowed: greater than or equal to 1"),
         ({"paths__images": "/tmp/images"},
          "paths.images: '/tmp/images' is not allowed; "
-         "allowed: a path inside the project, of letters, digits, '.', '_', '-' and '/'"),
+         "allowed: a path inside the project, of letters, digits, '.', '_', '-' and '/', with names of at most 200"),
         ({"paths__images": "a/../../b"},
          "paths.images: 'a/../../b' is not allowed; "
-         "allowed: a path inside the project, of letters, digits, '.', '_', '-' and '/'"),
+         "allowed: a path inside the project, of letters, digits, '.', '_', '-' and '/', with names of at most 200"),
         ({"data__url": "ftp://x/y"}, "data.url: 'ftp://x/y' is not allowed; allowed: an https:// or file:// address"),
         ({"split__sed": 1},
          "split.sed: unknown key (value 1); did you mean 'seed'?; "
