@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks import measuring, scene
 from benchmarks.measuring import Report, Row, Worker
 from pipeline import machine, validity
-from pipeline.engine.world import environment
+from pipeline.engine.variables import environment
 
 APEX = validity.APEX_LEVELS
 FREELY = " not deterministic"

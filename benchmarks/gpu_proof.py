@@ -43,7 +43,7 @@ from torchvision.models.resnet import BasicBlock
 
 from benchmarks import measuring
 from pipeline import files, machine, params, runs, validity
-from pipeline.engine import loop, world
+from pipeline.engine import loop, variables, world
 from pipeline.engine.ema import Ema
 from pipeline.engine.optimizers import OPTIMIZERS
 from pipeline.engine.parallel import PARALLELS, SYNC_BNS, Spread, accumulating
@@ -803,7 +803,7 @@ def prove(name: str, device: str) -> dict[str, Any]:
     if reason := lacks(case, device):
         return {"outcome": "skipped", "reason": reason}
     started = time.monotonic()
-    environ = {**os.environ, **world.environment(1, True)}
+    environ = {**os.environ, **variables.environment(1, True)}
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder) / f"rank{rank}.txt" for rank in range(case.ranks)]
         ranks = []

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import files, metrics, packed, report, residency, runs, stage, trained
-from pipeline.engine import world
+from pipeline.engine import agreement, world
 from pipeline.errors import Refusal
 from pipeline.packed import Packed
 from pipeline.params import Params
@@ -108,20 +108,32 @@ def table(figures: dict[str, Any]) -> str:
     )
 
 
-def run(config: Params) -> None:
-    """Be one process of the evaluation."""
+def ready(config: Params) -> tuple[Packed, NDArray[np.int64], Trained]:
+    """The packed pictures, the rows to be judged, and the model. Raises Refusal if they do not fit together."""
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
     packed.refuse_other_size(data, Path(config.paths.packed), config.prepare.size)
     rows = data.rows("test")
     if len(rows) == 0:
         raise Refusal(f"{config.paths.split}: no test picture; raise split.fractions.test, then dvc repro")
-    world.fix_arithmetic(config.train.threads, config.train.deterministic)
     model = trained.load(Path(config.paths.models))
     refuse_strangers(config, model, data)
+    return data, rows, model
+
+
+def run(config: Params) -> None:
+    """Be one process of the evaluation."""
+    world.fix_arithmetic(config.train.threads, config.train.deterministic)
     place = world.from_env(os.environ, config.train.device)
+    met = world.meet(place, config.run.timeout_seconds)
+    with agreement.agreed(met, place) as facts:
+        data, rows, model = ready(config)
+        # They are of one machine and one launcher, so they have the same files; its GPUs may be of different kinds.
+        facts["let evaluate see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = runs.hardware(
+            place, config.train.threads
+        )
     if place.first:  # DVC has recorded the training by now
         runs.settle_all(Path(config.paths.runs))
-    with world.joined(place, config.run.timeout_seconds):
+    with world.exchanging(place, config.run.timeout_seconds, met):
         squares, _ = residency.reside(
             data.images, config.run.residency, place.device, config.run.processes // config.run.nodes
         )

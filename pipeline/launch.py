@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pipeline import stage, validity
-from pipeline.engine import world
+from pipeline.engine import variables
 from pipeline.engine.stopping import SIGNALS
 from pipeline.engine.world import PEER_DIED
 from pipeline.errors import Refusal, Stopped
@@ -210,7 +210,7 @@ def main() -> int:
 
     def start(config: Params) -> None:
         try:
-            os.environ.update(world.environment(config.train.threads, config.train.deterministic))
+            os.environ.update(variables.environment(config.train.threads, config.train.deterministic))
         except ValueError as error:
             raise Refusal(str(error)) from None
         if validity.apex_choices(config.train):

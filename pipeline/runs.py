@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ import torch
 from filelock import FileLock, Timeout
 
 from pipeline import files, locks, packed, params
-from pipeline.engine import checkpoint
+from pipeline.engine import checkpoint, variables
+from pipeline.engine.agreement import Facts
 from pipeline.engine.world import World
 from pipeline.errors import Refusal, ending
 from pipeline.params import Params
@@ -39,12 +41,13 @@ LOCK = Path("dvc.lock")
 UNDER_DVC = "DVC_STAGE"  # DVC sets it for the commands that it runs
 
 
-def fingerprint(config: Params, packed_digest: str) -> str:
-    """SHA-256 (hexadecimal) over the tracked params, the packed images, the split, and the files that train depends on.
+def decisive(config: Params, packed_digest: str) -> dict[str, Any]:
+    """Everything that decides the bytes: the tracked params, the packed images, the split, and what train depends on.
 
-    These are the code that train imports, the lock and the pins: a comment in another file ends no interrupted run.
+    That is the code that train imports, the lock and the pins: a comment in another file ends no interrupted run. Files
+    stand there with their SHA-256 (hexadecimal).
     """
-    parts = {
+    return {
         "train": config.train.model_dump(mode="json"),
         "processes": "any" if config.train.parallel == "elastic" else config.run.processes,
         "packed": packed_digest,
@@ -53,7 +56,48 @@ def fingerprint(config: Params, packed_digest: str) -> str:
         "split": files.sha256(Path(config.paths.split)),
         "files": {path.as_posix(): files.sha256(path) for path in locks.code("train")},
     }
+
+
+def fingerprint(parts: dict[str, Any]) -> str:
+    """SHA-256 (hexadecimal) over what is decisive."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def facts(config: Params, parts: dict[str, Any], place: World) -> Facts:
+    """What every process of a training must have alike: what is decisive, and what would hang or mix up the run."""
+    whatever = {"node_rank", "rendezvous", "workers", "residency"}  # of one machine, or the same by another name
+    kind = "train.parallel: 'elastic' needs processes of one kind; take such, or train.parallel: ddp"
+    return {
+        "give every node the same params.yaml, then run again": {
+            **{f"train.{name}": value for name, value in parts["train"].items()},
+            "evaluate.batch_size": parts["evaluate.batch_size"],
+            **{f"run.{name}": value for name, value in config.run.model_dump(exclude=whatever).items()},
+        },
+        "give every node the same data (dvc repro prepare, or a copy), then run again": {
+            "SHA-256 of paths.packed": parts["packed"],
+            "SHA-256 of paths.split": parts["split"],
+            **{f"SHA-256 of {name} in paths.weights": digest for name, digest in parts["weights"].items()},
+        },
+        "check out the same commit on every node, then run again": parts["files"],
+        "install the same packages on every node (requirements/lock.txt, or the image), then run again": versions(),
+        "set it alike on every node, or unset it, then run again": variables.found(variables.at_start()),
+        # Else the bits of an elastic run would depend on who takes which shard.
+        kind: hardware(place, config.train.threads) if config.train.parallel == "elastic" else {},
+    }
+
+
+def versions() -> dict[str, str]:
+    """What computes, and in which version."""
+    cuda = torch.cuda.is_available()
+    return {
+        "python": platform.python_version(),
+        "libc": "-".join(platform.libc_ver()),
+        **{name: metadata.version(name) for name in ("numpy", "numba", "torchvision")},
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+        "cudnn": str(torch.backends.cudnn.version()) if cuda else "",
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else "",
+    }
 
 
 @contextmanager
@@ -110,9 +154,8 @@ def hardware(place: World, threads: int) -> dict[str, Any]:
     return {
         "device": torch.cuda.get_device_name(place.device) if cuda else _cpu_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        # oneDNN's own limit on instructions changes bits, and torch's capability does not show it [measured].
-        "onednn_limit": os.environ.get("ONEDNN_MAX_CPU_ISA", os.environ.get("DNNL_MAX_CPU_ISA", "")),
         "threads": threads,
+        **variables.found(variables.at_start()),
     }
 
 
@@ -138,13 +181,7 @@ def write_provenance(folder: Path, config: Params, place: World, started: float,
             "image": os.environ.get("PERENNIAL_IMAGE", ""),
             "host": socket.gethostname(),
             "platform": platform.platform(),
-            "python": platform.python_version(),
-            "versions": {
-                "torch": torch.__version__,
-                "cuda": torch.version.cuda or "",
-                "cudnn": torch.backends.cudnn.version() if cuda else None,
-                "nccl": torch.cuda.nccl.version() if cuda else None,
-            },
+            "versions": versions(),
             **hardware(place, config.train.threads),
             "bytes_promised": config.train.deterministic,
             "launcher": config.run.launcher,
@@ -176,7 +213,7 @@ def clean(config: Params) -> str:
     """Remove what no start with these params would resume and no living process holds; says what it freed."""
     try:
         data = packed.load(Path(config.paths.packed), Path(config.paths.split))
-        current = fingerprint(config, data.digest)
+        current = fingerprint(decisive(config, data.digest))
     except (Refusal, FileNotFoundError):
         current = ""  # nothing is packed, so nothing can be resumed
     removed, freed = 0, 0

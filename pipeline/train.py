@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ from pipeline import (
     trained,
     weights,
 )
-from pipeline.engine import checkpoint, loop, stopping, world
+from pipeline.engine import agreement, checkpoint, loop, stopping, world
+from pipeline.engine.agreement import Facts
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Counts, Recipe
 from pipeline.engine.optimizers import OPTIMIZERS
@@ -116,18 +117,6 @@ def make_learner(config: Params, classes: int, place: World) -> Learner:
         # torch's name for CUDA graphs; every shape gets code of its own, so that none depends on which came before.
         net.compile(mode="reduce-overhead" if settings.cuda_graphs else "default", dynamic=False)
     return Learner(net, optimizer, precision, Ema.of(net, settings.ema_decay))
-
-
-def refuse_a_mixture(place: World, threads: int) -> None:
-    """Raise Refusal if the processes do not compute alike: their bits would depend on who takes which shard."""
-    kinds = world.of_all(runs.hardware(place, threads))
-    for rank, kind in enumerate(kinds):
-        for name, value in kind.items():
-            if value != kinds[0][name]:
-                raise Refusal(
-                    f"train.parallel: 'elastic': {name} of process {rank} is {value!r}, "
-                    f"of process 0 {kinds[0][name]!r}; allowed: processes of one kind, or train.parallel: ddp"
-                )
 
 
 def parts_of_a_batch(settings: Train, place: World) -> int:
@@ -252,8 +241,6 @@ def train(
     )
     if place.first:
         print(f"train: the packed squares reside in: {where}", file=sys.stderr)
-    if settings.parallel == "elastic":
-        refuse_a_mixture(place, settings.threads)
     learner = make_learner(config, len(data.classes), place)
     parts = parts_of_a_batch(settings, place)
     counts = Counts.zero(place.device, parts)
@@ -405,13 +392,11 @@ def resume(folder: Path, place: World, settings: Train, learner: Learner, counts
     state = world.of_first(newest(folder / runs.CHECKPOINT) if place.first else None)
     if state is None:
         return Progress()
-    here = runs.hardware(place, settings.threads)
-    for name, was in state["hardware"].items():
-        if here[name] != was:
-            raise Refusal(
-                f"{folder}: begun with {name} {was!r}, here it is {here[name]!r}, so the bytes could not be the same; "
-                f"go on where it was begun, or begin anew: rm -r {folder}"
-            )
+    for name, was, here in agreement.differences(state["hardware"], runs.hardware(place, settings.threads)):
+        raise Refusal(
+            f"{folder}: begun with {name} {was}, here it is {here}, so the bytes could not be the same; "
+            f"go on where it was begun, or begin anew: rm -r {folder}"
+        )
     model.load_state(learner.net, state["model"])
     learner.precision.load_state_dict(state["precision"], learner.optimizer)
     learner.optimizer.load_state_dict(state["optimizer"])
@@ -458,9 +443,12 @@ def write(config: Params, data: Packed, final: dict[str, Tensor], progress: Prog
     files.write_csv(metrics / "history.csv", HISTORY, ([row[name] for name in HISTORY] for row in progress.history))
 
 
-def run(config: Params) -> None:
-    """Be one process of the training."""
-    started, settings = time.time(), config.train
+def ready(config: Params, place: World, facts: Facts) -> tuple[Packed, Path]:
+    """The packed pictures, and the folder of this run; writes what all processes must have alike into `facts`.
+
+    Raises Refusal if this process cannot begin.
+    """
+    settings = config.train
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
     packed.refuse_other_size(data, Path(config.paths.packed), config.prepare.size)
     rows = len(data.rows("train"))
@@ -468,14 +456,24 @@ def run(config: Params) -> None:
         raise Refusal(
             f"train.batch_size: {settings.batch_size} is more than the training pictures ({rows}); allowed: 1 to {rows}"
         )
+    parts = runs.decisive(config, data.digest)
+    facts |= runs.facts(config, parts, place)
+    return data, Path(config.paths.runs) / runs.fingerprint(parts)
+
+
+def run(config: Params) -> None:
+    """Be one process of the training."""
+    started, settings = time.time(), config.train
     world.fix_arithmetic(settings.threads, settings.deterministic)
     place = world.from_env(os.environ, settings.device)
-    folder = Path(config.paths.runs) / runs.fingerprint(config, data.digest)
-    with (
-        vouched_for(settings),
-        runs.locked(folder) if place.first else nullcontext(),
-        world.joined(place, config.run.timeout_seconds) as store,
-    ):
+    met = world.meet(place, config.run.timeout_seconds)
+    with ExitStack() as held:
+        held.enter_context(vouched_for(settings))
+        with agreement.agreed(met, place) as facts:
+            data, folder = ready(config, place, facts)
+            if place.first:
+                held.enter_context(runs.locked(folder))
+        store = held.enter_context(world.exchanging(place, config.run.timeout_seconds, met))
         if place.first:
             runs.begin(folder)
         final, progress, taken = train(config, data, place, store, folder)

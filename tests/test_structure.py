@@ -24,7 +24,7 @@ ROOMS = {
 BASE = {"errors", "files"}
 ENGINE = {
     "engine.world", "engine.precision", "engine.parallel", "engine.checkpoint", "engine.loop", "engine.ema",
-    "engine.optimizers", "engine.stopping", "engine.elastic",
+    "engine.optimizers", "engine.stopping", "engine.elastic", "engine.agreement", "engine.variables",
 }  # fmt: skip
 STAGE = {*BASE, "params", "stage"}
 ALLOWED: dict[str, set[str]] = {
@@ -43,7 +43,9 @@ ALLOWED: dict[str, set[str]] = {
     "residency": {"errors"},
     "model": {"errors"},
     "metrics": set(),
-    "engine": set(), "engine.world": set(), "engine.checkpoint": {"files"}, "engine.ema": set(),
+    "engine": set(), "engine.world": {"errors"}, "engine.variables": set(),
+    "engine.agreement": {"engine.world", "errors"},
+    "engine.checkpoint": {"files"}, "engine.ema": set(),
     "engine.precision": {"engine.apex"},  # these three import it only when it is asked for
     "engine.parallel": {"engine.world", "engine.apex", "engine.elastic"},
     "engine.elastic": {"engine.world"},
@@ -53,12 +55,13 @@ ALLOWED: dict[str, set[str]] = {
     "engine.stopping": {"engine.world"},
     "inference": {"augment", "residency", "sampling", *ENGINE},
     "monitor": {"augment", "engine.loop"},
-    "runs": {*BASE, "locks", "packed", "params", "engine.checkpoint", "engine.world"},
+    "runs": {*BASE, "locks", "packed", "params", "engine.checkpoint", "engine.world",
+             "engine.agreement", "engine.variables"},
     "report": {"files", "packed"},
     "download": {*STAGE, "synthetic", "weights"},
     "split": {*STAGE, "images"},
     "prepare": {*STAGE, "images", "packed", "squeeze"},
-    "launch": {*STAGE, "engine.world", "engine.stopping", "engine.apex", "validity"},
+    "launch": {*STAGE, "engine.world", "engine.variables", "engine.stopping", "engine.apex", "validity"},
     "trained": {*BASE, *ENGINE, "augment", "inference", "model", "residency"},
     "train": {*STAGE, *ENGINE, "augment", "inference", "model", "monitor", "packed", "residency", "runs", "sampling",
               "schedule", "trained", "weights"},

@@ -160,9 +160,9 @@ ON_THE_CPU = [cell for cell in CELLS if not faults(cell, CPU_ONLY) and cell.laun
 LAUNCHING = """
 import os
 from pipeline import launch, params
-from pipeline.engine import world
+from pipeline.engine import variables
 config = params.load()
-os.environ.update(world.environment(config.train.threads, config.train.deterministic))
+os.environ.update(variables.environment(config.train.threads, config.train.deterministic))
 launch.with_restarts("tests.in_turn", config.run)
 """
 

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipeline.errors import Refusal
+
 DeviceKind = Literal["cuda", "cpu"]
 Store = dist.Store
 T = TypeVar("T")
@@ -86,8 +88,61 @@ def first_host(nodelist: str) -> str:
     return "".join(part or "" for part in match.groups())
 
 
+def meet(place: World, timeout_seconds: int) -> Store:
+    """A store of small values that all processes see: through it they can talk before they can exchange tensors.
+
+    Raises Refusal if not all come in time.
+    """
+    if not _place(os.environ):
+        return dist.HashStore()
+    _, method = meeting_point(os.environ)
+    timeout = timedelta(seconds=timeout_seconds)
+    try:
+        met: Store = next(iter(dist.rendezvous(method, place.rank, place.size, timeout=timeout)))[0]
+        return met
+    except dist.DistError as error:
+        raise Refusal(
+            f"run.timeout_seconds: {timeout_seconds}: process {place.rank} of {place.size} did not meet the others in "
+            f"this time ({_first_line(error)}); see what they say"
+        ) from None
+
+
+def told(store: Store, place: World, name: str, text: str) -> list[str]:
+    """What every process says under a name, by rank. Raises Refusal naming one that says nothing in time."""
+    store.set(f"{name}/{place.rank}", text)
+    said = [_heard(store, place, f"{name}/{rank}", rank) for rank in range(place.size)]
+    store.set(f"{name}/read/{place.rank}", "")
+    if place.first:  # it may keep the store, so it is the last to leave
+        for rank in range(place.size):
+            _heard(store, place, f"{name}/read/{rank}", rank)
+    return said
+
+
+def _heard(store: Store, place: World, key: str, rank: int) -> str:
+    """What process `rank` has said. Raises Refusal if it says nothing in time."""
+    try:
+        return str(store.get(key).decode())
+    except dist.DistError as error:
+        raise Refusal(
+            f"process {rank} of {place.size} said nothing within run.timeout_seconds, or its store is gone "
+            f"({_first_line(error)}); see what it says"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    """What torch says of an error, without the frames of C++ that follow it."""
+    return str(error).partition("\n")[0]
+
+
 @contextmanager
 def joined(world: World, timeout_seconds: int) -> Iterator[Store]:
+    """`exchanging`, where the processes have not met yet."""
+    with exchanging(world, timeout_seconds, meet(world, timeout_seconds)) as store:
+        yield store
+
+
+@contextmanager
+def exchanging(world: World, timeout_seconds: int, met: Store) -> Iterator[Store]:
     """Inside the block the processes can exchange tensors; no wait on a peer lasts longer than the timeout.
 
     Yields a store of small values that all of them see. Rank 0 keeps it, so it outlives a launcher that was killed.
@@ -95,11 +150,10 @@ def joined(world: World, timeout_seconds: int) -> Iterator[Store]:
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
     if not _place(os.environ):
-        yield dist.HashStore()
+        yield met
         return
     timeout = timedelta(seconds=timeout_seconds)
-    host, method = meeting_point(os.environ)
-    met: Store = next(iter(dist.rendezvous(method, world.rank, world.size, timeout=timeout)))[0]
+    host, _ = meeting_point(os.environ)
     dist.init_process_group(
         "nccl" if world.device.type == "cuda" else "gloo",
         store=dist.PrefixStore("group", met),
@@ -153,41 +207,6 @@ def undetermined(error: RuntimeError) -> str:
     """The operator that torch refused because it has no deterministic version; nothing for any other error."""
     found = re.match(r"(\S+) does not have a deterministic implementation", str(error))
     return found[1] if found else ""
-
-
-def environment(threads: int, deterministic: bool) -> dict[str, str]:
-    """Variables that must be set before a process loads its libraries.
-
-    Raises ValueError if one is already set to what `deterministic` cannot vouch for.
-    """
-    fixed = {
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        # DDP would warn in every process that it looks for unused parameters in vain: that is meant (see parallel.py).
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
-    if deterministic:
-        fixed |= {variable: _vouched(variable) for variable in VOUCHED}
-    return fixed
-
-
-# What makes a library deterministic: the values of a variable that do, the first of which is taken if none is set.
-VOUCHED = {
-    "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),  # one workspace [NVIDIA cuBLAS, "Results reproducibility"]
-    "NCCL_ALGO": ("Ring",),  # one algorithm, whatever the size of a message; a tree cannot broadcast [NCCL]
-    "NCCL_PROTO": ("Simple", "LL", "LL128"),
-}
-
-
-def _vouched(variable: str) -> str:
-    """The value of a variable in deterministic mode. Raises ValueError if it was set to one that is not vouched for."""
-    allowed = VOUCHED[variable]
-    value = os.environ.get(variable, allowed[0])
-    if value not in allowed:
-        raise ValueError(
-            f"{variable}: {value!r} contradicts train.deterministic: true; allowed: {', '.join(allowed)}, or unset it"
-        )
-    return value
 
 
 def total(values: Tensor) -> Tensor:

@@ -1,0 +1,66 @@
+"""Before the first exchange, all processes compare what decides the bytes, or hangs the run if it differs.
+
+They do so through the store in which they meet: it needs neither the same device nor the same version of a library.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pipeline.engine import world
+from pipeline.engine.world import Store, World
+from pipeline.errors import Refusal, of_the_system
+
+Facts = dict[str, dict[str, Any]]  # name -> value (of JSON), by what is to be done where they differ
+NOT_SET = "not set"
+MOST = 10  # differences that are named; the rest is counted
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The names that differ, with our value and theirs, as they are shown."""
+    names = dict.fromkeys([*ours, *theirs])
+    return [(name, shown(ours, name), shown(theirs, name)) for name in names if ours.get(name) != theirs.get(name)]
+
+
+def shown(facts: Mapping[str, Any], name: str) -> str:
+    """A value as it is written in a message."""
+    return repr(facts[name]) if name in facts else NOT_SET
+
+
+@contextmanager
+def agreed(store: Store, place: World) -> Iterator[Facts]:
+    """In the block a process finds out what it has, and writes that into the Facts; at its end, all compare.
+
+    Raises Refusal in every process: for what was raised in the block of one of them, or with the names that differ. So
+    none waits for one that cannot begin.
+    """
+    facts: Facts = {}
+    fault = ""
+    try:
+        yield facts
+    except Exception as error:
+        fault = of_the_system(error) or str(error)
+        raise
+    finally:
+        mine = {"host": os.uname().nodename, "fault": fault, "facts": facts}
+        said = [json.loads(text) for text in world.told(store, place, "agreement", json.dumps(mine))]
+    for rank, other in enumerate(said):
+        if other["fault"]:
+            where = f"process {rank} of {place.size} (on {other['host']})"
+            raise Refusal(f"{where} cannot begin, and so none does: {other['fault']}")
+    for rank, other in enumerate(said):
+        if lines := _against(said[0], rank, other, place.size):
+            rest = [f"and {len(lines) - MOST} more"] if len(lines) > MOST else []
+            raise Refusal("\n".join(lines[:MOST] + rest))
+
+
+def _against(first: dict[str, Any], rank: int, other: dict[str, Any], size: int) -> list[str]:
+    """What of a process differs from process 0, a line each."""
+    return [
+        f"{name}: process {rank} of {size} (on {other['host']}) has {theirs}, process 0 (on {first['host']}) has "
+        f"{ours}; {remedy}"
+        for remedy in dict.fromkeys([*first["facts"], *other["facts"]])
+        for name, ours, theirs in differences(first["facts"].get(remedy, {}), other["facts"].get(remedy, {}))
+    ]

@@ -1,0 +1,216 @@
+"""Processes that have other params, data, code, packages or variables than process 0 do not train with it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline import params, runs
+from pipeline.engine import agreement, variables
+from pipeline.engine.agreement import Facts
+from pipeline.engine.world import World
+from pipeline.errors import Refusal
+from tests.conftest import change, read_params, write_params
+from tests.test_nodes import TRAIN, nodes, start
+from tests.test_train import launch, outputs, small_world
+
+
+def both_say(*started: subprocess.Popen[str]) -> list[str]:
+    """What both nodes say on standard error, once both have failed."""
+    said = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started] == [1, 1], "\n---\n".join(said)
+    assert not any("Traceback" in words for words in said), "\n---\n".join(said)
+    return said
+
+
+def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
+    """Other params, data, code and variables on the second node: no step is taken, and both nodes name each of them."""
+    first, second = nodes(tmp_path, run__timeout_seconds=300)
+    raw = read_params(second / "params.yaml")
+    write_params(second / "params.yaml", change(raw, train__lr=0.05, train__seed=7, run__log_steps=7))
+    lines = (second / "data/split.csv").read_text()
+    (second / "data/split.csv").write_text(lines.replace("circle", "disc"))
+    (second / "pipeline").unlink()
+    shutil.copytree(first / "pipeline", second / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
+    with (second / "pipeline/schedule.py").open("a") as code:
+        code.write("# other code\n")
+    said = both_say(start(first, TRAIN), start(second, TRAIN, NCCL_PROTO="LL"))
+    where = ("process 1 of 2 (on ", ") has ", ", process 0 (on ", ") has ")
+    for words in said:
+        for name, theirs, ours, remedy in (
+            ("train.lr", "0.05", "0.01", "give every node the same params.yaml, then run again"),
+            ("train.seed", "7", "0", "give every node the same params.yaml, then run again"),
+            ("run.log_steps", "7", "20", "give every node the same params.yaml, then run again"),
+            ("SHA-256 of paths.split", "'", "'", "give every node the same data"),
+            ("pipeline/schedule.py", "'", "'", "check out the same commit on every node"),
+            ("NCCL_PROTO", "'LL'", "'Simple'", "set it alike on every node, or unset it"),
+        ):
+            (line,) = {line for line in words.splitlines() if f"train: {name}: process 1 of 2" in line}
+            assert all(part in line for part in where)
+            assert f") has {theirs}" in line
+            assert f") has {ours}" in line
+            assert f"; {remedy}" in line
+        assert "epoch" not in words
+    assert not (first / "models").exists()
+
+
+def test_a_node_without_data_ends_the_others_too(tmp_path: Path) -> None:
+    """The node that has no packed pictures says so, and the other, which has them, says the same instead of waiting."""
+    first, second = nodes(tmp_path, run__timeout_seconds=300)
+    shutil.rmtree(second / "data/packed")
+    said = both_say(start(first, TRAIN), start(second, TRAIN))
+    assert "process 1 of 2 (on " in said[0]
+    assert ") cannot begin, and so none does: data/packed" in said[0]
+    assert "train: data/packed" in said[1]
+
+
+def both(*facts: Facts) -> list[str]:
+    """What two processes that hold these facts refuse; nothing, if they go on."""
+    store, refused = dist.HashStore(), ["", ""]
+
+    def be(rank: int) -> None:
+        try:
+            with agreement.agreed(store, World(rank, rank, 2, torch.device("cpu"))) as mine:
+                mine.update(facts[rank])
+        except Refusal as refusal:
+            refused[rank] = str(refusal)
+
+    threads = [threading.Thread(target=be, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return refused
+
+
+def test_processes_of_other_versions_or_of_other_kinds_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions of what computes, for every way; instructions of the CPU, for elastic alone, where shards move."""
+    small_world(tmp_path, train__parallel="elastic")
+    monkeypatch.chdir(tmp_path)
+    config, place = params.load(), World(0, 0, 2, torch.device("cpu"))
+    one = runs.facts(config, runs.decisive(config, "packed"), place)
+    assert both(one, one) == ["", ""]
+    with monkeypatch.context() as patch:
+        patch.setattr(metadata, "version", lambda name: f"0.0 of {name}")
+        patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+        other = runs.facts(config, runs.decisive(config, "packed"), place)
+    host = os.uname().nodename
+    said = both(one, other)
+    assert said[0] == said[1]
+    assert (
+        f"numpy: process 1 of 2 (on {host}) has '0.0 of numpy', process 0 (on {host}) has "
+        f"'{runs.versions()['numpy']}'; install the same packages on every node" in said[0]
+    )
+    assert "cpu_capability: process 1 of 2" in said[0]
+    assert "train.parallel: 'elastic' needs processes of one kind; take such, or train.parallel: ddp" in said[0]
+    ddp = config.model_copy(update={"train": config.train.model_copy(update={"parallel": "ddp"})})
+    assert runs.facts(ddp, runs.decisive(ddp, "packed"), place).popitem()[1] == {}
+
+
+def test_many_differences_are_counted() -> None:
+    """Ten are named; of another commit, hundreds of files can differ."""
+    said = both({"mend it": {str(k): 0 for k in range(25)}}, {"mend it": {str(k): 1 for k in range(1, 25)}})
+    assert said[0].splitlines()[0].startswith("0: process 1 of 2 (on ")
+    assert ") has not set, process 0 (on " in said[0].splitlines()[0]
+    assert said[0].splitlines()[10:] == ["and 15 more"]
+
+
+# Variables that reach the arithmetic of a library, and whether deterministic mode refuses this value.
+VARIABLES = {
+    "MKL_CBWR": "COMPATIBLE", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "MKL_DEBUG_CPU_TYPE": "5", "MKL_DYNAMIC": "TRUE",
+    "MKL_THREADING_LAYER": "SEQUENTIAL", "MKL_NUM_STRIPES": "2", "MKL_DISABLE_FAST_MM": "1",
+    "MKL_DOMAIN_NUM_THREADS": "MKL_DOMAIN_ALL=1", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "DNNL_MAX_CPU_ISA": "AVX2", "ONEDNN_DEFAULT_FPMATH_MODE": "BF16", "DNNL_DEFAULT_FPMATH_MODE": "BF16",
+    "ONEDNN_CPU_ISA_HINTS": "PREFER_YMM", "NPY_DISABLE_CPU_FEATURES": "AVX512F", "NPY_ENABLE_CPU_FEATURES": "AVX2",
+    "OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_NUM_THREADS": "2", "GOTO_NUM_THREADS": "2", "OMP_DYNAMIC": "TRUE",
+    "OMP_THREAD_LIMIT": "1", "OMP_SCHEDULE": "dynamic", "KMP_DETERMINISTIC_REDUCTION": "0", "NUMBA_CPU_NAME": "haswell",
+    "NUMBA_CPU_FEATURES": "+avx2", "NUMBA_ENABLE_AVX": "0", "NUMBA_DISABLE_JIT": "1", "NUMBA_FASTMATH": "1",
+    "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2", "TORCH_MKLDNN_MATMUL_MIN_DIM": "1", "TORCH_LINEAR_FLATTEN_3D": "1",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1", "NVIDIA_TF32_OVERRIDE": "0", "TORCH_CUDNN_V8_API_DISABLED": "1",
+    "TORCH_BLAS_PREFER_CUBLASLT": "1", "TORCH_LINALG_PREFER_CUSOLVER": "1", "CUBLAS_WORKSPACE_CONFIG": ":0:0",
+    "CUBLASLT_WORKSPACE_SIZE": "1", "CUDNN_CONV_WSCAP_DBG": "1", "NCCL_ALGO": "Tree", "NCCL_PROTO": "^LL",
+    "NCCL_MIN_NCHANNELS": "8", "NCCL_NVLS_ENABLE": "1", "NCCL_BUFFSIZE": "1024", "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
+    "TORCHDYNAMO_DISABLE": "1", "TORCH_COMPILE_DISABLE": "1", "TRITON_F32_DEFAULT": "tf32",
+    "PYTORCH_TENSOREXPR_DONT_FUSE": "1",
+}  # fmt: skip
+REFUSED = {"CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO", "NVIDIA_TF32_OVERRIDE", "OMP_DYNAMIC"}
+QUIET = {
+    "MKL_VERBOSE": "1", "ONEDNN_VERBOSE": "1", "OMP_DISPLAY_ENV": "TRUE", "NUMBA_CACHE_DIR": "numba",
+    "NCCL_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "WARN", "TORCHINDUCTOR_CACHE_DIR": "inductor",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_variable_that_reaches_the_arithmetic_is_refused_or_compared(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deterministic mode refuses it by name, or it stands in what a resume and the processes compare, and provenance
+    holds; without the promise of the same bytes it is compared, too."""
+    for variable in {**VARIABLES, **QUIET}:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(variables, "at_start", lambda: os.environ)  # as if this process began here
+    place = World(0, 0, 1, torch.device("cpu"))
+    before = runs.hardware(place, 1)
+    monkeypatch.setenv(name, VARIABLES[name])
+    if name in REFUSED:
+        with pytest.raises(ValueError, match=f"^{name}: .* contradicts train.deterministic: true; .*unset it"):
+            variables.environment(1, deterministic=True)
+    else:
+        variables.environment(1, deterministic=True)
+    variables.environment(1, deterministic=False)
+    assert agreement.differences(before, runs.hardware(place, 1)) == [(name, "not set", repr(VARIABLES[name]))]
+
+
+def test_a_variable_that_is_not_compared_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only says or keeps something of these libraries: the bytes are the same, and provenance does not name it."""
+    folders = [small_world(tmp_path / name) for name in ("without", "with")]
+    launch(folders[0])
+    for name, value in QUIET.items():
+        monkeypatch.setenv(name, value)
+    assert not set(QUIET) & set(variables.found(os.environ))
+    launch(folders[1])
+    assert outputs(folders[0]) == outputs(folders[1])
+
+
+STOP_AT_ONCE = """
+import os, signal, sys
+from pipeline import train
+from pipeline.engine import loop
+sys.argv = ["train"]
+before = loop.train
+def struck(*arguments):
+    for batch in before(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield batch
+loop.train = struck
+sys.exit(train.main())
+"""
+
+
+def test_a_resume_under_another_variable_is_refused(tmp_path: Path) -> None:
+    """Begun without MKL_CBWR, gone on with it: refused by its name, with both values; without it, it goes on."""
+    environ: dict[str, Any] = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    folder = small_world(tmp_path)
+    fixed = {**environ, **variables.environment(1, deterministic=True)}
+    stopped = subprocess.run(
+        [sys.executable, "-c", STOP_AT_ONCE], cwd=folder, env=fixed, capture_output=True, text=True, check=False
+    )
+    assert stopped.returncode == 75, stopped.stderr
+    refused, done = (
+        subprocess.run(TRAIN, cwd=folder, env={**environ, **more}, capture_output=True, text=True, check=False)
+        for more in ({"MKL_CBWR": "COMPATIBLE"}, {})
+    )
+    assert refused.returncode == 1
+    assert "begun with MKL_CBWR not set, here it is 'COMPATIBLE', so the bytes could not be the same" in refused.stderr
+    assert done.returncode == 0, done.stderr
+    assert "going on from step" in done.stderr
