@@ -14,6 +14,8 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
+from tests.helpers import starts
+
 PROJECT = Path(__file__).resolve().parents[1]
 MINI = PROJECT.parent / "shared/data/flower_photos_mini.tgz"
 MINI_SHA256 = "b6fcdfa50563d9d6acac6e32666ee5d7f612622c3d7fed0875e75f4382e88331"
@@ -62,6 +64,11 @@ def pytest_runtest_call() -> Generator[None, object, object]:
 
 
 pytest_runtest_setup = pytest_runtest_teardown = pytest_runtest_call
+
+
+def pytest_unconfigure() -> None:
+    """No process outlives the tests."""
+    starts.stop()
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ from pipeline import evaluate, files, metrics, model, packed, params, prepare, r
 from pipeline.errors import Refusal
 from pipeline.params import Params
 from tests.conftest import on_cpu, read_params, write_params
+from tests.helpers import starts
 
 CLASSES = ("daisy", "rose", "tulip")
 OUTPUTS = (
@@ -73,7 +74,7 @@ def run(folder: Path, processes: int) -> subprocess.CompletedProcess[str]:
     """Run the stage in `folder` with so many processes, more than `validity` would allow on few cores."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     command = [sys.executable, *(launcher if processes > 1 else []), "-m", "pipeline.evaluate"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return starts.run(command, ranks=processes, cwd=folder)
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from pipeline.engine.precision import PRECISIONS, allow_tf32
 from pipeline.engine.stopping import Stopping, watching
 from pipeline.engine.world import World
 from pipeline.params import Params
+from tests.helpers import starts
 from tests.test_train import outputs, run_ranks, small_world
 
 ALONE = World(0, 0, 1, torch.device("cpu"))
@@ -63,12 +64,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Every training of RUNS, finished, each in a folder of its own: one after another in one process, to save time."""
     top = tmp_path_factory.mktemp("options")
     folders = {name: prepared(top / name, changes) for name, changes in RUNS.items()}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.in_turn", *map(str, folders.values())],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = starts.run([sys.executable, "-m", "tests.in_turn", *folders.values()])
     assert done.returncode == 0, done.stderr
     return folders
 

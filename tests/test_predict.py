@@ -1,7 +1,6 @@
 """Prediction from the command line, with a small untrained model."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from PIL import Image
 
 from pipeline import files, machine, predict
 from pipeline.errors import Refusal
+from tests.helpers import starts
 from tests.test_evaluate import CLASSES, make, run
 
 
@@ -34,8 +34,7 @@ def folder(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`python -m pipeline.predict …` in `folder`."""
     command = [sys.executable, "-m", "pipeline.predict", *arguments]
-    environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8", check=False)
+    return starts.run(command, cwd=folder, encoding="utf-8")
 
 
 def test_a_test_picture_gets_the_evaluations_probabilities(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from pipeline import files, packed, params, sampling, train
 from pipeline.errors import Refusal
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
+from tests.helpers import starts
 
 CLASSES = ("circle", "cross", "square")
 
@@ -48,9 +49,8 @@ def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -
 
 def launch(folder: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
     """`python -m pipeline.launch train`, as DVC runs it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline.launch", "train"], cwd=folder, capture_output=True, text=True, check=False
-    )
+    processes = read_params(folder / "params.yaml")["run"]["processes"]
+    done = starts.run([sys.executable, "-m", "pipeline.launch", "train"], ranks=processes, cwd=folder)
     assert not check or done.returncode == 0, done.stderr
     return done
 
@@ -193,7 +193,7 @@ def run_ranks(size: int, script: str, *arguments: str) -> None:
         port = str(probe.getsockname()[1])
     shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
     ranks = [
-        subprocess.Popen(
+        starts.Popen(
             [sys.executable, "-c", textwrap.dedent(script), *arguments],
             cwd=PROJECT, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -26,6 +25,7 @@ from pipeline.launch import LAUNCHERS
 from pipeline.machine import Machine
 from pipeline.params import Params, Train
 from tests.conftest import PROJECT, change, on_cpu, read_params
+from tests.helpers import starts
 from tests.test_train import small_world
 
 CPU_ONLY = Machine(cuda_devices=0, apex="missing", compiler=True)
@@ -179,7 +179,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict[C
         folders = {cell: small_world(top / "-".join(cell), **cell.lines(), **lines) for cell in cells}
         environ = {**os.environ, "FOLDERS": ":".join(map(str, folders.values()))}
         command = [sys.executable, "-c", LAUNCHING]
-        done = subprocess.run(command, cwd=folders[cells[0]], env=environ, capture_output=True, text=True, check=False)
+        done = starts.run(command, ranks=2, cwd=folders[cells[0]], env=environ)
         assert done.returncode == 0, done.stderr
         return folders
 

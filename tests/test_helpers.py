@@ -1,0 +1,87 @@
+"""Forked starts of Python, which most tests take, do what real ones do."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.helpers import starts
+from tests.test_train import outputs, small_world
+
+TRAIN = [sys.executable, "-m", "pipeline.launch", "train"]
+SAY = """
+import os, sys
+print(os.getpid(), os.getsid(0), os.getcwd(), sys.argv, sys.path[0], os.environ.get("WORD"), sys.stdin.read())
+print("an error", file=sys.stderr)
+raise SystemExit(7)
+"""
+
+
+def test_forked_processes_write_the_bytes_of_started_ones(tmp_path: Path) -> None:
+    """A launcher and two processes: really started, forked by torchrun's agent, and by multiprocessing's spawn."""
+    written = []
+    for name in ("started", "torchrun", "spawn"):
+        launcher = "spawn" if name == "spawn" else "torchrun"
+        folder = small_world(tmp_path / name, train__parallel="ddp", run__processes=2, run__launcher=launcher)
+        if name == "started":
+            done = subprocess.run(TRAIN, cwd=folder, capture_output=True, text=True, check=False)
+        else:
+            done = starts.run(TRAIN, ranks=2, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        written.append((outputs(folder), done.stdout, done.stderr))
+    assert written[0] == written[1] == written[2]
+
+
+def test_a_forked_process_is_one_of_its_own(tmp_path: Path) -> None:
+    """Its number, session, folder, arguments, environment, streams and exit status are those that were asked for."""
+    command, environ, pipe = [sys.executable, "-c", SAY, "one", 2], {**os.environ, "WORD": "a word"}, subprocess.PIPE
+    with starts.Popen(
+        command, cwd=tmp_path, env=environ, start_new_session=True, stdin=pipe, stdout=pipe, stderr=pipe
+    ) as process:
+        assert process.pid not in (os.getpid(), psutil.Process(process.pid).ppid())
+        said, error = process.communicate("input")
+    assert said == f"{process.pid} {process.pid} {tmp_path} ['-c', 'one', '2']  a word input\n"
+    assert (error, process.returncode) == ("an error\n", 7)
+
+
+def test_a_forked_process_ends_as_others_do() -> None:
+    """By a signal, with a traceback, and after what it registered for its end."""
+    with starts.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as process:
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(600) == -signal.SIGTERM
+    broken = starts.run([sys.executable, "-c", "1 / 0"])
+    assert (broken.returncode, broken.stderr.splitlines()[-1]) == (1, "ZeroDivisionError: division by zero")
+    registered = starts.run([sys.executable, "-c", "import atexit; atexit.register(print, 'the end')"], check=True)
+    assert registered.stdout == "the end\n"
+
+
+def test_a_forked_process_imports_the_project_from_where_it_is(tmp_path: Path) -> None:
+    """Not what the server imported from here."""
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "pipeline/__init__.py").write_text("")
+    (tmp_path / "pipeline/train.py").write_text("import torch, pipeline; print(pipeline.__file__)")
+    done = starts.run([sys.executable, "-m", "pipeline.train"], cwd=tmp_path, check=True)
+    assert done.stdout == f"{tmp_path}/pipeline/__init__.py\n"
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "PYTHONHASHSEED", "PERENNIAL_REAL_STARTS"])
+def test_what_is_read_at_the_start_takes_a_real_one(name: str) -> None:
+    """Where the environment has such a variable, or where real starts are asked for."""
+    ask = [sys.executable, "-c", "import sys; print('torch' in sys.modules)"]
+    assert starts.run(ask, env={**os.environ, name: "1"}, check=True).stdout == "False\n"
+    assert starts.run(ask, check=True).stdout == "True\n"
+
+
+def test_a_killed_server_is_started_again() -> None:
+    """As after a test that took too long: what it had started is killed with it."""
+    waiting = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    with starts.Popen(waiting) as process:
+        for found in psutil.Process().children(recursive=True):
+            found.kill()
+        assert process.wait(600) == -signal.SIGKILL
+    assert starts.run([sys.executable, "-c", "print(1)"], check=True).stdout == "1\n"
