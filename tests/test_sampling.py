@@ -3,6 +3,7 @@
 from collections import Counter
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +50,101 @@ def test_the_slices_of_any_world_size_merge_to_the_same_stream(seed: int, step: 
     for whole in (rows, boxes, flips, factors, erased):
         merged = np.concatenate([sampling.part(whole, range(rank, rank + 1), size) for rank in range(size)])
         assert merged.tobytes() == whole.tobytes()
+
+
+def test_every_epoch_and_every_seed_has_an_order_of_its_own() -> None:
+    """Of 20 epochs and 3 seeds no two go through the rows in the same order; nobody can write into an order."""
+    orders = [sampling.order(seed, epoch, 50) for seed in range(3) for epoch in range(20)]
+    assert len({one.tobytes() for one in orders}) == len(orders)
+    assert [sampling.batch_rows(0, step, 50, 50).tobytes() for step in range(20)] == [o.tobytes() for o in orders[:20]]
+    with pytest.raises(ValueError, match="read-only"):
+        orders[0][0] = 1
+
+
+def test_every_kind_of_draw_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Order, crops, drop-out, jitter, erasing and mixing each take one stream: that of the seed, a purpose that no
+    other has, and the step or epoch. Streams that differ in one of the three have nothing in common."""
+    whole, taken, sizes = sampling.generator, [], np.array([[50, 40]], np.int32)
+
+    def noted(*key: int) -> np.random.Generator:
+        taken.append(key)
+        return whole(*key)
+
+    monkeypatch.setattr(sampling, "generator", noted)
+    sampling.order(1007, 11, 5)
+    sampling.crop_boxes(1007, 11, sizes, 64, (0.08, 1.0), (0.75, 4 / 3), 0.5)
+    sampling.dropout_seed(1007, 11)
+    sampling.jitter_factors(1007, 11, 1, 0.4)
+    sampling.erase_boxes(1007, 11, 1, 64, 0.5)
+    sampling.mix(1007, 11, 2, 64, 1.0, 1.0)
+    assert sorted(taken) == [(1007, purpose, 11) for purpose in range(1, 7)]
+    streams = [whole(*key).bytes(64) for key in ((0, 1, 0), (1, 0, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1), (0, 0, 0))]
+    assert len({stream[start : start + 8] for stream in streams for start in range(0, 64, 8)}) == 6 * 8
+
+
+def test_draws_are_taken_by_position() -> None:
+    """`at` gives the box, the flip, the factors and the rectangle of each position, in the order asked for."""
+    draws = sampling.Draws(
+        boxes=np.arange(12).reshape(3, 4),
+        flips=np.array([True, False, False]),
+        factors=np.arange(9, dtype=np.float32).reshape(3, 3) + 100,
+        erased=np.arange(12).reshape(3, 4) + 200,
+    )
+    taken = draws.at(np.array([2, 0, 2]))
+    assert taken.boxes.tolist() == [[8, 9, 10, 11], [0, 1, 2, 3], [8, 9, 10, 11]]
+    assert taken.flips.tolist() == [False, True, False]
+    assert taken.factors.tolist() == [[106, 107, 108], [100, 101, 102], [106, 107, 108]]
+    assert taken.erased.tolist() == [[208, 209, 210, 211], [200, 201, 202, 203], [208, 209, 210, 211]]
+
+
+@pytest.mark.parametrize("size", [(300, 30), (30, 300), (300, 31)])
+def test_where_no_crop_fits_it_is_torchvisions_central_one(size: tuple[int, int]) -> None:
+    """A whole long picture is wider or narrower than the ratio allows: the crop is central and as long as it may be."""
+    draw = RandomResizedCrop(32, scale=(1.0, 1.0), ratio=(0.75, 4 / 3))
+    theirs = draw.make_params([torch.zeros(3, size[1], size[0])])
+    boxes, _ = sampling.crop_boxes(0, 0, np.array([size], np.int32), 64, (1.0, 1.0), (0.75, 4 / 3), 0.5)
+    left, top, right, bottom = boxes[0] / (64 * sampling.GRID) * np.tile(size, 2)
+    assert (left, top) == pytest.approx((theirs["left"], theirs["top"]), abs=0.6)
+    assert (right - left, bottom - top) == pytest.approx((theirs["width"], theirs["height"]), abs=0.6)
+    assert (left + right, top + bottom) == pytest.approx(size, abs=0.05)
+
+
+def test_a_crop_has_the_area_and_the_ratio_that_were_asked_for() -> None:
+    """Without a choice of area and ratio, a crop has just these in the original picture, wherever it lies."""
+    size = np.tile(np.array([400, 300], np.int32), (50, 1))
+    boxes, flips = sampling.crop_boxes(5, 3, size, 256, (0.25, 0.25), (0.5, 0.5), 1.0)
+    extent = (boxes[:, 2:] - boxes[:, :2]) / (256 * sampling.GRID) * size
+    assert extent.prod(1) == pytest.approx(0.25 * 400 * 300, rel=1e-3)
+    assert extent[:, 0] / extent[:, 1] == pytest.approx(0.5, rel=1e-3)
+    assert np.ptp(boxes[:, 0]) > 256 * 256 * 0.4
+    assert np.ptp(boxes[:, 1]) > 256 * 256 * 0.1
+    assert flips.all()
+
+
+def test_the_last_bit_of_an_exponential_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines differ in the last bit of exp: ratios and lam are whole multiples of 2^-20 and do not show it."""
+    uniform, exp = np.random.default_rng(0).random(1000), np.exp
+    ratios = sampling._log_uniform(uniform, (0.3, 3.3))
+    monkeypatch.setattr(np, "exp", lambda values: np.nextafter(exp(values), np.inf))
+    assert (sampling._log_uniform(uniform, (0.3, 3.3)) == ratios).all()
+    assert (ratios * 2**20 % 1 == 0).all()
+    assert all(sampling.mix(0, step, 2, 64, 0.4, 0.0).lam * 2**20 % 1 == 0 for step in range(20))
+    assert abs(ratios - exp(np.log(0.3) + (np.log(3.3) - np.log(0.3)) * uniform)).max() <= 2**-21
+
+
+def test_evaluation_boxes_by_hand() -> None:
+    """Of 200 × 100, resized to 80 × 40: 30 of 80 and 30 of 40. A crop larger than the picture is the whole of it."""
+    shape = np.array([[200, 100]], np.int32)
+    whole = 64 * sampling.GRID
+    assert sampling.eval_boxes(shape, 64, 40, 30).tolist() == [
+        [whole * 5 // 16, whole // 8, whole * 11 // 16, whole * 7 // 8]
+    ]
+    assert sampling.eval_boxes(shape, 64, 40, 100).tolist() == [[0, 0, whole, whole]]
+
+
+def test_a_process_takes_the_parts_that_are_its_own() -> None:
+    """Of 12 values in 6 parts, the parts 2 to 4 are the values 4 to 9."""
+    assert sampling.part(np.arange(12), range(2, 5), 6).tolist() == [4, 5, 6, 7, 8, 9]
 
 
 @given(seed=st.integers(0, 2**32 - 1), step=st.integers(0, 10**6), sizes=SIZES, square=st.integers(16, 512))
@@ -225,6 +321,8 @@ def test_with_both_a_batch_takes_one_of_them() -> None:
 def test_the_draws_are_these() -> None:
     """The streams themselves: a change here changes every result, so it must be meant."""
     assert sampling.batch_rows(0, 0, 6, 10).tolist() == [9, 4, 2, 1, 0, 7]
+    assert sampling.order(3, 2, 8).tolist() == [1, 3, 6, 5, 4, 2, 7, 0]
+    assert sampling.dropout_seed(3, 5) == 2941592435334170133
     boxes, flips = sampling.crop_boxes(
         0, 1, np.array([[320, 240], [240, 320]], np.int32), 256, (0.08, 1.0), (0.75, 4 / 3), 0.5
     )
