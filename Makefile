@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo repro verify test test-gpu lint format bench doctor tensorboard lock clean clean-runs \
+.PHONY: help setup demo repro verify test test-gpu mutants lint format bench doctor tensorboard lock clean clean-runs \
 	image image-repro image-test
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
@@ -50,6 +50,10 @@ test: lint  ## every test that needs no GPU, lint and types
 
 test-gpu: setup  ## the tests marked gpu: need one NVIDIA GPU
 	@python -m pytest -m gpu
+
+MODULE ?= sampling split metrics schedule
+mutants: setup  ## small wrong changes that a module's own tests do not notice: make mutants MODULE=schedule N=60
+	@python -m tests.mutants $(MODULE) $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))
 
 lint: setup  ## Python, types, Dockerfiles, shell, YAML, workflows, compose file
 	@ruff check --quiet . && ruff format --check --quiet . && mypy

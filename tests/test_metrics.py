@@ -48,6 +48,10 @@ def test_figures_equal_scikit_learns(case: Case) -> None:
 
     assert found["pictures"] == len(labels)
     assert found["accuracy"] == pytest.approx(accuracy_score(labels, predictions))
+    recall = [np.mean(predictions[labels == c] == c) for c in np.unique(labels)]
+    assert found["balanced_accuracy"] == pytest.approx(np.mean(recall))
+    interval = binomtest(int((labels == predictions).sum()), len(labels)).proportion_ci(method="wilson")
+    assert found["interval"] == pytest.approx({"low": interval.low, "high": interval.high}, abs=1e-12)
     assert found["macro_f1"] == pytest.approx(
         f1_score(labels, predictions, labels=range(k), average="macro", zero_division=0)
     )
@@ -120,6 +124,12 @@ def test_a_confidence_on_an_edge_belongs_to_the_bin_below() -> None:
     """Bins are open below and closed above, and a confidence of exactly 1 is in the last."""
     table = metrics.calibration(np.log([[0.5, 0.5], [1.0, 1e-300]]), np.array([0, 0]), bins=4)
     assert [(row.low, row.high, row.count) for row in table] == [(0.25, 0.5, 1), (0.75, 1.0, 1)]
+
+
+def test_a_confidence_above_one_by_rounding_is_in_the_last_bin() -> None:
+    """A softmax may sum to a little more than 1; and a picture with no confidence at all is in the first bin."""
+    table = metrics.calibration(np.array([[1e-12, -30.0], [-1e9, -1e9]]), np.array([0, 0]), bins=4)
+    assert [(row.low, row.high, row.count) for row in table] == [(0.0, 0.25, 1), (0.75, 1.0, 1)]
 
 
 @given(cases(), st.integers(1, 30))

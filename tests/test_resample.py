@@ -3,6 +3,8 @@
 import io
 import tarfile
 import tracemalloc
+from fractions import Fraction
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +103,25 @@ def test_the_filter_sums_to_one(side: int, out: int, data: st.DataObject) -> Non
     assert (weights.sum(1) == 256).all()
     assert found.first.min() >= 0
     assert found.first.max() + weights.shape[1] <= side
+
+
+@given(side=st.integers(16, 40), out=st.integers(16, 40), data=st.data())
+def test_weights_are_those_of_a_triangle(side: int, out: int, data: st.DataObject) -> None:
+    """In exact fractions: a triangle as wide as two output pixels (two input pixels where the box is enlarged) around
+    an output pixel's centre. The weights' running sum is within half a unit of 1/256 of the triangle's."""
+    start = data.draw(st.integers(0, (side - 1) * sampling.GRID))
+    end = data.draw(st.integers(start + sampling.GRID, side * sampling.GRID))
+    found = resample.triangle(torch.tensor([start]), torch.tensor([end]), side, out)
+    scale = Fraction(end - start, sampling.GRID * out)  # input pixels an output pixel
+    for pixel in (0, out // 2, out - 1):
+        centre, radius = Fraction(start, sampling.GRID) + (pixel + Fraction(1, 2)) * scale, max(scale, Fraction(1))
+        heights = [max(Fraction(0), 1 - abs(k + Fraction(1, 2) - centre) / radius) for k in range(side)]
+        weights = [Fraction(0)] * side
+        first = int(found.first[0, pixel])
+        for k, weight in enumerate(found.weights[0, :, pixel].tolist()):
+            weights[first + k] = Fraction(weight)
+        sums = zip(accumulate(weights), accumulate(heights), strict=True)
+        assert all(abs(ours - exact / sum(heights)) <= Fraction(1, 512) for ours, exact in sums)
 
 
 def test_the_whole_square_at_its_own_size_is_the_square() -> None:

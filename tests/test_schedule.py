@@ -28,6 +28,18 @@ def test_the_cosine_of_the_tutorial() -> None:
         assert factor("cosine", step, 30, 0, 0.1) == pytest.approx(expected, abs=1e-12)
 
 
+def test_the_cosine_begins_after_the_warm_up() -> None:
+    """Of 12 steps, 4 warm up; then half a cosine from 1 over the other 8: half-way in step 8, a quarter in step 6."""
+    rates = [factor("cosine", step, 12, 4, 0.2) for step in (3, 4, 6, 8, 10, 12)]
+    quarter = (1 + math.sqrt(0.5)) / 2
+    assert rates == pytest.approx([1, 1, 0.2 + 0.8 * quarter, 0.6, 0.2 + 0.8 * (1 - quarter), 0.2])
+
+
+def test_a_training_may_be_all_warm_up() -> None:
+    """The step after its last has the rate that a cosine begins with; nothing is divided by zero."""
+    assert [factor("cosine", step, 3, 3, 0.0) for step in range(4)] == pytest.approx([1 / 3, 2 / 3, 1, 1])
+
+
 def test_constant_stays_after_the_warm_up() -> None:
     """A constant schedule warms up linearly and then stays."""
     assert [factor("constant", step, 6, 4, 0.0) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
@@ -40,7 +52,7 @@ def test_steps_drop_where_they_are_told(steps: int, drop: float, data: st.DataOb
     drops = sorted(data.draw(st.sets(st.integers(1, steps), max_size=5)))
     for step in range(warmup, steps):
         assert factor("step", step, steps, warmup, 0.0, drops, drop) == drop ** sum(at <= step for at in drops)
-    assert factor("step", steps - 1, steps, 0, 0.0) == 1
+    assert factor("step", steps - 1, steps, 0, 0.0, [0]) == 1  # a drop changes nothing unless told by how much
 
 
 def test_steps_drop_at_the_ends_of_epochs() -> None:

@@ -1,5 +1,6 @@
 """Every file is judged once, duplicates stay on one side, and a picture's part depends on itself alone."""
 
+import hashlib
 import itertools
 import json
 import shutil
@@ -18,7 +19,7 @@ from PIL import Image
 
 from pipeline import files, params, split
 from pipeline.errors import Refusal
-from tests.conftest import on_cpu
+from tests.conftest import change, on_cpu
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # pytest undoes the module's own filter
 
@@ -217,6 +218,44 @@ def test_many_equal_hashes_are_counted_and_not_enumerated() -> None:
     assert len(set(near.component.tolist())) == 1
 
 
+def test_the_perceptual_hash_is_the_sign_of_the_lowest_frequencies() -> None:
+    """pHash: 32 × 32 grey, cosine transform, the lowest 8 × 8 against their median, the first bit the highest."""
+    grey = np.asarray(picture(7, 64).convert("L").resize((32, 32), Image.Resampling.LANCZOS)).astype(float)
+    waves = np.cos(np.pi / 64 * np.arange(8)[:, None] * (2 * np.arange(32) + 1))
+    lowest = (waves @ grey @ waves.T).ravel()
+    bits = "".join("01"[int(high)] for high in lowest > np.median(lowest))
+    assert split.perceptual_hash(picture(7, 64)) == int(bits, 2)
+
+
+def test_the_threshold_of_near_duplicates_is_what_is_asked_for(small: Path) -> None:
+    """Two pictures 6 bits apart are near at 6 and not at 5; the groups and the largest of them are counted."""
+    other = Image.blend(picture(1, 64), picture(2, 64), 0.2)
+    other.save(small / "cat/blend.png")
+    put(small / "cat/larger.png", 1, side=64)
+    assert (split.perceptual_hash(other) ^ split.perceptual_hash(picture(1, 64))).bit_count() == 6
+    for seed in (100, 101):
+        put(small / f"dog/larger {seed}.png", seed, side=48)
+    names = ("near_duplicate_pairs", "near_duplicate_groups", "largest_group")
+    counts = {bits: do(small, near_bits=bits)[1] for bits in (5, 6)}
+    pairs = {bits: counts[bits]["near_duplicate_pairs"] for bits in (5, 6)}
+    assert pairs[6] > pairs[5] >= 3
+    assert [counts[5][name] for name in names[1:]] == [3, 2]
+    assert [counts[6][name] for name in names[1:]] == [3, 3]
+
+
+def test_what_is_moved_to_fill_is_counted(small: Path) -> None:
+    """moved_to_fill is the number of pictures that lie in another part than the hash of their group says."""
+    shutil.rmtree(small / "dog")
+    for seed in range(3):
+        put(small / f"dog/{seed}.png", 100 + seed)
+    rows, counts = do(small)
+    spans = split.intervals(RULE)
+    moved = [
+        row for row in rows if not spans[row.part][0] <= split.place(row.verdict.pixels, RULE) < spans[row.part][1]
+    ]
+    assert counts["moved_to_fill"] == len(moved) > 0
+
+
 # ---- which part ----
 
 keys = st.text("0123456789abcdef", min_size=8, max_size=8)
@@ -287,6 +326,66 @@ def test_the_distance_to_an_interval_goes_round() -> None:
     """A place just below 1 is near the interval that begins at 0."""
     assert split._distance(Fraction(99, 100), (Fraction(0), Fraction(1, 10))) == Fraction(1, 100)
     assert split._distance(Fraction(3, 10), (Fraction(0), Fraction(1, 10))) == Fraction(2, 10)
+
+
+Placed = dict[str, tuple[str, int]]  # key → place on the circle, pictures of class a
+
+
+def filled(monkeypatch: pytest.MonkeyPatch, placed: Placed, *shared: str) -> tuple[dict[str, str], int]:
+    """`assign` by RULE (test: 0 to 0.1, val: to 0.2, train: to 1), of groups that lie where the test says.
+
+    Of those named in `shared` one picture is of class b.
+    """
+    monkeypatch.setattr(split, "place", lambda key, _: Fraction(placed[key][0]) if key in placed else Fraction(1, 2))
+    groups = [split.Group(key, {"a": size} | ({"b": 1} if key in shared else {})) for key, (_, size) in placed.items()]
+    b = [split.Group(f"b{n}", {"b": 1}) for n in range(3)] if shared else []
+    parts_, moved = split.assign([*groups, *b], split.Rule(seed=0, val=0.1, test=0.1, folds=1, fold=0))
+    return {key: parts_[key] for key in placed}, moved - (2 if shared else 0)
+
+
+def test_an_empty_part_takes_the_nearest_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """val is filled before test, each with the group that lies nearest to its interval, round the circle, too."""
+    found = filled(monkeypatch, {"p": ("0.25", 3), "q": ("0.28", 2), "r": ("0.6", 9)})
+    assert found == ({"p": "val", "q": "test", "r": "train"}, 5)
+    found = filled(monkeypatch, {"p": ("0.25", 1), "q": ("0.28", 1), "r": ("0.95", 4)})
+    assert found == ({"p": "val", "q": "train", "r": "test"}, 5)
+
+
+def test_an_empty_part_takes_from_the_part_with_the_most_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearer groups of a smaller part stay where they are; with as many pictures, the distance decides."""
+    placed = {"p": ("0.11", 1), "q": ("0.12", 2), "r": ("0.4", 2), "s": ("0.5", 3)}
+    assert filled(monkeypatch, placed) == ({"p": "val", "q": "val", "r": "test", "s": "train"}, 2)
+    placed = {"p": ("0.11", 1), "q": ("0.12", 2), "r": ("0.4", 1), "s": ("0.5", 2)}
+    assert filled(monkeypatch, placed) == ({"p": "test", "q": "val", "r": "train", "s": "train"}, 1)
+
+
+def test_filling_a_part_empties_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only group of a part stays there, however many pictures it has."""
+    placed = {"p": ("0.15", 1), "q": ("0.12", 1), "r": ("0.5", 9)}
+    assert filled(monkeypatch, placed) == ({"p": "val", "q": "test", "r": "train"}, 1)
+
+
+def test_a_group_of_two_classes_fills_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would change the other class as well; a group of the class alone is moved instead, though it is farther."""
+    placed = {"p": ("0.25", 1), "q": ("0.3", 1), "r": ("0.35", 1), "s": ("0.6", 1)}
+    assert filled(monkeypatch, placed, "p") == ({"p": "train", "q": "val", "r": "test", "s": "train"}, 2)
+
+
+def test_of_groups_equally_near_that_with_the_smallest_key_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the order in which groups are found decides nothing."""
+    for keys_ in ("zyx", "xyz"):
+        found, moved = filled(monkeypatch, dict.fromkeys(keys_, ("0.3", 1)))
+        assert (found, moved) == ({"x": "val", "y": "test", "z": "train"}, 2)
+
+
+def test_a_place_is_the_seeded_hash_turned_by_the_fold() -> None:
+    """SHA-256 of "seed key", its first 8 bytes as a fraction of 2^64, less fold / folds; the shares end where meant."""
+    first = Fraction(int(hashlib.sha256(b"5 abc").hexdigest()[:16], 16), 2**64)
+    assert split.place("abc", split.Rule(5, 0.1, 0.1, 10, 0)) == first
+    assert split.place("abc", split.Rule(5, 0.1, 0.25, 4, 3)) == (first + Fraction(1, 4)) % 1
+    assert split.intervals(split.Rule(0, 0.1, 0.2, 5, 0)) == {
+        "test": (0, Fraction(1, 5)), "val": (Fraction(1, 5), Fraction(3, 10)), "train": (Fraction(3, 10), 1),
+    }  # fmt: skip
 
 
 def test_near_duplicates_in_two_classes_are_moved_for_neither() -> None:
@@ -502,3 +601,43 @@ def test_the_stage_writes_the_table_and_the_counts(
     assert len(files.read_csv(table)) == json.loads(counts.read_text())["pictures"] == 20
     split.run(config)
     assert (table.read_bytes(), counts.read_bytes()) == first
+
+
+def test_the_table_says_what_each_picture_is(small: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells by their names: the size as it is decoded, the hash of the pixels, the perceptual hash, the group."""
+    picture(77).resize((40, 24)).save(small / "dog/wide.png")
+    put(small / "dog/z near.png", 101, side=48)
+    (small / "dog/empty.png").write_bytes(b"")
+    monkeypatch.chdir(small.parent)
+    split.run(params.parse(on_cpu(raw, paths__images="images", split__min_side=16)))
+    table = {row["path"]: row for row in files.read_csv(Path("data/split.csv"))}
+    wide, near, empty = (table[f"dog/{name}.png"] for name in ("wide", "z near", "empty"))
+    with Image.open(small / "dog/wide.png") as image:
+        assert wide["phash"] == f"{split.perceptual_hash(image.convert('RGB')):016x}"
+    assert (wide["class"], wide["reason"], wide["width"], wide["height"]) == ("dog", "", "40", "24")
+    assert wide["group"] == wide["pixels"][:16]
+    assert (empty["split"], empty["reason"], empty["phash"], empty["group"]) == ("", "empty", "", "")
+    assert near["group"] == table["dog/101.png"]["group"] == min(near["pixels"], table["dog/101.png"]["pixels"])[:16]
+    assert near["split"] == table["dog/101.png"]["split"] in split.PARTS
+
+
+def test_the_stage_hands_every_setting_on(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each key of params.yaml's `split`, and run.workers, reaches what it is for."""
+    taken: list[Any] = []
+
+    def noted(*given: Any, **named: Any) -> None:
+        taken.extend((given, named))
+        raise Refusal("seen")
+
+    monkeypatch.setattr(split, "split", noted)
+    changes = {
+        "split__seed": 7, "split__fractions": {"train": 0.5, "val": 0.3, "test": 0.2}, "split__folds": 5,
+        "split__fold": 3, "split__near_duplicates": 4, "split__min_side": 21, "split__max_pixels": 22,
+        "split__max_excluded": 23, "run__workers": 6, "paths__images": "elsewhere",
+    }  # fmt: skip
+    with pytest.raises(Refusal, match="seen"):
+        split.run(params.parse(change(raw, **changes)))
+    assert taken == [
+        (Path("elsewhere"), split.Rule(seed=7, val=0.3, test=0.2, folds=5, fold=3)),
+        {"near_bits": 4, "min_side": 21, "max_pixels": 22, "max_excluded": 23, "workers": 6},
+    ]
