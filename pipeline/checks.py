@@ -61,7 +61,11 @@ def driver(config: Params, version: int, runtime: str) -> Finding:
 
 def gpus(here: Machine) -> Finding:
     """Whether torch can use what the driver shows."""
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    try:
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    except (RuntimeError, AssertionError) as error:  # such as a driver that is too old for this torch
+        reason = " ".join(str(error).split())
+        return Finding("GPUs", f"{here.cuda_devices} seen by the driver", f"torch cannot use them: {reason}")
     fault = ""
     if here.cuda_devices != len(names):
         fault = (

@@ -14,6 +14,8 @@ APEX_LEVELS = ("O0", "O1", "O2", "O3")
 CPU_PRECISIONS = ("fp32", "bf16", "fp16")
 INSTEAD_OF_APEX = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
 FIXED_SIDE, FIXED_SIDE_MODELS = 224, ("vit_", "maxvit")  # these learn a place for every patch
+# On a GPU the backward pass of their adaptive_avg_pool2d is not deterministic. A test derives these from traced models.
+NONDETERMINISTIC_MODELS = ("alexnet", "vgg")
 MOST_ON_A_CORE = 8  # processes: more than that only wait for each other, and each takes 0.4 GB
 # What a stage makes anew as a whole, what is yours, what is cleared by rules of its own: nothing else may lie there.
 ALONE = ("inbox", "pretrained", "archives", "images", "weights", "split", "packed", "runs")
@@ -21,6 +23,7 @@ TAKEN = frozenset({  # what the project has at its top; a test compares them
     "LICENSE", "Makefile", "README.md", "benchmarks", "docker", "docs", "dvc.lock", "dvc.yaml", "params.yaml",
     "pipeline", "pyproject.toml", "requirements", "results", "tests",
 })  # fmt: skip
+LOWEST_CAPABILITY = (7, 5)  # of the GPUs that the locked torch has code for: Turing. A test asks torch.
 NO_APEX = {
     "missing": "Apex, which is not installed",
     "without amp": "apex.amp and apex.parallel, which the installed Apex no longer has",
@@ -35,6 +38,7 @@ def faults(params: Params, machine: Machine) -> list[str]:
         _hardware(params.train, machine),
         _apex(params.train, machine),
         _combinations(params.train, machine),
+        _half_precision(params.train),
         _processes(params.train, params.run, machine),
         _elastic(params.train, params.run),
         _ranges(params.train),
@@ -58,6 +62,24 @@ def _hardware(train: Train, machine: Machine) -> Iterator[str]:
         yield (
             "train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu; "
             "to try the pipeline on this machine: make demo"
+        )
+    if train.device == "cuda" and machine.cuda_devices and machine.cuda_driver < machine.cuda_of_torch:
+        yield (
+            f"train.device: 'cuda': the NVIDIA driver knows CUDA up to {machine.cuda_driver}, the installed torch "
+            f"needs {machine.cuda_of_torch}; install a newer driver; allowed here: cpu"
+        )
+    too_old = sorted({name for name in machine.compute_capabilities if name < LOWEST_CAPABILITY})
+    if train.device == "cuda" and too_old:
+        shown = ", ".join(f"{major}.{minor}" for major, minor in too_old)
+        lowest = ".".join(map(str, LOWEST_CAPABILITY))
+        yield (
+            f"train.device: 'cuda': a GPU of compute capability {shown} is visible, the installed torch has code for "
+            f"{lowest} and later; hide it (CUDA_VISIBLE_DEVICES), or take another GPU; allowed here: cpu"
+        )
+    if train.device == "cuda" and train.deterministic and train.model.startswith(NONDETERMINISTIC_MODELS):
+        yield (
+            f"train.model: {train.model!r} × train.deterministic: true on a GPU: its adaptive_avg_pool2d has no "
+            f"deterministic backward pass; allowed: another model, or train.deterministic: false"
         )
     if train.device == "cpu" and train.precision == "tf32":
         yield f"train.precision: 'tf32' needs train.device: cuda; allowed on the CPU: {', '.join(CPU_PRECISIONS)}"
@@ -104,11 +126,6 @@ def _combinations(train: Train, machine: Machine) -> Iterator[str]:
             "train.memory_format: 'channels_last' × train.parallel: 'apex_ddp' would scramble the gradients of "
             "convolutions; allowed: contiguous, or train.parallel: ddp"
         )
-    if train.parallel == "apex_ddp" and train.precision == "bf16":
-        yield (
-            "train.precision: 'bf16' × train.parallel: 'apex_ddp': Apex DDP does not reduce bf16 gradients; "
-            "allowed: any other precision, or train.parallel: ddp"
-        )
     if train.parallel == "dp" and train.precision in APEX_LEVELS:
         yield (
             f"train.precision: {train.precision!r} × train.parallel: 'dp': Apex's changes hold in the first replica "
@@ -145,6 +162,30 @@ def _combinations(train: Train, machine: Machine) -> Iterator[str]:
         )
     if train.export == "ema" and train.ema_decay == 0:
         yield "train.export: 'ema' needs train.ema_decay > 0, such as 0.999; allowed without: last, best"
+
+
+def _half_precision(train: Train) -> Iterator[str]:
+    """Pairs that would compute with wrong numbers in half precision, each with its reason."""
+    if train.parallel == "apex_ddp" and train.precision == "bf16":
+        yield (
+            "train.precision: 'bf16' × train.parallel: 'apex_ddp': Apex DDP does not reduce bf16 gradients; "
+            "allowed: any other precision, or train.parallel: ddp"
+        )
+    if train.parallel == "dp" and train.precision == "bf16":
+        yield (
+            "train.precision: 'bf16' × train.parallel: 'dp': torch starts the replicas' threads with autocast in fp16, "
+            "without a loss scale; allowed: any other native precision, or train.parallel: ddp"
+        )
+    if train.sync_bn == "apex" and train.precision == "bf16":
+        yield (
+            "train.sync_bn: 'apex' × train.precision: 'bf16': Apex's kernels have no bf16; "
+            "allowed: torch, or another precision"
+        )
+    if train.sync_bn == "torch" and train.precision == "O3":
+        yield (
+            "train.sync_bn: 'torch' × train.precision: 'O3': its counts of values overflow in half precision; "
+            "allowed: apex, or another precision"
+        )
 
 
 def _processes(train: Train, run: Run, machine: Machine) -> Iterator[str]:

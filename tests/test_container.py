@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ruamel.yaml import YAML
 
 from pipeline import checks, machine, params, validity
@@ -176,6 +177,25 @@ def test_the_doctor_finds_nothing_wrong_here(monkeypatch: pytest.MonkeyPatch, ra
 def test_a_driver_must_know_the_major_version_of_torchs_cuda(raw: dict[str, Any], version: int, fault: str) -> None:
     """Within one major version any driver serves, and an older major does not."""
     assert checks.driver(params.parse(raw), version, "13.0").fault == fault
+
+
+def test_a_driver_that_torch_cannot_use_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch raises when it is asked for a GPU's name: the doctor says why, and goes on with its other questions."""
+
+    def too_old(_: int) -> str:
+        raise RuntimeError("The NVIDIA driver on your system is too old\n(found version 12020).")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", too_old)
+    found = checks.gpus(machine.Machine(1, "missing", True))
+    assert found.fault == "torch cannot use them: The NVIDIA driver on your system is too old (found version 12020)."
+
+
+def test_the_lowest_gpu_is_the_one_that_torch_has_code_for() -> None:
+    """validity.py's lowest compute capability is the lowest of the locked torch's own list."""
+    lowest = min(int(name.removeprefix("sm_")) for name in torch._C._cuda_getArchFlags().split())
+    assert divmod(lowest, 10) == validity.LOWEST_CAPABILITY
+    assert machine.read().cuda_of_torch == int(str(torch.version.cuda).partition(".")[0])
 
 
 def test_several_gpu_processes_need_shared_memory(raw: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """What training does to any of torchvision's models: find the head, group, freeze, compute again instead of keeping."""
 
+import re
 import subprocess
 import sys
 import warnings
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from pipeline import model, zoo
+from pipeline import model, validity, zoo
 from pipeline.errors import Refusal
 from tests.conftest import PROJECT
 
@@ -255,3 +257,42 @@ def test_a_model_is_the_same_for_the_same_seed() -> None:
         two, other = model.build("resnet18", 3, seed=1).state_dict(), model.build("resnet18", 3, seed=2).state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert not torch.equal(one["fc.weight"], other["fc.weight"])
+
+
+class Operators(TorchDispatchMode):
+    """Inside it the names of the operators that torch calls are collected, without their overloads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names.add(func.overloadpacket.__name__.lstrip("_"))
+        return func(*args, **(kwargs or {}))
+
+
+def operators_of_a_step(name: str) -> set[str]:
+    """The operators of a forward and a backward pass, traced without memory and without arithmetic."""
+    side = 299 if name == "inception_v3" else 224
+    net, images = shape_of(name, 3).to("meta").train(), torch.empty(2, 3, side, side, device="meta")
+    with Operators() as called:
+        net(images).sum().backward()
+    return called.names
+
+
+def refused_by_torch() -> set[str]:
+    """The operators of layers without a deterministic backward pass on a GPU, by torch's own documentation."""
+    documented = (torch.use_deterministic_algorithms.__doc__ or "").partition("will throw a")[2]
+    layers = re.findall(r"torch\.nn\.(\w+)` when attempting to differentiate a CUDA tensor", documented)
+    return {re.sub(r"(?<!^)([A-Z])", r"_\1", layer).lower() + "_backward" for layer in layers}
+
+
+@pytest.mark.slow  # one step of each of 80 models is traced
+def test_the_models_without_a_deterministic_backward_pass_are_those_that_are_refused() -> None:
+    """Every model is traced; on a GPU torch refuses an operator of exactly those that validity.py names."""
+    refused = refused_by_torch()
+    assert {"adaptive_avg_pool2d_backward", "adaptive_max_pool2d_backward", "avg_pool3d_backward"} <= refused
+    found = [name for name in zoo.MODELS if operators_of_a_step(name) & refused]
+    assert found == [name for name in zoo.MODELS if name.startswith(validity.NONDETERMINISTIC_MODELS)]

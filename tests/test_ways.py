@@ -110,11 +110,6 @@ def expected(cell: Cell, machine: Machine) -> list[str]:
             "train.memory_format: 'channels_last' × train.parallel: 'apex_ddp' would scramble the gradients of "
             "convolutions; allowed: contiguous, or train.parallel: ddp"
         )
-    if parallel == "apex_ddp" and precision == "bf16":
-        said.append(
-            "train.precision: 'bf16' × train.parallel: 'apex_ddp': Apex DDP does not reduce bf16 gradients; "
-            "allowed: any other precision, or train.parallel: ddp"
-        )
     if parallel == "dp" and precision[0] == "O":
         said.append(
             f"train.precision: '{precision}' × train.parallel: 'dp': Apex's changes hold in the first replica only; "
@@ -125,7 +120,34 @@ def expected(cell: Cell, machine: Machine) -> list[str]:
             f"train.sync_bn: '{sync_bn}' × train.parallel: '{parallel}': there is one process; "
             "allowed: none, or train.parallel: ddp with several"
         )
-    return said + (expected_of_elastic(cell) if parallel == "elastic" else [])
+    return said + expected_of_half_precision(cell) + (expected_of_elastic(cell) if parallel == "elastic" else [])
+
+
+def expected_of_half_precision(cell: Cell) -> list[str]:
+    """What would compute with wrong numbers."""
+    _, parallel, precision, sync_bn, _, _ = cell
+    said = []
+    if parallel == "apex_ddp" and precision == "bf16":
+        said.append(
+            "train.precision: 'bf16' × train.parallel: 'apex_ddp': Apex DDP does not reduce bf16 gradients; "
+            "allowed: any other precision, or train.parallel: ddp"
+        )
+    if parallel == "dp" and precision == "bf16":
+        said.append(
+            "train.precision: 'bf16' × train.parallel: 'dp': torch starts the replicas' threads with autocast in fp16, "
+            "without a loss scale; allowed: any other native precision, or train.parallel: ddp"
+        )
+    if (sync_bn, precision) == ("apex", "bf16"):
+        said.append(
+            "train.sync_bn: 'apex' × train.precision: 'bf16': Apex's kernels have no bf16; "
+            "allowed: torch, or another precision"
+        )
+    if (sync_bn, precision) == ("torch", "O3"):
+        said.append(
+            "train.sync_bn: 'torch' × train.precision: 'O3': its counts of values overflow in half precision; "
+            "allowed: apex, or another precision"
+        )
+    return said
 
 
 def expected_of_elastic(cell: Cell) -> list[str]:
@@ -231,7 +253,8 @@ BARRED = {
         ("parallel=single", "sync_bn=torch"), ("parallel=single", "sync_bn=apex"),
         ("parallel=dp", "sync_bn=torch"), ("parallel=dp", "sync_bn=apex"),
         ("parallel=dp", "precision=O0"), ("parallel=dp", "precision=O1"),
-        ("parallel=dp", "precision=O2"), ("parallel=dp", "precision=O3"),
+        ("parallel=dp", "precision=O2"), ("parallel=dp", "precision=O3"), ("parallel=dp", "precision=bf16"),
+        ("sync_bn=apex", "precision=bf16"), ("sync_bn=torch", "precision=O3"),
         ("parallel=dp", "compile=True"), ("parallel=dp", "gradient_checkpointing=True"),
         ("parallel=elastic", "precision=O0"), ("parallel=elastic", "precision=O1"),
         ("parallel=elastic", "precision=O2"), ("parallel=elastic", "precision=O3"),
@@ -300,6 +323,15 @@ def test_no_pair_of_choices_is_left_open() -> None:
          "train.optimizer: 'fused_sgd' needs Apex's extensions amp_C, apex_C and syncbn, which the installed Apex was "
          "built without; use the container (make image); without it: fp16 for O1 to O3, fp32 for O0, ddp for "
          "apex_ddp, torch for apex, sgd for fused_sgd"),
+        ({"train__device": "cuda"}, Machine(1, "missing", True, cuda_driver=12, cuda_of_torch=13),
+         "train.device: 'cuda': the NVIDIA driver knows CUDA up to 12, the installed torch needs 13; "
+         "install a newer driver; allowed here: cpu"),
+        ({"train__device": "cuda"}, Machine(3, "missing", True, compute_capabilities=((9, 0), (7, 0), (7, 0))),
+         "train.device: 'cuda': a GPU of compute capability 7.0 is visible, the installed torch has code for 7.5 and "
+         "later; hide it (CUDA_VISIBLE_DEVICES), or take another GPU; allowed here: cpu"),
+        ({"train__device": "cuda", "train__model": "vgg16"}, TWO_GPUS,
+         "train.model: 'vgg16' × train.deterministic: true on a GPU: its adaptive_avg_pool2d has no deterministic "
+         "backward pass; allowed: another model, or train.deterministic: false"),
         ({"train__compile": True}, Machine(0, "missing", False),
          "train.compile: true needs a C++ compiler (found: none); allowed here: false, or install g++"),
         ({"train__cuda_graphs": True, "train__parallel": "ddp"}, CPU_ONLY,
