@@ -323,9 +323,18 @@ def epoch_over(step: int, rows: int, batch: int) -> int:
 
 @contextmanager
 def vouched_for(settings: Train) -> Iterator[None]:
-    """Turn torch's refusal to run an operator without a deterministic version into a Refusal that names it."""
+    """Turn what torch refuses because of the params into a Refusal that names them: an operator without a deterministic
+    version, and BatchNorm over a single value."""
     try:
         yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise Refusal(
+            f"train.batch_size: {settings.batch_size}: a part of the batch is one image, of which the last layers of "
+            f"{settings.model!r} see one value per channel at train.crop: {settings.crop}, and BatchNorm needs two; "
+            f"raise train.batch_size or train.crop, or lower run.processes or train.accumulate"
+        ) from None
     except RuntimeError as error:
         if operator := world.undetermined(error):
             raise Refusal(

@@ -325,6 +325,18 @@ def test_an_operator_without_a_deterministic_version_is_named(raw: dict[str, Any
         raise RuntimeError("something else")
 
 
+def test_batchnorm_over_a_single_value_is_refused(raw: dict[str, Any]) -> None:
+    """torch's error of a layer in the middle of a model becomes a sentence about the params; other errors stay."""
+    settings = params.parse(on_cpu(raw)).train
+    with (
+        pytest.raises(Refusal, match=r"train.batch_size: 8: a part of the batch is one image.* train.crop: 32, and"),
+        train.vouched_for(settings),
+    ):
+        torch.nn.BatchNorm2d(4)(torch.ones(1, 4, 1, 1))
+    with pytest.raises(ValueError, match="something else"), train.vouched_for(settings):
+        raise ValueError("something else")
+
+
 def test_provenance_says_when_the_bytes_are_not_promised(tmp_path: Path) -> None:
     """train.deterministic: false is allowed, and recorded."""
     folder = small_world(tmp_path, train__deterministic=False)

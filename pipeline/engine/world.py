@@ -196,7 +196,7 @@ def fix_arithmetic(threads: int, deterministic: bool) -> None:
     torch.set_num_threads(threads)
     if torch.get_num_interop_threads() != 1:
         torch.set_num_interop_threads(1)
-    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.benchmark = not deterministic  # which tries all algorithms and takes the fastest
     torch.backends.cudnn.deterministic = deterministic
     torch.use_deterministic_algorithms(deterministic)
     # Else torch would fill every new tensor before it is written to; none is read before. Its stubs do not know it.
