@@ -52,7 +52,7 @@ class Monitor:
         self._bar.update()
         if not due or not self._shown:
             return
-        sums, now = counts.sums.cpu().sum(0).tolist(), time.perf_counter()
+        sums, now = counts.sums.to("cpu").sum(0).tolist(), time.perf_counter()
         loss, right, pictures = (new - old for new, old in zip(sums, self._seen, strict=True))
         rate = (batch.step + 1 - self._step) * self._batch_size / (now - self._time)
         self._seen, self._step, self._time = sums, batch.step + 1, now
@@ -101,5 +101,5 @@ def _grid(images: Tensor) -> Tensor:
     from torchvision.utils import make_grid
 
     mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in (augment.MEAN, augment.STD))
-    grid: Tensor = make_grid((images.float() * std + mean).clamp(0, 1), nrow=4).mul(255).byte().cpu()
+    grid: Tensor = make_grid((images.float() * std + mean).clamp(0, 1), nrow=4).mul(255).byte().to("cpu")
     return grid

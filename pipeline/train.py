@@ -303,7 +303,7 @@ def end_epoch(
     """Validate, add the epoch's row to the history, remember the best weights, and begin to count anew."""
     settings = config.train
     # On the CPU: O1 adds up a GPU's float64 as float32.
-    loss, right, pictures = world.total(counts.sums.clone()).cpu().sum(0).tolist()
+    loss, right, pictures = world.total(counts.sums.clone()).to("cpu").sum(0).tolist()
     val_loss, val_accuracy = validate(learner, data, squares, config, place)
     row = (epoch, progress.step, rate, loss / pictures, right / pictures, val_loss, val_accuracy)
     progress.history.append(dict(zip(HISTORY, row, strict=True)))

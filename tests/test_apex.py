@@ -7,6 +7,7 @@ A fresh process, because O1 patches torch for as long as a process lives. Apex r
 the extensions do instead of the Python code, and what a GPU rounds otherwise, is shown by benchmarks/gpu_proof.py.
 """
 
+import ast
 import hashlib
 import json
 import os
@@ -328,6 +329,31 @@ def exactness() -> dict[str, bool]:
 def test_exact_switches_o1_casts_off_and_on_again() -> None:
     """Inside the block torch computes what is written, after it O1 casts again, even if the block ended in an error."""
     assert all(fresh(exactness).values())
+
+
+def sums_on_the_cpu() -> dict[str, bool]:
+    """Which way from the device keeps the bits of float64 sums, under O1."""
+    precision, model, optimizer = prepared("O1")
+    train(model, batches(0, 1), precision, optimizer)
+    exact = torch.tensor(1 + 2.0**-40, dtype=torch.float64)
+    return {"cpu() keeps them": exact.cpu().item() != 1, "to() keeps them": exact.to("cpu").item() == 1 + 2.0**-40}
+
+
+@needs_apex
+def test_float64_sums_are_not_rounded_on_their_way_from_the_gpu_under_o1() -> None:
+    """Apex replaces Tensor.cpu by one that rounds to float32, so the pipeline calls Tensor.to instead."""
+    assert fresh(sums_on_the_cpu) == {"cpu() keeps them": False, "to() keeps them": True}
+
+
+def test_the_pipeline_never_calls_tensor_cpu() -> None:
+    """Apex's O1 replaces Tensor.cpu for the whole process: `.to("cpu")` says the same and keeps every bit."""
+    calls = [
+        f"{path.relative_to(PROJECT)}:{node.lineno}"
+        for path in sorted((PROJECT / "pipeline").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cpu"
+    ]
+    assert calls == []
 
 
 # ---------------------------------------------------------------- steps

@@ -228,7 +228,7 @@ def collected(parts: list[Tensor], indices: list[int], count: int) -> list[Tenso
 
     Bytes are moved, nothing is added, so the result is the same for every number of processes.
     """
-    mine = dict(zip(indices, [part.cpu() for part in parts], strict=True))
+    mine = dict(zip(indices, [part.to("cpu") for part in parts], strict=True))
     if dist.is_initialized():
         everyone: list[dict[int, Tensor]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(everyone, mine)
