@@ -29,7 +29,10 @@ REMEDIES = {
     errno.ENOENT: "something took it away while it was needed",
     errno.ESTALE: "the network file system lost it; mount that again",
     errno.EAGAIN: "raise the limit of processes (ulimit -u, or a container's pids), or lower run.workers",
-    errno.ENOLCK: "this file system has no locks; mount it with them, or put the project elsewhere",
+    **dict.fromkeys(
+        (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP),
+        "this file system has no locks; mount it with them, or put the project elsewhere",
+    ),
 }
 # torch has no class of its own for these; of an extension, the class is known by name alone.
 NO_MEMORY = re.compile(

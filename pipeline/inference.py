@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline import augment, residency, sampling
+from pipeline import augment, reading, residency, sampling
 from pipeline.engine import loop, world
 from pipeline.engine.precision import Precision
 from pipeline.engine.world import World
@@ -19,9 +19,9 @@ from pipeline.residency import Squares
 class View:
     """What a model sees of a picture; recorded in model.json. All in pixels."""
 
-    square: int  # every picture is squeezed to square × square,
-    resize: int  # then seen as if its short side were `resize`,
-    crop: int  # and `crop` × `crop` cut from its centre
+    square: reading.Side  # every picture is squeezed to square × square,
+    resize: reading.Side  # then seen as if its short side were `resize`,
+    crop: reading.Side  # and `crop` × `crop` cut from its centre
 
 
 def logits(

@@ -20,7 +20,7 @@ def read(path: Path) -> dict[str, dict[str, Hashes]]:
         }
     except FileNotFoundError:
         raise Refusal(f"{path}: not found; nothing is claimed before the pipeline has run: dvc repro") from None
-    except (YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
+    except (YAMLError, ValueError, AttributeError, KeyError, TypeError, RecursionError, IsADirectoryError):
         raise Refusal(f"{path}: not readable; restore it (git checkout {path.name}), or run the pipeline") from None
 
 

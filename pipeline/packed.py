@@ -6,7 +6,7 @@ A folder with `images.npy`, uint8 [N, S, S, 3], one row a kept line of split.csv
 
 import hashlib
 import io
-import json
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,10 +15,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import files
+from pipeline import files, reading
 from pipeline.errors import Refusal
 
 IMAGES, DIGEST = "images.npy", "digest.json"
+SPLITS = ("train", "val", "test")
+COLUMNS = ("path", "class", "split", "reason", "width", "height")  # of split.csv, those that are read here
+
+
+@dataclass(frozen=True)
+class Digest:
+    """The content of digest.json."""
+
+    __pydantic_config__ = reading.STRICT
+
+    sha256: reading.Sha256  # of images.npy
+    pictures: reading.Count
+    size: reading.Side
 
 
 @dataclass(frozen=True)
@@ -39,19 +52,46 @@ class Packed:
 
 
 def kept(split_csv: Path) -> list[dict[str, str]]:
-    """The kept lines of split.csv: what the rows of images.npy show."""
-    return [line for line in files.read_csv(split_csv) if not line["reason"]]
+    """The kept lines of split.csv: what the rows of images.npy show. Raises Refusal if it is damaged."""
+    with reading.ours(split_csv, reading.checkout(split_csv)):
+        lines = files.read_csv(split_csv)
+        for number, line in enumerate(lines, start=2):
+            if fault := _fault(line):
+                raise ValueError(f"line {number}: {fault}")
+        found = [line for line in lines if not line["reason"]]
+        if not found:
+            raise ValueError("no picture in it")
+    return found
+
+
+def _fault(line: dict[str, str]) -> str:
+    """What is wrong with a line of split.csv; nothing if it is as `split` writes it."""
+    if None in line:  # where csv puts the cells for which there is no column
+        return "more cells than columns"
+    if missing := [column for column in COLUMNS if line.get(column) is None]:
+        return f"no cell for {', '.join(missing)}"
+    return "" if line["reason"] else _fault_of_a_kept(line)
+
+
+def _fault_of_a_kept(line: dict[str, str]) -> str:
+    if line["split"] not in SPLITS:
+        return f"split {line['split']!r:.40} is none of {', '.join(SPLITS)}"
+    if not all(cell.isascii() and cell.isdecimal() and len(cell) < 10 for cell in (line["width"], line["height"])):
+        return f"size {line['width']!r:.20} × {line['height']!r:.20} is not two numbers of pixels"
+    path = line["path"]
+    if not (path and line["class"]) or path.startswith("/") or "\0" in path + line["class"] or ".." in path.split("/"):
+        return f"path {path!r:.80} of class {line['class']!r:.40} is no picture's"
+    return ""
 
 
 def load(folder: Path, split_csv: Path) -> Packed:
-    """Open a packed folder. Raises Refusal if it was not made from this split.csv."""
-    images = np.load(folder / IMAGES, mmap_mode="r")
-    digest = json.loads((folder / DIGEST).read_text(encoding="utf-8"))
-    lines = kept(split_csv)
-    if not len(images) == digest["pictures"] == len(lines):
+    """Open a packed folder. Raises Refusal if it is damaged, or was not made from this split.csv."""
+    digest = reading.json_of(folder / DIGEST, Digest, reading.checkout(folder))
+    images, lines = _mapped(folder, digest), kept(split_csv)
+    if digest.pictures != len(lines):
         raise Refusal(
-            f"{folder / IMAGES}: {len(images)} pictures ({folder / DIGEST}: {digest['pictures']}), but {split_csv} "
-            f"keeps {len(lines)}; needed: the same number; run the prepare stage again (dvc repro does)"
+            f"{folder / IMAGES}: {digest.pictures} pictures, but {split_csv} keeps {len(lines)}; "
+            f"needed: the same number; run the prepare stage again (dvc repro does)"
         )
     classes = tuple(sorted({line["class"] for line in lines}))
     number = {name: index for index, name in enumerate(classes)}
@@ -62,8 +102,32 @@ def load(folder: Path, split_csv: Path) -> Packed:
         labels=np.array([number[line["class"]] for line in lines], np.int64),
         sizes=np.array([(int(line["width"]), int(line["height"])) for line in lines], np.int32),
         splits=np.array([line["split"] for line in lines]),
-        digest=digest["sha256"],
+        digest=digest.sha256,
     )
+
+
+def _header(pictures: int, size: int) -> bytes:
+    """How images.npy begins."""
+    header = io.BytesIO()
+    layout = {"descr": "|u1", "fortran_order": False, "shape": (pictures, size, size, 3)}
+    np.lib.format.write_array_header_1_0(header, layout)
+    return header.getvalue()
+
+
+def _mapped(folder: Path, digest: Digest) -> NDArray[np.uint8]:
+    """images.npy, mapped. Raises Refusal if it is not what digest.json says.
+
+    What its header claims is compared, never believed: it could claim Python objects, or more than any disk has.
+    """
+    path, header = folder / IMAGES, _header(digest.pictures, digest.size)
+    shape = (digest.pictures, digest.size, digest.size, 3)
+    with reading.ours(path, reading.checkout(folder)), path.open("rb") as file:
+        if file.read(len(header)) != header:
+            raise ValueError(f"it does not begin as an array of uint8 {list(shape)}, which {DIGEST} describes")
+        found, needed = os.fstat(file.fileno()).st_size, len(header) + math.prod(shape)
+        if found != needed:
+            raise ValueError(f"{found:,} bytes, not {needed:,}")
+        return np.memmap(file, np.uint8, "r", len(header), shape)
 
 
 def refuse_other_size(data: Packed, folder: Path, size: int) -> None:
@@ -81,13 +145,11 @@ def write(folder: Path, squares: Iterable[NDArray[np.uint8]], count: int, size: 
     Written as a plain stream: on a full disk that is an error, where a memory map would end the process (SIGBUS).
     Raises ValueError for another number or another shape of squares.
     """
-    header = io.BytesIO()
-    layout = {"descr": "|u1", "fortran_order": False, "shape": (count, size, size, 3)}
-    np.lib.format.write_array_header_1_0(header, layout)
-    sha256 = hashlib.sha256(header.getvalue())
+    header = _header(count, size)
+    sha256 = hashlib.sha256(header)
     written = 0
     with (folder / IMAGES).open("wb") as file:
-        file.write(header.getvalue())
+        file.write(header)
         for square in squares:
             if square.shape != (size, size, 3) or square.dtype != np.uint8:
                 raise ValueError(f"square {written}: {square.dtype} {square.shape}, not uint8 {(size, size, 3)}")

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from pipeline import files, locks, packed, params
+from pipeline import files, locks, packed, params, reading
 from pipeline.engine import checkpoint, variables
 from pipeline.engine.agreement import Facts
 from pipeline.engine.world import World
@@ -102,9 +103,13 @@ def versions() -> dict[str, str]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the run's folder. Raises Refusal if another process holds it; what a dead one held is free."""
+    """Hold the run's folder. Raises Refusal if another process holds it; what a dead one held is free.
+
+    Raises OSError, with the file's name, where the file system has no locks. A file that only stands for a lock would
+    outlive its holder, so none is taken instead.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    holder, lock = folder / "pid", FileLock(folder / "lock", timeout=0)
+    holder, lock = folder / "pid", FileLock(folder / "lock", timeout=0, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
@@ -112,6 +117,9 @@ def locked(folder: Path) -> Iterator[None]:
         raise Refusal(
             f"{folder}: process {pid} is training this very run; wait for it, or end it, then run again"
         ) from None
+    except OSError as error:
+        error.filename = error.filename or str(folder / "lock")
+        raise
     try:
         holder.write_text(f"{os.getpid()}\n")
         yield
@@ -119,13 +127,22 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+@dataclass(frozen=True)
+class Finished:
+    """What is read of a provenance.json."""
+
+    __pydantic_config__ = reading.OPEN
+
+    model: str  # MD5 of the exported weights
+
+
 def recorded(folder: Path) -> bool:
-    """Whether the run has finished, and dvc.lock holds its model."""
+    """Whether the run has finished, and dvc.lock holds its model. Raises Refusal if one of the files is damaged."""
     described = folder / PROVENANCE
-    if not (described.is_file() and LOCK.is_file()):
+    if not (described.exists() and LOCK.exists()):
         return False
     outs = locks.read(LOCK).get("train", {}).get("outs", {})
-    return json.loads(described.read_bytes())["model"] in outs.values()
+    return reading.json_of(described, Finished, f"it is worth nothing without: rm -r {folder}").model in outs.values()
 
 
 def settle(folder: Path) -> None:
@@ -211,11 +228,10 @@ def _git(*command: str) -> str:
 
 def clean(config: Params) -> str:
     """Remove what no start with these params would resume and no living process holds; says what it freed."""
-    try:
-        data = packed.load(Path(config.paths.packed), Path(config.paths.split))
-        current = fingerprint(decisive(config, data.digest))
-    except (Refusal, FileNotFoundError):
-        current = ""  # nothing is packed, so nothing can be resumed
+    inputs = (Path(config.paths.packed), Path(config.paths.split))
+    current = ""  # nothing is packed, so nothing can be resumed
+    if all(path.exists() for path in inputs):  # a damaged one is refused: who knows what it would resume
+        current = fingerprint(decisive(config, packed.load(*inputs).digest))
     removed, freed = 0, 0
     for folder in sorted(Path(config.paths.runs).glob("*/")):
         if folder.name == current and any(folder.glob(f"*{CHECKPOINT}")) and not recorded(folder):

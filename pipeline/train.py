@@ -24,11 +24,13 @@ from torch.optim import Optimizer
 
 from pipeline import (
     augment,
+    errors,
     files,
     inference,
     model,
     monitor,
     packed,
+    reading,
     residency,
     runs,
     sampling,
@@ -66,6 +68,21 @@ class Progress:
     best_epoch: int = 0
     best_accuracy: float = -1.0
     best_weights: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The content of a working checkpoint."""
+
+    __pydantic_config__ = reading.TENSORS
+
+    model: Any  # these three are judged by who loads them
+    precision: Any
+    optimizer: Any
+    ema: list[Tensor]
+    counts: Tensor  # Counts.sums, of all processes
+    progress: Progress
+    hardware: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -401,19 +418,33 @@ def resume(folder: Path, place: World, settings: Train, learner: Learner, counts
     state = world.of_first(newest(folder / runs.CHECKPOINT) if place.first else None)
     if state is None:
         return Progress()
-    for name, was, here in agreement.differences(state["hardware"], runs.hardware(place, settings.threads)):
+    try:
+        return take_over(reading.checked(state, Saved), folder, place, settings, learner, counts)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        if errors.of_the_system(error):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise Refusal(
+            f"{folder / runs.CHECKPOINT}: not what this run saves ({reason}); to begin anew: rm -r {folder}"
+        ) from None
+
+
+def take_over(saved: Saved, folder: Path, place: World, settings: Train, learner: Learner, counts: Counts) -> Progress:
+    """Put what was saved into the learner and the counts. Raises Refusal for other hardware, and nearly anything for
+    what does not fit."""
+    for name, was, here in agreement.differences(saved.hardware, runs.hardware(place, settings.threads)):
         raise Refusal(
             f"{folder}: begun with {name} {was}, here it is {here}, so the bytes could not be the same; "
             f"go on where it was begun, or begin anew: rm -r {folder}"
         )
-    model.load_state(learner.net, state["model"])
-    learner.precision.load_state_dict(state["precision"], learner.optimizer)
-    learner.optimizer.load_state_dict(state["optimizer"])
-    for average, value in zip(learner.ema.averages, state["ema"], strict=True):
+    model.load_state(learner.net, saved.model)
+    learner.precision.load_state_dict(saved.precision, learner.optimizer)
+    learner.optimizer.load_state_dict(saved.optimizer)
+    for average, value in zip(learner.ema.averages, saved.ema, strict=True):
         average.copy_(value)
     mine = place.share(len(counts.sums))
-    counts.sums[mine.start : mine.stop] = state["counts"][mine.start : mine.stop]
-    progress = Progress(**state["progress"])
+    counts.sums[mine.start : mine.stop] = saved.counts[mine.start : mine.stop]
+    progress = saved.progress
     if place.first:
         print(f"train: going on from step {progress.step} ({folder})", file=sys.stderr)
     return progress

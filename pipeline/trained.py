@@ -1,8 +1,8 @@
 """The model as it is versioned: models/model.safetensors and models/model.json. Written by train, read by the rest."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import safetensors.torch
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from pipeline import augment, files, inference, model
+from pipeline import augment, files, inference, model, reading
 from pipeline.engine.precision import PRECISIONS, allow_tf32
 from pipeline.engine.world import World
 from pipeline.errors import Refusal
@@ -26,6 +26,21 @@ class Trained:
     net: nn.Module
     classes: tuple[str, ...]
     view: View
+
+
+@dataclass(frozen=True)
+class Description:
+    """The content of model.json."""
+
+    __pydantic_config__ = reading.STRICT
+
+    model: str
+    classes: reading.Names
+    view: View
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    export: Literal["last", "best", "ema"]
+    epoch: reading.Count
 
 
 def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
@@ -61,26 +76,47 @@ def save(
 
 
 def load(models: Path) -> Trained:
-    """Load the versioned model, on the CPU. Raises Refusal if there is none, or if its files do not fit together."""
-    description, weights = models / "model.json", models / "model.safetensors"
-    for path in (description, weights):
-        if not path.is_file():
-            raise Refusal(f"{path}: not found; train a model (dvc repro) or fetch a shared one (dvc pull)")
-    stored = json.loads(description.read_text(encoding="utf-8"))
-    if (stored["mean"], stored["std"]) != (list(augment.MEAN), list(augment.STD)):
+    """Load the versioned model, on the CPU. Raises Refusal if there is none, if a file is damaged, or if they do not
+    fit together."""
+    path, weights = models / "model.json", models / "model.safetensors"
+    remedy = "train a model (dvc repro) or fetch a shared one (dvc pull)"
+    described = reading.json_of(path, Description, remedy)
+    if fault := _fault(described):
+        raise Refusal(f"{path}: damaged: {fault}; {remedy}")
+    if (described.mean, described.std) != (augment.MEAN, augment.STD):
         raise Refusal(
-            f"{description}: normalized with mean {stored['mean']} and std {stored['std']}; this code has "
+            f"{path}: normalized with mean {list(described.mean)} and std {list(described.std)}; this code has "
             f"{list(augment.MEAN)} and {list(augment.STD)}; train again (dvc repro), or use the code that trained it"
         )
-    net = model.build(stored["model"], len(stored["classes"]), seed=0)
+    with (
+        reading.ours(weights, remedy, SafetensorError),
+        weights.open("rb"),
+    ):  # it tells more than the library
+        stored = safetensors.torch.load_file(weights)
+    strangers = Refusal(
+        f"{weights}: not the weights of the {described.model} with {len(described.classes)} classes that "
+        f"{path} describes; restore both (dvc checkout) or train again (dvc repro)"
+    )
+    if len(described.classes) not in {len(tensor) for tensor in stored.values() if tensor.ndim > 0}:
+        raise strangers  # before a model of so many classes is built
+    net = model.build(described.model, len(described.classes), seed=0)
     try:
-        model.load_state(net, safetensors.torch.load_file(weights))
-    except (SafetensorError, RuntimeError):
-        raise Refusal(
-            f"{weights}: not the weights of the {stored['model']} with {len(stored['classes'])} classes that "
-            f"{description} describes; restore both (dvc checkout) or train again (dvc repro)"
-        ) from None
-    return Trained(net, tuple(stored["classes"]), View(**stored["view"]))
+        model.load_state(net, stored)
+    except RuntimeError:
+        raise strangers from None
+    return Trained(net, described.classes, described.view)
+
+
+def _fault(described: Description) -> str:
+    """What cannot be in a model.json that `save` wrote."""
+    view, classes = described.view, described.classes
+    if described.model not in model.names():  # torchvision has others, of which one would fetch weights
+        return f"model: {described.model!r:.60} is no classification model of torchvision"
+    if len(set(classes)) < len(classes):
+        return "classes: one is there twice"
+    if view.crop > view.resize:
+        return f"view: a crop of {view.crop} from {view.resize} pixels"
+    return ""
 
 
 def judge(

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pipeline import locks, params, repro, stage
+from pipeline import locks, params, reading, repro, stage
 from pipeline.errors import Refusal, ending
 from pipeline.params import Params
 
@@ -251,7 +251,7 @@ def _flat(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     flat: dict[str, str] = {}
-    for key, value in json.loads(path.read_text()).items():
+    for key, value in reading.json_of(path, dict[str, Any], f"remove it: rm {path}").items():
         inner = {f"{key}.{name}": part for name, part in value.items()} if isinstance(value, dict) else {key: value}
         flat |= {name: str(part) for name, part in inner.items()}
     return flat

@@ -15,7 +15,7 @@ import torchvision
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from pipeline import files
+from pipeline import files, reading
 from pipeline.errors import Refusal
 
 FORMATS = (".pth", ".pt", ".safetensors")
@@ -75,7 +75,8 @@ def load_into(net: nn.Module, path: Path, head: nn.Module) -> str:
     If the file's head has another number of classes, the model's own `head` stays as it is. Raises Refusal, with the
     first names, if any other tensor is missing, not of this model, or of another shape.
     """
-    own, theirs = net.state_dict(), safetensors.torch.load_file(path)
+    with reading.ours(path, reading.checkout(path.parent), SafetensorError), path.open("rb"):
+        own, theirs = net.state_dict(), safetensors.torch.load_file(path)
     name = next(name for name, module in net.named_modules() if module is head)
     of_head = [f"{name}.{part}" for part in head.state_dict()]
     said = f"{path}: {len(theirs)} tensors loaded"

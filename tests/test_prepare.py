@@ -111,7 +111,7 @@ def test_another_table_is_refused(drawn: Path, tmp_path: Path) -> None:
     do(drawn, tmp_path / "packed")
     lines = (drawn / "split.csv").read_text().splitlines(keepends=True)
     (tmp_path / "other.csv").write_text("".join(lines[:-1]))
-    with pytest.raises(Refusal, match=r"images\.npy: 12 pictures .* but .*other\.csv keeps 11"):
+    with pytest.raises(Refusal, match=r"images\.npy: 12 pictures, but .*other\.csv keeps 11"):
         packed.load(tmp_path / "packed", tmp_path / "other.csv")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline import errors
+from pipeline import errors, runs
 from pipeline.errors import Refusal, Stopped
 from tests.conftest import PROJECT
 
@@ -76,3 +76,16 @@ def test_an_output_that_nobody_takes_is_a_line() -> None:
     (line,) = done.stderr.splitlines()
     assert line.startswith("params: ")
     assert "No space left on device" in line
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO, errno.ENOSYS])
+def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not taken for a run that holds the lock, and not replaced by a file that would outlive its holder."""
+
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(OSError, match=r"lock") as refused, runs.locked(tmp_path / "run"):
+        pass
+    assert refused.value.filename == str(tmp_path / "run/lock")

@@ -48,13 +48,23 @@ def _write(state: dict[str, Any], file: IO[bytes]) -> None:
 def load(path: Path) -> dict[str, Any]:
     """The dict saved at `path`, its tensors on the CPU. Loads tensors and plain values only, never code.
 
-    Raises FileNotFoundError, and Damaged for a file that is cut or changed.
+    Raises FileNotFoundError, and Damaged for a file that is cut or changed, or that something else wrote.
     """
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except IsADirectoryError as error:
+        raise Damaged(str(path)) from error
     payload, digest = content[:-32], content[-32:]
     if hashlib.sha256(payload).digest() != digest:
         raise Damaged(str(path))
-    state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # whoever wrote it, it was not `save`: any error may come
+        raise Damaged(str(path)) from error
+    if not isinstance(state, dict):
+        raise Damaged(str(path))
     return state
 
 

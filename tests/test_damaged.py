@@ -1,0 +1,353 @@
+"""Files that are ours but damaged: each is named in one line, with what is wrong and the remedy."""
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline import augment, files, model, packed, params, runs, train, trained, verify, weights
+from pipeline.engine import checkpoint
+from pipeline.engine.loop import Counts
+from pipeline.engine.world import World
+from pipeline.errors import Refusal
+from pipeline.inference import View
+from tests.conftest import PROJECT, on_cpu, read_params, write_params
+
+ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+SPLIT = """path,class,split,reason,width,height,pixels,phash,group
+a/1.png,a,train,,60,40,x,y,z
+a/2.png,a,val,,60,40,x,y,z
+a/3.png,a,,too small,6,4,x,y,
+b/1.png,b,train,,60,40,x,y,z
+b/2.png,b,test,,60,40,x,y,z
+"""
+Damage = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A packed folder, its split.csv, a model that nobody trained, and a run that has finished."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "data/packed").mkdir(parents=True)
+    (folder / "data/split.csv").write_text(SPLIT)
+    squares = [np.full((40, 40, 3), value, np.uint8) for value in range(4)]
+    packed.write(folder / "data/packed", squares, 4, 40)
+    trained.save(
+        folder / "models", model.export_state(model.build("shufflenet_v2_x0_5", 2, 0)), name="shufflenet_v2_x0_5",
+        classes=("a", "b"), view=View(40, 36, 32), export="last", epoch=1,
+    )  # fmt: skip
+    (folder / "metrics").mkdir()
+    for shared in ("pipeline", "requirements", "docker"):
+        (folder / shared).symlink_to(PROJECT / shared)
+    write_params(folder / "params.yaml", on_cpu(read_params()))
+    (folder / "dvc.lock").write_text("schema: '2.0'\nstages: {}\n")
+    (folder / "runs/1").mkdir(parents=True)
+    (folder / "runs/1/provenance.json").write_text('{"model": "0", "seconds": 1}')
+    return folder
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """The same, to be damaged."""
+    return Path(shutil.copytree(whole, tmp_path / "w", symlinks=True))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def its_folder_a_file(path: Path) -> None:
+    shutil.rmtree(path.parent)
+    path.parent.write_text("a file")
+
+
+def text(content: str) -> Damage:
+    def write(path: Path) -> None:
+        path.write_text(content)
+
+    write.__name__ = repr(content[:20])
+    return write
+
+
+def changed(**changes: Any) -> Damage:
+    """Keys put into a JSON file; None takes one away."""
+
+    def change(path: Path) -> None:
+        content = {**json.loads(path.read_text()), **changes}
+        path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+    change.__name__ = repr(changes)[:50]
+    return change
+
+
+def replaced(old: str, new: str) -> Damage:
+    def replace(path: Path) -> None:
+        path.write_text(path.read_text().replace(old, new))
+
+    replace.__name__ = f"{old!r:.12} to {new!r:.12}"
+    return replace
+
+
+def array(value: Any, *, pickled: bool = False) -> Damage:
+    def save(path: Path) -> None:
+        np.save(path, value, allow_pickle=pickled)
+
+    save.__name__ = f"an array of {np.asarray(value).dtype}"
+    return save
+
+
+def vast(path: Path) -> None:
+    """A header that claims 180 TB."""
+    header = io.BytesIO()
+    layout = {"descr": "|u1", "fortran_order": False, "shape": (60_000_000, 1000, 1000, 3)}
+    np.lib.format.write_array_header_1_0(header, layout)
+    path.write_bytes(header.getvalue() + bytes(100))
+
+
+class Bomb:
+    """What would write a file if it were unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch exploded",)
+
+
+BY_ANYBODY: tuple[Damage, ...] = (cut, emptied, a_folder, its_folder_a_file, Path.unlink)
+VIEW = {"square": 40, "resize": 36, "crop": 32}
+DAMAGES: dict[str, tuple[Damage, ...]] = {
+    "models/model.json": (
+        text("[1, 2]"), text("{}"), text("[" * 100_000), text('{"model": "\\ud800"}'),
+        changed(mean=None), changed(added=1), changed(classes="ab"), changed(classes=[]), changed(classes=[1, 2]),
+        changed(classes=["a", "a"]), changed(classes=[str(number) for number in range(10**6)]),
+        changed(model="no_such_model"), changed(model="fasterrcnn_resnet50_fpn"), changed(model=18),
+        changed(view=[40, 36, 32]), changed(view={**VIEW, "crop": "32"}), changed(view={**VIEW, "crop": 0}),
+        changed(view={**VIEW, "crop": 10**9}), changed(view={**VIEW, "crop": 40}), changed(view={"square": 40}),
+        changed(mean=[0, 0]), changed(mean=[0, 0, "0"]), changed(epoch=0), changed(export="first"),
+    ),
+    "models/model.safetensors": (text("x"), text("\xff" * 1000)),
+    "data/packed/images.npy": (
+        array(np.zeros((4, 40, 40, 3), np.float32)), array(np.zeros((4, 41, 40, 3), np.uint8)),
+        array(np.array([Bomb()], object), pickled=True), array(np.zeros((3, 40, 40, 3), np.uint8)), vast,
+    ),
+    "data/packed/digest.json": (
+        text("[]"), text("{}"), changed(sha256="0"), changed(sha256=None), changed(pictures="4"), changed(pictures=-4),
+        changed(pictures=10**30), changed(pictures=3), changed(size=0), changed(size=10**6), changed(added=0),
+    ),
+    "data/split.csv": (
+        text("a\0b"), text("\n" * 10), replaced("split", "part"), replaced("width", "wide"), replaced(",60,", ",wide,"),
+        replaced(",60,", ",-60,"), replaced(",60,", ",9999999999,"), replaced("test", "holdout"),
+        replaced("a/1.png", "../1.png"), replaced("a/1.png", "/1.png"), replaced("a/1.png", '"' + "a" * 200_000 + '"'),
+        replaced("x,y,z", "x,y,z,more"), replaced(",60,40,x,y,z", ",60"), replaced("a/1.png,a", "a/1.png,a\0"),
+        replaced("b/2.png,b,test,,60,40,x,y,z\n", ""),
+    ),
+    "runs/1/provenance.json": (text("[]"), text("{}"), text('{"model": 1}')),
+}  # fmt: skip
+READERS: dict[str, Callable[[], object]] = {
+    "models": lambda: trained.load(Path("models")),
+    "data": lambda: packed.load(Path("data/packed"), Path("data/split.csv")),
+    "runs": lambda: runs.recorded(Path("runs/1")),
+}
+CASES = [
+    (path, damage)
+    for path, damages in DAMAGES.items()
+    for damage in (*BY_ANYBODY, *damages)
+    if not (path.startswith("runs") and damage in (its_folder_a_file, Path.unlink))  # then no run has finished
+]
+
+
+@pytest.mark.parametrize(("path", "damage"), CASES, ids=[f"{path}-{damage.__name__}" for path, damage in CASES])
+def test_a_damaged_file_is_named(folder: Path, path: str, damage: Damage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line: the file, what is wrong, and the remedy. No code in it is run, and nothing is fetched."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("socket.socket.connect", None)
+    reader = READERS[path.split("/", maxsplit=1)[0]]
+    reader()
+    damage(Path(path))
+    with pytest.raises(Refusal) as refused:
+        reader()
+    said = str(refused.value)
+    assert path in said or path.rpartition("/")[0] in said
+    assert any(remedy in said for remedy in ("dvc checkout", "dvc repro", "rm -r "))
+    assert "\n" not in said
+    assert len(said) < 800
+    assert not Path("exploded").exists()
+
+
+def test_an_undamaged_reader_reads(whole: Path) -> None:
+    """What is not damaged is read as it was written."""
+    data = packed.load(whole / "data/packed", whole / "data/split.csv")
+    assert data.images.shape == (4, 40, 40, 3)
+    assert data.images[3].max() == 3
+    assert data.paths == ("a/1.png", "a/2.png", "b/1.png", "b/2.png")
+    model_ = trained.load(whole / "models")
+    assert (model_.classes, asdict(model_.view)) == (("a", "b"), VIEW)
+    assert tuple(json.loads((whole / "models/model.json").read_text())["mean"]) == augment.MEAN
+
+
+FILES = {
+    "models/model.json": (lambda folder: trained.load(folder / "models")),
+    "data/split.csv": (lambda folder: packed.kept(folder / "data/split.csv")),
+    "data/packed/digest.json": (lambda folder: packed.load(folder / "data/packed", folder / "data/split.csv")),
+}
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_any_bytes_give_a_value_or_a_refusal(whole: Path, tmp_path: Path, path: str) -> None:
+    """Whatever stands in the file, and wherever bytes of it are changed: no other error."""
+    folder = Path(shutil.copytree(whole, tmp_path / "any", symlinks=True))
+    content = (folder / path).read_bytes()
+    spliced = st.builds(
+        lambda start, length, new: content[:start] + new + content[start + length :],
+        st.integers(0, len(content)), st.integers(0, 20), st.binary(max_size=20),
+    )  # fmt: skip
+
+    @settings(max_examples=100, suppress_health_check=list(HealthCheck))
+    @given(st.one_of(st.binary(max_size=200), st.text(max_size=50).map(str.encode), spliced))
+    def holds(damaged: bytes) -> None:
+        (folder / path).write_bytes(damaged)
+        with suppress(Refusal):
+            FILES[path](folder)
+
+    holds()
+
+
+# ---- working checkpoints ----
+
+
+def learner() -> train.Learner:
+    config = params.parse(on_cpu(read_params()))
+    return train.make_learner(config, 2, ALONE)
+
+
+@pytest.fixture(scope="module")
+def state(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a run saves."""
+    folder, config = tmp_path_factory.mktemp("run"), params.parse(on_cpu(read_params()))
+    train.keep(folder, ALONE, config.train, learner(), Counts.zero(ALONE.device, 1), train.Progress(step=3))
+    return checkpoint.load(folder / runs.CHECKPOINT)
+
+
+def resumed(folder: Path) -> train.Progress:
+    config = params.parse(on_cpu(read_params()))
+    return train.resume(folder, ALONE, config.train, learner(), Counts.zero(ALONE.device, 1))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {}, {"model": None}, {"model": 5}, {"model": {}}, {"optimizer": {}}, {"optimizer": [1]},
+        {"counts": torch.zeros(0)}, {"counts": "none"}, {"ema": [torch.zeros(1)]}, {"progress": {"step": "x"}},
+        {"progress": {"step": 1, "never": 1}}, {"hardware": {}}, {"hardware": 7}, {"added": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_checkpoint_with_another_content_is_named(
+    state: dict[str, Any], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Its digest is right, and yet no run of this code has saved it."""
+    content = {key: value for key, value in {**state, **changes}.items() if value is not None}
+    checkpoint.save(tmp_path / runs.CHECKPOINT, content)
+    if not changes:
+        assert resumed(tmp_path).step == 3
+        return
+    with pytest.raises(Refusal, match=r"begin anew: rm -r ") as refused:
+        resumed(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"PK\x03\x04", "list", "bomb"], ids=str)
+def test_a_checkpoint_that_something_else_wrote_is_damaged(tmp_path: Path, content: bytes | str) -> None:
+    """No code in it is run, and the one before it is used, if there is one."""
+    saved = io.BytesIO()
+    if isinstance(content, str):
+        torch.save({"model": Bomb()} if content == "bomb" else [1, 2], saved)
+        content = saved.getvalue()
+    (tmp_path / runs.CHECKPOINT).write_bytes(content + hashlib.sha256(content).digest())
+    with pytest.raises(Refusal, match=r"checkpoint\.pt: damaged, .*rm -r "):
+        train.newest(tmp_path / runs.CHECKPOINT)
+    (tmp_path / runs.CHECKPOINT).replace(checkpoint.previous(tmp_path / runs.CHECKPOINT))
+    checkpoint.save(tmp_path / runs.CHECKPOINT, {"step": 1})
+    assert train.newest(tmp_path / runs.CHECKPOINT) == {"step": 1}
+    assert not list(tmp_path.glob("**/exploded"))
+    assert not Path("exploded").exists()
+
+
+def test_a_checkpoint_that_is_a_folder_is_named(tmp_path: Path) -> None:
+    """Not taken for none."""
+    (tmp_path / runs.CHECKPOINT).mkdir()
+    with pytest.raises(Refusal, match=r"checkpoint\.pt: .*rm -r "):
+        train.newest(tmp_path / runs.CHECKPOINT)
+
+
+# ---- weights, provenance, commands ----
+
+
+@pytest.mark.parametrize("damage", [*BY_ANYBODY, text("x")])
+def test_damaged_pretrained_weights_are_named(tmp_path: Path, damage: Damage) -> None:
+    """With the remedies of an output of a stage."""
+    net = model.build("shufflenet_v2_x0_5", 2, 0)
+    trained.save_weights(tmp_path / "weights/shufflenet_v2_x0_5.safetensors", model.export_state(net))
+    damage(tmp_path / "weights/shufflenet_v2_x0_5.safetensors")
+    with pytest.raises(Refusal, match=r"weights.*dvc checkout .*dvc repro"):
+        weights.load_into(net, tmp_path / "weights/shufflenet_v2_x0_5.safetensors", model.head(net))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{"])
+def test_a_damaged_provenance_is_named_by_verify(tmp_path: Path, content: str) -> None:
+    """Before anything is compared."""
+    (tmp_path / "provenance.json").write_text(content)
+    with pytest.raises(Refusal, match=r"provenance\.json: .*rm "):
+        verify._flat(tmp_path / "provenance.json")
+
+
+@pytest.mark.parametrize(
+    ("command", "path", "damage"),
+    [
+        ("prepare", "data/split.csv", text("a\0b")),
+        ("runs --clean", "data/packed/digest.json", emptied),
+        ("predict params.yaml", "models/model.json", text("[]")),
+        ("evaluate", "data/packed/images.npy", vast),
+    ],
+)
+def test_a_command_ends_in_one_line(folder: Path, command: str, path: str, damage: Damage) -> None:
+    """Exit status 1, whatever reads the file; and nothing is removed for being of no use to a damaged one."""
+    damage(folder / path)
+    words = [sys.executable, "-m", *f"pipeline.{command}".split()]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"{command.split(maxsplit=1)[0]}: {path}: ")
+    assert (folder / "runs/1").is_dir()
+
+
+def test_a_folder_or_a_file_in_the_wrong_place_is_named(tmp_path: Path) -> None:
+    """An output whose name a folder has, or whose folder's name a file has, is not written, and nothing is left."""
+    (tmp_path / "split.csv").mkdir()
+    with pytest.raises(IsADirectoryError, match=r"split\.csv"):
+        files.write_text(tmp_path / "split.csv", "text")
+    (tmp_path / "metrics").write_text("a file")
+    with pytest.raises(OSError, match="metrics"):
+        files.write_text(tmp_path / "metrics/eval.json", "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics", "split.csv"]
