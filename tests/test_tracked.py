@@ -1,0 +1,182 @@
+"""No output depends on a setting that DVC does not track: every setting is tracked, or shown to change nothing."""
+
+import ast
+import json
+import subprocess
+import sys
+import tarfile
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from pipeline import files, params, synthetic
+from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
+from tests.test_structure import ROOMS, closure, stages
+
+STAGES = ("download", "split", "prepare", "train", "evaluate")
+OTHERWISE: dict[str, Any] = {  # not tracked; with all of them changed at once, all outputs keep their bytes
+    **{f"paths.{name}": f"elsewhere/{name}" for name in params.Paths.model_fields},
+    "data.url": "file://{folder}/the same archive.tgz",
+    "run.keep_every": 1, "run.workers": 3, "run.residency": "disk", "run.log_steps": 1, "run.checkpoint_seconds": 1,
+    "run.timeout_seconds": 77,
+}  # fmt: skip
+ELSEWHERE = {  # not tracked; the test that compares bytes
+    "run.launcher": "test_nodes.py::test_trainings_at_the_same_time_do_not_collide",
+    "run.nodes": "test_nodes.py::test_two_nodes_write_the_bytes_of_one",
+    "run.node_rank": "test_nodes.py::test_two_nodes_write_the_bytes_of_one",
+    "run.rendezvous": "test_nodes.py::test_two_nodes_write_the_bytes_of_one",
+    "run.min_processes": "test_nodes.py::test_a_lost_node_costs_no_byte",
+    "run.max_restarts": "test_interruption.py::test_stops_are_not_restarted_and_deaths_are",
+}
+IN_A_STAGE = {  # tracked for another stage; in this one shown to change nothing, or compared with what that stage left
+    ("evaluate", "prepare.size"): "test_prepare.py::test_squares_of_another_size_than_the_params_say_are_refused",
+    ("evaluate", "run.processes"): "test_evaluate.py::test_the_number_of_processes_changes_no_byte",
+}
+
+
+def leaves(section: type[BaseModel] = params.Params, prefix: str = "") -> Iterator[str]:
+    """The dotted names of all settings."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from leaves(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+LEAVES = list(leaves())
+
+
+@cache
+def tracked(stage: str) -> frozenset[str]:
+    """The settings whose change has DVC run a stage again."""
+    keys: list[str] = []
+    for entry in stages()[stage]["params"]:
+        keys += [entry] if isinstance(entry, str) else [key for listed in entry.values() for key in listed]
+    return frozenset(leaf for leaf in LEAVES if any(leaf == key or leaf.startswith(f"{key}.") for key in keys))
+
+
+RECORDER = """
+    import importlib, json, sys
+    from pathlib import Path
+    from pipeline import params
+
+    names, reads, plain = {}, set(), params.Section.__getattribute__
+
+    def walk(section, prefix):
+        names[section] = prefix
+        for name, field in section.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, params.Section):
+                walk(field.annotation, f"{prefix}{name}.")
+
+    walk(params.Params, "")
+    fields = {name for section in names for name in section.model_fields}
+
+    def noted(self, name):
+        if name in fields and Path(sys._getframe(1).f_code.co_filename).name != "validity.py":
+            reads.add(names[type(self)] + name)
+        return plain(self, name)
+
+    params.Section.__getattribute__ = noted
+    for stage in sys.argv[1:]:
+        reads.clear()
+        if status := importlib.import_module(f"pipeline.{stage}").main():
+            sys.exit(status)
+        Path(f"{stage}.json").write_text(json.dumps(sorted(reads)))
+"""
+
+
+def pipeline(folder: Path, changes: dict[str, Any]) -> Path:
+    """A folder with what all stages write of a small archive, and the settings that each has read.
+
+    A stage's refusals are not counted as reading: they decide whether there are bytes, not which.
+    """
+    folder.mkdir()
+    for name in ("pipeline", "requirements", "docker", "dvc.yaml"):
+        (folder / name).symlink_to(PROJECT / name)
+    small = on_cpu(read_params(), data__source="archive", data__url="file://{folder}/flowers.tgz", run__workers=1)
+    change(small, data__sha256=files.sha256(folder.parent / "flowers.tgz"), split__near_duplicates=0)
+    raw = change(small, **{leaf.replace(".", "__"): value for leaf, value in changes.items()})
+    raw["data"]["url"] = raw["data"]["url"].format(folder=folder.parent).replace(" ", "%20")
+    write_params(folder / "params.yaml", raw)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(RECORDER), *STAGES],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All stages, with the settings as they are."""
+    top = tmp_path_factory.mktemp("tracked")
+    (top / "flowers").mkdir()
+    synthetic.draw(top / "flowers", count=60, size=40, seed=0, workers=2)
+    with tarfile.open(top / "flowers.tgz", "w:gz") as archive:
+        archive.add(top / "flowers", "flowers")
+    (top / "the same archive.tgz").write_bytes((top / "flowers.tgz").read_bytes())
+    return pipeline(top / "usual", {})
+
+
+def outputs(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file that a stage is to keep, by the setting that names its place."""
+    paths = params.load(folder / "params.yaml").paths
+    places = {name: folder / getattr(paths, name) for name in params.Paths.model_fields}
+    return {
+        f"{name}: {path.relative_to(place)}": files.sha256(path)
+        for name, place in places.items()
+        if name not in {"runs", "archives"}
+        for path in ([place] if place.is_file() else sorted(place.rglob("*")))
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_a_setting_is_tracked_or_shown_to_change_nothing(leaf: str) -> None:
+    """A new setting is in dvc.yaml, or it gets a line in a table above, and with it a test."""
+    shown = {**OTHERWISE, **ELSEWHERE}
+    found = any(leaf in tracked(stage) for stage in STAGES)
+    assert (leaf in shown) != found or leaf.startswith("paths.")  # DVC follows most paths by their content as well
+
+
+def test_the_tables_name_settings_and_tests_that_are_there() -> None:
+    """Each key is a setting, each test is found."""
+    assert {*OTHERWISE, *ELSEWHERE, *(leaf for _, leaf in IN_A_STAGE)} <= set(LEAVES)
+    for place in [*ELSEWHERE.values(), *IN_A_STAGE.values()]:
+        file, _, test = place.partition("::")
+        assert f"\ndef {test}(" in (PROJECT / "tests" / file).read_text(), place
+
+
+def test_settings_that_are_not_tracked_change_no_byte(usual: Path) -> None:
+    """All of them changed at once: each output of each stage is the same."""
+    before, after = outputs(usual), outputs(pipeline(usual.parent / "other", OTHERWISE))
+    assert after == before
+    assert {name.partition(":")[0] for name in before} == {
+        "images", "weights", "split", "packed", "models", "metrics", "reports",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_reads_no_setting_that_it_does_not_track(stage: str, usual: Path) -> None:
+    """What a stage has asked the params for is tracked for this very stage, or shown to change nothing."""
+    reads = set(json.loads((usual / f"{stage}.json").read_text())) & set(LEAVES)
+    assert reads - tracked(stage) - {*OTHERWISE, *ELSEWHERE} == {leaf for name, leaf in IN_A_STAGE if name == stage}
+    assert reads & tracked(stage)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_uses_every_setting_that_it_tracks(stage: str) -> None:
+    """The name of a tracked setting stands in the code that the stage runs: else a change would run it in vain."""
+    rooms = closure(f"pipeline.{stage}") - {
+        ROOMS[f"pipeline.{name}"].relative_to(PROJECT) for name in ("params", "validity")
+    }
+    nodes = [node for room in rooms for node in ast.walk(ast.parse((PROJECT / room).read_text()))]
+    used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    unused = {leaf for leaf in tracked(stage) if leaf.rpartition(".")[2] not in used}
+    assert unused <= {"split.fractions.train"}  # what val and test leave
