@@ -21,6 +21,8 @@ from pathlib import Path
 import imagehash
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from pipeline import files, images, stage
 from pipeline.errors import Refusal
@@ -289,29 +291,22 @@ def near_duplicates(phashes: NDArray[np.uint64], parts: NDArray[np.int64], thres
     totals = counts.sum(1)
     pairs = int((totals * (totals - 1) // 2).sum())
     pairs_within = int((counts * (counts - 1) // 2).sum())
-    root = np.arange(len(hashes))
+    component = np.arange(len(hashes))
     for left, right in near_pairs(hashes, threshold):
         pairs += int((totals[left] * totals[right]).sum())
         pairs_within += int((counts[left] * counts[right]).sum())
-        _join(root, left, right)
-    return Near(root[index], pairs, pairs - pairs_within)
+        component = _joined(component, left, right)
+    return Near(component[index], pairs, pairs - pairs_within)
 
 
-def _join(root: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]) -> None:
-    """Union-find: put each left and right into one component. In and out, `root` names each member's smallest."""
-    apart = root[left] != root[right]
-    for a, b in zip(left[apart].tolist(), right[apart].tolist(), strict=True):
-        low, high = sorted((_smallest(root, a), _smallest(root, b)))
-        root[high] = low
-    while (root[root] != root).any():
-        root[:] = root[root]
-
-
-def _smallest(root: NDArray[np.int64], member: int) -> int:
-    """Follow `root` to its end."""
-    while root[member] != member:
-        member = int(root[member])
-    return member
+def _joined(component: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The number of each member's component [N] after each left and right were joined; in: the numbers before."""
+    apart = component[left] != component[right]
+    if not apart.any():
+        return component
+    edges = coo_array((apart[apart], (component[left[apart]], component[right[apart]])), (len(component),) * 2)
+    joined: NDArray[np.int64] = connected_components(edges, directed=False)[1].astype(np.int64)
+    return joined[component]
 
 
 def make_groups(

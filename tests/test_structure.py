@@ -78,7 +78,7 @@ ALLOWED: dict[str, set[str]] = {
 OWNERS = {
     "yaml": set(), "ruamel": {"params", "repro", "locks"}, "pydantic": {"params", "reading"},
     "pydantic_core": {"params"},
-    "PIL": {"images", "report", "synthetic"}, "imagehash": {"split"},
+    "PIL": {"images", "report", "synthetic"}, "imagehash": {"split"}, "scipy": {"split"},
     "pooch": {"download"}, "requests": {"download"}, "tarfile": {"download"}, "zipfile": {"download"},
     "torchvision": {"model", "monitor", "weights"}, "tensorboard": set(),
     "safetensors": {"trained", "weights", "verify"},
