@@ -3,8 +3,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo repro verify test test-gpu mutants lint format bench doctor tensorboard lock clean clean-runs \
-	image image-repro image-test
+.PHONY: help setup demo repro verify test test-code test-all test-gpu mutants lint format bench doctor tensorboard lock \
+	clean clean-runs image image-repro image-test
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
 VENV := .venv
@@ -45,9 +45,18 @@ repro: setup  ## run what params.yaml describes (dvc repro), also after a kill i
 verify: setup  ## repeat what the committed dvc.lock claims, and compare every byte
 	@python -m pipeline.verify
 
-test: lint  ## every test that needs no GPU, lint and types
-	@python -m pytest -m "not gpu"
+# Three rings. A test is in the first, unless its mark says why not: slow("the reason"), or gpu.
+# First: for whoever comes, and before every commit. What it leaves out is dear, and it has another of its kind.
+test: lint  ## lint, types, every unit, one of each kind of real process (10 minutes on 2 idle cores)
+	@python -m pytest -n auto --dist worksteal -m "not gpu and not slow"
 
+# Second: what continuous integration runs, for nothing may be broken that a machine without a GPU can show.
+test-all: test-code image-test  ## everything that needs no GPU: all tests, then the container (45 minutes on 2 idle cores)
+
+test-code: lint  ## lint, types, every test that needs no GPU, without the container
+	@python -m pytest -n auto --dist worksteal -m "not gpu"
+
+# Third: one process after another, for each wants the GPU to itself.
 test-gpu: setup  ## the tests marked gpu: need one NVIDIA GPU
 	@python -m pytest -m gpu
 

@@ -71,6 +71,20 @@ def pytest_unconfigure() -> None:
     starts.stop()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What `make test` leaves out has a reason. Raises UsageError for what has none."""
+    for item in items:
+        for marker in item.iter_markers("slow"):
+            if not (len(marker.args) == 1 and isinstance(marker.args[0], str) and len(marker.args[0]) > 20):
+                raise pytest.UsageError(f"{item.nodeid}: the mark slow wants the reason why `make test` leaves it out")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """How many processes run tests side by side with `-n auto`: each has 2 GB, with those that its tests start."""
+    return max(1, min(len(os.sched_getaffinity(0)), psutil.virtual_memory().total // 2**31, 8))
+
+
 @pytest.fixture(scope="session")
 def project() -> Path:
     """The project's folder."""

@@ -196,7 +196,7 @@ def as_a_stranger(folder: Path, words: list[str], **environ: str) -> subprocess.
 
 
 @needs_root
-@pytest.mark.slow
+@pytest.mark.slow("a whole pipeline under DVC, for a user; make test runs one of its own stages as that user")
 def test_a_user_without_a_name_and_a_home_runs_the_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container started with any --user: from data to figures."""
     folder = tmp_path / "w"

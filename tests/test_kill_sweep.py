@@ -86,7 +86,7 @@ open("out", "w").write("out")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow("four minutes; make test kills stages, processes and launchers without DVC")
 def test_killed_at_seeded_moments_it_goes_on_to_the_same_lock() -> None:
     """Five signals at five moments of train: no process left, nothing false recorded, the uninterrupted dvc.lock."""
     done = list(kill_sweep.sweep(5, seed=4))

@@ -289,7 +289,7 @@ def refused_by_torch() -> set[str]:
     return {re.sub(r"(?<!^)([A-Z])", r"_\1", layer).lower() + "_backward" for layer in layers}
 
 
-@pytest.mark.slow  # one step of each of 80 models is traced
+@pytest.mark.slow("a step of each of 80 models is traced; make test has the refusals of those it finds")
 def test_the_models_without_a_deterministic_backward_pass_are_those_that_are_refused() -> None:
     """Every model is traced; on a GPU torch refuses an operator of exactly those that validity.py names."""
     refused = refused_by_torch()

@@ -262,7 +262,7 @@ def command_output(command: list[str], environment: dict[str, str]) -> str:
     ).stdout
 
 
-@pytest.mark.slow
+@pytest.mark.slow("a cluster that has to start; make test gives two processes the variables that srun gives")
 def test_a_real_slurm_writes_the_bytes_of_torchrun(one_node: dict[str, str], tmp_path: Path) -> None:
     """In a job of a real cluster, sbatch's and salloc's, srun starts two tasks, which write what torchrun's write."""
     absent = [name for name in ("slurmctld", "slurmd", "srun", "sbatch") if shutil.which(name) is None]

@@ -398,7 +398,7 @@ def test_a_model_with_drop_out_resumes_exactly(runs: dict[str, Path], tmp_path: 
     assert outputs(folder) == outputs(runs["dropping"])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("torch.compile takes minutes on a CPU")
 def test_a_compiled_model_trains_to_the_same_bytes_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """train.compile: true, each time compiled anew: equal bytes."""
     if not machine.read().compiler:

@@ -48,6 +48,16 @@ def test_the_readme_names_files_that_are_there() -> None:
         assert Path(PROJECT / target).exists(), target
 
 
+def test_the_rings_of_tests_are_documented_and_ci_runs_the_second() -> None:
+    """Each is one command of the README, with its time or what it needs; .ci/run is the README's, word for word."""
+    documented = dict(re.findall(r"^(make test\S*) +# (.+)$", (PROJECT / "README.md").read_text(), re.MULTILINE))
+    assert list(documented) == ["make test", "make test-all", "make test-gpu"]
+    assert "minutes" in documented["make test"]
+    assert "minutes" in documented["make test-all"]
+    (command,) = (line for line in (PROJECT / ".ci/run").read_text().splitlines() if line.startswith("make "))
+    assert command == "make test-all"
+
+
 if __name__ == "__main__":
     readme = PROJECT / "README.md"
     readme.write_text(BLOCK.sub(lambda _: table() + "\n", readme.read_text()))
