@@ -43,7 +43,13 @@ def run(module: str, *options: str, **environ: str) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("name", PROMISED)
+IN_MAKE_TEST = ("ceiling", "prepare", "time_to_accuracy")
+DEAR = pytest.mark.slow("half a minute each; make test has three benchmarks, which share what these are made of")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in IN_MAKE_TEST else pytest.param(name, marks=DEAR) for name in PROMISED]
+)
 def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
     """Its JSON has the rows and figures that it is for, with machine, versions, commit and form; so has its table."""
     done = run(name, "--tiny", "--out", str(tmp_path))
@@ -59,6 +65,7 @@ def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
         assert (tmp_path / "ways_cpu.svg").read_text().count("<rect") == 2 + 3  # a bar a way, and one a process
 
 
+@pytest.mark.slow("the loader's benchmark, with all whom it compares; make test has three others")
 def test_the_gpu_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """Stopped by its time it says where; started again it runs what is missing; what is there is not run again."""
     asked = ("--device", "cpu", "--only", "loader")

@@ -105,7 +105,10 @@ STRIKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("launcher", STRIKES)
+@pytest.mark.parametrize(
+    "launcher",
+    ["spawn", pytest.param("torchrun", marks=pytest.mark.slow("ten strikes; make test has spawn's, and three others"))],
+)
 def test_an_interrupted_run_goes_on_to_the_same_bytes(whole: Path, tmp_path: Path, launcher: str) -> None:
     """Struck once an epoch by another signal to another process: each time it ends with a non-zero status, leaves no
     process and no output, says what happened, and goes on if asked to; in the end, to the bytes of the run left alone.
@@ -166,6 +169,9 @@ def test_a_stop_during_the_start_is_not_restarted(tmp_path: Path) -> None:
     wait_for(lambda: gone(folder), "orphans")
 
 
+FURTHER_STATE = pytest.mark.slow("further kinds of state and numbers of processes; make test has two of the five")
+
+
 @pytest.mark.parametrize(
     ("processes", "lines"),
     [
@@ -173,11 +179,18 @@ def test_a_stop_during_the_start_is_not_restarted(tmp_path: Path) -> None:
              "train__model": "mobilenet_v3_small", "train__gradient_checkpointing": True}),
         (2, {"train__precision": "bf16", "run__launcher": "spawn", "train__accumulate": 2, "train__mixup": 0.2,
              "train__model": "mobilenet_v3_small", "train__epochs": 12}),
-        (2, {"train__precision": "fp16", "train__model": "mobilenet_v3_small", "train__epochs": 6,
-             "train__clip_norm": 1.0, "train__export": "best"}),
+        pytest.param(
+            2, {"train__precision": "fp16", "train__model": "mobilenet_v3_small", "train__epochs": 6,
+                "train__clip_norm": 1.0, "train__export": "best"}, marks=FURTHER_STATE,
+        ),
         # A model that is large enough for several buckets of gradients.
-        (3, {"train__model": "resnet18", "train__epochs": 4, "train__batch_size": 12}),
-        (4, {"train__model": "resnet18", "train__epochs": 4, "train__optimizer": "adam", "train__lr": 0.001}),
+        pytest.param(
+            3, {"train__model": "resnet18", "train__epochs": 4, "train__batch_size": 12}, marks=FURTHER_STATE,
+        ),
+        pytest.param(
+            4, {"train__model": "resnet18", "train__epochs": 4, "train__optimizer": "adam", "train__lr": 0.001},
+            marks=FURTHER_STATE,
+        ),
     ],
     ids=str,
 )  # fmt: skip

@@ -96,6 +96,7 @@ def test_two_nodes_go_on_from_the_checkpoint_of_the_first(one_node: dict[str, st
     assert outputs(first) == one_node
 
 
+@pytest.mark.slow("trains long enough to lose a node; make test moves a run to other numbers of processes")
 def test_a_lost_node_costs_no_byte(tmp_path: Path) -> None:
     """elastic, with run.min_processes: the first node goes on alone when the second is killed, to the bytes of one."""
     lines = {"run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 30}
@@ -119,6 +120,7 @@ def test_a_lost_node_costs_no_byte(tmp_path: Path) -> None:
     assert outputs(first) == outputs(straight)
 
 
+@pytest.mark.slow("trains long enough to be joined; make test moves a run to other numbers of processes")
 def test_a_node_that_joins_late_costs_no_byte(tmp_path: Path) -> None:
     """elastic, with run.min_processes: torchrun stops the first node's process for it, and the end is no stop."""
     lines = {"run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 5, "train__epochs": 30}

@@ -214,6 +214,7 @@ def test_an_archive_that_was_downloaded_is_found(project: Path) -> None:
     assert "from https://localhost:1/drawn.tgz" in done.stdout
 
 
+@pytest.mark.slow("two whole pipelines under DVC; make test confirms a claim without an inbox")
 def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     """Photos in the inbox are in no commit: that is said, download is left out, and what follows it is repeated."""
     shutil.copytree(project / "data/images", project / "data/inbox", dirs_exist_ok=True)
@@ -234,7 +235,11 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     assert "verify: data/inbox: modified since the run" in run(project).stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow("the same again; make test sends SIGTERM"))],
+    ids=lambda number: number.name,
+)
 def test_an_interruption_leaves_nothing(project: Path, number: signal.Signals) -> None:
     """Interrupted in the middle of training: the processes end, the clone is removed, the status is not zero."""
     temporary = project.parent / "temporary"

@@ -208,7 +208,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict[C
     return run
 
 
-@pytest.mark.parametrize("cell", ON_THE_CPU, ids="-".join)
+SPAWNED = pytest.mark.slow("the same cells as torchrun's; make test spawns processes elsewhere, and compares bytes")
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(c, marks=SPAWNED) if c.launcher == "spawn" else c for c in ON_THE_CPU],
+    ids="-".join,
+)
 def test_a_cell_that_is_not_refused_runs(cell: Cell, ran: Callable[[str, str], dict[Cell, Path]]) -> None:
     """Real processes train two epochs, and the loss falls."""
     folder = ran(cell.launcher, cell.parallel)[cell]
