@@ -56,9 +56,9 @@ test-all: test-code image-test  ## everything that needs no GPU: all tests, then
 test-code: lint  ## lint, types, every test that needs no GPU, without the container
 	@python -m pytest -n auto --dist worksteal -m "not gpu"
 
-# Third: one process after another, for each wants the GPU to itself.
-test-gpu: setup  ## the tests marked gpu: need one NVIDIA GPU
-	@python -m pytest -m gpu
+# Third: what only a GPU can show. Several at once on many cores, without -n.
+test-gpu: setup  ## what only an NVIDIA GPU can show (tests/gpu), with a report; started again, it goes on
+	@python -m pytest tests/gpu --gpu-report benchmarks/results
 
 MODULE ?= sampling split metrics schedule
 mutants: setup  ## small wrong changes that a module's own tests do not notice: make mutants MODULE=schedule N=60

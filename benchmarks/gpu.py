@@ -1,12 +1,13 @@
-"""All that is owed to a GPU, in one command that can be cut in two: the proof (gpu_proof), then the benchmarks 1 to 5.
+"""All that is owed to a GPU, in one command that can be cut in two: tests/gpu, then the benchmarks 1 to 5 and 9.
 
     python -m benchmarks.gpu --out FOLDER --archive file:///…/flower_photos_240.tgz --wheels FOLDER
     python -m benchmarks.gpu --out FOLDER --device cpu       the dry run: everything in a tiny form, about 3 minutes
 
 No network: photos come as an archive, and packages that the machine lacks as wheels (pip download --no-deps pooch …),
-which are installed into a temporary folder. After --seconds it stops with exit status 75; called again with the same
-FOLDER (on another machine of the same kind: with its files) it goes on after the last row that was written. The folder
-may also be named by the variable OUT.
+which are installed into a temporary folder. The tests need pytest, iniconfig, pluggy, packaging, pygments, hypothesis,
+sortedcontainers and psutil, besides what the pipeline imports, such as pydantic and ruamel.yaml. After --seconds it
+stops with exit status 75; called again with the same FOLDER (on another machine of the same kind: with its files) it
+goes on after the last row that was written. The folder may also be named by the variable OUT.
 
 Nothing but the standard library is imported here: the rest may lie in the wheels.
 """
@@ -20,19 +21,20 @@ import tempfile
 import time
 from pathlib import Path
 
-PARTS = ("gpu_proof", "ceiling", "peers", "time_to_accuracy", "ways", "loader")  # promises before figures
-DRY_PROOF = "accumulation/fp32"  # the cases of the proof in a dry run
+PARTS = ("tests", "steps", "ceiling", "peers", "time_to_accuracy", "ways", "loader")  # promises before figures
+DRY_TESTS = "accumulation and fp32"  # the tests in a dry run
 STOPPED = 75  # exit status: run again to go on, as of the stages
 GRACE_SECONDS = 15  # for a part to end
 
 
 def command(part: str, options: argparse.Namespace) -> list[str]:
     """A part's command line."""
-    found = [sys.executable, "-m", f"benchmarks.{part}", "--device", options.device, "--out", str(options.out)]
     dry = options.device == "cpu"
-    if part == "gpu_proof":
-        return [*found, *(["--only", DRY_PROOF] if dry else [])]
-    archive = ["--archive", options.archive] if options.archive else []
+    if part == "tests":
+        report = ["--gpu-device", options.device, "--gpu-report", str(options.out)]
+        return [sys.executable, "-m", "pytest", "tests/gpu", *report, *(["-k", DRY_TESTS] if dry else [])]
+    archive = ["--archive", options.archive] if options.archive and part != "steps" else []
+    found = [sys.executable, "-m", f"benchmarks.{part}", "--device", options.device, "--out", str(options.out)]
     return [*found, "--resume", *archive, *(["--tiny"] if dry else [])]
 
 
@@ -73,9 +75,11 @@ def main() -> int:
         if options.wheels:
             install(options.wheels, Path(site))
         path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH", "")]))
+        # No plugins that this machine happens to have: their warnings would be errors here.
+        env = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         for part in [part for part in PARTS if options.only in part]:
             left = end - time.monotonic()
-            status = run(command(part, options), {**os.environ, "PYTHONPATH": path}, left) if left > 0 else None
+            status = run(command(part, options), env, left) if left > 0 else None
             if status is None:
                 print(f"gpu: stopped in {part} after {options.seconds:.0f} s; run again to go on", flush=True)
                 return STOPPED

@@ -245,13 +245,14 @@ def _peak_mb(pid: int) -> float:
 # ---------------------------------------------------------------- reports
 
 
-def parser(doc: str | None, name: str) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
+def parser(doc: str | None, name: str, *, photos: bool = True) -> argparse.ArgumentParser:
+    """The options that every benchmark has; those of the archive only if it measures on photos."""
     found = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=(doc or "").split("\n")[0])
     found.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     found.add_argument("--out", type=Path, default=RESULTS, help="folder of the report (default: %(default)s)")
-    found.add_argument("--archive", default="", help="file:// address of an archive of photos; else flowers are drawn")
-    found.add_argument("--sha256", default="", help="of the archive")
+    if photos:
+        found.add_argument("--archive", default="", help="file:// address of an archive of photos; else drawn flowers")
+        found.add_argument("--sha256", default="", help="of the archive")
     found.add_argument("--resume", action="store_true", help="keep the rows that are already in the report")
     found.add_argument("--tiny", action="store_true", help="a few pictures and steps: that it runs, not how fast")
     return found

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
 from pipeline import packed, params, residency, stage, train
@@ -46,6 +48,12 @@ class Ready:
         """How many pictures an epoch has."""
         return len(self.data.rows("train"))
 
+    @classmethod
+    def of_noise(cls, config: Params, place: World, pictures: int, side: int) -> "Ready":
+        """Noise on the device, for what needs no photos."""
+        data = noise(pictures, side, 5)
+        return cls(config, data, Squares(torch.from_numpy(data.images).to(place.device), place.device), place)
+
     def having(self, **settings: Any) -> "Ready":
         """The same with other settings of `train`."""
         return replace(self, config=changed(self.config, settings))
@@ -55,6 +63,19 @@ class Ready:
         settings = self.config.train
         while True:
             yield from train.batches(settings, self.data, self.squares, 0, self.place, 1, precision, Never())
+
+
+def noise(pictures: int, side: int, classes: int) -> Packed:
+    """Packed squares of noise uint8 [pictures, side, side, 3] in so many classes, all of them to train on."""
+    return Packed(
+        images=np.random.default_rng(0).integers(0, 256, (pictures, side, side, 3), np.uint8),
+        paths=("",) * pictures,
+        classes=tuple(str(number) for number in range(classes)),
+        labels=np.arange(pictures) % classes,
+        sizes=np.full((pictures, 2), side * 5 // 4, np.int32),
+        splits=np.full(pictures, "train"),
+        digest="",
+    )
 
 
 def changed(config: Params, settings: dict[str, Any]) -> Params:

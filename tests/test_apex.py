@@ -4,7 +4,7 @@
 
 A fresh process, because O1 patches torch for as long as a process lives. Apex refuses CPU tensors by looking at
 `is_cuda` and at type names; `relax` makes exactly these looks say CUDA, and everything behind them is Apex's own. What
-the extensions do instead of the Python code, and what a GPU rounds otherwise, is shown by benchmarks/gpu_proof.py.
+the extensions do instead of the Python code, and what a GPU rounds otherwise, is shown by tests/gpu.
 """
 
 import ast

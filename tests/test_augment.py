@@ -143,16 +143,3 @@ def test_the_loss_of_mixed_targets_is_the_mixed_loss() -> None:
         _, targets = augment.mixed_labels(labels, mix, 5)
         apart = mix.lam * criterion(logits, labels) + (1 - mix.lam) * criterion(logits, labels[mix.partners])
         assert criterion(logits, targets).item() == pytest.approx(apart.item(), rel=1e-6)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_a_gpu_makes_the_same_bits() -> None:
-    """Cropped, jittered, erased and mixed on the GPU and on the CPU: the same bits, and the same targets."""
-    pictures, draws, labels = squares(12, 256), drawn(12, 256, 224), torch.arange(12) % 5
-    for mix in mixes(12, 224):
-        made = []
-        for device in ("cpu", "cuda"):
-            cut = augment.training_crops(pictures.to(device), torch.arange(12, device=device), draws, 224)
-            made.append((augment.mixed(cut, mix), *augment.mixed_labels(labels.to(device), mix, 5)))
-        assert all(torch.equal(there.cpu(), here) for here, there in zip(*made, strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import growth, measuring, pipeline, readme, scene
+from benchmarks import gpu, growth, measuring, pipeline, readme, scene
 from benchmarks.measuring import Report, Worker
 from pipeline.errors import Refusal
 from tests.conftest import PROJECT
@@ -27,6 +27,10 @@ PROMISED: dict[str, tuple[set[str], set[str]]] = {
     "pipeline": (
         {*pipeline.STAGES, "DVC itself", "whole", "first step", "repro again", "status again"},
         {"whole_s", "first_step_s", "again_s", "status_s"},
+    ),
+    "loader": (
+        {"prepare, once", "ours 32", "ours, a thread a core 32", "tutorial 32", "torchvision v2 32"},
+        {"prepare_cpu_ms", "times_our_cpu"},
     ),
     "prepare": ({"ours", "Pillow", "torchvision"}, {"throughput"}),
     "growth": (
@@ -65,23 +69,33 @@ def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
         assert (tmp_path / "ways_cpu.svg").read_text().count("<rect") == 2 + 3  # a bar a way, and one a process
 
 
-@pytest.mark.slow("the loader's benchmark, with all whom it compares; make test has three others")
 def test_the_gpu_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """Stopped by its time it says where; started again it runs what is missing; what is there is not run again."""
-    asked = ("--device", "cpu", "--only", "loader")
+    asked = ("--device", "cpu", "--only", "steps")
     stopped = run("gpu", *asked, "--seconds", "0", OUT=str(tmp_path))
     assert stopped.returncode == 75
-    assert "stopped in loader after 0 s" in stopped.stdout
+    assert "stopped in steps after 0 s" in stopped.stdout
     first = run("gpu", *asked, "--out", str(tmp_path))
     assert first.returncode == 0, first.stdout + first.stderr
-    report = json.loads((tmp_path / "loader_cpu.json").read_text())
-    assert {"ours 32", "tutorial 32", "torchvision v2 32"} <= report["rows"].keys()
-    assert report["figures"]["times_our_cpu"].keys() >= {"tutorial 32", "torchvision v2 32"}
-    report["rows"]["ours 32"]["cpu_ms"] = 4711.0
-    (tmp_path / "loader_cpu.json").write_text(json.dumps(report))
+    report = json.loads((tmp_path / "steps_cpu.json").read_text())
+    assert report["rows"]["fp32 sgd"].keys() == {"images_per_s", "gpu_memory_mb"}
+    assert {*report["rows"], *report["left_out"]} == {"fp32 sgd", "fp16 fused_sgd"}
+    assert report["figures"]["times_fp32"] == {"fp32 sgd": 1.0}
+    report["rows"]["fp32 sgd"]["images_per_s"] = 4711.0
+    (tmp_path / "steps_cpu.json").write_text(json.dumps(report))
     again = run("gpu", *asked, "--out", str(tmp_path))
     assert again.returncode == 0
     assert "4711" in again.stdout
+
+
+def test_the_gpu_command_begins_with_the_tests(tmp_path: Path) -> None:
+    """What a GPU shows comes before what it measures: with a report that can be gone on with; in a dry run a part."""
+    options = argparse.Namespace(device="cuda", out=tmp_path, archive="file:///some.tgz")
+    assert gpu.PARTS[0] == "tests"
+    words = ["-m", "pytest", "tests/gpu", "--gpu-device", "cuda", "--gpu-report", str(tmp_path)]
+    assert gpu.command("tests", options)[1:] == words
+    options.device = "cpu"
+    assert gpu.command("tests", options)[-2:] == ["-k", gpu.DRY_TESTS]
 
 
 def asked(out: Path, **changes: Any) -> argparse.Namespace:
@@ -182,5 +196,5 @@ def test_the_table_names_the_machine_and_takes_no_tiny_form(tmp_path: Path) -> N
 def test_the_list_names_what_can_be_run() -> None:
     """python -m benchmarks: every benchmark and its first line; not the modules that they share."""
     done = subprocess.run([sys.executable, "-m", "benchmarks"], cwd=PROJECT, capture_output=True, text=True, check=True)
-    assert all(f"python -m benchmarks.{name} " in done.stdout for name in [*PROMISED, "loader", "gpu", "gpu_proof"])
+    assert all(f"python -m benchmarks.{name} " in done.stdout for name in [*PROMISED, "steps", "gpu"])
     assert "measuring" not in done.stdout

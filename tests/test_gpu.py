@@ -1,77 +1,179 @@
-"""What only a GPU shows: every case of benchmarks/gpu_proof.py as a test. And, on any machine, that the proof runs.
-
-make test-gpu                    needs one NVIDIA GPU; the cases of Apex need Apex with its three extensions
-"""
+"""That the tests of tests/gpu are run, told, and gone on with as they say: what any machine can show of them."""
 
 import json
+import time
+import warnings
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from benchmarks import gpu_proof
-from pipeline import params
+from pipeline import machine, params
+from pipeline.engine.variables import environment
+from pipeline.engine.world import World
+from tests.conftest import PROJECT
+from tests.gpu import conftest, ranks, report
+from tests.gpu.training import NATIVE, Figures
+
+FOLDER = PROJECT / "tests/gpu"
+NO_GPU = machine.Machine(cuda_devices=0, apex="missing", compiler=True)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", gpu_proof.CASES)
-def test_on_a_gpu(name: str) -> None:
-    """The promise that the case's own docstring says holds on this GPU, in fresh processes, without a warning."""
-    if lacking := gpu_proof.lacks(gpu_proof.CASES[name], "cuda"):
-        pytest.skip(lacking)
-    result = gpu_proof.prove(name, "cuda")
-    assert result["outcome"] == "held", result
-    assert result["warnings"] == []
+class Listener:
+    """What a run of pytest collects, and how each test ends."""
+
+    def __init__(self) -> None:
+        self.items: list[pytest.Function] = []
+        self.outcomes: dict[str, str] = {}
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.items = [item for item in session.items if isinstance(item, pytest.Function)]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call":
+            self.outcomes[report.nodeid.rpartition("::")[2]] = report.outcome
+
+
+def run(*options: str) -> tuple[int, Listener]:
+    """Run pytest on tests/gpu. In this process, which has imported torch already."""
+    listener = Listener()
+    words = [str(FOLDER), "--confcutdir", str(FOLDER), "-o", "addopts=", "-p", "no:cacheprovider", *options]
+    return int(pytest.main(words, [listener])), listener
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks are forked (tests/helpers/starts.py): the environment is already the one that they are started in."""
+    for name, value in environment(1, True).items():
+        monkeypatch.setenv(name, value)
 
 
 def test_every_precision_is_trained_in_every_parallel_way() -> None:
     """But for dp, which needs several GPUs to be more than single, and for what is refused: bf16 under Apex's DDP, and
     Apex's levels with elastic."""
-    ways = {
+    expected = {
         (precision, parallel)
         for precision in get_args(params.Precision)
         for parallel in get_args(params.Parallel)
         if parallel != "dp"
         and (precision, parallel) != ("bf16", "apex_ddp")
-        and (precision in gpu_proof.NATIVE or parallel != "elastic")
+        and (precision in NATIVE or parallel != "elastic")
     }
-    assert {tuple(name.split("/")[1:]) for name in gpu_proof.CASES if name.startswith("trains/")} == ways
+    _, listener = run("--collect-only", "-q", "-m", "gpu", "-k", "test_trains")
+    cases = [conftest.case(item) for item in listener.items]
+    assert {(case.arguments["precision"], case.arguments["parallel"]) for case in cases} == expected
+    for case in cases:
+        assert case.ranks == (1 if case.arguments["parallel"] == "single" else 2)
+        native = case.arguments["precision"] in NATIVE and case.arguments["parallel"] != "apex_ddp"
+        needs = "cuda" if case.arguments["precision"] == "tf32" else "nothing"
+        assert case.needs == (needs if native else "apex")
 
 
 def test_the_dry_run_shows_what_a_cpu_can_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Native cases run for real, on two ranks; the others are listed with what they need; a second start goes on."""
-    asked = ["--device", "cpu", "--out", str(tmp_path), "--only", "accumulation/fp32"]
-    assert gpu_proof.main(asked) == 0
-    report = json.loads((tmp_path / "gpu_proof_cpu.json").read_text())
-    ran, skipped = (report["cases"][f"accumulation/fp32/{parallel}"] for parallel in ("ddp", "apex_ddp"))
-    assert ran["outcome"] == "held"
+    asked = ["--gpu-device", "cpu", "--gpu-report", str(tmp_path), "-rs", "-k", "accumulation and fp32"]
+    ddp, apex_ddp = "test_accumulation[fp32-ddp]", "test_accumulation[fp32-apex_ddp]"
+    status, listener = run(*asked)
+    assert (status, listener.outcomes) == (0, {ddp: "passed", apex_ddp: "skipped"})
+    assert "needs a GPU and Apex with its extensions" in capsys.readouterr().out
+    path = tmp_path / "gpu_tests_cpu.json"
+    written = json.loads(path.read_text())
+    assert {"cpu", "cores", "gpus", "versions", "commit", "code", "apex_commit_pinned"} <= written["of"].keys()
+    ran, skipped = (written["cases"][f"tests/gpu/test_parallel.py::{name}"] for name in (ddp, apex_ddp))
+    assert ran["outcome"] == "passed"
     assert ran["figures"]["difference"] < 1e-4
     assert ran["warnings"] == []
     assert skipped == {"outcome": "skipped", "reason": "needs a GPU and Apex with its extensions"}
-    assert "1 held, 0 broken, 1 skipped" in capsys.readouterr().out
-    report["cases"]["accumulation/fp32/ddp"] |= {"outcome": "broken", "reason": "as said by this test"}
-    (tmp_path / "gpu_proof_cpu.json").write_text(json.dumps(report))
-    assert gpu_proof.main(asked) == 1  # what is in the report is not run again, and a broken promise is said
-    assert "as said by this test" in capsys.readouterr().out
+    ran |= {"outcome": "failed", "reason": "as said by this test"}
+    path.write_text(json.dumps(written))
+    status, listener = run(*asked)  # what is in the report is not run again, and a broken promise is said
+    assert (status, listener.outcomes) == (1, {ddp: "failed", apex_ddp: "skipped"})
+    said = capsys.readouterr().out
+    assert "as said by this test" in said
+    assert f"0 passed, 1 failed, 1 skipped: {path}" in said
+
+
+def test_every_test_for_a_gpu_lies_in_the_folder_of_its_command() -> None:
+    """`make test-gpu` runs tests/gpu, and no other command takes what is marked so."""
+    mark = "pytest.mark." + "gpu"
+    assert [path.name for path in FOLDER.parent.glob("*.py") if mark in path.read_text()] == []
+    assert all(mark in path.read_text() for path in FOLDER.glob("test_*.py"))
+
+
+def test_without_a_gpu_every_test_is_skipped_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is shown that was not run; and a report, which would stand for a GPU, is refused."""
+    monkeypatch.setattr(machine, "read", lambda: NO_GPU)
+    status, listener = run("-rs")
+    assert status == 0
+    assert set(listener.outcomes.values()) == {"skipped"}
+    assert len(listener.outcomes) == len(listener.items) > 70
+    said = capsys.readouterr().out
+    assert "needs a GPU and Apex with its extensions" in said
+    assert said.count("SKIPPED") == 2
+
+
+def breaks(place: World) -> Figures:
+    """A promise that is not kept."""
+    raise AssertionError("the loss falls")
+
+
+def warns(place: World) -> Figures:
+    """A promise that is kept with a warning."""
+    warnings.warn("this will end badly", stacklevel=1)
+    return {"figure": 1.0}
+
+
+def hangs(place: World) -> Figures:
+    """A process that does not end."""
+    time.sleep(1000)
+    return {}
 
 
 def test_a_broken_promise_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A case whose process fails is broken, and the last line that it said is the reason."""
-    monkeypatch.setattr(gpu_proof, "CHILD", "raise AssertionError('the loss falls')")
-    result = gpu_proof.prove("trains/fp32/single", "cpu")
-    assert (result["outcome"], result["reason"]) == ("broken", "AssertionError: the loss falls")
+    """A failing case's reason is the last line that its process said; a warning fails, and a case that hangs ends."""
+    broken = ranks.prove(ranks.case(__name__, breaks.__name__, {}), "cpu")
+    assert (broken["outcome"], broken["reason"]) == ("failed", "[rank0]: AssertionError: the loss falls")
+    assert "Traceback" in broken["said"]
+    warned = ranks.prove(ranks.case(__name__, warns.__name__, {}), "cpu")
+    assert (warned["outcome"], warned["reason"]) == ("failed", "warned: UserWarning: this will end badly")
+    assert warned["figures"] == {"figure": 1.0}
+    monkeypatch.setitem(ranks.LIMIT_SECONDS, "cpu", 0)
+    hung = ranks.prove(ranks.case(__name__, hangs.__name__, {}), "cpu")
+    assert (hung["outcome"], hung["reason"]) == ("failed", "more than 0 s; it said nothing")
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
-    [(["--only", "nothing"], "--only: 'nothing' is in no name of a case"), (["--device", "cpu"], "of another machine")],
+    ("asked", "status", "said"),
+    [
+        (["--gpu-device", "cpu"], 4, "of another machine, environment or commit; remove it, or choose another"),
+        (["--gpu-device", "cuda"], 4, "--gpu-report: needs an NVIDIA GPU and its driver; the dry run: --gpu-device"),
+    ],
 )
 def test_what_cannot_be_run_is_refused(
-    asked: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    asked: list[str],
+    status: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A name that no case has; a report of another machine or commit, which would be mixed with this one's."""
-    (tmp_path / "gpu_proof_cpu.json").write_text('{"of": {}, "cases": {}}')
-    with pytest.raises(SystemExit) as ended:
-        gpu_proof.main([*asked, "--out", str(tmp_path)])
-    assert ended.value.code == 2
+    """A report of another machine or commit, which would be mixed with this one's; a report of no GPU."""
+    monkeypatch.setattr(machine, "read", lambda: NO_GPU)
+    (tmp_path / "gpu_tests_cpu.json").write_text('{"of": {}, "cases": {}}')
+    assert run(*asked, "--gpu-report", str(tmp_path), "-k", "test_ema")[0] == status
     assert said in capsys.readouterr().err
+
+
+def test_a_change_of_the_code_is_another_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there is no git: a result of other code is not gone on with."""
+    for folder in ("pipeline", "tests/gpu"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "code.py").write_text("before")
+    monkeypatch.setattr(report, "PROJECT", tmp_path)
+    digests = [report.code()]
+    for folder in ("pipeline", "tests/gpu"):
+        (tmp_path / folder / "code.py").write_text("after")
+        digests.append(report.code())
+    assert len(set(digests)) == 3

@@ -1,6 +1,6 @@
 """Every way of running: launcher × parallel × precision × sync_bn × memory_format × device.
 
-A cell runs, or is refused in these words. CPU cells run here; those that need a GPU are run by tests/test_gpu.py.
+A cell runs, or is refused in these words. CPU cells run here; those that need a GPU are run by tests/gpu.
 
     python -m tests.test_ways        writes the table of ways in README.md anew
 """

@@ -1,0 +1,122 @@
+"""9. Images a second and the most GPU memory of a training step, for every precision and for FusedSGD.
+
+    python -m benchmarks.steps --device cuda
+
+ResNet-34 on 64 images of 224 × 224 pixels, as deterministic as training is by default. One batch of noise stays on the
+device: it is the step that is measured, not the loading. A process a row, for Apex O1 patches torch for as long as a
+process lives. A figure is the median of the turns; the first steps are not counted.
+"""
+
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+
+from benchmarks import measuring
+from benchmarks.measuring import Report, Row, Worker
+from pipeline import machine, params, validity
+from pipeline.engine.variables import environment
+
+NATIVE = ("fp32", "tf32", "bf16", "fp16")
+Case = tuple[str, str]  # precision, optimizer
+
+
+@dataclass(frozen=True)
+class Form:
+    model: str
+    batch: int
+    side: int  # of the images
+    turns: int
+    steps: int  # of a turn
+    cases: tuple[Case, ...]
+
+
+EVERY = (*((precision, "sgd") for precision in (*NATIVE, *validity.APEX_LEVELS)), ("fp16", "fused_sgd"))
+FORMS = {
+    "cuda": Form("resnet34", 64, 224, 3, 20, EVERY),
+    "cpu": Form("resnet18", 32, 64, 5, 5, (("fp32", "sgd"), ("bf16", "sgd"))),
+    "tiny": Form("shufflenet_v2_x0_5", 4, 32, 1, 1, (("fp32", "sgd"), ("fp16", "fused_sgd"))),
+}
+
+
+def worker(device: str, form: Form, case: Case) -> None:
+    """Be a process: a turn takes some steps of a case."""
+    import torch
+
+    from benchmarks import ours
+    from pipeline import stage
+    from pipeline.engine import world
+
+    stage.keep_freed_memory()  # as stage.main does
+    precision, optimizer = case
+    settings = {
+        "device": device, "parallel": "single", "model": form.model, "batch_size": form.batch, "crop": form.side,
+        "precision": precision, "optimizer": optimizer, "epochs": 1000,
+    }  # fmt: skip
+    config = ours.changed(params.load(), settings)
+    world.fix_arithmetic(config.train.threads, config.train.deterministic)
+    place = world.from_env({}, config.train.device)
+    ready = ours.Ready.of_noise(config, place, form.batch, form.side)
+    trainer = ours.Trainer.of(ready)
+    steps = trainer.steps(ours.resident(next(ready.batches(trainer.recipe.precision))))
+
+    def take(count: int) -> None:
+        deque(islice(steps, count), maxlen=0)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    def turn(count: int) -> Row:
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        take(count)
+        seconds = time.perf_counter() - began
+        memory = torch.cuda.max_memory_allocated() / 1e6 if device == "cuda" else 0.0
+        return {"images_per_s": count * form.batch / seconds, "gpu_memory_mb": memory}
+
+    take(5)  # the first choose algorithms, and fill caches
+    measuring.serve(turn)
+
+
+def lacks(case: Case) -> str:
+    """What a case needs and this machine has not, or nothing."""
+    needs_apex = case[0] in validity.APEX_LEVELS or case[1] == "fused_sgd"
+    apex = machine.read().apex
+    return f"needs {validity.NO_APEX[apex]}" if needs_apex and apex != "usable" else ""
+
+
+def measure(form: Form, case: Case, name: str, device: str) -> Row:
+    """A case in a process of its own."""
+    with Worker("benchmarks.steps", device, name, *case, env=environment(1, True)) as worker:
+        middle = measuring.medians([worker.ask(count=form.steps) for _ in range(form.turns)])
+    return {figure: middle[figure] for figure in ("images_per_s", "gpu_memory_mb")}
+
+
+def main() -> int:
+    options = measuring.parser(__doc__, "steps", photos=False).parse_args()
+    name = measuring.form(options)
+    form = FORMS[name]
+    with measuring.refusals("steps"):
+        report = Report("steps", options, model=form.model, batch=form.batch, side=form.side)
+        for case in form.cases:
+            title = " ".join(case)
+            if reason := lacks(case):
+                report.leave_out(title, reason)
+            elif report.missing([title]):
+                report.add(title, measure(form, case, name, options.device))
+        report.conclude(times_fp32=over_fp32(report.rows))
+    return 0
+
+
+def over_fp32(rows: dict[str, Row]) -> dict[str, float]:
+    """Images a second of every row over those of float32."""
+    whole = rows["fp32 sgd"]["images_per_s"]
+    return {title: row["images_per_s"] / whole for title, row in rows.items()}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["worker"]:
+        worker(sys.argv[2], FORMS[sys.argv[3]], (sys.argv[4], sys.argv[5]))
+    else:
+        sys.exit(main())

@@ -1,0 +1,105 @@
+"""What only a GPU can show. A test here is run in fresh processes: its body in every rank, which is given its `place`.
+
+    python -m pytest tests/gpu                                     on one NVIDIA GPU; what it lacks is skipped
+    python -m pytest tests/gpu --gpu-report benchmarks/results     the same with a report; started again, it goes on
+    python -m pytest tests/gpu --gpu-device cpu                    the dry run: what a CPU can show; the rest is listed
+
+`@pytest.mark.gpu(ranks=2, needs="apex")`: how many ranks the body has, and what it needs (nothing, cuda, compiler or
+apex); an argument that names Apex or TF32 needs that, too. What the body returns are figures for the report. No network
+and no data: images are drawn from noise. Most of a case is the start of its processes, so several run at once.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import measuring
+from pipeline import machine
+from tests.gpu import ranks
+from tests.gpu.ranks import Case, Result
+from tests.gpu.report import Report
+
+CORES_A_CASE = 4
+REPORT = pytest.StashKey[Report]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gpu")
+    group.addoption("--gpu-device", choices=("cuda", "cpu"), default="cuda", help="cpu: the dry run")
+    group.addoption("--gpu-report", type=Path, metavar="FOLDER", help="keep a report there, and go on after it")
+
+
+def device(config: pytest.Config) -> str:
+    """Where the bodies compute. Without this folder on the command line there are no options, and a GPU is meant."""
+    return str(config.getoption("--gpu-device", "cuda"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    folder = config.getoption("--gpu-report", None)
+    if folder and config.getoption("numprocesses", None):
+        raise pytest.UsageError("--gpu-report: several processes (-n) cannot write it; cases run at once without -n")
+    if folder and device(config) == "cuda" and machine.read().cuda_devices == 0:
+        raise pytest.UsageError("--gpu-report: needs an NVIDIA GPU and its driver; the dry run: --gpu-device cpu")
+    try:
+        config.stash[REPORT] = Report(folder, device(config))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def case(item: pytest.Function) -> Case:
+    """What is run for a test."""
+    mark = item.get_closest_marker("gpu")
+    assert mark is not None, f"{item.nodeid}: @pytest.mark.gpu is missing"
+    arguments: Any = item.callspec.params if hasattr(item, "callspec") else {}
+    return ranks.case(item.module.__name__, item.originalname, arguments, **mark.kwargs)
+
+
+@pytest.fixture(scope="session")
+def ahead(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Result]]]:
+    """The results of the cases to come, which run several at once."""
+    config, known = request.config, request.config.stash[REPORT].cases
+    items = [
+        item for item in request.session.items if isinstance(item, pytest.Function) and "place" in item.fixturenames
+    ]
+    if hasattr(config, "workerinput"):
+        items = []  # a worker of pytest-xdist runs few of them
+    pool = ThreadPoolExecutor(max(1, measuring.cores() // CORES_A_CASE))
+    try:
+        yield {
+            item.nodeid: pool.submit(ranks.prove, case(item), device(config))
+            for item in items
+            if item.nodeid not in known
+        }
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, ahead: dict[str, Future[Result]]) -> Result:
+    """For the body: its World. Here: what its ranks found, now or at an earlier start."""
+    report, item = request.config.stash[REPORT], request.node
+    if item.nodeid not in report.cases:
+        found = ahead[item.nodeid].result() if item.nodeid in ahead else ranks.prove(case(item), device(request.config))
+        report.add(item.nodeid, found)
+    return report.cases[item.nodeid]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
+    """Judge what the ranks found: the body has run there, and is not called here."""
+    result: Any = pyfuncitem.funcargs["place"]
+    if result["outcome"] == "skipped":
+        pytest.skip(result["reason"])
+    if result["outcome"] == "failed":
+        pytest.fail(result.get("said", result["reason"]), pytrace=False)
+    return True
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if (report := config.stash[REPORT]).cases:
+        terminalreporter.section("what the cases found")
+        for line in report.lines():
+            terminalreporter.write_line(line)

@@ -1,0 +1,170 @@
+"""What Apex's kernels, masters and casts do, which its Python code on a CPU (tests/test_apex.py) cannot show."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipeline.engine import loop
+from pipeline.engine.world import World
+from tests.gpu.training import (
+    Figures,
+    batches,
+    distance,
+    everywhere,
+    gradients,
+    masters,
+    setup,
+    small_resnet,
+    train,
+)
+
+
+@pytest.mark.gpu(ranks=2, needs="apex")
+def test_masters(place: World) -> Figures:
+    """Under O2 the half weights are the masters' roundings, on all ranks, and the masters are more than these."""
+    ready = setup(place, "O2", "ddp")
+    train(ready, batches(place, 0, 10))
+    weights = list(ready.bare.parameters())
+    updated = [p for group in ready.optimizer.param_groups for p in group["params"]]
+    assert {p.dtype for p in updated} == {torch.float32}, "masters are float32"
+    assert {p.dtype for p in weights} == {torch.float16, torch.float32}, "weights are half, BatchNorm's float32"
+    assert all(torch.equal(m.to(w.dtype), w) for w, m in zip(weights, updated, strict=True)), (
+        "weights round the masters"
+    )
+    assert everywhere(place, masters(ready)), "all ranks have the same masters"
+    apart = distance(torch.cat([w.detach().float().flatten() for w in weights]), masters(ready))
+    assert 0 < apart < 1e-3, f"the masters hold what half precision rounds off: {apart}"
+    return {"rounded_off": apart}
+
+
+@pytest.mark.gpu(needs="apex")
+@pytest.mark.parametrize("precision", ["fp32", "O2"])
+def test_fused_sgd(place: World, precision: str) -> Figures:
+    """FusedSGD moves the weights as SGD does: momentum, Nesterov, decay; under O2 weights round masters."""
+    found = {}
+    for optimizer in ("sgd", "fused_sgd"):
+        ready = setup(place, precision, optimizer=optimizer)
+        train(ready, batches(place, 0, 1))
+        updated = [p for group in ready.optimizer.param_groups for p in group["params"]]
+        source = torch.Generator().manual_seed(0)
+        for _ in range(5):
+            for weight in updated:
+                weight.grad = torch.randn(weight.shape, generator=source).to(place.device)
+            ready.optimizer.step()
+        found[optimizer] = masters(ready)
+        for weight, master in zip(ready.bare.parameters(), updated, strict=True):
+            assert torch.equal(master.to(weight.dtype), weight), f"{optimizer}: weights round the masters"
+    apart = distance(found["fused_sgd"], found["sgd"])
+    assert apart < 1e-6, f"FusedSGD and SGD are {apart} apart"
+    return {"difference": apart}
+
+
+@pytest.mark.gpu(needs="apex")
+def test_overflow_kernel(place: World) -> Figures:
+    """amp_C scales half to float exactly, and sees an infinity or a NaN at either end of a tensor of any size."""
+    import amp_C  # type: ignore[import-not-found]
+
+    chunk = 2048 * 32
+    for size in (1, 555, chunk - 1, chunk, chunk + 1, 3 * chunk + 7):
+        source = torch.randn(size, device=place.device).half()
+        target = torch.empty(size, device=place.device)
+        flag = torch.zeros(1, dtype=torch.int, device=place.device)
+        amp_C.multi_tensor_scale(chunk, flag, [[source], [target]], 1 / 128)
+        assert flag.item() == 0, f"{size} numbers are scaled without an overflow"
+        assert torch.equal(target, source.float() / 128), f"{size} numbers are scaled"
+        for position in (0, -1):
+            for value in (torch.inf, torch.nan):
+                broken = source.clone()
+                broken[position] = value
+                flag.zero_()
+                amp_C.multi_tensor_scale(chunk, flag, [[broken], [target]], 1 / 128)
+                assert flag.item() == 1, f"{value} at {position} of {size} numbers is seen"
+    return {"sizes": 6}
+
+
+@pytest.mark.gpu(needs="apex")
+def test_o1_cache(place: World) -> Figures:
+    """Loaded weights answer in an evaluation, as they do not without our guard; gradients after it are unharmed."""
+    ready = setup(place, "O1")
+    other = small_resnet().to(place.device).eval()
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.mul_(1.25)
+    (batch,) = batches(place, 0, 1)
+    with torch.no_grad():
+        expected = other(batch.images).float()  # O1 patches torch itself: this model runs under it too
+        ready.precision.weights_changed()
+        ready.bare.eval()(batch.images)
+        ready.bare.load_state_dict(other.state_dict())
+        stale = distance(ready.bare(batch.images).float(), expected)
+        ready.precision.weights_changed()
+        guarded = ready.bare(batch.images).float()
+    assert stale > 0, "without the guard the old weights answer; if not, the guard is not needed"
+    assert torch.equal(guarded, expected), "after weights_changed the new weights answer"
+    ready.bare.load_state_dict(small_resnet().state_dict())
+    ready.bare.load_state_dict(other.state_dict())
+    (evaluated,) = loop.logits(ready.model, [batch.images], ready.precision)
+    assert torch.equal(evaluated, expected), "in loop.logits the new weights answer"
+
+    def step_gradients() -> Tensor:
+        ready.bare.train()
+        ready.bare.zero_grad()
+        ready.precision.backward(F.cross_entropy(ready.bare(batch.images), batch.labels), ready.optimizer)
+        return gradients(ready.bare)
+
+    before = step_gradients()
+    list(loop.logits(ready.model, [batch.images], ready.precision))
+    assert torch.equal(step_gradients(), before), "an evaluation between two steps changes no gradient"
+    return {"stale_by": stale}
+
+
+@pytest.mark.gpu(needs="apex")
+def test_o1_casts(place: World) -> Figures:
+    """What O1 computes in which type, what it refuses, and that `exact` computes what is written."""
+    ready = setup(place, "O1")
+    single = torch.rand(4, 4, device=place.device)
+    half, double = single.half(), single.double()
+    norm = nn.BatchNorm1d(4).to(place.device)
+    computed: dict[str, tuple[Tensor, torch.dtype]] = {
+        "linear": (F.linear(single, single), torch.float16),
+        "matmul": (single @ single, torch.float16),
+        "convolution": (F.conv2d(single[None, None], single[None, None]), torch.float16),
+        "softmax": (F.softmax(half, 1), torch.float32),
+        "cross_entropy": (F.cross_entropy(half, torch.arange(4, device=place.device)), torch.float32),
+        "power": (half**2.0, torch.float32),
+        "sum": (half.sum(), torch.float32),
+        "relu of half": (F.relu(half), torch.float16),
+        "relu of single": (F.relu(single), torch.float32),
+        "norm of half": (norm(half), torch.float16),
+        "product of both": (half * single, torch.float32),
+        "concatenation of both": (torch.cat([half, single]), torch.float32),
+        "sum into half": (half.clone().add_(single), torch.float16),
+    }
+    for name, (result, dtype) in computed.items():
+        assert result.dtype == dtype, f"{name} gives {dtype}: {result.dtype}"
+    refused: dict[str, Callable[[], object]] = {
+        "binary cross-entropy of half": lambda: F.binary_cross_entropy(half, half),
+        "exponential into half": lambda: half.clone().exp_(),
+        "product with double": lambda: single * double,
+    }
+    for name, compute in refused.items():
+        assert _raises(NotImplementedError, compute), f"{name} is refused"
+    with ready.precision.exact():
+        assert (single @ single).dtype == torch.float32, "inside exact nothing is cast"
+        assert (single * double).dtype == torch.float64, "inside exact types mix as torch mixes them"
+    assert (single @ single).dtype == torch.float16, "after exact O1 casts again"
+    weight = nn.Parameter(single.clone())
+    twice = _raises(IndexError, lambda: F.linear(F.linear(single, weight), weight))
+    ready.precision.weights_changed()
+    return {"types": len(computed), "refused": len(refused), "weight_used_twice_fails": twice}
+
+
+def _raises(kind: type[Exception], compute: Callable[[], object]) -> bool:
+    try:
+        compute()
+    except kind:
+        return True
+    return False

@@ -1,0 +1,166 @@
+"""Gradients and statistics over two ranks are those of the whole batch."""
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pipeline.engine import loop, world
+from pipeline.engine.parallel import PARALLELS, SYNC_BNS
+from pipeline.engine.world import World
+from tests.gpu.training import (
+    HALF,
+    NATIVE,
+    Figures,
+    batches,
+    distance,
+    everywhere,
+    gradients,
+    masters,
+    plain_net,
+    setup,
+    small_resnet,
+    state_digest,
+    train,
+)
+
+
+@pytest.mark.gpu(ranks=2)
+@pytest.mark.parametrize("parallel", ["ddp", "apex_ddp"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "O1", "O2"])
+def test_accumulation(place: World, precision: str, parallel: str) -> Figures:
+    """Two parts of a batch on each of two ranks move the weights as one part does, and all ranks alike."""
+    ready = setup(place, precision, parallel, make=plain_net, momentum=0)
+    train(ready, batches(place, 0, 5, rate=0.0))  # the loss scale settles
+    weights = deepcopy(ready.bare.state_dict())
+    numbers = deepcopy(ready.precision.state_dict(ready.optimizer))
+    before, changes = masters(ready), []
+    for accumulate in (1, 2):
+        ready.bare.load_state_dict(weights)
+        ready.precision.load_state_dict(deepcopy(numbers), ready.optimizer)
+        train(ready, batches(place, 0, 1, rate=1.0), accumulate=accumulate)
+        changes.append(masters(ready) - before)
+        assert everywhere(place, changes[-1]), f"all ranks move alike with {accumulate} parts"
+    apart = distance(changes[1], changes[0])
+    assert apart < (2e-2 if precision in HALF else 1e-4), f"parts move the weights as the whole does: {apart}"
+    return {"difference": apart}
+
+
+@pytest.mark.gpu(ranks=2, needs="cuda")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("kind", ["torch", "apex"])
+def test_sync_bn(place: World, kind: str, dtype: str) -> Figures:
+    """Synchronized over two ranks, BatchNorm gives what plain BatchNorm gives for both ranks' pictures together."""
+    source = torch.Generator().manual_seed(0)
+    images, weight = (
+        torch.randn((16, 6, 5, 7), generator=source).to(place.device, getattr(torch, dtype)) for _ in range(2)
+    )
+    norms = (nn.BatchNorm2d(6).to(place.device), SYNC_BNS[kind](nn.Sequential(nn.BatchNorm2d(6))).to(place.device))
+    slices = (slice(None), slice(place.rank, None, place.size))
+    found: list[dict[str, Tensor]] = []
+    for norm, mine in zip(norms, slices, strict=True):
+        shown = images[mine].float() if norm is norms[0] else images[mine]
+        shown.requires_grad_()
+        out = norm(shown)
+        (out * weight[mine]).float().sum().backward()
+        scale, shift = norm.parameters()
+        mean, variance, count = norm.buffers()
+        assert count.item() == 1, "a batch is counted once"
+        assert shown.grad is not None
+        assert scale.grad is not None
+        assert shift.grad is not None
+        values = {"output": out, "input": shown.grad, "scale": scale.grad, "shift": shift.grad}
+        found.append({**{key: value.detach() for key, value in values.items()}, "mean": mean, "variance": variance})
+        found[-1]["evaluation"] = norm.eval()(shown).detach()
+    whole, part = found
+    apart = {}
+    for key, value in part.items():
+        seen = world.total(value.float()) if key in ("scale", "shift") else value.float()
+        of_pictures = key in ("output", "input", "evaluation")
+        apart[key] = distance(seen, whole[key][slices[1]] if of_pictures else whole[key])
+        assert apart[key] < (5e-3 if dtype == "float16" else 1e-5), f"{key} differs by {apart[key]}"
+    return {**apart}
+
+
+@pytest.mark.gpu(ranks=2)
+@pytest.mark.parametrize("precision", NATIVE)
+def test_elastic(place: World, precision: str) -> Figures:
+    """Four shards give the same bits on two ranks as on one, and so do six steps begun on two and ended on one."""
+    steps = batches(World(0, 0, 1, place.device), 0, 6)
+    ready = setup(place, precision, "elastic", parts=4)
+    mine = slice(*(len(steps[0].labels) * rank // place.size for rank in (place.rank, place.rank + 1)))
+    shares = [replace(s, images=s.images[mine], labels=s.labels[mine], targets=s.targets[mine]) for s in steps]
+    train(ready, shares[:3])
+    moved, alone = (setup(World(0, 0, 1, place.device), precision, "elastic", parts=4) for _ in range(2))
+    moved.bare.load_state_dict(ready.bare.state_dict())
+    moved.optimizer.load_state_dict(deepcopy(ready.optimizer.state_dict()))
+    moved.precision.load_state_dict(deepcopy(ready.precision.state_dict(ready.optimizer)), moved.optimizer)
+    train(ready, shares[3:])
+    train(moved, steps[3:])
+    train(alone, steps)
+    assert state_digest(ready) == state_digest(alone), "two ranks have the bits of one"
+    assert state_digest(moved) == state_digest(alone), "moved from two ranks to one in the middle, the bits stay"
+    return {"digest": state_digest(alone)[:16]}
+
+
+@pytest.mark.gpu(ranks=2, needs="apex")
+def test_apex_ddp_gradients(place: World) -> Figures:
+    """Apex's DDP gives the gradients of torch's, delayed and overlapping, from the first pass on."""
+    worst = {}
+    for deterministic in (True, False):
+        one, other = (
+            setup(place, "fp32", parallel, deterministic=deterministic).model for parallel in ("ddp", "apex_ddp")
+        )
+        name = "delayed" if deterministic else "overlapping"
+        worst[name] = max(_apart(one, other, batch) for batch in batches(place, 0, 4))
+        assert worst[name] < 1e-6, f"{name}: gradients differ by {worst[name]}"
+    return {**worst}
+
+
+@pytest.mark.gpu(ranks=2, needs="apex")
+def test_apex_ddp_buckets(place: World) -> Figures:
+    """The same with several buckets under way at once, which a race would spoil."""
+
+    def wide() -> nn.Module:
+        torch.manual_seed(0)
+        squares = [nn.Linear(2048, 2048, bias=False) for _ in range(6)]  # a bucket is sent at 10 million numbers
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2048), *squares, nn.Linear(2048, 4))
+
+    one, other = (
+        setup(place, "fp32", parallel, make=wide, deterministic=False).model for parallel in ("ddp", "apex_ddp")
+    )
+    worst = max(_apart(one, other, batch) for batch in batches(place, 0, 6, side=8))
+    assert worst < 1e-6, f"gradients differ by {worst}"
+    buckets = int(getattr(other, "num_buckets", 0))
+    assert buckets > 1, f"there are several buckets: {buckets}"
+    return {"difference": worst, "buckets": buckets}
+
+
+@pytest.mark.gpu(needs="apex")
+def test_apex_ddp_channels_last(place: World) -> Figures:
+    """Whether Apex's DDP scrambles the gradients of channels_last convolutions, already alone: shown or refuted."""
+    apart = {}
+    for name, layout in (("contiguous", torch.contiguous_format), ("channels_last", torch.channels_last)):
+        model = small_resnet().to(place.device).to(memory_format=layout)  # type: ignore[call-overload]
+        (batch,) = batches(place, 0, 1)
+        images = batch.images.to(memory_format=layout)
+        F.cross_entropy(model(images), batch.labels).backward()
+        alone = gradients(model)
+        model.zero_grad()
+        F.cross_entropy(PARALLELS["apex_ddp"](model, place, True, place.size).model(images), batch.labels).backward()
+        apart[name] = distance(gradients(model), alone)
+    assert apart["contiguous"] < 1e-6, f"contiguous gradients are left alone: {apart['contiguous']}"
+    return {**apart, "scrambled": apart["channels_last"] > 1e-3}
+
+
+def _apart(one: nn.Module, other: nn.Module, batch: loop.Batch) -> float:
+    """How far apart the gradients of two wrapped models are on a batch."""
+    found = []
+    for model in (one, other):
+        model.zero_grad()
+        F.cross_entropy(model(batch.images), batch.labels).backward()
+        found.append(gradients(model))
+    return distance(found[1], found[0])

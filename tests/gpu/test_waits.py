@@ -1,0 +1,53 @@
+"""How often the host waits for the GPU."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline import params
+from pipeline.engine import loop
+from pipeline.engine.ema import Ema
+from pipeline.engine.world import World
+from pipeline.residency import Squares
+from tests.gpu.training import NATIVE, Figures, setup
+
+
+@pytest.mark.gpu(needs="cuda")
+@pytest.mark.parametrize(
+    ("precision", "optimizer"), [*((native, "sgd") for native in NATIVE), ("bf16", "adamw"), ("O1", "sgd")]
+)
+def test_waits(place: World, precision: str, optimizer: str) -> Figures:
+    """How often a step waits for the GPU, with train.py's own batches and all that may be done to them: never. But the
+    host asks whether a step overflowed before it takes it: with fp16 once, with Apex's levels as often as Apex does."""
+    from benchmarks import ours  # here, for it brings TensorBoard, which no other case needs
+    from pipeline import train as training
+
+    settings = params.load().train.model_copy(
+        update={"precision": precision, "batch_size": 16, "crop": 32, "erasing": 0.5, "color_jitter": 0.2}
+        | {"mixup": 0.2, "epochs": 10, "warmup_epochs": 0}
+    )
+    data = ours.noise(64, 40, 4)
+    ready = setup(place, precision, optimizer=optimizer)
+    squares = Squares(torch.from_numpy(data.images).to(place.device), place.device)
+    stream = training.batches(settings, data, squares, 0, place, 1, ready.precision, ours.Never())
+    average = Ema.of(ready.bare, 0.9)
+    recipe = loop.Recipe(nn.CrossEntropyLoss(), ready.precision, ready.optimizer, average, clip_norm=1.0)
+    steps = loop.train(ready.spread, stream, recipe, loop.Counts.zero(place.device, 1))
+    for _ in range(10):  # the first choose algorithms, send constants, and let the loss scale settle
+        next(steps)
+    torch.cuda.synchronize()
+    warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(20):
+            next(steps)
+    torch.cuda.set_sync_debug_mode("default")
+    others = [str(one.message) for one in said if "called a synchronizing CUDA operation" not in str(one.message)]
+    assert not others, f"nothing else is warned of: {others}"
+    waits = len(said) / 20
+    if precision in NATIVE:
+        assert waits == (precision == "fp16"), f"{waits} waits a step"
+    return {"waits_a_step": waits}

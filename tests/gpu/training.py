@@ -1,0 +1,157 @@
+"""A training like train.py's, in small, for the tests of this folder: the same engine, and images drawn from noise."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchvision.models.resnet import BasicBlock
+
+from pipeline.engine import loop, world
+from pipeline.engine.ema import Ema
+from pipeline.engine.optimizers import OPTIMIZERS
+from pipeline.engine.parallel import PARALLELS, Spread, accumulating
+from pipeline.engine.precision import PRECISIONS, Precision
+from pipeline.engine.world import World
+
+Figures = dict[str, float | str | bool]
+NATIVE = ("fp32", "tf32", "bf16", "fp16")
+HALF = ("fp16", "O1", "O2", "O3")
+
+
+def begin(place: World) -> None:
+    """Pin what decides bits, as train.py does."""
+    world.fix_arithmetic(1, True)
+    if place.device.type == "cuda":
+        torch.cuda.set_device(place.device)
+
+
+def small_resnet() -> nn.Module:
+    """A residual network with all that torchvision's have, 48 thousand weights of it; the same ones each time."""
+    torch.manual_seed(0)
+    shortcut = nn.Sequential(nn.Conv2d(32, 48, 1, 2, bias=False), nn.BatchNorm2d(48))
+    stem = [nn.Conv2d(3, 32, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    blocks = [BasicBlock(32, 32), BasicBlock(32, 48, 2, shortcut)]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 4))
+
+
+def plain_net() -> nn.Module:
+    """Convolutions without BatchNorm: its gradients do not depend on how a batch is cut."""
+    torch.manual_seed(0)
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4)]
+    return nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), *head)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model ready to train: bare, and as it is spread over the processes."""
+
+    bare: nn.Module
+    spread: Spread
+    optimizer: Optimizer
+    precision: Precision
+
+    @property
+    def model(self) -> nn.Module:
+        """What is called with pictures."""
+        return self.spread.model
+
+
+def setup(
+    place: World,
+    precision: str,
+    parallel: str = "single",
+    *,
+    make: Callable[[], nn.Module] = small_resnet,
+    optimizer: str = "sgd",
+    momentum: float = 0.9,
+    deterministic: bool = True,
+    parts: int = 0,
+) -> Setup:
+    """In the pipeline's order: model, device, optimizer, precision, wrap. A global batch has `parts`, or one a rank."""
+    bare = make().to(place.device)
+    groups = [{"params": list(bare.parameters()), "scale": 1.0, "weight_decay": 5e-4 if momentum else 0.0}]
+    updater = OPTIMIZERS[optimizer](groups, 0.05, momentum, momentum > 0, (0.9, 0.999))
+    numbers = PRECISIONS[precision](place.device.type)
+    bare, updater = numbers.prepare(bare, updater)
+    return Setup(bare, PARALLELS[parallel](bare, place, deterministic, parts or place.size), updater, numbers)
+
+
+def batches(
+    place: World, first: int, last: int, *, size: int = 32, side: int = 0, rate: float = 0.02
+) -> list[loop.Batch]:
+    """This rank's shares of steps first to last − 1: noise whose brightness is its class; a function of the step."""
+    side = side or (32 if place.device.type == "cuda" else 16)  # a CPU takes its time for half precision
+    made = []
+    for step in range(first, last):
+        source = torch.Generator().manual_seed(step)
+        labels = torch.randint(4, (size,), generator=source)
+        images = torch.randn((size, 3, side, side), generator=source) + labels.view(-1, 1, 1, 1) - 1.5
+        mine = slice(place.rank, None, place.size)
+        images, labels = images[mine].to(place.device), labels[mine].to(place.device)
+        made.append(loop.Batch(step, images, labels, labels, rate, 0))
+    return made
+
+
+def train(
+    ready: Setup, steps: Sequence[loop.Batch], *, accumulate: int = 1, clip_norm: float = 0.0, ema: Ema | None = None
+) -> list[float]:
+    """Take the steps with the engine's own loop; this rank's loss of each."""
+    alone = World(0, 0, 1, steps[0].images.device)  # the batches are already this rank's shares
+    spread = ready.spread if accumulate == 1 else accumulating(ready.model, alone, accumulate)
+    counts = loop.Counts.zero(alone.device, spread.mine.stop)
+    average = ema or Ema.of(ready.bare, 0)
+    recipe = loop.Recipe(nn.CrossEntropyLoss(), ready.precision, ready.optimizer, average, clip_norm)
+    losses = []
+    for _ in loop.train(spread, steps, recipe, counts):
+        loss, _, pictures = counts.sums.sum(0).tolist()
+        losses.append(loss / pictures)
+        counts.sums.zero_()
+    return losses
+
+
+def masters(ready: Setup) -> Tensor:
+    """What the optimizer updates, as one float32 vector: the weights, or under O2 their masters."""
+    updated = (p for group in ready.optimizer.param_groups for p in group["params"])
+    return torch.cat([p.detach().float().flatten() for p in updated])
+
+
+def gradients(model: nn.Module) -> Tensor:
+    """The gradients as one vector."""
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """‖found − expected‖ / ‖expected‖."""
+    return float((found - expected).detach().double().norm() / expected.detach().double().norm())
+
+
+def everywhere(place: World, value: Tensor) -> bool:
+    """Whether all ranks hold the same bytes."""
+    held: list[Any] = [None] * place.size
+    dist.all_gather_object(held, digest(value))
+    return len(set(held)) == 1
+
+
+def digest(*parts: Any) -> str:
+    """SHA-256 over the bytes of tensors and the text of everything else, in any nesting."""
+    found, todo = hashlib.sha256(), list(parts)
+    while todo:
+        part = todo.pop()
+        if isinstance(part, Tensor):
+            found.update(f"{part.dtype}".encode() + part.detach().cpu().contiguous().numpy().tobytes())
+        elif isinstance(part, dict):
+            todo += [(key, part[key]) for key in sorted(part, key=repr)]
+        elif isinstance(part, list | tuple):
+            todo += part
+        else:
+            found.update(repr(part).encode())
+    return found.hexdigest()
+
+
+def state_digest(ready: Setup) -> str:
+    return digest(ready.bare.state_dict(), ready.optimizer.state_dict(), ready.precision.state_dict(ready.optimizer))
