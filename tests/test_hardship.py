@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks import kill_sweep, scene
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
+from tests.helpers import starts
 
 STAGES = ("download", "split", "prepare", "train", "evaluate")
 OUTPUTS = ("data", "models", "metrics", "reports")
@@ -46,7 +47,7 @@ def command(stage: str) -> list[str]:
 
 
 def run(folder: Path, stage: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(stage), cwd=folder, capture_output=True, text=True, check=False)
+    return starts.run(command(stage), ranks=2, cwd=folder)
 
 
 def outputs(folder: Path) -> dict[str, str]:
@@ -73,7 +74,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, floa
     write_params(folder / "params.yaml", params)
     for stage in STAGES:
         began = time.monotonic()
-        finished = run(folder, stage)
+        finished = subprocess.run(command(stage), cwd=folder, capture_output=True, text=True, check=False)
         assert finished.returncode == 0, finished.stderr
         seconds[stage] = time.monotonic() - began
     return folder, seconds

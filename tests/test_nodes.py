@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from pipeline.engine import world
+from tests.helpers import starts
 from tests.test_train import launch, outputs, small_world
 
 TWO: dict[str, Any] = {"train__parallel": "ddp", "run__processes": 2, "train__epochs": 6}
@@ -44,14 +45,13 @@ def nodes(top: Path, **changes: Any) -> list[Path]:
 
 def start(folder: Path, command: list[str], **environment: str) -> subprocess.Popen[str]:
     """Start a command in a folder, a process group of its own; its standard error can be read."""
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, **environment},
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    environ = {**os.environ, **environment}
+    return starts.Popen(command, 2, cwd=folder, env=environ, stderr=subprocess.PIPE, start_new_session=True)
+
+
+def start_to_strike(folder: Path) -> subprocess.Popen[str]:
+    """Really start a node, for a test that ends its processes or has torchrun do so."""
+    return subprocess.Popen(TRAIN, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def finish(*started: subprocess.Popen[str]) -> list[str]:
@@ -82,7 +82,7 @@ def test_two_nodes_write_the_bytes_of_one(one_node: dict[str, str], tmp_path: Pa
 def test_two_nodes_go_on_from_the_checkpoint_of_the_first(one_node: dict[str, str], tmp_path: Path) -> None:
     """Both nodes killed after the first epoch and started again: the first has the only checkpoint, which is enough."""
     first, second = nodes(tmp_path, run__timeout_seconds=60)
-    running = [start(first, TRAIN), start(second, TRAIN)]
+    running = [start_to_strike(first), start_to_strike(second)]
     assert running[0].stderr is not None
     for line in running[0].stderr:
         if line.startswith("epoch 1/"):
@@ -101,7 +101,7 @@ def test_a_lost_node_costs_no_byte(tmp_path: Path) -> None:
     """elastic, with run.min_processes: the first node goes on alone when the second is killed, to the bytes of one."""
     lines = {"run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 30}
     first, second = nodes(tmp_path, **ELASTIC, **lines)
-    running, lost = start(first, TRAIN), start(second, TRAIN)
+    running, lost = start_to_strike(first), start_to_strike(second)
     assert running.stderr is not None
     for line in running.stderr:
         if line.startswith("epoch 2/"):
@@ -125,12 +125,12 @@ def test_a_node_that_joins_late_costs_no_byte(tmp_path: Path) -> None:
     """elastic, with run.min_processes: torchrun stops the first node's process for it, and the end is no stop."""
     lines = {"run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 5, "train__epochs": 30}
     first, second = nodes(tmp_path, **{**ELASTIC, **lines})
-    running = start(first, TRAIN)
+    running = start_to_strike(first)
     assert running.stderr is not None
     for line in running.stderr:
         if line.startswith("epoch 1/"):
             break
-    said, _ = finish(running, start(second, TRAIN))
+    said, _ = finish(running, start_to_strike(second))
     assert "going on from step" in said
     assert "launch: restart" not in said
     straight = small_world(tmp_path / "straight", **{**TWO, **ELASTIC, "run__processes": 1, "train__epochs": 30})
