@@ -68,10 +68,12 @@ lint: setup  ## Python, types, Dockerfiles, shell, YAML, workflows, compose file
 	@ruff check --quiet . && ruff format --check --quiet . && mypy
 	@hadolint docker/Dockerfile docker/lab/bases.Dockerfile
 	@shellcheck .ci/run docker/*.sh docker/lab/*.sh
-	@yamllint --strict --config-file .github/yamllint.yaml .github docker *.yaml
+	@yamllint --strict --config-file .github/yamllint.yaml .github docker *.yaml .pre-commit-config.yaml CITATION.cff
 	@actionlint && zizmor --offline --quiet .github
 	@check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
 	@check-jsonschema --quiet --builtin-schema vendor.compose-spec docker/compose.yaml
+	@check-jsonschema --quiet --builtin-schema vendor.citation-file-format CITATION.cff
 
 format: setup  ## put the code into shape
 	@ruff check --fix . && ruff format .

@@ -20,8 +20,9 @@ MOST_ON_A_CORE = 8  # processes: more than that only wait for each other, and ea
 # What a stage makes anew as a whole, what is yours, what is cleared by rules of its own: nothing else may lie there.
 ALONE = ("inbox", "pretrained", "archives", "images", "weights", "split", "packed", "runs")
 TAKEN = frozenset({  # what the project has at its top; a test compares them
-    "LICENSE", "Makefile", "README.md", "benchmarks", "docker", "docs", "dvc.lock", "dvc.yaml", "params.yaml",
-    "pipeline", "pyproject.toml", "requirements", "results", "tests",
+    "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "benchmarks",
+    "docker", "docs", "dvc.lock", "dvc.yaml", "params.yaml", "pipeline", "pyproject.toml", "requirements", "results",
+    "tests",
 })  # fmt: skip
 LOWEST_CAPABILITY = (7, 5)  # of the GPUs that the locked torch has code for: Turing. A test asks torch.
 NO_APEX = {
