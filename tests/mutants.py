@@ -100,7 +100,8 @@ def changes(module: str) -> list[Change]:
         attributes = {(ast.unparse(n.value), n.attr) for n in ast.walk(top) if isinstance(n, ast.Attribute)}
         for parent, field, index, node in places(top):
             place = module, tree, getattr(top, "name", ""), parent, field, index, node
-            found += [Change(*place, other) for other in variants(node, constants, attributes)]
+            those = variants(node, constants, attributes)
+            found += [Change(*place, other) for other in those if ast.dump(other) != ast.dump(node)]  # (0, 0) turned
     return found
 
 
