@@ -17,8 +17,8 @@ import torch
 from pipeline import files, locks, verify
 from pipeline.errors import Refusal
 from tests.conftest import change, read_params, write_params
+from tests.helpers.projects import call, copy_project
 from tests.test_interruption import gone, wait_for
-from tests.test_pipeline import call, copy_project
 
 
 @pytest.fixture(scope="module")

@@ -1,1 +1,1 @@
-"""What several test files need besides fixtures: starts of Python that cost hundredths of a second."""
+"""What several test files need besides fixtures: cheap starts of Python, and copies of the project."""
