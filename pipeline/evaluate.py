@@ -8,6 +8,7 @@ reports/mistakes.png: the same bytes for every number of processes. Every test p
 
 import os
 import sys
+from contextlib import ExitStack
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import files, metrics, packed, report, residency, runs, stage, trained
-from pipeline.engine import agreement, world
+from pipeline.engine import agreement, frozen, world
 from pipeline.errors import Refusal
 from pipeline.packed import Packed
 from pipeline.params import Params
@@ -124,26 +125,28 @@ def run(config: Params) -> None:
     """Be one process of the evaluation."""
     world.fix_arithmetic(config.train.threads, config.train.deterministic)
     place = world.from_env(os.environ, config.train.device)
-    met = world.meet(place, config.run.timeout_seconds)
-    with agreement.agreed(met, place) as facts:
-        data, rows, model = ready(config)
-        # They are of one machine and one launcher, so they have the same files; its GPUs may be of different kinds.
-        facts["let evaluate see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = runs.hardware(
-            place, config.train.threads
-        )
-    if place.first:  # DVC has recorded the training by now
-        runs.settle_all(Path(config.paths.runs))
-    with world.exchanging(place, config.run.timeout_seconds, met):
-        squares, _ = residency.reside(
-            data.images, config.run.residency, place.device, config.run.processes // config.run.nodes
-        )
-        found = trained.judge(model, squares, data.sizes, rows, batch_size=config.evaluate.batch_size, place=place)
-    if place.first:
-        print(table(write(config, data, rows, found)))
+    with ExitStack() as held:
+        held.callback(frozen.rouse_launcher, config.run.timeout_seconds)
+        met = world.meet(place, config.run.timeout_seconds)
+        with agreement.agreed(met, place) as facts:
+            data, rows, model = ready(config)
+            # They are of one machine and one launcher, so they have the same files; its GPUs may be of different kinds.
+            facts["let evaluate see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = runs.hardware(
+                place, config.train.threads
+            )
+        if place.first:  # DVC has recorded the training by now
+            runs.settle_all(Path(config.paths.runs))
+        with world.exchanging(place, config.run.timeout_seconds, met):
+            squares, _ = residency.reside(
+                data.images, config.run.residency, place.device, config.run.processes // config.run.nodes
+            )
+            found = trained.judge(model, squares, data.sizes, rows, batch_size=config.evaluate.batch_size, place=place)
+        if place.first:
+            print(table(write(config, data, rows, found)))
 
 
 def main() -> int:
-    return stage.main("evaluate", run)
+    return world.ended(lambda: stage.main("evaluate", run))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -31,8 +32,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pipeline import stage, validity
 from pipeline.engine import variables
+from pipeline.engine.frozen import Watch
 from pipeline.engine.stopping import SIGNALS
-from pipeline.engine.world import PEER_DIED
+from pipeline.engine.world import ENDED_NOTE, PEER_DIED
 from pipeline.errors import Refusal, Stopped
 from pipeline.params import Params, Run
 
@@ -63,13 +65,14 @@ def torchrun(module: str, run: Run) -> None:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
         # setpriv: a process of which the launcher dies before it has asked the kernel itself (`stage.main`) ends too.
-        with _passing_on(lambda: [child.pid for child in psutil.Process().children()]):
+        with _watching(lambda: _children(run), run) as watch, _meeting(watch, run):
             elastic_launch(config, "setpriv")("--pdeathsig", "TERM", sys.executable, "-m", module)
     except ChildFailedError as error:
-        # Those that left because another died are not to be named.
-        failures = sorted(error.failures.items(), key=lambda item: (item[1].exitcode == PEER_DIED, item[1].timestamp))
-        rank, failure = failures[0]
-        raise Refusal(f"process {rank} of {run.processes} ended with {_status(failure.exitcode)}; see above") from None
+        codes = {
+            rank: failure.exitcode
+            for rank, failure in sorted(error.failures.items(), key=lambda item: item[1].timestamp)
+        }
+        raise Refusal(_first_to_end(codes, watch, run)) from None
     except (RendezvousError, DistError) as error:
         raise Refusal(f"run.rendezvous: {run.rendezvous!r}: the nodes cannot meet there: {error}") from None
 
@@ -109,13 +112,14 @@ def spawn(module: str, run: Run) -> None:
         context = mp.start_processes(
             _be_process, args=(module, shared), nprocs=run.processes, join=False, start_method="spawn"
         )
-        with _passing_on(context.pids):
+        names = [_name(rank, run) for rank in range(run.processes)]
+        with _watching(lambda: dict(zip(names, context.pids(), strict=True)), run) as watch:
             while not context.join():
                 pass
     except mp.ProcessExitedException as error:
-        raise Refusal(
-            f"process {error.error_index} of {run.processes} ended with {_status(error.exit_code)}; see above"
-        ) from None
+        codes = {rank: process.exitcode for rank, process in enumerate(context.processes) if process.exitcode}
+        first = {error.error_index: error.exit_code}
+        raise Refusal(_first_to_end(first | codes, watch, run)) from None
 
 
 def _be_process(rank: int, module: str, shared: dict[str, str]) -> None:
@@ -135,38 +139,113 @@ def slurm(module: str, run: Run) -> None:
             f"--nodes={run.nodes} --ntasks={run.processes}; or take torchrun"
         )
     command = ["srun", f"--nodes={run.nodes}", f"--ntasks={run.processes}", "--kill-on-bad-exit=1"]
-    with subprocess.Popen([*command, sys.executable, "-m", module]) as process, _passing_on(lambda: [process.pid]):
+    with (
+        subprocess.Popen([*command, sys.executable, "-m", module]) as process,
+        _watching(lambda: {"srun": process.pid}, run, waits=False) as watch,
+    ):
         code = process.wait()
     if code:
-        raise Refusal(f"srun ended with {_status(code)}; see above")
+        raise Refusal("; ".join(watch.named.values()) or f"srun ended with {_status(code)}; see above")
+
+
+def _name(rank: int, run: Run) -> str:
+    return f"process {rank} of {run.processes}"
+
+
+def _children(run: Run) -> dict[str, int]:
+    """The processes that torchrun's agent has started, by name."""
+    found = {}
+    for child in psutil.Process().children():
+        with suppress(psutil.Error, KeyError):  # gone, or not yet what it is going to be
+            found[_name(int(child.environ()["RANK"]), run)] = child.pid
+    return found
+
+
+def _first_to_end(codes: dict[int, int], watch: Watch, run: Run) -> str:
+    """Which process ended first, and how: the one that the launcher killed, or that the others saw, or that failed.
+
+    `codes`: the exit statuses by rank, in the order in which they were seen, which says little on a busy machine.
+    """
+    if watch.named:
+        return "; ".join(watch.named.values())
+    note = Path(os.environ[ENDED_NOTE])
+    said = int(note.read_text() or "-1") if note.exists() else -1
+    failed = [rank for rank, code in codes.items() if code != PEER_DIED]
+    for rank in [said] * (said in codes) + failed:
+        return f"{_name(rank, run)} ended with {_status(codes[rank])}; see above"
+    who = _name(said, run) if said >= 0 else "a process of another node"
+    return f"{who} ended or was silent, and so the others left; see above, and what its node says"
 
 
 @contextmanager
-def _passing_on(pids: Callable[[], Sequence[int]]) -> Iterator[None]:
-    """Inside the block, a signal that would end this process goes to those of `pids`; when they end, it does.
+def _meeting(watch: Watch, run: Run) -> Iterator[None]:
+    """Say that the nodes are waited for; end this launcher if they do not meet in time, for torch waits without end.
 
-    Each signal goes once: that of a DVC which ends comes right after the one that ended it, and would meet processes
-    which have saved and are about to say so. While there are none, the signal ends this process.
+    It does where something else listens at run.rendezvous, and says nothing.
     """
+    # With run.min_processes torchrun first waits for enough nodes, and then once more for all.
+    seconds = run.timeout_seconds * (2 if run.min_processes else 1)
+    if run.nodes > 1:
+        print(
+            f"launch: node {run.node_rank} of {run.nodes} waits for the others at {run.rendezvous} "
+            f"(run.rendezvous), {seconds} s at most",
+            file=sys.stderr,
+        )
 
-    def pass_on(number: int, _: FrameType | None) -> None:
-        if number in ASKED:
+    def give_up() -> None:
+        if watch.seen():
             return
-        ASKED.add(number)
-        found = pids()
-        if not found:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        for pid in found:
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+        print(
+            f"launch: run.rendezvous: {run.rendezvous!r}: the nodes did not meet there within {seconds} s "
+            "(run.timeout_seconds); is node 0 started, does nothing else listen on this port, and does every node have "
+            "the same params?",
+            file=sys.stderr,
+            flush=True,
+        )
+        shutil.rmtree(Path(os.environ[ENDED_NOTE]).parent, ignore_errors=True)
+        os._exit(1)
 
-    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
+    timer = threading.Timer(seconds + 5, give_up)  # by then torch has given up by itself, if it does
+    timer.daemon = True
+    if run.nodes > 1:
+        timer.start()
     try:
         yield
     finally:
+        timer.cancel()
+
+
+@contextmanager
+def _watching(pids: Callable[[], Mapping[str, int]], run: Run, waits: bool = True) -> Iterator[Watch]:
+    """Inside the block, the processes (`pids`, by name) are watched, and a signal that would end this one goes to them.
+
+    When they end, it does. Each signal goes once: that of a DVC which ends comes right after the one that ended it, and
+    would meet processes which have saved and are about to say so. Sent again, it ends those that are stopped. While
+    there are none, the signal ends this process. Ctrl-Z stops them too: torchrun's are no part of the terminal's job.
+    """
+    watch = Watch(pids, run.timeout_seconds, waits)
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        if not pids():
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        watch.pass_on(number, again=number in ASKED)
+        ASKED.add(number)
+
+    def pause(_: int, __: FrameType | None) -> None:
+        for number, whom in ((signal.SIGSTOP, [*pids().values(), os.getpid()]), (signal.SIGCONT, pids().values())):
+            for pid in whom:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    handlers = dict.fromkeys(SIGNALS, pass_on) | {signal.SIGTSTP: pause}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield watch
+    finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        watch.close()
 
 
 def _status(code: int) -> str:
@@ -182,9 +261,10 @@ def with_restarts(module: str, run: Run) -> None:
     Raises Refusal for the last failure, and Stopped if the processes say, in a note, that they were asked to stop.
     """
     with tempfile.TemporaryDirectory() as folder:
-        note = Path(folder) / "stopped"
+        note, ended = Path(folder) / "stopped", Path(folder) / "ended"
         for restart in range(run.max_restarts + 1):
-            os.environ[stage.STOPPED_NOTE] = str(note)
+            os.environ |= {stage.STOPPED_NOTE: str(note), ENDED_NOTE: str(ended)}
+            ended.unlink(missing_ok=True)
             try:
                 LAUNCHERS[run.launcher](module, run)
             except Refusal as failure:
@@ -194,7 +274,7 @@ def with_restarts(module: str, run: Run) -> None:
             else:
                 break
             finally:
-                del os.environ[stage.STOPPED_NOTE]
+                del os.environ[stage.STOPPED_NOTE], os.environ[ENDED_NOTE]
             if note.exists():
                 break
             print(f"launch: restart {restart + 1} of {run.max_restarts}", file=sys.stderr)

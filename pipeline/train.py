@@ -39,7 +39,7 @@ from pipeline import (
     trained,
     weights,
 )
-from pipeline.engine import agreement, checkpoint, loop, stopping, world
+from pipeline.engine import agreement, checkpoint, frozen, loop, stopping, world
 from pipeline.engine.agreement import Facts
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Counts, Recipe
@@ -275,7 +275,7 @@ def train(
     world.barrier()  # every process has read the checkpoint before the first may replace it
     with (
         monitor.opened(board, first_step, steps, settings.batch_size, place.first) as shown,
-        stopping.watching(store, place) as stop,
+        stopping.watching(store, place, config.run.timeout_seconds) as stop,
     ):
         # The batches end where all processes have agreed to stop; usually, with the last step.
         stream = batches(settings, data, squares, first_step, place, parts, learner.precision, stop)
@@ -299,6 +299,7 @@ def train(
             refuse_broken(counts, settings)
             keep(folder, place, settings, learner, counts, progress)
             why = stop.reason
+            stop.over()
             world.barrier()  # the store ends with rank 0: everybody must have read the reason
             raise Stopped(f"stopped by {why}; saved at step {progress.step} of {steps}; run again to go on")
     final = progress.best_weights if settings.export == "best" else exported(learner, settings)
@@ -508,6 +509,7 @@ def run(config: Params) -> None:
     place = world.from_env(os.environ, settings.device)
     met = world.meet(place, config.run.timeout_seconds)
     with ExitStack() as held:
+        held.callback(frozen.rouse_launcher, config.run.timeout_seconds)
         held.enter_context(vouched_for(settings))
         with agreement.agreed(met, place) as facts:
             data, folder = ready(config, place, facts)
@@ -525,7 +527,7 @@ def run(config: Params) -> None:
 
 
 def main() -> int:
-    return stage.main("train", run)
+    return world.ended(lambda: stage.main("train", run))
 
 
 if __name__ == "__main__":

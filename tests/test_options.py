@@ -336,7 +336,7 @@ def test_mixed_pictures_train(runs: dict[str, Path]) -> None:
 @pytest.fixture
 def never() -> Iterator[Stopping]:
     """Nobody wants to stop."""
-    with watching(HashStore(), ALONE) as stop:
+    with watching(HashStore(), ALONE, 60) as stop:
         yield stop
 
 

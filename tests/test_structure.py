@@ -25,6 +25,7 @@ BASE = {"errors", "files", "reading"}
 ENGINE = {
     "engine.world", "engine.precision", "engine.parallel", "engine.checkpoint", "engine.loop", "engine.ema",
     "engine.optimizers", "engine.stopping", "engine.elastic", "engine.agreement", "engine.variables",
+    "engine.frozen",
 }  # fmt: skip
 STAGE = {*BASE, "params", "stage"}
 ALLOWED: dict[str, set[str]] = {
@@ -52,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine.optimizers": {"engine.apex"},
     "engine.apex": {"engine.precision"},
     "engine.loop": {"engine.precision", "engine.parallel", "engine.ema"},
-    "engine.stopping": {"engine.world"},
+    "engine.stopping": {"engine.world", "engine.frozen"}, "engine.frozen": {"engine.world"},
     "inference": {"augment", "reading", "residency", "sampling", *ENGINE},
     "monitor": {"augment", "engine.loop"},
     "runs": {*BASE, "locks", "packed", "params", "engine.checkpoint", "engine.world",
@@ -61,7 +62,8 @@ ALLOWED: dict[str, set[str]] = {
     "download": {*STAGE, "synthetic", "weights"},
     "split": {*STAGE, "images"},
     "prepare": {*STAGE, "images", "packed", "squeeze"},
-    "launch": {*STAGE, "engine.world", "engine.variables", "engine.stopping", "engine.apex", "validity"},
+    "launch": {*STAGE, "engine.world", "engine.frozen", "engine.variables", "engine.stopping", "engine.apex",
+               "validity"},
     "trained": {*BASE, *ENGINE, "augment", "inference", "model", "residency"},
     "train": {*STAGE, *ENGINE, "augment", "inference", "model", "monitor", "packed", "residency", "runs", "sampling",
               "schedule", "trained", "weights"},

@@ -1,10 +1,13 @@
-"""All processes stop at the same step, whoever is asked to, and none waits for one that is dead.
+"""All processes stop at the same step, whoever is asked to, and none waits for one that is dead or silent.
 
 One thread a process watches three things: signals (TERM, INT, USR1, HUP: a handler only writes a byte to a socket), the
-launcher (a dead one is a reason to stop and save), and the peers on this machine (a dead one is a reason to leave at
-once, for an exchange with it would never end). Nothing is sent per step. Whoever has a reason to stop writes it into
-the store of the process group; every process then publishes the next step it would take, and all stop before the
-largest of them. So there is no margin to guess and no device to wait for.
+launcher (a dead or a stopped one is a reason to stop and save), and the peers on this machine (a dead one is a reason
+to leave at once, for an exchange with it would never end). Nothing is sent per step. Whoever has a reason to stop
+writes it into the store of the process group; every process then publishes the next step it would take, and all stop
+before the largest of them. So there is no margin to guess and no device to wait for.
+
+A second thread talks to the store, for a call waits as long as rank 0, which keeps it, says nothing: the first one
+counts how long, and leaves.
 """
 
 import os
@@ -16,34 +19,44 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline.engine.world import Store, World, leave
+from pipeline.engine import frozen, world
+from pipeline.engine.world import Store, World
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 GRACE_SECONDS = 25  # from the wish to stop to the end, whatever hangs; torchrun kills after 30
+LOOKS = 10  # a second
 
 
 class Stopping:
     """Knows whether, and before which step, this process is to stop."""
 
-    def __init__(self, store: Store, place: World) -> None:
-        self._store, self._place = store, place
+    def __init__(self, store: Store, place: World, timeout_seconds: int) -> None:
+        self._store, self._place, self._timeout = store, place, timeout_seconds
         self._next, self._stop = 0, None  # type: int, int | None
         self._holding = False  # a wish to stop is known: no step is begun until all agree on the last one
         self._done = False
-        self._agreed = threading.Condition()
+        self._why = ""  # this process's own reason to stop
+        self._talking = 0  # looks since the store answered last
+        self._asking, self._present = False, set[int]()  # who answers when it is asked who is still there
+        self._agreed, self._leaving = threading.Condition(), threading.Lock()
         self._ear, self._bell = socket.socketpair()
         self._bell.setblocking(False)
         self._before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
         signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False)
-        host = os.uname().nodename
-        store.set(f"process/{place.rank}", f"{host} {os.getpid()}")
-        self._watched = {self._ear.fileno(): "", os.pidfd_open(os.getppid()): "launcher"}
-        for rank in range(place.size):
-            peer_host, pid = store.get(f"process/{rank}").decode().rsplit(" ", 1)
-            if rank != place.rank and peer_host == host:
-                self._watched[os.pidfd_open(int(pid))] = f"process {rank} of {place.size} (pid {pid}) on {host}"
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+        self._launcher = os.getppid()
+        self._peers = self._meet()
+        self._watched = {self._ear.fileno(): -1, os.pidfd_open(self._launcher): place.rank}
+        for rank, (host, pid) in enumerate(self._peers):
+            if rank != place.rank and host == os.uname().nodename:
+                self._watched[os.pidfd_open(pid)] = rank
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._watch, self._talk)]
+        for thread in self._threads:
+            thread.start()
+
+    def _meet(self) -> list[tuple[str, int]]:
+        """The host and the process id of every process, by rank."""
+        said = world.told(self._store, self._place, "process", f"{os.uname().nodename} {os.getpid()}")
+        return [(host, int(pid)) for host, pid in (line.rsplit(" ", 1) for line in said)]
 
     @property
     def reason(self) -> str:
@@ -60,11 +73,18 @@ class Stopping:
             self._next = step + 1
             return False
 
-    def close(self) -> None:
-        """End the watching; signals are as before. The thread is waited for: one inside the store aborts the exit."""
+    def over(self) -> None:
+        """From now on a peer may end: that is no reason to leave any more."""
         self._done = True
+
+    def close(self) -> None:
+        """End the watching; signals are as before. The threads are waited for: one inside the store aborts the exit."""
+        self.over()
         self._bell.send(b"\0")
-        self._thread.join()
+        for thread in self._threads:
+            thread.join(self._timeout)
+        if any(thread.is_alive() for thread in self._threads):
+            self._leave(0, f"was silent for {self._timeout} s")
         signal.set_wakeup_fd(-1)
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -74,59 +94,122 @@ class Stopping:
                 os.close(descriptor)
         self._ear.close()
         self._bell.close()
+        if "launcher" in self._why and frozen.stopped(self._launcher):
+            frozen.proceed(self._launcher)  # all is saved, and it has to say so
+
+    def blame(self, error: RuntimeError) -> None:
+        """Leave because an exchange failed, with the names of those that are silent. Returns if it failed by itself."""
+        time.sleep(1)  # one that died is seen by the thread, which leaves
+        if not world.of_peers(error):
+            return
+        self._asking = True
+        time.sleep(3)
+        absent = sorted({*range(self._place.size)} - self._present - {self._place.rank})
+        said = world.first_line(error)
+        for rank in [0] if self._talking > LOOKS else absent:
+            self._leave(rank, f"was silent ({said})")
+        self._leaving.acquire()
+        world.leave(f"train: an exchange with another process failed ({said})", self._place, -1)
 
     def _watch(self) -> None:
         poll = select.poll()
         for descriptor in self._watched:
             poll.register(descriptor, select.POLLIN)
-        why = ""
+        launcher, looks, held = frozen.Silence(self._launcher), 0, 0
         while not self._done:
-            for descriptor, _ in poll.poll(100):
-                who = self._watched[descriptor]
-                if who == "":
+            heard = poll.poll(1000 // LOOKS)
+            for descriptor, _ in heard:
+                rank = self._watched[descriptor]
+                if rank == -1:
                     number = self._ear.recv(1)[0]
-                    why = why or (signal.Signals(number).name if number in list(SIGNALS) else "")
-                elif who == "launcher":
-                    why = why or "its launcher ended"
+                    self._wish(signal.Signals(number).name if number in list(SIGNALS) else "")
+                elif rank == self._place.rank:
+                    self._wish("its launcher ended")
                     poll.unregister(descriptor)
-                else:
-                    self._leave(who)
-            if self._done:
-                return
-            try:
-                if why and not self._holding:
-                    self._store.compare_set("stop/why", "", f"process {self._place.rank}: {why}")
-                self._agree()
-            except RuntimeError:  # the store is gone, and rank 0 with it
-                self._leave("process 0")
+                elif not self._done:
+                    self._leave(rank, "ended")
+            looks, self._talking = looks + 1, self._talking + 1
+            if looks % LOOKS == 0 and launcher.stopped < self._timeout:
+                launcher.look()
+                if launcher.stopped == self._timeout:
+                    self._wish(f"its launcher (pid {launcher.pid}) was silent for {self._timeout} s: stopped (state T)")
+            if self._talking > self._timeout * LOOKS and not self._done:
+                self._leave(0, f"was silent for {self._timeout} s")
+            held = held + 1 if self._holding and self._stop is None else 0
+            if held > (GRACE_SECONDS - 5) * LOOKS:
+                for rank in sorted({*range(self._place.size)} - self._present):
+                    self._leave(rank, f"was silent for {GRACE_SECONDS - 5} s after a wish to stop")
 
-    def _leave(self, who: str) -> None:
-        """End this process at once: an exchange with a dead peer would never end. Not while it is ending anyway."""
-        if not self._done:
-            leave(f"train: {who}", self._place)
+    def _wish(self, why: str) -> None:
+        """Want to stop, if there is a reason."""
+        if why and not self._why:
+            self._why = why
+            signal.alarm(GRACE_SECONDS)  # its default action ends the process without asking the interpreter
+
+    def _talk(self) -> None:
+        try:
+            while not self._done:
+                if self._why and not self._holding:
+                    self._store.compare_set("stop/why", "", f"process {self._place.rank}: {self._why}")
+                self._agree()
+                self._answer()
+                self._talking = 0
+                time.sleep(1 / LOOKS)
+        except RuntimeError:  # the store is gone, and rank 0 with it
+            if not self._done:
+                self._leave(0, "ended")
 
     def _agree(self) -> None:
         """If somebody wants to stop: publish our next step, and once all have, stop before the largest."""
         if not self._holding and self._store.check(["stop/why"]):
-            signal.alarm(GRACE_SECONDS)  # its default action ends the process without asking the interpreter
+            signal.alarm(GRACE_SECONDS)
             with self._agreed:
                 self._holding = True
                 self._store.set(f"stop/{self._place.rank}", str(self._next))
-        keys = [f"stop/{rank}" for rank in range(self._place.size)]
-        if self._holding and self._stop is None and self._store.check(keys):
-            with self._agreed:
-                self._stop = max(int(self._store.get(key)) for key in keys)
-                self._agreed.notify_all()
+        if self._holding and self._stop is None:
+            self._present = self._having("stop")
+            if len(self._present) == self._place.size:
+                with self._agreed:
+                    self._stop = max(int(self._store.get(f"stop/{rank}")) for rank in self._present)
+                    self._agreed.notify_all()
+
+    def _answer(self) -> None:
+        """If somebody asks who is still there: say so, and if it is this process that asks, see who does."""
+        if self._asking:
+            self._store.set("roll/call", "")
+            self._present = self._having("roll")
+        if self._store.check(["roll/call"]):
+            self._store.set(f"roll/{self._place.rank}", "")
+
+    def _having(self, name: str) -> set[int]:
+        """The ranks that have written under a name."""
+        return {rank for rank in range(self._place.size) if self._store.check([f"{name}/{rank}"])}
+
+    def _leave(self, rank: int, how: str) -> None:
+        """End this process at once: an exchange with a dead or silent peer would never end."""
+        self._leaving.acquire()  # whoever comes second waits here for the end
+        host, pid = self._peers[rank]
+        here = host == os.uname().nodename
+        if here and frozen.stopped(pid):
+            how += "; it is stopped (state T)"
+        for _ in range(5 * LOOKS):  # until the launcher has seen how it ended, for that is to be named
+            if not (here and frozen.state(pid) == "Z"):
+                break
+            time.sleep(1 / LOOKS)
+        if frozen.stopped(self._launcher):
+            frozen.proceed(self._launcher)
+        who = f"process {rank} of {self._place.size} (pid {pid}) on {host}"
+        world.leave(f"train: {who} {how}", self._place, rank)
 
 
 @contextmanager
-def watching(store: Store, place: World) -> Iterator[Stopping]:
+def watching(store: Store, place: World, timeout_seconds: int) -> Iterator[Stopping]:
     """A Stopping for the length of the block."""
-    stopping = Stopping(store, place)
+    stopping = Stopping(store, place, timeout_seconds)
     try:
         yield stopping
-    except RuntimeError:
-        time.sleep(1)  # an exchange with a process that died can fail before the thread sees the death, and leaves
+    except RuntimeError as error:
+        stopping.blame(error)
         raise
     finally:
         stopping.close()

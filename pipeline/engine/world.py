@@ -5,11 +5,13 @@ One process is a world too: the functions below then have nothing to exchange an
 
 import os
 import re
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Literal, NoReturn, TypeVar
 
 import torch
@@ -21,6 +23,7 @@ from pipeline.errors import Refusal
 DeviceKind = Literal["cuda", "cpu"]
 Store = dist.Store
 T = TypeVar("T")
+ENDED_NOTE = "PERENNIAL_ENDED_NOTE"  # the launcher's file in which a process that leaves says which one ended first
 PEER_DIED = 76  # exit status of a process that leaves because another died
 
 
@@ -103,7 +106,7 @@ def meet(place: World, timeout_seconds: int) -> Store:
     except dist.DistError as error:
         raise Refusal(
             f"run.timeout_seconds: {timeout_seconds}: process {place.rank} of {place.size} did not meet the others in "
-            f"this time ({_first_line(error)}); see what they say"
+            f"this time ({first_line(error)}); see what they say"
         ) from None
 
 
@@ -125,11 +128,11 @@ def _heard(store: Store, place: World, key: str, rank: int) -> str:
     except dist.DistError as error:
         raise Refusal(
             f"process {rank} of {place.size} said nothing within run.timeout_seconds, or its store is gone "
-            f"({_first_line(error)}); see what it says"
+            f"({first_line(error)}); see what it says"
         ) from None
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """What torch says of an error, without the frames of C++ that follow it."""
     return str(error).partition("\n")[0]
 
@@ -162,6 +165,7 @@ def exchanging(world: World, timeout_seconds: int, met: Store) -> Iterator[Store
         timeout=timeout,
         device_id=world.device if world.device.type == "cuda" else None,
     )
+    failed = False
     try:
         if world.first:
             store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
@@ -172,19 +176,52 @@ def exchanging(world: World, timeout_seconds: int, met: Store) -> Iterator[Store
         try:
             dist.barrier()  # the store ends with rank 0, so nobody may still need it
         except RuntimeError:
-            leave("another process", world)
+            leave("another process ended", world, -1)
     except BaseException as error:
+        failed = True
         # The frames of the error hold a wrapped model, and that the group: freed after it, the process can hang.
         traceback.clear_frames(error.__traceback__)
         raise
     finally:
-        dist.destroy_process_group()
+        # After an error NCCL's would wait for exchanges that never end, in silence: `ended` ends the process instead.
+        if not (failed and world.device.type == "cuda"):
+            dist.destroy_process_group()
 
 
-def leave(who: str, world: World) -> NoReturn:
-    """End this process at once because another has ended: an exchange with it would never end, or is an error."""
-    os.write(2, f"{who} ended; process {world.rank} leaves too\n".encode())
+def ended(work: Callable[[], int]) -> int:
+    """The exit status of a process's `work`. If that failed inside `exchanging`, the process ends here, at once."""
+    try:
+        status = work()
+    except Exception:
+        if not dist.is_initialized():
+            raise
+        traceback.print_exc()
+        status = 1
+    if dist.is_initialized():
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def leave(why: str, world: World, rank: int) -> NoReturn:
+    """End this process at once because process `rank` (-1: it is not known which) has ended, or is silent.
+
+    The first one on this machine to leave tells the launcher which: the order in which processes end does not.
+    """
+    os.write(2, f"{why}; process {world.rank} leaves too\n".encode())
+    if note := os.environ.get(ENDED_NOTE):
+        with suppress(OSError), Path(note).open("x") as file:
+            file.write(str(rank))
     os._exit(PEER_DIED)
+
+
+def of_peers(error: RuntimeError) -> bool:
+    """Whether an exchange failed because of another process: it ended, or said nothing in time."""
+    return (
+        isinstance(error, dist.DistError) or re.search(r"gloo|NCCL|[Cc]onnection|[Tt]imed out", str(error)) is not None
+    )
 
 
 def fix_arithmetic(threads: int, deterministic: bool) -> None:

@@ -1,0 +1,147 @@
+"""Which processes do nothing any more, and their end: a stopped one (SIGSTOP), and one that waits for ever.
+
+Nothing is sent: the kernel says what a process does (/proc). Seconds are counted in looks, one a second, and not read
+from a clock: where the one who looks is stopped as well (Ctrl-Z, a laptop that sleeps), no second passes.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from pipeline.engine import world
+
+MARGIN_SECONDS = (
+    10  # beyond the timeout, for a process that waits: its own exchange ends at the timeout, and names whom
+)
+
+
+def state(pid: int) -> str:
+    """The state of a process, as proc(5) writes it: R runs, S waits, D is in the kernel, T is stopped; "" if gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+
+
+def stopped(pid: int) -> bool:
+    """Whether a signal (SIGSTOP) keeps the process from running."""
+    return state(pid) == "T"
+
+
+def ended(pid: int) -> bool:
+    """Whether the process is gone, or has only its exit status left."""
+    return state(pid) in ("", "Z", "X")
+
+
+def proceed(pid: int) -> None:
+    """Let a stopped process go on."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+def work(pid: int) -> tuple[float, ...]:
+    """What grows while a process works: how often its main thread has run, and the CPU time of processes below it."""
+    try:
+        lines = Path(f"/proc/{pid}/task/{pid}/status").read_text().splitlines()
+        ticks = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    except OSError:
+        return ()
+    switches = [int(line.split()[1]) for line in lines if "ctxt_switches" in line]
+    below = 0.0
+    with suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.Error):
+                below += sum(child.cpu_times()[:2])
+    return (*switches, *map(int, ticks), below)
+
+
+class Silence:
+    """For how many looks in a row a process has been stopped, and for how many it has not worked."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.stopped, self.idle = pid, 0, 0
+        self._work: tuple[float, ...] = ()
+
+    def look(self) -> None:
+        """Look once more."""
+        now, done = state(self.pid), work(self.pid)
+        self.stopped = self.stopped + 1 if now == "T" else 0
+        # In the kernel (D) or under a debugger (t) it works, for all that can be seen.
+        self.idle = self.idle + 1 if now == "S" and done == self._work else 0
+        self._work = done
+
+
+class Watch:
+    """A thread of the launcher: kills a process that has done nothing for too long, and remembers its name.
+
+    `pids` gives the processes by name. One that is stopped is killed after `seconds`, or as soon as another one has
+    ended, for then it would only be waited for. One that waits is killed after `seconds` and a margin: its exchanges
+    would have ended by then. `waits`: such are watched at all; a command such as srun does nothing but wait.
+    """
+
+    def __init__(self, pids: Callable[[], Mapping[str, int]], seconds: int, waits: bool = True) -> None:
+        self.named: dict[str, str] = {}  # what each that was killed had done, by its name
+        self._pids, self._seconds, self._waits = pids, seconds, waits
+        self._silences: dict[str, Silence] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the watching."""
+        self._over.set()
+        self._thread.join()
+
+    def seen(self) -> bool:
+        """Whether any process has been there."""
+        return bool(self._silences)
+
+    def end(self, name: str, why: str) -> None:
+        """Kill one of the processes at once."""
+        with suppress(ProcessLookupError, KeyError):
+            pid = self._silences[name].pid if name in self._silences else self._pids()[name]
+            self.named[name] = f"{name} (pid {pid}) {why}, and was killed"
+            os.kill(pid, signal.SIGKILL)
+
+    def pass_on(self, number: int, again: bool) -> None:
+        """Send a signal to all; one that is stopped goes on to receive it, or is killed if it is sent again."""
+        for name, pid in self._pids().items():
+            if again and stopped(pid):
+                self.end(name, f"was stopped (state T) when {signal.Signals(number).name} came again")
+            elif not again:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+                if stopped(pid):
+                    print(f"launch: {name} (pid {pid}) was stopped (state T); it goes on, to save", file=sys.stderr)
+                    proceed(pid)
+
+    def _run(self) -> None:
+        while not self._over.wait(1):
+            for name, pid in self._pids().items():
+                if name not in self._silences or self._silences[name].pid != pid:
+                    self._silences[name] = Silence(pid)
+            alone = any(ended(silence.pid) for silence in self._silences.values())
+            for name, silence in self._silences.items():
+                silence.look()
+                if silence.stopped >= (2 if alone else self._seconds):
+                    self.end(name, f"was silent for {silence.stopped} s: it was stopped (state T)")
+                elif self._waits and silence.idle >= self._seconds + MARGIN_SECONDS:
+                    self.end(name, f"was silent for {silence.idle} s: it only waited (run.timeout_seconds)")
+
+
+def rouse_launcher(seconds: int) -> None:
+    """Before a process ends: wait while its launcher is stopped, so many seconds at most; then let that go on."""
+    pid = os.getppid() if world.ENDED_NOTE in os.environ else os.getpid()
+    for look in range(seconds + 1):
+        if not stopped(pid):
+            return
+        if look < seconds:
+            threading.Event().wait(1)
+    print(f"the launcher (pid {pid}) was silent for {seconds} s: it was stopped (state T); it goes on", file=sys.stderr)
+    proceed(pid)
