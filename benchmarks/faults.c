@@ -1,7 +1,7 @@
 /* Fails one file operation of a process below a folder, or kills the process there: see faults.py.
  *
  * To be loaded with LD_PRELOAD. Operations that change files are counted; the one whose turn it is fails before it has
- * done anything, but for close, which has closed. Errors are given once. */
+ * done anything, but for close, which has closed. EROFS is given from then on, any other error once. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -51,7 +51,8 @@ static int file_is_below(int file) { return file > 2 && path_is_below(file, ".")
 
 /* Whether this operation is to fail: errno is then set. */
 static int fails(const char *what) {
-    if (__sync_add_and_fetch(&shared->count, 1) != shared->at) return 0;
+    long number = __sync_add_and_fetch(&shared->count, 1);
+    if (!shared->at || number < shared->at || (number > shared->at && shared->error != EROFS)) return 0;
     strncpy(shared->what, what, sizeof shared->what - 1);
     if (shared->error < 0) kill(getpid(), SIGKILL);
     errno = shared->error;

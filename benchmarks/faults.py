@@ -5,7 +5,8 @@
 
 A library in front of the C library (faults.c, built here) counts the operations of a stage that change files: open,
 write, sync, rename, link, unlink, mkdir, rmdir, truncate, close. For every number it fails the operation with that
-number, with EIO, ENOSPC or EDQUOT, or kills the process there. The stage finds outputs of an earlier run, of other
+number, with EIO, ENOSPC or EDQUOT, that and all later ones with EROFS (what ext4 does after an error of the disk), or
+kills the process there. The stage finds outputs of an earlier run, of other
 bytes. Then it runs again, unhindered. A row counts, over all numbers,
 
     operations    that the stage makes
@@ -13,10 +14,11 @@ bytes. Then it runs again, unhindered. A row counts, over all numbers,
     tracebacks    faults that ended in one, or warned of an exception that was ignored
     lies          runs that ended with 0 though an output is not what it should be
     halves        outputs that are neither those of the earlier run nor the right ones, nor away
+    unnamed       `.partial` and `.previous` files that stayed without a word, though the process was not killed
     left_overs    files after the next run that an unhindered run does not leave, or outputs that differ
     hangs         runs that did not end
 
-The exit status is 1 if there is one of the last five. A stage is one process without its launcher, forked from one that
+The exit status is 1 if there is one of the last six. A stage is one process without its launcher, forked from one that
 has imported everything; pictures are few and small.
 """
 
@@ -24,6 +26,7 @@ import argparse
 import ctypes
 import errno
 import hashlib
+import importlib
 import os
 import shutil
 import signal
@@ -40,12 +43,12 @@ from typing import Any
 
 from benchmarks import measuring, scene
 from benchmarks.measuring import Report, Row, Worker
-from pipeline import download, files, prepare, split
+from pipeline import files
 from pipeline.errors import Refusal
 
 STAGES = ("download", "split", "prepare", "train", "evaluate")
-ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT, "KILL": -1}
-COUNTED = ("tracebacks", "lies", "halves", "left_overs", "hangs")
+ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT, "EROFS": errno.EROFS, "KILL": -1}
+COUNTED = ("tracebacks", "lies", "halves", "unnamed", "left_overs", "hangs")
 OUTPUTS = {
     "download": ("data/images/", "data/weights/"),
     "split": ("data/split.csv", "metrics/data.json"),
@@ -57,7 +60,6 @@ OUTPUTS = {
     ),
 }
 SMALL: scene.Changes = {
-    "data": {"source": "synthetic", "synthetic": {"count": 50, "size": 32, "seed": 0}},
     "split": {"near_duplicates": 0, "min_side": 16, "folds": 1, "fractions": {"train": 0.5, "val": 0.3, "test": 0.2}},
     "prepare": {"size": 32},
     "train": {
@@ -66,6 +68,7 @@ SMALL: scene.Changes = {
     },
     "run": {"workers": 1, "log_steps": 1},
 }  # fmt: skip
+PICTURES = 40
 SECONDS = 300  # a run that takes longer hangs
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a fork keeps only one
 
@@ -109,19 +112,18 @@ class Ended:
     hung: bool
 
 
-def commands() -> dict[str, Callable[[], int]]:
-    """Each stage, as `python -m pipeline.<stage>` runs it."""
-    from pipeline import evaluate, train
-
-    return {name: module.main for name, module in zip(STAGES, (download, split, prepare, train, evaluate), strict=True)}
+def command(stage: str) -> Callable[[], int]:
+    """A stage, as `python -m pipeline.<stage>` runs it; its module is imported."""
+    main: Callable[[], int] = importlib.import_module(f"pipeline.{stage}").main
+    return main
 
 
 def run(library: Any, stage: str, folder: Path, at: int = 0, error: int = 0) -> Ended:
     """Run a stage in a process forked from this one, in which the operation number `at` below `folder` fails."""
-    said = folder.with_name("said")
+    said, main = folder.with_name("said"), command(stage)
     child = os.fork()
     if child == 0:
-        _be(library, stage, folder, at, error, said)
+        _be(main, library, folder, at, error, said)
     hung, until = False, time.monotonic() + SECONDS
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
         time.sleep(0.002)
@@ -133,7 +135,7 @@ def run(library: Any, stage: str, folder: Path, at: int = 0, error: int = 0) -> 
     return Ended(status, said.read_text(errors="replace"), library.fault_count(), what, hung)
 
 
-def _be(library: Any, stage: str, folder: Path, at: int, error: int, said: Path) -> None:
+def _be(stage: Callable[[], int], library: Any, folder: Path, at: int, error: int, said: Path) -> None:
     """In the forked process: be the stage, to the end of the process."""
     status = 1
     try:
@@ -141,9 +143,8 @@ def _be(library: Any, stage: str, folder: Path, at: int, error: int, said: Path)
         with said.open("wb", buffering=0) as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-        run_stage = commands()[stage]
         library.fault_arm(os.fsencode(folder), at, error)
-        status = run_stage()
+        status = stage()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -178,6 +179,11 @@ def names(folder: Path) -> set[str]:
     return {str(path) for path in found if not set(kept) & set(path.parts) and path.parts[0] not in scene.NEEDED}
 
 
+def hidden(folder: Path) -> list[Path]:
+    """What carries the name of something half-written or put aside, relative to `folder`."""
+    return [path.relative_to(folder) for end in ("partial", "previous") for path in folder.rglob(f".*.{end}")]
+
+
 def earlier(folder: Path, stage: str) -> None:
     """Put outputs of other bytes where the stage's own belong."""
     for name in OUTPUTS[stage]:
@@ -206,11 +212,10 @@ class Scene:
         self._base, self._library, self._wholes = base, library, dict[str, Whole]()
         self._done = base / "done"
         self._done.mkdir()
-        for name in scene.NEEDED:
-            (self._done / name).symlink_to(Path(name).absolute())
-        shutil.copy2("params.yaml", self._done)
-        for changes in (scene.ONE_PROCESS, SMALL):
-            scene.set_params(self._done, changes)
+        drawn = scene.drawn(base / "drawn.tar", PICTURES, 32).params
+        scene.workplace(base / "code", scene.ONE_PROCESS, SMALL, drawn)
+        for path in (base / "code").iterdir():  # one copy of the code for all
+            (self._done / path.name).symlink_to(path)
 
     def whole(self, stage: str) -> Whole:
         """The stage, run once; those before it first."""
@@ -232,20 +237,21 @@ class Scene:
         shutil.copytree(whole.before, folder, symlinks=True)
         try:
             hit = run(self._library, stage, folder, at, error)
-            found = outputs(folder, stage)
+            found, stays = outputs(folder, stage), [str(path) for path in hidden(folder)]
             again = run(self._library, stage, folder)
             stray = names(folder) ^ whole.left
             row = {
                 "tracebacks": any(word in hit.said + again.said for word in ("Traceback", "Exception ignored")),
                 "lies": hit.status == 0 and found != whole.right,
                 "halves": any(now not in (whole.old[name], whole.right[name], "") for name, now in found.items()),
+                "unnamed": error > 0 and not all(path in hit.said for path in stays),
                 "left_overs": again.status != 0 or outputs(folder, stage) != whole.right or bool(stray),
                 "hangs": hit.hung or again.hung,
             }
         finally:
             files.remove(folder)
         said = f"{stage} {at} ({hit.struck}) {error}: {hit.status} {hit.said}\nagain: {again.status} {again.said}"
-        return {name: int(value) for name, value in row.items()}, f"{said}\nstray: {sorted(stray)}\n"
+        return {name: int(value) for name, value in row.items()}, f"{said}\nstayed: {stays}, stray: {sorted(stray)}\n"
 
 
 def worker(base: Path) -> None:
@@ -268,13 +274,12 @@ def worker(base: Path) -> None:
 
 
 def warm() -> None:
-    """Import, and have compiled, what every stage would do by itself after the fork. No thread may begin here."""
+    """Have compiled what every process would compile by itself after the fork. No thread may begin here."""
     import numpy as np
     from PIL import Image
 
     from pipeline import squeeze
 
-    commands()
     for size in ((40, 30), (30, 90)):
         squeeze.resize(Image.fromarray(np.zeros((*size, 3), np.uint8)), 32)
 

@@ -9,8 +9,10 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 STOPPED = 75  # exit status: saved, run again to go on (EX_TEMPFAIL of sysexits.h)
@@ -57,6 +59,8 @@ def ending(name: str, work: Callable[[], int], interrupted: str = INTERRUPTED) -
     The status is what `work` returns, or 1 for what the user can mend, 75 if it was stopped and can go on, 130 if it
     was interrupted.
     """
+    of_threads: list[str] = []
+    before, threading.excepthook = threading.excepthook, partial(_of_a_thread, name, of_threads)
     status = 1
     try:
         status = work()
@@ -73,15 +77,33 @@ def ending(name: str, work: Callable[[], int], interrupted: str = INTERRUPTED) -
         if not said:
             raise
         _give_up_output()
+    finally:
+        threading.excepthook = before
+    if said not in of_threads:
+        _say(name, said)
+    return status
+
+
+def _say(name: str, said: str) -> None:
+    """Each line on stderr, after the name."""
     with suppress(OSError):  # nobody reads it
         print(*(f"{name}: {line}" for line in said.splitlines()), sep="\n", file=sys.stderr)
-    return status
+
+
+def _of_a_thread(name: str, told: list[str], end: threading.ExceptHookArgs) -> None:
+    """Say in a line, too, what ended a thread: a library's own, of which the error may come up again later."""
+    said = of_the_system(end.exc_value) if end.exc_value else ""
+    if not said:
+        threading.__excepthook__(end)
+    elif said not in told:
+        told.append(said)
+        _say(name, said)
 
 
 def of_the_system(error: BaseException) -> str:
     """An error of the disk, of memory or of a limit in one line; nothing if the error is of another kind."""
     if isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM):
-        return _of_a_file(error)
+        return "; ".join([_of_a_file(error), *getattr(error, "__notes__", [])])
     said = " ".join(str(error).split())
     if isinstance(error, MemoryError) or NO_MEMORY.search(said):
         return _of_memory(said)

@@ -37,18 +37,39 @@ def partial(path: Path) -> Path:
     return path.with_name(f".{path.name}.partial")
 
 
+def previous(path: Path) -> Path:
+    """The name that an earlier folder `path` has while it steps aside."""
+    return path.with_name(f".{path.name}.previous")
+
+
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    """Remove a file or a folder, if it is there. Raises OSError, which names `path`, whatever in it stays."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
-def _name(error: BaseException, path: Path) -> None:
-    """Tell an error of the disk which output it hit: one from writing to an open file does not know."""
+def _failed(error: BaseException, path: Path, temporary: Path, aside: Path) -> None:
+    """Clean up after an error, which must not be hidden by another: what stays is told in a note.
+
+    The error is told which output it hit: one from writing to an open file does not know.
+    """
     if isinstance(error, OSError) and error.errno is not None and error.filename is None:
         error.filename = str(path)
+    try:
+        if aside.exists() and not path.exists():
+            aside.replace(path)
+    except OSError as another:
+        error.add_note(f"{aside} stays ({another.strerror}), and is the earlier {path}; the next run puts it back")
+    try:
+        remove(temporary)
+    except OSError as another:
+        error.add_note(f"{temporary} stays ({another.strerror}); the next run removes it")
 
 
 @contextmanager
@@ -63,8 +84,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
             os.fsync(written.fileno())
         temporary.replace(path)
     except BaseException as error:
-        remove(temporary)
-        _name(error, path)
+        _failed(error, path, temporary, previous(path))
         raise
     sync_folder(path.parent)
 
@@ -76,7 +96,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     A folder cannot be renamed onto a full one, so an earlier `path` steps aside for the length of two renames.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary, aside = partial(path), path.with_name(f".{path.name}.previous")
+    temporary, aside = partial(path), previous(path)
     remove(temporary)
     if aside.exists() and not path.exists():  # killed between the two renames: the earlier output is still whole
         aside.replace(path)
@@ -88,10 +108,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             path.replace(aside)
         temporary.replace(path)
     except BaseException as error:
-        if aside.exists() and not path.exists():
-            aside.replace(path)
-        remove(temporary)
-        _name(error, path)
+        _failed(error, path, temporary, aside)
         raise
     sync_folder(path.parent)
     remove(aside)

@@ -183,12 +183,13 @@ def attempt(folder: Path) -> Path:
 
 
 def write_provenance(folder: Path, config: Params, place: World, started: float, pictures: int) -> None:
-    """Write provenance.json, the one place for times, hosts and versions. `pictures`: trained on since `started`.
+    """Write provenance.json, the one place for times, hosts and versions. `pictures`: trained on since `started`
+    (time.monotonic()).
 
     The exported model is already written.
     """
     cuda = place.device.type == "cuda"
-    seconds = time.time() - started
+    seconds = time.monotonic() - started  # the clock of the day can be set meanwhile
     files.write_json(
         folder / PROVENANCE,
         {

@@ -504,7 +504,7 @@ def ready(config: Params, place: World, facts: Facts) -> tuple[Packed, Path]:
 
 def run(config: Params) -> None:
     """Be one process of the training."""
-    started, settings = time.time(), config.train
+    started, settings = time.monotonic(), config.train
     world.fix_arithmetic(settings.threads, settings.deterministic)
     place = world.from_env(os.environ, settings.device)
     met = world.meet(place, config.run.timeout_seconds)

@@ -1,17 +1,21 @@
 """What the system can say no to: disks, limits, memory, clocks. Each ends in a line with the remedy."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from pipeline import errors, runs
+from pipeline import errors, files, params, runs
+from pipeline.engine.world import World
 from pipeline.errors import Refusal, Stopped
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, read_params
 
 
 def ended(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -67,6 +71,24 @@ def test_other_ends_keep_their_status(capsys: pytest.CaptureFixture[str]) -> Non
         ended(OSError("of a library, without a number"), capsys)
 
 
+def test_an_error_of_the_system_in_a_thread_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Said once, though a library gives it to the main thread later; a fault of the program keeps its traceback."""
+
+    def full() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "events")
+
+    def work() -> int:
+        thread = threading.Thread(target=full)
+        thread.start()
+        thread.join()
+        full()
+        return 0
+
+    assert errors.ending("some", work) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("some: events: Input/output error; ")
+
+
 def test_an_output_that_nobody_takes_is_a_line() -> None:
     """Printing to a full disk is named once, and does not come up again when Python ends."""
     with Path("/dev/full").open("w") as full:
@@ -89,3 +111,18 @@ def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monke
     with pytest.raises(OSError, match=r"lock") as refused, runs.locked(tmp_path / "run"):
         pass
     assert refused.value.filename == str(tmp_path / "run/lock")
+
+
+def test_a_clock_that_jumps_makes_no_negative_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a run took is measured by a clock that nobody sets."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "requirements").symlink_to(PROJECT / "requirements")
+    config = params.parse(read_params())
+    place = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+    files.write_text(tmp_path / "models/model.safetensors", "")
+    started = time.monotonic()
+    monkeypatch.setattr("time.time", lambda: -1e9)
+    runs.write_provenance(tmp_path, config, place, started, 7)
+    written = json.loads((tmp_path / runs.PROVENANCE).read_text())
+    assert 0 <= written["seconds"] < 1000
+    assert written["images_per_second"] >= 0
