@@ -31,6 +31,7 @@ REMEDIES = {
     errno.ENOENT: "something took it away while it was needed",
     errno.ESTALE: "the network file system lost it; mount that again",
     errno.EAGAIN: "raise the limit of processes (ulimit -u, or a container's pids), or lower run.workers",
+    errno.EPIPE: "whoever read it ended before all was written; let it read to the end",
     **dict.fromkeys(
         (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP),
         "this file system has no locks; mount it with them, or put the project elsewhere",

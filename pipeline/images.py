@@ -1,25 +1,30 @@
 """Pictures: bytes on disk → upright 8-bit RGB. The one owner of Pillow.
 
-Used by `split` (`judge`), `prepare` and whatever shows or classifies a picture (`decode`).
+Used by `split` (`judge`), `prepare` and whatever shows or classifies a picture (`decoded`).
 Of an animation or a file of several pages the first picture counts. Colour profiles are not applied, as in
 torchvision. Metadata (EXIF, text chunks) can turn a picture, but never make one fail that can be decoded.
+
+All threads of a process share MEMORY for the pictures that they decode. What one takes is reckoned from its header and
+lent to it before it is decoded; one that takes more than all of it is decoded alone. It decides no result.
 """
 
 import errno
 import hashlib
 import io
-import os
+import stat
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import numpy as np
-from PIL import ExifTags, Image, PngImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError
 from tqdm import tqdm
 
 from pipeline.errors import Refusal
@@ -36,7 +41,8 @@ NOT_DECODABLE = "not decodable"
 REASONS = (EMPTY, NOT_AN_IMAGE, TRUNCATED, TOO_LARGE, TOO_SMALL, NOT_DECODABLE)
 
 Image.MAX_IMAGE_PIXELS = None  # `judge` compares the header's size with the user's own limit before anything is decoded
-PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY  # a long comment in a PNG is no reason to refuse it
+# A long comment in a PNG is no reason to refuse it; unpacked and as text it takes up to 15 times this.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 2**22
 warnings.filterwarnings("ignore", module="PIL")  # odd metadata; what matters about a picture stands in its verdict
 
 # EXIF 2.3, tag 0x0112: how the stored picture has to be turned to stand upright.
@@ -49,6 +55,17 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+# Bytes that a picture takes while it is opened, decoded, made RGB, turned and hashed, all measured (benchmarks.memory):
+# of a JPEG its coefficients, which a draft does not lessen, and the picture; a WebP has canvases besides.
+JPEG_STORED, JPEG_PIXEL, WEBP_PIXEL, PIXEL = 8, 5, 21, 14
+LINE = 5  # pixels that keeping account of a line of them is worth
+FILE = 3  # times its size
+HEADER = 2**26  # of what is no JPEG: the most that comments of a PNG take as text
+AT_ONCE = 2**20  # bytes of a file that are read in one go
+STRIP = 2**18  # pixels that are made RGB or hashed in one go
+WAITING = 2**28  # bytes of results that wait for their turn, of all threads
+NO_LIMIT = 2**62
 
 RGB = Image.Image  # a decoded picture: upright, 8 bits, three channels
 
@@ -67,57 +84,210 @@ class Verdict:
     phash: int = 0  # 64-bit perceptual hash; 0 if not decoded
 
 
-def decode(path: Path, draft: int = 0) -> RGB:
-    """The picture as upright 8-bit RGB. Raises Refusal if it is none, OSError if the file cannot be read.
+class Memory:
+    """A number of bytes that threads lend from, and wait for."""
+
+    def __init__(self, most: int) -> None:
+        self._most = self._free = most
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def lent(self, wanted: int) -> Iterator[Callable[[int], bool]]:
+        """Wait until so many bytes are free, and hold them inside the block; all there are, if more are wanted.
+
+        Yields a function that raises what is held to a larger number, at once or not at all, and says whether it did:
+        who held something and waited for more, as others do, would wait for ever.
+        """
+        held = 0
+
+        def raised(to: int) -> bool:
+            nonlocal held
+            more = max(min(to, self._most) - held, 0)
+            if more > self._free:
+                return False
+            self._free -= more
+            held += more
+            return True
+
+        def at_once(to: int) -> bool:
+            with self._changed:
+                return raised(to)
+
+        with self._changed:
+            self._changed.wait_for(lambda: raised(wanted))
+        try:
+            yield at_once
+        finally:
+            with self._changed:
+                self._free += held
+                self._changed.notify_all()
+
+
+MEMORY = Memory(2**31)
+
+
+class _Excluded(Exception):
+    """A file that is no picture to be decoded. Its text is one of REASONS."""
+
+
+@contextmanager
+def decoded(path: Path, max_pixels: int = NO_LIMIT, draft: int = 0, memory: Memory = MEMORY) -> Iterator[RGB]:
+    """The picture as upright 8-bit RGB; what it takes is lent from `memory` until the block ends.
 
     With a draft, a JPEG of which a half, a quarter or an eighth still has sides of `draft` pixels or more is decoded at
-    that scale, which is cheaper.
+    that scale, which is cheaper. Raises Refusal if it is no picture, or one of more than `max_pixels`; OSError if the
+    file cannot be read.
     """
-    content = io.BytesIO(path.read_bytes())  # read at once, which is faster than what the decoder asks for
-    try:
-        image = _open(content)
-        if draft:
-            image.draft(None, (draft, draft))
-        return _upright(image)
-    except Exception as error:
-        allowed = f"a whole picture as {', '.join(FORMATS)}"
-        raise Refusal(f"{path}: {_reason(error)}; allowed: {allowed}; convert it, or leave it out") from None
+    length, seen = _length(path), [(0, 0)]
+    with ExitStack() as stack:
+        try:
+            picture = stack.enter_context(_decoded(path, length, 1, max_pixels, draft, memory, seen))
+        except Exception as error:
+            raise Refusal(_refused(path, error, seen[-1], max_pixels)) from None
+        yield picture
 
 
-def judge(path: Path, min_side: int, max_pixels: int, fingerprint: Callable[[RGB], int]) -> Verdict:
+def decode(path: Path, max_pixels: int = NO_LIMIT, draft: int = 0) -> RGB:
+    """The picture as `decoded` gives it, to keep: nobody counts what it takes any longer."""
+    with decoded(path, max_pixels, draft) as picture:
+        return picture
+
+
+def _refused(path: Path, error: Exception, size: tuple[int, int], max_pixels: int) -> str:
+    reason = _reason(error)
+    if reason == TOO_LARGE:
+        return (
+            f"{path}: too large ({size[0]} × {size[1]} pixels, {path.stat().st_size:,} bytes); allowed: up to "
+            f"{max_pixels:,} pixels (split.max_pixels) in {_most_bytes(max_pixels):,} bytes; make it smaller"
+        )
+    return f"{path}: {reason}; allowed: a whole picture as {', '.join(FORMATS)}; convert it, or leave it out"
+
+
+def judge(
+    path: Path, min_side: int, max_pixels: int, fingerprint: Callable[[RGB], int], memory: Memory = MEMORY
+) -> Verdict:
     """Decode one file and say whether it is kept. `fingerprint` gives the perceptual hash of the upright RGB picture.
 
-    Raises OSError if the file cannot be read: the disk's fault is not the picture's.
+    Raises OSError if the file cannot be read: the disk's fault is not the picture's. Raises Refusal if it is no file.
     """
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return Verdict(EMPTY)
-        width = height = 0
+    length, seen = _length(path), [(0, 0)]
+    with ExitStack() as stack:
         try:
-            image = _open(file)
-            width, height = image.size
-            if width * height > max_pixels:
-                return Verdict(TOO_LARGE, width, height)
-            if min(width, height) < min_side:
-                return Verdict(TOO_SMALL, width, height)
-            picture = _upright(image)
+            picture = stack.enter_context(_decoded(path, length, min_side, max_pixels, 0, memory, seen))
         except Exception as error:  # a broken file makes Pillow raise nearly anything
-            return Verdict(_reason(error), width, height)
-    pixels = hashlib.sha256(f"{picture.width}x{picture.height} RGB\n".encode() + picture.tobytes())
-    return Verdict("", picture.width, picture.height, pixels.hexdigest(), fingerprint(picture))
+            return Verdict(_reason(error), *seen[-1])
+        pixels = hashlib.sha256(f"{picture.width}x{picture.height} RGB\n".encode())
+        for strip in _strips(picture):
+            pixels.update(strip.tobytes())
+        return Verdict("", picture.width, picture.height, pixels.hexdigest(), fingerprint(picture))
+
+
+@contextmanager
+def _decoded(
+    path: Path,
+    length: int,
+    min_side: int,
+    max_pixels: int,
+    draft: int,
+    memory: Memory,
+    seen: list[tuple[int, int]],
+) -> Iterator[RGB]:
+    """The picture, while what it takes is lent. Its stored size is added to `seen` as soon as it is known.
+
+    Raises _Excluded, or what Pillow raises. Who has to wait for memory gives back what opening took, and opens again.
+    """
+    if length == 0:
+        raise _Excluded(EMPTY)
+    if length > _most_bytes(max_pixels):
+        raise _Excluded(TOO_LARGE)
+    # Read at once if it is small, which is faster than what a decoder asks for.
+    with io.BytesIO(path.read_bytes()) if length <= AT_ONCE else path.open("rb") as content:
+        opening = needed = _opening(content)
+        while True:
+            with memory.lent(needed) as raised:
+                content.seek(0)
+                image = Image.open(content, formats=FORMATS)
+                seen.append(image.size)
+                if image.width * image.height > max_pixels:
+                    raise _Excluded(TOO_LARGE)
+                if min(image.size) < min_side:
+                    raise _Excluded(TOO_SMALL)
+                needed = opening + _decoding(image, draft)
+                if raised(needed):
+                    picture = _upright(image)
+                    del image
+                    yield picture
+                    return
+                del image
+
+
+def _length(path: Path) -> int:
+    """The bytes of a picture's file. Raises Refusal if it is no file, which might be waited for without end."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise Refusal(f"{path}: {kind(found.st_mode)}; allowed: a file; take it out, or put the picture there")
+    return found.st_size
+
+
+def kind(mode: int) -> str:
+    """What there is instead of a file, in words, from its mode (stat)."""
+    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((words for is_one, words in kinds if is_one(mode)), "a device")
+
+
+def _most_bytes(max_pixels: int) -> int:
+    """How long a file may be: nothing stores a pixel in more than 8 bytes, and the rest needs no more than HEADER."""
+    return HEADER + 8 * max_pixels
+
+
+def _opening(content: BinaryIO) -> int:
+    """The most bytes that a file takes while it is opened."""
+    jpeg = content.read(2) == b"\xff\xd8"
+    return FILE * content.seek(0, io.SEEK_END) + (0 if jpeg else HEADER)
+
+
+def _decoding(image: Image.Image, draft: int) -> int:
+    """The most bytes that a picture takes besides; a draft is taken in the same go."""
+    stored = _weight(image)
+    if not isinstance(image, JpegImagePlugin.JpegImageFile):
+        return (WEBP_PIXEL if image.format == "WEBP" else PIXEL) * stored
+    if draft:
+        image.draft(None, (draft, draft))
+    return JPEG_STORED * stored + JPEG_PIXEL * _weight(image)
+
+
+def _weight(image: Image.Image) -> int:
+    """The pixels of a picture, with what the lines of a long one cost, whichever way it is turned."""
+    return image.width * image.height + LINE * max(image.size)
+
+
+def _strips(picture: Image.Image) -> Iterator[Image.Image]:
+    """A picture in strips of some lines; in one, if it is small."""
+    lines = max(1, STRIP // picture.width)
+    if lines >= picture.height:
+        yield picture
+        return
+    for top in range(0, picture.height, lines):
+        yield picture.crop((0, top, picture.width, min(top + lines, picture.height)))
 
 
 def in_order(
-    work: Callable[[Item], Result], items: Sequence[Item], workers: int, title: str = "pictures"
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    workers: int,
+    title: str = "pictures",
+    result_bytes: int = 0,
 ) -> Iterator[Result]:
     """`work` of each item, in the order of the items, done in threads, with a progress bar on a terminal.
 
     Threads are enough (Pillow and hashlib release the interpreter's lock) and leave no orphans when the process is
-    killed. Only a window of a few items a worker is under way, so memory does not grow with their number.
+    killed. Only a window of a few items a worker is under way, so memory does not grow with their number; of fewer, if
+    results of `result_bytes` each would take more than WAITING.
     """
     pool, ahead = ThreadPoolExecutor(workers), iter(items)
+    under_way = max(1, min(4 * workers, WAITING // max(result_bytes, 1)))
     try:
-        window: deque[Future[Result]] = deque(pool.submit(work, item) for item in islice(ahead, 4 * workers))
+        window: deque[Future[Result]] = deque(pool.submit(work, item) for item in islice(ahead, under_way))
         with tqdm(total=len(items), desc=title, unit=" pictures", disable=None) as bar:
             while window:
                 yield window.popleft().result()
@@ -127,16 +297,13 @@ def in_order(
         pool.shutdown(cancel_futures=True)
 
 
-def _open(file: BinaryIO) -> Image.Image:
-    """Read the header. Raises UnidentifiedImageError for what is none of FORMATS."""
-    return Image.open(file, formats=FORMATS)
-
-
 def _reason(error: Exception) -> str:
     """Why Pillow could not read a picture. Raises the error again if it is the machine's fault: disk or memory."""
     of_the_picture = (None, errno.EINVAL)  # Pillow's own OSErrors have no number; EINVAL: an absurd offset in the file
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in of_the_picture):
         raise error
+    if isinstance(error, _Excluded):
+        return str(error)
     if isinstance(error, UnidentifiedImageError):
         return NOT_AN_IMAGE
     if isinstance(error, EOFError) or "truncated" in str(error).lower():  # only its words tell
@@ -162,12 +329,22 @@ def _orientation(image: Image.Image) -> int:
 
 def _rgb(image: Image.Image) -> RGB:
     """Any mode as 8-bit RGB: transparency over white, 16-bit grey scaled. Raises ValueError if white is not defined."""
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image
+    rgb, top = Image.new("RGB", image.size), 0
+    for strip in _strips(image):
+        rgb.paste(_strip_as_rgb(strip), (0, top))
+        top += strip.height
+    return rgb
+
+
+def _strip_as_rgb(image: Image.Image) -> RGB:
     if image.mode.startswith(("I", "F")):
         image = _eight_bits(image)
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
-    return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
+    return image.convert("RGB")
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -3,9 +3,9 @@
     python -m pipeline.predict IMAGE… [--json] [--device cuda]      files, or folders to look through
 
 Prints a line `path: class probability` a picture, or with --json one list with the probabilities of all classes. A
-picture is seen as model.json says, exactly as the model saw its test pictures. What is no picture is named on stderr,
-and the exit status is then 1. The params are read for paths and evaluate.batch_size only, and not checked against this
-machine: it may predict where it could not train.
+picture is seen as model.json says, exactly as the model saw its test pictures, and has at most split.max_pixels, as
+those have. What is no picture is named on stderr, and the exit status is then 1. The params are read for paths, that
+limit and evaluate.batch_size only, and not checked against this machine: it may predict where it could not train.
 """
 
 import argparse
@@ -37,29 +37,35 @@ class Picture:
     size: tuple[int, int]  # width and height, upright
 
 
-def read(path: Path, square: int) -> Picture:
-    """Read one file. Raises Refusal if it is no picture or cannot be read."""
+def read(path: Path, square: int, max_pixels: int) -> Picture:
+    """Read one file. Raises Refusal if it is no picture, cannot be read, or has more than `max_pixels`."""
     try:
         # Decoded twice, so that the one definition of squeezing serves here too.
-        return Picture(path, squeeze.to_square(path, square), images.decode(path).size)
+        squeezed = squeeze.to_square(path, square, max_pixels)
+        with images.decoded(path, max_pixels) as picture:
+            return Picture(path, squeezed, picture.size)
     except OSError as error:
         raise Refusal(f"{path}: {error.strerror}; give the path of a picture") from None
 
 
 def listed(given: Path) -> list[Path]:
-    """The file itself, or all files of a folder, sorted, without what an operating system left there.
+    """The file itself, or all that a folder has but folders, sorted, without what an operating system left there.
 
-    Raises Refusal for a folder without any.
+    Raises Refusal for a folder without any, OSError for what cannot even be looked up.
     """
     if not given.is_dir():
         return [given]
-    inside = sorted(path for path in given.rglob("*") if path.is_file() and not files.is_junk(path.relative_to(given)))
+    inside = sorted(
+        path
+        for path in given.rglob("*")
+        if (path.is_symlink() or not path.is_dir()) and not files.is_junk(path.relative_to(given))
+    )
     if not inside:
         raise Refusal(f"{given}: no file in this folder; give pictures, or a folder with some")
     return inside
 
 
-def pictures(given: Sequence[Path], square: int, refused: list[Refusal]) -> Iterator[Picture]:
+def pictures(given: Sequence[Path], square: int, max_pixels: int, refused: list[Refusal]) -> Iterator[Picture]:
     """Every picture of the given files and folders, in order; what is none is said on stderr and put into `refused`."""
 
     def refuse(refusal: Refusal) -> None:
@@ -72,9 +78,12 @@ def pictures(given: Sequence[Path], square: int, refused: list[Refusal]) -> Iter
         except Refusal as refusal:
             refuse(refusal)
             continue
+        except OSError as error:
+            refuse(Refusal(f"{start}: {error.strerror}; give the path of a picture"))
+            continue
         for path in paths:
             try:
-                yield read(path, square)
+                yield read(path, square, max_pixels)
             except Refusal as refusal:
                 refuse(refusal)
 
@@ -103,13 +112,31 @@ def predict(given: Sequence[Path], as_json: bool, device: str) -> int:
     if device == "cuda" and machine.read().cuda_devices == 0:
         raise Refusal("--device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu")
     model, refused = trained.load(Path(config.paths.models)), list[Refusal]()
-    found = answers(model, pictures(given, model.view.square, refused), config.evaluate.batch_size, device)
-    if as_json:
-        print(json.dumps(list(found), indent=2, ensure_ascii=False))
-    else:
-        for answer in found:
-            print(f"{answer['path']}: {answer['class']} {answer['probability']:.4f}")
+    shown = pictures(given, model.view.square, config.split.max_pixels, refused)
+    found = answers(model, shown, config.evaluate.batch_size, device)
+    try:
+        if as_json:
+            print(as_one_list(list(found)))
+        else:
+            for answer in found:
+                print(sayable(f"{answer['path']}: {answer['class']} {answer['probability']:.4f}"))
+        sys.stdout.flush()
+    except OSError as error:  # the files' own have become refusals
+        error.filename = "standard output"
+        raise
     return len(refused)
+
+
+def sayable(text: str) -> str:
+    """A text that can be printed here: what is no letter in the output's encoding, or no UTF-8, as Python writes it."""
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def as_one_list(found: list[dict[str, Any]]) -> str:
+    """All answers as JSON, which has escapes of its own for what cannot be printed here."""
+    text = json.dumps(found, indent=2, ensure_ascii=False)
+    return text if sayable(text) == text else json.dumps(found, indent=2)
 
 
 def main() -> int:

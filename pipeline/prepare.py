@@ -19,21 +19,24 @@ def prepare(folder: Path, split_csv: Path, output: Path, size: int, workers: int
 
     The bytes are the same for any number of workers. Raises Refusal if a picture is no longer there or broken.
     """
-    paths = [folder / line["path"] for line in packed.kept(split_csv)]
+    lines = packed.kept(split_csv)
 
-    def square(path: Path) -> NDArray[np.uint8]:
+    def square(line: dict[str, str]) -> NDArray[np.uint8]:
+        path = folder / line["path"]
         try:
-            return squeeze.to_square(path, size)
+            return squeeze.to_square(path, size, int(line["width"]) * int(line["height"]))
         except FileNotFoundError:
             raise Refusal(
                 f"{path}: in {split_csv}, but not there; run the split stage again (dvc repro does)"
             ) from None
 
     with files.atomic_folder(output) as partial:
-        packed.write(partial, images.in_order(square, paths, workers, "prepare"), len(paths), size)
+        squares = images.in_order(square, lines, workers, "prepare", result_bytes=3 * size**2)
+        packed.write(partial, squares, len(lines), size)
 
 
 def run(config: Params) -> None:
+    stage.share_freed_memory()
     paths = config.paths
     prepare(Path(paths.images), Path(paths.split), Path(paths.packed), config.prepare.size, stage.workers(config))
 

@@ -482,6 +482,7 @@ def line(row: Row) -> tuple[object, ...]:
 
 
 def run(config: Params) -> None:
+    stage.share_freed_memory()
     chosen, paths = config.split, config.paths
     rule = Rule(chosen.seed, chosen.fractions.val, chosen.fractions.test, chosen.folds, chosen.fold)
     rows, counts = split(

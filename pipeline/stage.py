@@ -12,7 +12,7 @@ from pipeline.errors import Refusal, Stopped, ending
 from pipeline.params import Params
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # mallopt(3)
 STOPPED_NOTE = "PERENNIAL_STOPPED_NOTE"  # the launcher's file for saying so: see `main`
 
 
@@ -35,6 +35,15 @@ def keep_freed_memory() -> None:
     library = ctypes.CDLL(None)
     library.mallopt(M_MMAP_THRESHOLD, 2**25)  # the largest that is allowed; larger pieces come from the system
     library.mallopt(M_TRIM_THRESHOLD, 2**30)
+
+
+def share_freed_memory() -> None:
+    """Have what one thread frees serve the others, too, before any thread is started.
+
+    By itself the C library keeps a heap for every thread: eight threads that decode large pictures in turn would keep
+    the memory of eight.
+    """
+    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
 def workers(config: Params) -> int:

@@ -37,6 +37,7 @@ PROMISED: dict[str, tuple[set[str], set[str]]] = {
         {f"{stage} {times}×" for stage in growth.COMMANDS for times in growth.TIMES},
         {"linear", "memory"},
     ),
+    "memory": ({"split", "prepare", "predict"}, {"share"}),
 }
 
 

@@ -1,6 +1,8 @@
 """Prediction from the command line, with a small untrained model."""
 
+import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +11,10 @@ import pytest
 from PIL import Image
 
 from pipeline import files, machine, predict
-from pipeline.errors import Refusal
+from pipeline.errors import Refusal, ending
 from tests.helpers import starts
 from tests.test_evaluate import CLASSES, make, run
+from tests.test_images import png_with_size
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +114,85 @@ def test_no_model_yet(project: Path, tmp_path: Path) -> None:
     assert done.stderr == (
         "predict: models/model.json: not found; train a model (dvc repro) or fetch a shared one (dvc pull)\n"
     )
+
+
+# ---- odd names, odd outputs, what is no file ----
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with pictures whose names are ASCII, other letters and no UTF-8."""
+    folder = tmp_path_factory.mktemp("odd")
+    for name in ("a.png", "é 花.png", os.fsdecode(b"caf\xe9.png")):
+        Image.new("RGB", (50, 40), "red").save(folder / name, format="PNG")
+    return folder
+
+
+def printed(given: Path, encoding: str, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What prediction prints on an output of this encoding."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", output)
+    assert predict.predict([given], as_json=as_json, device="cpu") == 0
+    return output.buffer.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"),
+    [("utf-8", [r"a.png", r"caf\udce9.png", "é 花.png"]), ("ascii", [r"\xe9 \u82b1.png", r"a.png", r"caf\udce9.png"])],
+)
+def test_any_name_is_shown_on_any_output(
+    folder: Path, odd: Path, encoding: str, shown: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line a picture; what cannot be printed there is written as Python does. From JSON the names come back."""
+    lines = printed(odd, encoding, False, monkeypatch).splitlines()
+    assert sorted(line.rpartition(": ")[0] for line in lines) == sorted(f"{odd}/{name}" for name in shown)
+    found = json.loads(printed(odd, encoding, True, monkeypatch))
+    assert sorted(answer["path"] for answer in found) == sorted(map(str, odd.iterdir()))
+
+
+def test_a_system_without_letters_is_shown_them_all_the_same(folder: Path, odd: Path) -> None:
+    """With LC_ALL=C, where Python reads names as ASCII bytes, every picture has its line."""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+    command = [sys.executable, "-m", "pipeline.predict", str(odd)]
+    done = subprocess.run(command, cwd=folder, env=os.environ | plain, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(line.rpartition(": ")[0] for line in done.stdout.splitlines()) == [
+        f"{odd}/{name}" for name in (r"\udcc3\udca9 \udce8\udc8a\udcb1.png", "a.png", r"caf\udce9.png")
+    ]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_output_that_is_closed_ends_in_a_sentence(
+    folder: Path, odd: Path, as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever read the answers has ended: the output is named, and no file."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        status = ending("predict", lambda: predict.predict([odd], as_json=as_json, device="cpu"))
+        monkeypatch.setattr(sys, "stdout", sys.__stdout__)
+    assert status == 1
+    assert capsys.readouterr().err == (
+        "predict: standard output: Broken pipe; whoever read it ended before all was written; let it read to the end, "
+        "then run again\n"
+    )
+
+
+def test_what_is_no_file_or_far_too_large_is_named_at_once(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe that nobody writes to, given or in a folder, and a PNG that promises 900 megapixels."""
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "folder").symlink_to(folder)
+    (tmp_path / "large.png").write_bytes(png_with_size(30_000, 30_000))
+    assert predict.predict([tmp_path, tmp_path / "pipe.jpg", Path("a" * 300)], as_json=False, device="cpu") == 5
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert [line.split("; ")[0] for line in captured.err.splitlines()] == [
+        f"predict: {tmp_path}/folder: a folder",
+        f"predict: {tmp_path}/large.png: too large (30000 × 30000 pixels, 45 bytes)",
+        f"predict: {tmp_path}/pipe.jpg: a pipe",
+        f"predict: {tmp_path}/pipe.jpg: a pipe",
+        f"predict: {'a' * 300}: File name too long",
+    ]

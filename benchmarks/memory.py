@@ -1,0 +1,194 @@
+"""10. The most memory that split, prepare and predict take over a folder of hostile pictures, beside the stated bound.
+
+    python -m benchmarks.memory
+
+200 files, a third of them at the limit of split.max_pixels (100 megapixels, also 32 pixels wide and 3,125,000 high):
+JPEG, progressive and with four inks; PNG, WebP, TIFF and GIF; 16-bit, palettes, transparency, turned by EXIF; truncated
+ones; headers that promise 3,600 megapixels, and comments that unpack to 60 MB. Eight threads. `share` is the peak over
+the bound of docs/performance.md: below 1.
+"""
+
+import io
+import struct
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from benchmarks import measuring, scene
+from benchmarks.measuring import Report
+from pipeline import files
+
+BOUNDS_MB = {"split": 2600, "prepare": 2900, "predict": 3200}  # docs/performance.md has the reason
+LABELS = ("cat", "dog")
+THREADS = 8
+
+
+@dataclass(frozen=True)
+class Form:
+    side: int  # of the square pictures that have as many pixels as are allowed
+    files: int
+    square: int
+
+
+FORMS = {"cpu": Form(10_000, 200, 256), "cuda": Form(10_000, 200, 256), "tiny": Form(200, 32, 32)}
+Encoded = Callable[[np.random.Generator, int], bytes]
+
+
+def drawn(draw: np.random.Generator, width: int, height: int) -> Image.Image:
+    """A picture of coarse noise: no two are near duplicates, and it is encoded quickly."""
+    noise = draw.integers(0, 256, (8, 8, 3), np.uint8)
+    return Image.fromarray(noise).resize((width, height), Image.Resampling.NEAREST)
+
+
+def encoded(mode: str, kind: str, shape: tuple[float, float] = (1, 1), turned: bool = False, **options: Any) -> Encoded:
+    """Pictures of a mode and a kind of file; `shape` is width and height as multiples of the side."""
+
+    def make(draw: np.random.Generator, side: int) -> bytes:
+        picture = drawn(draw, max(1, round(side * shape[0])), max(1, round(side * shape[1])))
+        if mode == "I;16":
+            picture = Image.fromarray(np.asarray(picture.convert("L")).astype(np.uint16) * 257)
+        elif mode == "RGBA":
+            picture.putalpha(picture.convert("L"))
+        elif mode != "RGB":
+            picture = picture.convert(mode)
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        content = io.BytesIO()
+        picture.save(content, kind, **options, **({"exif": exif} if turned else {}))
+        return content.getvalue()
+
+    return make
+
+
+def cut(whole: Encoded) -> Encoded:
+    """Files that end in the middle."""
+
+    def make(draw: np.random.Generator, side: int) -> bytes:
+        content = whole(draw, side)
+        return content[: len(content) // 2]
+
+    return make
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def bomb(width: int, height: int, before: bytes = b"") -> Encoded:
+    """PNGs of a few bytes that promise so many pixels, with chunks before them."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    content = b"\x89PNG\r\n\x1a\n" + header + before + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+    return lambda draw, side: content
+
+
+COMMENT = chunk(b"iTXt", b"k\0\1\0\0\0" + zlib.compress("\U0001f600".encode() + b"x" * 60_000_000, 9))
+LINE = (32 / 10_000, 312.5)  # 32 pixels wide, 3,125,000 high, for a side of 10,000
+KINDS: dict[str, Encoded] = {
+    "plain.jpg": encoded("RGB", "JPEG"),
+    "progressive.jpg": encoded("RGB", "JPEG", progressive=True, subsampling=0, turned=True),
+    "inks.jpg": encoded("CMYK", "JPEG", progressive=True),
+    "plain.png": encoded("RGB", "PNG", compress_level=1),
+    "clear.png": encoded("RGBA", "PNG", compress_level=1, turned=True),
+    "palette.png": encoded("P", "PNG", compress_level=1, transparency=0),
+    "grey16.png": encoded("I;16", "PNG", compress_level=1),
+    "high.png": encoded("RGB", "PNG", LINE, compress_level=1),
+    "wide.png": encoded("RGB", "PNG", LINE[::-1], compress_level=1),
+    "strip.tiff": encoded("RGBA", "TIFF", compression="tiff_lzw", tiffinfo={278: 10_000}),
+    "plain.tiff": encoded("RGB", "TIFF"),
+    "inks.tiff": encoded("CMYK", "TIFF", compression="tiff_lzw"),
+    "palette.gif": encoded("P", "GIF"),
+    "plain.webp": encoded("RGB", "WEBP", method=0, quality=10),
+    "clear.webp": encoded("RGBA", "WEBP", method=0, lossless=True, quality=0),
+    "cut.png": cut(encoded("RGB", "PNG", compress_level=1)),
+    "cut.jpg": cut(encoded("RGB", "JPEG", progressive=True)),
+    "plain.bmp": encoded("L", "BMP"),
+}
+SMALL: dict[str, Encoded] = {  # in bytes: a promise, a comment, or nothing
+    "promise.png": bomb(60_000, 60_000),
+    "comment.png": bomb(100, 100, COMMENT),
+    "words.jpg": lambda draw, side: b"words",
+    "small.png": encoded("RGB", "PNG", (0.05, 0.05)),
+}
+
+
+def listed(count: int) -> Iterator[tuple[str, Encoded, bool]]:
+    """The name of every file, what is in it, and whether it is large: a third of them are."""
+    large, small = list(KINDS.items()), list(SMALL.items())
+    for number in range(count):
+        chosen, is_large = (large, True) if number % 3 == 0 else (small, False)
+        name, make = chosen[number // 3 % len(chosen)]
+        yield f"{LABELS[number % 2]}/{number:03} {name}", make, is_large
+
+
+def draw(folder: Path, form: Form) -> tuple[int, int]:
+    """Fill the class folders; how many files there are, and how many of them are large."""
+    for label in LABELS:
+        (folder / label).mkdir(parents=True)
+    jobs = list(listed(form.files))
+
+    def write(job: tuple[int, tuple[str, Encoded, bool]]) -> None:
+        number, (name, make, _) = job
+        (folder / name).write_bytes(make(np.random.default_rng(number), form.side))
+
+    with ThreadPoolExecutor(measuring.cores()) as pool:
+        list(pool.map(write, enumerate(jobs)))
+    return len(jobs), sum(is_large for _, _, is_large in jobs)
+
+
+def put_model(models: Path, square: int) -> None:
+    """An untrained model, for predict."""
+    from pipeline import model, trained
+    from pipeline.inference import View
+
+    net = model.build("shufflenet_v2_x0_5", len(LABELS), seed=0)
+    view = View(square=square, resize=square, crop=square)
+    trained.save(
+        models, net.state_dict(), name="shufflenet_v2_x0_5", classes=LABELS, view=view, export="last", epoch=1
+    )  # fmt: skip
+
+
+def commands(images: Path) -> dict[str, tuple[str, ...]]:
+    """Every stage's command. Predict ends with 1, for it names what is no picture."""
+    predict = f"{sys.executable} -m pipeline.predict {images} >predicted.txt 2>refused.txt; test $? -eq 1"
+    return {
+        "split": (sys.executable, "-m", "pipeline.split"),
+        "prepare": (sys.executable, "-m", "pipeline.prepare"),
+        "predict": ("sh", "-c", predict),
+    }
+
+
+def main() -> int:
+    options = measuring.parser(__doc__, "memory").parse_args()
+    form = FORMS[measuring.form(options)]
+    with tempfile.TemporaryDirectory(prefix="memory-") as temporary:
+        base = Path(temporary).resolve()
+        changes = {
+            "split": {"max_pixels": form.side**2, "min_side": 8, "max_excluded": form.files},
+            "prepare": {"size": form.square},
+            "run": {"workers": THREADS},
+        }
+        scene.workplace(base / "copy", scene.ONE_PROCESS, changes)
+        images = Path("data/images")
+        count, large = draw(base / "copy" / images, form)
+        report = Report("memory", options, photos="hostile pictures", files=count, large=large, threads=THREADS)
+        put_model(base / "copy/models", form.square)
+        for stage, command in commands(images).items():
+            watch = measuring.watched(command, base / "copy", scene.environment(base))
+            lines = files.read_csv(base / "copy/data/split.csv")
+            kept = sum(not line["reason"] for line in lines)
+            row = {"kept": kept, "excluded": len(lines) - kept, "seconds": watch.seconds}
+            report.add(stage, {**row, "peak_mb": watch.peak_mb(), "bound_mb": BOUNDS_MB[stage]})
+        report.conclude(share={name: row["peak_mb"] / row["bound_mb"] for name, row in report.rows.items()})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""Pictures in flight share one budget of memory, whatever lies in a folder; what is no file is refused by name."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline import images, squeeze
+from pipeline.errors import Refusal
+from pipeline.images import Memory
+from tests.test_images import png_with_size
+
+MARGIN = 12_000_000  # bytes: strips, and what Python takes in between
+
+# Prints, for every (folder, budget, threads), by how much judging all of the folder raised the memory at most.
+PEAKS = """
+import json, sys
+from pathlib import Path
+from pipeline import images, stage
+
+def status(field):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(field))
+
+def peak(folder, budget, threads):
+    memory, before = images.Memory(budget), status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the mark of the most starts anew
+    look = lambda path: images.judge(path, 1, 10**8, seen, memory)
+    verdicts = list(images.in_order(look, sorted(Path(folder).iterdir()), threads))
+    return status("VmHWM") - before, [verdict.pixels for verdict in verdicts]
+
+def seen(picture):
+    return picture.convert("L").resize((32, 32)).getpixel((0, 0))
+
+stage.keep_freed_memory()
+stage.share_freed_memory()
+print(json.dumps([peak(*case) for case in json.loads(sys.argv[1])]))
+"""
+
+
+def peaks(*cases: tuple[Path, int, int]) -> list[tuple[int, list[str]]]:
+    """For every (folder, budget, threads): the bytes that judging its pictures took at most, and their hashes."""
+    asked = json.dumps([(str(folder), budget, threads) for folder, budget, threads in cases])
+    done = subprocess.run([sys.executable, "-c", PEAKS, asked], capture_output=True, text=True, check=True)
+    return [(peak, pixels) for peak, pixels in json.loads(done.stdout)]
+
+
+def test_what_is_lent_is_never_more_than_there_is() -> None:
+    """Threads that take and wait hold no more than all at any time; one that wants more than that holds it alone."""
+    memory, guard, held, most = Memory(100), threading.Lock(), [0], [0]
+    alone: list[int] = []
+
+    def take(wanted: int) -> None:
+        with memory.lent(wanted):
+            with guard:
+                held[0] += min(wanted, 100)
+                most[0] = max(most[0], held[0])
+                alone.extend([held[0]] if wanted > 100 else [])
+            time.sleep(0.001)
+            with guard:
+                held[0] -= min(wanted, 100)
+
+    list(images.in_order(take, [30, 1, 1000, 60, 100, 45, 7] * 10, 8))
+    assert most == [100]
+    assert set(alone) == {100}
+
+
+def test_who_holds_something_never_waits_for_more() -> None:
+    """What is held can be raised at once or not at all, so two that want all of it cannot wait for each other."""
+    memory = Memory(100)
+    with memory.lent(40) as first:
+        with memory.lent(50) as second:
+            assert first(50)
+            assert not first(51)
+            assert second(20)  # never less
+        assert first(100)
+        assert first(1000)  # there is no more than all
+
+
+def test_a_budget_bounds_the_memory_and_changes_no_result(tmp_path: Path) -> None:
+    """16 pictures by 8 threads, a budget for one: the peak is that of one, and every result is the same."""
+    for number, colour in enumerate(np.random.default_rng(0).integers(0, 256, (16, 3)).tolist()):
+        picture = Image.new("RGB", (1600, 1250), tuple(colour))
+        picture.save(tmp_path / f"{number}.jpg", quality=50, progressive=True, subsampling=0)
+    one = 13 * 2_000_000
+    (bounded, first), (free, second) = peaks((tmp_path, one, 8), (tmp_path, 16 * one, 8))
+    assert first == second
+    assert len(set(first)) == 16
+    assert bounded < one + MARGIN
+    assert free > 2 * bounded
+
+
+def test_no_picture_takes_more_than_is_lent_to_it(tmp_path: Path) -> None:
+    """Of every kind of file: the peak of judging it is below what was reckoned from its header."""
+    plain, turned = Image.new("RGB", (2000, 1500), "teal"), Image.Exif()
+    turned[0x0112] = 6
+    grey16 = Image.fromarray(np.full((1500, 2000), 30000, np.uint16))
+    kinds: list[tuple[str, Image.Image, dict[str, Any]]] = [
+        ("plain.jpg", plain, {}),
+        ("progressive.jpg", plain, {"progressive": True, "subsampling": 0, "exif": turned}),
+        ("inks.jpg", plain.convert("CMYK"), {"progressive": True, "exif": turned}),
+        ("plain.webp", plain, {"exif": turned}),
+        ("clear.webp", plain.convert("RGBA"), {"lossless": True, "exif": turned}),
+        ("clear.png", plain.convert("RGBA"), {"exif": turned}),
+        ("grey.png", grey16, {"transparency": 5, "exif": turned}),
+        ("palette.gif", plain.convert("P"), {"transparency": 0}),
+        ("strip.tiff", plain.convert("RGBA"), {"compression": "tiff_lzw", "tiffinfo": {278: 1500}}),
+        ("grey.pgm", grey16, {}),
+    ]
+    reckoned = []
+    for name, picture, options in kinds:
+        path = tmp_path / name.replace(".", "_") / name
+        path.parent.mkdir()
+        picture.save(path, **options)
+        with Image.open(path) as image, path.open("rb") as content:
+            reckoned.append(images._opening(content) + images._decoding(image, 0))
+    found = peaks(*((tmp_path / name.replace(".", "_"), 2**31, 1) for name, _, _ in kinds))
+    for (name, _, _), most, (peak, _) in zip(kinds, reckoned, found, strict=True):
+        assert peak < most + MARGIN, name
+
+
+def test_long_pictures_are_reckoned_with_their_lines(tmp_path: Path) -> None:
+    """A picture one pixel wide takes far more than its pixels do."""
+    with Image.new("RGB", (1, 100_000)) as image:
+        assert images._decoding(image, 0) > 5 * images.PIXEL * 100_000
+
+
+def test_results_that_wait_are_few_if_they_are_large() -> None:
+    """Squares of 1,024 pixels that wait for their turn take 256 MiB, however many threads make them."""
+    begun: list[int] = []
+    results = images.in_order(begun.append, range(1000), 64, result_bytes=2**26)
+    next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert 1 <= len(begun) <= 6
+
+
+# ---- what is no picture, and no file ----
+
+
+def put(path: Path, what: str) -> None:
+    """A pipe, a socket or a link to a device."""
+    if what == "a pipe":
+        os.mkfifo(path)
+    elif what == "a device":
+        path.symlink_to("/dev/zero")
+    elif what == "a folder":
+        path.mkdir()
+    else:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(os.path.relpath(path))
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a socket", "a device", "a folder"])
+def test_what_is_no_file_is_refused_and_not_waited_for(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody writes into the pipe; the sentence comes at once."""
+    monkeypatch.chdir(tmp_path)
+    put(tmp_path / "a.jpg", what)
+    for look in (images.decode, lambda path: squeeze.to_square(path, 32), lambda path: images.judge(path, 1, 1, id)):
+        with pytest.raises(Refusal, match=rf"a\.jpg: {what}; allowed: a file; take it out"):
+            look(tmp_path / "a.jpg")
+
+
+def test_a_picture_beyond_the_limit_is_refused_from_its_header(tmp_path: Path) -> None:
+    """The same limit for whoever shows a picture as for split: a promise of 900 megapixels is not believed in."""
+    (tmp_path / "bomb.png").write_bytes(png_with_size(30_000, 30_000))
+    with pytest.raises(Refusal) as refusal:
+        squeeze.to_square(tmp_path / "bomb.png", 32, max_pixels=10**8)
+    assert str(refusal.value) == (
+        f"{tmp_path}/bomb.png: too large (30000 × 30000 pixels, 45 bytes); allowed: up to 100,000,000 pixels "
+        "(split.max_pixels) in 867,108,864 bytes; make it smaller"
+    )
+
+
+def test_a_file_far_longer_than_its_picture_could_be_is_not_read(tmp_path: Path) -> None:
+    """A file of 1 GB (with holes) is too large for 100 megapixels, whatever is in it."""
+    with (tmp_path / "a.webp").open("wb") as file:
+        file.write(b"RIFF\xff\xff\xff\x7fWEBPVP8 ")
+        file.truncate(10**9)
+    assert images.judge(tmp_path / "a.webp", 1, 10**8, id) == images.Verdict("too large")
+    with pytest.raises(Refusal, match=r"a\.webp: too large \(0 × 0 pixels, 1,000,000,000 bytes\); allowed: up to"):
+        images.decode(tmp_path / "a.webp", 10**8)
