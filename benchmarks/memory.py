@@ -2,7 +2,7 @@
 
     python -m benchmarks.memory
 
-200 files, a third of them at the limit of split.max_pixels (100 megapixels, also 32 pixels wide and 3,125,000 high):
+200 files, a sixth of them at the limit of split.max_pixels (100 megapixels, also 32 pixels wide and 3,125,000 high):
 JPEG, progressive and with four inks; PNG, WebP, TIFF and GIF; 16-bit, palettes, transparency, turned by EXIF; truncated
 ones; headers that promise 3,600 megapixels, and comments that unpack to 60 MB. Eight threads. `share` is the peak over
 the bound of docs/performance.md: below 1.
@@ -120,11 +120,11 @@ SMALL: dict[str, Encoded] = {  # in bytes: a promise, a comment, or nothing
 
 
 def listed(count: int) -> Iterator[tuple[str, Encoded, bool]]:
-    """The name of every file, what is in it, and whether it is large: a third of them are."""
+    """The name of every file, what is in it, and whether it is large: a sixth of them are."""
     large, small = list(KINDS.items()), list(SMALL.items())
     for number in range(count):
-        chosen, is_large = (large, True) if number % 3 == 0 else (small, False)
-        name, make = chosen[number // 3 % len(chosen)]
+        chosen, is_large = (large, True) if number % 6 == 0 else (small, False)
+        name, make = chosen[(number // 6 if is_large else number) % len(chosen)]
         yield f"{LABELS[number % 2]}/{number:03} {name}", make, is_large
 
 
