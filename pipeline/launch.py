@@ -138,14 +138,23 @@ def slurm(module: str, run: Run) -> None:
             "run.launcher: 'slurm' needs a Slurm job and srun (found: none); start it in one: sbatch or salloc with "
             f"--nodes={run.nodes} --ntasks={run.processes}; or take torchrun"
         )
-    command = ["srun", f"--nodes={run.nodes}", f"--ntasks={run.processes}", "--kill-on-bad-exit=1"]
     with (
-        subprocess.Popen([*command, sys.executable, "-m", module]) as process,
+        subprocess.Popen([*srun(run, os.environ), sys.executable, "-m", module]) as process,
         _watching(lambda: {"srun": process.pid}, run, waits=False) as watch,
     ):
         code = process.wait()
     if code:
         raise Refusal("; ".join(watch.named.values()) or f"srun ended with {_status(code)}; see above")
+
+
+def srun(run: Run, environ: Mapping[str, str]) -> list[str]:
+    """The srun command for the processes of a run. The cores per task of the job are named: srun does not inherit them.
+
+    [Slurm 22.05, release notes: srun no longer reads SLURM_CPUS_PER_TASK]
+    """
+    cores = environ.get("SLURM_CPUS_PER_TASK")
+    named = [f"--cpus-per-task={cores}"] if cores else []
+    return ["srun", f"--nodes={run.nodes}", f"--ntasks={run.processes}", *named, "--kill-on-bad-exit=1"]
 
 
 def _name(rank: int, run: Run) -> str:

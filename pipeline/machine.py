@@ -28,6 +28,7 @@ class Machine:
     compute_capabilities: tuple[tuple[int, int], ...] = ()  # major and minor of each visible GPU
     cuda_driver: int = 0  # the newest major version of CUDA that the driver knows; 0 without a driver
     cuda_of_torch: int = 0  # the major version of CUDA that the installed torch was built for; 0 without
+    slurm_step: bool = False  # whether srun started this process: else it may be on a login node, which has no GPU
     cores: int = 1  # of the machine: Slurm and others let one process see fewer
     stale: tuple[str, ...] = ()  # files of the checkout that are not those the container's image was built from
 
@@ -43,6 +44,7 @@ def read() -> Machine:
         compute_capabilities=capabilities,
         cuda_driver=driver() // 1000,
         cuda_of_torch=_cuda_of_torch(),
+        slurm_step="SLURM_STEP_NUM_TASKS" in os.environ,
         cores=os.cpu_count() or 1,
         stale=stale(BUILT_FROM, PROJECT),
     )

@@ -36,7 +36,7 @@ def faults(params: Params, machine: Machine) -> list[str]:
     """Every reason why these params cannot run on this machine, a sentence each; empty if they can."""
     rules = (
         _image(machine),
-        _hardware(params.train, machine),
+        _hardware(params.train, params.run, machine),
         _apex(params.train, machine),
         _combinations(params.train, machine),
         _half_precision(params.train),
@@ -58,8 +58,13 @@ def _image(machine: Machine) -> Iterator[str]:
         )
 
 
-def _hardware(train: Train, machine: Machine) -> Iterator[str]:
-    if train.device == "cuda" and machine.cuda_devices == 0:
+def _elsewhere(run: Run, machine: Machine) -> bool:
+    """Whether this process may be on a login node: the processes that srun starts look at the GPUs of their own."""
+    return run.launcher == "slurm" and not machine.slurm_step
+
+
+def _hardware(train: Train, run: Run, machine: Machine) -> Iterator[str]:
+    if train.device == "cuda" and machine.cuda_devices == 0 and not _elsewhere(run, machine):
         yield (
             "train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu; "
             "to try the pipeline on this machine: make demo"
@@ -215,10 +220,13 @@ def _processes(train: Train, run: Run, machine: Machine) -> Iterator[str]:
             f"allowed: host:port of node 0, such as node0:29400"
         )
     here = run.processes // run.nodes
-    if train.device == "cuda" and 0 < machine.cuda_devices < here:
+    if train.device == "cuda" and 0 < machine.cuda_devices < here and not _elsewhere(run, machine):
+        remedy = "CUDA_VISIBLE_DEVICES chooses them"
+        if run.launcher == "slurm":
+            remedy = "ask for GPUs by node (--gres=gpu:4, not --gpus-per-task), or add --gpu-bind=none"
         yield (
             f"run.processes: {here} on a node is more than the GPUs visible here ({machine.cuda_devices}); "
-            f"allowed: 1 to {machine.cuda_devices}; CUDA_VISIBLE_DEVICES chooses them"
+            f"allowed: 1 to {machine.cuda_devices}; {remedy}"
         )
     if train.device == "cpu" and here > MOST_ON_A_CORE * machine.cores:
         yield (

@@ -166,7 +166,7 @@ def test_slurms_variables_tell_a_process_its_place(one_node: dict[str, str], tmp
     [
         ("localhost", "localhost"), ("a,b", "a"), ("gpu7", "gpu7"), ("gpu[07-09,12],cpu1", "gpu07"),
         ("node[1,3]", "node1"), ("node[10-12]", "node10"), ("n[1-2]-ib", "n1-ib"), ("cpu-1.x.org,b", "cpu-1.x.org"),
-        ("rack1n[3-4],rack2n3", "rack1n3"),
+        ("rack1n[3-4],rack2n3", "rack1n3"), ("rack[1-2]n[3-4]", "rack1n3"), ("r[01,3]n[3-4]x,b", "r01n3x"),
     ],
 )  # fmt: skip
 def test_the_first_host_of_a_node_list(nodelist: str, first: str) -> None:

@@ -21,7 +21,7 @@ from pipeline import files, params, validity
 from pipeline.engine.optimizers import OPTIMIZERS
 from pipeline.engine.parallel import PARALLELS, SYNC_BNS
 from pipeline.engine.precision import PRECISIONS
-from pipeline.launch import LAUNCHERS
+from pipeline.launch import LAUNCHERS, srun
 from pipeline.machine import Machine
 from pipeline.params import Params, Train
 from tests.conftest import PROJECT, change, on_cpu, read_params
@@ -82,9 +82,9 @@ def faults(cell: Cell, machine: Machine) -> list[str]:
 
 def expected(cell: Cell, machine: Machine) -> list[str]:
     """What each cell is refused for, said once more and independently of the code."""
-    _, parallel, precision, sync_bn, memory_format, device = cell
+    launcher, parallel, precision, sync_bn, memory_format, device = cell
     cpu, alone, said = device == "cpu", parallel in ("single", "dp"), []
-    if not cpu and not machine.cuda_devices:
+    if not cpu and not machine.cuda_devices and launcher != "slurm":
         said.append(
             "train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu; "
             "to try the pipeline on this machine: make demo"
@@ -322,6 +322,13 @@ def test_no_pair_of_choices_is_left_open() -> None:
         ({"train__device": "cuda", "train__parallel": "ddp", "run__processes": 4}, TWO_GPUS,
          "run.processes: 4 on a node is more than the GPUs visible here (2); "
          "allowed: 1 to 2; CUDA_VISIBLE_DEVICES chooses them"),
+        ({"train__device": "cuda", "run__launcher": "slurm"}, Machine(0, "missing", True, slurm_step=True),
+         "train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu; "
+         "to try the pipeline on this machine: make demo"),
+        ({"train__device": "cuda", "train__parallel": "ddp", "run__processes": 4, "run__launcher": "slurm"},
+         Machine(1, "missing", True, slurm_step=True),
+         "run.processes: 4 on a node is more than the GPUs visible here (1); allowed: 1 to 1; "
+         "ask for GPUs by node (--gres=gpu:4, not --gpus-per-task), or add --gpu-bind=none"),
         ({"train__device": "cuda", "train__precision": "O1"}, Machine(2, "without amp", True),
          "train.precision: 'O1' needs apex.amp and apex.parallel, which the installed Apex no longer has; use the "
          "container (make image); without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, "
@@ -377,6 +384,21 @@ def test_no_pair_of_choices_is_left_open() -> None:
 def test_what_cannot_be_is_refused_in_these_words(lines: dict[str, Any], machine: Machine, sentence: str) -> None:
     """A refusal names the key, the value, what is allowed, and the remedy."""
     assert sentence in validity.faults(with_lines(**lines), machine)
+
+
+def test_srun_is_told_the_cores_of_a_task() -> None:
+    """srun does not inherit --cpus-per-task from the job, so it is named; where the job has none, nothing is."""
+    run = with_lines(run__launcher="slurm", run__processes=4, run__nodes=2).run
+    plain = ["srun", "--nodes=2", "--ntasks=4", "--kill-on-bad-exit=1"]
+    assert srun(run, {}) == plain
+    assert srun(run, {"SLURM_CPUS_PER_TASK": "4"}) == [*plain[:3], "--cpus-per-task=4", plain[3]]
+
+
+def test_a_login_node_of_slurm_needs_no_gpu() -> None:
+    """There, only what srun starts looks for GPUs: on its own node."""
+    lines = {"train__device": "cuda", "run__launcher": "slurm", "train__parallel": "ddp", "run__processes": 4}
+    assert validity.faults(with_lines(**lines), CPU_ONLY) == []
+    assert validity.faults(with_lines(**lines), Machine(1, "missing", True)) == []
 
 
 def test_nodes_need_a_place_to_meet() -> None:

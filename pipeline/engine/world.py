@@ -84,11 +84,14 @@ def meeting_point(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def first_host(nodelist: str) -> str:
-    """The first host of a Slurm node list such as `a,b` or `gpu[07-09,12],cpu1` [Slurm, hostlist expressions]."""
-    match = re.match(r"([^,\[]+)(?:\[([^],-]+)[^]]*\]([^,]*))?", nodelist)
-    if match is None:
+    """The first host of a Slurm node list such as `a,b`, `gpu[07-09,12],cpu1` or `rack[1-2]n[3-4]`.
+
+    Raises ValueError if it is none. [Slurm, hostlist expressions]
+    """
+    first = re.match(r"(?:[^,\[\]]|\[[^\[\]]+\])+", nodelist)
+    if first is None:
         raise ValueError(f"SLURM_STEP_NODELIST: {nodelist!r} is no list of hosts")
-    return "".join(part or "" for part in match.groups())
+    return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0])
 
 
 def meet(place: World, timeout_seconds: int) -> Store:
