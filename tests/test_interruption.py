@@ -18,6 +18,7 @@ import torch
 from ruamel.yaml import YAML
 
 from pipeline import files, params, train
+from pipeline.engine import stopping, world
 from pipeline.errors import Refusal
 from tests.conftest import on_cpu
 from tests.test_train import launch, outputs, small_world
@@ -336,6 +337,21 @@ def test_an_operator_without_a_deterministic_version_is_named(raw: dict[str, Any
         torch.use_deterministic_algorithms(before)
     with pytest.raises(RuntimeError, match="something else"), train.vouched_for(settings):
         raise RuntimeError("something else")
+
+
+def test_a_container_that_forbids_to_watch_a_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old seccomp profile knows no pidfd_open: that is named, and not taken for a disk without write access."""
+
+    def forbidden(_: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", forbidden)
+    with (
+        pytest.raises(Refusal, match=r"pidfd_open is not permitted here.*seccomp"),
+        world.joined(world.from_env({}, "cpu"), 5) as store,
+        stopping.watching(store, world.from_env({}, "cpu"), 5),
+    ):
+        pass
 
 
 def test_batchnorm_over_a_single_value_is_refused(raw: dict[str, Any]) -> None:

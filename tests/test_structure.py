@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine.optimizers": {"engine.apex"},
     "engine.apex": {"engine.precision"},
     "engine.loop": {"engine.precision", "engine.parallel", "engine.ema"},
-    "engine.stopping": {"engine.world", "engine.frozen"}, "engine.frozen": {"engine.world"},
+    "engine.stopping": {"errors", "engine.world", "engine.frozen"}, "engine.frozen": {"engine.world"},
     "inference": {"augment", "reading", "residency", "sampling", *ENGINE},
     "monitor": {"augment", "engine.loop"},
     "runs": {*BASE, "locks", "packed", "params", "engine.checkpoint", "engine.world",

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 
 from pipeline.engine import frozen, world
 from pipeline.engine.world import Store, World
+from pipeline.errors import Refusal
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 GRACE_SECONDS = 25  # from the wish to stop to the end, whatever hangs; torchrun kills after 30
@@ -45,10 +46,10 @@ class Stopping:
         signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False)
         self._launcher = os.getppid()
         self._peers = self._meet()
-        self._watched = {self._ear.fileno(): -1, os.pidfd_open(self._launcher): place.rank}
+        self._watched = {self._ear.fileno(): -1, _watchable(self._launcher): place.rank}
         for rank, (host, pid) in enumerate(self._peers):
             if rank != place.rank and host == os.uname().nodename:
-                self._watched[os.pidfd_open(pid)] = rank
+                self._watched[_watchable(pid)] = rank
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._watch, self._talk)]
         for thread in self._threads:
             thread.start()
@@ -200,6 +201,17 @@ class Stopping:
             frozen.proceed(self._launcher)
         who = f"process {rank} of {self._place.size} (pid {pid}) on {host}"
         world.leave(f"train: {who} {how}", self._place, rank)
+
+
+def _watchable(pid: int) -> int:
+    """A descriptor that becomes readable when the process ends. Raises Refusal where the system does not allow that."""
+    try:
+        return os.pidfd_open(pid)
+    except PermissionError:
+        raise Refusal(
+            "pidfd_open is not permitted here, so processes cannot see that another one ends; allow it: a seccomp "
+            "profile that knows it (Docker 20.10 or later), or docker run --security-opt seccomp=unconfined"
+        ) from None
 
 
 @contextmanager
