@@ -1,11 +1,12 @@
 """Folders that are named as the parts of a split are understood or refused, and never classes."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from pipeline import split
+from pipeline import download, split
 from pipeline.errors import Refusal
 
 
@@ -85,3 +86,14 @@ def test_names_inside_a_class_are_no_parts(tmp_path: Path) -> None:
     """Below a class folder any name will do."""
     pictures, _ = split.find_pictures(laid_out(tmp_path, "cat/train/0.png", "dog/test/val/0.png"))
     assert [(picture.label, picture.given) for picture in pictures] == [("cat", ""), ("dog", "")]
+
+
+def test_a_pipe_among_the_pictures_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    """In the inbox and in the folder that split looks through: by name, with what is allowed."""
+    folder = laid_out(tmp_path / "pictures", "cat/0.png", "dog/0.png")
+    os.mkfifo(folder / "cat/1.png")
+    with pytest.raises(Refusal, match=r"cat/1\.png: neither a file nor a folder \(a link\?\); remove it"):
+        split.find_pictures(folder)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(Refusal, match=r"cat/1\.png: neither a file nor a folder; allowed: files and folders; take it"):
+        download.copy(folder, tmp_path / "out")
