@@ -43,7 +43,7 @@ AT_A_TIME = 3
 TWO: Changes = PARAMS
 CHANGES: dict[str, Changes] = {
     "one": {"train": {"parallel": "single"}, "run": {"processes": 1}},
-    "long": {"train": {"epochs": 150}},  # longer than the timeout: processes without a launcher take steps meanwhile
+    "long": {"train": {"epochs": 100}},  # longer than the timeout: processes without a launcher take steps meanwhile
     "spawn": {"run": {"launcher": "spawn"}},
 }
 SAVED = r"train: stopped by process \d: {}.*saved at step \d+ of \d+; run again to go on"

@@ -45,35 +45,53 @@ def proceed(pid: int) -> None:
         os.kill(pid, signal.SIGCONT)
 
 
-def work(pid: int) -> tuple[float, ...]:
-    """What grows while a process works: how often its main thread has run, and the CPU time of processes below it."""
+def work(pid: int) -> tuple[int, ...]:
+    """What grows while the main thread of a process runs: how often it has run, and for how long."""
     try:
         lines = Path(f"/proc/{pid}/task/{pid}/status").read_text().splitlines()
         ticks = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     except OSError:
         return ()
-    switches = [int(line.split()[1]) for line in lines if "ctxt_switches" in line]
-    below = 0.0
+    return (*(int(line.split()[1]) for line in lines if "ctxt_switches" in line), *map(int, ticks))
+
+
+def work_below(pid: int) -> float:
+    """The CPU seconds of all processes that a process has started (a compiler), and those have."""
+    seconds = 0.0
     with suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.Error):
-                below += sum(child.cpu_times()[:2])
-    return (*switches, *map(int, ticks), below)
+                seconds += sum(child.cpu_times()[:2])
+    return seconds
+
+
+def in_kernel(pid: int) -> bool:
+    """Whether a thread of the process is in the kernel (D): a disk is slow, or a network file system away."""
+    return any(state(int(thread.name)) == "D" for thread in Path(f"/proc/{pid}/task").glob("*"))
 
 
 class Silence:
-    """For how many looks in a row a process has been stopped, and for how many it has not worked."""
+    """For how many looks in a row a process has been stopped, and for how many its main thread has only waited."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self.stopped, self.idle = pid, 0, 0
-        self._work: tuple[float, ...] = ()
+        self._work: tuple[int, ...] = ()
+        self._below = 0.0
 
     def look(self) -> None:
-        """Look once more."""
-        now, done = state(self.pid), work(self.pid)
-        self.stopped = self.stopped + 1 if now == "T" else 0
-        # In the kernel (D) or under a debugger (t) it works, for all that can be seen.
-        self.idle = self.idle + 1 if now == "S" and done == self._work else 0
+        """Look whether it is stopped."""
+        self.stopped = self.stopped + 1 if stopped(self.pid) else 0
+
+    def look_at_work(self) -> None:
+        """Look whether it works. In the kernel (D) or under a debugger (t) it does, for all that can be seen."""
+        done, waits = work(self.pid), state(self.pid) == "S"
+        if waits and done == self._work:  # only then: to look below costs more
+            below = work_below(self.pid)
+            waits = below == self._below and not in_kernel(self.pid)
+            self._below = below
+        else:
+            waits = False
+        self.idle = self.idle + 1 if waits else 0
         self._work = done
 
 
@@ -129,9 +147,11 @@ class Watch:
             alone = any(ended(silence.pid) for silence in self._silences.values())
             for name, silence in self._silences.items():
                 silence.look()
+                if self._waits:
+                    silence.look_at_work()
                 if silence.stopped >= (2 if alone else self._seconds):
                     self.end(name, f"was silent for {silence.stopped} s: it was stopped (state T)")
-                elif self._waits and silence.idle >= self._seconds + MARGIN_SECONDS:
+                elif silence.idle >= self._seconds + MARGIN_SECONDS:
                     self.end(name, f"was silent for {silence.idle} s: it only waited (run.timeout_seconds)")
 
 
