@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 
 STOPPED = 75  # exit status: saved, run again to go on (EX_TEMPFAIL of sysexits.h)
 INTERRUPTED = "nothing half-done is left; run again to go on"
@@ -105,10 +106,23 @@ def of_the_system(error: BaseException) -> str:
     """An error of the disk, of memory or of a limit in one line; nothing if the error is of another kind."""
     if isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM):
         return "; ".join([_of_a_file(error), *getattr(error, "__notes__", [])])
-    said = " ".join(str(error).split())
-    if isinstance(error, MemoryError) or NO_MEMORY.search(said):
-        return _of_memory(said)
+    cause: BaseException | None = error
+    while cause:  # a library may say of it that something could not be loaded
+        said = " ".join(str(cause).split())
+        if isinstance(cause, MemoryError) or NO_MEMORY.search(said):
+            return _of_memory(said)
+        cause = cause.__cause__ or cause.__context__
     return ""
+
+
+def of_an_import(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """As sys.excepthook, say in a line that a command of this package had no memory for its imports."""
+    program = Path(sys.argv[0])
+    said = of_the_system(error) if program.parent == Path(__file__).parent else ""
+    if said:
+        _say(program.stem, said)
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def _of_a_file(error: OSError) -> str:

@@ -35,6 +35,7 @@ def checkout(path: Path) -> str:
 @contextmanager
 def ours(path: Path, remedy: str, *damaged: type[Exception]) -> Iterator[None]:
     """Inside the block `path` is read: what is wrong with it, and any error of the `damaged` kinds, is a Refusal."""
+    kinds = (ValueError, csv.Error, *damaged)
     try:
         yield
     except FileNotFoundError:
@@ -45,7 +46,7 @@ def ours(path: Path, remedy: str, *damaged: type[Exception]) -> Iterator[None]:
         raise Refusal(f"{path}: {path.parent} is no folder; rm {path.parent}, then {remedy}") from None
     except ValidationError as error:
         raise Refusal(f"{path}: damaged: {_first(error)}; {remedy}") from None
-    except (ValueError, csv.Error, *damaged) as error:
+    except kinds as error:
         raise Refusal(f"{path}: damaged: {_short(str(error))}; {remedy}") from None
 
 

@@ -206,7 +206,7 @@ def test_an_undamaged_reader_reads(whole: Path) -> None:
     assert tuple(json.loads((whole / "models/model.json").read_text())["mean"]) == augment.MEAN
 
 
-FILES = {
+FILES: dict[str, Callable[[Path], object]] = {
     "models/model.json": (lambda folder: trained.load(folder / "models")),
     "data/split.csv": (lambda folder: packed.kept(folder / "data/split.csv")),
     "data/packed/digest.json": (lambda folder: packed.load(folder / "data/packed", folder / "data/split.csv")),

@@ -75,7 +75,7 @@ ALLOWED: dict[str, set[str]] = {
     "repro": {*STAGE},
     "verify": {*BASE, "locks", "params", "repro", "stage"},
     "locks": {"errors"},
-    "": set(),
+    "": {"errors"},
 }  # fmt: skip
 OWNERS = {
     "yaml": set(), "ruamel": {"params", "repro", "locks"}, "pydantic": {"params", "reading"},
