@@ -16,6 +16,8 @@ TRAIN = [sys.executable, "-m", "pipeline.launch", "train"]
 SAY = """
 import os, sys
 print(os.getpid(), os.getsid(0), os.getcwd(), sys.argv, sys.path[0], os.environ.get("WORD"), sys.stdin.read())
+entries = open("/proc/self/environ").read().strip("\\0").split("\\0")
+assert dict(entry.split("=", 1) for entry in entries) == dict(os.environ), entries
 print("an error", file=sys.stderr)
 raise SystemExit(7)
 """

@@ -34,6 +34,7 @@ READ_AT_START = (
 )  # fmt: skip
 # What pipeline.launch sets for its processes, and the libraries of forked ones have read in the server.
 AS_LAUNCHED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+ROOM = {"PERENNIAL_ROOM": 2**16 * "."}  # where each forked process has the environment that /proc shows
 
 _one_at_a_time = threading.Lock()
 _servers: list[tuple["subprocess.Popen[bytes]", socket.socket]] = []  # at most one
@@ -56,7 +57,7 @@ def server() -> socket.socket:
         with its:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.helpers.forking", str(its.fileno())],
-                cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT), **AS_LAUNCHED},
+                cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT), **AS_LAUNCHED, **ROOM},
                 stdin=subprocess.DEVNULL, pass_fds=[its.fileno()],
             )  # fmt: skip
         _servers.append((process, ours))
