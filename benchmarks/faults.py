@@ -257,7 +257,6 @@ class Scene:
 def worker(base: Path) -> None:
     """Answer for a stage and an error: the row, and what was said of each fault that is counted."""
     ready = Scene(base, loaded())
-    warm()
 
     def turn(stage: str, error: str, every: int) -> Row:
         whole = ready.whole(stage)
@@ -271,17 +270,6 @@ def worker(base: Path) -> None:
         }
 
     measuring.serve(turn)
-
-
-def warm() -> None:
-    """Have compiled what every process would compile by itself after the fork. No thread may begin here."""
-    import numpy as np
-    from PIL import Image
-
-    from pipeline import squeeze
-
-    for size in ((40, 30), (30, 90)):
-        squeeze.resize(Image.fromarray(np.zeros((*size, 3), np.uint8)), 32)
 
 
 # ---------------------------------------------------------------- all of them

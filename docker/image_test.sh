@@ -22,7 +22,7 @@ LAB_ROOT=${LAB_ROOT:-/var/tmp}
 TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0} # one kind of GPU is enough to see that it builds
 # What computes with the image's own libraries and system: decoding, resampling, augmentation, metrics, models against
 # their oracles, and stages as processes. The rest of the tests is about the code, and runs on the host.
-TESTS=(augment images metrics model prepare residency resample sampling squeeze)
+TESTS=(augment images metrics model prepare residency resample sampling)
 SUMMARY=()
 
 refuse() {

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError
 from tqdm import tqdm
 
@@ -145,6 +146,23 @@ def decoded(path: Path, max_pixels: int = NO_LIMIT, draft: int = 0, memory: Memo
         except Exception as error:
             raise Refusal(_refused(path, error, seen[-1], max_pixels)) from None
         yield picture
+
+
+def to_square(path: Path, size: int, max_pixels: int = NO_LIMIT) -> NDArray[np.uint8]:
+    """The image resized to a square, whatever its shape: uint8 [size, size, 3]. Raises as `decoded` does.
+
+    What `prepare` packs, and what the model is shown. Pillow's bicubic resize is antialiased, and computes in whole
+    numbers: its bits are the same on every CPU.
+
+    Why bicubic: measured on 50 photos of flower_photos (seeded choice), resized to 256, then the centre box of
+    evaluation resampled to 224 with a triangle filter, against torchvision's Resize(256) + CenterCrop(224) of the
+    original; mean absolute error in grey levels of 255: box 3.73, bilinear 2.16, bicubic 2.01, Lanczos 2.20.
+    A JPEG of at least eight times the square's side is decoded at a reduced scale that leaves at least four times. At
+    32 pixels (50 photos), against torchvision's Resize of the original, the error then is 2.58, from the full scale
+    2.45; where only twice the side is left 3.00, and where once, 4.34.
+    """
+    with decoded(path, max_pixels, draft=4 * size) as image:
+        return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC))
 
 
 def decode(path: Path, max_pixels: int = NO_LIMIT, draft: int = 0) -> RGB:

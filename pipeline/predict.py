@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline import files, images, machine, params, squeeze, trained
+from pipeline import files, images, machine, params, trained
 from pipeline.engine.world import World
 from pipeline.errors import Refusal, ending
 from pipeline.residency import Squares
@@ -41,7 +41,7 @@ def read(path: Path, square: int, max_pixels: int) -> Picture:
     """Read one file. Raises Refusal if it is no picture, cannot be read, or has more than `max_pixels`."""
     try:
         # Decoded twice, so that the one definition of squeezing serves here too.
-        squeezed = squeeze.to_square(path, square, max_pixels)
+        squeezed = images.to_square(path, square, max_pixels)
         with images.decoded(path, max_pixels) as picture:
             return Picture(path, squeezed, picture.size)
     except OSError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import files, images, packed, squeeze, stage
+from pipeline import files, images, packed, stage
 from pipeline.errors import Refusal
 from pipeline.params import Params
 
@@ -24,7 +24,7 @@ def prepare(folder: Path, split_csv: Path, output: Path, size: int, workers: int
     def square(line: dict[str, str]) -> NDArray[np.uint8]:
         path = folder / line["path"]
         try:
-            return squeeze.to_square(path, size, int(line["width"]) * int(line["height"]))
+            return images.to_square(path, size, int(line["width"]) * int(line["height"]))
         except FileNotFoundError:
             raise Refusal(
                 f"{path}: in {split_csv}, but not there; run the split stage again (dvc repro does)"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline import images, squeeze
+from pipeline import images
 from pipeline.errors import Refusal
 from pipeline.images import Memory
 from tests.test_images import png_with_size
@@ -165,7 +165,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(
     """Nobody writes into the pipe; the sentence comes at once."""
     monkeypatch.chdir(tmp_path)
     put(tmp_path / "a.jpg", what)
-    for look in (images.decode, lambda path: squeeze.to_square(path, 32), lambda path: images.judge(path, 1, 1, id)):
+    for look in (images.decode, lambda path: images.to_square(path, 32), lambda path: images.judge(path, 1, 1, id)):
         with pytest.raises(Refusal, match=rf"a\.jpg: {what}; allowed: a file; take it out"):
             look(tmp_path / "a.jpg")
 
@@ -174,7 +174,7 @@ def test_a_picture_beyond_the_limit_is_refused_from_its_header(tmp_path: Path) -
     """The same limit for whoever shows a picture as for split: a promise of 900 megapixels is not believed in."""
     (tmp_path / "bomb.png").write_bytes(png_with_size(30_000, 30_000))
     with pytest.raises(Refusal) as refusal:
-        squeeze.to_square(tmp_path / "bomb.png", 32, max_pixels=10**8)
+        images.to_square(tmp_path / "bomb.png", 32, max_pixels=10**8)
     assert str(refusal.value) == (
         f"{tmp_path}/bomb.png: too large (30000 × 30000 pixels, 45 bytes); allowed: up to 100,000,000 pixels "
         "(split.max_pixels) in 867,108,864 bytes; make it smaller"

@@ -1,5 +1,6 @@
 """The packed squares: one row a kept line of split.csv, the same bytes however they are made."""
 
+import hashlib
 import io
 import json
 import signal
@@ -11,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline import files, packed, prepare, split, squeeze
+from pipeline import files, images, packed, prepare, split
 from pipeline.errors import Refusal
 from tests.conftest import on_cpu, write_params
 
@@ -80,7 +82,7 @@ def test_rows_stand_in_the_order_of_the_table(drawn: Path, tmp_path: Path) -> No
         assert data.paths[row] == line["path"]
         assert data.classes[data.labels[row]] == line["class"]
         assert data.sizes[row].tolist() == [int(line["width"]), int(line["height"])] == [30, 20 + row % 6]
-        assert (data.images[row] == squeeze.to_square(drawn / "images" / line["path"], SIZE)).all()
+        assert (data.images[row] == images.to_square(drawn / "images" / line["path"], SIZE)).all()
     for part in ("train", "val", "test"):
         assert data.rows(part).tolist() == [row for row, line in enumerate(lines) if line["split"] == part]
 
@@ -164,3 +166,35 @@ def test_a_killed_run_leaves_nothing_and_the_next_gives_the_same_bytes(
     subprocess.run(command, cwd=tmp_path, check=True)
     assert content(tmp_path / "packed") == do(photos, tmp_path / "unbroken", size=256)
     assert not growing.parent.exists()
+
+
+def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path: Path) -> None:
+    """With sides of eight times the square's and more it is decoded at a half, and looks like the whole."""
+    path = tmp_path / "a.jpg"
+    noise = np.random.default_rng(3).integers(0, 256, (9, 12, 3), np.uint8)
+    Image.fromarray(noise).resize((640, 400), Image.Resampling.BICUBIC).save(path, quality=95)
+    square = images.to_square(path, 50)
+
+    def resized(image: images.RGB) -> NDArray[np.uint8]:
+        return np.asarray(image.resize((50, 50), Image.Resampling.BICUBIC))
+
+    assert np.array_equal(square, resized(images.decode(path, draft=200)))
+    assert 0 < np.abs(square.astype(int) - resized(images.decode(path))).max() <= 3
+
+
+@pytest.mark.parametrize("sides", [(64, 48), (20, 90), (1, 3000), (3000, 1), (700, 900)])
+def test_an_image_of_any_shape_becomes_a_square(tmp_path: Path, sides: tuple[int, int]) -> None:
+    """Larger, smaller, of one line: uint8 [size, size, 3], and an image of one colour keeps it."""
+    Image.new("RGB", sides, (10, 200, 30)).save(tmp_path / "a.png")
+    square = images.to_square(tmp_path / "a.png", 40)
+    assert square.dtype == np.uint8
+    assert square.shape == (40, 40, 3)
+    assert (square == (10, 200, 30)).all()
+
+
+def test_the_bits_of_a_square_are_these(tmp_path: Path) -> None:
+    """A release of Pillow that resizes otherwise would change every packed image: then this hash says so first."""
+    noise = np.random.default_rng(0).integers(0, 256, (75, 100, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "a.png")
+    square = images.to_square(tmp_path / "a.png", 40)
+    assert hashlib.sha256(square.tobytes()).hexdigest() == "96e01e1adb88f3c8035bd3fee11d7d5c916ce99a8c1e8b26ae9e3c0fe726f6fe"
