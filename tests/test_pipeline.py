@@ -83,6 +83,7 @@ def test_forced_again_gives_the_same_bytes(real: Path) -> None:
     assert not list(real.glob("runs/*/*checkpoint.pt"))
 
 
+@pytest.mark.slow("the same under DVC; make test compares the launchers' bytes without it")
 def test_spawn_writes_what_torchrun_wrote(real: Path) -> None:
     """Another launcher changes no tracked param, and forced to run it writes the same bytes."""
     before, params = (real / "dvc.lock").read_bytes(), (real / "params.yaml").read_bytes()
