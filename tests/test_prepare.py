@@ -197,4 +197,5 @@ def test_the_bits_of_a_square_are_these(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (75, 100, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / "a.png")
     square = images.to_square(tmp_path / "a.png", 40)
-    assert hashlib.sha256(square.tobytes()).hexdigest() == "96e01e1adb88f3c8035bd3fee11d7d5c916ce99a8c1e8b26ae9e3c0fe726f6fe"
+    expected = "96e01e1adb88f3c8035bd3fee11d7d5c916ce99a8c1e8b26ae9e3c0fe726f6fe"
+    assert hashlib.sha256(square.tobytes()).hexdigest() == expected
