@@ -50,6 +50,17 @@ def read() -> Machine:
     )
 
 
+def sync(folder: Path) -> None:
+    """Have all that was written to the file system of `folder` on its disk (syncfs(2)). Raises OSError if it fails."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(folder))
+    finally:
+        os.close(descriptor)
+
+
 def stale(built_from: Path, project: Path) -> tuple[str, ...]:
     """The files named in `built_from` that are others in `project`; none where there is no such image."""
     if not built_from.is_file():

@@ -12,7 +12,6 @@ A signal to this process goes to DVC and the stage; if this process is killed, t
 last of them, so that an interrupted training has saved when the prompt is back, or when a container ends.
 """
 
-import getpass
 import json
 import os
 import signal
@@ -20,18 +19,17 @@ import subprocess
 import sys
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import psutil
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
-from pipeline import files, params, stage
-from pipeline.errors import ending
+from pipeline import files, intact, locks, mend, params, stage
+from pipeline.errors import Refusal, ending
 
+DVC = Path(".dvc")
 LOCK = Path("dvc.lock")
 KEPT = Path(".dvc/tmp/dvc.lock.whole")  # beside DVC's own working files: Git ignores it
 RWLOCK = Path(".dvc/tmp/rwlock")
+NOTHING_KEPT = {"--no-commit", "--dry", "--help", "-h"}  # with these DVC puts nothing into its cache, nor takes it out
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -50,42 +48,13 @@ def dvc_lives(folder: Path) -> bool:
     return False
 
 
-def is_whole(text: str) -> bool:
-    """Whether the text of a dvc.lock was written to its end, or at least states nothing by halves.
-
-    Stages missing at the end are no fault: DVC runs them again.
-    """
-    try:
-        content = YAML(typ="safe", pure=True).load(text)
-    except YAMLError:
-        return False
-    if not (text.endswith("\n") and isinstance(content, dict) and isinstance(content.get("stages"), dict)):
-        return False
-    return all(isinstance(entry, dict) and _stage_is_whole(entry) for entry in content["stages"].values())
-
-
-def _stage_is_whole(entry: dict[str, Any]) -> bool:
-    deps, outs, params = entry.get("deps", []), entry.get("outs", []), entry.get("params", {})
-    if "cmd" not in entry or deps is None or outs is None or params is None:
-        return False
-    return all(map(_file_is_whole, [*deps, *outs])) and None not in params.values()
-
-
-def _file_is_whole(entry: dict[str, Any]) -> bool:
-    """DVC writes path, hash, md5, size, and for a folder nfiles, in this order."""
-    needed = {"path", "md5", "size"} if "hash" in entry else {"path"}
-    if str(entry.get("md5")).endswith(".dir"):
-        needed.add("nfiles")
-    return len(entry) > 1 and needed <= entry.keys()
-
-
 def repair() -> list[str]:
     """Put right what a killed DVC left behind in this folder; what was done, a sentence each.
 
     While another DVC works here nothing is touched: it may be writing these very files.
     """
     fault = _rwlock_fault()
-    broken_lock = LOCK.is_file() and not is_whole(LOCK.read_text(encoding="utf-8", errors="replace"))
+    broken_lock = LOCK.is_file() and not locks.is_whole(LOCK.read_text(encoding="utf-8", errors="replace"))
     if not (fault or broken_lock) or dvc_lives(Path.cwd()):
         return []
     done = []
@@ -131,11 +100,11 @@ def _lives(pid: int, command: str, written: float) -> bool:
 
 def _restore() -> str:
     """Bring back the last whole dvc.lock; says where from."""
-    if KEPT.is_file() and is_whole(text := KEPT.read_text(encoding="utf-8")):
+    if KEPT.is_file() and locks.is_whole(text := KEPT.read_text(encoding="utf-8")):
         files.write_text(LOCK, text)
         return "put back as it was before the last run"
     shown = subprocess.run(["git", "show", f"HEAD:./{LOCK}"], capture_output=True, text=True, check=False)
-    if shown.returncode == 0 and is_whole(shown.stdout):
+    if shown.returncode == 0 and locks.is_whole(shown.stdout):
         files.write_text(LOCK, shown.stdout)
         return "put back as it was last committed"
     LOCK.unlink()
@@ -144,22 +113,8 @@ def _restore() -> str:
 
 def keep() -> None:
     """Keep a copy of dvc.lock, if it is whole, for a later repair."""
-    if LOCK.is_file() and is_whole(text := LOCK.read_text(encoding="utf-8", errors="replace")):
+    if LOCK.is_file() and locks.is_whole(text := LOCK.read_text(encoding="utf-8", errors="replace")):
         files.write_text(KEPT, text)
-
-
-def environment() -> dict[str, str]:
-    """What DVC has to be told: where `python` is; a name and a home for a user without (any container's --user)."""
-    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
-    try:
-        getpass.getuser()
-    except (KeyError, OSError):
-        environ["LOGNAME"] = str(os.getuid())
-    try:
-        Path.home()
-    except RuntimeError:
-        environ["HOME"] = str(KEPT.parent.absolute())
-    return environ
 
 
 def run(arguments: list[str]) -> int:
@@ -168,7 +123,7 @@ def run(arguments: list[str]) -> int:
     # In a process group of its own: a Ctrl-C comes here alone, and is passed on once.
     dvc = subprocess.Popen(
         [sys.executable, "-m", "dvc", "repro", *arguments],
-        env=environment(),
+        env=intact.environment(),
         process_group=0,
         preexec_fn=stage.die_with_parent,  # noqa: PLW1509  (this process has one thread)
     )
@@ -189,14 +144,26 @@ def run(arguments: list[str]) -> int:
             return status if status >= 0 else 128 - status
 
 
+def say(sentences: list[str]) -> bool:
+    """Print what was done, a line each; whether there was anything."""
+    for sentence in sentences:
+        print(f"repro: {sentence}", file=sys.stderr)
+    return bool(sentences)
+
+
 def repro(arguments: list[str]) -> int:
     """`run`, with what a killed one left put right before; its exit status."""
     params.load()  # DVC itself would say less of a wrong choice
-    for sentence in repair():
-        print(f"repro: {sentence}", file=sys.stderr)
+    say(repair())
     keep()
+    if not (DVC.is_dir() and NOTHING_KEPT.isdisjoint(arguments)) or dvc_lives(Path.cwd()):
+        return run(arguments)
+    cache = intact.cache_folder()
+    say(mend.look_after(cache))
     status = run(arguments)
     keep()
+    if status == 0 and say(mend.look_after(cache)):
+        raise Refusal("this was damaged while it ran: the disk or the memory may be failing; run again")
     return status
 
 

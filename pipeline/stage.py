@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline import machine, params, validity
+from pipeline import intact, machine, params, validity
 from pipeline.errors import Refusal, Stopped, ending
 from pipeline.params import Params
 
@@ -71,7 +71,10 @@ def main(name: str, work: Callable[[Params], None]) -> int:
 
     def noted() -> int:
         try:
-            work(checked())
+            config = checked()
+            if not note:  # a process of a launcher reads what that has looked at
+                intact.check(name, config.paths)
+            work(config)
         except Stopped as stopped:
             if not note:
                 raise

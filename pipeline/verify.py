@@ -3,8 +3,9 @@
     python -m pipeline.verify                    every stage
     python -m pipeline.verify --stage train      one stage, from inputs that DVC's cache holds
 
-First the folder itself is judged: what decides bytes must be committed, the files must be what dvc.lock says, and
-dvc.lock must be of the committed code, params and pins (else the claim is stale). Then a temporary clone of the
+First the folder itself is judged: what decides bytes must be committed, the files must be what dvc.lock says (DVC looks
+at their times, then all of them are read, and what DVC's cache has of them), and dvc.lock must be of the committed
+code, params and pins (else the claim is stale). Then a temporary clone of the
 commit runs the stages by force. It reads inputs from this folder's cache, takes nothing from the run cache and
 writes to neither. Exit status: 0 if every output has the claimed hash; 1 if not, or if it could not be tried.
 
@@ -21,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pipeline import locks, params, reading, repro, stage
+from pipeline import intact, locks, params, reading, stage
 from pipeline.errors import Refusal, ending
 from pipeline.params import Params
 
@@ -42,10 +43,11 @@ def verify(only: str | None) -> bool:
         raise Refusal(f"--stage: {only!r} is no stage of dvc.lock; allowed: {', '.join(claims)}")
     refuse_if(uncommitted(claims))
     refuse_if(unclean(config, claims))
+    refuse_if(intact.damaged(claims))
     arguments, repeated = plan(config, claims, only)
     with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
         clone = Path(temporary) / "clone"
-        environ = {**repro.environment(), "DVC_SITE_CACHE_DIR": str(Path(temporary) / "dvc")}
+        environ = {**intact.environment(), "DVC_SITE_CACHE_DIR": str(Path(temporary) / "dvc")}
         commit = output("git", "rev-parse", "--short", "HEAD").strip()
         print(f"verify: repeating {', '.join(repeated)} of commit {commit} in {clone}", flush=True)
         prepare_clone(config, claims, repeated, clone, environ)
@@ -63,7 +65,7 @@ def verify(only: str | None) -> bool:
 def output(*command: str, cwd: Path | None = None, environ: dict[str, str] | None = None) -> str:
     """What a command prints. Raises Refusal with its last words if it fails."""
     done = subprocess.run(
-        command, cwd=cwd, env=environ or repro.environment(), capture_output=True, text=True, check=False
+        command, cwd=cwd, env=environ or intact.environment(), capture_output=True, text=True, check=False
     )
     if done.returncode:
         words = (done.stderr.strip() or "no message").splitlines()[-1]

@@ -1,0 +1,257 @@
+"""Cuts the power of a disk while the pipeline runs on it, and after: the next `make repro` ends with the right bytes.
+
+    python -m benchmarks.power_cuts --cuts 20 --out benchmarks/results/power_cuts.json
+
+Needs root, mkfs.btrfs and mkfs.ext4. The project lies on an ext4 in a file, and that file on a btrfs: its reflink copy
+at a moment is the disk as a power cut at that moment leaves it. What was only in memory is not in it, and mounting it
+replays the journal. A small pipeline (drawn flowers, one epoch on one CPU process) runs there without interruption,
+once started by `python -m pipeline.repro`, which is `make repro`, and once by `dvc repro`. While it runs, and up to
+seconds after its end, the disk is copied. Then each copy is mounted where the disk was, and `python -m pipeline.repro`
+is run until it succeeds. A cut counts
+
+    repros    runs until one succeeded: more than one is a round of errors
+    said      sentences about what was damaged and put right
+    ran       stages that ran
+    wrong     dvc.lock in the end is another one, or an output or an object in DVC's cache is not what its hash says
+    lost      something was damaged, or ran again, though `make repro` had ended before the cut
+
+The exit status is 1 if a cut was wrong, lost something, or took more than one run; 0, with the reason, where nothing
+can be mounted.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import machine
+from benchmarks.scene import call, copy_project, environment
+from pipeline import files
+
+PARAMS: dict[str, dict[str, Any]] = {
+    "data": {"source": "synthetic", "synthetic": {"count": 50, "size": 40, "seed": 0}},
+    "split": {"near_duplicates": 0, "folds": 1, "fractions": {"train": 0.6, "val": 0.2, "test": 0.2}},
+    "prepare": {"size": 40},
+    "train": {
+        "device": "cpu", "precision": "fp32", "parallel": "single", "model": "shufflenet_v2_x0_5", "batch_size": 8,
+        "epochs": 1, "crop": 32, "eval_crop": 32, "eval_resize": 36, "lr": 0.01, "warmup_epochs": 0,
+    },
+}  # fmt: skip
+OURS, PLAIN = "python -m pipeline.repro", "dvc repro"
+AFTER = (0.0, 1.0, 3.0, 8.0)  # seconds after the end of a run
+MOST_REPROS = 4
+INSIDE = "PERENNIAL_POWER_CUTS"  # set in the mount namespace of its own
+SIZE = 2 * 10**9  # bytes of the disk
+# What a run left on the mounted disk, read anew: the hash of dvc.lock, and what is not as it says.
+LOOK = (
+    "from pipeline import files, intact, locks; L = intact.LOCK; print(files.sha256(L), *intact.damaged(locks.read(L)))"
+)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A power cut, and what came of it."""
+
+    started: str  # what ran
+    moment: str
+    repros: int
+    said: list[str]
+    ran: int
+    wrong: bool
+    lost: bool
+    seconds: float
+
+    @property
+    def broken(self) -> bool:
+        """Whether a promise was."""
+        return self.wrong or self.lost or self.repros != 1
+
+
+def why_not() -> str:
+    """Why no disk can be mounted here; empty if it can."""
+    if os.geteuid() != 0:
+        return "it needs root, to mount a disk in a file"
+    missing = [name for name in ("mkfs.btrfs", "mkfs.ext4", "unshare", "mount") if not shutil.which(name)]
+    if missing:
+        return f"{', '.join(missing)}: not found (apt-get install btrfs-progs e2fsprogs)"
+    with tempfile.TemporaryDirectory(prefix="power-cuts-") as temporary:
+        disk = Path(temporary) / "disk"
+        script = f"truncate -s 300M {disk} && mkfs.btrfs -q {disk} && mount -o loop {disk} /mnt"
+        tried = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", script],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    return "" if tried.returncode == 0 else f"a btrfs in a file cannot be mounted here: {tried.stderr.strip()}"
+
+
+def must(*command: str | Path) -> None:
+    subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
+
+
+class Disk:
+    """An ext4 in a file on a btrfs, mounted at `at`."""
+
+    def __init__(self, base: Path) -> None:
+        """Make both, below `base`, and mount them."""
+        self.outer, self.at = base / "outer", base / "disk"
+        for folder in (self.outer, self.at):
+            folder.mkdir()
+        must("truncate", "-s", str(4 * SIZE), base / "btrfs")
+        must("mkfs.btrfs", "-q", base / "btrfs")
+        must("mount", "-o", "loop", base / "btrfs", self.outer)
+        must("truncate", "-s", str(SIZE), self.outer / "ext4")
+        must("mkfs.ext4", "-q", self.outer / "ext4")
+        self.mount("ext4")
+
+    def mount(self, name: str) -> None:
+        """Mount a disk by its name; its journal is replayed."""
+        must("mount", "-o", "loop", self.outer / name, self.at)
+
+    def unmount(self) -> None:
+        """Take the disk away."""
+        must("umount", self.at)
+
+    def cut(self, name: str) -> None:
+        """Keep the disk as a power cut now would leave it."""
+        must("cp", "--reflink=always", self.outer / "ext4", self.outer / name)
+
+
+def started(command: str) -> list[str]:
+    """A command as this environment runs it."""
+    return [sys.executable, "-m", *command.replace("python -m ", "").split()]
+
+
+def run_and_cut(disk: Disk, project: Path, command: str, moments: list[float], after: list[float]) -> dict[str, str]:
+    """Run the pipeline once, cutting at seconds after its start and after its end; name of the copy → moment.
+
+    Raises RuntimeError if it fails.
+    """
+    began, cuts = time.monotonic(), {}
+    with (project.parent / "said").open("wb") as said:
+        process = subprocess.Popen(
+            started(command), cwd=project, env=environment(project.parent), stdout=said, stderr=said
+        )
+        for moment in moments:
+            while process.poll() is None and time.monotonic() - began < moment:
+                time.sleep(0.01)
+            if process.poll() is not None:
+                break
+            name = f"{command.rsplit(maxsplit=1)[-1]} {moment:05.1f}"
+            cuts[name] = f"{time.monotonic() - began:.1f} s after its start"
+            disk.cut(name)
+        if process.wait() != 0:
+            raise RuntimeError((project.parent / "said").read_text())
+    ended = time.monotonic()
+    for moment in after:
+        time.sleep(max(0.0, ended + moment - time.monotonic()))
+        name = f"{command.split(maxsplit=1)[0]} after {moment}"
+        cuts[name] = f"{moment:.0f} s after its end"
+        disk.cut(name)
+    return cuts
+
+
+def attempt(disk: Disk, project: Path, name: str, command: str, moment: str, expected: str) -> Cut:
+    """Mount a copy where the disk was, and run until that succeeds."""
+    began = time.monotonic()
+    disk.mount(name)
+    repros, said, status = 0, "", 1
+    while status != 0 and repros < MOST_REPROS:
+        done = call(project, *started(OURS))
+        repros, said, status = repros + 1, said + done.stdout + done.stderr, done.returncode
+    found = call(project, sys.executable, "-c", LOOK).stdout.strip()
+    sentences = [line.removeprefix("repro: ") for line in said.splitlines() if line.startswith("repro: ")]
+    ran, wrong = said.count("Running stage"), status != 0 or found != expected
+    if wrong or repros != 1:
+        print(f"{name}: {found}\n{said}", file=sys.stderr)
+    disk.unmount()
+    (disk.outer / name).unlink()
+    lost = command == OURS and moment.endswith("end") and bool(sentences or ran)
+    return Cut(command, moment, repros, sentences, ran, wrong, lost, round(time.monotonic() - began, 1))
+
+
+def sweep(count: int, base: Path) -> Iterator[Cut]:
+    """Two runs, cut `count` times in all, and what came of each cut."""
+    disk, expected, seconds = Disk(base), "", 0.0
+    for command, share in ((OURS, count - count // 3), (PLAIN, count // 3)):
+        project = disk.at / "project"
+        shutil.rmtree(disk.at / "site", ignore_errors=True)
+        shutil.rmtree(project, ignore_errors=True)
+        copy_project(project, PARAMS)
+        must("sync")
+        began = time.monotonic()
+        if not expected:  # the uninterrupted run, which tells how long one takes
+            shutil.copytree(project, disk.at / "first", symlinks=True)
+            first = call(disk.at / "first", *started(OURS))
+            if first.returncode != 0:
+                raise RuntimeError(first.stdout + first.stderr)
+            seconds = time.monotonic() - began
+            expected = call(disk.at / "first", sys.executable, "-c", LOOK).stdout.strip()
+            shutil.rmtree(disk.at / "first")
+            must("sync")
+        after = list(AFTER[:share])
+        during = share - len(after)
+        moments = [seconds * (index + 1) / (during + 1) for index in range(during)]
+        cuts = run_and_cut(disk, project, command, moments, after)
+        disk.unmount()
+        for name, moment in cuts.items():
+            yield attempt(disk, project, name, command, moment, expected)
+        disk.mount("ext4")
+    disk.unmount()
+
+
+ROW = "{:<26} {:<22} {:>6} {:>5} {:>4} {:<5} {:<5} {:>7}"
+
+
+def row(cut: Cut) -> str:
+    """A cut as a line of the table."""
+    no_yes = ("no", "YES")
+    return ROW.format(
+        cut.started, cut.moment, cut.repros, len(cut.said), cut.ran, no_yes[cut.wrong], no_yes[cut.lost], cut.seconds
+    )
+
+
+def summary(done: list[Cut]) -> dict[str, Any]:
+    """The figures of a sweep."""
+    return {
+        "cuts": len(done),
+        "wrong": sum(cut.wrong for cut in done),
+        "lost": sum(cut.lost for cut in done),
+        "rounds_of_errors": sum(cut.repros - 1 for cut in done),
+        "with_damage": sum(bool(cut.said) for cut in done),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.power_cuts", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--cuts", type=int, default=20)
+    parser.add_argument("--out", type=Path, help="a JSON file for the figures, written anew after every cut")
+    options = parser.parse_args()
+    if INSIDE not in os.environ:
+        if reason := why_not():
+            print(f"power_cuts: left out: {reason}")
+            return 0
+        command = ["unshare", "--mount", sys.executable, "-m", "benchmarks.power_cuts", *sys.argv[1:]]
+        return subprocess.run(command, env={**os.environ, INSIDE: "1"}, check=False).returncode
+    print(ROW.format("started", "cut", "repros", "said", "ran", "wrong", "lost", "seconds"), flush=True)
+    with tempfile.TemporaryDirectory(prefix="power-cuts-", ignore_cleanup_errors=True) as temporary:
+        done = []
+        for cut in sweep(options.cuts, Path(temporary).resolve()):
+            done.append(cut)
+            print(row(cut), flush=True)
+            if options.out:
+                rows = [asdict(one) for one in done]
+                files.write_json(options.out, {"machine": machine(), "summary": summary(done), "cuts": rows})
+        subprocess.run(["umount", "--lazy", str(Path(temporary).resolve() / "outer")], check=False)
+    print(*(f"{name:<20} {value}" for name, value in summary(done).items()), sep="\n")
+    return int(any(cut.broken for cut in done))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

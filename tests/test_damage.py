@@ -1,0 +1,289 @@
+"""What a power cut, a disk or a slip of the hand damages in DVC's cache and in outputs is never used in silence."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline import intact, locks, mend, params
+from pipeline.errors import Refusal
+from tests.conftest import change, read_params, write_params
+from tests.test_pipeline import call, copy_project
+
+
+def flip(path: Path) -> None:
+    """One bit, in place: the file keeps its size, and is given back its time."""
+    facts, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    overwrite(path, bytes(content))
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+def cut(path: Path) -> None:
+    overwrite(path, path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path: Path) -> None:
+    overwrite(path, b"")
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    mode = path.stat().st_mode
+    path.chmod(0o644)
+    path.write_bytes(content)
+    path.chmod(mode)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small project on drawn flowers, run by `python -m pipeline.repro`."""
+    folder = copy_project(
+        tmp_path_factory.mktemp("damage") / "project",
+        data__source="synthetic", data__synthetic={"count": 50, "size": 40, "seed": 0}, split__near_duplicates=0,
+    )  # fmt: skip
+    repro(folder)
+    return folder
+
+
+@pytest.fixture
+def project(done: Path, tmp_path: Path) -> Iterator[Path]:
+    """A copy of it, to be damaged."""
+    yield shutil.copytree(done, tmp_path / "project", symlinks=True)
+    shutil.rmtree(tmp_path / "project")
+
+
+def repro(folder: Path) -> subprocess.CompletedProcess[str]:
+    return call(folder, sys.executable, "-m", "pipeline.repro")
+
+
+def outs(folder: Path) -> dict[str, str]:
+    return {path: md5 for claim in locks.read(folder / "dvc.lock").values() for path, md5 in claim["outs"].items()}
+
+
+def stored(folder: Path, path: str, inside: str = "") -> Path:
+    """The object of an output in DVC's cache, or of a file in it."""
+    of = intact.object_of(folder / ".dvc/cache", outs(folder)[path])
+    if not inside:
+        return of
+    (md5,) = (entry["md5"] for entry in json.loads(of.read_bytes()) if entry["relpath"] == inside)
+    return intact.object_of(folder / ".dvc/cache", md5)
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """dvc.lock, every file of every output, and what DVC's cache has."""
+    tops = [folder / "dvc.lock", *(folder / path for path in outs(folder)), folder / ".dvc/cache/files"]
+    found = [file for top in tops for file in (sorted(top.rglob("*")) if top.is_dir() else [top])]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found if path.is_file()}
+
+
+def a_picture(folder: Path) -> str:
+    """The first picture, by its path in data/images."""
+    return min(path.relative_to(folder / "data/images").as_posix() for path in folder.glob("data/images/*/*.png"))
+
+
+def test_nothing_damaged_says_nothing_and_reads_nothing_twice(project: Path) -> None:
+    """A second start runs no stage and says nothing; what it remembers is what is there, and nothing else."""
+    repro(project)
+    before = (project / intact.MEMORY).read_bytes()
+    again = repro(project)
+    assert again.stderr == ""
+    assert "Running stage" not in again.stdout
+    assert (project / intact.MEMORY).read_bytes() == before
+    remembered = json.loads(before)
+    assert {path for path in everything(project) if path != "dvc.lock"} <= remembered.keys()
+    assert all((project / path).is_file() for path in remembered)
+
+
+@pytest.mark.parametrize("damage", [flip, cut, empty])
+def test_damaged_objects_are_put_back_from_whole_outputs(project: Path, damage: Callable[[Path], None]) -> None:
+    """An object of each kind: named, put back from the output, and no stage runs."""
+    before = everything(project)
+    objects = [
+        stored(project, "data/images"),
+        stored(project, "data/images", a_picture(project)),
+        stored(project, "data/packed", "images.npy"),
+        stored(project, "models/model.safetensors"),
+        stored(project, "metrics/eval.json"),
+    ]
+    for path in objects:
+        damage(path)
+    again = repro(project)
+    assert all(f"{path.relative_to(project)} (" in again.stderr for path in objects)
+    assert "damaged in DVC's cache: put back from the output" in again.stderr
+    assert "Running stage" not in again.stdout
+    assert everything(project) == before
+    assert all(path.stat().st_mode & 0o777 == 0o444 for path in objects)
+
+
+def test_what_was_checked_out_of_a_damaged_cache_is_made_anew(project: Path) -> None:
+    """A flipped picture, a cut array, an emptied model and figure: DVC believes them; they come back as they were."""
+    before, inside = everything(project), a_picture(project)
+    flip(stored(project, "data/images", inside))
+    cut(stored(project, "data/packed", "images.npy"))
+    empty(stored(project, "models/model.safetensors"))
+    empty(stored(project, "metrics/eval.json"))
+    for path in ("data/images", "data/packed", "models", "metrics/eval.json"):
+        shutil.rmtree(project / path) if (project / path).is_dir() else (project / path).unlink()
+    call(project, "dvc", "checkout")
+    assert (project / "models/model.safetensors").stat().st_size == 0
+    again = repro(project)
+    assert f"data/images/{inside}: not what dvc.lock says of data/images" in again.stderr
+    assert "data/packed/images.npy: not what dvc.lock says of data/packed" in again.stderr
+    assert "damaged in DVC's cache: removed" in again.stderr
+    assert everything(project) == before
+
+
+def test_a_flipped_output_comes_back_from_the_cache(project: Path) -> None:
+    """DVC itself sees nothing, for size and time are the same; the object is whole, so no stage runs."""
+    before = everything(project)
+    call(project, "dvc", "status")  # a copy's files are new to DVC
+    flip(project / "data/packed/images.npy")
+    assert "Running" not in call(project, "dvc", "repro").stdout
+    assert everything(project) != before
+    again = repro(project)
+    assert "data/packed/images.npy: not what dvc.lock says of data/packed" in again.stderr
+    assert "Stage 'prepare' is cached" in again.stdout
+    assert "Running stage" not in again.stdout
+    assert everything(project) == before
+
+
+def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
+    """`dvc repro` takes them for whole; the stage that reads them names the file, its object, and the way out."""
+    flip(stored(project, "data/packed", "images.npy"))
+    shutil.rmtree(project / "data/packed")
+    call(project, "dvc", "checkout")
+    write_params(project / "params.yaml", change(read_params(project / "params.yaml"), train__lr=0.02))
+    lock = (project / "dvc.lock").read_bytes()
+    refused = call(project, "dvc", "repro", check=False)
+    assert refused.returncode != 0
+    (line,) = (line for line in refused.stderr.splitlines() if line.startswith("train: "))
+    assert line.startswith(
+        "train: data/packed/images.npy: not what dvc.lock says of data/packed; damaged in DVC's cache"
+    )
+    assert str(stored(project, "data/packed", "images.npy").relative_to(project)) in line
+    assert "python -m pipeline.repro" in line
+    assert (project / "dvc.lock").read_bytes() == lock
+    again = repro(project)
+    assert "Running stage 'prepare'" in again.stdout
+    assert outs(project)["data/packed"] in lock.decode()
+    assert intact.look(outs(project), {})
+
+
+def test_the_run_cache_hands_on_no_damage(project: Path) -> None:
+    """Params A, B, A, with an object of A damaged meanwhile: it is removed first, and the stage that made it runs."""
+    text, before = (project / "params.yaml").read_bytes(), everything(project)
+    damaged = stored(project, "data/images", a_picture(project))
+    other = {"count": 50, "size": 48, "seed": 1}
+    write_params(project / "params.yaml", change(read_params(project / "params.yaml"), data__synthetic=other))
+    call(project, "dvc", "repro", "download")
+    flip(damaged)
+    (project / "params.yaml").write_bytes(text)
+    again = repro(project)
+    assert f"{damaged.relative_to(project)}: damaged in DVC's cache: removed" in again.stderr
+    assert "Running stage 'download'" in again.stdout
+    assert before.items() <= everything(project).items()
+
+
+def test_after_a_power_cut_the_right_bytes_come_back(project: Path) -> None:
+    """Outputs, objects, run cache and dvc.lock emptied, as they are left a few seconds after the end of a run."""
+    before = everything(project)
+    emptied = [path for path in outs(project) if path.startswith(("models/", "metrics/"))]
+    for path in [*emptied, "dvc.lock"]:
+        empty(project / path)
+    lock = project / intact.MEMORY.with_name("dvc.lock.whole")
+    whole = lock.read_text()
+    for md5 in {md5 for claim in json_lock(whole).values() for path, md5 in claim.items() if path in emptied}:
+        empty(intact.object_of(project / ".dvc/cache", md5))
+    entries = [path for path in (project / ".dvc/cache/runs").rglob("*") if path.is_file()]
+    for entry in entries:
+        empty(entry)
+    (project / ".dvc/cache/runs/00/00").mkdir(parents=True)
+    os.utime(project / ".dvc/cache/runs/00/00", (0, 0))
+    again = repro(project)
+    assert "dvc.lock was cut by a killed DVC: put back as it was before the last run" in again.stderr
+    assert "models/model.safetensors: not what dvc.lock says" in again.stderr
+    assert "damaged in DVC's cache: removed" in again.stderr
+    assert "cut in DVC's run cache: removed" in again.stderr
+    assert "WARNING" not in again.stderr
+    assert not (project / ".dvc/cache/runs/00").exists() or not list((project / ".dvc/cache/runs/00").iterdir())
+    assert everything(project) == before
+
+
+def json_lock(text: str) -> dict[str, dict[str, str]]:
+    """stage → path → MD5 of a dvc.lock that stands in a text."""
+    from ruamel.yaml import YAML
+
+    stages = YAML(typ="safe", pure=True).load(text)["stages"]
+    return {stage: {out["path"]: out["md5"] for out in entry["outs"]} for stage, entry in stages.items()}
+
+
+def test_what_is_synced_before_the_end(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file systems of the cache and of the project, and only then anything is remembered."""
+    monkeypatch.chdir(project)
+    order: list[str] = []
+    monkeypatch.setattr(mend.machine, "sync", lambda folder: order.append(f"sync {folder}"))
+    monkeypatch.setattr(intact, "remember", lambda seen: order.append("remember"))
+    mend.look_after(Path(".dvc/cache"))
+    assert order == ["sync .dvc/cache", f"sync {project}", "remember"]
+
+
+def test_a_picture_removed_by_hand_is_named_and_can_be_meant(project: Path) -> None:
+    """With --downstream DVC would take the folder as it is; the stage asks for a word, and `dvc commit` is one."""
+    next((project / "data/images").rglob("*.png")).unlink()
+    refused = call(project, "dvc", "repro", "--downstream", "split", check=False)
+    assert refused.returncode != 0
+    assert "split: data/images/" in refused.stderr
+    assert "where a change is meant: dvc commit" in refused.stderr
+    call(project, "dvc", "commit", "--force", "download")
+    call(project, "dvc", "repro", "--single-item", "split")
+
+
+def test_a_file_that_is_known_by_its_marks_is_not_read(tmp_path: Path) -> None:
+    """Any write changes a mark, also one that puts size and time back."""
+    path = tmp_path / "file"
+    path.write_bytes(b"content")
+    seen = intact.read([str(path)], {})
+    ((md5, *marks),) = seen.values()
+    assert intact.read([str(path)], {str(path): ["remembered", *marks]})[str(path)][0] == "remembered"
+    while intact.read([str(path)], {})[str(path)][1:] == marks:  # the clock of a file system has coarse ticks
+        flip(path)
+    assert intact.read([str(path)], seen)[str(path)][0] != md5
+    assert intact.read([str(tmp_path / "nothing")], seen) == {}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"a": 1}', '{"a": [1, 2]}'])
+def test_a_damaged_memory_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+    """Then everything is read again."""
+    monkeypatch.chdir(tmp_path)
+    intact.MEMORY.parent.mkdir(parents=True)
+    intact.MEMORY.write_text(content)
+    assert intact.remembered() == {}
+
+
+def test_a_folder_is_hashed_as_dvc_does(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every output is found as dvc.lock claims; what .dvcignore names is not counted."""
+    monkeypatch.chdir(project)
+    (project / "data/images/.unfinished.partial").write_bytes(b"x")
+    found, _ = intact.look(outs(project), {})
+    assert len(found) >= 10
+    assert [output.path for output in found if output.wrong or not output.found] == []
+    assert intact.damaged(locks.read(Path("dvc.lock"))) == []
+    flip(stored(project, "models/model.json"))
+    (said,) = intact.damaged(locks.read(Path("dvc.lock")))
+    assert said.endswith(f"damaged in DVC's cache (models/model.json); {intact.REMEDY}")
+
+
+def test_without_dvc_nothing_is_compared(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What somebody makes by hand is in no lock."""
+    monkeypatch.chdir(project)
+    paths = params.load().paths
+    flip(project / "data/split.csv")
+    intact.check("prepare", paths)
+    monkeypatch.setenv(intact.UNDER_DVC, "prepare")
+    with pytest.raises(Refusal, match=r"data/split\.csv: not what dvc\.lock says of data/split\.csv; python -m"):
+        intact.check("prepare", paths)
