@@ -13,7 +13,7 @@ import pytest
 from pipeline import intact, locks, mend, params
 from pipeline.errors import Refusal
 from tests.conftest import change, read_params, write_params
-from tests.test_pipeline import call, copy_project
+from tests.helpers.projects import call, copy_project
 
 
 def flip(path: Path) -> None:

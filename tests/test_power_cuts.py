@@ -1,0 +1,35 @@
+"""Power cuts of a real disk: see benchmarks/power_cuts.py; what one leaves behind is in test_damage.py, too."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import power_cuts
+from tests.conftest import PROJECT
+
+
+def test_where_nothing_can_be_mounted_the_reason_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is cut then, and that is no failure."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(sys, "argv", ["power_cuts"])
+    assert power_cuts.main() == 0
+    assert capsys.readouterr().out == "power_cuts: left out: it needs root, to mount a disk in a file\n"
+
+
+@pytest.mark.slow("three runs of the pipeline on a disk of its own, and one after each cut: minutes")
+def test_one_run_after_a_power_cut_ends_with_the_right_bytes(tmp_path: Path) -> None:
+    """One cut while the pipeline runs, four after its end, two after that of `dvc repro` alone."""
+    if reason := power_cuts.why_not():
+        pytest.skip(reason)
+    command = [sys.executable, "-m", "benchmarks.power_cuts", "--cuts", "7", "--out", str(tmp_path / "cuts.json")]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads((tmp_path / "cuts.json").read_text())["summary"]
+    assert figures["cuts"] == 7
+    assert (figures["wrong"], figures["lost"], figures["rounds_of_errors"]) == (0, 0, 0)
