@@ -90,7 +90,7 @@ def test_a_true_claim_is_confirmed(project: Path) -> None:
     assert all(any(line.startswith(f"{out} ") and line.endswith("  same") for line in lines) for out in outs)
     assert "differs" not in done.stdout
     for key in ("git.commit", "cpu_capability", "versions.torch"):
-        (shown,) = (line.split() for line in lines if line.startswith(key))
+        (shown,) = (line.split() for line in lines if line.startswith(f"{key} "))
         assert len(shown) == 3
         assert "?" not in shown
     assert lines[-1] == "verify: every output is as dvc.lock claims"
