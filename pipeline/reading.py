@@ -35,7 +35,7 @@ def checkout(path: Path) -> str:
 @contextmanager
 def ours(path: Path, remedy: str, *damaged: type[Exception]) -> Iterator[None]:
     """Inside the block `path` is read: what is wrong with it, and any error of the `damaged` kinds, is a Refusal."""
-    kinds = (ValueError, csv.Error, *damaged)
+    kinds: tuple[type[Exception], ...] = (ValueError, csv.Error, *damaged)
     try:
         yield
     except FileNotFoundError:

@@ -100,7 +100,7 @@ def _lives(pid: int, command: str, written: float) -> bool:
 
 def _restore() -> str:
     """Bring back the last whole dvc.lock; says where from."""
-    if KEPT.is_file() and locks.is_whole(text := KEPT.read_text(encoding="utf-8")):
+    if KEPT.is_file() and locks.is_whole(text := KEPT.read_text(encoding="utf-8", errors="replace")):
         files.write_text(LOCK, text)
         return "put back as it was before the last run"
     shown = subprocess.run(["git", "show", f"HEAD:./{LOCK}"], capture_output=True, text=True, check=False)

@@ -19,7 +19,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline import augment, files, model, packed, params, runs, train, trained, verify, weights
+from pipeline import augment, files, model, packed, params, repro, runs, train, trained, verify, weights
 from pipeline.engine import checkpoint
 from pipeline.engine.loop import Counts
 from pipeline.engine.world import World
@@ -351,3 +351,12 @@ def test_a_folder_or_a_file_in_the_wrong_place_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="metrics"):
         files.write_text(tmp_path / "metrics/eval.json", "text")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics", "split.csv"]
+
+
+def test_a_damaged_copy_of_the_lock_is_not_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it a traceback: the next best is taken."""
+    monkeypatch.chdir(tmp_path)
+    repro.KEPT.parent.mkdir(parents=True)
+    repro.KEPT.write_bytes(b"stages:\n  \xff: {}\n")
+    repro.LOCK.write_text("schema")
+    assert "there is no earlier one" in repro._restore()
