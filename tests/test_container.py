@@ -193,7 +193,7 @@ def test_a_driver_that_torch_cannot_use_is_told_in_a_line(monkeypatch: pytest.Mo
 
 def test_the_lowest_gpu_is_the_one_that_torch_has_code_for() -> None:
     """validity.py's lowest compute capability is the lowest of the locked torch's own list."""
-    lowest = min(int(name.removeprefix("sm_")) for name in torch._C._cuda_getArchFlags().split())
+    lowest = min(int(name.removeprefix("sm_")) for name in (torch._C._cuda_getArchFlags() or "").split())
     assert divmod(lowest, 10) == validity.LOWEST_CAPABILITY
     assert machine.read().cuda_of_torch == int(str(torch.version.cuda).partition(".")[0])
 

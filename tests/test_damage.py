@@ -226,7 +226,7 @@ def test_what_is_synced_before_the_end(project: Path, monkeypatch: pytest.Monkey
     """The file systems of the cache and of the project, and only then anything is remembered."""
     monkeypatch.chdir(project)
     order: list[str] = []
-    monkeypatch.setattr(mend.machine, "sync", lambda folder: order.append(f"sync {folder}"))
+    monkeypatch.setattr("pipeline.machine.sync", lambda folder: order.append(f"sync {folder}"))
     monkeypatch.setattr(intact, "remember", lambda seen: order.append("remember"))
     mend.look_after(Path(".dvc/cache"))
     assert order == ["sync .dvc/cache", f"sync {project}", "remember"]

@@ -263,7 +263,7 @@ class Operators(TorchDispatchMode):
     """Inside it the names of the operators that torch calls are collected, without their overloads."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: set[str] = set()
 
     def __torch_dispatch__(
@@ -277,7 +277,8 @@ def operators_of_a_step(name: str) -> set[str]:
     """The operators of a forward and a backward pass, traced without memory and without arithmetic."""
     side = 299 if name == "inception_v3" else 224
     net, images = shape_of(name, 3).to("meta").train(), torch.empty(2, 3, side, side, device="meta")
-    with Operators() as called:
+    called = Operators()
+    with called:
         net(images).sum().backward()
     return called.names
 
