@@ -105,7 +105,7 @@ def _of_a_thread(name: str, told: list[str], end: threading.ExceptHookArgs) -> N
 def of_the_system(error: BaseException) -> str:
     """An error of the disk, of memory or of a limit in one line; nothing if the error is of another kind."""
     if isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM):
-        return "; ".join([_of_a_file(error), *getattr(error, "__notes__", [])])
+        return "; ".join([_of_a_file(error), *_notes(error)])
     cause: BaseException | None = error
     while cause:  # a library may say of it that something could not be loaded
         said = " ".join(str(cause).split())
@@ -123,6 +123,11 @@ def of_an_import(kind: type[BaseException], error: BaseException, trace: Traceba
         _say(program.stem, said)
     else:
         sys.__excepthook__(kind, error, trace)
+
+
+def _notes(error: BaseException | None) -> list[str]:
+    """What was added to an error, and to those that it came up after: on a failing disk one follows another."""
+    return [*getattr(error, "__notes__", []), *_notes(error.__cause__ or error.__context__)] if error else []
 
 
 def _of_a_file(error: OSError) -> str:

@@ -137,3 +137,12 @@ def test_imports_without_memory_are_a_line(stage: str) -> None:
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert f"{stage}: no memory is left: " in done.stderr
+
+
+def test_what_stays_is_named_though_another_error_follows(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that could not be removed is told of, whatever else fails after it."""
+    first = OSError(errno.EROFS, os.strerror(errno.EROFS), "output")
+    first.add_note(".output.partial stays (Read-only file system); the next run removes it")
+    second = OSError(errno.EROFS, os.strerror(errno.EROFS), "events")
+    second.__context__ = first
+    assert ".output.partial stays" in ended(second, capsys)[1]
