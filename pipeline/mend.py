@@ -42,7 +42,7 @@ def look_after(cache: Path) -> list[str]:
     damaged = [path for path, (md5, *_) in stored.items() if md5 != intact.claimed_by(path)]
     cut = [path for path, entry in noted.items() if memory.get(path) != entry and not _is_whole(Path(path))]
     wrong = [output for output in found if output.wrong]
-    said = [_make_dvc_look(output, cache) for output in wrong] + _take_away(damaged, found, cache)
+    said = [_make_dvc_look(output, cache) for output in wrong] + _take_away(damaged, found, cache) + _compiled()
     said += [f"{path}: cut in DVC's run cache: removed" for path in cut]
     for path in cut:
         Path(path).unlink(missing_ok=True)
@@ -90,6 +90,16 @@ def _remove_empty(runs: Path) -> None:
         with suppress(OSError):  # not empty, no folder, or gone
             if time.time() - folder.stat().st_mtime > 60:
                 folder.rmdir()
+
+
+def _compiled() -> list[str]:
+    """Remove what numba keeps of compiled code if some of it was emptied: it fails at that, again and again."""
+    kept = sorted(Path("pipeline/__pycache__").glob("*.nb[ic]"))
+    if all(path.stat().st_size for path in kept):
+        return []
+    for path in kept:
+        path.unlink(missing_ok=True)
+    return ["pipeline/__pycache__: what numba had compiled was emptied by a power cut: removed, to be compiled anew"]
 
 
 def _make_dvc_look(output: Output, cache: Path) -> str:

@@ -222,6 +222,21 @@ def json_lock(text: str) -> dict[str, dict[str, str]]:
     return {stage: {out["path"]: out["md5"] for out in entry["outs"]} for stage, entry in stages.items()}
 
 
+def test_compiled_code_that_was_emptied_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba would fail at it in every run; whole code stays, and nothing is said."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "pipeline/__pycache__"
+    folder.mkdir(parents=True)
+    for name, content in (("a.nbi", b"x"), ("a.1.nbc", b"x"), ("a.pyc", b"")):
+        (folder / name).write_bytes(content)
+    assert mend.look_after(Path(".dvc/cache")) == []
+    assert len(list(folder.iterdir())) == 3
+    (folder / "a.nbi").write_bytes(b"")
+    (said,) = mend.look_after(Path(".dvc/cache"))
+    assert said.startswith("pipeline/__pycache__: what numba had compiled was emptied by a power cut")
+    assert [path.name for path in folder.iterdir()] == ["a.pyc"]
+
+
 def test_what_is_synced_before_the_end(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file systems of the cache and of the project, and only then anything is remembered."""
     monkeypatch.chdir(project)
