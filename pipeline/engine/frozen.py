@@ -107,6 +107,7 @@ class Watch:
         self.named: dict[str, str] = {}  # what each that was killed had done, by its name
         self._pids, self._seconds, self._waits = pids, seconds, waits
         self._silences: dict[str, Silence] = {}
+        self._asked = False  # a signal has been sent to all
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -135,9 +136,13 @@ class Watch:
             elif not again:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
+                self._asked = True
                 if stopped(pid):
-                    print(f"launch: {name} (pid {pid}) was stopped (state T); it goes on, to save", file=sys.stderr)
-                    proceed(pid)
+                    self._wake(name, pid)
+
+    def _wake(self, name: str, pid: int) -> None:
+        print(f"launch: {name} (pid {pid}) was stopped (state T); it goes on, to save", file=sys.stderr)
+        proceed(pid)
 
     def _run(self) -> None:
         while not self._over.wait(1):
@@ -147,6 +152,8 @@ class Watch:
             alone = any(ended(silence.pid) for silence in self._silences.values())
             for name, silence in self._silences.items():
                 silence.look()
+                if self._asked and silence.stopped == 1:  # on a busy machine a stop can take effect after the signal
+                    self._wake(name, silence.pid)
                 if self._waits:
                     silence.look_at_work()
                 if silence.stopped >= (2 if alone else self._seconds):
