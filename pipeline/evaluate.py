@@ -126,7 +126,7 @@ def run(config: Params) -> None:
     world.fix_arithmetic(config.train.threads, config.train.deterministic)
     place = world.from_env(os.environ, config.train.device)
     with ExitStack() as held:
-        held.callback(frozen.rouse_launcher, config.run.timeout_seconds)
+        held.enter_context(frozen.launcher_roused(config.run.timeout_seconds))
         met = world.meet(place, config.run.timeout_seconds)
         with agreement.agreed(met, place) as facts:
             data, rows, model = ready(config)

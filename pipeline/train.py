@@ -509,7 +509,7 @@ def run(config: Params) -> None:
     place = world.from_env(os.environ, settings.device)
     met = world.meet(place, config.run.timeout_seconds)
     with ExitStack() as held:
-        held.callback(frozen.rouse_launcher, config.run.timeout_seconds)
+        held.enter_context(frozen.launcher_roused(config.run.timeout_seconds))
         held.enter_context(vouched_for(settings))
         with agreement.agreed(met, place) as facts:
             data, folder = ready(config, place, facts)

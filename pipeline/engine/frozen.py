@@ -8,8 +8,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -162,13 +163,39 @@ class Watch:
                     self.end(name, f"was silent for {silence.idle} s: it only waited (run.timeout_seconds)")
 
 
-def rouse_launcher(seconds: int) -> None:
-    """Before a process ends: wait while its launcher is stopped, so many seconds at most; then let that go on."""
-    pid = os.getppid() if world.ENDED_NOTE in os.environ else os.getpid()
-    for look in range(seconds + 1):
-        if not stopped(pid):
-            return
-        if look < seconds:
-            threading.Event().wait(1)
-    print(f"the launcher (pid {pid}) was silent for {seconds} s: it was stopped (state T); it goes on", file=sys.stderr)
-    proceed(pid)
+@contextmanager
+def launcher_roused(seconds: int) -> Iterator[None]:
+    """In the block and at its end, a launcher that is stopped for so long is made to go on, with a word.
+
+    It keeps the store in which the processes meet, and has to say how they ended. A training that is asked to stop for
+    that reason (see stopping.py) is to be first, so within the block a margin is added.
+    """
+    silence, over = Silence(os.getppid()), threading.Event()
+
+    def look(most: int) -> bool:
+        """Whether it is stopped and not yet for too long."""
+        silence.look()
+        if silence.stopped > most:
+            print(
+                f"the launcher (pid {silence.pid}) was silent for {most} s: it was stopped (state T); it goes on",
+                file=sys.stderr,
+            )
+            proceed(silence.pid)
+        return 0 < silence.stopped <= most
+
+    def watch() -> None:
+        while not over.wait(1):
+            look(seconds + MARGIN_SECONDS)
+
+    if world.ENDED_NOTE not in os.environ:  # nobody's launcher is its parent
+        yield
+        return
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        while look(seconds):
+            time.sleep(1)
