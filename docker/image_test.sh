@@ -8,6 +8,8 @@
 #
 # An engine that runs is used; else one is started here (root on Debian 12, engine.sh). Stand-in bases need a CUDA 13.0
 # toolkit in CUDA_HOME. Everything lies in a new folder below LAB_ROOT, and is removed at the end, also after a failure.
+# What was built stays in BUILT (the stand-ins and BuildKit's cache, about 12 GB), so that the next run builds only what
+# changed. With CI set, BUILT is empty if nobody names a folder: then nothing is kept and nothing is reused.
 set -euo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
@@ -19,6 +21,10 @@ BASES=${BASES:-stand-in}
 APEX_SRC=${APEX_SRC:-}
 CUDA_HOME=${CUDA_HOME:-/usr/local/cuda}
 LAB_ROOT=${LAB_ROOT:-/var/tmp}
+if [[ -z ${BUILT+named} ]]; then
+    BUILT=
+    [[ ${CI:-} ]] || BUILT=${XDG_CACHE_HOME:-$HOME/.cache}/perennial/image-test
+fi
 TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0} # one kind of GPU is enough to see that it builds
 # What computes with the image's own libraries and system: decoding, resampling, augmentation, metrics, models against
 # their oracles, and stages as processes. The rest of the tests is about the code, and runs on the host.
@@ -57,6 +63,9 @@ clean_up() {
     stop_engine
     rm -rf "$LAB"
     echo
+    if [[ $BUILT && -d $BUILT ]]; then
+        echo "image-test: $(du --summarize --human-readable "$BUILT" | cut --fields=1) stay in $BUILT for the next run"
+    fi
     if ((status)); then
         echo "image-test: FAILED (exit status $status); the lab is removed" >&2
     fi
@@ -109,10 +118,17 @@ bases() {
     esac
 }
 
+# Two builds of mmdebstrap are never the same bytes, so an earlier one is taken: else nothing above it could be reused.
 stand_ins() {
-    local context=$LAB/bases target
-    mkdir "$context"
-    mmdebstrap --quiet --variant=apt --include=ca-certificates "$(release)" "$context/rootfs.tar" "$(mirror)"
+    local context target
+    context=${BUILT:-$LAB}/bases-$(release)
+    mkdir --parents "$context"
+    if [[ -f $context/rootfs.tar ]]; then
+        echo "reused: Debian $(release) of $(date --reference "$context/rootfs.tar" --iso-8601), from $BUILT"
+    else
+        mmdebstrap --quiet --variant=apt --include=ca-certificates "$(release)" "$context/rootfs.new" "$(mirror)"
+        mv "$context/rootfs.new" "$context/rootfs.tar"
+    fi
     apt-config dump Acquire | grep -v '""' > "$context/apt.conf"
     cp "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" "$context/ca-certificates.crt"
     for target in runtime devel; do
@@ -140,6 +156,8 @@ build() {
             tail -n 40 "$LAB/build-$target.log" >&2
             return 1
         }
+        echo "$target: $(grep --count ' CACHED$' "$LAB/build-$target.log") steps were built before and are reused," \
+            "$(grep --count --extended-regexp ' DONE [0-9.]+s$' "$LAB/build-$target.log") were done now"
     done
 }
 
@@ -250,6 +268,11 @@ enough_room || exit 0
 LAB=$(mktemp --directory "$LAB_ROOT/perennial-lab.XXXXXX")
 trap clean_up EXIT
 trap 'exit 130' INT TERM
+if [[ $BUILT ]]; then
+    mkdir --parents "$BUILT"
+    exec {BUSY}> "$BUILT/lock"
+    flock --nonblock "$BUSY" || refuse "BUILT: another run uses $BUILT; wait for it, or name another folder, or none: BUILT="
+fi
 
 step "engine" engine
 step "base images" bases

@@ -28,6 +28,9 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        error.filename = str(folder)
+        raise
     finally:
         os.close(descriptor)
 
@@ -110,7 +113,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     except BaseException as error:
         _failed(error, path, temporary, aside)
         raise
-    sync_folder(path.parent)
+    try:
+        sync_folder(path.parent)
+    except OSError as error:
+        if aside.exists():  # until the renames are on the disk, it may be the only one there
+            error.add_note(f"{aside} stays, and is the earlier {path}; the next run removes it")
+        raise
     remove(aside)
 
 

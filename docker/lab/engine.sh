@@ -35,13 +35,14 @@ fetch_engine() {
     rm -r "$apt"
 }
 
-# Start dockerd on a socket in $LAB, without a network of its own (builds take the host's), and point docker at it.
+# Start dockerd on a socket in $LAB, without a network of its own (builds take the host's), and point docker at it. Its
+# data, BuildKit's cache among them, lie in $BUILT where that is named.
 start_engine() {
     export DOCKER_CONFIG="$LAB/config" DOCKER_HOST="unix://$LAB/docker.sock"
     export PATH="$LAB/engine/usr/bin:$LAB/engine/usr/sbin:$PATH"
     mkdir -p "$DOCKER_CONFIG"
     ln -s "$LAB/engine/usr/libexec/docker/cli-plugins" "$DOCKER_CONFIG/cli-plugins"
-    dockerd --data-root "$LAB/data" --exec-root "$LAB/exec" --pidfile "$LAB/docker.pid" --host "$DOCKER_HOST" \
+    dockerd --data-root "${BUILT:-$LAB}/data" --exec-root "$LAB/exec" --pidfile "$LAB/docker.pid" --host "$DOCKER_HOST" \
         --bridge=none --iptables=false --ip6tables=false > "$LAB/dockerd.log" 2>&1 &
     local tries
     for tries in {1..60}; do
