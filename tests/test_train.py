@@ -117,7 +117,7 @@ def test_the_best_epoch_is_exported_when_asked(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     """The step is named, the exit status is not zero, and nothing is exported."""
-    growing: dict[str, Any] = {"train__lr": 1000.0, "train__weight_decay": 1000.0}  # a weight grows a million times in every step
+    growing: dict[str, Any] = {"train__lr": 1000.0, "train__weight_decay": 1000.0}  # each step: times a million
     folder = small_world(tmp_path, **growing, run__log_steps=1)
     stopped = launch(folder, check=False)
     assert stopped.returncode == 1
