@@ -25,6 +25,7 @@ from pipeline.intact import Output, Seen
 
 NAME = re.compile(r"[0-9a-f]{30}(\.dir)?")  # of an object, in a folder of two more digits
 MUCH = 4e9  # bytes to read, from which on it is said before
+YOUNG_SECONDS = 60  # as old is a folder that nobody is about to fill any more
 PROTECTED = 0o444  # as DVC leaves what is in its cache
 
 
@@ -46,7 +47,9 @@ def look_after(cache: Path) -> list[str]:
     said += [f"{path}: cut in DVC's run cache: removed" for path in cut]
     for path in cut:
         Path(path).unlink(missing_ok=True)
-    _remove_empty(cache / "runs")
+        with suppress(OSError):  # another entry lies there
+            Path(path).parent.rmdir()
+    _remove_empty(cache)
     known = {path: entry for path, entry in (seen | stored | noted).items() if path not in {*damaged, *cut}}
     if known != memory:
         sync(cache)
@@ -84,11 +87,15 @@ def _is_whole(entry: Path) -> bool:
     return locks.states_a_stage(entry.read_text(encoding="utf-8", errors="replace"))
 
 
-def _remove_empty(runs: Path) -> None:
-    """Remove empty folders of the run cache: DVC fails at one. A young one may be about to be filled."""
-    for folder in runs.glob("*/*"):
+def _remove_empty(cache: Path) -> None:
+    """Remove empty folders of the run cache: DVC fails at one.
+
+    No DVC works in this folder. One of another folder may share the cache, and be about to fill a young one.
+    """
+    age = 0 if cache.resolve().is_relative_to(Path.cwd().resolve()) else YOUNG_SECONDS
+    for folder in (cache / "runs").glob("*/*"):
         with suppress(OSError):  # not empty, no folder, or gone
-            if time.time() - folder.stat().st_mtime > 60:
+            if time.time() - folder.stat().st_mtime >= age:
                 folder.rmdir()
 
 

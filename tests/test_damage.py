@@ -203,15 +203,27 @@ def test_after_a_power_cut_the_right_bytes_come_back(project: Path) -> None:
     for entry in entries:
         empty(entry)
     (project / ".dvc/cache/runs/00/00").mkdir(parents=True)
-    os.utime(project / ".dvc/cache/runs/00/00", (0, 0))
     again = repro(project)
     assert "dvc.lock was cut by a killed DVC: put back as it was before the last run" in again.stderr
     assert "models/model.safetensors: not what dvc.lock says" in again.stderr
     assert "damaged in DVC's cache: removed" in again.stderr
     assert "cut in DVC's run cache: removed" in again.stderr
     assert "WARNING" not in again.stderr
-    assert not (project / ".dvc/cache/runs/00").exists() or not list((project / ".dvc/cache/runs/00").iterdir())
+    assert not (project / ".dvc/cache/runs/00/00").exists()
     assert everything(project) == before
+
+
+def test_no_empty_folder_stays_in_the_run_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC fails at one. One that another project may be about to fill stays for a minute, if the cache is shared."""
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    for cache, stays in ((Path(".dvc/cache"), False), (tmp_path / "shared", True)):
+        (cache / "runs/00/empty").mkdir(parents=True)
+        (cache / "runs/00/with a cut entry").mkdir()
+        (cache / "runs/00/with a cut entry/0").write_text("cmd: x\nouts:\n- path: y\n")
+        assert mend.look_after(cache) == [f"{cache}/runs/00/with a cut entry/0: cut in DVC's run cache: removed"]
+        assert not (cache / "runs/00/with a cut entry").exists()
+        assert (cache / "runs/00/empty").exists() == stays
 
 
 def json_lock(text: str) -> dict[str, dict[str, str]]:
