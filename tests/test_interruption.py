@@ -78,6 +78,7 @@ def strike(folder: Path, target: str, number: signal.Signals, epoch: int = 3) ->
     """Start a run, wait for an epoch, send a signal; the launcher's exit status, once nothing is left of it."""
     launcher = start(folder)
     wait_for(lambda: f"epoch {epoch}/" in said(folder) or launcher.poll() is not None, "not so far")
+    assert launcher.poll() is None, f"it ended before it was struck: {said(folder)}"
     if target == "group":
         os.killpg(launcher.pid, number)
     elif target == "launcher":

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline import files, params, split
+from pipeline import files, images, params, split
 from pipeline.errors import Refusal
+from pipeline.images import Verdict
 from tests.conftest import change, on_cpu
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # pytest undoes the module's own filter
@@ -619,6 +620,30 @@ def test_the_table_says_what_each_picture_is(small: Path, raw: dict[str, Any], m
     assert (empty["split"], empty["reason"], empty["phash"], empty["group"]) == ("", "empty", "", "")
     assert near["group"] == table["dog/101.png"]["group"] == min(near["pixels"], table["dog/101.png"]["pixels"])[:16]
     assert near["split"] == table["dog/101.png"]["split"] in split.PARTS
+
+
+def test_a_perceptual_hash_of_zero_is_a_hash() -> None:
+    """A kept picture has one, whatever its value; only what was not decoded has none."""
+    decoded, not_decoded = Verdict("", 40, 24, "ab" * 32, phash=0), Verdict("truncated", 40, 24)
+    cells = [
+        dict(zip(split.HEADER, split.line(split.Row(split.Picture("a/b.png", "a", ""), "", "", seen, "")), strict=True))
+        for seen in (decoded, not_decoded)
+    ]
+    assert [row["phash"] for row in cells] == ["0" * 16, ""]
+
+
+def test_the_progress_bar_is_called_as_the_stage_is(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks at the terminal sees which stage moves."""
+    titles: list[object] = []
+    in_order = images.in_order
+
+    def noted(work: Any, items: Any, workers: int, title: str = "", **others: Any) -> Any:
+        titles.append(title)
+        return in_order(work, items, workers, title, **others)
+
+    monkeypatch.setattr(images, "in_order", noted)
+    do(small)
+    assert titles == ["split"]
 
 
 def test_the_stage_hands_every_setting_on(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
