@@ -47,11 +47,11 @@ verify: setup  ## repeat what the committed dvc.lock claims, and compare every b
 
 # Three rings. A test is in the first, unless its mark says why not: slow("the reason"), or gpu.
 # First: for whoever comes, and before every commit. What it leaves out is dear, and it has another of its kind.
-test: lint  ## lint, types, every unit, one of each kind of real process (10 minutes on 2 idle cores)
+test: lint  ## lint, types, every unit, one of each kind of real process (about 12 minutes on 2 cores)
 	@python -m pytest -n auto --dist worksteal -m "not gpu and not slow"
 
 # Second: what continuous integration runs, for nothing may be broken that a machine without a GPU can show.
-test-all: test-code image-test  ## everything that needs no GPU: all tests, then the container (45 minutes on 2 idle cores)
+test-all: test-code image-test  ## everything that needs no GPU: all tests, then the container (about 45 minutes on 2 cores)
 
 test-code: lint  ## lint, types, every test that needs no GPU, without the container
 	@python -m pytest -n auto --dist worksteal -m "not gpu"
