@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from pipeline import files, locks, packed, params, reading
+from pipeline import files, intact, locks, packed, params, reading
 from pipeline.engine import checkpoint, variables
 from pipeline.engine.agreement import Facts
 from pipeline.engine.world import World
@@ -39,7 +39,6 @@ ENVIRONMENT = Path("requirements/lock.txt")
 CHECKPOINT = "checkpoint.pt"
 PROVENANCE = "provenance.json"
 LOCK = Path("dvc.lock")
-UNDER_DVC = "DVC_STAGE"  # DVC sets it for the commands that it runs
 
 
 def decisive(config: Params, packed_digest: str) -> dict[str, Any]:
@@ -148,7 +147,7 @@ def recorded(folder: Path) -> bool:
 def settle(folder: Path) -> None:
     """Remove the checkpoint of a finished run once nothing is lost with it: its model is recorded, or no DVC is there
     to do so. Until then a run that was killed after its last step goes on from its end instead of its beginning."""
-    if recorded(folder) or ((folder / PROVENANCE).is_file() and UNDER_DVC not in os.environ):
+    if recorded(folder) or ((folder / PROVENANCE).is_file() and intact.UNDER_DVC not in os.environ):
         checkpoint.remove(folder / CHECKPOINT)
 
 

@@ -57,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine.stopping": {"errors", "engine.world", "engine.frozen"}, "engine.frozen": {"engine.world"},
     "inference": {"augment", "reading", "residency", "sampling", *ENGINE},
     "monitor": {"augment", "engine.loop"},
-    "runs": {*BASE, "locks", "packed", "params", "engine.checkpoint", "engine.world",
+    "runs": {*BASE, "intact", "locks", "packed", "params", "engine.checkpoint", "engine.world",
              "engine.agreement", "engine.variables"},
     "report": {"files", "packed"},
     "download": {*STAGE, "synthetic", "weights"},

@@ -37,15 +37,17 @@ def agreed(store: Store, place: World) -> Iterator[Facts]:
     none waits for one that cannot begin.
     """
     facts: Facts = {}
-    fault = ""
+
+    def tell(fault: str) -> list[dict[str, Any]]:
+        mine = {"host": os.uname().nodename, "fault": fault, "facts": facts}
+        return [json.loads(text) for text in world.told(store, place, "agreement", json.dumps(mine))]
+
     try:
         yield facts
-    except Exception as error:
-        fault = of_the_system(error) or str(error)
+    except Exception as error:  # an interrupt is none: who is interrupted waits for nobody
+        tell(of_the_system(error) or str(error))
         raise
-    finally:
-        mine = {"host": os.uname().nodename, "fault": fault, "facts": facts}
-        said = [json.loads(text) for text in world.told(store, place, "agreement", json.dumps(mine))]
+    said = tell("")
     for rank, other in enumerate(said):
         if other["fault"]:
             where = f"process {rank} of {place.size} (on {other['host']})"

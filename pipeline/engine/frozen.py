@@ -17,9 +17,7 @@ import psutil
 
 from pipeline.engine import world
 
-MARGIN_SECONDS = (
-    10  # beyond the timeout, for a process that waits: its own exchange ends at the timeout, and names whom
-)
+MARGIN_SECONDS = 10  # beyond the timeout, for who waits: its own exchange ends at the timeout, and names whom
 
 
 def state(pid: int) -> str:
