@@ -2,7 +2,7 @@
 
     python -m benchmarks.ceiling --device cuda
 
-1.00 means that the model never waits for pictures. Both streams feed the same model, and take turns. On a GPU also what
+1.00 means that the model never waits for images. Both streams feed the same model, and take turns. On a GPU also what
 the host needs for a step (from the device being idle to everything being issued), and, model by model in two processes
 that take turns, the price of `train.deterministic: true`.
 """
@@ -31,9 +31,9 @@ Case = dict[str, Any]  # params of train
 
 @dataclass(frozen=True)
 class Form:
-    pictures: int
-    side: int  # of the drawn pictures
-    square: int  # of the packed ones
+    images: int
+    side: int  # of the drawn images
+    packed_size: int  # of the packed ones
     turns: int
     seconds: float  # that a turn of each stream lasts
     cases: tuple[Case, ...]
@@ -178,15 +178,15 @@ def main() -> int:
     form = FORMS[measuring.form(options)]
     with measuring.refusals("ceiling"), tempfile.TemporaryDirectory(prefix="ceiling-") as temporary:
         base = Path(temporary).resolve()
-        photos = scene.photos(options, base, form.pictures, form.side)
+        photos = scene.photos(options, base, form.images, form.side)
         report = Report("ceiling", options, photos=photos.words, sha256=photos.sha256)
         form = left_out(form, report)
         place = Place(base / "copy", options.device)
         missing = report.missing([*map(title, form.cases), *(title(one) + FREELY for one in form.both)])
         if missing:
             training = {"train": {"epochs": 1000, "lr": 0.001}}
-            square = {"prepare": {"size": form.square}}
-            scene.prepared(place.folder, scene.ONE_PROCESS, square, training, photos.params)
+            packed_size = {"prepare": {"size": form.packed_size}}
+            scene.prepared(place.folder, scene.ONE_PROCESS, packed_size, training, photos.params)
         for group in groups(form.cases):
             if any(name.removesuffix(FREELY) in map(title, group) for name in missing):
                 measure(group, form, place, report)

@@ -1,7 +1,7 @@
-"""What people load training pictures with, each from its own documentation: the contenders of `loader` and `peers`.
+"""What people load training images with, each from its own documentation: the contenders of `loader` and `peers`.
 
 Every one is given the same files, cuts random resized crops with flips, and ends in batches of normalized float32
-pictures [n, 3, s, s] with their labels, an epoch at a time, on all cores; torch's own in as many worker processes.
+images [n, 3, s, s] with their labels, an epoch at a time, on all cores; torch's own in as many worker processes.
 """
 
 import importlib
@@ -64,7 +64,7 @@ def in_processes(dataset: Dataset[tuple[Any, int]], batch: int, pinned: bool) ->
 
 
 def tutorial(files: Labelled, side: int, batch: int, pinned: bool = False) -> Batches:
-    """The tutorial's: Pillow, then transforms of pictures."""
+    """The tutorial's: Pillow, then transforms of images."""
     steps = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
     transform = transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
     return in_processes(Files(files, pillow, transform), batch, pinned)

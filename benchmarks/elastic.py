@@ -27,18 +27,18 @@ from torch import nn
 from benchmarks.measuring import RESULTS, machine
 from benchmarks.scene import call, copy_project, set_params
 from pipeline import files, model, sampling
-from pipeline.engine import elastic, loop, world
+from pipeline.engine import distributed, elastic, loop
+from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
-from pipeline.engine.loop import Batch, Counts, Recipe
+from pipeline.engine.loop import Batch, Recipe, Totals
 from pipeline.engine.optimizers import OPTIMIZERS
 from pipeline.engine.parallel import PARALLELS
 from pipeline.engine.precision import PRECISIONS
-from pipeline.engine.world import World
 
 SHARDS = 8
 SMALL: dict[str, dict[str, Any]] = {  # for hashes: drawn flowers, a few steps
     "data": {"source": "synthetic", "synthetic": {"count": 120, "size": 48, "seed": 0}},
-    "split": {"near_duplicates": 0},
+    "split": {"phash_distance": 0},
     "prepare": {"size": 64},
     "train": {
         "device": "cpu", "precision": "fp32", "parallel": "elastic", "model": "shufflenet_v2_x0_5", "batch_size": 16,
@@ -101,49 +101,49 @@ def hashes() -> Iterator[dict[str, Any]]:
 def moved(processes: int, shards: int) -> dict[str, float]:
     """Bytes that the busiest process sends in a step, as a multiple of the gradients' bytes; a ring's beside it."""
     others = (processes - 1) / processes
-    most = max(len(elastic.subtrees(world.share(shards, rank, processes))) for rank in range(processes))
+    most = max(len(elastic.subtrees(distributed.share(shards, rank, processes))) for rank in range(processes))
     return {"elastic": most * others + others, "ring": 2 * others}
 
 
-def steps_of(name: str, place: World, batch: int, side: int, precision_name: str) -> Iterator[None]:
+def steps_of(name: str, world: World, batch: int, side: int, precision_name: str) -> Iterator[None]:
     """Endless training steps of a ResNet-34 on noise, spread as `name` says."""
-    net = model.build("resnet34", 5, 0).to(place.device)
-    precision = PRECISIONS[precision_name](place.device.type)
+    net = model.build("resnet34", 5, 0).to(world.device)
+    precision = PRECISIONS[precision_name](world.device.type)
     groups = model.parameter_groups(net, 5e-4, False)
     net, optimizer = precision.prepare(net, OPTIMIZERS["sgd"](groups, 0.1, 0.9, True, (0.9, 0.999)))
-    parts = SHARDS if name == "elastic" else place.size
-    spread = PARALLELS[name](net, place, True, parts)
-    rows = sampling.part(torch.arange(batch).numpy(), place.share(parts), parts)
-    images = torch.randn(len(rows), 3, side, side, device=place.device)
-    labels = torch.zeros(len(rows), dtype=torch.int64, device=place.device)
+    parts = SHARDS if name == "elastic" else world.size
+    parallel_model = PARALLELS[name](net, world, True, parts)
+    rows = sampling.part(torch.arange(batch).numpy(), world.share(parts), parts)
+    images = torch.randn(len(rows), 3, side, side, device=world.device)
+    labels = torch.zeros(len(rows), dtype=torch.int64, device=world.device)
     recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, Ema.of(net, 0.0), 0.0)
     endless = (Batch(step, images, labels, labels, 1e-3, 0) for step in itertools.count())
-    for _ in loop.train(spread, endless, recipe, Counts.zero(place.device, parts)):
+    for _ in loop.train(parallel_model, endless, recipe, Totals.zero(world.device, parts)):
         yield
 
 
-def timed(steps: Iterator[None], count: int, place: World) -> float:
+def timed(steps: Iterator[None], count: int, world: World) -> float:
     """Seconds a step of the slowest process."""
-    world.barrier()
+    distributed.barrier()
     began = time.perf_counter()
     for _ in range(count):
         next(steps)
-    if place.device.type == "cuda":
+    if world.device.type == "cuda":
         torch.cuda.synchronize()
-    return float(max(world.of_all((time.perf_counter() - began) / count)))
+    return float(max(distributed.all_gather_object((time.perf_counter() - began) / count)))
 
 
 def race(batch: int, side: int, precision: str, rounds: int, count: int) -> None:
     """One process of a race between the two, which take turns; the first prints the seconds as JSON."""
-    world.fix_arithmetic(1, True)
-    place = world.from_env(os.environ, "cuda" if torch.cuda.is_available() else "cpu")
-    with world.joined(place, 600):
-        runners = {name: steps_of(name, place, batch, side, precision) for name in ("ddp", "elastic")}
+    distributed.make_deterministic(1, True)
+    world = distributed.from_env(os.environ, "cuda" if torch.cuda.is_available() else "cpu")
+    with distributed.join(world, 600):
+        runners = {name: steps_of(name, world, batch, side, precision) for name in ("ddp", "elastic")}
         for steps in runners.values():
-            timed(steps, 2, place)  # the first steps choose algorithms and fill caches
-        seconds = [{name: timed(steps, count, place) for name, steps in runners.items()} for _ in range(rounds)]
+            timed(steps, 2, world)  # the first steps choose algorithms and fill caches
+        seconds = [{name: timed(steps, count, world) for name, steps in runners.items()} for _ in range(rounds)]
         runners.clear()  # a wrapped model that outlives the process group can hang the process
-    if place.first:
+    if world.is_main:
         print(json.dumps(seconds))
 
 

@@ -19,7 +19,7 @@ bytes. Then it runs again, unhindered. A row counts, over all numbers,
     hangs         runs that did not end
 
 The exit status is 1 if there is one of the last six. A stage is one process without its launcher, forked from one that
-has imported everything; pictures are few and small.
+has imported everything; images are few and small.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from typing import Any
 from benchmarks import measuring, scene
 from benchmarks.measuring import Report, Row, Worker
 from pipeline import files
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 
 STAGES = ("download", "split", "prepare", "train", "evaluate")
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT, "EROFS": errno.EROFS, "KILL": -1}
@@ -60,7 +60,7 @@ OUTPUTS = {
     ),
 }
 SMALL: scene.Changes = {
-    "split": {"near_duplicates": 0, "min_side": 16, "folds": 1, "fractions": {"train": 0.5, "val": 0.3, "test": 0.2}},
+    "split": {"phash_distance": 0, "min_side": 16, "folds": 1, "fractions": {"train": 0.5, "val": 0.3, "test": 0.2}},
     "prepare": {"size": 32},
     "train": {
         "model": "squeezenet1_1", "lr": 0.01, "epochs": 1, "batch_size": 12, "crop": 32, "eval_crop": 32,
@@ -68,7 +68,7 @@ SMALL: scene.Changes = {
     },
     "run": {"workers": 1, "log_steps": 1},
 }  # fmt: skip
-PICTURES = 40
+IMAGES = 40
 SECONDS = 300  # a run that takes longer hangs
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a fork keeps only one
 
@@ -77,15 +77,15 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 
 
 def build(folder: Path) -> Path:
-    """The library that fails operations, made in `folder`. Raises Refusal where there is no compiler."""
+    """The library that fails operations, made in `folder`. Raises UserError where there is no compiler."""
     compiler, library = shutil.which("cc") or shutil.which("gcc"), folder / "faults.so"
     if compiler is None:
-        raise Refusal("cc: not found; install a C compiler (apt-get install gcc)")
+        raise UserError("cc: not found; install a C compiler (apt-get install gcc)")
     source = Path(__file__).with_suffix(".c")
     command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Refusal(f"{source} cannot be compiled: {done.stderr.strip()}")
+        raise UserError(f"{source} cannot be compiled: {done.stderr.strip()}")
     return library
 
 
@@ -206,13 +206,13 @@ class Whole:
 
 
 class Scene:
-    """The project with few pictures, stage after stage, and what each leaves when nothing fails."""
+    """The project with few images, stage after stage, and what each leaves when nothing fails."""
 
     def __init__(self, base: Path, library: Any) -> None:
         self._base, self._library, self._wholes = base, library, dict[str, Whole]()
         self._done = base / "done"
         self._done.mkdir()
-        drawn = scene.drawn(base / "drawn.tar", PICTURES, 32).params
+        drawn = scene.drawn(base / "drawn.tar", IMAGES, 32).params
         scene.workplace(base / "code", scene.ONE_PROCESS, SMALL, drawn)
         for path in (base / "code").iterdir():  # one copy of the code for all
             (self._done / path.name).symlink_to(path)
@@ -226,7 +226,7 @@ class Scene:
                 shutil.copytree(self._done, before, symlinks=True)
                 old, ended = outputs(self._done, name), run(self._library, name, self._done)
                 if ended.status:
-                    raise Refusal(f"{name} fails by itself: {ended.said}")
+                    raise UserError(f"{name} fails by itself: {ended.said}")
                 right = outputs(self._done, name)
                 self._wholes[name] = Whole(before, old, right, names(self._done), ended.operations)
         return self._wholes[stage]

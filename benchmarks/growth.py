@@ -2,10 +2,10 @@
 
     python -m benchmarks.growth
 
-Pictures are drawn, the smaller sets are the first of the largest. Seconds are the least of the turns: most of a small
-set's are the start, and what else the machine does only adds to them. `linear` is what a picture costs between 3 and 10
+Images are drawn, the smaller sets are the first of the largest. Seconds are the least of the turns: most of a small
+set's are the start, and what else the machine does only adds to them. `linear` is what an image costs between 3 and 10
 times the data over what it costs between 1 and 3 times: 1 where the cost is linear. `memory` is the peak at 10 times
-the data over that at 1. Where the squares are read while training decides its memory (run.residency), so it is told
+the data over that at 1. Where the images are read while training decides its memory (run.residency), so it is told
 apart from split's and prepare's. An epoch is the second of two, from one validation's end to the next one's: a start
 takes longer than an epoch of the smallest set, and varies more.
 """
@@ -31,9 +31,9 @@ COMMANDS = {
 
 @dataclass(frozen=True)
 class Form:
-    pictures: int  # once
+    images: int  # once
     side: int  # of them
-    square: int
+    packed_size: int
     train: dict[str, Any]
     turns: dict[str, int]  # of each stage
 
@@ -46,19 +46,19 @@ FORMS = {
 }
 
 
-def draw(folder: Path, pictures: int, side: int) -> None:
-    """All pictures of the largest set, in class folders."""
+def draw(folder: Path, images: int, side: int) -> None:
+    """All images of the largest set, in class folders."""
     folder.mkdir(parents=True)
-    synthetic.draw(folder, pictures, side, 0, measuring.cores())
+    synthetic.draw(folder, images, side, 0, measuring.cores())
 
 
-def place(folder: Path, source: Path, pictures: int, form: Form, device: str) -> None:
-    """A workplace with the first so many of the pictures, evenly of every kind."""
-    params = {"train": {"device": device, "warmup_epochs": 0, **form.train}, "split": {"near_duplicates": 0}}
-    scene.workplace(folder, scene.ONE_PROCESS, params, {"prepare": {"size": form.square}})
+def place(folder: Path, source: Path, images: int, form: Form, device: str) -> None:
+    """A workplace with the first so many of the images, evenly of every kind."""
+    params = {"train": {"device": device, "warmup_epochs": 0, **form.train}, "split": {"phash_distance": 0}}
+    scene.workplace(folder, scene.ONE_PROCESS, params, {"prepare": {"size": form.packed_size}})
     for kind in synthetic.KINDS:
         (folder / "data/images" / kind).mkdir(parents=True)
-        for path in sorted((source / kind).iterdir())[: pictures // len(synthetic.KINDS)]:
+        for path in sorted((source / kind).iterdir())[: images // len(synthetic.KINDS)]:
             os.link(path, folder / "data/images" / kind / path.name)
     (folder / "data/weights").mkdir()
 
@@ -82,10 +82,10 @@ def main() -> int:
     form = FORMS[measuring.form(options)]
     with tempfile.TemporaryDirectory(prefix="growth-") as temporary:
         base = Path(temporary).resolve()
-        report = Report("growth", options, photos="drawn flowers", pictures=form.pictures, side=form.side, **form.train)
-        draw(base / "all", TIMES[-1] * form.pictures, form.side)
+        report = Report("growth", options, photos="drawn flowers", images=form.images, side=form.side, **form.train)
+        draw(base / "all", TIMES[-1] * form.images, form.side)
         for times in TIMES:
-            place(base / str(times), base / "all", times * form.pictures, form, options.device)
+            place(base / str(times), base / "all", times * form.images, form, options.device)
         for stage, count in form.turns.items():
             turns: dict[int, list[Row]] = {times: [] for times in TIMES}
             for times in TIMES * count:

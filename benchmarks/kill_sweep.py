@@ -53,7 +53,7 @@ with warnings.catch_warnings():  # its import touches interfaces that its depend
 STAGES = ("download", "split", "prepare", "train", "evaluate")
 PARAMS: dict[str, dict[str, Any]] = {
     "data": {"source": "synthetic", "synthetic": {"count": 120, "size": 48, "seed": 0}},
-    "split": {"near_duplicates": 0, "folds": 1, "fractions": {"train": 0.4, "val": 0.4, "test": 0.2}},
+    "split": {"phash_distance": 0, "folds": 1, "fractions": {"train": 0.4, "val": 0.4, "test": 0.2}},
     "prepare": {"size": 64},
     "train": {
         "device": "cpu", "precision": "fp32", "parallel": "ddp", "model": "resnet18", "batch_size": 8, "epochs": 4,

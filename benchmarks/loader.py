@@ -2,7 +2,7 @@
 
     python -m benchmarks.loader --archive file:///…/flower_photos_mini.tgz
 
-Ours cuts from the packed squares, which `prepare` makes once: that costs `prepare` CPU milliseconds an image, told
+Ours cuts from the packed images, which `prepare` makes once: that costs `prepare` CPU milliseconds an image, told
 beside; it takes one thread, as training does by default, or one a core. The others decode the same files every epoch. A
 turn is whole epochs for about a second; a first one is not counted. DALI and FFCV take part where they are installed
 (DALI: pip install nvidia-dali-cuda130; FFCV is built on OpenCV and libturbojpeg).
@@ -21,15 +21,15 @@ from pathlib import Path
 from benchmarks import measuring, scene
 from benchmarks.measuring import Report, Row, Worker
 from pipeline import packed
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 
 OURS, OURS_THREADS, OURS_GPU, PREPARE = "ours", "ours, a thread a core", "ours on the GPU", "prepare, once"
 
 
 @dataclass(frozen=True)
 class Form:
-    pictures: int  # of the drawn archive
-    side: int  # of its pictures
+    images: int  # of the drawn archive
+    side: int  # of its images
     batch: int
     turns: int
     seconds: float  # the least that a turn lasts
@@ -39,7 +39,7 @@ class Form:
 FORMS = {"cpu": Form(200, 320, 64, 5, 1.0), "cuda": Form(400, 320, 64, 5, 1.0), "tiny": Form(50, 48, 8, 1, 0.3, (32,))}
 
 
-def squares(form: Form) -> scene.Changes:
+def packed_size(form: Form) -> scene.Changes:
     """Params of a training that no turn comes to the end of."""
     train = {"model": "resnet18", "batch_size": form.batch, "epochs": 1000}
     return {"train": {**scene.ONE_PROCESS["train"], **train}}
@@ -58,7 +58,7 @@ def worker(name: str, folder: Path, batch: int) -> None:
     with ours.ready(folder, device="cuda" if cuda else "cpu", threads=threads) as ready:
         epoch, rows = ready.rows // batch, ready.data.rows("train")
         if epoch == 0:
-            raise Refusal(f"--archive: {ready.rows} photos to train on are less than a batch; needed: {batch}")
+            raise UserError(f"--archive: {ready.rows} photos to train on are less than a batch; needed: {batch}")
         images = Path(ready.config.paths.images).resolve()
         files = [(str(images / ready.data.paths[row]), int(ready.data.labels[row])) for row in rows]
         loaded: dict[int, Iterator[torch.Tensor]] = {}
@@ -121,13 +121,13 @@ def race(names: list[str], folder: Path, form: Form, report: Report) -> None:
 
 
 def prepared(folder: Path) -> Row:
-    """Run the stage that makes the packed squares: what a picture costs, the start of the stage included."""
+    """Run the stage that makes the packed images: what an image costs, the start of the stage included."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     scene.must(folder, sys.executable, "-m", "pipeline.prepare")
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    pictures = len(packed.kept(folder / "data/split.csv"))
+    images = len(packed.kept(folder / "data/split.csv"))
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"cpu_ms": 1e3 * cpu / pictures, "wall_ms": 1e3 * wall / pictures}
+    return {"cpu_ms": 1e3 * cpu / images, "wall_ms": 1e3 * wall / images}
 
 
 def main() -> int:
@@ -135,11 +135,11 @@ def main() -> int:
     form = FORMS[measuring.form(options)]
     with measuring.refusals("loader"), tempfile.TemporaryDirectory(prefix="loader-") as temporary:
         base = Path(temporary).resolve()
-        photos = scene.photos(options, base, form.pictures, form.side)
+        photos = scene.photos(options, base, form.images, form.side)
         report = Report("loader", options, photos=photos.words, sha256=photos.sha256, batch=form.batch)
         names = taking_part(report, options.device)
         if report.missing([PREPARE, *(f"{name} {side}" for name in names for side in form.sides)]):
-            scene.workplace(base / "copy", scene.ONE_PROCESS, squares(form), photos.params)
+            scene.workplace(base / "copy", scene.ONE_PROCESS, packed_size(form), photos.params)
             for stage in ("download", "split"):
                 scene.must(base / "copy", sys.executable, "-m", f"pipeline.{stage}")
             report.add(PREPARE, prepared(base / "copy"))

@@ -26,7 +26,7 @@ import psutil
 
 from pipeline import files
 from pipeline import machine as here
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 
 RESULTS = Path("benchmarks/results")
 LIBRARIES = ("torch", "torchvision", "numpy", "numba", "pillow", "dvc", "psutil")
@@ -254,7 +254,7 @@ def parser(doc: str | None, name: str, *, photos: bool = True) -> argparse.Argum
         found.add_argument("--archive", default="", help="file:// address of an archive of photos; else drawn flowers")
         found.add_argument("--sha256", default="", help="of the archive")
     found.add_argument("--resume", action="store_true", help="keep the rows that are already in the report")
-    found.add_argument("--tiny", action="store_true", help="a few pictures and steps: that it runs, not how fast")
+    found.add_argument("--tiny", action="store_true", help="a few images and steps: that it runs, not how fast")
     return found
 
 
@@ -267,14 +267,14 @@ class Report:
     """Rows by their names, printed as they come and written after every one."""
 
     def __init__(self, name: str, options: argparse.Namespace, **about: Any) -> None:
-        """`about`: what else the figures are valid for, such as the photos. Raises Refusal for another's rows."""
+        """`about`: what else the figures are valid for, such as the photos. Raises UserError for another's rows."""
         self._path = Path(options.out) / f"{name}_{options.device}.json"
         of = json.loads(json.dumps({**machine(), "form": form(options), **about}))
         self._content: Row = {"of": of, "rows": {}, "left_out": {}, "figures": {}}
         if options.resume and self._path.exists():
             earlier = json.loads(self._path.read_text())
             if earlier["of"] != of:
-                raise Refusal(
+                raise UserError(
                     f"{self._path}: of another machine, environment, commit or data; remove it, or choose another --out"
                 )
             self._content = earlier
@@ -332,8 +332,8 @@ def shown(value: Any) -> str:
 
 @contextmanager
 def refusals(name: str) -> Iterator[None]:
-    """Inside the block a Refusal ends the program in one line."""
+    """Inside the block a UserError ends the program in one line."""
     try:
         yield
-    except Refusal as refusal:
+    except UserError as refusal:
         sys.exit(f"{name}: {refusal}")

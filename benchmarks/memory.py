@@ -1,4 +1,4 @@
-"""10. The most memory that split, prepare and predict take over a folder of hostile pictures, beside the stated bound.
+"""10. The most memory that split, prepare and predict take over a folder of hostile images, beside the stated bound.
 
     python -m benchmarks.memory
 
@@ -33,9 +33,9 @@ THREADS = 8
 
 @dataclass(frozen=True)
 class Form:
-    side: int  # of the square pictures that have as many pixels as are allowed
+    side: int  # of the square images that have as many pixels as are allowed
     files: int
-    square: int
+    packed_size: int
 
 
 FORMS = {"cpu": Form(10_000, 200, 256), "cuda": Form(10_000, 200, 256), "tiny": Form(200, 32, 32)}
@@ -43,26 +43,26 @@ Encoded = Callable[[np.random.Generator, int], bytes]
 
 
 def drawn(draw: np.random.Generator, width: int, height: int) -> Image.Image:
-    """A picture of coarse noise: no two are near duplicates, and it is encoded quickly."""
+    """An image of coarse noise: no two are near duplicates, and it is encoded quickly."""
     noise = draw.integers(0, 256, (8, 8, 3), np.uint8)
     return Image.fromarray(noise).resize((width, height), Image.Resampling.NEAREST)
 
 
 def encoded(mode: str, kind: str, shape: tuple[float, float] = (1, 1), turned: bool = False, **options: Any) -> Encoded:
-    """Pictures of a mode and a kind of file; `shape` is width and height as multiples of the side."""
+    """Images of a mode and a kind of file; `shape` is width and height as multiples of the side."""
 
     def make(draw: np.random.Generator, side: int) -> bytes:
-        picture = drawn(draw, max(1, round(side * shape[0])), max(1, round(side * shape[1])))
+        image = drawn(draw, max(1, round(side * shape[0])), max(1, round(side * shape[1])))
         if mode == "I;16":
-            picture = Image.fromarray(np.asarray(picture.convert("L")).astype(np.uint16) * 257)
+            image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
         elif mode == "RGBA":
-            picture.putalpha(picture.convert("L"))
+            image.putalpha(image.convert("L"))
         elif mode != "RGB":
-            picture = picture.convert(mode)
+            image = image.convert(mode)
         exif = Image.Exif()
         exif[0x0112] = 6
         content = io.BytesIO()
-        picture.save(content, kind, **options, **({"exif": exif} if turned else {}))
+        image.save(content, kind, **options, **({"exif": exif} if turned else {}))
         return content.getvalue()
 
     return make
@@ -143,20 +143,20 @@ def draw(folder: Path, form: Form) -> tuple[int, int]:
     return len(jobs), sum(is_large for _, _, is_large in jobs)
 
 
-def put_model(models: Path, square: int) -> None:
+def put_model(models: Path, packed_size: int) -> None:
     """An untrained model, for predict."""
     from pipeline import model, trained
     from pipeline.inference import View
 
     net = model.build("shufflenet_v2_x0_5", len(LABELS), seed=0)
-    view = View(square=square, resize=square, crop=square)
+    view = View(packed_size=packed_size, resize=packed_size, crop=packed_size)
     trained.save(
         models, net.state_dict(), name="shufflenet_v2_x0_5", classes=LABELS, view=view, export="last", epoch=1
     )  # fmt: skip
 
 
 def commands(images: Path) -> dict[str, tuple[str, ...]]:
-    """Every stage's command. Predict ends with 1, for it names what is no picture."""
+    """Every stage's command. Predict ends with 1, for it names what is no image."""
     predict = f"{sys.executable} -m pipeline.predict {images} >predicted.txt 2>refused.txt; test $? -eq 1"
     return {
         "split": (sys.executable, "-m", "pipeline.split"),
@@ -171,15 +171,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="memory-") as temporary:
         base = Path(temporary).resolve()
         changes = {
-            "split": {"max_pixels": form.side**2, "min_side": 8, "max_excluded": form.files},
-            "prepare": {"size": form.square},
+            "split": {"max_pixels": form.side**2, "min_side": 8, "max_unreadable": form.files},
+            "prepare": {"size": form.packed_size},
             "run": {"workers": THREADS},
         }
         scene.workplace(base / "copy", scene.ONE_PROCESS, changes)
         images = Path("data/images")
         count, large = draw(base / "copy" / images, form)
-        report = Report("memory", options, photos="hostile pictures", files=count, large=large, threads=THREADS)
-        put_model(base / "copy/models", form.square)
+        report = Report("memory", options, photos="hostile images", files=count, large=large, threads=THREADS)
+        put_model(base / "copy/models", form.packed_size)
         for stage, command in commands(images).items():
             watch = measuring.watched(command, base / "copy", scene.environment(base))
             lines = files.read_csv(base / "copy/data/split.csv")

@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 from pipeline import packed, params, residency, stage, train
-from pipeline.engine import loop, world
-from pipeline.engine.loop import Batch, Counts, Recipe
-from pipeline.engine.parallel import PARALLELS, Spread
+from pipeline.engine import distributed, loop
+from pipeline.engine.distributed import World
+from pipeline.engine.loop import Batch, Recipe, Totals
+from pipeline.engine.parallel import PARALLELS, ParallelModel
 from pipeline.engine.precision import PRECISIONS, Precision
 from pipeline.engine.stopping import Stopping
-from pipeline.engine.world import World
 from pipeline.packed import Packed
 from pipeline.params import Params
-from pipeline.residency import Squares
+from pipeline.residency import ImageStore
 
 
 class Never(Stopping):
@@ -36,23 +36,23 @@ class Never(Stopping):
 
 @dataclass(frozen=True)
 class Ready:
-    """The prepared squares of a folder, and who looks at them."""
+    """The prepared images of a folder, and who looks at them."""
 
     config: Params
     data: Packed
-    squares: Squares
-    place: World
+    image_store: ImageStore
+    world: World
 
     @property
     def rows(self) -> int:
-        """How many pictures an epoch has."""
+        """How many images an epoch has."""
         return len(self.data.rows("train"))
 
     @classmethod
-    def of_noise(cls, config: Params, place: World, pictures: int, side: int) -> "Ready":
+    def of_noise(cls, config: Params, world: World, images: int, side: int) -> "Ready":
         """Noise on the device, for what needs no photos."""
-        data = noise(pictures, side, 5)
-        return cls(config, data, Squares(torch.from_numpy(data.images).to(place.device), place.device), place)
+        data = noise(images, side, 5)
+        return cls(config, data, ImageStore(torch.from_numpy(data.images).to(world.device), world.device), world)
 
     def having(self, **settings: Any) -> "Ready":
         """The same with other settings of `train`."""
@@ -62,18 +62,18 @@ class Ready:
         """Training's own batches without end: after the last the first again."""
         settings = self.config.train
         while True:
-            yield from train.batches(settings, self.data, self.squares, 0, self.place, 1, precision, Never())
+            yield from train.batches(settings, self.data, self.image_store, 0, self.world, 1, precision, Never())
 
 
-def noise(pictures: int, side: int, classes: int) -> Packed:
-    """Packed squares of noise uint8 [pictures, side, side, 3] in so many classes, all of them to train on."""
+def noise(images: int, side: int, classes: int) -> Packed:
+    """Packed images of noise uint8 [images, side, side, 3] in so many classes, all of them to train on."""
     return Packed(
-        images=np.random.default_rng(0).integers(0, 256, (pictures, side, side, 3), np.uint8),
-        paths=("",) * pictures,
+        images=np.random.default_rng(0).integers(0, 256, (images, side, side, 3), np.uint8),
+        paths=("",) * images,
         classes=tuple(str(number) for number in range(classes)),
-        labels=np.arange(pictures) % classes,
-        sizes=np.full((pictures, 2), side * 5 // 4, np.int32),
-        splits=np.full(pictures, "train"),
+        labels=np.arange(images) % classes,
+        sizes=np.full((images, 2), side * 5 // 4, np.int32),
+        splits=np.full(images, "train"),
         digest="",
     )
 
@@ -89,35 +89,35 @@ def ready(folder: Path, **settings: Any) -> Iterator[Ready]:
     os.chdir(folder)
     stage.keep_freed_memory()  # as stage.main does
     config = changed(params.load(), settings)
-    world.fix_arithmetic(config.train.threads, config.train.deterministic)
-    place = world.from_env(os.environ, config.train.device)
+    distributed.make_deterministic(config.train.threads, config.train.deterministic)
+    world = distributed.from_env(os.environ, config.train.device)
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
-    squares, _ = residency.reside(data.images, config.run.residency, place.device, 1)
-    with world.joined(place, 600):
-        yield Ready(config, data, squares, place)
+    image_store, _ = residency.reside(data.images, config.run.residency, world.device, 1)
+    with distributed.join(world, 600):
+        yield Ready(config, data, image_store, world)
 
 
 @dataclass(frozen=True)
 class Trainer:
     """A model in training: the same one whatever it is fed."""
 
-    spread: Spread
+    parallel_model: ParallelModel
     recipe: Recipe
-    counts: Counts
+    totals: Totals
 
     @classmethod
     def of(cls, ready: Ready) -> "Trainer":
         """As `train.train` makes it, for one process."""
-        settings, place = ready.config.train, ready.place
-        learner = train.make_learner(ready.config, len(ready.data.classes), place)
-        spread = PARALLELS[settings.parallel](learner.net, place, settings.deterministic, 1)
+        settings, world = ready.config.train, ready.world
+        learner = train.make_learner(ready.config, len(ready.data.classes), world)
+        parallel_model = PARALLELS[settings.parallel](learner.net, world, settings.deterministic, 1)
         criterion = nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing)
         recipe = Recipe(criterion, learner.precision, learner.optimizer, learner.ema, settings.clip_norm)
-        return cls(spread, recipe, Counts.zero(place.device, 1))
+        return cls(parallel_model, recipe, Totals.zero(world.device, 1))
 
     def steps(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Take a step a batch."""
-        return loop.train(self.spread, batches, self.recipe, self.counts)
+        return loop.train(self.parallel_model, batches, self.recipe, self.totals)
 
 
 def resident(batch: Batch) -> Iterator[Batch]:
@@ -126,5 +126,5 @@ def resident(batch: Batch) -> Iterator[Batch]:
 
 
 def exact(ready: Ready) -> Precision:
-    """The precision for who only cuts pictures."""
-    return PRECISIONS["fp32"](ready.place.device.type)
+    """The precision for who only cuts images."""
+    return PRECISIONS["fp32"](ready.world.device.type)

@@ -6,7 +6,7 @@ Images a second and seconds an epoch of the same model, batch size and crop. `tu
 cores, the loss read back every step for its progress bar. `torchvision`: its reference script's settings, on Pillow,
 with its metrics read back every step. `timm`: its own loader, optimizer and scaler; left out where it is not installed.
 Peers are as fast as torch lets them be by default, so their fp32 has convolutions in TF32; only ours are deterministic.
-A turn is an epoch; a first one is not counted. Ours trains from squares that `prepare` packed once; like timm's, it has
+A turn is an epoch; a first one is not counted. Ours trains from images that `prepare` packed once; like timm's, it has
 its channels last in half precision.
 """
 
@@ -44,9 +44,9 @@ PEERS = (
 
 @dataclass(frozen=True)
 class Form:
-    pictures: int
-    side: int  # of the drawn pictures
-    square: int
+    images: int
+    side: int  # of the drawn images
+    packed_size: int
     model: str
     batch: int
     crop: int
@@ -214,7 +214,7 @@ def main() -> int:
     form = FORMS[measuring.form(options)]
     with measuring.refusals("peers"), tempfile.TemporaryDirectory(prefix="peers-") as temporary:
         base = Path(temporary).resolve()
-        photos = scene.photos(options, base, form.pictures, form.side)
+        photos = scene.photos(options, base, form.images, form.side)
         same = {"model": form.model, "batch": form.batch, "crop": form.crop}
         report = Report("peers", options, photos=photos.words, sha256=photos.sha256, **same)
         taking_part = []
@@ -226,7 +226,7 @@ def main() -> int:
         if report.missing(taking_part):
             train = {"model": form.model, "batch_size": form.batch, "crop": form.crop, "epochs": 1000, "lr": 0.001}
             scene.prepared(
-                base / "copy", scene.ONE_PROCESS, {"train": train, "prepare": {"size": form.square}}, photos.params
+                base / "copy", scene.ONE_PROCESS, {"train": train, "prepare": {"size": form.packed_size}}, photos.params
             )
             race(taking_part, base / "copy", options.device, form, report)
         rows = report.rows

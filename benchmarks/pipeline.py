@@ -23,9 +23,9 @@ DVC = (sys.executable, "-m", "dvc")
 
 @dataclass(frozen=True)
 class Form:
-    pictures: int
-    side: int  # of the drawn pictures
-    square: int  # of the packed ones
+    images: int
+    side: int  # of the drawn images
+    packed_size: int  # of the packed ones
     turns: int
     train: dict[str, Any]
 
@@ -57,7 +57,7 @@ def stages(watch: Watch) -> dict[str, Row]:
 
 def run(folder: Path, photos: scene.Photos, form: Form, device: str) -> dict[str, Row]:
     """Everything from nothing, then nothing again: the rows of one turn."""
-    training = {"train": {"device": device, **form.train}, "prepare": {"size": form.square}}
+    training = {"train": {"device": device, **form.train}, "prepare": {"size": form.packed_size}}
     scene.copy_project(folder, scene.ONE_PROCESS)
     for params in (training, photos.params):
         scene.set_params(folder, params)
@@ -78,9 +78,9 @@ def main() -> int:
     form = FORMS[measuring.form(options)]
     with measuring.refusals("pipeline"), tempfile.TemporaryDirectory(prefix="pipeline-") as temporary:
         base = Path(temporary).resolve()
-        photos = scene.photos(options, base, form.pictures, form.side)
+        photos = scene.photos(options, base, form.images, form.side)
         report = Report(
-            "pipeline", options, photos=photos.words, sha256=photos.sha256, square=form.square, **form.train
+            "pipeline", options, photos=photos.words, sha256=photos.sha256, packed_size=form.packed_size, **form.train
         )
         turns = []
         for turn in range(form.turns):

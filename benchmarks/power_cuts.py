@@ -37,7 +37,7 @@ from pipeline import files
 
 PARAMS: dict[str, dict[str, Any]] = {
     "data": {"source": "synthetic", "synthetic": {"count": 50, "size": 40, "seed": 0}},
-    "split": {"near_duplicates": 0, "folds": 1, "fractions": {"train": 0.6, "val": 0.2, "test": 0.2}},
+    "split": {"phash_distance": 0, "folds": 1, "fractions": {"train": 0.6, "val": 0.2, "test": 0.2}},
     "prepare": {"size": 40},
     "train": {
         "device": "cpu", "precision": "fp32", "parallel": "single", "model": "shufflenet_v2_x0_5", "batch_size": 8,

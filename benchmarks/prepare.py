@@ -1,8 +1,8 @@
-"""8. Packing the squares beside plain decoding and resizing of the same files by libraries, on all cores.
+"""8. Packing the images beside plain decoding and resizing of the same files by libraries, on all cores.
 
     python -m benchmarks.prepare --archive file:///…/flower_photos_mini.tgz
 
-Ours, with Pillow, writes, hashes and syncs the packed file; the others throw their squares away. `throughput` is ours
+Ours, with Pillow, writes, hashes and syncs the packed file; the others throw their images away. `throughput` is ours
 over each of them.
 """
 
@@ -26,9 +26,9 @@ CONTENDERS = (OURS, PILLOW, TORCHVISION)
 
 @dataclass(frozen=True)
 class Form:
-    pictures: int
-    side: int  # of the drawn pictures
-    square: int
+    images: int
+    side: int  # of the drawn images
+    packed_size: int
     turns: int
 
 
@@ -36,7 +36,7 @@ FORMS = {"cpu": Form(200, 320, 256, 5), "cuda": Form(600, 320, 256, 5), "tiny": 
 
 
 def worker(name: str, folder: Path) -> None:
-    """Be the process of a contender: a turn is all pictures once."""
+    """Be the process of a contender: a turn is all images once."""
     os.chdir(folder)
     config, cores = params.load(), measuring.cores()
     images, split_csv = Path(config.paths.images), Path(config.paths.split)
@@ -79,7 +79,7 @@ def worker(name: str, folder: Path) -> None:
         files.remove(Path(config.paths.packed))  # as DVC does before a stage
         began = time.perf_counter()
         work()
-        return {"pictures": len(paths), "seconds": time.perf_counter() - began}
+        return {"images": len(paths), "seconds": time.perf_counter() - began}
 
     measuring.serve(turn)
 
@@ -89,9 +89,9 @@ def main() -> int:
     form = FORMS[measuring.form(options)]
     with measuring.refusals("prepare"), tempfile.TemporaryDirectory(prefix="prepare-") as temporary:
         base = Path(temporary).resolve()
-        photos = scene.photos(options, base, form.pictures, form.side)
-        report = Report("prepare", options, photos=photos.words, sha256=photos.sha256, square=form.square)
-        scene.workplace(base / "copy", scene.ONE_PROCESS, photos.params, {"prepare": {"size": form.square}})
+        photos = scene.photos(options, base, form.images, form.side)
+        report = Report("prepare", options, photos=photos.words, sha256=photos.sha256, packed_size=form.packed_size)
+        scene.workplace(base / "copy", scene.ONE_PROCESS, photos.params, {"prepare": {"size": form.packed_size}})
         for stage in ("download", "split"):
             scene.must(base / "copy", sys.executable, "-m", f"pipeline.{stage}")
         turns: dict[str, list[Row]] = {name: [] for name in CONTENDERS}
@@ -101,12 +101,12 @@ def main() -> int:
                 contender.ask()
             for name, contender in list(workers.items()) * form.turns:
                 turn = contender.ask()
-                pictures = turn["pictures"]
-                cpu = 1e3 * turn["cpu_seconds"] / pictures
-                turns[name].append({"pictures_per_s": pictures / turn["seconds"], "cpu_ms": cpu})
+                images = turn["images"]
+                cpu = 1e3 * turn["cpu_seconds"] / images
+                turns[name].append({"images_per_s": images / turn["seconds"], "cpu_ms": cpu})
         for name in CONTENDERS:
             report.add(name, measuring.medians(turns[name]))
-        rates = {name: row["pictures_per_s"] for name, row in report.rows.items()}
+        rates = {name: row["images_per_s"] for name, row in report.rows.items()}
         report.conclude(throughput={name: rates[OURS] / rates[name] for name in CONTENDERS[1:]})
     return 0
 

@@ -30,7 +30,7 @@ def loader(report: Report) -> list[Line]:
 
 
 def prepare(report: Report) -> list[Line]:
-    rates = {name: f"{row['pictures_per_s']:,.0f}" for name, row in report["rows"].items()}
+    rates = {name: f"{row['images_per_s']:,.0f}" for name, row in report["rows"].items()}
     others = ", ".join(
         f"{name} {rates[name]} (ours: {share:.2f} of it)" for name, share in report["figures"]["throughput"].items()
     )
@@ -40,7 +40,7 @@ def prepare(report: Report) -> list[Line]:
 
 def ceiling(report: Report) -> list[Line]:
     shares = ", ".join(f"{name}: {share:.3f}" for name, share in report["figures"]["share"].items())
-    lines = [("training, over the same step fed one batch that stays", shares, "1: it never waits for pictures")]
+    lines = [("training, over the same step fed one batch that stays", shares, "1: it never waits for images")]
     if price := report["figures"]["price_of_deterministic"]:
         prices = ", ".join(f"{name.split(' not')[0]}: {100 * value:.1f} %" for name, value in price.items())
         lines.append(("what `deterministic: true` costs", prices, ""))

@@ -1,4 +1,4 @@
-"""What the benchmarks measure on: photos, copies of the project with params of their own, prepared squares."""
+"""What the benchmarks measure on: photos, copies of the project with params of their own, prepared images."""
 
 import argparse
 import io
@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from ruamel.yaml import YAML
 
 from pipeline import files, synthetic
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 
 Changes = Mapping[str, Mapping[str, Any]]  # section → key → value
 NEEDED = ("pipeline", "requirements", "docker")  # what a stage looks at, besides params.yaml and dvc.yaml
@@ -132,19 +132,21 @@ class Photos:
     def params(self) -> Changes:
         """The params that read it. Drawn flowers are near duplicates of one another by nature."""
         data = {"source": "archive", "url": f"file://{self.archive}", "sha256": self.sha256}
-        return {"data": data, **({"split": {"near_duplicates": 0}} if self.words.startswith("drawn") else {})}
+        return {"data": data, **({"split": {"phash_distance": 0}} if self.words.startswith("drawn") else {})}
 
 
 def photos(options: argparse.Namespace, base: Path, count: int, side: int) -> Photos:
-    """The archive that the options name, or one of drawn flowers. Raises Refusal if there is no such archive."""
+    """The archive that the options name, or one of drawn flowers. Raises UserError if there is no such archive."""
     if not options.archive:
         return drawn(base / "drawn.tar", count, side)
     archive = Path(unquote(options.archive.removeprefix("file://"))).resolve()
     if not archive.is_file():
-        raise Refusal(f"--archive: {options.archive!r}: no such file; allowed: file:// and the path of an archive")
+        raise UserError(f"--archive: {options.archive!r}: no such file; allowed: file:// and the path of an archive")
     sha256 = files.sha256(archive)
     if options.sha256 not in ("", sha256):
-        raise Refusal(f"--sha256: {options.sha256!r} is not that of {archive}, {sha256!r}; give the right one, or none")
+        raise UserError(
+            f"--sha256: {options.sha256!r} is not that of {archive}, {sha256!r}; give the right one, or none"
+        )
     return Photos(archive, sha256, archive.name)
 
 
@@ -154,7 +156,7 @@ def drawn(archive: Path, count: int, side: int) -> Photos:
 
     def jpeg(index: int) -> bytes:
         content = io.BytesIO()
-        synthetic.picture(kinds[index % len(kinds)], side, 0, index).save(content, "JPEG", quality=90)
+        synthetic.image(kinds[index % len(kinds)], side, 0, index).save(content, "JPEG", quality=90)
         return content.getvalue()
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, tarfile.open(archive, "w") as tar:

@@ -46,7 +46,7 @@ def worker(device: str, form: Form, case: Case) -> None:
 
     from benchmarks import ours
     from pipeline import stage
-    from pipeline.engine import world
+    from pipeline.engine import distributed
 
     stage.keep_freed_memory()  # as stage.main does
     precision, optimizer = case
@@ -55,9 +55,9 @@ def worker(device: str, form: Form, case: Case) -> None:
         "precision": precision, "optimizer": optimizer, "epochs": 1000,
     }  # fmt: skip
     config = ours.changed(params.load(), settings)
-    world.fix_arithmetic(config.train.threads, config.train.deterministic)
-    place = world.from_env({}, config.train.device)
-    ready = ours.Ready.of_noise(config, place, form.batch, form.side)
+    distributed.make_deterministic(config.train.threads, config.train.deterministic)
+    world = distributed.from_env({}, config.train.device)
+    ready = ours.Ready.of_noise(config, world, form.batch, form.side)
     trainer = ours.Trainer.of(ready)
     steps = trainer.steps(ours.resident(next(ready.batches(trainer.recipe.precision))))
 

@@ -21,9 +21,9 @@ from benchmarks.measuring import Report, Row
 
 @dataclass(frozen=True)
 class Form:
-    pictures: int
-    side: int  # of the drawn pictures
-    square: int  # of the packed ones
+    images: int
+    side: int  # of the drawn images
+    packed_size: int  # of the packed ones
     seeds: int
     target: float  # accuracy
     train: dict[str, Any]
@@ -68,13 +68,13 @@ def main() -> int:
     form = FORMS[measuring.form(options)]
     with measuring.refusals("time_to_accuracy"), tempfile.TemporaryDirectory(prefix="accuracy-") as temporary:
         base = Path(temporary).resolve()
-        photos = scene.photos(options, base, form.pictures, form.side)
-        recipe = {"target": form.target, "square": form.square, **form.train}
+        photos = scene.photos(options, base, form.images, form.side)
+        recipe = {"target": form.target, "packed_size": form.packed_size, **form.train}
         report = Report("time_to_accuracy", options, photos=photos.words, sha256=photos.sha256, **recipe)
         training = {"train": {"device": options.device, **form.train}}
-        square = {"prepare": {"size": form.square}}
+        packed_size = {"prepare": {"size": form.packed_size}}
         if missing := report.missing(f"seed {seed}" for seed in range(form.seeds)):
-            scene.prepared(base / "copy", scene.ONE_PROCESS, square, training, photos.params)
+            scene.prepared(base / "copy", scene.ONE_PROCESS, packed_size, training, photos.params)
         for name in missing:
             report.add(name, run(base / "copy", int(name.removeprefix("seed ")), form.target))
         rows = list(report.rows.values())

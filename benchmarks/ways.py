@@ -1,4 +1,4 @@
-"""4. Every way of spreading a training over the devices: seconds an epoch and memory of each device, and a picture.
+"""4. Every way of spreading a training over the devices: seconds an epoch and memory of each device, and an image.
 
     python -m benchmarks.ways --device cuda
 
@@ -42,9 +42,9 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Form:
-    pictures: int
-    side: int  # of the drawn pictures
-    square: int  # of the packed ones
+    images: int
+    side: int  # of the drawn images
+    packed_size: int  # of the packed ones
     epochs: int
     turns: int
     train: dict[str, Any]
@@ -132,10 +132,12 @@ def main() -> int:
     devices = machine.read().cuda_devices if cuda else 2  # two processes, which meet over gloo, on a CPU
     with measuring.refusals("ways"), tempfile.TemporaryDirectory(prefix="ways-") as temporary:
         base = Path(temporary).resolve()
-        photos = scene.photos(options, base, form.pictures, form.side)
+        photos = scene.photos(options, base, form.images, form.side)
         report = Report("ways", options, photos=photos.words, sha256=photos.sha256, devices=devices, **form.train)
         training = {"train": {"device": options.device, **form.train, "epochs": form.epochs}}
-        scene.workplace(base / "copy", scene.ONE_PROCESS, {"prepare": {"size": form.square}}, training, photos.params)
+        scene.workplace(
+            base / "copy", scene.ONE_PROCESS, {"prepare": {"size": form.packed_size}}, training, photos.params
+        )
         ways = []
         for way in form.ways:
             if reason := refused(base / "copy", way, devices):
@@ -152,13 +154,13 @@ def main() -> int:
             seconds = median(epoch for turn in found for epoch in turn["epochs"])
             memory = [round(max(each), 1) for each in zip(*(turn["memory"] for turn in found), strict=True)]
             report.add(name, {"epoch_s": seconds, "memory_mb": memory})
-        picture = options.out / f"ways_{options.device}.svg"
-        picture.write_text(drawn(report.rows), encoding="utf-8")
-        report.conclude(fastest=min(report.rows, key=lambda name: report.rows[name]["epoch_s"]), picture=picture.name)
+        image = options.out / f"ways_{options.device}.svg"
+        image.write_text(drawn(report.rows), encoding="utf-8")
+        report.conclude(fastest=min(report.rows, key=lambda name: report.rows[name]["epoch_s"]), image=image.name)
     return 0
 
 
-# ---------------------------------------------------------------- the picture
+# ---------------------------------------------------------------- the image
 
 LINE, LEFT, WIDTH = 22, 230, 300  # pixels: a bar's line, the names' column, the longest bar
 BLUE, ORANGE = "#4878a8", "#d08040"

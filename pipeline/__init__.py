@@ -1,12 +1,12 @@
-"""Perennial: pictures in class folders become a trained, measured, versioned classifier; done again, the same bytes."""
+"""Perennial: images in class folders become a trained, measured, versioned classifier; done again, the same bytes."""
 
 import gc
 import sys
 
-from pipeline.errors import of_an_import
+from pipeline.errors import import_error_hook
 
 # Importing torch makes a million objects that stay. To look for garbage among them, as often as Python does, takes a
 # fifth of a start [measured]; see also the end of `stage.main`.
 gc.set_threshold(100_000, 50, 50)
 
-sys.excepthook = of_an_import
+sys.excepthook = import_error_hook

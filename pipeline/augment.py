@@ -1,8 +1,8 @@
-"""Packed squares and boxes become the normalized crops a model sees, on the device where the squares lie.
+"""Packed images and boxes become the normalized crops a model sees, on the device where the images lie.
 
 Cutting is exact (see resample.py). What training may add (colour jitter, erasing, mixing) does round, but only element
 by element, each operation a kernel of its own and so rounded as IEEE 754 says on every device; the one sum, for the
-contrast, is of whole numbers. A picture's bits therefore still depend on nothing but its own draws. A fused or compiled
+contrast, is of whole numbers. An image's bits therefore still depend on nothing but its own draws. A fused or compiled
 form would lose that.
 
 Nothing here waits for a GPU: what is sent to it lies in pinned memory, and constants are sent once.
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline import resample
-from pipeline.sampling import Draws, Mix
+from pipeline.sampling import AugmentParams, Mix
 
 # Mean and standard deviation of ImageNet's pixels [torchvision's reference], in units of a full pixel value.
 MEAN = (0.485, 0.456, 0.406)
@@ -25,27 +25,27 @@ STD = (0.229, 0.224, 0.225)
 LUMA = (0.2989, 0.587, 0.114)  # of red, green and blue [torchvision's rgb_to_grayscale]
 
 
-def crops(squares: Tensor, rows: Tensor, boxes: NDArray[np.int64], flips: NDArray[np.bool_], out: int) -> Tensor:
+def crops(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], flips: NDArray[np.bool_], out: int) -> Tensor:
     """Cut, resample and normalize.
 
-    squares: uint8 [N, S, S, 3]; rows: int64 [n], which of them, on the same device; boxes: [n, 4] (x0, y0, x1, y1 in
-    1/256 pixels); flips: [n], mirrored. Returns float32 [n, 3, out, out], contiguous, on the squares' device.
+    images: uint8 [N, S, S, 3]; rows: int64 [n], which of them, on the same device; boxes: [n, 4] (x0, y0, x1, y1 in
+    1/256 pixels); flips: [n], mirrored. Returns float32 [n, 3, out, out], contiguous, on the images' device.
     """
-    return _cut(squares, rows, boxes, flips, out, *_normalization(squares.device))
+    return _cut(images, rows, boxes, flips, out, *_normalization(images.device))
 
 
-def training_crops(squares: Tensor, rows: Tensor, draws: Draws, out: int) -> Tensor:
+def training_crops(images: Tensor, rows: Tensor, params: AugmentParams, out: int) -> Tensor:
     """Crops as training sees them before they are mixed: cut, resampled, colours jittered, normalized, erased.
 
-    squares and rows: as of `crops`; draws: one for each of the rows. Returns float32 [n, 3, out, out] on the squares'
+    images and rows: as of `crops`; draws: one for each of the rows. Returns float32 [n, 3, out, out] on the images'
     device; with all factors 1 and all rectangles empty, what `crops` returns.
     """
-    if (draws.factors == 1).all():
-        return without(crops(squares, rows, draws.boxes, draws.flips, out), draws.erased)
-    less, times = _normalization(squares.device)
-    pixels = _cut(squares, rows, draws.boxes, draws.flips, out, torch.zeros_like(less), torch.ones_like(times))
-    normalized = (jittered(pixels, draws.factors) - less[:, None, None]) * times[:, None, None]
-    return without(normalized, draws.erased)
+    if (params.factors == 1).all():
+        return without(crops(images, rows, params.boxes, params.flips, out), params.erased)
+    mean, scale = _normalization(images.device)
+    pixels = _cut(images, rows, params.boxes, params.flips, out, torch.zeros_like(mean), torch.ones_like(scale))
+    normalized = (jittered(pixels, params.factors) - mean[:, None, None]) * scale[:, None, None]
+    return without(normalized, params.erased)
 
 
 def jittered(pixels: Tensor, factors: NDArray[np.float32]) -> Tensor:
@@ -95,16 +95,16 @@ def mixed_labels(labels: Tensor, mix: Mix, classes: int) -> tuple[Tensor, Tensor
 
 
 def _cut(
-    squares: Tensor,
+    images: Tensor,
     rows: Tensor,
     boxes: NDArray[np.int64],
     flips: NDArray[np.bool_],
     out: int,
-    less: Tensor,
-    times: Tensor,
+    mean: Tensor,
+    scale: Tensor,
 ) -> Tensor:
-    sent, turned = to_device(boxes, squares.device), to_device(flips, squares.device)
-    return resample.resampled(squares, rows, sent, turned, out, less, times)
+    sent, turned = to_device(boxes, images.device), to_device(flips, images.device)
+    return resample.resampled(images, rows, sent, turned, out, mean, scale)
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
@@ -137,7 +137,7 @@ def _grey(pixels: Tensor) -> Tensor:
 
 
 def _mean(grey: Tensor) -> Tensor:
-    """The mean [n, 1, 1, 1] of each grey picture [n, 1, h, w], in the same bits whatever the order it is summed in."""
+    """The mean [n, 1, 1, 1] of each grey image [n, 1, h, w], in the same bits whatever the order it is summed in."""
     total = (grey * 1024).round().long().sum((1, 2, 3), keepdim=True)  # whole numbers of 1/1024: exact
     # Not divided: CUDA would multiply by the reciprocal, which it rounds.
     return (total.double() * (1 / (1024 * grey[0].numel()))).float()

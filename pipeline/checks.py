@@ -87,7 +87,7 @@ def apex(config: Params, here: Machine) -> Finding:
 
 
 def shared_memory(config: Params, size: int) -> Finding:
-    """Pictures are decoded by threads, which need none; the processes of one node meet in it through NCCL."""
+    """Images are decoded by threads, which need none; the processes of one node meet in it through NCCL."""
     several = config.train.device == "cuda" and config.run.processes // config.run.nodes > 1
     fault = ""
     if several and size < SHM:
@@ -113,16 +113,16 @@ def writable(folders: tuple[Path | None, ...]) -> Finding:
 
 
 def disk(config: Params, free: int) -> Finding:
-    """Pictures and packed array lie in the workspace and, unless the disk can share blocks, in DVC's cache again."""
+    """Images and packed array lie in the workspace and, unless the disk can share blocks, in DVC's cache again."""
     value = f"{free / 1e9:,.1f} GB free"
     if Path(config.paths.packed).exists():
         return Finding("disk", f"{value}; the data is there")
     folder = Path(config.paths.inbox if config.data.source == "inbox" else config.paths.images)
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-    pictures = config.data.synthetic.count if config.data.source == "synthetic" else len(sizes)
-    if not pictures:
+    images = config.data.synthetic.count if config.data.source == "synthetic" else len(sizes)
+    if not images:
         return Finding("disk", f"{value}; how much the data takes is known when it is here")
-    need = 2 * (sum(sizes) + pictures * config.prepare.size**2 * 3)
+    need = 2 * (sum(sizes) + images * config.prepare.size**2 * 3)
     fault = f"{value}, the data and DVC's cache of it take {need / 1e9:,.1f} GB; make room" if need > free else ""
     return Finding("disk", f"{value}; data and cache take about {need / 1e9:,.1f} GB", fault)
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from pipeline import files, locks
-from pipeline.errors import Refusal, ending
+from pipeline.errors import UserError, exit_status
 
 FOLDER = Path(".demo")
 RESULTS = Path("results/demo")
@@ -70,19 +70,17 @@ def run(folder: Path) -> None:
 
 
 def show(folder: Path) -> None:
-    """Print the figures of the test pictures."""
+    """Print the figures of the test images."""
     figures = json.loads((folder / "metrics/eval.json").read_text())
     interval, data = figures["interval"], json.loads((folder / "metrics/data.json").read_text())
-    print(f"\npictures   {data['kept']} kept of {data['pictures']}: {data['splits']}")
+    print(f"\nimages   {data['kept']} kept of {data['images']}: {data['splits']}")
     for name in ("accuracy", "balanced_accuracy", "macro_f1", "nll", "ece"):
         print(f"{name:<18} {figures[name]:.4f}")
-    print(
-        f"{'95 % interval':<18} {interval['low']:.4f} to {interval['high']:.4f} ({figures['pictures']} test pictures)"
-    )
+    print(f"{'95 % interval':<18} {interval['low']:.4f} to {interval['high']:.4f} ({figures['images']} test images)")
 
 
 def outputs(lock: Path) -> locks.Hashes:
-    """The hash of every output in a dvc.lock. Raises Refusal if the lock cannot be read."""
+    """The hash of every output in a dvc.lock. Raises UserError if the lock cannot be read."""
     return {path: md5 for stage in locks.read(lock).values() for path, md5 in stage["outs"].items()}
 
 
@@ -101,18 +99,18 @@ def record() -> None:
 
 
 def demo(recording: bool) -> int:
-    """Run it, show and compare; the exit status. Raises Refusal if a command fails."""
+    """Run it, show and compare; the exit status. Raises UserError if a command fails."""
     began = time.monotonic()
     try:
         copy_project(FOLDER)
         run(FOLDER)
     except subprocess.CalledProcessError as error:
-        raise Refusal(f"{' '.join(error.cmd)} failed in {FOLDER}/; see above") from None
+        raise UserError(f"{' '.join(error.cmd)} failed in {FOLDER}/; see above") from None
     if recording:
         record()
     show(FOLDER)
     print(f"\nDone in {time.monotonic() - began:.0f} s. Look around:")
-    print(f"  cd {FOLDER} && . ../.venv/bin/activate && dvc dag && dvc plots show     pictures: {FOLDER}/reports/")
+    print(f"  cd {FOLDER} && . ../.venv/bin/activate && dvc dag && dvc plots show     images: {FOLDER}/reports/")
     print(f"  tensorboard --logdir {FOLDER}/runs     again, and compared: cd {FOLDER} && python -m pipeline.verify")
     if not OUTPUTS.is_file():
         print(f"There is no committed {OUTPUTS} to compare with; --record makes this run the committed one.")
@@ -125,7 +123,7 @@ def demo(recording: bool) -> int:
 
 
 def main() -> int:
-    return ending("demo", lambda: demo("--record" in sys.argv[1:]))
+    return exit_status("demo", lambda: demo("--record" in sys.argv[1:]))
 
 
 if __name__ == "__main__":

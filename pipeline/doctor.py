@@ -8,11 +8,11 @@ Every stage asks validity.py first by itself; this page is for reading, and asks
 import sys
 
 from pipeline import checks, machine, params, validity
-from pipeline.errors import ending
+from pipeline.errors import exit_status
 
 
 def examine() -> int:
-    """Print what there is and what is refused; 1 if something is. Raises Refusal for params that cannot be read."""
+    """Print what there is and what is refused; 1 if something is. Raises UserError for params that cannot be read."""
     config = params.load()
     here, faults = machine.read(), []
     for finding in checks.findings(config, here):
@@ -26,7 +26,7 @@ def examine() -> int:
 
 
 def main() -> int:
-    return ending("doctor", examine)
+    return exit_status("doctor", examine)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import pooch
 import requests
 
 from pipeline import files, stage, synthetic
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 from pipeline.params import Params
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before the second try, the third …
@@ -75,14 +75,14 @@ def run(config: Params) -> None:
 def obtain(url: str, sha256: str, archives: Path, waits: Sequence[float] = WAITS) -> Path:
     """The path of an archive whose hash was just checked: the file of a file:// address, or a download that is kept.
 
-    Raises Refusal if it is missing, cannot be downloaded, or is not the file that `sha256` names.
+    Raises UserError if it is missing, cannot be downloaded, or is not the file that `sha256` names.
     """
     for leftover in archives.glob(".*.partial"):  # of a run that was killed
         files.remove(leftover)
     if url.startswith("file://"):
         path = _local(url)
         if (found := files.sha256(path)) != sha256:
-            raise Refusal(_mismatch(str(path), found, sha256))
+            raise UserError(_mismatch(str(path), found, sha256))
         return path
     kept = archives / sha256
     if kept.exists() and (found := files.sha256(kept)) != sha256:
@@ -97,7 +97,9 @@ def _local(url: str) -> Path:
     """The path of a file:// address."""
     path = Path(unquote(url.removeprefix("file://")))
     if not path.is_absolute():
-        raise Refusal(f"data.url: {url!r} has no full path; allowed: file:// and a path from the root, file:///home/…")
+        raise UserError(
+            f"data.url: {url!r} has no full path; allowed: file:// and a path from the root, file:///home/…"
+        )
     try:
         there = path.is_file()
     except OSError as error:
@@ -105,7 +107,7 @@ def _local(url: str) -> Path:
             raise
         there = False
     if not there:
-        raise Refusal(f"data.url: {url!r}: there is no such file; allowed: an existing archive (a space is %20)")
+        raise UserError(f"data.url: {url!r}: there is no such file; allowed: an existing archive (a space is %20)")
     return path
 
 
@@ -113,17 +115,17 @@ def fetch(url: str, target: Path, sha256: str, waits: Sequence[float] = WAITS) -
     """Download to `target`, which appears only when its hash is right.
 
     Tries again, after each of `waits` seconds, on what may pass: a lost connection, a timeout, status 429 and 5xx.
-    Raises Refusal on anything else, and after the last try.
+    Raises UserError on anything else, and after the last try.
     """
     go_on = "to go on without the network: fetch that file elsewhere and set data.url: file:///path/to/it"
     with files.atomic_file(target) as temporary:
         _get(url, temporary, waits, "data.url", go_on)
         if (found := files.sha256(temporary)) != sha256:
-            raise Refusal(_mismatch(url, found, sha256))
+            raise UserError(_mismatch(url, found, sha256))
 
 
 def _get(url: str, target: Path, waits: Sequence[float], key: str, go_on: str) -> None:
-    """Download to `target`, with the tries of `fetch`. A Refusal begins with `key` and ends with `go_on`."""
+    """Download to `target`, with the tries of `fetch`. A UserError begins with `key` and ends with `go_on`."""
     # A server that takes the archive's gzip for a transfer encoding would have it unpacked on the way.
     client = pooch.HTTPDownloader(
         progressbar=sys.stderr.isatty() and not os.environ.get("CI"),
@@ -138,9 +140,9 @@ def _get(url: str, target: Path, waits: Sequence[float], key: str, go_on: str) -
         except requests.RequestException as error:
             reason = " ".join(str(error).split())
             if not _may_pass(error):
-                raise Refusal(f"{key}: {url!r} cannot be downloaded: {reason}; {go_on}") from None
+                raise UserError(f"{key}: {url!r} cannot be downloaded: {reason}; {go_on}") from None
             if wait is None:
-                raise Refusal(f"{key}: {url!r}: {attempt} tries failed, the last: {reason}; {go_on}") from None
+                raise UserError(f"{key}: {url!r}: {attempt} tries failed, the last: {reason}; {go_on}") from None
             print(f"download: try {attempt} failed: {reason}; again in {wait:g} s", file=sys.stderr)
             time.sleep(wait)
 
@@ -162,7 +164,7 @@ def _mismatch(where: str, found: str, expected: str) -> str:
 def unpack(archive: Path, folder: Path, max_files: int, max_bytes: int) -> None:
     """Unpack a tar (plain, gzip, bzip2, xz) or zip into an empty folder, without its one top folder and without junk.
 
-    Raises Refusal for an entry that would land outside, that is no plain file or folder, or that is there twice, for
+    Raises UserError for an entry that would land outside, that is no plain file or folder, or that is there twice, for
     more than `max_files` entries or `max_bytes` bytes (both counted, not believed), and for a damaged archive.
     """
     inside = folder / ".unpacked"  # no entry has a hidden name: that would be junk
@@ -172,7 +174,7 @@ def unpack(archive: Path, folder: Path, max_files: int, max_bytes: int) -> None:
         with closing(_entries(archive)) as entries:
             for number, (name, content) in enumerate(entries, start=1):
                 if number > max_files:
-                    raise Refusal(f"data.max_files: {archive} has more than {max_files} entries; allowed: raise it")
+                    raise UserError(f"data.max_files: {archive} has more than {max_files} entries; allowed: raise it")
                 path = _inside(archive, name)
                 if files.is_junk(path):
                     continue
@@ -181,15 +183,15 @@ def unpack(archive: Path, folder: Path, max_files: int, max_bytes: int) -> None:
                 except OSError as error:
                     if error.errno not in UNWRITABLE:
                         raise
-                    raise Refusal(_refused(archive, name, UNWRITABLE[error.errno])) from None
+                    raise UserError(_refused(archive, name, UNWRITABLE[error.errno])) from None
                 if left < 0:
-                    raise Refusal(f"data.max_bytes: {archive} unpacks to more than {max_bytes}; allowed: raise it")
+                    raise UserError(f"data.max_bytes: {archive} unpacks to more than {max_bytes}; allowed: raise it")
     except DAMAGED as error:
-        raise Refusal(_damaged(archive, error)) from None
+        raise UserError(_damaged(archive, error)) from None
     except OSError as error:
         if error.errno not in (None, errno.EINVAL):
             raise
-        raise Refusal(_damaged(archive, error)) from None
+        raise UserError(_damaged(archive, error)) from None
     _strip(archive, inside, folder)
 
 
@@ -206,7 +208,7 @@ def _tar_entries(archive: Path, head: bytes) -> Generator[Entry, None, None]:
             for member in tar:
                 if not (member.isdir() or member.isreg()):
                     kind = "a link" if member.issym() or member.islnk() else "neither a file nor a folder"
-                    raise Refusal(_refused(archive, member.name, kind))
+                    raise UserError(_refused(archive, member.name, kind))
                 yield member.name, tar.extractfile(member)
             # tarfile takes a broken header for the end. The true end is a block of zeros,
             stream.seek(tar.offset)
@@ -231,15 +233,15 @@ def _zip_entries(archive: Path) -> Generator[Entry, None, None]:
     try:
         opened = zipfile.ZipFile(archive, metadata_encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise Refusal(_refused(archive, os.fsdecode(error.object), "not named in UTF-8")) from None
+        raise UserError(_refused(archive, os.fsdecode(error.object), "not named in UTF-8")) from None
     with opened as zipped:
         for info in zipped.infolist():
             kind = stat.S_IFMT(info.external_attr >> 16)  # Unix's file type; 0 from other systems
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 what = "a link" if kind == stat.S_IFLNK else "neither a file nor a folder"
-                raise Refusal(_refused(archive, info.filename, what))
+                raise UserError(_refused(archive, info.filename, what))
             if info.flag_bits & ZIP_ENCRYPTED:
-                raise Refusal(_refused(archive, info.filename, "encrypted"))
+                raise UserError(_refused(archive, info.filename, "encrypted"))
             if info.is_dir():
                 yield info.filename, None
             else:
@@ -248,14 +250,14 @@ def _zip_entries(archive: Path) -> Generator[Entry, None, None]:
 
 
 def _inside(archive: Path, name: str) -> Path:
-    """An entry's name as a relative path that stays inside the folder. Raises Refusal if it is none."""
+    """An entry's name as a relative path that stays inside the folder. Raises UserError if it is none."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
-        raise Refusal(_refused(archive, name, "named so that it would land outside the folder"))
+        raise UserError(_refused(archive, name, "named so that it would land outside the folder"))
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:  # tarfile keeps the odd bytes as surrogates
-        raise Refusal(_refused(archive, name, "not named in UTF-8")) from None
+        raise UserError(_refused(archive, name, "not named in UTF-8")) from None
     return Path(path)
 
 
@@ -283,7 +285,7 @@ def _strip(archive: Path, inside: Path, folder: Path) -> None:
     if len(tops) == 1 and tops[0].is_dir() and any(path.is_dir() for path in tops[0].iterdir()):
         top = tops[0]
     if not any(path.is_file() for path in top.rglob("*")):
-        raise Refusal(f"data.url: {archive} holds no file; allowed: an archive of folders, one a class, with pictures")
+        raise UserError(f"data.url: {archive} holds no file; allowed: an archive of folders, one a class, with images")
     for path in sorted(top.iterdir()):
         path.rename(folder / path.name)
     shutil.rmtree(inside)
@@ -292,7 +294,7 @@ def _strip(archive: Path, inside: Path, folder: Path) -> None:
 def _refused(archive: Path, name: str, what: str) -> str:
     return (
         f"data.url: {archive}: its entry {name!r} is {what}; allowed: plain files and folders, each once, inside; "
-        f"nothing was unpacked; pack the pictures again"
+        f"nothing was unpacked; pack the images again"
     )
 
 
@@ -310,7 +312,7 @@ def _damaged(archive: Path, error: Exception) -> str:
 def bring_weights(config: Params) -> None:
     """Fill `paths.weights` with <train.model>.safetensors, or with a line that says that no weights are asked for.
 
-    Raises Refusal if they cannot be had, or not be read.
+    Raises UserError if they cannot be had, or not be read.
     """
     model, asked = config.train.model, config.train.weights
     with files.atomic_folder(Path(config.paths.weights)) as folder:
@@ -333,7 +335,7 @@ def bring_weights(config: Params) -> None:
 def obtain_published(url: str, sha256_prefix: str, archives: Path, waits: Sequence[float] = WAITS) -> Path:
     """The path of published weights whose hash begins with `sha256_prefix`, as was just checked. They are kept.
 
-    Raises Refusal if they cannot be downloaded, or are not what the prefix says.
+    Raises UserError if they cannot be downloaded, or are not what the prefix says.
     """
     kept = archives / PurePosixPath(url).name
     if kept.exists() and not files.sha256(kept).startswith(sha256_prefix):
@@ -344,7 +346,7 @@ def obtain_published(url: str, sha256_prefix: str, archives: Path, waits: Sequen
         with files.atomic_file(kept) as temporary:
             _get(url, temporary, waits, "train.weights", go_on)
             if not (found := files.sha256(temporary)).startswith(sha256_prefix):
-                raise Refusal(
+                raise UserError(
                     f"train.weights: {url} has SHA-256 {found}, its name promises {sha256_prefix}…; "
                     f"nothing was kept; try again later; {go_on}"
                 )
@@ -357,31 +359,31 @@ def obtain_published(url: str, sha256_prefix: str, archives: Path, waits: Sequen
 def copy(inbox: Path, folder: Path) -> None:
     """Copy the class folders of the inbox (or its train, val, test) into an empty folder, without junk.
 
-    Raises Refusal if there are none, and for what is neither a file nor a folder, or not named in UTF-8.
+    Raises UserError if there are none, and for what is neither a file nor a folder, or not named in UTF-8.
     """
-    layout = f"put pictures into {inbox}/<class>/ (or {inbox}/train/<class>/, val and test alike)"
+    layout = f"put images into {inbox}/<class>/ (or {inbox}/train/<class>/, val and test alike)"
     if not inbox.is_dir():
-        raise Refusal(f"paths.inbox: {inbox} is not a folder; {layout}")
-    pictures = 0
+        raise UserError(f"paths.inbox: {inbox} is not a folder; {layout}")
+    images = 0
     for path in sorted(inbox.rglob("*")):
         relative = path.relative_to(inbox)
         if files.is_junk(relative):
             continue
         if path.is_symlink():
-            raise Refusal(f"{path}: a symbolic link; allowed: files and folders; copy there what it points to")
+            raise UserError(f"{path}: a symbolic link; allowed: files and folders; copy there what it points to")
         if not (path.is_file() or path.is_dir()):
-            raise Refusal(f"{path}: neither a file nor a folder; allowed: files and folders; take it out")
+            raise UserError(f"{path}: neither a file nor a folder; allowed: files and folders; take it out")
         try:
             str(relative).encode("utf-8")
         except UnicodeEncodeError:
-            raise Refusal(f"{str(path)!r}: not named in UTF-8; rename it") from None
+            raise UserError(f"{str(path)!r}: not named in UTF-8; rename it") from None
         if path.is_dir():
             (folder / relative).mkdir()
         else:
             shutil.copyfile(path, folder / relative)
-            pictures += len(relative.parts) > 1
-    if not pictures:
-        raise Refusal(f"paths.inbox: {inbox} has no class folder with a file in it; {layout}")
+            images += len(relative.parts) > 1
+    if not images:
+        raise UserError(f"paths.inbox: {inbox} has no class folder with a file in it; {layout}")
 
 
 def main() -> int:

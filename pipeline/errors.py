@@ -1,7 +1,8 @@
 """How a program ends: in a line instead of a traceback, where the fault is not its own.
 
-Refusal and Stopped are shown as they stand. An error of the system (disk, memory, limits) is named with its remedy.
-Every command ends in `ending`, so all of them end alike. Whatever else is raised is the program's fault: a traceback.
+UserError and Stopped are shown as they stand. An error of the system (disk, memory, limits) is named with its remedy.
+Every command ends in `exit_status`, so all of them end alike. Any other exception is a fault of the program: a
+traceback.
 """
 
 import errno
@@ -47,7 +48,7 @@ NO_MEMORY = re.compile(
 OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
 
 
-class Refusal(Exception):
+class UserError(Exception):
     """What cannot be done as asked. Its text names the key or file, the value, what is allowed, and the remedy."""
 
 
@@ -55,27 +56,27 @@ class Stopped(Exception):
     """Somebody asked to stop, and what was done so far is saved. Its text says who, where, and how to go on."""
 
 
-def ending(name: str, work: Callable[[], int], interrupted: str = INTERRUPTED) -> int:
+def exit_status(name: str, work: Callable[[], int], interrupted: str = INTERRUPTED) -> int:
     """Do a command's work; returns its exit status. What is no fault of the program is said on stderr, after `name`.
 
     The status is what `work` returns, or 1 for what the user can mend, 75 if it was stopped and can go on, 130 if it
     was interrupted.
     """
     of_threads: list[str] = []
-    before, threading.excepthook = threading.excepthook, partial(_of_a_thread, name, of_threads)
+    before, threading.excepthook = threading.excepthook, partial(_thread_error_hook, name, of_threads)
     status = 1
     try:
         status = work()
         sys.stdout.flush()
         return status
-    except Refusal as refusal:
+    except UserError as refusal:
         said = str(refusal)
     except Stopped as stopped:
         status, said = STOPPED, str(stopped)
     except KeyboardInterrupt:
         status, said = 130, f"interrupted; {interrupted}"
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
-        status, said = 1, of_the_system(error)
+        status, said = 1, describe_system_error(error)
         if not said:
             raise
         _give_up_output()
@@ -92,9 +93,9 @@ def _say(name: str, said: str) -> None:
         print(*(f"{name}: {line}" for line in said.splitlines()), sep="\n", file=sys.stderr)
 
 
-def _of_a_thread(name: str, told: list[str], end: threading.ExceptHookArgs) -> None:
+def _thread_error_hook(name: str, told: list[str], end: threading.ExceptHookArgs) -> None:
     """Say in a line, too, what ended a thread: a library's own, of which the error may come up again later."""
-    said = of_the_system(end.exc_value) if end.exc_value else ""
+    said = describe_system_error(end.exc_value) if end.exc_value else ""
     if not said:
         threading.__excepthook__(end)
     elif said not in told:
@@ -102,23 +103,23 @@ def _of_a_thread(name: str, told: list[str], end: threading.ExceptHookArgs) -> N
         _say(name, said)
 
 
-def of_the_system(error: BaseException) -> str:
+def describe_system_error(error: BaseException) -> str:
     """An error of the disk, of memory or of a limit in one line; nothing if the error is of another kind."""
     if isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM):
-        return "; ".join([_of_a_file(error), *_notes(error)])
+        return "; ".join([_describe_file_error(error), *_notes(error)])
     cause: BaseException | None = error
     while cause:  # a library may say of it that something could not be loaded
         said = " ".join(str(cause).split())
         if isinstance(cause, MemoryError) or NO_MEMORY.search(said):
-            return _of_memory(said)
+            return _describe_memory_error(said)
         cause = cause.__cause__ or cause.__context__
     return ""
 
 
-def of_an_import(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def import_error_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """As sys.excepthook, say in a line that a command of this package had no memory for its imports."""
     program = Path(sys.argv[0])
-    said = of_the_system(error) if program.parent == Path(__file__).parent else ""
+    said = describe_system_error(error) if program.parent == Path(__file__).parent else ""
     if said:
         _say(program.stem, said)
     else:
@@ -130,7 +131,7 @@ def _notes(error: BaseException | None) -> list[str]:
     return [*getattr(error, "__notes__", []), *_notes(error.__cause__ or error.__context__)] if error else []
 
 
-def _of_a_file(error: OSError) -> str:
+def _describe_file_error(error: OSError) -> str:
     """The file, what the system says of it, and the remedy."""
     where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else Path.cwd()
     if error.errno in SPACE:
@@ -145,15 +146,15 @@ def _again(remedy: str) -> str:
     return f"{remedy}, then run again"
 
 
-def _of_memory(said: str) -> str:
+def _describe_memory_error(said: str) -> str:
     """Which memory is full, and what takes less of it."""
     if OF_A_GPU.search(said):
         return (
-            f"the GPU's memory is full: {said[:200]}; raise train.accumulate, lower train.batch_size or "
+            f"the GPU's memory is full: {said[:200]}; raise train.accumulation_steps, lower train.batch_size or "
             "evaluate.batch_size, set train.gradient_checkpointing: true, or run.residency: host"
         )
     return (
-        f"no memory is left: {said[:200] or 'MemoryError'}; lower run.workers, raise train.accumulate, lower "
+        f"no memory is left: {said[:200] or 'MemoryError'}; lower run.workers, raise train.accumulation_steps, lower "
         "train.batch_size or evaluate.batch_size, set run.residency: disk, or raise the limit (ulimit -v)"
     )
 

@@ -1,9 +1,9 @@
-"""Measure the trained model on the test pictures: one of the processes that `pipeline.launch` starts.
+"""Measure the trained model on the test images: one of the processes that `pipeline.launch` starts.
 
     python -m pipeline.launch evaluate       starts run.processes of it, as params.yaml says
 
 Reads models/ and the packed test rows. Writes metrics/eval.json, metrics/{confusion,calibration,predictions}.csv and
-reports/mistakes.png: the same bytes for every number of processes. Every test picture is counted once.
+reports/mistakes.png: the same bytes for every number of processes. Every test image is counted once.
 """
 
 import os
@@ -17,24 +17,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import files, metrics, packed, report, residency, runs, stage, trained
-from pipeline.engine import agreement, frozen, world
-from pipeline.errors import Refusal
+from pipeline.engine import agreement, distributed, frozen
+from pipeline.errors import UserError
 from pipeline.packed import Packed
 from pipeline.params import Params
 from pipeline.trained import Trained
 
 
-def refuse_strangers(config: Params, model: Trained, data: Packed) -> None:
-    """Raise Refusal if the model was not trained on pictures packed like these."""
-    described, square = f"{config.paths.models}/model.json", data.images.shape[1]
+def check_model_fits_data(config: Params, model: Trained, data: Packed) -> None:
+    """Raise UserError if the model was not trained on images packed like these."""
+    described, packed_size = f"{config.paths.models}/model.json", data.images.shape[1]
     if model.classes != data.classes:
-        raise Refusal(
+        raise UserError(
             f"{described}: its classes are {', '.join(model.classes)}, those of {config.paths.split} are "
             f"{', '.join(data.classes)}; they do not belong together; train again (dvc repro)"
         )
-    if model.view.square != square:
-        raise Refusal(
-            f"{described}: made for squares of {model.view.square} pixels, {config.paths.packed} has {square}; "
+    if model.view.packed_size != packed_size:
+        raise UserError(
+            f"{described}: made for packed images of {model.view.packed_size} pixels, "
+            f"{config.paths.packed} has {packed_size}; "
             f"they do not belong together; train again (dvc repro --force --single-item train)"
         )
 
@@ -45,7 +46,7 @@ def mistakes(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArr
     wrong = np.flatnonzero(predictions != labels)
     shown = wrong[np.argsort(-confidence[wrong], stable=True)][: config.evaluate.mistakes]
     known = report.credits(Path(config.paths.images) / "LICENSE.txt")
-    title = f"{len(wrong)} mistakes in {len(rows)} test pictures"
+    title = f"{len(wrong)} mistakes in {len(rows)} test images"
     if len(shown) < len(wrong):
         title += f", the {len(shown)} most confident"
     report.write(
@@ -53,7 +54,7 @@ def mistakes(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArr
         title,
         [
             report.Mistake(
-                square=data.images[rows[i]],
+                image=data.images[rows[i]],
                 size=(int(data.sizes[rows[i], 0]), int(data.sizes[rows[i], 1])),
                 path=data.paths[rows[i]],
                 actual=data.classes[labels[i]],
@@ -72,7 +73,7 @@ def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[
     figures = metrics.summary(found, labels, classes, config.evaluate.bins)
     files.write_json(folder / "eval.json", figures)
     pairs = [(classes[label], classes[guess]) for label, guess in zip(labels, found.argmax(1), strict=True)]
-    # A row a picture: DVC's template `confusion` counts the rows of each pair itself.
+    # A row an image: DVC's template `confusion` counts the rows of each pair itself.
     files.write_csv(folder / "confusion.csv", ("actual", "predicted"), pairs)
     files.write_csv(
         folder / "calibration.csv",
@@ -97,56 +98,58 @@ def table(figures: dict[str, Any]) -> str:
     width = max(len(name) for name in [*by_class, "class"])
     return "\n".join(
         [
-            f"{'class':{width}}  precision  recall     f1  pictures",
+            f"{'class':{width}}  precision  recall     f1  images",
             *(
                 f"{name:{width}}  {row['precision']:9.3f}  {row['recall']:6.3f}  {row['f1']:5.3f}  {row['support']:8d}"
                 for name, row in by_class.items()
             ),
             f"accuracy {figures['accuracy']:.3f} (95 %: {interval['low']:.3f} to {interval['high']:.3f}), "
             f"balanced {figures['balanced_accuracy']:.3f}, macro F1 {figures['macro_f1']:.3f}, "
-            f"nll {figures['nll']:.3f}, ece {figures['ece']:.3f}, {figures['pictures']} test pictures",
+            f"nll {figures['nll']:.3f}, ece {figures['ece']:.3f}, {figures['images']} test images",
         ]
     )
 
 
 def ready(config: Params) -> tuple[Packed, NDArray[np.int64], Trained]:
-    """The packed pictures, the rows to be judged, and the model. Raises Refusal if they do not fit together."""
+    """The packed images, the rows of the test split, and the model. Raises UserError if they do not fit together."""
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
-    packed.refuse_other_size(data, Path(config.paths.packed), config.prepare.size)
+    packed.check_packed_size(data, Path(config.paths.packed), config.prepare.size)
     rows = data.rows("test")
     if len(rows) == 0:
-        raise Refusal(f"{config.paths.split}: no test picture; raise split.fractions.test, then dvc repro")
+        raise UserError(f"{config.paths.split}: no test image; raise split.fractions.test, then dvc repro")
     model = trained.load(Path(config.paths.models))
-    refuse_strangers(config, model, data)
+    check_model_fits_data(config, model, data)
     return data, rows, model
 
 
 def run(config: Params) -> None:
     """Be one process of the evaluation."""
-    world.fix_arithmetic(config.train.threads, config.train.deterministic)
-    place = world.from_env(os.environ, config.train.device)
+    distributed.make_deterministic(config.train.threads, config.train.deterministic)
+    world = distributed.from_env(os.environ, config.train.device)
     with ExitStack() as held:
         held.enter_context(frozen.launcher_roused(config.run.timeout_seconds))
-        met = world.meet(place, config.run.timeout_seconds)
-        with agreement.agreed(met, place) as facts:
+        met = distributed.connect_store(world, config.run.timeout_seconds)
+        with agreement.agreed(met, world) as facts:
             data, rows, model = ready(config)
             # They are of one machine and one launcher, so they have the same files; its GPUs may be of different kinds.
             facts["let evaluate see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = runs.hardware(
-                place, config.train.threads
+                world, config.train.threads
             )
-        if place.first:  # DVC has recorded the training by now
-            runs.settle_all(Path(config.paths.runs))
-        with world.exchanging(place, config.run.timeout_seconds, met):
-            squares, _ = residency.reside(
-                data.images, config.run.residency, place.device, config.run.processes // config.run.nodes
+        if world.is_main:  # DVC has recorded the training by now
+            runs.drop_finished_checkpoints(Path(config.paths.runs))
+        with distributed.process_group(world, config.run.timeout_seconds, met):
+            image_store, _ = residency.reside(
+                data.images, config.run.residency, world.device, config.run.processes // config.run.nodes
             )
-            found = trained.judge(model, squares, data.sizes, rows, batch_size=config.evaluate.batch_size, place=place)
-        if place.first:
+            found = trained.predict_log_probs(
+                model, image_store, data.sizes, rows, batch_size=config.evaluate.batch_size, world=world
+            )
+        if world.is_main:
             print(table(write(config, data, rows, found)))
 
 
 def main() -> int:
-    return world.ended(lambda: stage.main("evaluate", run))
+    return distributed.run_process(lambda: stage.main("evaluate", run))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ JUNK_NAMES = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini", "Icon\r"})
 
 
 def is_junk(path: Path) -> bool:
-    """Whether a relative path is something an operating system left among the pictures (hidden, Thumbs.db, …)."""
+    """Whether a relative path is something an operating system left among the images (hidden, Thumbs.db, …)."""
     return any(part.startswith(".") or part in JUNK_NAMES for part in path.parts)
 
 

@@ -1,10 +1,10 @@
-"""Pictures: bytes on disk → upright 8-bit RGB. The one owner of Pillow.
+"""Images: bytes on disk → upright 8-bit RGB. The one owner of Pillow.
 
-Used by `split` (`judge`), `prepare` and whatever shows or classifies a picture (`decoded`).
-Of an animation or a file of several pages the first picture counts. Colour profiles are not applied, as in
-torchvision. Metadata (EXIF, text chunks) can turn a picture, but never make one fail that can be decoded.
+Used by `split` (`inspect_image`), `prepare` and whatever shows or classifies an image (`decoded`).
+Of an animation or a file of several pages the first image counts. Colour profiles are not applied, as in
+torchvision. Metadata (EXIF, text chunks) can turn an image, but never make one fail that can be decoded.
 
-All threads of a process share MEMORY for the pictures that they decode. What one takes is reckoned from its header and
+All threads of a process share MEMORY for the images that they decode. What one takes is reckoned from its header and
 lent to it before it is decoded; one that takes more than all of it is decoded alone. It decides no result.
 """
 
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError
 from tqdm import tqdm
 
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 
 # Decoded in this process by Pillow's own plugins; others (such as EPS) would start a program found on the machine.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
@@ -41,12 +41,14 @@ TOO_SMALL = "too small"
 NOT_DECODABLE = "not decodable"
 REASONS = (EMPTY, NOT_AN_IMAGE, TRUNCATED, TOO_LARGE, TOO_SMALL, NOT_DECODABLE)
 
-Image.MAX_IMAGE_PIXELS = None  # `judge` compares the header's size with the user's own limit before anything is decoded
+Image.MAX_IMAGE_PIXELS = (
+    None  # `inspect_image` compares the header's size with the user's own limit before anything is decoded
+)
 # A long comment in a PNG is no reason to refuse it; unpacked and as text it takes up to 15 times this.
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 2**22
-warnings.filterwarnings("ignore", module="PIL")  # odd metadata; what matters about a picture stands in its verdict
+warnings.filterwarnings("ignore", module="PIL")  # odd metadata; what matters about an image stands in its verdict
 
-# EXIF 2.3, tag 0x0112: how the stored picture has to be turned to stand upright.
+# EXIF 2.3, tag 0x0112: how the stored image has to be turned to stand upright.
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -57,8 +59,8 @@ UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# Bytes that a picture takes while it is opened, decoded, made RGB, turned and hashed, all measured (benchmarks.memory):
-# of a JPEG its coefficients, which a draft does not lessen, and the picture; a WebP has canvases besides.
+# Bytes that an image takes while it is opened, decoded, made RGB, turned and hashed, all measured (benchmarks.memory):
+# of a JPEG its coefficients, which a draft does not lessen, and the image; a WebP has canvases besides.
 JPEG_STORED, JPEG_PIXEL, WEBP_PIXEL, PIXEL = 8, 5, 21, 14
 LINE = 5  # pixels that keeping account of a line of them is worth
 FILE = 3  # times its size
@@ -68,18 +70,18 @@ STRIP = 2**18  # pixels that are made RGB or hashed in one go
 WAITING = 2**28  # bytes of results that wait for their turn, of all threads
 NO_LIMIT = 2**62
 
-RGB = Image.Image  # a decoded picture: upright, 8 bits, three channels
+RGB = Image.Image  # a decoded image: upright, 8 bits, three channels
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ImageInfo:
     """What is known of one file: kept (`reason` is empty) or excluded, with one of REASONS."""
 
     reason: str
-    width: int = 0  # pixels, upright; of a picture that was not decoded as its header has it, 0 if it has no header
+    width: int = 0  # pixels, upright; of an image that was not decoded as its header has it, 0 if it has no header
     height: int = 0
     pixels: str = ""  # SHA-256 of the size and the upright RGB bytes; empty if not decoded
     phash: int = 0  # 64-bit perceptual hash; 0 if not decoded
@@ -128,27 +130,27 @@ MEMORY = Memory(2**31)
 
 
 class _Excluded(Exception):
-    """A file that is no picture to be decoded. Its text is one of REASONS."""
+    """A file that is no image to be decoded. Its text is one of REASONS."""
 
 
 @contextmanager
 def decoded(path: Path, max_pixels: int = NO_LIMIT, draft: int = 0, memory: Memory = MEMORY) -> Iterator[RGB]:
-    """The picture as upright 8-bit RGB; what it takes is lent from `memory` until the block ends.
+    """The image as upright 8-bit RGB; what it takes is lent from `memory` until the block ends.
 
     With a draft, a JPEG of which a half, a quarter or an eighth still has sides of `draft` pixels or more is decoded at
-    that scale, which is cheaper. Raises Refusal if it is no picture, or one of more than `max_pixels`; OSError if the
+    that scale, which is cheaper. Raises UserError if it is no image, or one of more than `max_pixels`; OSError if the
     file cannot be read.
     """
     length, seen = _length(path), [(0, 0)]
     with ExitStack() as stack:
         try:
-            picture = stack.enter_context(_decoded(path, length, 1, max_pixels, draft, memory, seen))
+            image = stack.enter_context(_decoded(path, length, 1, max_pixels, draft, memory, seen))
         except Exception as error:
-            raise Refusal(_refused(path, error, seen[-1], max_pixels)) from None
-        yield picture
+            raise UserError(_refused(path, error, seen[-1], max_pixels)) from None
+        yield image
 
 
-def to_square(path: Path, size: int, max_pixels: int = NO_LIMIT) -> NDArray[np.uint8]:
+def resize_to_square(path: Path, size: int, max_pixels: int = NO_LIMIT) -> NDArray[np.uint8]:
     """The image resized to a square, whatever its shape: uint8 [size, size, 3]. Raises as `decoded` does.
 
     What `prepare` packs, and what the model is shown. Pillow's bicubic resize is antialiased, and computes in whole
@@ -166,9 +168,9 @@ def to_square(path: Path, size: int, max_pixels: int = NO_LIMIT) -> NDArray[np.u
 
 
 def decode(path: Path, max_pixels: int = NO_LIMIT, draft: int = 0) -> RGB:
-    """The picture as `decoded` gives it, to keep: nobody counts what it takes any longer."""
-    with decoded(path, max_pixels, draft) as picture:
-        return picture
+    """The image as `decoded` gives it, to keep: nobody counts what it takes any longer."""
+    with decoded(path, max_pixels, draft) as image:
+        return image
 
 
 def _refused(path: Path, error: Exception, size: tuple[int, int], max_pixels: int) -> str:
@@ -178,26 +180,26 @@ def _refused(path: Path, error: Exception, size: tuple[int, int], max_pixels: in
             f"{path}: too large ({size[0]} × {size[1]} pixels, {path.stat().st_size:,} bytes); allowed: up to "
             f"{max_pixels:,} pixels (split.max_pixels) in {_most_bytes(max_pixels):,} bytes; make it smaller"
         )
-    return f"{path}: {reason}; allowed: a whole picture as {', '.join(FORMATS)}; convert it, or leave it out"
+    return f"{path}: {reason}; allowed: a whole image as {', '.join(FORMATS)}; convert it, or leave it out"
 
 
-def judge(
+def inspect_image(
     path: Path, min_side: int, max_pixels: int, fingerprint: Callable[[RGB], int], memory: Memory = MEMORY
-) -> Verdict:
-    """Decode one file and say whether it is kept. `fingerprint` gives the perceptual hash of the upright RGB picture.
+) -> ImageInfo:
+    """Decode one file and say whether it is kept. `fingerprint` gives the perceptual hash of the upright RGB image.
 
-    Raises OSError if the file cannot be read: the disk's fault is not the picture's. Raises Refusal if it is no file.
+    Raises OSError if the file cannot be read: the disk's fault is not the image's. Raises UserError if it is no file.
     """
     length, seen = _length(path), [(0, 0)]
     with ExitStack() as stack:
         try:
-            picture = stack.enter_context(_decoded(path, length, min_side, max_pixels, 0, memory, seen))
+            image = stack.enter_context(_decoded(path, length, min_side, max_pixels, 0, memory, seen))
         except Exception as error:  # a broken file makes Pillow raise nearly anything
-            return Verdict(_reason(error), *seen[-1])
-        pixels = hashlib.sha256(f"{picture.width}x{picture.height} RGB\n".encode())
-        for strip in _strips(picture):
+            return ImageInfo(_reason(error), *seen[-1])
+        pixels = hashlib.sha256(f"{image.width}x{image.height} RGB\n".encode())
+        for strip in _strips(image):
             pixels.update(strip.tobytes())
-        return Verdict("", picture.width, picture.height, pixels.hexdigest(), fingerprint(picture))
+        return ImageInfo("", image.width, image.height, pixels.hexdigest(), fingerprint(image))
 
 
 @contextmanager
@@ -210,7 +212,7 @@ def _decoded(
     memory: Memory,
     seen: list[tuple[int, int]],
 ) -> Iterator[RGB]:
-    """The picture, while what it takes is lent. Its stored size is added to `seen` as soon as it is known.
+    """The image, while what it takes is lent. Its stored size is added to `seen` as soon as it is known.
 
     Raises _Excluded, or what Pillow raises. Who has to wait for memory gives back what opening took, and opens again.
     """
@@ -232,18 +234,18 @@ def _decoded(
                     raise _Excluded(TOO_SMALL)
                 needed = opening + _decoding(image, draft)
                 if raised(needed):
-                    picture = _upright(image)
+                    upright = _upright(image)
                     del image
-                    yield picture
+                    yield upright
                     return
                 del image
 
 
 def _length(path: Path) -> int:
-    """The bytes of a picture's file. Raises Refusal if it is no file, which might be waited for without end."""
+    """The bytes of an image's file. Raises UserError if it is no file, which might be waited for without end."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
-        raise Refusal(f"{path}: {kind(found.st_mode)}; allowed: a file; take it out, or put the picture there")
+        raise UserError(f"{path}: {kind(found.st_mode)}; allowed: a file; take it out, or put the image there")
     return found.st_size
 
 
@@ -265,7 +267,7 @@ def _opening(content: BinaryIO) -> int:
 
 
 def _decoding(image: Image.Image, draft: int) -> int:
-    """The most bytes that a picture takes besides; a draft is taken in the same go."""
+    """The most bytes that an image takes besides; a draft is taken in the same go."""
     stored = _weight(image)
     if not isinstance(image, JpegImagePlugin.JpegImageFile):
         return (WEBP_PIXEL if image.format == "WEBP" else PIXEL) * stored
@@ -275,25 +277,25 @@ def _decoding(image: Image.Image, draft: int) -> int:
 
 
 def _weight(image: Image.Image) -> int:
-    """The pixels of a picture, with what the lines of a long one cost, whichever way it is turned."""
+    """The pixels of an image, with what the lines of a long one cost, whichever way it is turned."""
     return image.width * image.height + LINE * max(image.size)
 
 
-def _strips(picture: Image.Image) -> Iterator[Image.Image]:
-    """A picture in strips of some lines; in one, if it is small."""
-    lines = max(1, STRIP // picture.width)
-    if lines >= picture.height:
-        yield picture
+def _strips(image: Image.Image) -> Iterator[Image.Image]:
+    """An image in strips of some lines; in one, if it is small."""
+    lines = max(1, STRIP // image.width)
+    if lines >= image.height:
+        yield image
         return
-    for top in range(0, picture.height, lines):
-        yield picture.crop((0, top, picture.width, min(top + lines, picture.height)))
+    for top in range(0, image.height, lines):
+        yield image.crop((0, top, image.width, min(top + lines, image.height)))
 
 
 def in_order(
     work: Callable[[Item], Result],
     items: Sequence[Item],
     workers: int,
-    title: str = "pictures",
+    title: str = "images",
     result_bytes: int = 0,
 ) -> Iterator[Result]:
     """`work` of each item, in the order of the items, done in threads, with a progress bar on a terminal.
@@ -306,7 +308,7 @@ def in_order(
     under_way = max(1, min(4 * workers, WAITING // max(result_bytes, 1)))
     try:
         window: deque[Future[Result]] = deque(pool.submit(work, item) for item in islice(ahead, under_way))
-        with tqdm(total=len(items), desc=title, unit=" pictures", disable=None) as bar:
+        with tqdm(total=len(items), desc=title, unit=" images", disable=None) as bar:
             while window:
                 yield window.popleft().result()
                 window.extend(pool.submit(work, item) for item in islice(ahead, 1))
@@ -316,9 +318,9 @@ def in_order(
 
 
 def _reason(error: Exception) -> str:
-    """Why Pillow could not read a picture. Raises the error again if it is the machine's fault: disk or memory."""
-    of_the_picture = (None, errno.EINVAL)  # Pillow's own OSErrors have no number; EINVAL: an absurd offset in the file
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in of_the_picture):
+    """Why Pillow could not read an image. Raises the error again if it is the machine's fault: disk or memory."""
+    of_the_image = (None, errno.EINVAL)  # Pillow's own OSErrors have no number; EINVAL: an absurd offset in the file
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in of_the_image):
         raise error
     if isinstance(error, _Excluded):
         return str(error)
@@ -330,7 +332,7 @@ def _reason(error: Exception) -> str:
 
 
 def _upright(image: Image.Image) -> RGB:
-    """Decode an opened picture: 8-bit RGB, turned as its EXIF orientation says."""
+    """Decode an opened image: 8-bit RGB, turned as its EXIF orientation says."""
     image.load()
     orientation = _orientation(image)
     rgb = _rgb(image)
@@ -338,7 +340,7 @@ def _upright(image: Image.Image) -> RGB:
 
 
 def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation of a decoded picture; 1, upright, if there is none or it cannot be read."""
+    """The EXIF orientation of a decoded image; 1, upright, if there is none or it cannot be read."""
     try:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # metadata that anybody can write, read by several parsers: any error may come

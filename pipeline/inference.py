@@ -1,4 +1,4 @@
-"""How a trained model looks at pictures: the same few lines for validation, evaluation and prediction."""
+"""How a trained model looks at images: the same few lines for validation, evaluation and prediction."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,29 +9,29 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pipeline import augment, reading, residency, sampling
-from pipeline.engine import loop, world
+from pipeline.engine import distributed, loop
+from pipeline.engine.distributed import World
 from pipeline.engine.precision import Precision
-from pipeline.engine.world import World
-from pipeline.residency import Squares
+from pipeline.residency import ImageStore
 
 
 @dataclass(frozen=True)
 class View:
-    """What a model sees of a picture; recorded in model.json. All in pixels."""
+    """What a model sees of an image; recorded in model.json. All in pixels."""
 
-    square: reading.Side  # every picture is squeezed to square × square,
+    packed_size: reading.Side  # every image is resized to packed_size × packed_size,
     resize: reading.Side  # then seen as if its short side were `resize`,
     crop: reading.Side  # and `crop` × `crop` cut from its centre
 
 
 def logits(
     model: nn.Module,
-    squares: Squares,
+    image_store: ImageStore,
     sizes: NDArray[np.int32],
     rows: NDArray[np.int64],
     view: View,
     batch_size: int,
-    place: World,
+    world: World,
     precision: Precision,
 ) -> Tensor:
     """The logits float32 [len(rows), classes] of the given rows, in their order, on the CPU of every process.
@@ -40,19 +40,19 @@ def logits(
     the same for every number of processes, and so are the logits. The last one is short; nothing is padded.
     """
     count = -(-len(rows) // batch_size)
-    mine = range(place.rank, count, place.size)
+    mine = range(world.rank, count, world.size)
 
     def collected() -> Iterator[tuple[NDArray[np.int64], tuple[Tensor, Tensor]]]:
         for index in mine:
             chosen = rows[index * batch_size : (index + 1) * batch_size]
-            yield chosen, squares.collect(chosen)
+            yield chosen, image_store.collect(chosen)
 
     def batches() -> Iterator[Tensor]:
-        for chosen, shown in residency.ahead(collected(), squares.device):
-            boxes = sampling.eval_boxes(sizes[chosen], view.square, view.resize, view.crop)
+        for chosen, shown in residency.ahead(collected(), image_store.device):
+            boxes = sampling.eval_boxes(sizes[chosen], view.packed_size, view.resize, view.crop)
             with precision.exact():
-                images = augment.crops(*squares.send(shown), boxes, np.zeros(len(chosen), np.bool_), view.crop)
+                images = augment.crops(*image_store.send(shown), boxes, np.zeros(len(chosen), np.bool_), view.crop)
             yield images
 
     found = list(loop.logits(model, batches(), precision))
-    return torch.cat(world.collected(found, list(mine), count))
+    return torch.cat(distributed.gather_in_order(found, list(mine), count))

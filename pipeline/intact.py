@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline import files, locks
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 from pipeline.params import Paths
 
 LOCK = Path("dvc.lock")
@@ -166,11 +166,11 @@ def environment() -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """Where DVC keeps its cache. Raises Refusal if DVC does not tell."""
+    """Where DVC keeps its cache. Raises UserError if DVC does not tell."""
     command = [sys.executable, "-m", "dvc", "cache", "dir"]
     asked = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     if asked.returncode:
-        raise Refusal(f"dvc cache dir ended with exit status {asked.returncode}: {asked.stderr.strip()}")
+        raise UserError(f"dvc cache dir ended with exit status {asked.returncode}: {asked.stderr.strip()}")
     return Path(os.path.relpath(asked.stdout.strip()))
 
 
@@ -245,7 +245,7 @@ def damaged(claims: dict[str, dict[str, locks.Hashes]]) -> list[str]:
 
 
 def check(stage: str, paths: Paths) -> None:
-    """Read what a stage of DVC's reads of other stages' outputs. Raises Refusal if it is not what dvc.lock says.
+    """Read what a stage of DVC's reads of other stages' outputs. Raises UserError if it is not what dvc.lock says.
 
     Only for a stage that DVC runs: what somebody makes by hand is in no lock.
     """
@@ -262,4 +262,4 @@ def check(stage: str, paths: Paths) -> None:
     found, _ = look(outs, remembered())
     if wrong := [output for output in found if output.wrong]:
         cache = cache_folder()
-        raise Refusal("\n".join(_described(output, cache) for output in wrong))
+        raise UserError("\n".join(_described(output, cache) for output in wrong))

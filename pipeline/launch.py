@@ -32,20 +32,20 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pipeline import stage, validity
 from pipeline.engine import variables
+from pipeline.engine.distributed import ENDED_NOTE, PEER_DIED
 from pipeline.engine.frozen import Watch
 from pipeline.engine.stopping import SIGNALS
-from pipeline.engine.world import ENDED_NOTE, PEER_DIED
-from pipeline.errors import Refusal, Stopped
+from pipeline.errors import Stopped, UserError
 from pipeline.params import Params, Run
 
 STAGES = ("train", "evaluate")
-ASKED: set[int] = set()  # the signals that this launcher was asked to stop by, and has passed on
+FORWARDED: set[int] = set()  # the signals that this launcher was asked to stop by, and has passed on
 
 
 def torchrun(module: str, run: Run) -> None:
     """Start this node's processes of `python -m module` through torchrun's agent.
 
-    Raises Refusal naming the first process that failed, or a node that cannot be reached.
+    Raises UserError naming the first process that failed, or a node that cannot be reached.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # we say which process failed, in a line
     here = run.processes // run.nodes
@@ -72,9 +72,9 @@ def torchrun(module: str, run: Run) -> None:
             rank: failure.exitcode
             for rank, failure in sorted(error.failures.items(), key=lambda item: item[1].timestamp)
         }
-        raise Refusal(_first_to_end(codes, watch, run)) from None
+        raise UserError(_first_to_end(codes, watch, run)) from None
     except (RendezvousError, DistError) as error:
-        raise Refusal(f"run.rendezvous: {run.rendezvous!r}: the nodes cannot meet there: {error}") from None
+        raise UserError(f"run.rendezvous: {run.rendezvous!r}: the nodes cannot meet there: {error}") from None
 
 
 def _rendezvous(run: Run) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _rendezvous(run: Run) -> dict[str, Any]:
 
 
 def spawn(module: str, run: Run) -> None:
-    """Start the processes of `module` with multiprocessing. Raises Refusal naming the first that failed."""
+    """Start the processes of `module` with multiprocessing. Raises UserError naming the first that failed."""
     # This process keeps the store on a port that the system chose, so two runs at a time cannot collide.
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     shared = {
@@ -119,7 +119,7 @@ def spawn(module: str, run: Run) -> None:
     except mp.ProcessExitedException as error:
         codes = {rank: process.exitcode for rank, process in enumerate(context.processes) if process.exitcode}
         first = {error.error_index: error.exit_code}
-        raise Refusal(_first_to_end(first | codes, watch, run)) from None
+        raise UserError(_first_to_end(first | codes, watch, run)) from None
 
 
 def _be_process(rank: int, module: str, shared: dict[str, str]) -> None:
@@ -132,9 +132,9 @@ def _be_process(rank: int, module: str, shared: dict[str, str]) -> None:
 
 
 def slurm(module: str, run: Run) -> None:
-    """Have srun start the processes in this Slurm job. Raises Refusal outside a job, or if a process failed."""
+    """Have srun start the processes in this Slurm job. Raises UserError outside a job, or if a process failed."""
     if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
-        raise Refusal(
+        raise UserError(
             "run.launcher: 'slurm' needs a Slurm job and srun (found: none); start it in one: sbatch or salloc with "
             f"--nodes={run.nodes} --ntasks={run.processes}; or take torchrun"
         )
@@ -144,7 +144,7 @@ def slurm(module: str, run: Run) -> None:
     ):
         code = process.wait()
     if code:
-        raise Refusal("; ".join(watch.named.values()) or f"srun ended with {_status(code)}; see above")
+        raise UserError("; ".join(watch.named.values()) or f"srun ended with {_status(code)}; see above")
 
 
 def srun(run: Run, environ: Mapping[str, str]) -> list[str]:
@@ -238,8 +238,8 @@ def _watching(pids: Callable[[], Mapping[str, int]], run: Run, waits: bool = Tru
         if not pids():
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        watch.pass_on(number, again=number in ASKED)
-        ASKED.add(number)
+        watch.pass_on(number, again=number in FORWARDED)
+        FORWARDED.add(number)
 
     def pause(_: int, __: FrameType | None) -> None:
         for number, whom in ((signal.SIGSTOP, [*pids().values(), os.getpid()]), (signal.SIGCONT, pids().values())):
@@ -267,7 +267,7 @@ LAUNCHERS: dict[str, Callable[[str, Run], None]] = {"torchrun": torchrun, "spawn
 def with_restarts(module: str, run: Run) -> None:
     """Start the processes, and after a failure again, up to `run.max_restarts` times; never after a wish to stop.
 
-    Raises Refusal for the last failure, and Stopped if the processes say, in a note, that they were asked to stop.
+    Raises UserError for the last failure, and Stopped if the processes say, in a note, that they were asked to stop.
     """
     with tempfile.TemporaryDirectory() as folder:
         note, ended = Path(folder) / "stopped", Path(folder) / "ended"
@@ -276,8 +276,8 @@ def with_restarts(module: str, run: Run) -> None:
             ended.unlink(missing_ok=True)
             try:
                 LAUNCHERS[run.launcher](module, run)
-            except Refusal as failure:
-                if not note.exists() and (ASKED or restart == run.max_restarts):
+            except UserError as failure:
+                if not note.exists() and (FORWARDED or restart == run.max_restarts):
                     raise  # ASKED: processes that were just starting have nothing to save, and so leave no note
                 print(f"launch: {failure}", file=sys.stderr)
             else:
@@ -301,12 +301,12 @@ def main() -> int:
         try:
             os.environ.update(variables.environment(config.train.threads, config.train.deterministic))
         except ValueError as error:
-            raise Refusal(str(error)) from None
+            raise UserError(str(error)) from None
         if validity.apex_choices(config.train):
             from pipeline.engine import apex
 
             if fault := apex.fault():
-                raise Refusal(
+                raise UserError(
                     f"{', '.join(validity.apex_choices(config.train))}: Apex is installed, but {fault}; "
                     f"build it for this torch (make image); {validity.INSTEAD_OF_APEX}"
                 )

@@ -6,13 +6,13 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 
 Hashes = dict[str, str]  # path → MD5; of a folder, that of its listing, with ".dir" behind it
 
 
 def read(path: Path) -> dict[str, dict[str, Hashes]]:
-    """The `deps` and `outs` of every stage of a dvc.lock. Raises Refusal if it is missing or cannot be understood."""
+    """The `deps` and `outs` of every stage of a dvc.lock. Raises UserError if it is missing or cannot be understood."""
     try:
         stages = YAML(typ="safe", pure=True).load(path)["stages"]
         return {
@@ -20,23 +20,23 @@ def read(path: Path) -> dict[str, dict[str, Hashes]]:
             for stage, content in stages.items()
         }
     except FileNotFoundError:
-        raise Refusal(f"{path}: not found; nothing is claimed before the pipeline has run: dvc repro") from None
+        raise UserError(f"{path}: not found; nothing is claimed before the pipeline has run: dvc repro") from None
     except (YAMLError, ValueError, AttributeError, KeyError, TypeError, RecursionError, IsADirectoryError):
-        raise Refusal(f"{path}: not readable; restore it (git checkout {path.name}), or run the pipeline") from None
+        raise UserError(f"{path}: not readable; restore it (git checkout {path.name}), or run the pipeline") from None
 
 
 def code(stage: str, path: Path = Path("dvc.yaml")) -> list[Path]:
     """The files of the project that a stage depends on by dvc.yaml, sorted: code, lock and pins, no data.
 
-    Raises Refusal if dvc.yaml is missing or cannot be understood.
+    Raises UserError if dvc.yaml is missing or cannot be understood.
     """
     try:
         deps = YAML(typ="safe", pure=True).load(path)["stages"][stage]["deps"]
         named = [Path(dep) for dep in deps if not dep.startswith("${")]
     except FileNotFoundError:
-        raise Refusal(f"{path}: not found; run from the project's folder, where it lies") from None
+        raise UserError(f"{path}: not found; run from the project's folder, where it lies") from None
     except (YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
-        raise Refusal(f"{path}: not readable; restore it (git checkout {path.name})") from None
+        raise UserError(f"{path}: not readable; restore it (git checkout {path.name})") from None
     return sorted(file for dep in named for file in (dep.rglob("*.py") if dep.is_dir() else [dep]))
 
 

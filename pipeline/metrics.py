@@ -1,7 +1,7 @@
 """The figures of a classifier, all from one matrix of probabilities and the labels. Pure numpy, in float64.
 
-Log-probabilities are the input, so that the log-likelihood of a picture that the model is sure and wrong about stays
-finite. Counts are summed and divided once; a share of nothing is 0, as scikit-learn with `zero_division=0` has it.
+Log-probabilities are the input, so that the log-likelihood of an image that the model is sure and wrong about stays
+finite. Totals are summed and divided once; a share of nothing is 0, as scikit-learn with `zero_division=0` has it.
 """
 
 import math
@@ -17,7 +17,7 @@ Z = 1.959963984540054  # a standard normal value lies within ±Z with a chance o
 
 @dataclass(frozen=True)
 class Bin:
-    """The pictures whose confidence (the highest probability) lies in (low, high]."""
+    """The images whose confidence (the highest probability) lies in (low, high]."""
 
     low: float
     high: float
@@ -42,7 +42,7 @@ def summary(
         "macro_f1": float(f1.mean()),
         "nll": negative_log_likelihood(log_probabilities, labels),
         "ece": calibration_error(calibration(log_probabilities, labels, bins)),
-        "pictures": total,
+        "images": total,
         "per_class": {
             name: {"precision": precise, "recall": recalled, "f1": both, "support": support}
             for name, precise, recalled, both, support in columns
@@ -56,7 +56,7 @@ def wilson(right: int, total: int) -> tuple[float, float]:
 
 
 def confusion(predictions: NDArray[np.int64], labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """How many pictures of class i (row) were taken for class j (column): int64 [classes, classes]."""
+    """How many images of class i (row) were taken for class j (column): int64 [classes, classes]."""
     return np.bincount(labels * classes + predictions, minlength=classes * classes).reshape(classes, classes)
 
 
@@ -69,7 +69,7 @@ def per_class(
 
 
 def balanced_accuracy(counts: NDArray[np.int64]) -> float:
-    """The mean recall of the classes that have a picture."""
+    """The mean recall of the classes that have an image."""
     actual = counts.sum(1)
     return float(_share(counts.diagonal(), actual)[actual > 0].mean())
 
@@ -94,14 +94,14 @@ def calibration(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64
 
 
 def calibration_error(table: Sequence[Bin]) -> float:
-    """The expected calibration error: the mean distance of confidence and accuracy over pictures [Guo et al. 2017]."""
+    """The expected calibration error: the mean distance of confidence and accuracy over images [Guo et al. 2017]."""
     return sum(row.count * abs(row.confidence - row.accuracy) for row in table) / sum(row.count for row in table)
 
 
 def _wilson_low(right: int, total: int) -> float:
     """The lower end; exactly 0 for none right."""
-    share, spread = right / total, Z * Z / total
-    return (share + spread / 2 - math.sqrt(spread * (share * (1 - share) + spread / 4))) / (1 + spread)
+    share, z2n = right / total, Z * Z / total
+    return (share + z2n / 2 - math.sqrt(z2n * (share * (1 - share) + z2n / 4))) / (1 + z2n)
 
 
 def _share(part: NDArray[np.int64], whole: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -30,7 +30,7 @@ def build(name: str, classes: int, seed: int) -> nn.Module:
     """The model `name` with random weights drawn from `seed`, ending in `classes` logits.
 
     Auxiliary heads (GoogLeNet, Inception) are left out: every model maps [n, 3, h, w] to [n, classes]. These two take
-    our normalized pictures over into [-1, 1] themselves, which is what their published weights were trained with.
+    our normalized images over into [-1, 1] themselves, which is what their published weights were trained with.
     """
     options: dict[str, Any] = {"num_classes": classes}
     if name in ("googlenet", "inception_v3"):
@@ -66,7 +66,7 @@ def parameter_groups(
 
 
 def freeze_backbone(net: nn.Module) -> None:
-    """Let only the head be trained; the rest becomes a fixed function of the picture.
+    """Let only the head be trained; the rest becomes a fixed function of the image.
 
     Its parameters need no gradient, and its modules stay in evaluation mode whatever `net.train()` says: BatchNorm
     statistics do not move, and nothing is dropped, not even right before the head. Call it before the model is wrapped.
@@ -89,11 +89,11 @@ def checkpointed(net: nn.Module, name: str) -> None:
     """Have the model's blocks keep only their input in the forward pass, and compute the rest again in the backward.
 
     Gradients, buffers and drop-out are the same bytes as without. Evaluation, and a copy of the model, work as before.
-    Raises Refusal if the model `name` is no sequence of blocks.
+    Raises UserError if the model `name` is no sequence of blocks.
     """
     blocks = _blocks(net)
     if not blocks:
-        raise Refusal(
+        raise UserError(
             f"train.gradient_checkpointing: true does nothing for train.model: {name!r}, which has no blocks; "
             f"allowed: false, or a model of blocks, such as resnet34"
         )

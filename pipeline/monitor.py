@@ -14,14 +14,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pipeline import augment
-from pipeline.engine.loop import Batch, Counts
+from pipeline.engine.loop import Batch, Totals
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # tensorboard's own stub is asked for nothing but events
 with warnings.catch_warnings():  # its import touches interfaces that its dependencies deprecate
     warnings.simplefilter("ignore")
     from torch.utils.tensorboard import SummaryWriter
 
-GRID_PICTURES = 16
+GRID_IMAGES = 16
 
 
 class _Silent:
@@ -42,30 +42,30 @@ class Monitor:
         self._shown, self._batch_size = shown, batch_size
         self._seen, self._step, self._time = [0.0, 0.0, 0.0], first_step, time.perf_counter()
 
-    def pictures(self, batch: Batch) -> None:
+    def images(self, batch: Batch) -> None:
         """The first training crops of an attempt, as the model sees them."""
         if self._shown:
-            self._writer.add_image("crops", _grid(batch.images[:GRID_PICTURES]), batch.step)
+            self._writer.add_image("crops", _grid(batch.images[:GRID_IMAGES]), batch.step)
 
-    def step(self, batch: Batch, counts: Counts, due: bool) -> None:
+    def step(self, batch: Batch, totals: Totals, due: bool) -> None:
         """Advance the bar; when `due`, read the counts back (which waits for the device) and show them."""
         self._bar.update()
         if not due or not self._shown:
             return
-        sums, now = counts.sums.to("cpu").sum(0).tolist(), time.perf_counter()
-        loss, right, pictures = (new - old for new, old in zip(sums, self._seen, strict=True))
+        sums, now = totals.sums.to("cpu").sum(0).tolist(), time.perf_counter()
+        loss, right, images = (new - old for new, old in zip(sums, self._seen, strict=True))
         rate = (batch.step + 1 - self._step) * self._batch_size / (now - self._time)
         self._seen, self._step, self._time = sums, batch.step + 1, now
         memory = torch.cuda.max_memory_allocated() if batch.images.is_cuda else 0
         for tag, value in (
-            ("loss", loss / pictures),
-            ("train/accuracy", right / pictures),
+            ("loss", loss / images),
+            ("train/accuracy", right / images),
             ("learning_rate", batch.learning_rate),
             ("images_per_second", rate),
             ("gpu_memory", memory),
         ):
             self._writer.add_scalar(tag, value, batch.step + 1)
-        self._bar.set_postfix_str(f"loss {loss / pictures:.3f}, {rate:,.0f} images/s")
+        self._bar.set_postfix_str(f"loss {loss / images:.3f}, {rate:,.0f} images/s")
 
     def epoch(self, row: dict[str, float], epochs: int) -> None:
         """Show an epoch's row of history.csv; the counts begin anew."""
@@ -97,7 +97,7 @@ def opened(board: Path, first_step: int, steps: int, batch_size: int, shown: boo
 
 
 def _grid(images: Tensor) -> Tensor:
-    """Normalized images [n, 3, h, w] as one uint8 picture [3, H, W], four a row."""
+    """Normalized images [n, 3, h, w] as one uint8 image [3, H, W], four a row."""
     from torchvision.utils import make_grid
 
     mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in (augment.MEAN, augment.STD))

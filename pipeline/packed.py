@@ -1,7 +1,7 @@
-"""The file format of the packed pictures: `prepare` writes it, `train` and `evaluate` read it.
+"""The file format of the packed images: `prepare` writes it, `train` and `evaluate` read it.
 
 A folder with `images.npy`, uint8 [N, S, S, 3], one row a kept line of split.csv in its order, and `digest.json`
-(`sha256` of images.npy's bytes, `pictures` N, `size` S). What a row shows (path, class, split) stands in split.csv.
+(`sha256` of images.npy's bytes, `images` N, `size` S). What a row shows (path, class, split) stands in split.csv.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import files, reading
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 
 IMAGES, DIGEST = "images.npy", "digest.json"
 SPLITS = ("train", "val", "test")
@@ -30,19 +30,19 @@ class Digest:
     __pydantic_config__ = reading.STRICT
 
     sha256: reading.Sha256  # of images.npy
-    pictures: reading.Count
+    images: reading.Count
     size: reading.Side
 
 
 @dataclass(frozen=True)
 class Packed:
-    """The pictures of a data set with what is known of them; row i of each field is one picture."""
+    """The images of a data set with what is known of them; row i of each field is one image."""
 
     images: NDArray[np.uint8]  # [N, S, S, 3], mapped from disk, read-only
     paths: tuple[str, ...]  # relative to paths.images
     classes: tuple[str, ...]  # [K], sorted
     labels: NDArray[np.int64]  # [N], row numbers of `classes`
-    sizes: NDArray[np.int32]  # [N, 2]: width and height of the original picture, upright
+    sizes: NDArray[np.int32]  # [N, 2]: width and height of the original image, upright
     splits: NDArray[np.str_]  # [N]: train, val or test
     digest: str  # SHA-256 of images.npy
 
@@ -52,7 +52,7 @@ class Packed:
 
 
 def kept(split_csv: Path) -> list[dict[str, str]]:
-    """The kept lines of split.csv: what the rows of images.npy show. Raises Refusal if it is damaged."""
+    """The kept lines of split.csv: what the rows of images.npy show. Raises UserError if it is damaged."""
     with reading.ours(split_csv, reading.checkout(split_csv)):
         lines = files.read_csv(split_csv)
         for number, line in enumerate(lines, start=2):
@@ -60,7 +60,7 @@ def kept(split_csv: Path) -> list[dict[str, str]]:
                 raise ValueError(f"line {number}: {fault}")
         found = [line for line in lines if not line["reason"]]
         if not found:
-            raise ValueError("no picture in it")
+            raise ValueError("no image in it")
     return found
 
 
@@ -80,17 +80,17 @@ def _fault_of_a_kept(line: dict[str, str]) -> str:
         return f"size {line['width']!r:.20} × {line['height']!r:.20} is not two numbers of pixels"
     path = line["path"]
     if not (path and line["class"]) or path.startswith("/") or "\0" in path + line["class"] or ".." in path.split("/"):
-        return f"path {path!r:.80} of class {line['class']!r:.40} is no picture's"
+        return f"path {path!r:.80} of class {line['class']!r:.40} is no image's"
     return ""
 
 
 def load(folder: Path, split_csv: Path) -> Packed:
-    """Open a packed folder. Raises Refusal if it is damaged, or was not made from this split.csv."""
+    """Open a packed folder. Raises UserError if it is damaged, or was not made from this split.csv."""
     digest = reading.json_of(folder / DIGEST, Digest, reading.checkout(folder))
     images, lines = _mapped(folder, digest), kept(split_csv)
-    if digest.pictures != len(lines):
-        raise Refusal(
-            f"{folder / IMAGES}: {digest.pictures} pictures, but {split_csv} keeps {len(lines)}; "
+    if digest.images != len(lines):
+        raise UserError(
+            f"{folder / IMAGES}: {digest.images} images, but {split_csv} keeps {len(lines)}; "
             f"needed: the same number; run the prepare stage again (dvc repro does)"
         )
     classes = tuple(sorted({line["class"] for line in lines}))
@@ -106,21 +106,21 @@ def load(folder: Path, split_csv: Path) -> Packed:
     )
 
 
-def _header(pictures: int, size: int) -> bytes:
+def _header(images: int, size: int) -> bytes:
     """How images.npy begins."""
     header = io.BytesIO()
-    layout = {"descr": "|u1", "fortran_order": False, "shape": (pictures, size, size, 3)}
+    layout = {"descr": "|u1", "fortran_order": False, "shape": (images, size, size, 3)}
     np.lib.format.write_array_header_1_0(header, layout)
     return header.getvalue()
 
 
 def _mapped(folder: Path, digest: Digest) -> NDArray[np.uint8]:
-    """images.npy, mapped. Raises Refusal if it is not what digest.json says.
+    """images.npy, mapped. Raises UserError if it is not what digest.json says.
 
     What its header claims is compared, never believed: it could claim Python objects, or more than any disk has.
     """
-    path, header = folder / IMAGES, _header(digest.pictures, digest.size)
-    shape = (digest.pictures, digest.size, digest.size, 3)
+    path, header = folder / IMAGES, _header(digest.images, digest.size)
+    shape = (digest.images, digest.size, digest.size, 3)
     with reading.ours(path, reading.checkout(folder)), path.open("rb") as file:
         if file.read(len(header)) != header:
             raise ValueError(f"it does not begin as an array of uint8 {list(shape)}, which {DIGEST} describes")
@@ -130,35 +130,35 @@ def _mapped(folder: Path, digest: Digest) -> NDArray[np.uint8]:
         return np.memmap(file, np.uint8, "r", len(header), shape)
 
 
-def refuse_other_size(data: Packed, folder: Path, size: int) -> None:
-    """Raise Refusal if the squares of the packed `folder` are not of `size` pixels (`prepare.size`)."""
+def check_packed_size(data: Packed, folder: Path, size: int) -> None:
+    """Raise UserError if the images of the packed `folder` are not of `size` pixels (`prepare.size`)."""
     if (found := data.images.shape[1]) != size:
-        raise Refusal(
-            f"prepare.size: {size}, but the squares in {folder / IMAGES} have {found} pixels; needed: the same; "
+        raise UserError(
+            f"prepare.size: {size}, but the packed images in {folder / IMAGES} have {found} pixels; needed: the same; "
             f"pack them anew (dvc repro --force --single-item prepare), or set prepare.size to {found}; then dvc repro"
         )
 
 
-def write(folder: Path, squares: Iterable[NDArray[np.uint8]], count: int, size: int) -> None:
-    """Write `count` squares, uint8 [size, size, 3] each, one at a time, hashing them on the way.
+def write(folder: Path, images: Iterable[NDArray[np.uint8]], count: int, size: int) -> None:
+    """Write `count` images, uint8 [size, size, 3] each, one at a time, hashing them on the way.
 
     Written as a plain stream: on a full disk that is an error, where a memory map would end the process (SIGBUS).
-    Raises ValueError for another number or another shape of squares.
+    Raises ValueError for another number or another shape of images.
     """
     header = _header(count, size)
     sha256 = hashlib.sha256(header)
     written = 0
     with (folder / IMAGES).open("wb") as file:
         file.write(header)
-        for square in squares:
-            if square.shape != (size, size, 3) or square.dtype != np.uint8:
-                raise ValueError(f"square {written}: {square.dtype} {square.shape}, not uint8 {(size, size, 3)}")
-            content = np.ascontiguousarray(square).data
+        for image in images:
+            if image.shape != (size, size, 3) or image.dtype != np.uint8:
+                raise ValueError(f"image {written}: {image.dtype} {image.shape}, not uint8 {(size, size, 3)}")
+            content = np.ascontiguousarray(image).data
             file.write(content)
             sha256.update(content)
             written += 1
         file.flush()
         os.fsync(file.fileno())
     if written != count:
-        raise ValueError(f"{written} squares, not {count}")
-    files.write_json(folder / DIGEST, {"sha256": sha256.hexdigest(), "pictures": count, "size": size})
+        raise ValueError(f"{written} images, not {count}")
+    files.write_json(folder / DIGEST, {"sha256": sha256.hexdigest(), "images": count, "size": size})

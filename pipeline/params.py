@@ -1,9 +1,9 @@
-"""`params.yaml` as typed, frozen values. The only reader of YAML, and the only place that says what a setting may be.
+"""`params.yaml` as typed, frozen values. The only reader of YAML, and the only module that says what a setting may be.
 
     python -m pipeline.params        prints the params as they are understood, or every fault at once
 
 YAML is read with ruamel, as DVC reads it (`lr: 1e-4` is a number). Values are never converted: `"3"` is not 3.
-What depends on two settings, or on the machine, is judged in `validity.py`.
+What depends on two settings, or on the machine, is checked in `validity.py`.
 """
 
 import difflib
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 
-from pipeline.errors import Refusal, ending
+from pipeline.errors import UserError, exit_status
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"]
 Parallel = Literal["single", "dp", "ddp", "apex_ddp", "elastic"]
@@ -120,10 +120,10 @@ class Split(Section):
     fractions: Fractions
     folds: Annotated[int, Field(ge=1, le=1000)]
     fold: Natural
-    near_duplicates: Annotated[int, Field(ge=0, le=16)]
+    phash_distance: Annotated[int, Field(ge=0, le=16)]
     min_side: Annotated[int, Field(ge=1, le=65_535)]  # the longest side of a JPEG
     max_pixels: Count
-    max_excluded: Natural
+    max_unreadable: Natural
 
 
 class Prepare(Section):
@@ -157,7 +157,7 @@ class Train(Section):
     cutmix: Alpha
     epochs: Epochs
     batch_size: Batch
-    accumulate: Parts
+    accumulation_steps: Parts
     shards: Parts
     optimizer: Literal["sgd", "adam", "adamw", "fused_sgd"]
     lr: Factor
@@ -191,7 +191,7 @@ class Run(Section):
     nodes: Processes
     node_rank: Natural
     rendezvous: Annotated[str, Field(pattern=HOST_PORT)]
-    keep_every: Natural
+    save_every_epochs: Natural
     workers: Workers
     residency: Literal["auto", "device", "host", "disk"]
     log_steps: Count
@@ -212,52 +212,52 @@ class Params(Section):
 
 
 def load(path: Path = Path("params.yaml")) -> Params:
-    """Read and check the params. Raises Refusal: one line a fault, each with its path, value and what is allowed."""
+    """Read and check the params. Raises UserError: one line a fault, each with its path, value and what is allowed."""
     content = _content(path)
     try:
         raw = YAML(typ="safe", pure=True).load(content)
     except RecursionError:
-        raise Refusal(
+        raise UserError(
             f"{path}: more than {DEEPEST} levels; allowed: tables in tables, as params.yaml has them"
         ) from None
     except Exception as error:  # for a value that it cannot make, such as the 99th of May, the parser raises anything
         reason = _short(" ".join(str(error).split()), str)
-        raise Refusal(f"{path}: not readable as YAML: {reason}; git diff {path.name} shows what changed") from None
+        raise UserError(f"{path}: not readable as YAML: {reason}; git diff {path.name} shows what changed") from None
     return parse(raw)
 
 
 def _content(path: Path) -> bytes:
-    """The bytes of the params file. Raises Refusal if it is no plain file, or far too long to be meant."""
+    """The bytes of the params file. Raises UserError if it is no plain file, or far too long to be meant."""
     remedy = f"restore it: git checkout {path.name}"
     try:
         if path.exists() and not path.is_file():
-            raise Refusal(f"{path}: not a plain file; {remedy}")
+            raise UserError(f"{path}: not a plain file; {remedy}")
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
-        raise Refusal(f"{path}: not found; run from the project's folder, where {path.name} lies") from None
+        raise UserError(f"{path}: not found; run from the project's folder, where {path.name} lies") from None
     except OSError as error:
-        raise Refusal(f"{path}: cannot be read: {error.strerror}; give read access to it, or {remedy}") from None
+        raise UserError(f"{path}: cannot be read: {error.strerror}; give read access to it, or {remedy}") from None
     if len(content) > MOST_BYTES:
-        raise Refusal(f"{path}: more than {MOST_BYTES:,} bytes; allowed: up to that, ten times what it has; {remedy}")
+        raise UserError(f"{path}: more than {MOST_BYTES:,} bytes; allowed: up to that, ten times what it has; {remedy}")
     return content
 
 
 def parse(raw: Any) -> Params:
-    """Check a params document. Raises Refusal as `load` does."""
+    """Check a params document. Raises UserError as `load` does."""
     if not isinstance(raw, dict):
-        raise Refusal(
+        raise UserError(
             f"params.yaml: {_short(raw)} is not a table of sections; allowed: {', '.join(Params.model_fields)}"
         )
-    _refuse_odd(raw)
+    _check_plain_values(raw)
     try:  # JSON has no tuples: its strict mode takes a list for one, and still takes no text for a number
         return Params.model_validate_json(json.dumps(raw))
     except ValidationError as error:
-        raise Refusal("\n".join(_sentence(fault) for fault in error.errors(include_url=False))) from None
+        raise UserError("\n".join(_sentence(fault) for fault in error.errors(include_url=False))) from None
 
 
-def _refuse_odd(raw: dict[Any, Any]) -> None:
-    """Raise Refusal for what YAML can say and a table of settings cannot: see `_odd`; and for too much of it.
+def _check_plain_values(raw: dict[Any, Any]) -> None:
+    """Raise UserError for what YAML can say and a table of settings cannot: see `_odd`; and for too much of it.
 
     What is named again (`*name`) counts again: so an end is found to what holds itself, too.
     """
@@ -267,16 +267,16 @@ def _refuse_odd(raw: dict[Any, Any]) -> None:
         where, value = waiting.popleft()
         seen += 1
         if len(where) > DEEPEST or seen > MOST_VALUES:
-            raise Refusal(
+            raise UserError(
                 f"{_name(where[:3])}: more than {DEEPEST} levels or {MOST_VALUES:,} values, what is named again (*) "
                 f"counted again; allowed: tables in tables, as params.yaml has them"
             )
         if allowed := _odd(value):
-            raise Refusal(f"{_name(where)}: {_short(value)} is not allowed; allowed: {allowed}")
+            raise UserError(f"{_name(where)}: {_short(value)} is not allowed; allowed: {allowed}")
         if isinstance(value, dict):
             for key, inner in value.items():
                 if not isinstance(key, str) or _odd(key):
-                    raise Refusal(f"{_name(where)}: the key {_short(key)} is not allowed; allowed: a word; quote it")
+                    raise UserError(f"{_name(where)}: the key {_short(key)} is not allowed; allowed: a word; quote it")
                 waiting.append(((*where, key), inner))
         elif isinstance(value, list):
             waiting.extend(((*where, str(index)), inner) for index, inner in enumerate(value))
@@ -293,7 +293,7 @@ def _odd(value: Any) -> str:
 
 
 def _name(where: Sequence[str]) -> str:
-    """A place in the params, dotted."""
+    """A position in the params, dotted."""
     return ".".join(_short(part, str) for part in where) or "params.yaml"
 
 
@@ -347,7 +347,7 @@ def main() -> int:
         print(load().model_dump_json(indent=2))
         return 0
 
-    return ending("params", shown)
+    return exit_status("params", shown)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Classify pictures with the versioned model.
+"""Classify images with the versioned model.
 
     python -m pipeline.predict IMAGE… [--json] [--device cuda]      files, or folders to look through
 
-Prints a line `path: class probability` a picture, or with --json one list with the probabilities of all classes. A
-picture is seen as model.json says, exactly as the model saw its test pictures, and has at most split.max_pixels, as
-those have. What is no picture is named on stderr, and the exit status is then 1. The params are read for paths, that
+Prints a line `path: class probability` an image, or with --json one list with the probabilities of all classes. A
+image is seen as model.json says, exactly as the model saw its test images, and has at most split.max_pixels, as
+those have. What is no image is named on stderr, and the exit status is then 1. The params are read for paths, that
 limit and evaluate.batch_size only, and not checked against this machine: it may predict where it could not train.
 """
 
@@ -22,36 +22,36 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline import files, images, machine, params, trained
-from pipeline.engine.world import World
-from pipeline.errors import Refusal, ending
-from pipeline.residency import Squares
+from pipeline.engine.distributed import World
+from pipeline.errors import UserError, exit_status
+from pipeline.residency import ImageStore
 from pipeline.trained import Trained
 
 
 @dataclass(frozen=True)
-class Picture:
+class LoadedImage:
     """A file as `prepare` would pack it."""
 
     path: Path
-    square: NDArray[np.uint8]  # [S, S, 3]
+    pixels: NDArray[np.uint8]  # [S, S, 3]
     size: tuple[int, int]  # width and height, upright
 
 
-def read(path: Path, square: int, max_pixels: int) -> Picture:
-    """Read one file. Raises Refusal if it is no picture, cannot be read, or has more than `max_pixels`."""
+def read(path: Path, packed_size: int, max_pixels: int) -> LoadedImage:
+    """Read one file. Raises UserError if it is no image, cannot be read, or has more than `max_pixels`."""
     try:
         # Decoded twice, so that the one definition of squeezing serves here too.
-        squeezed = images.to_square(path, square, max_pixels)
-        with images.decoded(path, max_pixels) as picture:
-            return Picture(path, squeezed, picture.size)
+        squeezed = images.resize_to_square(path, packed_size, max_pixels)
+        with images.decoded(path, max_pixels) as image:
+            return LoadedImage(path, squeezed, image.size)
     except OSError as error:
-        raise Refusal(f"{path}: {error.strerror}; give the path of a picture") from None
+        raise UserError(f"{path}: {error.strerror}; give the path of an image") from None
 
 
 def listed(given: Path) -> list[Path]:
     """The file itself, or all that a folder has but folders, sorted, without what an operating system left there.
 
-    Raises Refusal for a folder without any, OSError for what cannot even be looked up.
+    Raises UserError for a folder without any, OSError for what cannot even be looked up.
     """
     if not given.is_dir():
         return [given]
@@ -61,45 +61,49 @@ def listed(given: Path) -> list[Path]:
         if (path.is_symlink() or not path.is_dir()) and not files.is_junk(path.relative_to(given))
     )
     if not inside:
-        raise Refusal(f"{given}: no file in this folder; give pictures, or a folder with some")
+        raise UserError(f"{given}: no file in this folder; give images, or a folder with some")
     return inside
 
 
-def pictures(given: Sequence[Path], square: int, max_pixels: int, refused: list[Refusal]) -> Iterator[Picture]:
-    """Every picture of the given files and folders, in order; what is none is said on stderr and put into `refused`."""
+def load_images(
+    given: Sequence[Path], packed_size: int, max_pixels: int, refused: list[UserError]
+) -> Iterator[LoadedImage]:
+    """Every image of the given files and folders, in order; what is none is said on stderr and put into `refused`."""
 
-    def refuse(refusal: Refusal) -> None:
+    def refuse(refusal: UserError) -> None:
         print(f"predict: {refusal}", file=sys.stderr)
         refused.append(refusal)
 
     for start in given:
         try:
             paths = listed(start)
-        except Refusal as refusal:
+        except UserError as refusal:
             refuse(refusal)
             continue
         except OSError as error:
-            refuse(Refusal(f"{start}: {error.strerror}; give the path of a picture"))
+            refuse(UserError(f"{start}: {error.strerror}; give the path of an image"))
             continue
         for path in paths:
             try:
-                yield read(path, square, max_pixels)
-            except Refusal as refusal:
+                yield read(path, packed_size, max_pixels)
+            except UserError as refusal:
                 refuse(refusal)
 
 
-def answers(model: Trained, shown: Iterable[Picture], batch_size: int, device: str) -> Iterator[dict[str, Any]]:
-    """What each picture shows: path, class, its probability, and the probabilities of all classes."""
-    place, waiting = World(rank=0, local_rank=0, size=1, device=torch.device(device)), iter(shown)
+def answers(model: Trained, shown: Iterable[LoadedImage], batch_size: int, device: str) -> Iterator[dict[str, Any]]:
+    """What each image shows: path, class, its probability, and the probabilities of all classes."""
+    world, waiting = World(rank=0, local_rank=0, size=1, device=torch.device(device)), iter(shown)
     while batch := list(islice(waiting, batch_size)):
-        squares = Squares(torch.from_numpy(np.stack([picture.square for picture in batch])), place.device)
-        sizes = np.array([picture.size for picture in batch], np.int32)
-        found = trained.judge(model, squares, sizes, np.arange(len(batch)), batch_size=batch_size, place=place)
-        for picture, probabilities in zip(batch, np.exp(found).tolist(), strict=True):
+        image_store = ImageStore(torch.from_numpy(np.stack([image.pixels for image in batch])), world.device)
+        sizes = np.array([image.size for image in batch], np.int32)
+        found = trained.predict_log_probs(
+            model, image_store, sizes, np.arange(len(batch)), batch_size=batch_size, world=world
+        )
+        for image, probabilities in zip(batch, np.exp(found).tolist(), strict=True):
             by_class = dict(zip(model.classes, probabilities, strict=True))
             best = max(by_class, key=by_class.__getitem__)
             yield {
-                "path": str(picture.path),
+                "path": str(image.path),
                 "class": best,
                 "probability": by_class[best],
                 "probabilities": by_class,
@@ -107,12 +111,12 @@ def answers(model: Trained, shown: Iterable[Picture], batch_size: int, device: s
 
 
 def predict(given: Sequence[Path], as_json: bool, device: str) -> int:
-    """Print what the given pictures show; the number of files that are no pictures. Raises Refusal without a model."""
+    """Print what the given images show; the number of files that are no images. Raises UserError without a model."""
     config = params.load()
     if device == "cuda" and machine.read().cuda_devices == 0:
-        raise Refusal("--device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu")
-    model, refused = trained.load(Path(config.paths.models)), list[Refusal]()
-    shown = pictures(given, model.view.square, config.split.max_pixels, refused)
+        raise UserError("--device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu")
+    model, refused = trained.load(Path(config.paths.models)), list[UserError]()
+    shown = load_images(given, model.view.packed_size, config.split.max_pixels, refused)
     found = answers(model, shown, config.evaluate.batch_size, device)
     try:
         if as_json:
@@ -140,12 +144,12 @@ def as_one_list(found: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m pipeline.predict", description="Classify pictures.")
-    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="a picture, or a folder to look through")
+    parser = argparse.ArgumentParser(prog="python -m pipeline.predict", description="Classify images.")
+    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="an image, or a folder to look through")
     parser.add_argument("--json", action="store_true", help="print one JSON list with the probabilities of all classes")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute (default: cpu)")
     given = parser.parse_args()
-    return ending("predict", lambda: 1 if predict(given.images, given.json, given.device) else 0)
+    return exit_status("predict", lambda: 1 if predict(given.images, given.json, given.device) else 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Stage `prepare`: decode every kept picture once and pack it as a square, so that training never decodes.
+"""Stage `prepare`: decode every kept image once and pack it, resized to a square, so that training never decodes.
 
 python -m pipeline.prepare       reads paths.images and paths.split; writes paths.packed (see packed.py)
 """
@@ -10,29 +10,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import files, images, packed, stage
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 from pipeline.params import Params
 
 
 def prepare(folder: Path, split_csv: Path, output: Path, size: int, workers: int) -> None:
-    """Pack the kept pictures of `split_csv`, found below `folder`, into the folder `output`.
+    """Pack the kept images of `split_csv`, found below `folder`, into the folder `output`.
 
-    The bytes are the same for any number of workers. Raises Refusal if a picture is no longer there or broken.
+    The bytes are the same for any number of workers. Raises UserError if an image is no longer there or broken.
     """
     lines = packed.kept(split_csv)
 
-    def square(line: dict[str, str]) -> NDArray[np.uint8]:
+    def resize(line: dict[str, str]) -> NDArray[np.uint8]:
         path = folder / line["path"]
         try:
-            return images.to_square(path, size, int(line["width"]) * int(line["height"]))
+            return images.resize_to_square(path, size, int(line["width"]) * int(line["height"]))
         except FileNotFoundError:
-            raise Refusal(
+            raise UserError(
                 f"{path}: in {split_csv}, but not there; run the split stage again (dvc repro does)"
             ) from None
 
     with files.atomic_folder(output) as partial:
-        squares = images.in_order(square, lines, workers, "prepare", result_bytes=3 * size**2)
-        packed.write(partial, squares, len(lines), size)
+        resized = images.in_order(resize, lines, workers, "prepare", result_bytes=3 * size**2)
+        packed.write(partial, resized, len(lines), size)
 
 
 def run(config: Params) -> None:

@@ -1,4 +1,4 @@
-"""Reads files that the pipeline wrote itself. One that is damaged is a Refusal: the file, what is wrong, the remedy.
+"""Reads files that the pipeline wrote itself. One that is damaged is a UserError: the file, what is wrong, the remedy.
 
 A JSON file has a schema: a frozen dataclass with `__pydantic_config__ = STRICT`, of plain values and the types below.
 No file is trusted: none makes code run, and none takes memory by what it claims.
@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 OPEN = ConfigDict(extra="ignore", strict=True)  # for a file of which little is read
@@ -34,24 +34,24 @@ def checkout(path: Path) -> str:
 
 @contextmanager
 def ours(path: Path, remedy: str, *damaged: type[Exception]) -> Iterator[None]:
-    """Inside the block `path` is read: what is wrong with it, and any error of the `damaged` kinds, is a Refusal."""
+    """Inside the block `path` is read: what is wrong with it, and any error of the `damaged` kinds, is a UserError."""
     kinds: tuple[type[Exception], ...] = (ValueError, csv.Error, *damaged)
     try:
         yield
     except FileNotFoundError:
-        raise Refusal(f"{path}: not found; {remedy}") from None
+        raise UserError(f"{path}: not found; {remedy}") from None
     except IsADirectoryError:
-        raise Refusal(f"{path}: a folder is where a file belongs; rm -r {path}, then {remedy}") from None
+        raise UserError(f"{path}: a folder is where a file belongs; rm -r {path}, then {remedy}") from None
     except NotADirectoryError:
-        raise Refusal(f"{path}: {path.parent} is no folder; rm {path.parent}, then {remedy}") from None
+        raise UserError(f"{path}: {path.parent} is no folder; rm {path.parent}, then {remedy}") from None
     except ValidationError as error:
-        raise Refusal(f"{path}: damaged: {_first(error)}; {remedy}") from None
+        raise UserError(f"{path}: damaged: {_first(error)}; {remedy}") from None
     except kinds as error:
-        raise Refusal(f"{path}: damaged: {_short(str(error))}; {remedy}") from None
+        raise UserError(f"{path}: damaged: {_short(str(error))}; {remedy}") from None
 
 
 def json_of(path: Path, schema: type[Schema], remedy: str) -> Schema:
-    """The content of a JSON file as a `schema`. Raises Refusal if it is not there, or is something else."""
+    """The content of a JSON file as a `schema`. Raises UserError if it is not there, or is something else."""
     with ours(path, remedy):
         return TypeAdapter(schema).validate_json(path.read_bytes())
 

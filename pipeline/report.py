@@ -1,4 +1,4 @@
-"""Draws reports/mistakes.png: the pictures that the model was most sure and wrong about, with their credits.
+"""AugmentParams reports/mistakes.png: the images that the model was most sure and wrong about, with their credits.
 
 Beside images.py, which decodes, this module may import Pillow, to draw. The bytes are the same on every machine: the
 font is Pillow's built-in one, laid out by Pillow itself, and the PNG is stored without compression, whose bytes may
@@ -26,9 +26,9 @@ NO_CREDIT = "no credit known"
 
 @dataclass(frozen=True)
 class Mistake:
-    """One picture that was taken for something else."""
+    """One image that was taken for something else."""
 
-    square: NDArray[np.uint8]  # [S, S, 3], squeezed
+    image: NDArray[np.uint8]  # [S, S, 3], squeezed
     size: tuple[int, int]  # width and height of the original, which the thumbnail has the shape of
     path: str
     actual: str
@@ -38,7 +38,7 @@ class Mistake:
 
 
 def credits(license_file: Path) -> dict[str, str]:
-    """Licence and photographer of every picture that a LICENSE.txt in flower_photos' form lists, by path.
+    """Licence and photographer of every image that a LICENSE.txt in flower_photos' form lists, by path.
 
     Such a line reads `daisy/1.jpg CC-BY by A Name - https://…`; the credit is what follows the path. Other lines, and
     a missing file, credit nobody.
@@ -56,7 +56,7 @@ def without_address(credit: str) -> str:
 
 
 def write(path: Path, title: str, mistakes: Sequence[Mistake]) -> None:
-    """Draw the mistakes in their order below the title; the picture's text chunk `Credits` has the credits in full."""
+    """Draw the mistakes in their order below the title; the image's text chunk `Credits` has the credits in full."""
     rows = -(-len(mistakes) // COLUMNS)
     sheet = Image.new("RGB", (COLUMNS * CELL[0], HEAD + rows * CELL[1]), "white")
     _text(sheet, (MARGIN, MARGIN), title, sheet.width - 2 * MARGIN)
@@ -74,7 +74,7 @@ def _cell(sheet: Image.Image, corner: tuple[int, int], mistake: Mistake) -> None
     left, top = corner
     scale = min(THUMBNAIL[0] / mistake.size[0], THUMBNAIL[1] / mistake.size[1])
     width, height = (max(1, round(side * scale)) for side in mistake.size)
-    sheet.paste(Image.fromarray(mistake.square).resize((width, height), Image.Resampling.BICUBIC), corner)
+    sheet.paste(Image.fromarray(mistake.image).resize((width, height), Image.Resampling.BICUBIC), corner)
     lines = (
         f"is {mistake.actual}",
         f"taken for {mistake.predicted}: {100 * mistake.confidence:.1f} %",

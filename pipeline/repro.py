@@ -23,7 +23,7 @@ from types import FrameType
 import psutil
 
 from pipeline import files, intact, locks, mend, params, stage
-from pipeline.errors import Refusal, ending
+from pipeline.errors import UserError, exit_status
 
 DVC = Path(".dvc")
 LOCK = Path("dvc.lock")
@@ -163,12 +163,12 @@ def repro(arguments: list[str]) -> int:
     status = run(arguments)
     keep()
     if status == 0 and say(mend.look_after(cache)):
-        raise Refusal("this was damaged while it ran: the disk or the memory may be failing; run again")
+        raise UserError("this was damaged while it ran: the disk or the memory may be failing; run again")
     return status
 
 
 def main() -> int:
-    return ending("repro", lambda: repro(sys.argv[1:]))
+    return exit_status("repro", lambda: repro(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The one operation of the data path: resample a box of a packed square to out × out.
+"""The one operation of the data path: resample a box of a packed image to out × out.
 
 Antialiased with a triangle filter (Pillow's BILINEAR, torchvision's `antialias=True`), separable, columns first. It
 serves the random crops of training and the centre crop of evaluation.
@@ -9,7 +9,7 @@ rounded to multiples of 1/4. Every product and every sum then fits into the 24 b
 the 11 of TF32), and no rounding is left that an order, a fused operation or a compiler could change.
 
 So it has two forms with the same bits: two products of matrices, which a GPU does on its tensor cores; and for the CPU,
-where those waste their work on zeros, a compiled loop over each picture.
+where those waste their work on zeros, a compiled loop over each image.
 """
 
 import math
@@ -81,30 +81,30 @@ def taps(side: int, out: int) -> int:
 
 
 def resampled(
-    squares: Tensor, rows: Tensor, boxes: Tensor, flips: Tensor, out: int, less: Tensor, times: Tensor
+    images: Tensor, rows: Tensor, boxes: Tensor, flips: Tensor, out: int, mean: Tensor, scale: Tensor
 ) -> Tensor:
-    """Boxes of the squares, resampled, then each pixel taken as (pixel - less) · times.
+    """Boxes of the images, resampled, then each pixel taken as (pixel - less) · times.
 
-    squares: uint8 [N, S, S, 3]; rows: int64 [n], which of them; boxes: int64 [n, 4] (x0, y0, x1, y1 in 1/256 pixels);
+    images: uint8 [N, S, S, 3]; rows: int64 [n], which of them; boxes: int64 [n, 4] (x0, y0, x1, y1 in 1/256 pixels);
     flips: bool [n], mirrored; less and times: float32 [3], a number a channel. All on one device. Returns float32
     [n, 3, out, out], contiguous. The CPU takes as many threads as torch may.
     """
-    side = squares.shape[1]
+    side = images.shape[1]
     columns = triangle(boxes[:, 0], boxes[:, 2], side, out).mirrored(flips)
     lines = triangle(boxes[:, 1], boxes[:, 3], side, out)
-    form = by_products if squares.is_cuda else by_loops
-    return form(squares, rows, columns, lines, less, times)
+    form = by_products if images.is_cuda else by_loops
+    return form(images, rows, columns, lines, mean, scale)
 
 
-def by_products(squares: Tensor, rows: Tensor, columns: Filter, lines: Filter, less: Tensor, times: Tensor) -> Tensor:
+def by_products(images: Tensor, rows: Tensor, columns: Filter, lines: Filter, mean: Tensor, scale: Tensor) -> Tensor:
     """`resampled` as two products with matrices that are mostly zeros; on any device."""
-    n, side, out = len(rows), squares.shape[1], columns.first.shape[1]
-    pixels = squares[rows].permute(0, 3, 1, 2).reshape(n, 3 * side, side).float()
+    n, side, out = len(rows), images.shape[1], columns.first.shape[1]
+    pixels = images[rows].permute(0, 3, 1, 2).reshape(n, 3 * side, side).float()
     with _tensor_cores():
         across = torch.bmm(pixels, _dense(columns, side).transpose(1, 2))
         across = ((across + TO_QUARTERS) - TO_QUARTERS).view(n, 3, side, out)
         whole = torch.matmul(_dense(lines, side)[:, None], across)
-    return (whole - less[:, None, None]) * times[:, None, None]
+    return (whole - mean[:, None, None]) * scale[:, None, None]
 
 
 def _dense(filtered: Filter, side: int) -> Tensor:
@@ -124,12 +124,12 @@ def _tensor_cores() -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def by_loops(squares: Tensor, rows: Tensor, columns: Filter, lines: Filter, less: Tensor, times: Tensor) -> Tensor:
-    """`resampled` as a compiled loop over each picture; on the CPU."""
-    n, side, out, threads = len(rows), squares.shape[1], columns.first.shape[1], torch.get_num_threads()
+def by_loops(images: Tensor, rows: Tensor, columns: Filter, lines: Filter, mean: Tensor, scale: Tensor) -> Tensor:
+    """`resampled` as a compiled loop over each image; on the CPU."""
+    n, side, out, threads = len(rows), images.shape[1], columns.first.shape[1], torch.get_num_threads()
     made = torch.from_numpy(_memory(n, 3, out, out))
     fill = _kernel(side, out)
-    whole, offsets, factors = squares.numpy(), less.numpy(), times.numpy()
+    whole, offsets, factors = images.numpy(), mean.numpy(), scale.numpy()
 
     def part(number: int) -> None:
         mine = slice(n * number // threads, n * (number + 1) // threads)
@@ -178,19 +178,19 @@ def _kernel(side: int, out: int) -> Callable[..., None]:
     outs, count, one, two, three = index(out), index(taps(side, out)), index(1), index(2), index(3)
     big, zero = np.float32(TO_QUARTERS), np.float32(0)
 
-    def fill(squares, less, times, rows, first_x, weights_x, first_y, weights_y, made):  # type: ignore[no-untyped-def]
-        # A picture after its columns, and a line of it before and after; these are longer than needed, see below.
+    def fill(images, mean, scale, rows, first_x, weights_x, first_y, weights_y, made):  # type: ignore[no-untyped-def]
+        # An image after its columns, and a line of it before and after; these are longer than needed, see below.
         across = np.empty((3, side, out), np.float32)
         red_line, green_line, blue_line = across
         before = np.zeros(3 * side + 16, np.float32)
         after = np.empty(3 * out + 16, np.float32)
         for n in range(len(rows)):
-            picture = squares[rows[n]].reshape(side, 3 * side)
+            image = images[rows[n]].reshape(side, 3 * side)
             top, bottom = index(first_y[n, 0]), index(first_y[n, out - 1]) + count  # the lines that the box needs
             one_end, other_end = first_x[n, 0], first_x[n, out - 1]
             left, right = three * index(min(one_end, other_end)), three * (index(max(one_end, other_end)) + count)
             for y in range(top, bottom):
-                pixels = picture[y]
+                pixels = image[y]
                 for i in range(left, right):
                     before[i] = np.float32(pixels[i])
                 for o in range(outs):
@@ -221,6 +221,6 @@ def _kernel(side: int, out: int) -> Callable[..., None]:
                         value = zero
                         for k in range(count):
                             value += across[channel, start + k, i] * weights_y[n, k, o]
-                        result[i] = (value - less[channel]) * times[channel]
+                        result[i] = (value - mean[channel]) * scale[channel]
 
     return compiled(fill, contract=True)

@@ -31,8 +31,8 @@ from filelock import FileLock, Timeout
 from pipeline import files, intact, locks, packed, params, reading
 from pipeline.engine import checkpoint, variables
 from pipeline.engine.agreement import Facts
-from pipeline.engine.world import World
-from pipeline.errors import Refusal, ending
+from pipeline.engine.distributed import World
+from pipeline.errors import UserError, exit_status
 from pipeline.params import Params
 
 ENVIRONMENT = Path("requirements/lock.txt")
@@ -51,7 +51,7 @@ def decisive(config: Params, packed_digest: str) -> dict[str, Any]:
         "train": config.train.model_dump(mode="json"),
         "processes": "any" if config.train.parallel == "elastic" else config.run.processes,
         "packed": packed_digest,
-        "evaluate.batch_size": config.evaluate.batch_size,  # validation is judged in batches of as many
+        "evaluate.batch_size": config.evaluate.batch_size,  # validation uses batches of this size
         "weights": {path.name: files.sha256(path) for path in sorted(Path(config.paths.weights).glob("*.safetensors"))},
         "split": files.sha256(Path(config.paths.split)),
         "files": {path.as_posix(): files.sha256(path) for path in locks.code("train")},
@@ -63,7 +63,7 @@ def fingerprint(parts: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def facts(config: Params, parts: dict[str, Any], place: World) -> Facts:
+def facts(config: Params, parts: dict[str, Any], world: World) -> Facts:
     """What every process of a training must have alike: what is decisive, and what would hang or mix up the run."""
     whatever = {"node_rank", "rendezvous", "workers", "residency"}  # of one machine, or the same by another name
     kind = "train.parallel: 'elastic' needs processes of one kind; take such, or train.parallel: ddp"
@@ -82,7 +82,7 @@ def facts(config: Params, parts: dict[str, Any], place: World) -> Facts:
         "install the same packages on every node (requirements/lock.txt, or the image), then run again": versions(),
         "set it alike on every node, or unset it, then run again": variables.found(variables.at_start()),
         # Else the bits of an elastic run would depend on who takes which shard.
-        kind: hardware(place, config.train.threads) if config.train.parallel == "elastic" else {},
+        kind: hardware(world, config.train.threads) if config.train.parallel == "elastic" else {},
     }
 
 
@@ -102,7 +102,7 @@ def versions() -> dict[str, str]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the run's folder. Raises Refusal if another process holds it; what a dead one held is free.
+    """Hold the run's folder. Raises UserError if another process holds it; what a dead one held is free.
 
     Raises OSError, with the file's name, where the file system has no locks. A file that only stands for a lock would
     outlive its holder, so none is taken instead.
@@ -113,7 +113,7 @@ def locked(folder: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         pid = holder.read_text().strip() if holder.exists() else "unknown"
-        raise Refusal(
+        raise UserError(
             f"{folder}: process {pid} is training this very run; wait for it, or end it, then run again"
         ) from None
     except OSError as error:
@@ -136,7 +136,7 @@ class Finished:
 
 
 def recorded(folder: Path) -> bool:
-    """Whether the run has finished, and dvc.lock holds its model. Raises Refusal if one of the files is damaged."""
+    """Whether the run has finished, and dvc.lock holds its model. Raises UserError if one of the files is damaged."""
     described = folder / PROVENANCE
     if not (described.exists() and LOCK.exists()):
         return False
@@ -144,50 +144,52 @@ def recorded(folder: Path) -> bool:
     return reading.json_of(described, Finished, f"it is worth nothing without: rm -r {folder}").model in outs.values()
 
 
-def settle(folder: Path) -> None:
+def drop_finished_checkpoint(folder: Path) -> None:
     """Remove the checkpoint of a finished run once nothing is lost with it: its model is recorded, or no DVC is there
     to do so. Until then a run that was killed after its last step goes on from its end instead of its beginning."""
     if recorded(folder) or ((folder / PROVENANCE).is_file() and intact.UNDER_DVC not in os.environ):
         checkpoint.remove(folder / CHECKPOINT)
 
 
-def settle_all(runs: Path) -> None:
+def drop_finished_checkpoints(runs: Path) -> None:
     """The same for every run."""
     for folder in sorted(runs.glob("*/")):
-        settle(folder)
+        drop_finished_checkpoint(folder)
 
 
-def begin(folder: Path) -> None:
+def prepare_run(folder: Path) -> None:
     """Make the folder ready for a start: what is still there of a finished run's checkpoint is to be gone on from."""
-    settle_all(folder.parent)  # dvc.lock may soon hold another model, and no longer say that this one was recorded
+    drop_finished_checkpoints(
+        folder.parent
+    )  # dvc.lock may soon hold another model, and no longer say that this one was recorded
     if not any(folder.glob(f"*{CHECKPOINT}")):
         (folder / PROVENANCE).unlink(missing_ok=True)
 
 
-def hardware(place: World, threads: int) -> dict[str, Any]:
+def hardware(world: World, threads: int) -> dict[str, Any]:
     """What must not change between the two halves of a resumed run."""
-    cuda = place.device.type == "cuda"
+    cuda = world.device.type == "cuda"
     return {
-        "device": torch.cuda.get_device_name(place.device) if cuda else _cpu_name(),
+        "device": torch.cuda.get_device_name(world.device) if cuda else _cpu_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": threads,
         **variables.found(variables.at_start()),
     }
 
 
-def attempt(folder: Path) -> Path:
+def tensorboard_folder(folder: Path) -> Path:
     """A TensorBoard folder that no earlier attempt used."""
     boards = folder / "tensorboard"
     return boards / str(len(list(boards.iterdir())) if boards.is_dir() else 0)
 
 
-def write_provenance(folder: Path, config: Params, place: World, started: float, pictures: int) -> None:
-    """Write provenance.json, the one place for times, hosts and versions. `pictures`: trained on since `started`
+def write_provenance(folder: Path, config: Params, world: World, started: float, images: int) -> None:
+    """Write provenance.json, the one file with times, hosts and versions. `images`: trained on since `started`
     (time.monotonic()).
 
     The exported model is already written.
     """
-    cuda = place.device.type == "cuda"
+    cuda = world.device.type == "cuda"
     seconds = time.monotonic() - started  # the clock of the day can be set meanwhile
     files.write_json(
         folder / PROVENANCE,
@@ -199,13 +201,13 @@ def write_provenance(folder: Path, config: Params, place: World, started: float,
             "host": socket.gethostname(),
             "platform": platform.platform(),
             "versions": versions(),
-            **hardware(place, config.train.threads),
+            **hardware(world, config.train.threads),
             "bytes_promised": config.train.deterministic,
             "launcher": config.run.launcher,
-            "processes": place.size,
+            "processes": world.size,
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "seconds": round(seconds, 3),
-            "images_per_second": round(pictures / seconds, 1),
+            "images_per_second": round(images / seconds, 1),
             "gpu_memory": torch.cuda.max_memory_allocated() if cuda else 0,
         },
     )
@@ -241,7 +243,7 @@ def clean(config: Params) -> str:
                 freed += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
                 files.remove(folder)
                 removed += 1
-        except Refusal as held:
+        except UserError as held:
             print(f"runs: left alone: {held}", file=sys.stderr)
     return f"runs: {removed} folders removed, {freed / 1e6:,.1f} MB freed"
 
@@ -255,7 +257,7 @@ def main() -> int:
         print(clean(params.load()))
         return 0
 
-    return ending("runs", cleaned)
+    return exit_status("runs", cleaned)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Which pictures, and which parts of them: pure functions of (seed, step), the same for every number of processes.
+"""Which images, and which parts of them: pure functions of (seed, step), the same for every number of processes.
 
-Draws are made for the whole global batch and then sliced by rank. Nothing is carried from step to step, so a resumed
-run needs no sampler state. Random numbers are numpy's Philox, a counter-based generator: its key is (seed, purpose) and
-its counter starts at (step or epoch), so every step has a stream of its own.
+Random parameters are drawn for the whole global batch and then sliced by rank. No state is carried from step to step,
+so a resumed run needs no sampler state. Random numbers are numpy's Philox, a counter-based generator: its key is (seed,
+purpose) and its counter starts at (step or epoch), so every step has a stream of its own.
 """
 
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 T = TypeVar("T", bound=np.generic)
 
-GRID = 256  # a box is given in 1/256 pixels of the packed square
+GRID = 256  # a box is given in 1/256 pixels of the packed image
 ATTEMPTS = 10  # torchvision tries so often: RandomResizedCrop then falls back to a central crop, RandomErasing to none
 ERASE_SCALE = (0.02, 0.33)  # of a crop's area; this and the ratio are torchvision's defaults [Zhong et al. 2017]
 ERASE_RATIO = (0.3, 3.3)  # height / width
@@ -22,30 +22,32 @@ ORDER, CROP, DROPOUT, JITTER, ERASE, MIX = 1, 2, 3, 4, 5, 6  # purposes
 
 
 @dataclass(frozen=True)
-class Draws:
-    """How each of n pictures is cut and changed, before pictures are mixed; see the functions that draw."""
+class AugmentParams:
+    """How each of n images is cut and changed, before images are mixed; see the functions that draw."""
 
     boxes: NDArray[np.int64]  # [n, 4] of `crop_boxes`
     flips: NDArray[np.bool_]  # [n] of `crop_boxes`
     factors: NDArray[np.float32]  # [n, 3] of `jitter_factors`
     erased: NDArray[np.int64]  # [n, 4] of `erase_boxes`
 
-    def at(self, positions: NDArray[np.int64]) -> "Draws":
-        """The draws of the pictures at these positions."""
-        return Draws(self.boxes[positions], self.flips[positions], self.factors[positions], self.erased[positions])
+    def at(self, positions: NDArray[np.int64]) -> "AugmentParams":
+        """The draws of the images at these positions."""
+        return AugmentParams(
+            self.boxes[positions], self.flips[positions], self.factors[positions], self.erased[positions]
+        )
 
 
 @dataclass(frozen=True)
 class Mix:
-    """How the pictures of a batch are mixed: everywhere by the same lam and box, each with a partner of its own.
+    """How the images of a batch are mixed: everywhere by the same lam and box, each with a partner of its own.
 
-    Inside `box` a picture is `keep` of itself and 1 - `keep` of its partner, outside it is itself; so `lam` is
+    Inside `box` an image is `keep` of itself and 1 - `keep` of its partner, outside it is itself; so `lam` is
     1 - (1 - keep) · box area / crop area. Nothing is mixed exactly if lam is 1, and then each is its own partner.
     """
 
-    own: NDArray[np.int64]  # [n] which of the pictures at hand are mixed (see `local`),
+    own: NDArray[np.int64]  # [n] which of the images at hand are mixed (see `local`),
     partners: NDArray[np.int64]  # [n] and which of them are their partners
-    lam: float  # the own picture's share of the mixture, and of its target
+    lam: float  # the own image's share of the mixture, and of its target
     box: tuple[int, int, int, int]  # x0, y0, x1, y1 in pixels of the crop: all of it (mixup) or a part (CutMix)
     keep: float  # lam (mixup) or 0 (CutMix)
 
@@ -99,19 +101,19 @@ def crop_boxes(
     seed: int,
     step: int,
     sizes: NDArray[np.int32],
-    square: int,
+    packed_size: int,
     scale: tuple[float, float],
     ratio: tuple[float, float],
     flip: float,
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Random resized crops of a global batch, after torchvision's RandomResizedCrop and RandomHorizontalFlip.
 
-    `sizes` [batch, 2] are the original widths and heights: `scale` (share of the area) and `ratio` (width / height)
-    are meant in the original picture, which `prepare` squeezed to a square of `square` pixels. Crops are not rounded
-    to whole pixels. Returns boxes [batch, 4] (x0, y0, x1, y1 in 1/256 pixels of the square) and flips [batch].
+    `sizes` [batch, 2] are the original widths and heights: `scale` (share of the area) and `ratio` (width / height) are
+    meant in the original image, which `prepare` resized to `packed_size` × `packed_size` pixels. Crops are not rounded
+    to whole pixels. Returns boxes [batch, 4] (x0, y0, x1, y1 in 1/256 pixels of the packed image) and flips [batch].
     """
     random = generator(seed, CROP, step)
-    shape, place, mirror = (
+    shape, position, mirror = (
         random.random((len(sizes), ATTEMPTS, 2)),
         random.random((len(sizes), 2)),
         random.random(len(sizes)),
@@ -126,17 +128,17 @@ def crop_boxes(
     width, height = full[:, 0, 0], full[:, 0, 1]
     central = np.stack([np.minimum(width, height * ratio[1]), np.minimum(height, width / ratio[0])], -1)
     extent = np.where(found[:, None], chosen, central)
-    start = np.where(found[:, None], place, 0.5) * (full[:, 0] - extent)
-    corners = np.concatenate([start, start + extent], -1) / np.tile(full[:, 0], 2) * (square * GRID)
-    return _at_least_a_pixel(np.rint(corners).astype(np.int64), square), mirror < flip
+    start = np.where(found[:, None], position, 0.5) * (full[:, 0] - extent)
+    corners = np.concatenate([start, start + extent], -1) / np.tile(full[:, 0], 2) * (packed_size * GRID)
+    return _at_least_a_pixel(np.rint(corners).astype(np.int64), packed_size), mirror < flip
 
 
-def eval_boxes(sizes: NDArray[np.int32], square: int, resize: int, crop: int) -> NDArray[np.int64]:
+def eval_boxes(sizes: NDArray[np.int32], packed_size: int, resize: int, crop: int) -> NDArray[np.int64]:
     """The boxes [n, 4] of "resize the short side to `resize`, cut `crop` × `crop` at the centre", in whole numbers."""
-    whole = square * GRID
-    extent = whole * crop * sizes.min(axis=1, keepdims=True).astype(np.int64) // (resize * sizes.astype(np.int64))
-    start = (whole - extent) // 2
-    return _at_least_a_pixel(np.concatenate([start, start + extent], -1), square)
+    full = packed_size * GRID
+    extent = full * crop * sizes.min(axis=1, keepdims=True).astype(np.int64) // (resize * sizes.astype(np.int64))
+    start = (full - extent) // 2
+    return _at_least_a_pixel(np.concatenate([start, start + extent], -1), packed_size)
 
 
 def jitter_factors(seed: int, step: int, batch: int, strength: float) -> NDArray[np.float32]:
@@ -151,16 +153,16 @@ def jitter_factors(seed: int, step: int, batch: int, strength: float) -> NDArray
 def erase_boxes(seed: int, step: int, batch: int, crop: int, chance: float) -> NDArray[np.int64]:
     """Rectangles [batch, 4] (x0, y0, x1, y1 in pixels of the crop) to erase, after torchvision's RandomErasing.
 
-    A picture has one with the given chance; without one its row is zeros.
+    An image has one with the given chance; without one its row is zeros.
     """
     random = generator(seed, ERASE, step)
-    shape, place, coin = random.random((batch, ATTEMPTS, 2)), random.random((batch, 2)), random.random(batch)
+    shape, position, coin = random.random((batch, ATTEMPTS, 2)), random.random((batch, 2)), random.random(batch)
     area = crop * crop * (ERASE_SCALE[0] + (ERASE_SCALE[1] - ERASE_SCALE[0]) * shape[..., 0])
     aspect = _log_uniform(shape[..., 1], ERASE_RATIO)
     tried = np.rint(np.sqrt(np.stack([area / aspect, area * aspect], -1)))  # [batch, ATTEMPTS, 2] width, height
     fits = np.logical_and.reduce(tried < crop, axis=-1)
     extent = tried[np.arange(batch), fits.argmax(axis=1)]
-    start = np.floor(place * (crop - extent + 1))
+    start = np.floor(position * (crop - extent + 1))
     erased = np.logical_or.reduce(fits, axis=1) & (coin < chance)
     return np.where(erased[:, None], np.concatenate([start, start + extent], -1), 0).astype(np.int64)
 
@@ -190,8 +192,8 @@ def mix(seed: int, step: int, batch: int, crop: int, mixup: float, cutmix: float
 def local(whole: Mix, mine: range, parts: int) -> tuple[NDArray[np.int64], Mix]:
     """What a process needs for the parts `mine` of a mixed global batch of so many equal parts.
 
-    Returns the positions [m] in the global batch of its own pictures and of their partners, each once (without mixing
-    just its own, in order), and the mix of its share, in numbers of those m pictures.
+    Returns the positions [m] in the global batch of its own images and of their partners, each once (without mixing
+    just its own, in order), and the mix of its share, in numbers of those m images.
     """
     pairs = np.concatenate([part(whole.own, mine, parts), part(whole.partners, mine, parts)])
     positions, found = np.unique(pairs, return_inverse=True)
@@ -218,7 +220,7 @@ def _rounded(values: ArrayLike) -> NDArray[np.float64]:
     return rounded
 
 
-def _at_least_a_pixel(boxes: NDArray[np.int64], square: int) -> NDArray[np.int64]:
-    """Boxes inside the square, at least one of its pixels wide and high."""
-    start = np.clip(boxes[:, :2], 0, (square - 1) * GRID)
-    return np.concatenate([start, np.clip(boxes[:, 2:], start + GRID, square * GRID)], -1)
+def _at_least_a_pixel(boxes: NDArray[np.int64], packed_size: int) -> NDArray[np.int64]:
+    """Boxes inside the packed image, at least one pixel wide and high."""
+    start = np.clip(boxes[:, :2], 0, (packed_size - 1) * GRID)
+    return np.concatenate([start, np.clip(boxes[:, 2:], start + GRID, packed_size * GRID)], -1)

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 
-def factor(
+def lr_factor(
     kind: str, step: int, steps: int, warmup_steps: int, final: float, drops: Sequence[int] = (), drop: float = 1.0
 ) -> float:
     """The share of the base learning rate used in `step` (from 0) of `steps`.

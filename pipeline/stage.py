@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline import intact, machine, params, validity
-from pipeline.errors import Refusal, Stopped, ending
+from pipeline.errors import Stopped, UserError, exit_status
 from pipeline.params import Params
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
@@ -29,7 +29,7 @@ def adopt_orphans() -> None:
 def keep_freed_memory() -> None:
     """Have the C library (glibc) keep what is freed for what is needed next, instead of giving it back to the system.
 
-    The system clears memory before it lends it again. For the buffers of a picture or of a training step, again and
+    The system clears memory before it lends it again. For the buffers of an image or of a training step, again and
     again, that took a tenth of `prepare` and some hundredths of `train` on two cores [measured].
     """
     library = ctypes.CDLL(None)
@@ -40,27 +40,27 @@ def keep_freed_memory() -> None:
 def share_freed_memory() -> None:
     """Have what one thread frees serve the others, too, before any thread is started.
 
-    By itself the C library keeps a heap for every thread: eight threads that decode large pictures in turn would keep
+    By itself the C library keeps a heap for every thread: eight threads that decode large images in turn would keep
     the memory of eight.
     """
     ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
 def workers(config: Params) -> int:
-    """How many threads decode pictures: `run.workers`, or one a core."""
+    """How many threads decode images: `run.workers`, or one a core."""
     return config.run.workers or len(os.sched_getaffinity(0))
 
 
 def checked() -> Params:
-    """The params of this folder. Raises Refusal if they cannot run on this machine."""
+    """The params of this folder. Raises UserError if they cannot run on this machine."""
     config = params.load()
     if found := validity.faults(config, machine.read()):
-        raise Refusal("\n".join(found))
+        raise UserError("\n".join(found))
     return config
 
 
 def main(name: str, work: Callable[[Params], None]) -> int:
-    """Run one stage's work on the checked params; returns the exit status of `errors.ending`.
+    """Run one stage's work on the checked params; returns the exit status of `errors.exit_status`.
 
     A process of a launcher that was stopped leaves a note and returns 0: a launcher must not take it for a failure, and
     restart.
@@ -85,6 +85,6 @@ def main(name: str, work: Callable[[Params], None]) -> int:
         return 0
 
     try:
-        return ending(name, noted)
+        return exit_status(name, noted)
     finally:
         gc.freeze()  # what is left is no garbage; else Python looks for some for two seconds [measured] before it ends

@@ -1,11 +1,11 @@
 """A drawn flower data set: five kinds in five class folders, for a demo that downloads nothing.
 
-The kinds differ in the number and the shape of their petals. Colour, size, place, rotation, tilt, background, blur and
-noise are drawn from ranges that overlap between kinds, so a classifier has to look at the shape.
+The kinds differ in the number and the shape of their petals. Colour, size, position, rotation, tilt, background, blur
+and noise are drawn from ranges that overlap between kinds, so a classifier has to look at the shape.
 
-Picture i is a pure function of (seed, i), and the same bytes on any machine: the random stream is counter-based,
+Image i is a pure function of (seed, i), and the same bytes on any machine: the random stream is counter-based,
 coordinates are rounded to integers before anything is drawn, all pixel arithmetic is on integers, and the PNG is not
-compressed (what a compressor writes may depend on the CPU). More pictures leave the earlier ones as they are.
+compressed (what a compressor writes may depend on the CPU). More images leave the earlier ones as they are.
 """
 
 import math
@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw, ImageFilter
 Colour = tuple[int, int, int]
 Point = tuple[float, float]
 
-SCALE = 4  # pictures are drawn this many times larger, then averaged down: smooth edges without floats
+SCALE = 4  # images are drawn this many times larger, then averaged down: smooth edges without floats
 
 COLOURS: dict[str, Colour] = {
     "white": (240, 238, 230),
@@ -42,7 +42,7 @@ BACKGROUNDS: tuple[tuple[Colour, Colour], ...] = (  # the colours at the top and
 LEAF: tuple[Point, ...] = ((0, 0.02), (0.3, 0.2), (0.6, 0.18), (1, 0))
 
 LICENSE = """\
-The pictures in this folder were drawn by Perennial (pipeline/synthetic.py). They show no real flowers.
+The images in this folder were drawn by Perennial (pipeline/synthetic.py). They show no real flowers.
 They are free to use for any purpose: CC0 1.0, https://creativecommons.org/publicdomain/zero/1.0/
 """
 
@@ -98,7 +98,7 @@ KINDS: dict[str, Kind] = {
 
 
 def draw(folder: Path, count: int, size: int, seed: int, workers: int) -> int:
-    """Fill `folder` with `count` pictures of about `size` pixels a side, spread evenly over the kinds; their number."""
+    """Fill `folder` with `count` images of about `size` pixels a side, the same number of each kind; their number."""
     for name in KINDS:
         (folder / name).mkdir()
     (folder / "LICENSE.txt").write_text(LICENSE, encoding="utf-8", newline="\n")
@@ -106,13 +106,13 @@ def draw(folder: Path, count: int, size: int, seed: int, workers: int) -> int:
     def save(index: int) -> None:
         number, which = divmod(index, len(KINDS))
         name = list(KINDS)[which]
-        picture(name, size, seed, index).save(folder / name / f"{name}_{number + 1:05d}.png", compress_level=0)
+        image(name, size, seed, index).save(folder / name / f"{name}_{number + 1:05d}.png", compress_level=0)
 
     with ThreadPoolExecutor(workers) as pool:
         return sum(1 for _ in pool.map(save, range(count)))
 
 
-def picture(name: str, size: int, seed: int, index: int) -> Image.Image:
+def image(name: str, size: int, seed: int, index: int) -> Image.Image:
     """One flower of a kind as RGB; either side is 0.8 to 1.25 of `size`."""
     random = Generator(Philox(key=np.array([seed, index], dtype=np.uint64)))
     width, height = (SCALE * round(size * random.uniform(0.8, 1.25)) for _ in range(2))
@@ -135,9 +135,9 @@ def _background(random: Generator, width: int, height: int) -> Image.Image:
         radius = random.uniform(0.02, 0.09) * side
         _disk(brush, (random.uniform(0, width), random.uniform(0, height)), radius, _mixed(colour, bottom, 0.5))
     for _ in range(random.integers(3, 9)):
-        place = (random.uniform(0, width), random.uniform(0.3, 1.1) * height)
+        position = (random.uniform(0, width), random.uniform(0.3, 1.1) * height)
         colour = _varied(random, (66, 116, 50), 30)
-        _shape(brush, LEAF, place, random.uniform(0.2, 0.55) * side, random.uniform(0, 2 * math.pi), colour=colour)
+        _shape(brush, LEAF, position, random.uniform(0.2, 0.55) * side, random.uniform(0, 2 * math.pi), colour=colour)
     return canvas.filter(ImageFilter.BoxBlur(int(random.integers(2, side // 32 + 3))))
 
 

@@ -1,4 +1,4 @@
-"""Train a model on the packed pictures: one of the processes that `pipeline.launch` starts.
+"""Train a model on the packed images: one of the processes that `pipeline.launch` starts.
 
     python -m pipeline.launch train       starts run.processes of it, as params.yaml says
 
@@ -39,21 +39,21 @@ from pipeline import (
     trained,
     weights,
 )
-from pipeline.engine import agreement, checkpoint, frozen, loop, stopping, world
+from pipeline.engine import agreement, checkpoint, distributed, frozen, loop, stopping
 from pipeline.engine.agreement import Facts
+from pipeline.engine.distributed import Store, World
 from pipeline.engine.ema import Ema
-from pipeline.engine.loop import Batch, Counts, Recipe
+from pipeline.engine.loop import Batch, Recipe, Totals
 from pipeline.engine.optimizers import OPTIMIZERS
 from pipeline.engine.parallel import PARALLELS, SYNC_BNS
 from pipeline.engine.precision import PRECISIONS, Precision
 from pipeline.engine.stopping import Stopping
-from pipeline.engine.world import Store, World
-from pipeline.errors import Refusal, Stopped
+from pipeline.errors import Stopped, UserError
 from pipeline.inference import View
 from pipeline.packed import Packed
 from pipeline.params import Params, Train
-from pipeline.residency import Squares
-from pipeline.sampling import Draws, Mix
+from pipeline.residency import ImageStore
+from pipeline.sampling import AugmentParams, Mix
 
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 HISTORY = ("epoch", "step", "learning_rate", "train_loss", "train_accuracy", "val_loss", "val_accuracy")
@@ -76,23 +76,23 @@ class Saved:
 
     __pydantic_config__ = reading.TENSORS
 
-    model: Any  # these three are judged by who loads them
+    model: Any  # these three are checked by who loads them
     precision: Any
     optimizer: Any
     ema: list[Tensor]
-    counts: Tensor  # Counts.sums, of all processes
+    totals: Tensor  # Totals.sums, of all processes
     progress: Progress
     hardware: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one process is to make of a global batch: all that is known before a picture is touched."""
+    """What one process is to make of a global batch: all that is known before an image is touched."""
 
     step: int
-    squares: tuple[Tensor, Tensor]  # see Squares.collect
-    labels: NDArray[np.int64]  # of these pictures
-    draws: Draws
+    image_store: tuple[Tensor, Tensor]  # see ImageStore.collect
+    labels: NDArray[np.int64]  # of these images
+    draws: AugmentParams
     mix: Mix
 
 
@@ -107,28 +107,28 @@ class Learner:
 
 
 def view(config: Params) -> View:
-    """What the model will see of a picture in validation, evaluation and prediction."""
-    return View(square=config.prepare.size, resize=config.train.eval_resize, crop=config.train.eval_crop)
+    """What the model will see of an image in validation, evaluation and prediction."""
+    return View(packed_size=config.prepare.size, resize=config.train.eval_resize, crop=config.train.eval_crop)
 
 
-def make_learner(config: Params, classes: int, place: World) -> Learner:
+def make_learner(config: Params, classes: int, world: World) -> Learner:
     """The model as it begins, and its optimizer, in the order that Apex needs."""
     settings = config.train
     net = model.build(settings.model, classes, settings.seed)
     if settings.weights != "none":
         said = weights.load_into(net, Path(config.paths.weights) / f"{settings.model}.safetensors", model.head(net))
-        if place.first:
+        if world.is_main:
             print(f"train: {said}", file=sys.stderr)
     if settings.freeze_backbone:
         model.freeze_backbone(net)
     if settings.gradient_checkpointing:
         model.checkpointed(net, settings.model)
-    net = net.to(place.device).to(memory_format=MEMORY_FORMATS[settings.memory_format])  # type: ignore[call-overload]
+    net = net.to(world.device).to(memory_format=MEMORY_FORMATS[settings.memory_format])  # type: ignore[call-overload]
     net = SYNC_BNS[settings.sync_bn](net)
     groups = model.parameter_groups(net, settings.weight_decay, settings.decay_norm_and_bias, settings.head_lr_factor)
     make = OPTIMIZERS[settings.optimizer]
     optimizer = make(groups, settings.lr, settings.momentum, settings.nesterov, settings.betas)
-    precision = PRECISIONS[settings.precision](place.device.type)
+    precision = PRECISIONS[settings.precision](world.device.type)
     net, optimizer = precision.prepare(net, optimizer)
     if settings.compile:
         # torch's name for CUDA graphs; every shape gets code of its own, so that none depends on which came before.
@@ -136,12 +136,12 @@ def make_learner(config: Params, classes: int, place: World) -> Learner:
     return Learner(net, optimizer, precision, Ema.of(net, settings.ema_decay))
 
 
-def parts_of_a_batch(settings: Train, place: World) -> int:
+def microbatch_count(settings: Train, world: World) -> int:
     """How many equal parts a global batch is cut into; each goes through the model by itself."""
-    return settings.shards if settings.parallel == "elastic" else place.size * settings.accumulate
+    return settings.shards if settings.parallel == "elastic" else world.size * settings.accumulation_steps
 
 
-def rates(settings: Train, rows: int) -> list[float]:
+def learning_rates(settings: Train, rows: int) -> list[float]:
     """The learning rate of every step."""
     batch, steps = settings.batch_size, sampling.steps(settings.epochs, rows, settings.batch_size)
     base = schedule.scaled(settings.lr, batch, settings.reference_batch)
@@ -149,17 +149,20 @@ def rates(settings: Train, rows: int) -> list[float]:
     ends = range(settings.step_epochs, settings.epochs, settings.step_epochs)
     drops = [sampling.epoch_end(epoch - 1, rows, batch) for epoch in ends]
     return [
-        base * schedule.factor(settings.schedule, step, steps, warmup, settings.final_lr, drops, settings.step_factor)
+        base
+        * schedule.lr_factor(settings.schedule, step, steps, warmup, settings.final_lr, drops, settings.step_factor)
         for step in range(steps)
     ]
 
 
-def plans(settings: Train, data: Packed, squares: Squares, first_step: int, place: World, parts: int) -> Iterator[Plan]:
+def plans(
+    settings: Train, data: Packed, image_store: ImageStore, first_step: int, world: World, parts: int
+) -> Iterator[Plan]:
     """This process's share of every global batch, of so many parts, from `first_step` to the last."""
     rows, seed, size, crop = data.rows("train"), settings.seed, settings.batch_size, settings.crop
     for step in range(first_step, sampling.steps(settings.epochs, len(rows), size)):
         chosen = rows[sampling.batch_rows(seed, step, size, len(rows))]
-        draws = Draws(
+        draws = AugmentParams(
             *sampling.crop_boxes(
                 seed,
                 step,
@@ -172,19 +175,19 @@ def plans(settings: Train, data: Packed, squares: Squares, first_step: int, plac
             sampling.jitter_factors(seed, step, size, settings.color_jitter),
             sampling.erase_boxes(seed, step, size, crop, settings.erasing),
         )
-        # Mixed pictures have partners among those of other processes: `needed` are the pictures this one has to cut.
+        # Mixed images have partners among those of other processes: `needed` are the images this one has to cut.
         whole = sampling.mix(seed, step, size, crop, settings.mixup, settings.cutmix)
-        needed, mix = sampling.local(whole, place.share(parts), parts)
+        needed, mix = sampling.local(whole, world.share(parts), parts)
         mine = chosen[needed]
-        yield Plan(step, squares.collect(mine), data.labels[mine], draws.at(needed), mix)
+        yield Plan(step, image_store.collect(mine), data.labels[mine], draws.at(needed), mix)
 
 
 def batches(
     settings: Train,
     data: Packed,
-    squares: Squares,
+    image_store: ImageStore,
     first_step: int,
-    place: World,
+    world: World,
     parts: int,
     precision: Precision,
     stop: Stopping,
@@ -193,14 +196,14 @@ def batches(
 
     Ends with the last step, or where all processes stop.
     """
-    every_rate = rates(settings, len(data.rows("train")))
-    for plan in residency.ahead(plans(settings, data, squares, first_step, place, parts), squares.device):
+    every_rate = learning_rates(settings, len(data.rows("train")))
+    for plan in residency.ahead(plans(settings, data, image_store, first_step, world, parts), image_store.device):
         if stop.before(plan.step):
             return
         with precision.exact():
-            cut = augment.training_crops(*squares.send(plan.squares), plan.draws, settings.crop)
+            cut = augment.training_crops(*image_store.send(plan.image_store), plan.draws, settings.crop)
             images = augment.mixed(cut, plan.mix)
-            own = augment.to_device(plan.labels, place.device)
+            own = augment.to_device(plan.labels, world.device)
             labels, targets = augment.mixed_labels(own, plan.mix, len(data.classes))
         yield Batch(
             step=plan.step,
@@ -212,22 +215,24 @@ def batches(
         )
 
 
-def validate(learner: Learner, data: Packed, squares: Squares, config: Params, place: World) -> tuple[float, float]:
+def validate(
+    learner: Learner, data: Packed, image_store: ImageStore, config: Params, world: World
+) -> tuple[float, float]:
     """Mean loss (without label smoothing) and accuracy over the whole validation split, in float64.
 
     Of the weights that are to be exported: with `train.export: ema`, of their average.
     """
     rows, ema = data.rows("val"), config.train.export == "ema"
     with learner.ema.applied() if ema else nullcontext():
-        world.share_buffers(learner.net)
+        distributed.broadcast_buffers(learner.net)
         found = inference.logits(
             learner.net,
-            squares,
+            image_store,
             data.sizes,
             rows,
             view(config),
             config.evaluate.batch_size,
-            place,
+            world,
             learner.precision,
         ).double()
     learner.precision.weights_changed()
@@ -236,34 +241,34 @@ def validate(learner: Learner, data: Packed, squares: Squares, config: Params, p
     return loss, int((found.argmax(1) == labels).sum()) / len(rows)
 
 
-def exported(learner: Learner, settings: Train) -> dict[str, Tensor]:
+def export_weights(learner: Learner, settings: Train) -> dict[str, Tensor]:
     """The weights as they would be exported now: the model's, or their average."""
     with learner.ema.applied() if settings.export == "ema" else nullcontext():
         return model.export_state(learner.net)
 
 
 def train(
-    config: Params, data: Packed, place: World, store: Store, folder: Path
+    config: Params, data: Packed, world: World, store: Store, folder: Path
 ) -> tuple[dict[str, Tensor], Progress, int]:
     """Train from the working checkpoint in `folder`, or from the beginning.
 
     Returns the weights to export (see `model.export_state`), the finished progress, and how many steps were taken now.
-    Raises Refusal if a loss is not finite or the checkpoint was made on other hardware, Stopped if all processes were
+    Raises UserError if a loss is not finite or the checkpoint was made on other hardware, Stopped if all processes were
     asked to stop, and have saved.
     """
     settings, rows = config.train, len(data.rows("train"))
     steps = sampling.steps(settings.epochs, rows, settings.batch_size)
-    squares, where = residency.reside(
-        data.images, config.run.residency, place.device, config.run.processes // config.run.nodes
+    image_store, where = residency.reside(
+        data.images, config.run.residency, world.device, config.run.processes // config.run.nodes
     )
-    if place.first:
-        print(f"train: the packed squares reside in: {where}", file=sys.stderr)
-    learner = make_learner(config, len(data.classes), place)
-    parts = parts_of_a_batch(settings, place)
-    counts = Counts.zero(place.device, parts)
-    progress = resume(folder, place, settings, learner, counts)
+    if world.is_main:
+        print(f"train: the packed images reside in: {where}", file=sys.stderr)
+    learner = make_learner(config, len(data.classes), world)
+    parts = microbatch_count(settings, world)
+    totals = Totals.zero(world.device, parts)
+    progress = resume(folder, world, settings, learner, totals)
     first_step, saved = progress.step, time.monotonic()
-    spread = PARALLELS[settings.parallel](learner.net, place, settings.deterministic, parts)
+    parallel_model = PARALLELS[settings.parallel](learner.net, world, settings.deterministic, parts)
     recipe = Recipe(
         criterion=nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing),
         precision=learner.precision,
@@ -271,38 +276,40 @@ def train(
         ema=learner.ema,
         clip_norm=settings.clip_norm,
     )
-    board = runs.attempt(folder)
-    world.barrier()  # every process has read the checkpoint before the first may replace it
+    board = runs.tensorboard_folder(folder)
+    distributed.barrier()  # every process has read the checkpoint before the first may replace it
     with (
-        monitor.opened(board, first_step, steps, settings.batch_size, place.first) as shown,
-        stopping.watching(store, place, config.run.timeout_seconds) as stop,
+        monitor.opened(board, first_step, steps, settings.batch_size, world.is_main) as shown,
+        stopping.watching(store, world, config.run.timeout_seconds) as stop,
     ):
         # The batches end where all processes have agreed to stop; usually, with the last step.
-        stream = batches(settings, data, squares, first_step, place, parts, learner.precision, stop)
-        for batch in loop.train(spread, stream, recipe, counts):
+        stream = batches(settings, data, image_store, first_step, world, parts, learner.precision, stop)
+        for batch in loop.train(parallel_model, stream, recipe, totals):
             progress.step = batch.step + 1
             epoch = epoch_over(progress.step, rows, settings.batch_size)
             due = epoch > 0 or progress.step % config.run.log_steps == 0
             if batch.step == first_step:
-                shown.pictures(batch)
+                shown.images(batch)
             if due:
-                refuse_broken(counts, settings)
-            shown.step(batch, counts, due)
+                check_losses_finite(totals, settings)
+            shown.step(batch, totals, due)
             if epoch > 0:
-                end_epoch(epoch, batch.learning_rate, config, data, squares, place, folder, learner, counts, progress)
+                end_epoch(
+                    epoch, batch.learning_rate, config, data, image_store, world, folder, learner, totals, progress
+                )
                 shown.epoch(progress.history[-1], settings.epochs)
             late = time.monotonic() - saved > config.run.checkpoint_seconds
-            if epoch > 0 or (due and world.first_says(late, place.device)):
-                keep(folder, place, settings, learner, counts, progress)
+            if epoch > 0 or (due and distributed.broadcast_flag(late, world.device)):
+                save_checkpoint(folder, world, settings, learner, totals, progress)
                 saved = time.monotonic()
         if progress.step < steps:
-            refuse_broken(counts, settings)
-            keep(folder, place, settings, learner, counts, progress)
+            check_losses_finite(totals, settings)
+            save_checkpoint(folder, world, settings, learner, totals, progress)
             why = stop.reason
             stop.over()
-            world.barrier()  # the store ends with rank 0: everybody must have read the reason
+            distributed.barrier()  # the store ends with rank 0: everybody must have read the reason
             raise Stopped(f"stopped by {why}; saved at step {progress.step} of {steps}; run again to go on")
-    final = progress.best_weights if settings.export == "best" else exported(learner, settings)
+    final = progress.best_weights if settings.export == "best" else export_weights(learner, settings)
     return final, progress, steps - first_step
 
 
@@ -311,26 +318,26 @@ def end_epoch(
     rate: float,
     config: Params,
     data: Packed,
-    squares: Squares,
-    place: World,
+    image_store: ImageStore,
+    world: World,
     folder: Path,
     learner: Learner,
-    counts: Counts,
+    totals: Totals,
     progress: Progress,
 ) -> None:
     """Validate, add the epoch's row to the history, remember the best weights, and begin to count anew."""
     settings = config.train
     # On the CPU: O1 adds up a GPU's float64 as float32.
-    loss, right, pictures = world.total(counts.sums.clone()).to("cpu").sum(0).tolist()
-    val_loss, val_accuracy = validate(learner, data, squares, config, place)
-    row = (epoch, progress.step, rate, loss / pictures, right / pictures, val_loss, val_accuracy)
+    loss, right, images = distributed.all_reduce_sum(totals.sums.clone()).to("cpu").sum(0).tolist()
+    val_loss, val_accuracy = validate(learner, data, image_store, config, world)
+    row = (epoch, progress.step, rate, loss / images, right / images, val_loss, val_accuracy)
     progress.history.append(dict(zip(HISTORY, row, strict=True)))
     if settings.export == "best" and val_accuracy > progress.best_accuracy:
         progress.best_epoch, progress.best_accuracy = epoch, val_accuracy
-        progress.best_weights = exported(learner, settings)
-    if place.first and config.run.keep_every and epoch % config.run.keep_every == 0:
-        trained.save_weights(folder / f"epoch-{epoch:04}.safetensors", exported(learner, settings))
-    counts.sums.zero_()
+        progress.best_weights = export_weights(learner, settings)
+    if world.is_main and config.run.save_every_epochs and epoch % config.run.save_every_epochs == 0:
+        trained.save_weights(folder / f"epoch-{epoch:04}.safetensors", export_weights(learner, settings))
+    totals.sums.zero_()
 
 
 def epoch_over(step: int, rows: int, batch: int) -> int:
@@ -340,42 +347,46 @@ def epoch_over(step: int, rows: int, batch: int) -> int:
 
 
 @contextmanager
-def vouched_for(settings: Train) -> Iterator[None]:
-    """Turn what torch refuses because of the params into a Refusal that names them: an operator without a deterministic
-    version, and BatchNorm over a single value."""
+def explain_torch_errors(settings: Train) -> Iterator[None]:
+    """Raise UserError with the names of the params for two errors of torch.
+
+    These are an operator without a deterministic version, and BatchNorm over a single value.
+    """
     try:
         yield
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
-        raise Refusal(
+        raise UserError(
             f"train.batch_size: {settings.batch_size}: a part of the batch is one image, of which the last layers of "
             f"{settings.model!r} see one value per channel at train.crop: {settings.crop}, and BatchNorm needs two; "
-            f"raise train.batch_size or train.crop, or lower run.processes or train.accumulate"
+            f"raise train.batch_size or train.crop, or lower run.processes or train.accumulation_steps"
         ) from None
     except RuntimeError as error:
-        if operator := world.undetermined(error):
-            raise Refusal(
+        if operator := distributed.nondeterministic_operator(error):
+            raise UserError(
                 f"train.deterministic: true × train.model: {settings.model!r}: {operator} has no deterministic version "
                 f"on train.device: {settings.device!r}; allowed: false (the bytes are then not promised), another model"
             ) from None
         raise
 
 
-def refuse_broken(counts: Counts, settings: Train) -> None:
-    """Raise Refusal if a loss was not finite. To be called by all processes, for all are to raise it: one that left
+def check_losses_finite(totals: Totals, settings: Train) -> None:
+    """Raise UserError if a loss was not finite. To be called by all processes, for all are to raise it: one that left
     alone would let the others wait for its part of an exchange. Reads one number back from the device."""
-    if (step := int(world.most(counts.broken_step.clone()))) >= 0:
-        raise Refusal(
+    if (step := int(distributed.all_reduce_max(totals.broken_step.clone()))) >= 0:
+        raise UserError(
             f"the loss of step {step} is not finite; nothing is exported; lower train.lr ({settings.lr}) "
             f"or lengthen train.warmup_epochs ({settings.warmup_epochs})"
         )
 
 
-def keep(folder: Path, place: World, settings: Train, learner: Learner, counts: Counts, progress: Progress) -> None:
+def save_checkpoint(
+    folder: Path, world: World, settings: Train, learner: Learner, totals: Totals, progress: Progress
+) -> None:
     """Save the working checkpoint. There is no sampler and no generator state to save, by design (see sampling.py)."""
-    sums = world.total(counts.sums.clone())
-    if not place.first:
+    sums = distributed.all_reduce_sum(totals.sums.clone())
+    if not world.is_main:
         return
     checkpoint.save(
         folder / runs.CHECKPOINT,
@@ -386,15 +397,15 @@ def keep(folder: Path, place: World, settings: Train, learner: Learner, counts: 
             "ema": learner.ema.averages,
             "counts": sums,
             "progress": asdict(progress),
-            "hardware": runs.hardware(place, settings.threads),
+            "hardware": runs.hardware(world, settings.threads),
         },
     )
 
 
-def newest(saved: Path) -> dict[str, Any] | None:
+def newest_checkpoint(saved: Path) -> dict[str, Any] | None:
     """The newest checkpoint that is whole, if there is one; a damaged one is reported.
 
-    Raises Refusal if there are checkpoints and none is whole.
+    Raises UserError if there are checkpoints and none is whole.
     """
     damaged = []
     for path in (saved, checkpoint.previous(saved)):
@@ -406,35 +417,35 @@ def newest(saved: Path) -> dict[str, Any] | None:
             damaged.append(str(path))
             print(f"train: {path} is damaged; the one before it is used", file=sys.stderr)
     if damaged:
-        raise Refusal(f"{', '.join(damaged)}: damaged, and there is no other; to begin anew: rm -r {saved.parent}")
+        raise UserError(f"{', '.join(damaged)}: damaged, and there is no other; to begin anew: rm -r {saved.parent}")
     return None
 
 
-def resume(folder: Path, place: World, settings: Train, learner: Learner, counts: Counts) -> Progress:
+def resume(folder: Path, world: World, settings: Train, learner: Learner, totals: Totals) -> Progress:
     """Load the working checkpoint, if there is one, into the learner and the counts.
 
-    Raises Refusal if the hardware that decides bits is not what it was.
+    Raises UserError if the hardware that decides bits is not what it was.
     """
     # Rank 0 reads for all: on several nodes only the first has the checkpoint.
-    state = world.of_first(newest(folder / runs.CHECKPOINT) if place.first else None)
+    state = distributed.broadcast_object(newest_checkpoint(folder / runs.CHECKPOINT) if world.is_main else None)
     if state is None:
         return Progress()
     try:
-        return take_over(reading.checked(state, Saved), folder, place, settings, learner, counts)
+        return restore(reading.checked(state, Saved), folder, world, settings, learner, totals)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-        if errors.of_the_system(error):
+        if errors.describe_system_error(error):
             raise
         reason = " ".join(str(error).split())[:200]
-        raise Refusal(
+        raise UserError(
             f"{folder / runs.CHECKPOINT}: not what this run saves ({reason}); to begin anew: rm -r {folder}"
         ) from None
 
 
-def take_over(saved: Saved, folder: Path, place: World, settings: Train, learner: Learner, counts: Counts) -> Progress:
-    """Put what was saved into the learner and the counts. Raises Refusal for other hardware, and nearly anything for
+def restore(saved: Saved, folder: Path, world: World, settings: Train, learner: Learner, totals: Totals) -> Progress:
+    """Put what was saved into the learner and the counts. Raises UserError for other hardware, and nearly anything for
     what does not fit."""
-    for name, was, here in agreement.differences(saved.hardware, runs.hardware(place, settings.threads)):
-        raise Refusal(
+    for name, was, here in agreement.differences(saved.hardware, runs.hardware(world, settings.threads)):
+        raise UserError(
             f"{folder}: begun with {name} {was}, here it is {here}, so the bytes could not be the same; "
             f"go on where it was begun, or begin anew: rm -r {folder}"
         )
@@ -443,22 +454,22 @@ def take_over(saved: Saved, folder: Path, place: World, settings: Train, learner
     learner.optimizer.load_state_dict(saved.optimizer)
     for average, value in zip(learner.ema.averages, saved.ema, strict=True):
         average.copy_(value)
-    mine = place.share(len(counts.sums))
-    counts.sums[mine.start : mine.stop] = saved.counts[mine.start : mine.stop]
+    mine = world.share(len(totals.sums))
+    totals.sums[mine.start : mine.stop] = saved.totals[mine.start : mine.stop]
     progress = saved.progress
-    if place.first:
+    if world.is_main:
         print(f"train: going on from step {progress.step} ({folder})", file=sys.stderr)
     return progress
 
 
 def write(config: Params, data: Packed, final: dict[str, Tensor], progress: Progress) -> None:
-    """Write the stage's outputs. Raises Refusal, and writes nothing, if the exported weights' loss is not finite."""
+    """Write the stage's outputs. Raises UserError, and writes nothing, if the exported weights' loss is not finite."""
     settings, metrics = config.train, Path(config.paths.metrics)
     last = progress.history[-1]
     epoch = progress.best_epoch if settings.export == "best" else last["epoch"]
     row = progress.history[epoch - 1]
     if not math.isfinite(row["val_loss"]):
-        raise Refusal(
+        raise UserError(
             f"the validation loss of epoch {epoch} is {row['val_loss']}; nothing is exported; lower train.lr "
             f"({settings.lr}) or lengthen train.warmup_epochs ({settings.warmup_epochs})"
         )
@@ -484,50 +495,50 @@ def write(config: Params, data: Packed, final: dict[str, Tensor], progress: Prog
     files.write_csv(metrics / "history.csv", HISTORY, ([row[name] for name in HISTORY] for row in progress.history))
 
 
-def ready(config: Params, place: World, facts: Facts) -> tuple[Packed, Path]:
-    """The packed pictures, and the folder of this run; writes what all processes must have alike into `facts`.
+def ready(config: Params, world: World, facts: Facts) -> tuple[Packed, Path]:
+    """The packed images, and the folder of this run; writes what all processes must have alike into `facts`.
 
-    Raises Refusal if this process cannot begin.
+    Raises UserError if this process cannot begin.
     """
     settings = config.train
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
-    packed.refuse_other_size(data, Path(config.paths.packed), config.prepare.size)
+    packed.check_packed_size(data, Path(config.paths.packed), config.prepare.size)
     rows = len(data.rows("train"))
     if settings.batch_size > rows:
-        raise Refusal(
-            f"train.batch_size: {settings.batch_size} is more than the training pictures ({rows}); allowed: 1 to {rows}"
+        raise UserError(
+            f"train.batch_size: {settings.batch_size} is more than the training images ({rows}); allowed: 1 to {rows}"
         )
     parts = runs.decisive(config, data.digest)
-    facts |= runs.facts(config, parts, place)
+    facts |= runs.facts(config, parts, world)
     return data, Path(config.paths.runs) / runs.fingerprint(parts)
 
 
 def run(config: Params) -> None:
     """Be one process of the training."""
     started, settings = time.monotonic(), config.train
-    world.fix_arithmetic(settings.threads, settings.deterministic)
-    place = world.from_env(os.environ, settings.device)
-    met = world.meet(place, config.run.timeout_seconds)
+    distributed.make_deterministic(settings.threads, settings.deterministic)
+    world = distributed.from_env(os.environ, settings.device)
+    met = distributed.connect_store(world, config.run.timeout_seconds)
     with ExitStack() as held:
         held.enter_context(frozen.launcher_roused(config.run.timeout_seconds))
-        held.enter_context(vouched_for(settings))
-        with agreement.agreed(met, place) as facts:
-            data, folder = ready(config, place, facts)
-            if place.first:
+        held.enter_context(explain_torch_errors(settings))
+        with agreement.agreed(met, world) as facts:
+            data, folder = ready(config, world, facts)
+            if world.is_main:
                 held.enter_context(runs.locked(folder))
-        store = held.enter_context(world.exchanging(place, config.run.timeout_seconds, met))
-        if place.first:
-            runs.begin(folder)
-        final, progress, taken = train(config, data, place, store, folder)
-        if place.first:
+        store = held.enter_context(distributed.process_group(world, config.run.timeout_seconds, met))
+        if world.is_main:
+            runs.prepare_run(folder)
+        final, progress, taken = train(config, data, world, store, folder)
+        if world.is_main:
             write(config, data, final, progress)
             if taken or not (folder / runs.PROVENANCE).is_file():  # else who trained it is already written
-                runs.write_provenance(folder, config, place, started, taken * settings.batch_size)
-            runs.settle(folder)
+                runs.write_provenance(folder, config, world, started, taken * settings.batch_size)
+            runs.drop_finished_checkpoint(folder)
 
 
 def main() -> int:
-    return world.ended(lambda: stage.main("train", run))
+    return distributed.run_process(lambda: stage.main("train", run))
 
 
 if __name__ == "__main__":

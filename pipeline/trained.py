@@ -12,11 +12,11 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pipeline import augment, files, inference, model, reading
+from pipeline.engine.distributed import World
 from pipeline.engine.precision import PRECISIONS, allow_tf32
-from pipeline.engine.world import World
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 from pipeline.inference import View
-from pipeline.residency import Squares
+from pipeline.residency import ImageStore
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def save(
     export: str,
     epoch: int,
 ) -> None:
-    """Write the weights, and what they are: the model's name, its classes, what it sees of a picture, which epoch."""
+    """Write the weights, and what they are: the model's name, its classes, what it sees of an image, which epoch."""
     save_weights(models / "model.safetensors", weights)
     files.write_json(
         models / "model.json",
@@ -76,15 +76,15 @@ def save(
 
 
 def load(models: Path) -> Trained:
-    """Load the versioned model, on the CPU. Raises Refusal if there is none, if a file is damaged, or if they do not
+    """Load the versioned model, on the CPU. Raises UserError if there is none, if a file is damaged, or if they do not
     fit together."""
     path, weights = models / "model.json", models / "model.safetensors"
     remedy = "train a model (dvc repro) or fetch a shared one (dvc pull)"
     described = reading.json_of(path, Description, remedy)
     if fault := _fault(described):
-        raise Refusal(f"{path}: damaged: {fault}; {remedy}")
+        raise UserError(f"{path}: damaged: {fault}; {remedy}")
     if (described.mean, described.std) != (augment.MEAN, augment.STD):
-        raise Refusal(
+        raise UserError(
             f"{path}: normalized with mean {list(described.mean)} and std {list(described.std)}; this code has "
             f"{list(augment.MEAN)} and {list(augment.STD)}; train again (dvc repro), or use the code that trained it"
         )
@@ -93,7 +93,7 @@ def load(models: Path) -> Trained:
         weights.open("rb"),
     ):  # it tells more than the library
         stored = safetensors.torch.load_file(weights)
-    strangers = Refusal(
+    strangers = UserError(
         f"{weights}: not the weights of the {described.model} with {len(described.classes)} classes that "
         f"{path} describes; restore both (dvc checkout) or train again (dvc repro)"
     )
@@ -119,24 +119,24 @@ def _fault(described: Description) -> str:
     return ""
 
 
-def judge(
+def predict_log_probs(
     trained: Trained,
-    squares: Squares,
+    image_store: ImageStore,
     sizes: NDArray[np.int32],
     rows: NDArray[np.int64],
     *,
     batch_size: int,
-    place: World,
+    world: World,
 ) -> NDArray[np.float64]:
     """The log-probabilities [len(rows), classes] of the given rows (see `inference.logits`), on every process.
 
     Always in fp32, whatever the model was trained with: the figures belong to the weights that are stored, which are
-    fp32, and to whoever uses them. Raises Refusal if one is not a number.
+    fp32, and to whoever uses them. Raises UserError if one is not a number.
     """
-    net, precision = trained.net.to(place.device), PRECISIONS["fp32"](place.device.type)
+    net, precision = trained.net.to(world.device), PRECISIONS["fp32"](world.device.type)
     allow_tf32(False)  # here no optimizer is there for `prepare`, which says so in training
-    logits = inference.logits(net, squares, sizes, rows, trained.view, batch_size, place, precision)
+    logits = inference.logits(net, image_store, sizes, rows, trained.view, batch_size, world, precision)
     found: NDArray[np.float64] = torch.log_softmax(logits.double(), 1).numpy()
     if not np.isfinite(found).all():
-        raise Refusal("the model's answers are not finite numbers; train again with a lower train.lr (dvc repro)")
+        raise UserError("the model's answers are not finite numbers; train again with a lower train.lr (dvc repro)")
     return found

@@ -13,7 +13,7 @@ from pipeline.zoo import MODELS
 APEX_LEVELS = ("O0", "O1", "O2", "O3")
 CPU_PRECISIONS = ("fp32", "bf16", "fp16")
 INSTEAD_OF_APEX = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
-FIXED_SIDE, FIXED_SIDE_MODELS = 224, ("vit_", "maxvit")  # these learn a place for every patch
+FIXED_SIDE, FIXED_SIDE_MODELS = 224, ("vit_", "maxvit")  # these learn a position for every patch
 # On a GPU the backward pass of their adaptive_avg_pool2d is not deterministic. A test derives these from traced models.
 NONDETERMINISTIC_MODELS = ("alexnet", "vgg")
 MOST_ON_A_CORE = 8  # processes: more than that only wait for each other, and each takes 0.4 GB
@@ -100,7 +100,7 @@ def _hardware(train: Train, run: Run, machine: Machine) -> Iterator[str]:
         )
     if train.compile and not machine.compiler:
         yield "train.compile: true needs a C++ compiler (found: none); allowed here: false, or install g++"
-    needed = ("device", "cuda"), ("compile", True), ("parallel", "single"), ("accumulate", 1)
+    needed = ("device", "cuda"), ("compile", True), ("parallel", "single"), ("accumulation_steps", 1)
     others = [f"train.{key}: {value}" for key, value in needed if getattr(train, key) != value]
     if train.cuda_graphs and others:
         yield f"train.cuda_graphs: true needs {' and '.join(others).replace('True', 'true')}; allowed here: false"
@@ -233,12 +233,12 @@ def _processes(train: Train, run: Run, machine: Machine) -> Iterator[str]:
             f"run.processes: {here} on a node are more than {MOST_ON_A_CORE} for each core here ({machine.cores}); "
             f"allowed: 1 to {MOST_ON_A_CORE * machine.cores}; 1 to {machine.cores} are of use"
         )
-    parts = run.processes * train.accumulate
+    parts = run.processes * train.accumulation_steps
     if train.parallel != "elastic" and train.batch_size % parts:
         near = train.batch_size - train.batch_size % parts
         yield (
-            f"train.batch_size: {train.batch_size} does not divide by run.processes × train.accumulate ({parts}); "
-            f"allowed: a multiple of {parts}, such as {near or parts}"
+            f"train.batch_size: {train.batch_size} does not divide by run.processes × train.accumulation_steps "
+            f"({parts}); allowed: a multiple of {parts}, such as {near or parts}"
         )
 
 
@@ -266,7 +266,7 @@ def _elastic(train: Train, run: Run) -> Iterator[str]:
         )
     if train.sync_bn != "none":
         yield (
-            f"train.sync_bn: {train.sync_bn!r} × train.parallel: 'elastic': BatchNorm is over the pictures of a shard, "
+            f"train.sync_bn: {train.sync_bn!r} × train.parallel: 'elastic': BatchNorm is over the images of a shard, "
             f"which only one process sees; allowed: none, or train.parallel: ddp"
         )
     if train.compile:
@@ -274,10 +274,10 @@ def _elastic(train: Train, run: Run) -> Iterator[str]:
             "train.compile: true × train.parallel: 'elastic': gradients are taken one by one as they are made; "
             "allowed: one of the two"
         )
-    if train.accumulate > 1:
+    if train.accumulation_steps > 1:
         yield (
-            f"train.accumulate: {train.accumulate} × train.parallel: 'elastic': a process already takes its shards one "
-            f"after another; allowed: 1, and more train.shards"
+            f"train.accumulation_steps: {train.accumulation_steps} × train.parallel: 'elastic': a process already "
+            f"takes its shards one after another; allowed: 1, and more train.shards"
         )
     if not train.deterministic:
         yield (
@@ -293,7 +293,7 @@ def _elastic(train: Train, run: Run) -> Iterator[str]:
         near = max(2, round(train.batch_size / train.shards)) * train.shards
         yield (
             f"train.batch_size: {train.batch_size} with train.shards: {train.shards}: every shard needs as many "
-            f"pictures, and BatchNorm two; allowed: {2 * train.shards} or a larger multiple of {train.shards}, "
+            f"images, and BatchNorm two; allowed: {2 * train.shards} or a larger multiple of {train.shards}, "
             f"such as {near}"
         )
 
@@ -306,7 +306,7 @@ def _ranges(train: Train) -> Iterator[str]:
     for key, side in (("crop", train.crop), ("eval_crop", train.eval_crop)):
         if side != FIXED_SIDE and train.model.startswith(FIXED_SIDE_MODELS):
             yield (
-                f"train.{key}: {side} × train.model: {train.model!r}, whose pictures have one size; "
+                f"train.{key}: {side} × train.model: {train.model!r}, whose images have one size; "
                 f"allowed: {FIXED_SIDE}, or another model"
             )
     for key, (low, high) in (("crop_scale", train.crop_scale), ("crop_ratio", train.crop_ratio)):
@@ -337,8 +337,8 @@ def _paths(paths: Paths) -> Iterator[str]:
             if holder in ALONE and lying[key].is_relative_to(lying[holder]):
                 how = "the same as" if lying[key] == lying[holder] else "inside"
                 yield (
-                    f"paths.{key}: '{lying[key]}' is {how} paths.{holder} ('{lying[holder]}'), whose place is its own; "
-                    f"allowed: beside it"
+                    f"paths.{key}: '{lying[key]}' is {how} paths.{holder} ('{lying[holder]}'), which holds "
+                    f"nothing else; allowed: beside it"
                 )
                 break  # the same: said once
 
@@ -362,6 +362,6 @@ def _split(split: Split) -> Iterator[str]:
         yield f"split.fold: {split.fold} is not one of {split.folds} folds; allowed: 0 to {split.folds - 1}"
     if split.folds > 1 and not math.isclose(parts.test, 1 / split.folds, abs_tol=1e-9):
         yield (
-            f"split.fractions.test: {parts.test} with split.folds: {split.folds} would not test every picture once; "
+            f"split.fractions.test: {parts.test} with split.folds: {split.folds} would not test every image once; "
             f"allowed: {1 / split.folds!r}, or split.folds: 1"
         )

@@ -3,11 +3,11 @@
     python -m pipeline.verify                    every stage
     python -m pipeline.verify --stage train      one stage, from inputs that DVC's cache holds
 
-First the folder itself is judged: what decides bytes must be committed, the files must be what dvc.lock says (DVC looks
-at their times, then all of them are read, and what DVC's cache has of them), and dvc.lock must be of the committed
-code, params and pins (else the claim is stale). Then a temporary clone of the
-commit runs the stages by force. It reads inputs from this folder's cache, takes nothing from the run cache and
-writes to neither. Exit status: 0 if every output has the claimed hash; 1 if not, or if it could not be tried.
+First the folder itself is checked: what decides bytes must be committed, the files must be what dvc.lock says (DVC
+looks at their times, then all of them are read, and what DVC's cache has of them), and dvc.lock must be of the
+committed code, params and pins (else the claim is stale). Then a temporary clone of the commit runs the stages by
+force. It reads inputs from this folder's cache, takes nothing from the run cache and writes to neither. Exit status: 0
+if every output has the claimed hash; 1 if not, or if it could not be tried.
 
 The inbox and your own pretrained weights are in no commit, so with those the stage download is not repeated.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import intact, locks, params, reading, stage
-from pipeline.errors import Refusal, ending
+from pipeline.errors import UserError, exit_status
 from pipeline.params import Params
 
 DECIDES = ("dvc.lock", "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  # besides what the stages depend on
@@ -36,14 +36,14 @@ Claims = dict[str, dict[str, locks.Hashes]]
 def verify(only: str | None) -> bool:
     """Repeat the stages, or one, in a clone and print what came out; whether all of it is as claimed.
 
-    Raises Refusal if this folder is not in a state to be verified, or if a stage fails in the clone.
+    Raises UserError if this folder is not in a state to be verified, or if a stage fails in the clone.
     """
     config, claims = params.load(), locks.read(Path("dvc.lock"))
     if only is not None and only not in claims:
-        raise Refusal(f"--stage: {only!r} is no stage of dvc.lock; allowed: {', '.join(claims)}")
-    refuse_if(uncommitted(claims))
-    refuse_if(unclean(config, claims))
-    refuse_if(intact.damaged(claims))
+        raise UserError(f"--stage: {only!r} is no stage of dvc.lock; allowed: {', '.join(claims)}")
+    raise_if_any(uncommitted(claims))
+    raise_if_any(unclean(config, claims))
+    raise_if_any(intact.damaged(claims))
     arguments, repeated = plan(config, claims, only)
     with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
         clone = Path(temporary) / "clone"
@@ -63,14 +63,14 @@ def verify(only: str | None) -> bool:
 
 
 def output(*command: str, cwd: Path | None = None, environ: dict[str, str] | None = None) -> str:
-    """What a command prints. Raises Refusal with its last words if it fails."""
+    """What a command prints. Raises UserError with its last words if it fails."""
     done = subprocess.run(
         command, cwd=cwd, env=environ or intact.environment(), capture_output=True, text=True, check=False
     )
     if done.returncode:
         words = (done.stderr.strip() or "no message").splitlines()[-1]
         program = " ".join(command[2:] if command[0] == sys.executable else command)
-        raise Refusal(f"{program} ended with exit status {done.returncode}: {words}")
+        raise UserError(f"{program} ended with exit status {done.returncode}: {words}")
     return done.stdout
 
 
@@ -78,12 +78,12 @@ def dvc(*arguments: str, cwd: Path | None = None, environ: dict[str, str] | None
     return output(sys.executable, "-m", "dvc", *arguments, cwd=cwd, environ=environ)
 
 
-def refuse_if(faults: list[str]) -> None:
-    """Raise Refusal with the faults, if there are any, the first of them written out."""
+def raise_if_any(faults: list[str]) -> None:
+    """Raise UserError with the faults, if there are any, the first of them written out."""
     if len(faults) > NAMED:
         faults = [*faults[:NAMED], f"… and {len(faults) - NAMED:,} more"]
     if faults:
-        raise Refusal("\n".join(faults))
+        raise UserError("\n".join(faults))
 
 
 # Is the folder what its commit says?
@@ -150,7 +150,7 @@ def _of_stages(status: dict[str, Any], data: set[str]) -> tuple[list[str], dict[
 
 
 def plan(config: Params, claims: Claims, only: str | None) -> tuple[list[str], list[str]]:
-    """The arguments for `dvc repro`, and the stages that they repeat. Raises Refusal for what is in no commit."""
+    """The arguments for `dvc repro`, and the stages that they repeat. Raises UserError for what is in no commit."""
     unversioned = [config.paths.inbox] if config.data.source == "inbox" else []
     unversioned += [config.train.weights] if config.train.weights not in ("none", "imagenet") else []
     if only is None and not unversioned:
@@ -160,7 +160,7 @@ def plan(config: Params, claims: Claims, only: str | None) -> tuple[list[str], l
         print(f"verify: {said}; what follows it can")
         return ["--downstream", "split"], [name for name in claims if name != "download"]
     if unversioned and only == "download":
-        raise Refusal(f"{said}; allowed: the other stages")
+        raise UserError(f"{said}; allowed: the other stages")
     return ["--single-item", only], [only]
 
 
@@ -188,7 +188,7 @@ def repeat(arguments: list[str], clone: Path, environ: dict[str, str]) -> None:
             process.wait()
             raise
     if status:
-        raise Refusal(f"dvc repro of the clone ended with exit status {status}; see above")
+        raise UserError(f"dvc repro of the clone ended with exit status {status}; see above")
 
 
 # What came out
@@ -267,7 +267,7 @@ def main() -> int:
     arguments = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):  # so that the clone is removed then, too
         signal.signal(number, signal.default_int_handler)
-    return ending("verify", lambda: 0 if verify(arguments.stage) else 1, interrupted="the clone is removed")
+    return exit_status("verify", lambda: 0 if verify(arguments.stage) else 1, interrupted="the clone is removed")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pipeline import files, reading
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 
 FORMATS = (".pth", ".pt", ".safetensors")
 WRAPPED_IN = ("state_dict", "model")  # keys under which training scripts keep the weights
@@ -40,10 +40,10 @@ def published(model: str) -> tuple[str, str]:
 
 
 def hash_prefix(url: str) -> str:
-    """The 8 or more digits of the SHA-256 in a name like resnet18-f37072fd.pth. Raises Refusal if there are none."""
+    """The 8 or more digits of the SHA-256 in a name like resnet18-f37072fd.pth. Raises UserError if there are none."""
     found = re.search(r"^https://.*-([0-9a-f]{8,64})\.pth$", url)
     if not found:
-        raise Refusal(
+        raise UserError(
             f"train.weights: imagenet would be fetched from {url!r}, which cannot be checked; allowed: an https:// "
             f"address of a .pth file with 8 or more digits of its SHA-256 in its name; fetch and name a file instead"
         )
@@ -53,7 +53,7 @@ def hash_prefix(url: str) -> str:
 def convert(source: Path, target: Path) -> list[str]:
     """Write the weights in `source` to `target`: safetensors, without metadata, by the names torchvision has today.
 
-    Returns a sentence for everything that was changed. Raises Refusal if `source` is missing, or is no file of weights.
+    Returns a sentence for each change. Raises UserError if `source` is missing, or is no file of weights.
     """
     tensors, notes = _read(source), []
     if all(name.startswith(OF_DDP) for name in tensors):
@@ -72,7 +72,7 @@ def convert(source: Path, target: Path) -> list[str]:
 def load_into(net: nn.Module, path: Path, head: nn.Module) -> str:
     """Load what `convert` wrote into a model; a sentence that says what was loaded.
 
-    If the file's head has another number of classes, the model's own `head` stays as it is. Raises Refusal, with the
+    If the file's head has another number of classes, the model's own `head` stays as it is. Raises UserError, with the
     first names, if any other tensor is missing, not of this model, or of another shape.
     """
     with reading.ours(path, reading.checkout(path.parent), SafetensorError), path.open("rb"):
@@ -86,7 +86,7 @@ def load_into(net: nn.Module, path: Path, head: nn.Module) -> str:
         theirs |= {part: own[part] for part in of_head}
     if faults := _faults(own, theirs):
         more = f" and {len(faults) - NAMED} more" if len(faults) > NAMED else ""
-        raise Refusal(
+        raise UserError(
             f"train.weights: {path} does not fit the model: {', '.join(faults[:NAMED])}{more}; "
             f"allowed: weights of train.model, whose head may have other classes; or none"
         )
@@ -98,23 +98,23 @@ def load_into(net: nn.Module, path: Path, head: nn.Module) -> str:
 def _read(path: Path) -> dict[str, Tensor]:
     """The tensors in a file, by name. No code in it is run."""
     if path.suffix not in FORMATS:
-        raise Refusal(
+        raise UserError(
             f"train.weights: {str(path)!r} has no known format; allowed: none, imagenet, {', '.join(FORMATS)}"
         )
     if not path.is_file():
-        raise Refusal(f"train.weights: {str(path)!r}: there is no such file; allowed: none, imagenet, a file's path")
+        raise UserError(f"train.weights: {str(path)!r}: there is no such file; allowed: none, imagenet, a file's path")
     try:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load_file(path))
         found = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError:
-        raise Refusal(
+        raise UserError(
             f"train.weights: {path} holds Python objects besides tensors, or is damaged; reading it could run code; "
             f"allowed: tensors alone; where you trust it, load it once and save its model.state_dict() with torch.save"
         ) from None
     except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).partition("\n")[0] or "it ends too early"
-        raise Refusal(f"train.weights: {path} cannot be read: {reason}; get the whole file again") from None
+        raise UserError(f"train.weights: {path} cannot be read: {reason}; get the whole file again") from None
     return _tensors(path, found)
 
 
@@ -125,7 +125,7 @@ def _tensors(path: Path, found: Any) -> dict[str, Tensor]:
             found = found[key]
     if not (isinstance(found, dict) and found and all(isinstance(value, Tensor) for value in found.values())):
         keys = ", ".join(map(str, list(found)[:NAMED])) or "nothing in it" if isinstance(found, dict) else ""
-        raise Refusal(
+        raise UserError(
             f"train.weights: {path} holds {f'a dict with {keys}' if keys else 'no dict'}; "
             f"allowed: a dict of tensors by name, bare or under {' or '.join(map(repr, WRAPPED_IN))}"
         )

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from pipeline import params, runs
 from pipeline.engine import agreement, variables
 from pipeline.engine.agreement import Facts
-from pipeline.engine.world import World
-from pipeline.errors import Refusal
+from pipeline.engine.distributed import World
+from pipeline.errors import UserError
 from tests.conftest import change, read_params, write_params
 from tests.test_nodes import TRAIN, nodes, start
 from tests.test_train import launch, outputs, small_world
@@ -63,7 +63,7 @@ def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_node_without_data_ends_the_others_too(tmp_path: Path) -> None:
-    """The node that has no packed pictures says so, and the other, which has them, says the same instead of waiting."""
+    """The node that has no packed images says so, and the other, which has them, says the same instead of waiting."""
     first, second = nodes(tmp_path, run__timeout_seconds=300)
     shutil.rmtree(second / "data/packed")
     said = both_say(start(first, TRAIN), start(second, TRAIN))
@@ -80,7 +80,7 @@ def both(*facts: Facts) -> list[str]:
         try:
             with agreement.agreed(store, World(rank, rank, 2, torch.device("cpu"))) as mine:
                 mine.update(facts[rank])
-        except Refusal as refusal:
+        except UserError as refusal:
             refused[rank] = str(refusal)
 
     threads = [threading.Thread(target=be, args=(rank,)) for rank in (0, 1)]
@@ -97,13 +97,13 @@ def test_processes_of_other_versions_or_of_other_kinds_are_refused(
     """Versions of what computes, for every way; instructions of the CPU, for elastic alone, where shards move."""
     small_world(tmp_path, train__parallel="elastic")
     monkeypatch.chdir(tmp_path)
-    config, place = params.load(), World(0, 0, 2, torch.device("cpu"))
-    one = runs.facts(config, runs.decisive(config, "packed"), place)
+    config, world = params.load(), World(0, 0, 2, torch.device("cpu"))
+    one = runs.facts(config, runs.decisive(config, "packed"), world)
     assert both(one, one) == ["", ""]
     with monkeypatch.context() as patch:
         patch.setattr(metadata, "version", lambda name: f"0.0 of {name}")
         patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-        other = runs.facts(config, runs.decisive(config, "packed"), place)
+        other = runs.facts(config, runs.decisive(config, "packed"), world)
     host = os.uname().nodename
     said = both(one, other)
     assert said[0] == said[1]
@@ -114,7 +114,7 @@ def test_processes_of_other_versions_or_of_other_kinds_are_refused(
     assert "cpu_capability: process 1 of 2" in said[0]
     assert "train.parallel: 'elastic' needs processes of one kind; take such, or train.parallel: ddp" in said[0]
     ddp = config.model_copy(update={"train": config.train.model_copy(update={"parallel": "ddp"})})
-    assert runs.facts(ddp, runs.decisive(ddp, "packed"), place).popitem()[1] == {}
+    assert runs.facts(ddp, runs.decisive(ddp, "packed"), world).popitem()[1] == {}
 
 
 def test_many_differences_are_counted() -> None:
@@ -159,8 +159,8 @@ def test_a_variable_that_reaches_the_arithmetic_is_refused_or_compared(
     for variable in {**VARIABLES, **QUIET}:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(variables, "at_start", lambda: os.environ)  # as if this process began here
-    place = World(0, 0, 1, torch.device("cpu"))
-    before = runs.hardware(place, 1)
+    world = World(0, 0, 1, torch.device("cpu"))
+    before = runs.hardware(world, 1)
     monkeypatch.setenv(name, VARIABLES[name])
     if name in REFUSED:
         with pytest.raises(ValueError, match=f"^{name}: .* contradicts train.deterministic: true; .*unset it"):
@@ -168,7 +168,7 @@ def test_a_variable_that_reaches_the_arithmetic_is_refused_or_compared(
     else:
         variables.environment(1, deterministic=True)
     variables.environment(1, deterministic=False)
-    assert agreement.differences(before, runs.hardware(place, 1)) == [(name, "not set", repr(VARIABLES[name]))]
+    assert agreement.differences(before, runs.hardware(world, 1)) == [(name, "not set", repr(VARIABLES[name]))]
 
 
 def test_a_variable_that_is_not_compared_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

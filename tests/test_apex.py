@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pipeline.engine import loop
+from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
 from pipeline.engine.parallel import PARALLELS, SYNC_BNS, accumulating
 from pipeline.engine.precision import PRECISIONS, Precision
-from pipeline.engine.world import World
 from tests.conftest import PROJECT
 
 APEX_SRC = os.environ.get("APEX_SRC", "")
@@ -137,9 +137,9 @@ def train(
     """Take the steps with the engine's own loop."""
     criterion = nn.CrossEntropyLoss()
     recipe = loop.Recipe(criterion, precision, optimizer, ema or Ema.of(model, 0), clip_norm)
-    place = World(0, 0, 1, torch.device("cpu"))
-    counts = loop.Counts.zero(place.device, accumulate)
-    for _ in loop.train(accumulating(model, place, accumulate), steps, recipe, counts):
+    world = World(0, 0, 1, torch.device("cpu"))
+    totals = loop.Totals.zero(world.device, accumulate)
+    for _ in loop.train(accumulating(model, world, accumulate), steps, recipe, totals):
         pass
 
 
@@ -502,7 +502,7 @@ def test_apex_ddp_is_made_for_one_order_of_sums_or_for_speed(tmp_path: Path) -> 
     assert made == {"delayed": True, "overlapping": True, "unwrapped": True, "norm": "apex"}
 
 
-def spread(folder: str, rank: str, level: str, parallel: str, accumulate: str) -> list[float]:
+def parallel_model(folder: str, rank: str, level: str, parallel: str, accumulate: str) -> list[float]:
     """The masters after two steps of two processes, each with its half of every batch."""
     world = meet(folder, int(rank), 2)
     precision, model, optimizer = prepared(level, norm=False)
@@ -530,7 +530,7 @@ def alone(level: str) -> list[float]:
 def test_accumulated_parts_are_exchanged_whole(level: str, parallel: str, tmp_path: Path) -> None:
     """Two processes with two parts each stay equal bit for bit, and equal one process with the whole batch to
     rounding: no part's gradients are put aside unexchanged."""
-    first, second = fresh_pair(spread, tmp_path, level, parallel, 2)
+    first, second = fresh_pair(parallel_model, tmp_path, level, parallel, 2)
     assert first == second
     assert first == pytest.approx(fresh(alone, level), abs=1e-6 if level == "fp32" else 2e-3)
 

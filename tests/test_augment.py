@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pipeline import augment, sampling
-from pipeline.sampling import Draws
-from tests.test_resample import crops, random_boxes, squares
+from pipeline.sampling import AugmentParams
+from tests.test_resample import crops, random_boxes, random_images
 
 
 def jitter(n: int, strength: float = 0.4, seed: int = 0) -> NDArray[np.float32]:
     return sampling.jitter_factors(seed, 0, n, strength)
 
 
-def drawn(n: int, side: int, out: int, seed: int = 0) -> Draws:
+def drawn(n: int, side: int, out: int, seed: int = 0) -> AugmentParams:
     """Every draw of a training crop, switched on."""
     factors, erased = jitter(n, seed=seed), sampling.erase_boxes(seed, 0, n, out, 0.5)
-    return Draws(random_boxes(n, side, seed).numpy(), np.arange(n) % 2 == 0, factors, erased)
+    return AugmentParams(random_boxes(n, side, seed).numpy(), np.arange(n) % 2 == 0, factors, erased)
 
 
 def mixes(n: int, out: int) -> list[sampling.Mix]:
@@ -33,17 +33,17 @@ def mixes(n: int, out: int) -> list[sampling.Mix]:
 @given(strength=st.floats(0, 1), seed=st.integers(0, 10**6))
 def test_colours_change_as_torchvision_changes_them(strength: float, seed: int) -> None:
     """Brightness, contrast and saturation, in this order, give what adjust_brightness and its like give."""
-    whole, factors = squares(3, 24, seed).permute(0, 3, 1, 2).float(), jitter(3, strength, seed)
+    whole, factors = random_images(3, 24, seed).permute(0, 3, 1, 2).float(), jitter(3, strength, seed)
     ours = augment.jittered(whole, factors)
-    for picture, result, (brightness, contrast, saturation) in zip(whole / 255, ours, factors.tolist(), strict=True):
-        bright = F.adjust_brightness(picture, brightness)
+    for image, result, (brightness, contrast, saturation) in zip(whole / 255, ours, factors.tolist(), strict=True):
+        bright = F.adjust_brightness(image, brightness)
         theirs = F.adjust_saturation(F.adjust_contrast(bright, contrast), saturation)
         assert (result - theirs * 255).abs().max() < 2e-3
 
 
 def test_a_factor_of_one_changes_no_bit() -> None:
-    """A picture whose factors are 1 comes out as it went in, also beside pictures that change."""
-    whole, factors = squares(4, 32).permute(0, 3, 1, 2).float(), jitter(4)
+    """An image whose factors are 1 comes out as it went in, also beside images that change."""
+    whole, factors = random_images(4, 32).permute(0, 3, 1, 2).float(), jitter(4)
     factors[1::2] = 1
     ours = augment.jittered(whole, factors)
     assert torch.equal(ours[1::2], whole[1::2])
@@ -51,7 +51,7 @@ def test_a_factor_of_one_changes_no_bit() -> None:
 
 
 def test_the_mean_for_the_contrast_has_no_order() -> None:
-    """The same pixels elsewhere in the picture have the same mean, to the bit: it is a sum of whole numbers."""
+    """The same pixels elsewhere in the image have the same mean, to the bit: it is a sum of whole numbers."""
     random = torch.Generator().manual_seed(0)
     grey = torch.rand(40, 1, 50, 50, generator=random) * 255
     moved = grey.flatten(2)[..., torch.randperm(2500, generator=random)].view_as(grey)
@@ -61,7 +61,7 @@ def test_the_mean_for_the_contrast_has_no_order() -> None:
 
 
 def test_rectangles_are_set_to_the_mean_colour() -> None:
-    """As torchvision's erase with value 0 in the normalized picture; pictures without a rectangle stay."""
+    """As torchvision's erase with value 0 in the normalized image; images without a rectangle stay."""
     images = torch.randn(6, 3, 40, 40, generator=torch.Generator().manual_seed(0))
     boxes = sampling.erase_boxes(3, 0, 6, 40, 0.5)
     assert 0 < boxes.any(1).sum() < 6
@@ -71,10 +71,10 @@ def test_rectangles_are_set_to_the_mean_colour() -> None:
 
 def test_with_everything_off_training_sees_the_plain_crops() -> None:
     """The very bits of `crops`, and neither images nor labels are touched by a mix that mixes nothing."""
-    pictures, boxes, flips = squares(4, 64), random_boxes(4, 64), torch.arange(4) % 2 == 0
-    plain = crops(pictures, boxes, flips, 48)
-    off = Draws(boxes.numpy(), flips.numpy(), jitter(4, strength=0.0), sampling.erase_boxes(0, 0, 4, 48, 0.0))
-    assert torch.equal(augment.training_crops(pictures, torch.arange(4), off, 48), plain)
+    images, boxes, flips = random_images(4, 64), random_boxes(4, 64), torch.arange(4) % 2 == 0
+    plain = crops(images, boxes, flips, 48)
+    off = AugmentParams(boxes.numpy(), flips.numpy(), jitter(4, strength=0.0), sampling.erase_boxes(0, 0, 4, 48, 0.0))
+    assert torch.equal(augment.training_crops(images, torch.arange(4), off, 48), plain)
     nothing, labels = sampling.mix(0, 0, 4, 48, 0.0, 0.0), torch.arange(4)
     assert augment.mixed(plain, nothing) is plain
     assert all(kept is labels for kept in augment.mixed_labels(labels, nothing, 5))
@@ -82,28 +82,28 @@ def test_with_everything_off_training_sees_the_plain_crops() -> None:
 
 def test_a_training_crop_does_not_depend_on_its_neighbours_or_on_threads() -> None:
     """Jittered and erased, alone or in a batch, with one thread or two: the same bits."""
-    pictures, draws = squares(6, 96), drawn(6, 96, 80)
-    together = augment.training_crops(pictures, torch.arange(6), draws, 80)
+    images, draws = random_images(6, 96), drawn(6, 96, 80)
+    together = augment.training_crops(images, torch.arange(6), draws, 80)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3 - min(before, 2))
         each = [np.array([k]) for k in range(6)]
-        alone = [augment.training_crops(pictures, torch.from_numpy(k), draws.at(k), 80) for k in each]
+        alone = [augment.training_crops(images, torch.from_numpy(k), draws.at(k), 80) for k in each]
     finally:
         torch.set_num_threads(before)
     assert torch.equal(together, torch.cat(alone))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
-def test_mixed_pictures_and_targets_of_any_world_size_merge_to_the_same(size: int) -> None:
-    """What the ranks make of their own pictures and their partners is, put together, what one process makes."""
-    pictures, draws, labels = squares(12, 64), drawn(12, 64, 48), torch.arange(12) % 5
+def test_mixed_images_and_targets_of_any_world_size_merge_to_the_same(size: int) -> None:
+    """What the ranks make of their own images and their partners is, put together, what one process makes."""
+    images, draws, labels = random_images(12, 64), drawn(12, 64, 48), torch.arange(12) % 5
     for whole in mixes(12, 48):
-        one = augment.mixed(augment.training_crops(pictures, torch.arange(12), draws, 48), whole)
+        one = augment.mixed(augment.training_crops(images, torch.arange(12), draws, 48), whole)
         made = []
         for rank in range(size):
             positions, mix = sampling.local(whole, range(rank, rank + 1), size)
-            cut = augment.training_crops(pictures, torch.from_numpy(positions), draws.at(positions), 48)
+            cut = augment.training_crops(images, torch.from_numpy(positions), draws.at(positions), 48)
             made.append((augment.mixed(cut, mix), *augment.mixed_labels(labels[positions], mix, 5)))
         images, heavier, targets = (torch.cat(parts) for parts in zip(*made, strict=True))
         assert torch.equal(images, one)
@@ -111,8 +111,8 @@ def test_mixed_pictures_and_targets_of_any_world_size_merge_to_the_same(size: in
         assert torch.equal(targets, augment.mixed_labels(labels, whole, 5)[1])
 
 
-def test_mixup_is_the_weighted_mean_of_pictures_and_targets() -> None:
-    """lam of the picture and its label, 1 - lam of the partner and its label."""
+def test_mixup_is_the_weighted_mean_of_images_and_targets() -> None:
+    """lam of the image and its label, 1 - lam of the partner and its label."""
     mix, _ = mixes(8, 20)
     images, labels = torch.randn(8, 3, 20, 20, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
     ours, (heavier, targets) = augment.mixed(images, mix), augment.mixed_labels(labels, mix, 3)

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import gpu, growth, measuring, pipeline, readme, scene
 from benchmarks.measuring import Report, Worker
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 from tests.conftest import PROJECT
 
 # name → the rows and the figures that its report promises
@@ -22,7 +22,7 @@ PROMISED: dict[str, tuple[set[str], set[str]]] = {
         {"share", "price_of_deterministic"},
     ),
     "peers": ({"ours fp32", "tutorial fp32"}, {"times_faster", "same_precision", "epochs", "epochs_s"}),
-    "ways": ({"single", "ddp by spawn"}, {"fastest", "picture"}),
+    "ways": ({"single", "ddp by spawn"}, {"fastest", "image"}),
     "time_to_accuracy": ({"seed 0"}, {"target", "reached", "from_start_s", "from_first_step_s"}),
     "pipeline": (
         {*pipeline.STAGES, "DVC itself", "whole", "first step", "repro again", "status again"},
@@ -109,17 +109,17 @@ def test_rows_of_another_machine_are_not_gone_on_with(tmp_path: Path) -> None:
     """A report whose machine, commit or data is another is refused, and left as it is."""
     Report("nothing", asked(tmp_path), photos="some").add("row", {"figure": 1.0})
     assert Report("nothing", asked(tmp_path, resume=True), photos="some").missing(["row", "other"]) == ["other"]
-    with pytest.raises(Refusal, match="of another machine, environment, commit or data; remove it"):
+    with pytest.raises(UserError, match="of another machine, environment, commit or data; remove it"):
         Report("nothing", asked(tmp_path, resume=True), photos="others")
     assert Report("nothing", asked(tmp_path), photos="others").missing(["row"]) == ["row"]
 
 
 def test_an_archive_that_is_not_there_or_another_is_refused(tmp_path: Path) -> None:
     """In one line, before anything is measured."""
-    with pytest.raises(Refusal, match="no such file; allowed: file://"):
+    with pytest.raises(UserError, match="no such file; allowed: file://"):
         scene.photos(asked(tmp_path, archive="file:///no.tgz"), tmp_path, 1, 1)
     (tmp_path / "some.tgz").write_bytes(b"some")
-    with pytest.raises(Refusal, match="--sha256: '0' is not that of"):
+    with pytest.raises(UserError, match="--sha256: '0' is not that of"):
         scene.photos(asked(tmp_path, archive=f"file://{tmp_path}/some.tgz", sha256="0"), tmp_path, 1, 1)
 
 
@@ -184,7 +184,7 @@ def test_the_table_names_the_machine_and_takes_no_tiny_form(tmp_path: Path) -> N
     """Every line leads to the machine and commit of its figures; of a tiny form there are none to show."""
     report = Report("prepare", asked(tmp_path, tiny=False), photos="some")
     for name in ("ours", "Pillow", "torchvision"):
-        report.add(name, {"pictures_per_s": 1234.5})
+        report.add(name, {"images_per_s": 1234.5})
     report.conclude(throughput={"Pillow": 1.0, "torchvision": 0.5})
     said = readme.table(tmp_path)
     assert "all cores [1] | 1,234 photos/s | decode and resize alone: Pillow 1,234 (ours: 1.00 of it), " in said

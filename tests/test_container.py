@@ -219,7 +219,7 @@ def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
 def test_too_little_disk_is_said_before_the_work(
     raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1,000 drawn pictures of 100 × 100 pixels, in the workspace and in DVC's cache, take 60 MB."""
+    """1,000 drawn images of 100 × 100 pixels, in the workspace and in DVC's cache, take 60 MB."""
     monkeypatch.chdir(tmp_path)
     drawn = parsed(raw, data__source="synthetic", data__synthetic__count=1000, prepare__size=100)
     assert "take 0.1 GB" in checks.disk(drawn, 59_000_000).fault

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import intact, locks, mend, params
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, copy_project
 
@@ -44,7 +44,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small project on drawn flowers, run by `python -m pipeline.repro`."""
     folder = copy_project(
         tmp_path_factory.mktemp("damage") / "project",
-        data__source="synthetic", data__synthetic={"count": 50, "size": 40, "seed": 0}, split__near_duplicates=0,
+        data__source="synthetic", data__synthetic={"count": 50, "size": 40, "seed": 0}, split__phash_distance=0,
     )  # fmt: skip
     repro(folder)
     return folder
@@ -81,8 +81,8 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in found if path.is_file()}
 
 
-def a_picture(folder: Path) -> str:
-    """The first picture, by its path in data/images."""
+def an_image(folder: Path) -> str:
+    """The first image, by its path in data/images."""
     return min(path.relative_to(folder / "data/images").as_posix() for path in folder.glob("data/images/*/*.png"))
 
 
@@ -105,7 +105,7 @@ def test_damaged_objects_are_put_back_from_whole_outputs(project: Path, damage: 
     before = everything(project)
     objects = [
         stored(project, "data/images"),
-        stored(project, "data/images", a_picture(project)),
+        stored(project, "data/images", an_image(project)),
         stored(project, "data/packed", "images.npy"),
         stored(project, "models/model.safetensors"),
         stored(project, "metrics/eval.json"),
@@ -121,8 +121,8 @@ def test_damaged_objects_are_put_back_from_whole_outputs(project: Path, damage: 
 
 
 def test_what_was_checked_out_of_a_damaged_cache_is_made_anew(project: Path) -> None:
-    """A flipped picture, a cut array, an emptied model and figure: DVC believes them; they come back as they were."""
-    before, inside = everything(project), a_picture(project)
+    """A flipped image, a cut array, an emptied model and figure: DVC believes them; they come back as they were."""
+    before, inside = everything(project), an_image(project)
     flip(stored(project, "data/images", inside))
     cut(stored(project, "data/packed", "images.npy"))
     empty(stored(project, "models/model.safetensors"))
@@ -177,7 +177,7 @@ def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
 def test_the_run_cache_hands_on_no_damage(project: Path) -> None:
     """Params A, B, A, with an object of A damaged meanwhile: it is removed first, and the stage that made it runs."""
     text, before = (project / "params.yaml").read_bytes(), everything(project)
-    damaged = stored(project, "data/images", a_picture(project))
+    damaged = stored(project, "data/images", an_image(project))
     other = {"count": 50, "size": 48, "seed": 1}
     write_params(project / "params.yaml", change(read_params(project / "params.yaml"), data__synthetic=other))
     call(project, "dvc", "repro", "download")
@@ -259,7 +259,7 @@ def test_what_is_synced_before_the_end(project: Path, monkeypatch: pytest.Monkey
     assert order == ["sync .dvc/cache", f"sync {project}", "remember"]
 
 
-def test_a_picture_removed_by_hand_is_named_and_can_be_meant(project: Path) -> None:
+def test_an_image_removed_by_hand_is_named_and_can_be_meant(project: Path) -> None:
     """With --downstream DVC would take the folder as it is; the stage asks for a word, and `dvc commit` is one."""
     next((project / "data/images").rglob("*.png")).unlink()
     refused = call(project, "dvc", "repro", "--downstream", "split", check=False)
@@ -312,5 +312,5 @@ def test_without_dvc_nothing_is_compared(project: Path, monkeypatch: pytest.Monk
     flip(project / "data/split.csv")
     intact.check("prepare", paths)
     monkeypatch.setenv(intact.UNDER_DVC, "prepare")
-    with pytest.raises(Refusal, match=r"data/split\.csv: not what dvc\.lock says of data/split\.csv; python -m"):
+    with pytest.raises(UserError, match=r"data/split\.csv: not what dvc\.lock says of data/split\.csv; python -m"):
         intact.check("prepare", paths)

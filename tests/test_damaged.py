@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from pipeline import augment, files, model, packed, params, repro, runs, train, trained, verify, weights
 from pipeline.engine import checkpoint
-from pipeline.engine.loop import Counts
-from pipeline.engine.world import World
-from pipeline.errors import Refusal
+from pipeline.engine.distributed import World
+from pipeline.engine.loop import Totals
+from pipeline.errors import UserError
 from pipeline.inference import View
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 
@@ -44,8 +44,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     (folder / "data/packed").mkdir(parents=True)
     (folder / "data/split.csv").write_text(SPLIT)
-    squares = [np.full((40, 40, 3), value, np.uint8) for value in range(4)]
-    packed.write(folder / "data/packed", squares, 4, 40)
+    images = [np.full((40, 40, 3), value, np.uint8) for value in range(4)]
+    packed.write(folder / "data/packed", images, 4, 40)
     trained.save(
         folder / "models", model.export_state(model.build("shufflenet_v2_x0_5", 2, 0)), name="shufflenet_v2_x0_5",
         classes=("a", "b"), view=View(40, 36, 32), export="last", epoch=1,
@@ -135,7 +135,7 @@ class Bomb:
 
 
 BY_ANYBODY: tuple[Damage, ...] = (cut, emptied, a_folder, its_folder_a_file, Path.unlink)
-VIEW = {"square": 40, "resize": 36, "crop": 32}
+VIEW = {"packed_size": 40, "resize": 36, "crop": 32}
 DAMAGES: dict[str, tuple[Damage, ...]] = {
     "models/model.json": (
         text("[1, 2]"), text("{}"), text("[" * 100_000), text('{"model": "\\ud800"}'),
@@ -143,7 +143,7 @@ DAMAGES: dict[str, tuple[Damage, ...]] = {
         changed(classes=["a", "a"]), changed(classes=[str(number) for number in range(10**6)]),
         changed(model="no_such_model"), changed(model="fasterrcnn_resnet50_fpn"), changed(model=18),
         changed(view=[40, 36, 32]), changed(view={**VIEW, "crop": "32"}), changed(view={**VIEW, "crop": 0}),
-        changed(view={**VIEW, "crop": 10**9}), changed(view={**VIEW, "crop": 40}), changed(view={"square": 40}),
+        changed(view={**VIEW, "crop": 10**9}), changed(view={**VIEW, "crop": 40}), changed(view={"packed_size": 40}),
         changed(mean=[0, 0]), changed(mean=[0, 0, "0"]), changed(epoch=0), changed(export="first"),
     ),
     "models/model.safetensors": (text("x"), text("\xff" * 1000)),
@@ -152,8 +152,8 @@ DAMAGES: dict[str, tuple[Damage, ...]] = {
         array(np.array([Bomb()], object), pickled=True), array(np.zeros((3, 40, 40, 3), np.uint8)), vast,
     ),
     "data/packed/digest.json": (
-        text("[]"), text("{}"), changed(sha256="0"), changed(sha256=None), changed(pictures="4"), changed(pictures=-4),
-        changed(pictures=10**30), changed(pictures=3), changed(size=0), changed(size=10**6), changed(added=0),
+        text("[]"), text("{}"), changed(sha256="0"), changed(sha256=None), changed(images="4"), changed(images=-4),
+        changed(images=10**30), changed(images=3), changed(size=0), changed(size=10**6), changed(added=0),
     ),
     "data/split.csv": (
         text("a\0b"), text("\n" * 10), replaced("split", "part"), replaced("width", "wide"), replaced(",60,", ",wide,"),
@@ -185,7 +185,7 @@ def test_a_damaged_file_is_named(folder: Path, path: str, damage: Damage, monkey
     reader = READERS[path.split("/", maxsplit=1)[0]]
     reader()
     damage(Path(path))
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(UserError) as refused:
         reader()
     said = str(refused.value)
     assert path in said or path.rpartition("/")[0] in said
@@ -227,7 +227,7 @@ def test_any_bytes_give_a_value_or_a_refusal(whole: Path, tmp_path: Path, path: 
     @given(st.one_of(st.binary(max_size=200), st.text(max_size=50).map(str.encode), spliced))
     def holds(damaged: bytes) -> None:
         (folder / path).write_bytes(damaged)
-        with suppress(Refusal):
+        with suppress(UserError):
             FILES[path](folder)
 
     holds()
@@ -245,13 +245,13 @@ def learner() -> train.Learner:
 def state(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a run saves."""
     folder, config = tmp_path_factory.mktemp("run"), params.parse(on_cpu(read_params()))
-    train.keep(folder, ALONE, config.train, learner(), Counts.zero(ALONE.device, 1), train.Progress(step=3))
+    train.save_checkpoint(folder, ALONE, config.train, learner(), Totals.zero(ALONE.device, 1), train.Progress(step=3))
     return checkpoint.load(folder / runs.CHECKPOINT)
 
 
 def resumed(folder: Path) -> train.Progress:
     config = params.parse(on_cpu(read_params()))
-    return train.resume(folder, ALONE, config.train, learner(), Counts.zero(ALONE.device, 1))
+    return train.resume(folder, ALONE, config.train, learner(), Totals.zero(ALONE.device, 1))
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_checkpoint_with_another_content_is_named(
     if not changes:
         assert resumed(tmp_path).step == 3
         return
-    with pytest.raises(Refusal, match=r"begin anew: rm -r ") as refused:
+    with pytest.raises(UserError, match=r"begin anew: rm -r ") as refused:
         resumed(tmp_path)
     assert "\n" not in str(refused.value)
 
@@ -285,11 +285,11 @@ def test_a_checkpoint_that_something_else_wrote_is_damaged(tmp_path: Path, conte
         torch.save({"model": Bomb()} if content == "bomb" else [1, 2], saved)
         content = saved.getvalue()
     (tmp_path / runs.CHECKPOINT).write_bytes(content + hashlib.sha256(content).digest())
-    with pytest.raises(Refusal, match=r"checkpoint\.pt: damaged, .*rm -r "):
-        train.newest(tmp_path / runs.CHECKPOINT)
+    with pytest.raises(UserError, match=r"checkpoint\.pt: damaged, .*rm -r "):
+        train.newest_checkpoint(tmp_path / runs.CHECKPOINT)
     (tmp_path / runs.CHECKPOINT).replace(checkpoint.previous(tmp_path / runs.CHECKPOINT))
     checkpoint.save(tmp_path / runs.CHECKPOINT, {"step": 1})
-    assert train.newest(tmp_path / runs.CHECKPOINT) == {"step": 1}
+    assert train.newest_checkpoint(tmp_path / runs.CHECKPOINT) == {"step": 1}
     assert not list(tmp_path.glob("**/exploded"))
     assert not Path("exploded").exists()
 
@@ -297,8 +297,8 @@ def test_a_checkpoint_that_something_else_wrote_is_damaged(tmp_path: Path, conte
 def test_a_checkpoint_that_is_a_folder_is_named(tmp_path: Path) -> None:
     """Not taken for none."""
     (tmp_path / runs.CHECKPOINT).mkdir()
-    with pytest.raises(Refusal, match=r"checkpoint\.pt: .*rm -r "):
-        train.newest(tmp_path / runs.CHECKPOINT)
+    with pytest.raises(UserError, match=r"checkpoint\.pt: .*rm -r "):
+        train.newest_checkpoint(tmp_path / runs.CHECKPOINT)
 
 
 # ---- weights, provenance, commands ----
@@ -310,7 +310,7 @@ def test_damaged_pretrained_weights_are_named(tmp_path: Path, damage: Damage) ->
     net = model.build("shufflenet_v2_x0_5", 2, 0)
     trained.save_weights(tmp_path / "weights/shufflenet_v2_x0_5.safetensors", model.export_state(net))
     damage(tmp_path / "weights/shufflenet_v2_x0_5.safetensors")
-    with pytest.raises(Refusal, match=r"weights.*dvc checkout .*dvc repro"):
+    with pytest.raises(UserError, match=r"weights.*dvc checkout .*dvc repro"):
         weights.load_into(net, tmp_path / "weights/shufflenet_v2_x0_5.safetensors", model.head(net))
 
 
@@ -318,7 +318,7 @@ def test_damaged_pretrained_weights_are_named(tmp_path: Path, damage: Damage) ->
 def test_a_damaged_provenance_is_named_by_verify(tmp_path: Path, content: str) -> None:
     """Before anything is compared."""
     (tmp_path / "provenance.json").write_text(content)
-    with pytest.raises(Refusal, match=r"provenance\.json: .*rm "):
+    with pytest.raises(UserError, match=r"provenance\.json: .*rm "):
         verify._flat(tmp_path / "provenance.json")
 
 

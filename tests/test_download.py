@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from pipeline import download, files, params
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 MINI = ROOT.parent / "shared" / "data" / "flower_photos_mini.tgz"
@@ -77,7 +77,7 @@ def unpacked(content: bytes, base: Path, limits: tuple[int, int] = ROOMY) -> dic
 
 def refusal(content: bytes, base: Path, limits: tuple[int, int] = ROOMY) -> str:
     """The one line an archive is refused with; nothing of it may be left, in the folder or beside it."""
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(UserError) as refused:
         unpacked(content, base, limits)
     assert [path.name for path in base.iterdir()] == ["archive"]
     assert "\n" not in str(refused.value)
@@ -172,7 +172,7 @@ def test_giving_up_says_how_to_go_on(tmp_path: Path) -> None:
     """After the last try the refusal names the address and the way without network, and leaves nothing."""
     with (
         server(lambda request, n: reply(request, b"", 500)) as (url, asked),
-        pytest.raises(Refusal, match=r"5 tries failed, the last: 500 .* set data.url: file:///"),
+        pytest.raises(UserError, match=r"5 tries failed, the last: 500 .* set data.url: file:///"),
     ):
         download.fetch(url, tmp_path / "got", "0" * 64, NO_WAITS)
     assert len(asked) == 5
@@ -183,7 +183,7 @@ def test_a_missing_file_is_refused_at_once(tmp_path: Path) -> None:
     """Status 404 is not tried again."""
     with (
         server(lambda request, n: reply(request, b"", 404)) as (url, asked),
-        pytest.raises(Refusal, match=r"data.url: .* cannot be downloaded: 404 .* set data.url: file:///"),
+        pytest.raises(UserError, match=r"data.url: .* cannot be downloaded: 404 .* set data.url: file:///"),
     ):
         download.fetch(url, tmp_path / "got", "0" * 64, NO_WAITS)
     assert len(asked) == 1
@@ -195,7 +195,7 @@ def test_a_wrong_hash_is_refused_at_once(tmp_path: Path) -> None:
     right, wrong = sha256(BODY, tmp_path), "0" * 64
     with (
         server(lambda request, n: reply(request, BODY)) as (url, asked),
-        pytest.raises(Refusal, match=f"data.sha256: {url} has SHA-256 {right}, expected {wrong}"),
+        pytest.raises(UserError, match=f"data.sha256: {url} has SHA-256 {right}, expected {wrong}"),
     ):
         download.fetch(url, tmp_path / "got", wrong, NO_WAITS)
     assert len(asked) == 1
@@ -421,7 +421,7 @@ def test_a_changed_byte_never_ends_in_a_traceback(
     changed[int(share * len(changed))] ^= flip
     try:
         unpacked(bytes(changed), base)
-    except Refusal:
+    except UserError:
         assert [path.name for path in base.iterdir()] == ["archive"]
     else:
         assert sorted(path.name for path in base.iterdir()) == ["archive", "images"]
@@ -448,7 +448,7 @@ def test_real_photos_unpack_and_stay_until_the_next_whole_set(tmp_path: Path, mo
     assert sorted(path.name for path in images.iterdir() if path.is_file()) == ["LICENSE.txt"]
     assert contents(tmp_path / "data" / "weights") == NO_WEIGHTS
 
-    with pytest.raises(Refusal, match=r"data\.max_files"):
+    with pytest.raises(UserError, match=r"data\.max_files"):
         download.run(archive_project(tmp_path, MINI, max_files=100))
     assert len(list(images.rglob("*.jpg"))) == 735
     assert sorted(path.name for path in images.parent.iterdir()) == ["images", "weights"]
@@ -490,7 +490,7 @@ def test_a_killed_run_leaves_nothing_and_the_next_one_succeeds(tmp_path: Path) -
 )
 def test_a_wrong_file_address_is_refused(url: str, said: str, tmp_path: Path) -> None:
     """An address without a full path, or of no file, is refused with what would do."""
-    with pytest.raises(Refusal, match=f"data.url: '{url}'.* {said}.*; allowed: "):
+    with pytest.raises(UserError, match=f"data.url: '{url}'.* {said}.*; allowed: "):
         download.obtain(url, "0" * 64, tmp_path)
 
 
@@ -498,7 +498,7 @@ def test_an_own_archive_with_a_wrong_hash_stays(tmp_path: Path) -> None:
     """A file:// archive is never removed; both hashes are said."""
     archive = tmp_path / "own#1.tar"
     archive.write_bytes(tar_bytes(PHOTOS))
-    with pytest.raises(Refusal, match=f"has SHA-256 {files.sha256(archive)}, expected {'0' * 64}"):
+    with pytest.raises(UserError, match=f"has SHA-256 {files.sha256(archive)}, expected {'0' * 64}"):
         download.obtain(f"file://{archive}", "0" * 64, tmp_path)
     assert archive.exists()
     assert download.obtain(f"file://{archive}", files.sha256(archive), tmp_path) == archive
@@ -538,7 +538,7 @@ def test_an_inbox_without_class_folders_is_refused(found: dict[str, bytes] | Non
     if found is not None:
         inbox.mkdir()
         fill(inbox, found)
-    with pytest.raises(Refusal, match=r"paths\.inbox: .*put pictures into .*inbox/<class>/"):
+    with pytest.raises(UserError, match=r"paths\.inbox: .*put images into .*inbox/<class>/"):
         download.copy(inbox, folder)
 
 
@@ -548,7 +548,7 @@ def test_a_link_in_the_inbox_is_refused_by_name(target: str, tmp_path: Path) -> 
     fill(tmp_path / "inbox", {"daisy/a.jpg": b"x"})
     (tmp_path / "inbox" / "daisy" / "link.jpg").symlink_to(target)
     (tmp_path / "images").mkdir()
-    with pytest.raises(Refusal, match=r"daisy/link\.jpg: a symbolic link; .*copy there what it points to"):
+    with pytest.raises(UserError, match=r"daisy/link\.jpg: a symbolic link; .*copy there what it points to"):
         download.copy(tmp_path / "inbox", tmp_path / "images")
 
 
@@ -561,13 +561,13 @@ def test_what_is_no_file_or_not_utf8_in_the_inbox_is_refused(tmp_path: Path) -> 
         make(odd)
         files.remove(tmp_path / "images")
         (tmp_path / "images").mkdir()
-        with pytest.raises(Refusal, match=said):
+        with pytest.raises(UserError, match=said):
             download.copy(tmp_path / "inbox", tmp_path / "images")
         odd.unlink()
 
 
 def test_drawn_flowers_are_the_third_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`synthetic` fills the images folder with as many pictures as the params say."""
+    """`synthetic` fills the images folder with as many images as the params say."""
     monkeypatch.chdir(tmp_path)
     download.run(project(tmp_path, source="synthetic", synthetic={"count": 50, "size": 32, "seed": 1}))
     assert len(list((tmp_path / "data" / "images").rglob("*.png"))) == 50

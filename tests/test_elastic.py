@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import params, runs
-from pipeline.engine import elastic, world
+from pipeline.engine import distributed, elastic
 from tests.conftest import change, read_params, write_params
 from tests.test_interruption import ranks, start, wait_for
 from tests.test_interruption import said as words_of
 from tests.test_train import launch, outputs, run_ranks, small_world
 
-STEPS, SHARDS, PICTURES = 4, 4, 12
+STEPS, SHARDS, IMAGES = 4, 4, 12
 
 # Trains for STEPS steps with the engine's own loop. For every case it is given (model, parallel, precision, optimizer,
 # options) it writes a SHA-256 of the weights, and one of statistics, averages and counts with the loss scale's state.
@@ -28,15 +28,15 @@ TRAINING = """
     import torch
     from torch import nn
     from pipeline import model, sampling
-    from pipeline.engine import loop, world
+    from pipeline.engine import loop, distributed
     from pipeline.engine.ema import Ema
-    from pipeline.engine.loop import Batch, Counts, Recipe
+    from pipeline.engine.loop import Batch, Totals, Recipe
     from pipeline.engine.optimizers import OPTIMIZERS
     from pipeline.engine.parallel import PARALLELS
     from pipeline.engine.precision import PRECISIONS
-    folder, steps, shards, pictures = sys.argv[1], *map(int, sys.argv[2:5])
-    world.fix_arithmetic(1, True)
-    place = world.from_env(os.environ, "cpu")
+    folder, steps, shards, images = sys.argv[1], *map(int, sys.argv[2:5])
+    distributed.make_deterministic(1, True)
+    world = distributed.from_env(os.environ, "cpu")
 
     def digest(tensors):
         found = hashlib.sha256()
@@ -53,32 +53,32 @@ TRAINING = """
         optimizer = OPTIMIZERS[optimizer_name](groups, 0.01, 0.9, True, (0.9, 0.999))
         net, optimizer = precision.prepare(net, optimizer)
         ema = Ema.of(net, options.get("ema", 0.0))
-        parts = shards if parallel == "elastic" else place.size
-        spread = PARALLELS[parallel](net, place, True, parts)
-        counts = Counts.zero(place.device, parts)
+        parts = shards if parallel == "elastic" else world.size
+        parallel_model = PARALLELS[parallel](net, world, True, parts)
+        totals = Totals.zero(world.device, parts)
 
         def batches():
             for step in range(steps):
                 source = torch.Generator().manual_seed(step)
-                images = torch.randn(pictures, 3, 32, 32, generator=source)
-                labels = torch.randint(3, (pictures,), generator=source)
-                rows = torch.from_numpy(sampling.part(torch.arange(pictures).numpy(), place.share(parts), parts))
+                images = torch.randn(images, 3, 32, 32, generator=source)
+                labels = torch.randint(3, (images,), generator=source)
+                rows = torch.from_numpy(sampling.part(torch.arange(images).numpy(), world.share(parts), parts))
                 rate = 1e-3 if optimizer_name == "adamw" else 0.01
                 yield Batch(step, images[rows], labels[rows], labels[rows], rate, sampling.dropout_seed(0, step))
 
         recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, ema, options.get("clip", 0.0))
-        for _ in loop.train(spread, batches(), recipe, counts):
+        for _ in loop.train(parallel_model, batches(), recipe, totals):
             pass
-        sums = world.total(counts.sums).sum(0)
+        sums = distributed.all_reduce_sum(totals.sums).sum(0)
         state = json.dumps(precision.state_dict(optimizer), sort_keys=True, default=str)
         return digest([*net.parameters()]), digest([*net.buffers(), *ema.averages, sums]) + state
 
-    with world.joined(place, 300):
+    with distributed.join(world, 300):
         for case in json.loads(sys.argv[5]):
-            found = world.of_all(trained(*case))
+            found = distributed.all_gather_object(trained(*case))
             assert len(set(found)) == 1 or case[1] != "elastic", "the processes differ"  # ddp's statistics are its own
-            if place.first:
-                with open(f"{folder}/{place.size}", "a") as table:
+            if world.is_main:
+                with open(f"{folder}/{world.size}", "a") as table:
                     print(*found[0], *case, sep="\t", file=table)
 """
 
@@ -107,7 +107,7 @@ def test_the_weights_are_one_for_every_number_of_processes(tmp_path: Path, model
     """After some steps on 1, 2, 3 and 4 processes each case has one hash, but for plain ddp, which has four."""
     cases = CASES[model]
     for size in (1, 2, 3, 4):
-        run_ranks(size, TRAINING, str(tmp_path), str(STEPS), str(SHARDS), str(PICTURES), json.dumps(cases))
+        run_ranks(size, TRAINING, str(tmp_path), str(STEPS), str(SHARDS), str(IMAGES), json.dumps(cases))
     tables = [(tmp_path / str(size)).read_text().splitlines() for size in (1, 2, 3, 4)]
     for lines in zip(*tables, strict=True):
         weights, others, *case = (set(column) for column in zip(*(line.split("\t") for line in lines), strict=True))
@@ -132,7 +132,7 @@ def test_the_tree_does_not_depend_on_who_adds(shards: int, data: st.DataObject) 
     alone = elastic.root(grown(range(shards)))
     together: list[elastic.Subtree] = []
     for rank in range(size):
-        mine = world.share(shards, rank, size)
+        mine = distributed.share(shards, rank, size)
         trees = grown(mine)
         assert [(tree.first, tree.size) for tree in trees] == elastic.subtrees(mine)
         for tree in trees:
@@ -143,7 +143,7 @@ def test_the_tree_does_not_depend_on_who_adds(shards: int, data: st.DataObject) 
 
 LINES: dict[str, Any] = {
     "train__parallel": "elastic", "train__shards": 4, "train__epochs": 8, "train__mixup": 0.2, "run__log_steps": 2,
-    "train__model": "mobilenet_v3_small",  # its BatchNorm bears parts of two pictures
+    "train__model": "mobilenet_v3_small",  # its BatchNorm bears parts of two images
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The stage evaluate, on a small untrained model and packed pictures of its own."""
+"""The stage evaluate, on a small untrained model and packed images of its own."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from pipeline import evaluate, files, metrics, model, packed, params, prepare, report, split, train, trained
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 from pipeline.params import Params
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import starts
@@ -32,7 +32,7 @@ OUTPUTS = (
 
 
 def draw(path: Path, size: tuple[int, int], colour: int, random: np.random.Generator) -> None:
-    """Save a noisy picture of one colour."""
+    """Save a noisy image of one colour."""
     pixels = random.integers(0, 120, (size[1], size[0], 3))
     pixels[..., colour] += 120
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def draw(path: Path, size: tuple[int, int], colour: int, random: np.random.Gener
 
 
 def make(folder: Path) -> Params:
-    """Fill a folder with params, pictures, split, packed pictures and an untrained model, as earlier stages do."""
+    """Fill a folder with params, images, split, packed images and an untrained model, as earlier stages do."""
     write_params(folder / "params.yaml", on_cpu(read_params(), evaluate__batch_size=4, evaluate__mistakes=5))
     config = params.load(folder / "params.yaml")
     random, lines = np.random.default_rng(0), []
@@ -84,7 +84,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make(folder)
     done = run(folder, processes=1)
     assert done.returncode == 0, done.stderr
-    assert "23 test pictures" in done.stdout
+    assert "23 test images" in done.stdout
     return folder
 
 
@@ -106,9 +106,9 @@ def data_of(config: Params) -> packed.Packed:
     return packed.load(Path(config.paths.packed), Path(config.paths.split))
 
 
-def credits_in(picture: Path) -> list[str]:
+def credits_in(image: Path) -> list[str]:
     """The lines of a report's text chunk."""
-    with Image.open(picture) as opened:
+    with Image.open(image) as opened:
         opened.load()
         text = opened.info["Credits"]
     assert isinstance(text, str)
@@ -125,7 +125,7 @@ def test_the_number_of_processes_changes_no_byte(evaluated: Path, copy: Path, pr
         assert files.sha256(copy / name) == files.sha256(evaluated / name), name
 
 
-def test_every_test_picture_is_counted_once(evaluated: Path) -> None:
+def test_every_test_image_is_counted_once(evaluated: Path) -> None:
     """predictions.csv has the test lines of split.csv in their order, and the figures follow from its columns."""
     lines = [line for line in files.read_csv(evaluated / "data/split.csv") if line["split"] == "test"]
     rows = files.read_csv(evaluated / "metrics/predictions.csv")
@@ -138,14 +138,14 @@ def test_every_test_picture_is_counted_once(evaluated: Path) -> None:
     assert [CLASSES[best] for best in probabilities.argmax(1)] == [row["prediction"] for row in rows]
     written = json.loads((evaluated / "metrics/eval.json").read_text())
     expected = metrics.summary(np.log(probabilities), labels, CLASSES, bins=15)
-    assert written["pictures"] == len(lines) == 23
+    assert written["images"] == len(lines) == 23
     assert written["accuracy"] == expected["accuracy"]
     assert written["per_class"] == expected["per_class"]
     assert (written["nll"], written["ece"]) == pytest.approx((expected["nll"], expected["ece"]))
 
 
 def test_tables_for_plots(evaluated: Path) -> None:
-    """confusion.csv has a row a picture, which DVC's template counts; calibration.csv has the filled bins."""
+    """confusion.csv has a row an image, which DVC's template counts; calibration.csv has the filled bins."""
     rows = files.read_csv(evaluated / "metrics/predictions.csv")
     assert files.read_csv(evaluated / "metrics/confusion.csv") == [
         {"actual": row["label"], "predicted": row["prediction"]} for row in rows
@@ -187,26 +187,26 @@ def test_a_model_without_mistakes(copy: Path) -> None:
     figures = evaluate.write(config, data, rows, sure)
     assert (figures["accuracy"], figures["nll"], figures["interval"]["high"]) == (1, 0, 1)
     assert credits_in(copy / "reports/mistakes.png") == []
-    with Image.open(copy / "reports/mistakes.png") as picture:
-        assert picture.height == report.HEAD
-        assert len(set(picture.convert("L").tobytes())) > 2  # it has letters
+    with Image.open(copy / "reports/mistakes.png") as image:
+        assert image.height == report.HEAD
+        assert len(set(image.convert("L").tobytes())) > 2  # it has letters
 
 
-def test_thumbnails_have_the_shape_of_the_picture(tmp_path: Path) -> None:
-    """A squeezed square is drawn in its picture's own proportions, and letters beyond ASCII do not stop the drawing."""
-    square = np.full((8, 8, 3), (255, 0, 0), np.uint8)
+def test_thumbnails_have_the_shape_of_the_image(tmp_path: Path) -> None:
+    """A squeezed square is drawn in its image's own proportions, and letters beyond ASCII do not stop the drawing."""
+    pixels = np.full((8, 8, 3), (255, 0, 0), np.uint8)
     sizes = [(400, 100), (100, 400), (1, 1000)]
-    shown = [report.Mistake(square, size, f"ромашка/{size}.png", "ромашка", "ñandú", 0.5, "Zoë") for size in sizes]
+    shown = [report.Mistake(pixels, size, f"ромашка/{size}.png", "ромашка", "ñandú", 0.5, "Zoë") for size in sizes]
     report.write(tmp_path / "mistakes.png", "three", shown)
-    with Image.open(tmp_path / "mistakes.png") as picture:
-        red = (np.asarray(picture) == (255, 0, 0)).all(-1)
+    with Image.open(tmp_path / "mistakes.png") as image:
+        red = (np.asarray(image) == (255, 0, 0)).all(-1)
     for index, expected in enumerate([(152, 38), (26, 104), (1, 104)]):
         cell = red[:, index * report.CELL[0] : (index + 1) * report.CELL[0]]
         assert (cell.any(0).sum(), cell.any(1).sum()) == expected
 
 
 def test_the_default_report_is_small(tmp_path: Path) -> None:
-    """The picture of as many mistakes as params.yaml asks for has about 2 MB, although it is not compressed."""
+    """The image of as many mistakes as params.yaml asks for has about 2 MB, although it is not compressed."""
     asked = read_params()["evaluate"]["mistakes"]
     mistake = report.Mistake(np.zeros((256, 256, 3), np.uint8), (320, 240), "a/b.jpg", "a", "c", 0.9, "CC-BY by A")
     report.write(tmp_path / "mistakes.png", "many", [mistake] * asked)
@@ -233,7 +233,7 @@ def test_credits_of_real_photos(mini: Path, tmp_path: Path) -> None:
 
 
 def test_no_licence_file_credits_nobody(tmp_path: Path) -> None:
-    """Pictures without a LICENSE.txt have no credits."""
+    """Images without a LICENSE.txt have no credits."""
     assert report.credits(tmp_path / "LICENSE.txt") == {}
 
 
@@ -242,7 +242,7 @@ def test_without_a_model(copy: Path, name: str) -> None:
     """Without a model the refusal names the missing file and how to get one."""
     path = copy / "models" / name
     path.unlink()
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(UserError) as refusal:
         evaluate.run(config_of(copy))
     assert str(refusal.value) == f"{path}: not found; train a model (dvc repro) or fetch a shared one (dvc pull)"
 
@@ -253,7 +253,7 @@ def test_a_model_of_other_classes(copy: Path) -> None:
     lines = files.read_csv(Path(config.paths.split))
     renamed = [{**line, "class": line["class"].replace("rose", "peony")} for line in lines]
     files.write_csv(Path(config.paths.split), split.HEADER, [list(line.values()) for line in renamed])
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(UserError) as refusal:
         evaluate.run(config)
     assert str(refusal.value) == (
         f"{copy}/models/model.json: its classes are daisy, rose, tulip, those of {copy}/data/split.csv are "
@@ -261,14 +261,14 @@ def test_a_model_of_other_classes(copy: Path) -> None:
     )
 
 
-def test_a_model_of_other_squares(copy: Path) -> None:
-    """A model that saw squares of another size is refused, both sizes named."""
+def test_a_model_of_other_packed_images(copy: Path) -> None:
+    """A model that saw images of another size is refused, both sizes named."""
     config, description = config_of(copy), copy / "models/model.json"
-    description.write_text(description.read_text().replace('"square": 40', '"square": 64'))
-    with pytest.raises(Refusal) as refusal:
+    description.write_text(description.read_text().replace('"packed_size": 40', '"packed_size": 64'))
+    with pytest.raises(UserError) as refusal:
         evaluate.run(config)
     assert str(refusal.value) == (
-        f"{copy}/models/model.json: made for squares of 64 pixels, {copy}/data/packed has 40; "
+        f"{copy}/models/model.json: made for packed images of 64 pixels, {copy}/data/packed has 40; "
         f"they do not belong together; train again (dvc repro --force --single-item train)"
     )
 
@@ -280,11 +280,11 @@ def test_weights_that_do_not_fit(copy: Path) -> None:
     for content in (whole[: len(whole) // 2], b""):
         weights.write_bytes(content)
         with pytest.raises(
-            Refusal, match=r"damaged: .*; train a model \(dvc repro\) or fetch a shared one \(dvc pull\)$"
+            UserError, match=r"damaged: .*; train a model \(dvc repro\) or fetch a shared one \(dvc pull\)$"
         ):
             trained.load(copy / "models")
     save_file({"other": np.zeros(3, np.float32)}, weights)
-    with pytest.raises(Refusal, match=r"not the weights of the shufflenet_v2_x0_5 with 3 classes"):
+    with pytest.raises(UserError, match=r"not the weights of the shufflenet_v2_x0_5 with 3 classes"):
         trained.load(copy / "models")
 
 
@@ -292,7 +292,7 @@ def test_another_normalization(copy: Path) -> None:
     """A model.json with another mean than this code's is refused: predictions would be wrong without a sign of it."""
     description = copy / "models/model.json"
     description.write_text(description.read_text().replace("0.485", "0.5"))
-    with pytest.raises(Refusal, match=r"normalized with mean \[0\.5, .*; this code has \[0\.485, "):
+    with pytest.raises(UserError, match=r"normalized with mean \[0\.5, .*; this code has \[0\.485, "):
         trained.load(copy / "models")
 
 
@@ -302,17 +302,17 @@ def test_a_broken_model(copy: Path) -> None:
     tensors = load_file(weights)
     tensors["fc.bias"] = np.full(3, math.nan, np.float32)
     save_file(tensors, weights)
-    with pytest.raises(Refusal, match="the model's answers are not finite numbers"):
+    with pytest.raises(UserError, match="the model's answers are not finite numbers"):
         evaluate.run(config_of(copy))
     assert not (copy / "metrics/eval.json").exists()
 
 
-def test_no_test_picture(copy: Path) -> None:
-    """A split without a test picture is refused."""
+def test_no_test_image(copy: Path) -> None:
+    """A split without a test image is refused."""
     path = copy / "data/split.csv"
     with path.open(encoding="utf-8", newline="") as lines:
         table = [[cell.replace("test", "val") for cell in line] for line in csv.reader(lines)]
     files.write_csv(path, table[0], table[1:])
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(UserError) as refusal:
         evaluate.run(config_of(copy))
-    assert str(refusal.value) == f"{path}: no test picture; raise split.fractions.test, then dvc repro"
+    assert str(refusal.value) == f"{path}: no test image; raise split.fractions.test, then dvc repro"

@@ -17,8 +17,8 @@ import pytest
 from benchmarks import frozen
 from pipeline import launch, params
 from pipeline.engine import frozen as frozen_processes
+from pipeline.engine.distributed import ENDED_NOTE
 from pipeline.engine.frozen import Silence, Watch, stopped
-from pipeline.engine.world import ENDED_NOTE
 from tests.conftest import on_cpu
 from tests.test_interruption import LONG, gone, ranks, said, start, wait_for
 from tests.test_nodes import nodes

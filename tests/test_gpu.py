@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 
 from pipeline import machine, params
+from pipeline.engine.distributed import World
 from pipeline.engine.variables import environment
-from pipeline.engine.world import World
 from tests.conftest import PROJECT
 from tests.gpu import conftest, ranks, report
 from tests.gpu.training import NATIVE, Figures
@@ -114,18 +114,18 @@ def test_without_a_gpu_every_test_is_skipped_with_its_reason(
     assert said.count("SKIPPED") == 2
 
 
-def breaks(place: World) -> Figures:
+def breaks(world: World) -> Figures:
     """A promise that is not kept."""
     raise AssertionError("the loss falls")
 
 
-def warns(place: World) -> Figures:
+def warns(world: World) -> Figures:
     """A promise that is kept with a warning."""
     warnings.warn("this will end badly", stacklevel=1)
     return {"figure": 1.0}
 
 
-def hangs(place: World) -> Figures:
+def hangs(world: World) -> Figures:
     """A process that does not end."""
     time.sleep(1000)
     return {}

@@ -62,13 +62,13 @@ def outputs(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
-    """Every stage run once on drawn pictures, training on two processes, and the seconds each took."""
+    """Every stage run once on drawn images, training on two processes, and the seconds each took."""
     folder, seconds = tmp_path_factory.mktemp("done"), {}
     for shared in ("pipeline", "requirements", "docker", "dvc.yaml"):
         (folder / shared).symlink_to(PROJECT / shared)
     params = on_cpu(
         read_params(), data__source="synthetic", data__synthetic={"count": 60, "size": 48, "seed": 0},
-        split__near_duplicates=0, split__folds=1, train__model="resnet18", train__parallel="ddp", run__processes=2,
+        split__phash_distance=0, split__folds=1, train__model="resnet18", train__parallel="ddp", run__processes=2,
         split__fractions={"train": 0.6, "val": 0.2, "test": 0.2},
     )  # fmt: skip
     write_params(folder / "params.yaml", params)

@@ -1,4 +1,4 @@
-"""Pictures of every kind come out upright 8-bit RGB, and what is no picture gets its reason."""
+"""Images of every kind come out upright 8-bit RGB, and what is no image gets its reason."""
 
 import struct
 import zlib
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
 from pipeline import images
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 
 # pytest turns warnings into errors again; the module itself ignores Pillow's warnings about odd metadata
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -20,21 +20,21 @@ WIDTH, HEIGHT = 60, 40
 
 
 def scene() -> Image.Image:
-    """A smooth picture that differs under every turn: red grows to the right, green downwards, blue in one corner."""
+    """A smooth image that differs under every turn: red grows to the right, green downwards, blue in one corner."""
     x, y = np.meshgrid(np.linspace(0, 1, WIDTH), np.linspace(0, 1, HEIGHT))
     return Image.fromarray(np.round(255 * np.stack([x, y, (1 - x) * (1 - y)], axis=-1)).astype(np.uint8))
 
 
-def pixels(picture: Image.Image) -> NDArray[np.int64]:
-    return np.asarray(picture).astype(np.int64)
+def pixels(image: Image.Image) -> NDArray[np.int64]:
+    return np.asarray(image).astype(np.int64)
 
 
-def judge(path: Path, min_side: int = 8, max_pixels: int = 10**6) -> images.Verdict:
-    return images.judge(path, min_side, max_pixels, lambda picture: picture.width)
+def inspect_image(path: Path, min_side: int = 8, max_pixels: int = 10**6) -> images.ImageInfo:
+    return images.inspect_image(path, min_side, max_pixels, lambda image: image.width)
 
 
-def saved(path: Path, picture: Image.Image, **options: Any) -> Path:
-    picture.save(path, **options)
+def saved(path: Path, image: Image.Image, **options: Any) -> Path:
+    image.save(path, **options)
     return path
 
 
@@ -52,9 +52,9 @@ def saved(path: Path, picture: Image.Image, **options: Any) -> Path:
 )
 def test_lossless_formats_keep_every_pixel(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """Each lossless format gives back exactly what was saved, whatever the case of its extension."""
-    picture = images.decode(saved(tmp_path / name, scene(), **options))
-    assert picture.mode == "RGB"
-    assert (pixels(picture) == pixels(scene())).all()
+    image = images.decode(saved(tmp_path / name, scene(), **options))
+    assert image.mode == "RGB"
+    assert (pixels(image) == pixels(scene())).all()
 
 
 @pytest.mark.parametrize(("name", "tolerance"), [("a.jpg", 6), ("a.JPEG", 6), ("a.webp", 10), ("a.gif", 20)])
@@ -68,19 +68,19 @@ def test_lossy_formats_come_close(tmp_path: Path, name: str, tolerance: float) -
 def test_every_mode_becomes_rgb(tmp_path: Path, mode: str, suffix: str) -> None:
     """Black and white, grey, palette and alpha come out as RGB of the same size and about the same brightness."""
     if mode == "PA" and suffix == "png":
-        picture = scene().convert("P")
-        path = saved(tmp_path / "a.png", picture, transparency=bytes([255] * 256))
+        image = scene().convert("P")
+        path = saved(tmp_path / "a.png", image, transparency=bytes([255] * 256))
     else:
         grey = scene().convert("L")
-        picture = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257) if mode == "I;16" else scene().convert(mode)
-        path = saved(tmp_path / f"a.{suffix}", picture)
+        image = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257) if mode == "I;16" else scene().convert(mode)
+        path = saved(tmp_path / f"a.{suffix}", image)
     decoded = images.decode(path)
     assert (decoded.mode, decoded.size) == ("RGB", (WIDTH, HEIGHT))
     assert abs(pixels(decoded.convert("L")).mean() - pixels(scene().convert("L")).mean()) < 4
 
 
 def test_adobe_inverted_cmyk_is_turned_the_right_way(tmp_path: Path) -> None:
-    """A CMYK JPEG, which stores its inks inverted, shows the same picture as a CMYK TIFF, which does not."""
+    """A CMYK JPEG, which stores its inks inverted, shows the same image as a CMYK TIFF, which does not."""
     inks = scene().convert("CMYK")
     jpeg = saved(tmp_path / "a.jpg", inks, quality=95)
     assert b"Adobe" in jpeg.read_bytes()
@@ -95,23 +95,23 @@ def test_16_bit_grey_is_scaled_and_not_clipped(tmp_path: Path) -> None:
     paths = [saved(tmp_path / name, Image.fromarray(values)) for name in ("a.png", "a.tiff", "a.pgm")]
     paths.append(saved(tmp_path / "big.tiff", Image.frombytes("I;16B", (256, 256), values.astype(">u2").tobytes())))
     for path in paths:
-        picture = images.decode(path)
-        assert (pixels(picture) == expected[..., None]).all(), path.name
+        image = images.decode(path)
+        assert (pixels(image) == expected[..., None]).all(), path.name
 
 
 def test_the_transparent_value_of_16_bit_grey_is_white(tmp_path: Path) -> None:
     """A 16-bit grey PNG with a transparent value shows white there."""
     values = np.full((16, 16), 1000, np.uint16)
     values[:8] = 40000
-    picture = images.decode(saved(tmp_path / "a.png", Image.fromarray(values), transparency=1000))
-    assert pixels(picture)[0, 0].tolist() == [156] * 3
-    assert pixels(picture)[-1, 0].tolist() == [255] * 3
+    image = images.decode(saved(tmp_path / "a.png", Image.fromarray(values), transparency=1000))
+    assert pixels(image)[0, 0].tolist() == [156] * 3
+    assert pixels(image)[-1, 0].tolist() == [255] * 3
 
 
 def test_grey_without_a_known_white_is_not_decodable(tmp_path: Path) -> None:
     """32-bit and floating-point grey, whose white nobody knows, is excluded rather than shown wrong."""
     for grey in (np.full((16, 16), 70000, np.int32), np.full((16, 16), 0.5, np.float32)):
-        assert judge(saved(tmp_path / "a.tiff", Image.fromarray(grey))).reason == "not decodable"
+        assert inspect_image(saved(tmp_path / "a.tiff", Image.fromarray(grey))).reason == "not decodable"
 
 
 def test_alpha_lies_over_white(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_alpha_lies_over_white(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tiff"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_applied(tmp_path: Path, suffix: str, orientation: int) -> None:
-    """A picture stored turned, with the EXIF orientation that says how, comes out upright, and is measured so."""
+    """An image stored turned, with the EXIF orientation that says how, comes out upright, and is measured so."""
     stored = {  # the inverse of each turn
         1: lambda s: s, 2: lambda s: s[:, ::-1], 3: lambda s: s[::-1, ::-1], 4: lambda s: s[::-1],
         5: lambda s: s.transpose(1, 0, 2), 6: lambda s: np.rot90(s, 1), 7: lambda s: s[::-1, ::-1].transpose(1, 0, 2),
@@ -144,7 +144,7 @@ def test_exif_orientation_is_applied(tmp_path: Path, suffix: str, orientation: i
     options = {"lossless": True} if suffix == "webp" else {"quality": 95} if suffix == "jpg" else {}
     path = saved(tmp_path / f"a.{suffix}", Image.fromarray(np.ascontiguousarray(stored)), exif=exif, **options)
     assert abs(pixels(images.decode(path)) - pixels(scene())).mean() < 5
-    assert (judge(path).width, judge(path).height) == (WIDTH, HEIGHT)
+    assert (inspect_image(path).width, inspect_image(path).height) == (WIDTH, HEIGHT)
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,10 @@ def test_exif_orientation_is_applied(tmp_path: Path, suffix: str, orientation: i
     ],
 )
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
-def test_broken_exif_fails_no_picture(tmp_path: Path, exif: bytes, suffix: str) -> None:
-    """A picture with broken EXIF data is decoded as it is stored."""
+def test_broken_exif_fails_no_image(tmp_path: Path, exif: bytes, suffix: str) -> None:
+    """An image with broken EXIF data is decoded as it is stored."""
     path = saved(tmp_path / f"a.{suffix}", scene(), exif=exif)
-    assert judge(path).reason == ""
+    assert inspect_image(path).reason == ""
     assert images.decode(path).size == (WIDTH, HEIGHT)
 
 
@@ -169,28 +169,30 @@ def test_a_long_text_fails_no_png(tmp_path: Path) -> None:
     """A PNG with a compressed comment of 3 MB, such as image generators write, is decoded."""
     text = PngImagePlugin.PngInfo()
     text.add_text("comment", "x" * 3_000_000, zip=True)
-    assert judge(saved(tmp_path / "a.png", scene(), pnginfo=text)).reason == ""
+    assert inspect_image(saved(tmp_path / "a.png", scene(), pnginfo=text)).reason == ""
 
 
-def test_an_animation_counts_as_its_first_picture(tmp_path: Path) -> None:
+def test_an_animation_counts_as_its_first_image(tmp_path: Path) -> None:
     """Of a GIF with several frames the first is taken."""
     frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "lime", "blue")]
     path = saved(tmp_path / "a.gif", frames[0], save_all=True, append_images=frames[1:])
     assert pixels(images.decode(path))[0, 0].tolist() == [255, 0, 0]
 
 
-def test_a_good_picture_is_kept_with_its_measures(tmp_path: Path) -> None:
-    """A kept picture has its size, a hash of its pixels that the format does not change, and its fingerprint."""
-    png, bmp = (judge(saved(tmp_path / f"a.{suffix}", scene())) for suffix in ("png", "bmp"))
+def test_a_good_image_is_kept_with_its_measures(tmp_path: Path) -> None:
+    """A kept image has its size, a hash of its pixels that the format does not change, and its fingerprint."""
+    png, bmp = (inspect_image(saved(tmp_path / f"a.{suffix}", scene())) for suffix in ("png", "bmp"))
     assert (png.reason, png.width, png.height, png.phash) == ("", WIDTH, HEIGHT, WIDTH)
     assert png == bmp
-    turned = judge(saved(tmp_path / "b.png", scene().rotate(180)))
+    turned = inspect_image(saved(tmp_path / "b.png", scene().rotate(180)))
     assert turned.pixels != png.pixels
 
 
 def test_equal_bytes_of_another_shape_are_other_pixels(tmp_path: Path) -> None:
-    """Two plain pictures of equal bytes but another width and height do not count as the same."""
-    wide, tall = (judge(saved(tmp_path / f"{w}.png", Image.new("RGB", (w, h), "red"))) for w, h in ((20, 10), (10, 20)))
+    """Two plain images of equal bytes but another width and height do not count as the same."""
+    wide, tall = (
+        inspect_image(saved(tmp_path / f"{w}.png", Image.new("RGB", (w, h), "red"))) for w, h in ((20, 10), (10, 20))
+    )
     assert wide.pixels != tall.pixels
 
 
@@ -205,11 +207,11 @@ def png_with_size(width: int, height: int, content: bytes = b"") -> bytes:
 def test_a_size_beyond_the_limits_is_judged_from_the_header(tmp_path: Path) -> None:
     """Too large and too small are told without decoding, with the header's size: a bomb never goes off."""
     (tmp_path / "bomb.png").write_bytes(png_with_size(60_000, 60_000))
-    assert judge(tmp_path / "bomb.png") == images.Verdict("too large", 60_000, 60_000)
+    assert inspect_image(tmp_path / "bomb.png") == images.ImageInfo("too large", 60_000, 60_000)
     path = saved(tmp_path / "a.png", scene())
-    assert judge(path, min_side=HEIGHT + 1) == images.Verdict("too small", WIDTH, HEIGHT)
-    assert judge(path, max_pixels=WIDTH * HEIGHT - 1) == images.Verdict("too large", WIDTH, HEIGHT)
-    assert judge(path, min_side=HEIGHT, max_pixels=WIDTH * HEIGHT).reason == ""
+    assert inspect_image(path, min_side=HEIGHT + 1) == images.ImageInfo("too small", WIDTH, HEIGHT)
+    assert inspect_image(path, max_pixels=WIDTH * HEIGHT - 1) == images.ImageInfo("too large", WIDTH, HEIGHT)
+    assert inspect_image(path, min_side=HEIGHT, max_pixels=WIDTH * HEIGHT).reason == ""
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9])
@@ -220,8 +222,8 @@ def test_a_cut_file_is_truncated(tmp_path: Path, suffix: str, share: float) -> N
     content = saved(tmp_path / f"whole.{suffix}", noise).read_bytes()
     path = tmp_path / f"cut.{suffix}"
     path.write_bytes(content[: int(len(content) * share)])
-    assert judge(path).reason == "truncated"
-    with pytest.raises(Refusal, match=r"cut\.\w+: truncated; allowed: a whole picture as JPEG, PNG"):
+    assert inspect_image(path).reason == "truncated"
+    with pytest.raises(UserError, match=r"cut\.\w+: truncated; allowed: a whole image as JPEG, PNG"):
         images.decode(path)
 
 
@@ -235,11 +237,11 @@ def test_a_cut_file_is_truncated(tmp_path: Path, suffix: str, share: float) -> N
         (png_with_size(64, 64, b"nothing that zlib knows"), "not decodable"),
     ],
 )
-def test_what_is_no_picture_gets_its_reason(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_what_is_no_image_gets_its_reason(tmp_path: Path, content: bytes, reason: str) -> None:
     """An empty file, text or EPS named .jpg and a broken PNG get their own reasons."""
     path = tmp_path / "a.jpg"
     path.write_bytes(content)
-    assert judge(path).reason == reason
+    assert inspect_image(path).reason == reason
 
 
 def test_damaged_bytes_never_end_in_a_crash(tmp_path: Path) -> None:
@@ -252,13 +254,13 @@ def test_damaged_bytes_never_end_in_a_crash(tmp_path: Path) -> None:
             broken[draw.integers(0, min(len(broken), 400), 6)] = draw.integers(0, 256, 6)
             path = tmp_path / f"broken.{suffix}"
             path.write_bytes(broken.tobytes())
-            assert judge(path).reason in ("", *images.REASONS)
+            assert inspect_image(path).reason in ("", *images.REASONS)
 
 
 def test_a_file_that_cannot_be_read_is_no_verdict(tmp_path: Path) -> None:
-    """The disk's fault is raised, and not held against the picture."""
+    """The disk's fault is raised, and not held against the image."""
     with pytest.raises(FileNotFoundError):
-        judge(tmp_path / "absent.jpg")
+        inspect_image(tmp_path / "absent.jpg")
     with pytest.raises(FileNotFoundError):
         images.decode(tmp_path / "absent.jpg")
 
@@ -274,7 +276,7 @@ def test_a_large_jpeg_is_decoded_at_the_scale_that_will_do(
     path = saved(tmp_path / "a.jpg", scene().resize(sides), quality=95)
     draft = images.decode(path, draft=200)
     assert draft.size == decoded
-    small, whole = (pixels(picture.resize((50, 50))) for picture in (draft, images.decode(path)))
+    small, whole = (pixels(image.resize((50, 50))) for image in (draft, images.decode(path)))
     assert abs(small - whole).max() <= 2
 
 
@@ -287,7 +289,7 @@ def test_results_come_in_order_from_any_number_of_threads() -> None:
         list(images.in_order(lambda n: 1 // (n - 50), range(100), 2))
 
 
-def test_a_stream_of_pictures_waits_for_its_reader() -> None:
+def test_a_stream_of_images_waits_for_its_reader() -> None:
     """Only a window of items is worked on ahead of what is read, so memory does not grow."""
     begun: list[int] = []
     results = images.in_order(begun.append, range(1000), 2)
@@ -299,4 +301,4 @@ def test_a_stream_of_pictures_waits_for_its_reader() -> None:
 def test_any_name_will_do(tmp_path: Path) -> None:
     """A name with spaces, quotes, a newline and other letters is a name like any other."""
     path = saved(tmp_path / "plain.png", scene()).rename(tmp_path / 'a b, "c"\nñ 花.png')
-    assert judge(path).reason == ""
+    assert inspect_image(path).reason == ""

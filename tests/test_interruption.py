@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 
 from pipeline import files, params, train
 from pipeline.engine import stopping
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 from tests.conftest import on_cpu
 from tests.test_train import launch, outputs, small_world
 
@@ -179,7 +179,7 @@ FURTHER_STATE = pytest.mark.slow("further kinds of state and numbers of processe
     [
         (1, {"train__optimizer": "adamw", "train__lr": 0.001, "train__ema_decay": 0.9, "train__export": "ema",
              "train__model": "mobilenet_v3_small", "train__gradient_checkpointing": True}),
-        (2, {"train__precision": "bf16", "run__launcher": "spawn", "train__accumulate": 2, "train__mixup": 0.2,
+        (2, {"train__precision": "bf16", "run__launcher": "spawn", "train__accumulation_steps": 2, "train__mixup": 0.2,
              "train__model": "mobilenet_v3_small", "train__epochs": 12}),
         pytest.param(
             2, {"train__precision": "fp16", "train__model": "mobilenet_v3_small", "train__epochs": 6,
@@ -328,15 +328,15 @@ def test_an_operator_without_a_deterministic_version_is_named(raw: dict[str, Any
     try:
         with (
             pytest.raises(
-                Refusal,
+                UserError,
                 match=r"train.deterministic: true × train.model: 'shufflenet_v2_x0_5': put_ has no deterministic",
             ),
-            train.vouched_for(settings),
+            train.explain_torch_errors(settings),
         ):
             torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
     finally:
         torch.use_deterministic_algorithms(before)
-    with pytest.raises(RuntimeError, match="something else"), train.vouched_for(settings):
+    with pytest.raises(RuntimeError, match="something else"), train.explain_torch_errors(settings):
         raise RuntimeError("something else")
 
 
@@ -347,7 +347,7 @@ def test_a_container_that_forbids_to_watch_a_process_is_refused(monkeypatch: pyt
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "pidfd_open", forbidden)
-    with pytest.raises(Refusal, match=r"pidfd_open is not permitted here.*seccomp"):
+    with pytest.raises(UserError, match=r"pidfd_open is not permitted here.*seccomp"):
         stopping._watchable(1)
 
 
@@ -355,11 +355,11 @@ def test_batchnorm_over_a_single_value_is_refused(raw: dict[str, Any]) -> None:
     """torch's error of a layer in the middle of a model becomes a sentence about the params; other errors stay."""
     settings = params.parse(on_cpu(raw)).train
     with (
-        pytest.raises(Refusal, match=r"train.batch_size: 8: a part of the batch is one image.* train.crop: 32, and"),
-        train.vouched_for(settings),
+        pytest.raises(UserError, match=r"train.batch_size: 8: a part of the batch is one image.* train.crop: 32, and"),
+        train.explain_torch_errors(settings),
     ):
         torch.nn.BatchNorm2d(4)(torch.ones(1, 4, 1, 1))
-    with pytest.raises(ValueError, match="something else"), train.vouched_for(settings):
+    with pytest.raises(ValueError, match="something else"), train.explain_torch_errors(settings):
         raise ValueError("something else")
 
 

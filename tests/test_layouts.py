@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import download, split
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 
 
 def laid_out(folder: Path, *paths: str) -> Path:
@@ -19,7 +19,7 @@ def laid_out(folder: Path, *paths: str) -> Path:
 
 
 def in_parts(folder: Path, tops: Sequence[str]) -> Path:
-    """Two classes with one picture each below every one of these folders."""
+    """Two classes with one image each below every one of these folders."""
     return laid_out(folder, *(f"{top}/{label}/{top}.png" for top in tops for label in ("cat", "dog")))
 
 
@@ -34,12 +34,12 @@ def in_parts(folder: Path, tops: Sequence[str]) -> Path:
     ],
 )
 def test_a_split_is_understood_in_any_usual_spelling(tmp_path: Path, tops: tuple[str, str, str]) -> None:
-    """Whatever the three folders are called, their pictures have the part that is meant and the class below it."""
-    pictures, classes = split.find_pictures(in_parts(tmp_path, tops))
+    """Whatever the three folders are called, their images have the part that is meant and the class below it."""
+    images, classes = split.find_image_files(in_parts(tmp_path, tops))
     assert classes == ["cat", "dog"]
-    assert {(picture.path, picture.given, picture.label) for picture in pictures} == {
+    assert {(image.path, image.given, image.label) for image in images} == {
         (f"{top}/{label}/{top}.png", part, label)
-        for top, part in zip(tops, split.PARTS, strict=True)
+        for top, part in zip(tops, split.SPLITS, strict=True)
         for label in classes
     }
 
@@ -61,39 +61,43 @@ def test_a_split_is_understood_in_any_usual_spelling(tmp_path: Path, tops: tuple
 )  # fmt: skip
 def test_half_a_split_is_refused_in_any_spelling(tmp_path: Path, tops: tuple[str, ...], said: str) -> None:
     """A part that is missing, that is there twice or that stands beside classes is refused, with the folders' names."""
-    with pytest.raises(Refusal) as refusal:
-        split.find_pictures(in_parts(tmp_path, tops))
+    with pytest.raises(UserError) as refusal:
+        split.find_image_files(in_parts(tmp_path, tops))
     assert str(refusal.value).startswith(f"{tmp_path}: {said}")
 
 
 def test_a_class_called_as_a_part_says_what_to_do(tmp_path: Path) -> None:
     """Who has a class of that name is told to rename its folder, and then it is a class."""
     folder = laid_out(tmp_path, "cat/0.png", "test/0.png")
-    with pytest.raises(Refusal, match=r"a class that is really called so: rename its folder, such as to test_class"):
-        split.find_pictures(folder)
+    with pytest.raises(UserError, match=r"a class that is really called so: rename its folder, such as to test_class"):
+        split.find_image_files(folder)
     (folder / "test").rename(folder / "test_class")
-    assert split.find_pictures(folder)[1] == ["cat", "test_class"]
+    assert split.find_image_files(folder)[1] == ["cat", "test_class"]
 
 
 def test_a_split_with_one_level_too_many_is_refused(tmp_path: Path) -> None:
     """train/train/cat, as some archives unpack, makes no class called train."""
-    folder = laid_out(tmp_path, *(f"{part}/{part}/cat/0.png" for part in split.PARTS))
-    with pytest.raises(Refusal, match=r"a class folder called 'test', as a part of a split is; .* take out the level"):
-        split.find_pictures(folder)
+    folder = laid_out(tmp_path, *(f"{part}/{part}/cat/0.png" for part in split.SPLITS))
+    with pytest.raises(
+        UserError, match=r"a class folder called 'test', as a part of a split is; .* take out the level"
+    ):
+        split.find_image_files(folder)
 
 
 def test_names_inside_a_class_are_no_parts(tmp_path: Path) -> None:
     """Below a class folder any name will do."""
-    pictures, _ = split.find_pictures(laid_out(tmp_path, "cat/train/0.png", "dog/test/val/0.png"))
-    assert [(picture.label, picture.given) for picture in pictures] == [("cat", ""), ("dog", "")]
+    images, _ = split.find_image_files(laid_out(tmp_path, "cat/train/0.png", "dog/test/val/0.png"))
+    assert [(image.label, image.given) for image in images] == [("cat", ""), ("dog", "")]
 
 
-def test_a_pipe_among_the_pictures_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_among_the_images_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     """In the inbox and in the folder that split looks through: by name, with what is allowed."""
-    folder = laid_out(tmp_path / "pictures", "cat/0.png", "dog/0.png")
+    folder = laid_out(tmp_path / "images", "cat/0.png", "dog/0.png")
     os.mkfifo(folder / "cat/1.png")
-    with pytest.raises(Refusal, match=r"cat/1\.png: neither a file nor a folder \(a link\?\); remove it"):
-        split.find_pictures(folder)
+    with pytest.raises(UserError, match=r"cat/1\.png: neither a file nor a folder \(a link\?\); remove it"):
+        split.find_image_files(folder)
     (tmp_path / "out").mkdir()
-    with pytest.raises(Refusal, match=r"cat/1\.png: neither a file nor a folder; allowed: files and folders; take it"):
+    with pytest.raises(
+        UserError, match=r"cat/1\.png: neither a file nor a folder; allowed: files and folders; take it"
+    ):
         download.copy(folder, tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Pictures in flight share one budget of memory, whatever lies in a folder; what is no file is refused by name."""
+"""Images in flight share one budget of memory, whatever lies in a folder; what is no file is refused by name."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from pipeline import images
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 from pipeline.images import Memory
 from tests.test_images import png_with_size
 
@@ -37,8 +37,8 @@ def peak(folder, budget, threads):
     verdicts = list(images.in_order(look, sorted(Path(folder).iterdir()), threads))
     return status("VmHWM") - before, [verdict.pixels for verdict in verdicts]
 
-def seen(picture):
-    return picture.convert("L").resize((32, 32)).getpixel((0, 0))
+def seen(image):
+    return image.convert("L").resize((32, 32)).getpixel((0, 0))
 
 stage.keep_freed_memory()
 stage.share_freed_memory()
@@ -47,7 +47,7 @@ print(json.dumps([peak(*case) for case in json.loads(sys.argv[1])]))
 
 
 def peaks(*cases: tuple[Path, int, int]) -> list[tuple[int, list[str]]]:
-    """For every (folder, budget, threads): the bytes that judging its pictures took at most, and their hashes."""
+    """For every (folder, budget, threads): the bytes that judging its images took at most, and their hashes."""
     asked = json.dumps([(str(folder), budget, threads) for folder, budget, threads in cases])
     done = subprocess.run([sys.executable, "-c", PEAKS, asked], capture_output=True, text=True, check=True)
     return [(peak, pixels) for peak, pixels in json.loads(done.stdout)]
@@ -86,10 +86,10 @@ def test_who_holds_something_never_waits_for_more() -> None:
 
 
 def test_a_budget_bounds_the_memory_and_changes_no_result(tmp_path: Path) -> None:
-    """16 pictures by 8 threads, a budget for one: the peak is that of one, and every result is the same."""
+    """16 images by 8 threads, a budget for one: the peak is that of one, and every result is the same."""
     for number, colour in enumerate(np.random.default_rng(0).integers(0, 256, (16, 3)).tolist()):
-        picture = Image.new("RGB", (1600, 1250), tuple(colour))
-        picture.save(tmp_path / f"{number}.jpg", quality=50, progressive=True, subsampling=0)
+        drawn = Image.new("RGB", (1600, 1250), tuple(colour))
+        drawn.save(tmp_path / f"{number}.jpg", quality=50, progressive=True, subsampling=0)
     one = 13 * 2_000_000
     (bounded, first), (free, second) = peaks((tmp_path, one, 8), (tmp_path, 16 * one, 8))
     assert first == second
@@ -98,7 +98,7 @@ def test_a_budget_bounds_the_memory_and_changes_no_result(tmp_path: Path) -> Non
     assert free > 2 * bounded
 
 
-def test_no_picture_takes_more_than_is_lent_to_it(tmp_path: Path) -> None:
+def test_no_image_takes_more_than_is_lent_to_it(tmp_path: Path) -> None:
     """Of every kind of file: the peak of judging it is below what was reckoned from its header."""
     plain, turned = Image.new("RGB", (2000, 1500), "teal"), Image.Exif()
     turned[0x0112] = 6
@@ -116,10 +116,10 @@ def test_no_picture_takes_more_than_is_lent_to_it(tmp_path: Path) -> None:
         ("grey.pgm", grey16, {}),
     ]
     reckoned = []
-    for name, picture, options in kinds:
+    for name, drawn, options in kinds:
         path = tmp_path / name.replace(".", "_") / name
         path.parent.mkdir()
-        picture.save(path, **options)
+        drawn.save(path, **options)
         with Image.open(path) as image, path.open("rb") as content:
             reckoned.append(images._opening(content) + images._decoding(image, 0))
     found = peaks(*((tmp_path / name.replace(".", "_"), 2**31, 1) for name, _, _ in kinds))
@@ -127,14 +127,14 @@ def test_no_picture_takes_more_than_is_lent_to_it(tmp_path: Path) -> None:
         assert peak < most + MARGIN, name
 
 
-def test_long_pictures_are_reckoned_with_their_lines(tmp_path: Path) -> None:
-    """A picture one pixel wide takes far more than its pixels do."""
+def test_long_images_are_reckoned_with_their_lines(tmp_path: Path) -> None:
+    """An image one pixel wide takes far more than its pixels do."""
     with Image.new("RGB", (1, 100_000)) as image:
         assert images._decoding(image, 0) > 5 * images.PIXEL * 100_000
 
 
 def test_results_that_wait_are_few_if_they_are_large() -> None:
-    """Squares of 1,024 pixels that wait for their turn take 256 MiB, however many threads make them."""
+    """ImageStore of 1,024 pixels that wait for their turn take 256 MiB, however many threads make them."""
     begun: list[int] = []
     results = images.in_order(begun.append, range(1000), 64, result_bytes=2**26)
     next(results)
@@ -142,7 +142,7 @@ def test_results_that_wait_are_few_if_they_are_large() -> None:
     assert 1 <= len(begun) <= 6
 
 
-# ---- what is no picture, and no file ----
+# ---- what is no image, and no file ----
 
 
 def put(path: Path, what: str) -> None:
@@ -165,27 +165,31 @@ def test_what_is_no_file_is_refused_and_not_waited_for(
     """Nobody writes into the pipe; the sentence comes at once."""
     monkeypatch.chdir(tmp_path)
     put(tmp_path / "a.jpg", what)
-    for look in (images.decode, lambda path: images.to_square(path, 32), lambda path: images.judge(path, 1, 1, id)):
-        with pytest.raises(Refusal, match=rf"a\.jpg: {what}; allowed: a file; take it out"):
+    for look in (
+        images.decode,
+        lambda path: images.resize_to_square(path, 32),
+        lambda path: images.inspect_image(path, 1, 1, id),
+    ):
+        with pytest.raises(UserError, match=rf"a\.jpg: {what}; allowed: a file; take it out"):
             look(tmp_path / "a.jpg")
 
 
-def test_a_picture_beyond_the_limit_is_refused_from_its_header(tmp_path: Path) -> None:
-    """The same limit for whoever shows a picture as for split: a promise of 900 megapixels is not believed in."""
+def test_an_image_beyond_the_limit_is_refused_from_its_header(tmp_path: Path) -> None:
+    """The same limit for whoever shows an image as for split: a promise of 900 megapixels is not believed in."""
     (tmp_path / "bomb.png").write_bytes(png_with_size(30_000, 30_000))
-    with pytest.raises(Refusal) as refusal:
-        images.to_square(tmp_path / "bomb.png", 32, max_pixels=10**8)
+    with pytest.raises(UserError) as refusal:
+        images.resize_to_square(tmp_path / "bomb.png", 32, max_pixels=10**8)
     assert str(refusal.value) == (
         f"{tmp_path}/bomb.png: too large (30000 × 30000 pixels, 45 bytes); allowed: up to 100,000,000 pixels "
         "(split.max_pixels) in 867,108,864 bytes; make it smaller"
     )
 
 
-def test_a_file_far_longer_than_its_picture_could_be_is_not_read(tmp_path: Path) -> None:
+def test_a_file_far_longer_than_its_image_could_be_is_not_read(tmp_path: Path) -> None:
     """A file of 1 GB (with holes) is too large for 100 megapixels, whatever is in it."""
     with (tmp_path / "a.webp").open("wb") as file:
         file.write(b"RIFF\xff\xff\xff\x7fWEBPVP8 ")
         file.truncate(10**9)
-    assert images.judge(tmp_path / "a.webp", 1, 10**8, id) == images.Verdict("too large")
-    with pytest.raises(Refusal, match=r"a\.webp: too large \(0 × 0 pixels, 1,000,000,000 bytes\); allowed: up to"):
+    assert images.inspect_image(tmp_path / "a.webp", 1, 10**8, id) == images.ImageInfo("too large")
+    with pytest.raises(UserError, match=r"a\.webp: too large \(0 × 0 pixels, 1,000,000,000 bytes\); allowed: up to"):
         images.decode(tmp_path / "a.webp", 10**8)

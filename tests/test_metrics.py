@@ -24,7 +24,7 @@ Case = tuple[NDArray[np.float64], NDArray[np.int64]]
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Log-probabilities [n, K] and labels [n], often with classes that no picture has or that nothing was taken for."""
+    """Log-probabilities [n, K] and labels [n], often with classes that no image has or that nothing was taken for."""
     n, k = draw(st.integers(1, 40)), draw(st.integers(2, 6))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     logits = random.normal(size=(n, k)) * draw(st.sampled_from([0.1, 1.0, 30.0]))
@@ -46,7 +46,7 @@ def test_figures_equal_scikit_learns(case: Case) -> None:
     names = [f"c{i}" for i in range(k)]
     found, predictions = metrics.summary(log_probabilities, labels, names, bins=15), log_probabilities.argmax(1)
 
-    assert found["pictures"] == len(labels)
+    assert found["images"] == len(labels)
     assert found["accuracy"] == pytest.approx(accuracy_score(labels, predictions))
     recall = [np.mean(predictions[labels == c] == c) for c in np.unique(labels)]
     assert found["balanced_accuracy"] == pytest.approx(np.mean(recall))
@@ -84,7 +84,7 @@ def test_balanced_accuracy_equals_scikit_learns() -> None:
 
 
 def test_the_likelihood_of_a_sure_mistake_is_finite() -> None:
-    """A picture whose true class has a probability below the smallest float still has its exact log-likelihood."""
+    """An image whose true class has a probability below the smallest float still has its exact log-likelihood."""
     found = metrics.summary(np.array([[0.0, -2000.0]]), np.array([1]), ["a", "b"], bins=10)
     assert found["nll"] == 2000
     assert found["ece"] == 1
@@ -111,7 +111,7 @@ def test_wilson_interval_of_none_and_of_all() -> None:
 
 
 def test_calibration_error_of_known_bins() -> None:
-    """Two bins with known confidence and accuracy give the sum of their distances, weighed by their pictures."""
+    """Two bins with known confidence and accuracy give the sum of their distances, weighed by their images."""
     probabilities = np.array([[0.6, 0.4], [0.6, 0.4], [0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.9, 0.1]])
     labels = np.array([0, 1, 0, 0, 0, 1])
     table = metrics.calibration(np.log(probabilities), labels, bins=5)
@@ -127,14 +127,14 @@ def test_a_confidence_on_an_edge_belongs_to_the_bin_below() -> None:
 
 
 def test_a_confidence_above_one_by_rounding_is_in_the_last_bin() -> None:
-    """A softmax may sum to a little more than 1; and a picture with no confidence at all is in the first bin."""
+    """A softmax may sum to a little more than 1; and an image with no confidence at all is in the first bin."""
     table = metrics.calibration(np.array([[1e-12, -30.0], [-1e9, -1e9]]), np.array([0, 0]), bins=4)
     assert [(row.low, row.high, row.count) for row in table] == [(0.0, 0.25, 1), (0.75, 1.0, 1)]
 
 
 @given(cases(), st.integers(1, 30))
 def test_calibration_table(case: Case, bins: int) -> None:
-    """Every picture is in one bin, their accuracies add up to the accuracy, no row is empty or outside its bin."""
+    """Every image is in one bin, their accuracies add up to the accuracy, no row is empty or outside its bin."""
     log_probabilities, labels = case
     table = metrics.calibration(log_probabilities, labels, bins)
     right = int((log_probabilities.argmax(1) == labels).sum())

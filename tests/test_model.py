@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline import model, validity, zoo
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 from tests.conftest import PROJECT
 
 WITHOUT_BLOCKS = ["alexnet", "vgg11", "vgg11_bn", "vgg13", "vgg13_bn", "vgg16", "vgg16_bn", "vgg19", "vgg19_bn"]
@@ -69,7 +69,7 @@ def test_every_model_has_blocks_or_is_refused_by_name() -> None:
         net = shape_of(name, 2)
         if name in WITHOUT_BLOCKS:
             with pytest.raises(
-                Refusal, match=f"train.model: '{name}', which has no blocks; allowed: false, or a model"
+                UserError, match=f"train.model: '{name}', which has no blocks; allowed: false, or a model"
             ):
                 model.checkpointed(net, name)
             continue

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from pipeline import download, params, validity
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 from pipeline.machine import Machine
 from pipeline.params import Params
 from tests.conftest import PROJECT, change, on_cpu
@@ -22,7 +22,7 @@ def said(path: Path, text: str) -> str:
     path.write_text(text, encoding="utf-8")
     try:
         assert isinstance(params.load(path), Params)
-    except Refusal as refusal:
+    except UserError as refusal:
         return str(refusal)
     return ""
 
@@ -64,15 +64,15 @@ def test_a_file_that_is_far_too_long_is_not_read(tmp_path: Path) -> None:
     with path.open("w") as file:
         file.write("train: {model: ")
         file.truncate(50_000_000)
-    with pytest.raises(Refusal, match=r"more than 100,000 bytes; allowed: up to that"):
+    with pytest.raises(UserError, match=r"more than 100,000 bytes; allowed: up to that"):
         params.load(path)
     path.unlink()
     path.mkdir()
-    with pytest.raises(Refusal, match="not a plain file; restore it"):
+    with pytest.raises(UserError, match="not a plain file; restore it"):
         params.load(path)
     path.rmdir()
     subprocess.run(["mkfifo", path], check=True)
-    with pytest.raises(Refusal, match="not a plain file; restore it"):
+    with pytest.raises(UserError, match="not a plain file; restore it"):
         params.load(path)
 
 
@@ -104,14 +104,16 @@ def test_values_that_would_fail_later_are_refused_at_once(
     raw: dict[str, Any], changes: dict[str, Any], sentence: str
 ) -> None:
     """Beyond what 32 bits, the system or anybody's patience can hold: key, value, what is allowed."""
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(UserError) as refusal:
         params.parse(change(raw, **changes))
     assert any(sentence in line for line in str(refusal.value).splitlines()), refusal.value
 
 
 def test_an_address_with_too_long_a_name_is_no_file(tmp_path: Path) -> None:
     """What the system would not even look up is told apart from nothing else that is not there."""
-    with pytest.raises(Refusal, match=r"data\.url: 'file:///a+': there is no such file; allowed: an existing archive"):
+    with pytest.raises(
+        UserError, match=r"data\.url: 'file:///a+': there is no such file; allowed: an existing archive"
+    ):
         download.obtain(f"file:///{'a' * 300}", "0" * 64, tmp_path)
 
 
@@ -125,16 +127,16 @@ def test_every_port_there_is_can_be_met_at(raw: dict[str, Any], port: str) -> No
     ("changes", "sentence"),
     [
         ({"paths__images": "data/packed"},
-         "paths.images: 'data/packed' is the same as paths.packed ('data/packed'), whose place is its own; "
+         "paths.images: 'data/packed' is the same as paths.packed ('data/packed'), which holds nothing else; "
          "allowed: beside it"),
         ({"paths__archives": "data/images/archives"},
-         "paths.archives: 'data/images/archives' is inside paths.images ('data/images'), whose place is its own; "
+         "paths.archives: 'data/images/archives' is inside paths.images ('data/images'), which holds nothing else; "
          "allowed: beside it"),
         ({"paths__split": "data/weights/split.csv"},
-         "paths.split: 'data/weights/split.csv' is inside paths.weights ('data/weights'), whose place is its own; "
+         "paths.split: 'data/weights/split.csv' is inside paths.weights ('data/weights'), which holds nothing else; "
          "allowed: beside it"),
         ({"paths__metrics": "data/split.csv"},
-         "paths.metrics: 'data/split.csv' is the same as paths.split ('data/split.csv'), whose place is its own; "
+         "paths.metrics: 'data/split.csv' is the same as paths.split ('data/split.csv'), which holds nothing else; "
          "allowed: beside it"),
         ({"paths__images": "pipeline/images"},
          "paths.images: 'pipeline/images': the project has files of its own there; allowed: another, such as "
@@ -215,7 +217,7 @@ def test_any_document_gives_params_or_a_refusal(file: Path, drawn: list[tuple[st
     """Never another exception, and never a message of several lines for one fault."""
     text = drawn if isinstance(drawn, str) else "\n".join(f"{key}: {value}" for key, value in drawn)
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
-    with pytest.raises(Refusal) as refusal:  # no such document is a whole params file
+    with pytest.raises(UserError) as refusal:  # no such document is a whole params file
         params.load(file)
     assert all(line.isprintable() for line in str(refusal.value).split("\n"))
 
@@ -236,6 +238,6 @@ def test_any_value_of_any_setting_gives_params_or_a_refusal(file: Path, setting:
     file.write_bytes(changed.encode("utf-8", "surrogatepass"))
     try:
         config = params.load(file)
-    except Refusal:
+    except UserError:
         return
     assert all(isinstance(sentence, str) for sentence in validity.faults(config, HERE))

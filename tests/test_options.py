@@ -17,25 +17,25 @@ from torch.distributed import HashStore
 
 from pipeline import download, files, machine, model, packed, params, residency, sampling, train, trained
 from pipeline.engine import loop
+from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
-from pipeline.engine.loop import Batch, Counts, Recipe
+from pipeline.engine.loop import Batch, Recipe, Totals
 from pipeline.engine.optimizers import OPTIMIZERS
 from pipeline.engine.parallel import PARALLELS
 from pipeline.engine.precision import PRECISIONS, allow_tf32
 from pipeline.engine.stopping import Stopping, watching
-from pipeline.engine.world import World
 from pipeline.params import Params
 from tests.helpers import starts
 from tests.test_train import outputs, run_ranks, small_world
 
 ALONE = World(0, 0, 1, torch.device("cpu"))
-LEARNING = {"model": "resnet18", "epochs": 3}  # of so few pictures the usual small model learns nothing
+LEARNING = {"model": "resnet18", "epochs": 3}  # of so few images the usual small model learns nothing
 MIXED = {"color_jitter": 0.3, "erasing": 0.5, "mixup": 0.4, "cutmix": 1.0}
 OWN_WEIGHTS = {"freeze_backbone": True, "lr": 0.01}
 DROPPING = {"model": "mobilenet_v3_small", "lr": 0.02}
 HALVES = {"schedule": "step", "step_epochs": 1, "step_factor": 0.5, "warmup_epochs": 0.7, "epochs": 3}
 
-# Every training that the tests below look at, as changes of train.* (two epochs of 36 pictures in batches of 8).
+# Every training that the tests below look at, as changes of train.* (two epochs of 36 images in batches of 8).
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {"lr": 0.02},
     "averaged": {"lr": 0.02, "ema_decay": 0.5, "export": "ema"},
@@ -72,7 +72,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def prepared(folder: Path, changes: dict[str, Any]) -> Path:
     """A folder in which all is ready for a training with these changes of train.*, weights of a file included."""
     lines = {f"train__{key}": value for key, value in changes.items()}
-    small_world(folder, run__log_steps=1, run__keep_every=2, **lines)
+    small_world(folder, run__log_steps=1, run__save_every_epochs=2, **lines)
     if "weights" in changes:
         source, state = folder / changes["weights"], another_model().state_dict()
         source.parent.mkdir()
@@ -120,7 +120,7 @@ def small_model() -> nn.Module:
 
 
 def some_batches(rates: list[float]) -> Iterator[Batch]:
-    """A batch of 12 noise pictures for every rate."""
+    """A batch of 12 noise images for every rate."""
     random = torch.Generator().manual_seed(1)
     for step, rate in enumerate(rates):
         images, labels = (
@@ -139,8 +139,8 @@ def weights_after_each_step(
     optimizer = OPTIMIZERS["sgd"](groups, 1.0, 0.0, False, (0.9, 0.999))
     ema = Ema.of(net, ema_decay)
     recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, ema, clip_norm)
-    spread = PARALLELS["single"](net, ALONE, True, 1)
-    steps = loop.train(spread, some_batches(rates), recipe, Counts.zero(ALONE.device, 1))
+    parallel_model = PARALLELS["single"](net, ALONE, True, 1)
+    steps = loop.train(parallel_model, some_batches(rates), recipe, Totals.zero(ALONE.device, 1))
     return [as_vector(net), *(as_vector(net) for _ in steps)], ema
 
 
@@ -154,13 +154,13 @@ ACCUMULATING = """
     from torch import nn
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from pipeline import model, sampling
-    from pipeline.engine import loop, world
+    from pipeline.engine import loop, distributed
     from pipeline.engine.ema import Ema
-    from pipeline.engine.loop import Batch, Counts, Recipe
+    from pipeline.engine.loop import Batch, Totals, Recipe
     from pipeline.engine.parallel import PARALLELS
     from pipeline.engine.precision import PRECISIONS
-    world.fix_arithmetic(1, True)
-    place = world.from_env(os.environ, "cpu")
+    distributed.make_deterministic(1, True)
+    world = distributed.from_env(os.environ, "cpu")
     images, labels = torch.randn(48, 3, 12, 12, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 3
     exchanges = 0
     def counted(group, bucket):
@@ -169,23 +169,24 @@ ACCUMULATING = """
         return allreduce_hook(group, bucket)
     def batches(parts):
         for step in range(8):
-            rows = torch.from_numpy(sampling.part(sampling.batch_rows(0, step, 12, 48), place.share(parts), parts))
+            rows = torch.from_numpy(sampling.part(sampling.batch_rows(0, step, 12, 48), world.share(parts), parts))
             yield Batch(step, images[rows], labels[rows], labels[rows], 0.1, 0)
-    with world.joined(place, 60):
+    with distributed.join(world, 60):
         for accumulate in (1, 2, 3):
             torch.manual_seed(0)
             net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3))
             optimizer = torch.optim.SGD(model.parameter_groups(net, 1e-3, False), lr=0.1, momentum=0.9)
-            parts = place.size * accumulate
-            spread = PARALLELS["ddp"](net, place, True, parts)
-            spread.model.register_comm_hook(None, counted)
-            counts, exchanges = Counts.zero(place.device, parts), 0
+            parts = world.size * accumulate
+            parallel_model = PARALLELS["ddp"](net, world, True, parts)
+            parallel_model.model.register_comm_hook(None, counted)
+            totals, exchanges = Totals.zero(world.device, parts), 0
             recipe = Recipe(nn.CrossEntropyLoss(), PRECISIONS["fp32"]("cpu"), optimizer, Ema.of(net, 0.0), 0.0)
-            for _ in loop.train(spread, batches(parts), recipe, counts):
+            for _ in loop.train(parallel_model, batches(parts), recipe, totals):
                 pass
-            found = {"weights": net.state_dict(), "sums": world.total(counts.sums).sum(0), "exchanges": exchanges}
-            if place.first:
-                torch.save(found, f"{sys.argv[1]}/{place.size}-{accumulate}.pt")
+            sums = distributed.all_reduce_sum(totals.sums).sum(0)
+            found = {"weights": net.state_dict(), "sums": sums, "exchanges": exchanges}
+            if world.is_main:
+                torch.save(found, f"{sys.argv[1]}/{world.size}-{accumulate}.pt")
 """
 
 
@@ -240,8 +241,10 @@ def test_the_average_is_validated_and_exported_and_trains_nothing(runs: dict[str
     assert not torch.equal(weights_of(averaged)["fc.weight"], weights_of(plain)["fc.weight"])
     data = packed.load(averaged / "data/packed", averaged / "data/split.csv")
     rows = data.rows("val")
-    squares, _ = residency.reside(data.images, "auto", ALONE.device, 1)
-    found = trained.judge(trained.load(averaged / "models"), squares, data.sizes, rows, batch_size=64, place=ALONE)
+    image_store, _ = residency.reside(data.images, "auto", ALONE.device, 1)
+    found = trained.predict_log_probs(
+        trained.load(averaged / "models"), image_store, data.sizes, rows, batch_size=64, world=ALONE
+    )
     loss = -found[range(len(rows)), data.labels[rows]].mean()
     assert loss == pytest.approx(history(averaged, "val_loss")[-1], rel=1e-6)
 
@@ -250,9 +253,9 @@ def test_whoever_judges_computes_in_fp32(runs: dict[str, Path]) -> None:
     """On a GPU torch's default is TF32 for convolutions; a training in this process may have asked for more."""
     allow_tf32(True)
     data = packed.load(runs["plain"] / "data/packed", runs["plain"] / "data/split.csv")
-    squares, _ = residency.reside(data.images, "auto", ALONE.device, 1)
+    image_store, _ = residency.reside(data.images, "auto", ALONE.device, 1)
     model_ = trained.load(runs["plain"] / "models")
-    trained.judge(model_, squares, data.sizes, data.rows("val"), batch_size=64, place=ALONE)
+    trained.predict_log_probs(model_, image_store, data.sizes, data.rows("val"), batch_size=64, world=ALONE)
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.allow_tf32
 
@@ -276,7 +279,7 @@ def test_training_starts_from_the_weights_of_a_file(name: str, runs: dict[str, P
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        # 36 pictures in batches of 8: epochs end after 4, 9 and 13 steps.
+        # 36 images in batches of 8: epochs end after 4, 9 and 13 steps.
         ("constant", [k / 4 for k in (1, 2, 3)] + [1.0] * 6),
         ("halves", [1 / 3, 2 / 3] + [1.0] * 2 + [0.5] * 5 + [0.25] * 4),
         ("halves_for_4", [1 / 3, 2 / 3] + [1.0] * 2 + [0.5] * 5 + [0.25] * 4),
@@ -291,7 +294,7 @@ def test_the_schedule_arrives_in_every_step(name: str, expected: list[float], ru
     events.Reload()
     shown = [event.value for event in events.Scalars("learning_rate")]
     assert shown == pytest.approx([0.0625 * share for share in expected], rel=1e-5)
-    assert shown == pytest.approx(train.rates(config_of(runs[name]).train, 36))
+    assert shown == pytest.approx(train.learning_rates(config_of(runs[name]).train, 36))
 
 
 def test_the_rate_of_a_reference_batch_is_scaled(runs: dict[str, Path]) -> None:
@@ -327,7 +330,7 @@ def test_the_optimizers_are_not_the_same(runs: dict[str, Path]) -> None:
     assert len({outputs(runs[name])["models/model.safetensors"] for name in ("sgd", "adam", "adamw")}) == 3
 
 
-def test_mixed_pictures_train(runs: dict[str, Path]) -> None:
+def test_mixed_images_train(runs: dict[str, Path]) -> None:
     """With colour jitter, erasing, mixup and CutMix together the training loss falls."""
     losses = history(runs["mixed"], "train_loss")
     assert losses[-1] < losses[0]
@@ -341,8 +344,8 @@ def never() -> Iterator[Stopping]:
 
 
 def test_every_world_size_sees_the_same_batches(runs: dict[str, Path], never: Stopping) -> None:
-    """Jittered, erased and mixed pictures and their targets, merged over 1 to 4 processes: byte for byte the same,
-    wherever the packed squares reside."""
+    """Jittered, erased and mixed images and their targets, merged over 1 to 4 processes: byte for byte the same,
+    wherever the packed images reside."""
     folder = runs["mixed"]
     settings = config_of(folder).train.model_copy(update={"batch_size": 12, "epochs": 3})
     data, merged = packed.load(folder / "data/packed", folder / "data/split.csv"), {}
@@ -350,9 +353,13 @@ def test_every_world_size_sees_the_same_batches(runs: dict[str, Path], never: St
     places: tuple[residency.Residency, ...] = ("disk", "host", "device")
     resident = [residency.reside(data.images, where, ALONE.device, 1)[0] for where in places]
     for number, (size, parts) in enumerate(((1, 1), (2, 2), (3, 3), (4, 4), (3, 6), (4, 6))):  # processes, parts
-        squares = resident[number % 3]
+        image_store = resident[number % 3]
         ranks = [
-            list(train.batches(settings, data, squares, 0, World(rank, 0, size, ALONE.device), parts, precision, never))
+            list(
+                train.batches(
+                    settings, data, image_store, 0, World(rank, 0, size, ALONE.device), parts, precision, never
+                )
+            )
             for rank in range(size)
         ]
         merged[size, parts] = [
@@ -370,7 +377,7 @@ def test_every_world_size_sees_the_same_batches(runs: dict[str, Path], never: St
 
 
 def test_the_weights_of_every_second_epoch_are_kept(runs: dict[str, Path]) -> None:
-    """keep_every: 2 leaves two files after four epochs; the first is what two epochs export, the second the model."""
+    """save_every_epochs: 2 leaves two files after four epochs: what two epochs export, and the model."""
     kept = sorted(runs["four_epochs"].glob("runs/*/*.safetensors"))
     assert [path.name for path in kept] == ["epoch-0002.safetensors", "epoch-0004.safetensors"]
     exported = [runs[name] / "models/model.safetensors" for name in ("two_epochs", "four_epochs")]
@@ -403,7 +410,7 @@ def test_a_compiled_model_trains_to_the_same_bytes_twice(tmp_path: Path, monkeyp
     """train.compile: true, each time compiled anew: equal bytes."""
     if not machine.read().compiler:
         pytest.skip("torch.compile needs a C++ compiler: none found")
-    # Few kinds of kernels, and one shape: there are 12 pictures to validate.
+    # Few kinds of kernels, and one shape: there are 12 images to validate.
     changes = {"compile": True, "model": "squeezenet1_1", "lr": 0.001, "epochs": 1, "batch_size": 12}
     folders = [prepared(tmp_path / name, changes) for name in ("once", "again")]
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # one a run, for both run at once

@@ -8,12 +8,12 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline import params
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 from tests.conftest import PROJECT, change, read_params
 
 
 def refusal(raw: Any) -> list[str]:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(UserError) as caught:
         params.parse(raw)
     return str(caught.value).splitlines()
 
@@ -65,7 +65,7 @@ def test_params_are_frozen() -> None:
         ({"data__url": "ftp://x/y"}, "data.url: 'ftp://x/y' is not allowed; allowed: an https:// or file:// address"),
         ({"split__sed": 1},
          "split.sed: unknown key (value 1); did you mean 'seed'?; "
-         "allowed: seed, fractions, folds, fold, near_duplicates, min_side, max_pixels, max_excluded"),
+         "allowed: seed, fractions, folds, fold, phash_distance, min_side, max_pixels, max_unreadable"),
         ({"nonsense": {}},
          "nonsense: unknown key (value {}); allowed: paths, data, split, prepare, train, evaluate, run"),
     ],
@@ -104,7 +104,7 @@ def test_a_broken_file_is_one_line(tmp_path: Path, text: str) -> None:
     """A file that is no table, no YAML, or has a key twice is refused in one line that names it."""
     path = tmp_path / "params.yaml"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(UserError) as caught:
         params.load(path)
     assert str(caught.value).startswith(("params.yaml: ", f"{path}: "))
     assert "\n" not in str(caught.value)

@@ -37,13 +37,13 @@ def real(tmp_path_factory: pytest.TempPathFactory, mini: Path) -> Path:
 
 
 def test_real_photos_become_a_measured_model(real: Path) -> None:
-    """From an archive of real photos: the counts of the data, a model, its figures; every picture accounted for."""
+    """From an archive of real photos: the counts of the data, a model, its figures; every image accounted for."""
     counts = data(real, "data.json")
-    assert counts["pictures"] == 735
+    assert counts["images"] == 735
     assert counts["exact_duplicate_pairs"] == 3
     assert counts["conflicts"] == 1
     assert sum(counts["splits"].values()) == counts["kept"] == 735 - sum(counts["excluded"].values())
-    assert data(real, "eval.json")["pictures"] == counts["splits"]["test"]
+    assert data(real, "eval.json")["images"] == counts["splits"]["test"]
     assert (real / "models/model.safetensors").stat().st_size > 1_000_000
     assert (real / "reports/mistakes.png").read_bytes().startswith(b"\x89PNG")
 
@@ -61,7 +61,7 @@ def test_nothing_changed_runs_nothing(real: Path) -> None:
 def test_dvc_shows_the_run(real: Path) -> None:
     """DVC's own commands read what the stages wrote."""
     assert "evaluate" in call(real, "dvc", "dag").stdout
-    assert str(data(real, "eval.json")["pictures"]) in call(real, "dvc", "metrics", "show").stdout
+    assert str(data(real, "eval.json")["images"]) in call(real, "dvc", "metrics", "show").stdout
     call(real, "dvc", "plots", "show")
     page = (real / "dvc_plots/index.html").read_text()
     assert all(name in page for name in ("Loss", "Accuracy", "Confusion", "Calibration", "val_loss"))
@@ -130,7 +130,7 @@ def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
     """Sizes A, B, A, B with a warm run cache: what is drawn, and what is packed, always has the size asked for."""
     small, large = (32, 40), (48, 40)  # prepare.size, data.synthetic.size
     drawn = {"count": 50, "seed": 0}
-    folder = copy_project(tmp_path / "sizes", data__source="synthetic", split__near_duplicates=0)
+    folder = copy_project(tmp_path / "sizes", data__source="synthetic", split__phash_distance=0)
     for packed, side in (small, large, small, large, (48, 80), small):
         changes = {"prepare__size": packed, "data__synthetic": {**drawn, "size": side}}
         write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **changes))

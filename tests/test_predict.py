@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from pipeline import files, machine, predict
-from pipeline.errors import Refusal, ending
+from pipeline.errors import UserError, exit_status
 from tests.helpers import starts
 from tests.test_evaluate import CLASSES, make, run
 from tests.test_images import png_with_size
@@ -40,8 +40,8 @@ def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return starts.run(command, cwd=folder, encoding="utf-8")
 
 
-def test_a_test_picture_gets_the_evaluations_probabilities(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The probabilities of every test picture are those of predictions.csv to rounding, whatever is asked beside it."""
+def test_a_test_image_gets_the_evaluations_probabilities(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The probabilities of every test image are those of predictions.csv to rounding, whatever is asked beside it."""
     rows = files.read_csv(folder / "metrics/predictions.csv")
     given = [Path("data/images") / row["path"] for row in reversed(rows)]
     assert predict.predict(given, as_json=True, device="cpu") == 0
@@ -58,13 +58,13 @@ def test_a_test_picture_gets_the_evaluations_probabilities(folder: Path, capsys:
         assert answer["class"] == row["prediction"]
 
 
-def test_files_folders_and_what_is_no_picture(folder: Path, tmp_path: Path) -> None:
+def test_files_folders_and_what_is_no_image(folder: Path, tmp_path: Path) -> None:
     """Files and folders are done in the given order; junk is left out, a broken file is named, and the status is 1."""
     (tmp_path / "two/__MACOSX").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
     for name in ("two/b.png", "two/A.PNG", "one.png", "two/__MACOSX/b.png", "two/.hidden.png"):
         Image.new("RGB", (50, 40), "red").save(tmp_path / name, format="PNG")
-    (tmp_path / "two/notes.txt").write_text("no picture")
+    (tmp_path / "two/notes.txt").write_text("no image")
     done = call(folder, *(str(tmp_path / name) for name in ("two", "missing.png", "empty", "one.png")))
     assert [line.rpartition(": ")[0] for line in done.stdout.splitlines()] == [
         str(tmp_path / name) for name in ("two/A.PNG", "two/b.png", "one.png")
@@ -75,14 +75,14 @@ def test_files_folders_and_what_is_no_picture(folder: Path, tmp_path: Path) -> N
     errors = done.stderr.splitlines()
     assert [line.split(": ")[:3] for line in errors] == [
         ["predict", str(tmp_path / "two/notes.txt"), errors[0].split(": ")[2]],
-        ["predict", str(tmp_path / "missing.png"), "No such file or directory; give the path of a picture"],
-        ["predict", str(tmp_path / "empty"), "no file in this folder; give pictures, or a folder with some"],
+        ["predict", str(tmp_path / "missing.png"), "No such file or directory; give the path of an image"],
+        ["predict", str(tmp_path / "empty"), "no file in this folder; give images, or a folder with some"],
     ]
     assert done.returncode == 1
 
 
-def test_one_picture(folder: Path) -> None:
-    """A picture alone prints one line, nothing on stderr, and ends with status 0."""
+def test_one_image(folder: Path) -> None:
+    """An image alone prints one line, nothing on stderr, and ends with status 0."""
     done = call(folder, "data/images/daisy/00 é.png")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("data/images/daisy/00 é.png: ")
@@ -90,7 +90,7 @@ def test_one_picture(folder: Path) -> None:
 
 
 def test_nothing_but_refused_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With no picture among the given, --json still prints a list, an empty one."""
+    """With no image among the given, --json still prints a list, an empty one."""
     assert predict.predict([Path("params.yaml")], as_json=True, device="cpu") == 1
     assert json.loads(capsys.readouterr().out) == []
 
@@ -99,7 +99,7 @@ def test_a_machine_without_a_gpu(folder: Path) -> None:
     """--device cuda without a GPU is refused by name."""
     if machine.read().cuda_devices > 0:
         pytest.skip("this machine has a GPU")
-    with pytest.raises(Refusal) as refusal:
+    with pytest.raises(UserError) as refusal:
         predict.predict([Path("x.png")], as_json=False, device="cuda")
     assert str(refusal.value) == (
         "--device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu"
@@ -121,7 +121,7 @@ def test_no_model_yet(project: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with pictures whose names are ASCII, other letters and no UTF-8."""
+    """A folder with images whose names are ASCII, other letters and no UTF-8."""
     folder = tmp_path_factory.mktemp("odd")
     for name in ("a.png", "é 花.png", os.fsdecode(b"caf\xe9.png")):
         Image.new("RGB", (50, 40), "red").save(folder / name, format="PNG")
@@ -143,7 +143,7 @@ def printed(given: Path, encoding: str, as_json: bool, monkeypatch: pytest.Monke
 def test_any_name_is_shown_on_any_output(
     folder: Path, odd: Path, encoding: str, shown: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line a picture; what cannot be printed there is written as Python does. From JSON the names come back."""
+    """A line an image; what cannot be printed there is written as Python does. From JSON the names come back."""
     lines = printed(odd, encoding, False, monkeypatch).splitlines()
     assert sorted(line.rpartition(": ")[0] for line in lines) == sorted(f"{odd}/{name}" for name in shown)
     found = json.loads(printed(odd, encoding, True, monkeypatch))
@@ -151,7 +151,7 @@ def test_any_name_is_shown_on_any_output(
 
 
 def test_a_system_without_letters_is_shown_them_all_the_same(folder: Path, odd: Path) -> None:
-    """With LC_ALL=C, where Python reads names as ASCII bytes, every picture has its line."""
+    """With LC_ALL=C, where Python reads names as ASCII bytes, every image has its line."""
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
     command = [sys.executable, "-m", "pipeline.predict", str(odd)]
     done = subprocess.run(command, cwd=folder, env=os.environ | plain, capture_output=True, text=True, check=False)
@@ -170,7 +170,7 @@ def test_an_output_that_is_closed_ends_in_a_sentence(
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        status = ending("predict", lambda: predict.predict([odd], as_json=as_json, device="cpu"))
+        status = exit_status("predict", lambda: predict.predict([odd], as_json=as_json, device="cpu"))
         monkeypatch.setattr(sys, "stdout", sys.__stdout__)
     assert status == 1
     assert capsys.readouterr().err == (

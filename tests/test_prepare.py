@@ -1,4 +1,4 @@
-"""The packed squares: one row a kept line of split.csv, the same bytes however they are made."""
+"""The packed images: one row a kept line of split.csv, the same bytes however they are made."""
 
 import hashlib
 import io
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline import files, images, packed, prepare, split
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 from tests.conftest import on_cpu, write_params
 
 RULE = split.Rule(seed=0, val=0.1, test=0.1, folds=10, fold=0)
@@ -24,7 +24,7 @@ SIZE = 32
 
 
 def do_split(folder: Path, table: Path) -> None:
-    rows, _ = split.split(folder, RULE, near_bits=8, min_side=16, max_pixels=10**7, max_excluded=20, workers=2)
+    rows, _ = split.split(folder, RULE, near_bits=8, min_side=16, max_pixels=10**7, max_unreadable=20, workers=2)
     files.write_csv(table, split.HEADER, map(split.line, rows))
 
 
@@ -41,7 +41,7 @@ def photos(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def drawn(tmp_path: Path) -> Path:
-    """A project folder with two classes of six pictures, one broken, and their split.csv."""
+    """A project folder with two classes of six images, one broken, and their split.csv."""
     noise = np.random.default_rng(0)
     for label in ("b", "a"):
         (tmp_path / "images" / label).mkdir(parents=True)
@@ -82,7 +82,7 @@ def test_rows_stand_in_the_order_of_the_table(drawn: Path, tmp_path: Path) -> No
         assert data.paths[row] == line["path"]
         assert data.classes[data.labels[row]] == line["class"]
         assert data.sizes[row].tolist() == [int(line["width"]), int(line["height"])] == [30, 20 + row % 6]
-        assert (data.images[row] == images.to_square(drawn / "images" / line["path"], SIZE)).all()
+        assert (data.images[row] == images.resize_to_square(drawn / "images" / line["path"], SIZE)).all()
     for part in ("train", "val", "test"):
         assert data.rows(part).tolist() == [row for row, line in enumerate(lines) if line["split"] == part]
 
@@ -92,14 +92,14 @@ def test_the_digest_is_that_of_the_file(drawn: Path, tmp_path: Path) -> None:
     do(drawn, tmp_path / "packed")
     array = np.load(tmp_path / "packed/images.npy")
     digest = json.loads((tmp_path / "packed/digest.json").read_text())
-    assert digest == {"sha256": files.sha256(tmp_path / "packed/images.npy"), "pictures": 12, "size": SIZE}
+    assert digest == {"sha256": files.sha256(tmp_path / "packed/images.npy"), "images": 12, "size": SIZE}
     assert packed.load(tmp_path / "packed", drawn / "split.csv").digest == digest["sha256"]
     buffer = io.BytesIO()
     np.save(buffer, array)
     assert buffer.getvalue() == (tmp_path / "packed/images.npy").read_bytes()
 
 
-def test_packed_pictures_are_mapped_and_cannot_be_changed(drawn: Path, tmp_path: Path) -> None:
+def test_packed_images_are_mapped_and_cannot_be_changed(drawn: Path, tmp_path: Path) -> None:
     """The array lies on disk, and writing to it is an error."""
     do(drawn, tmp_path / "packed")
     data = packed.load(tmp_path / "packed", drawn / "split.csv")
@@ -113,37 +113,37 @@ def test_another_table_is_refused(drawn: Path, tmp_path: Path) -> None:
     do(drawn, tmp_path / "packed")
     lines = (drawn / "split.csv").read_text().splitlines(keepends=True)
     (tmp_path / "other.csv").write_text("".join(lines[:-1]))
-    with pytest.raises(Refusal, match=r"images\.npy: 12 pictures, but .*other\.csv keeps 11"):
+    with pytest.raises(UserError, match=r"images\.npy: 12 images, but .*other\.csv keeps 11"):
         packed.load(tmp_path / "packed", tmp_path / "other.csv")
 
 
-def test_squares_of_another_size_than_the_params_say_are_refused(drawn: Path, tmp_path: Path) -> None:
+def test_packed_images_of_another_size_than_the_params_say_are_refused(drawn: Path, tmp_path: Path) -> None:
     """The key, both sizes, the file and what helps are named; the right size is taken."""
     do(drawn, tmp_path / "packed")
     data = packed.load(tmp_path / "packed", drawn / "split.csv")
-    packed.refuse_other_size(data, tmp_path / "packed", SIZE)
-    said = rf"prepare\.size: 80, but the squares in .*images\.npy have {SIZE} pixels; .*--force --single-item prepare"
-    with pytest.raises(Refusal, match=said):
-        packed.refuse_other_size(data, tmp_path / "packed", 80)
+    packed.check_packed_size(data, tmp_path / "packed", SIZE)
+    said = rf"prepare\.size: 80, but the packed images in .*images\.npy have {SIZE} pixels; .*--single-item prepare"
+    with pytest.raises(UserError, match=said):
+        packed.check_packed_size(data, tmp_path / "packed", 80)
 
 
-def test_a_missing_picture_is_refused_and_the_earlier_output_stays(drawn: Path, tmp_path: Path) -> None:
-    """A picture that vanished after the split ends the stage by name; what was packed before is whole."""
+def test_a_missing_image_is_refused_and_the_earlier_output_stays(drawn: Path, tmp_path: Path) -> None:
+    """An image that vanished after the split ends the stage by name; what was packed before is whole."""
     before = do(drawn, tmp_path / "packed")
     (drawn / "images/b/3.png").unlink()
-    with pytest.raises(Refusal, match=r"b/3\.png: in .*split\.csv, but not there; run the split stage again"):
+    with pytest.raises(UserError, match=r"b/3\.png: in .*split\.csv, but not there; run the split stage again"):
         do(drawn, tmp_path / "packed")
     assert content(tmp_path / "packed") == before
     assert not files.partial(tmp_path / "packed").exists()
 
 
-def test_wrong_squares_are_not_written(tmp_path: Path) -> None:
-    """Too few, too many and misshapen squares are errors of the program."""
-    square = np.zeros((4, 4, 3), np.uint8)
-    cases: list[list[Any]] = [[square], [square] * 3, [square, square[:3]], [square, square.astype(np.int64)]]
-    for squares in cases:
+def test_wrong_images_are_not_written(tmp_path: Path) -> None:
+    """Too few, too many and misshapen images are errors of the program."""
+    image = np.zeros((4, 4, 3), np.uint8)
+    cases: list[list[Any]] = [[image], [image] * 3, [image, image[:3]], [image, image.astype(np.int64)]]
+    for wrong in cases:
         with pytest.raises(ValueError, match="not"):
-            packed.write(tmp_path, squares, 2, 4)
+            packed.write(tmp_path, wrong, 2, 4)
 
 
 def test_a_killed_run_leaves_nothing_and_the_next_gives_the_same_bytes(
@@ -173,7 +173,7 @@ def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     noise = np.random.default_rng(3).integers(0, 256, (9, 12, 3), np.uint8)
     Image.fromarray(noise).resize((640, 400), Image.Resampling.BICUBIC).save(path, quality=95)
-    square = images.to_square(path, 50)
+    square = images.resize_to_square(path, 50)
 
     def resized(image: images.RGB) -> NDArray[np.uint8]:
         return np.asarray(image.resize((50, 50), Image.Resampling.BICUBIC))
@@ -183,19 +183,19 @@ def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sides", [(64, 48), (20, 90), (1, 3000), (3000, 1), (700, 900)])
-def test_an_image_of_any_shape_becomes_a_square(tmp_path: Path, sides: tuple[int, int]) -> None:
+def test_an_image_of_any_shape_becomes_square(tmp_path: Path, sides: tuple[int, int]) -> None:
     """Larger, smaller, of one line: uint8 [size, size, 3], and an image of one colour keeps it."""
     Image.new("RGB", sides, (10, 200, 30)).save(tmp_path / "a.png")
-    square = images.to_square(tmp_path / "a.png", 40)
-    assert square.dtype == np.uint8
-    assert square.shape == (40, 40, 3)
-    assert (square == (10, 200, 30)).all()
+    image = images.resize_to_square(tmp_path / "a.png", 40)
+    assert image.dtype == np.uint8
+    assert image.shape == (40, 40, 3)
+    assert (image == (10, 200, 30)).all()
 
 
 def test_the_bits_of_a_square_are_these(tmp_path: Path) -> None:
     """A release of Pillow that resizes otherwise would change every packed image: then this hash says so first."""
     noise = np.random.default_rng(0).integers(0, 256, (75, 100, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / "a.png")
-    square = images.to_square(tmp_path / "a.png", 40)
+    image = images.resize_to_square(tmp_path / "a.png", 40)
     expected = "96e01e1adb88f3c8035bd3fee11d7d5c916ce99a8c1e8b26ae9e3c0fe726f6fe"
-    assert hashlib.sha256(square.tobytes()).hexdigest() == expected
+    assert hashlib.sha256(image.tobytes()).hexdigest() == expected

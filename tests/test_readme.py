@@ -25,13 +25,13 @@ def row(name: str, title: str) -> str:
     low, high = figures["interval"]["low"], figures["interval"]["high"]
     return (
         f"| {title} | {data['kept']:,} | {train['model']}, {train['crop']} pixels, {train['epochs']} epochs "
-        f"| {figures['accuracy']:.3f} ({low:.3f} to {high:.3f}, {figures['pictures']} pictures) |"
+        f"| {figures['accuracy']:.3f} ({low:.3f} to {high:.3f}, {figures['images']} images) |"
     )
 
 
 def table() -> str:
     """The table of results in README.md."""
-    head = "| data | pictures | trained from scratch | test accuracy (95 % interval) |\n|---|---|---|---|\n"
+    head = "| data | images | trained from scratch | test accuracy (95 % interval) |\n|---|---|---|---|\n"
     return head + "\n".join(row(name, title) for name, title in RUNS.items())
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from pipeline import augment, resample, sampling
 
 
-def squares(n: int, side: int, seed: int = 0) -> Tensor:
+def random_images(n: int, side: int, seed: int = 0) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (n, side, side, 3), dtype=np.uint8))
 
 
@@ -48,44 +48,44 @@ def filters_of(boxes: Tensor, flips: Tensor, side: int, out: int) -> tuple[resam
     return columns, resample.triangle(boxes[:, 1], boxes[:, 3], side, out)
 
 
-def crops(pictures: Tensor, boxes: Tensor, flips: Tensor, out: int) -> Tensor:
-    """`augment.crops` of all pictures."""
-    return augment.crops(pictures, torch.arange(len(pictures)), boxes.numpy(), flips.numpy(), out)
+def crops(images: Tensor, boxes: Tensor, flips: Tensor, out: int) -> Tensor:
+    """`augment.crops` of all images."""
+    return augment.crops(images, torch.arange(len(images)), boxes.numpy(), flips.numpy(), out)
 
 
 @given(side=st.integers(16, 80), out=st.integers(16, 80), seed=st.integers(0, 10**6))
 def test_no_rounding_is_left_to_an_order(side: int, out: int, seed: int) -> None:
     """Sums in float64, taken in another order, give the very bits of the float32 result."""
-    pictures, boxes, flips = squares(3, side, seed), random_boxes(3, side, seed), torch.tensor([True, False, True])
+    images, boxes, flips = random_images(3, side, seed), random_boxes(3, side, seed), torch.tensor([True, False, True])
     filters = filters_of(boxes, flips, side, out)
     columns, lines = (resample._dense(one, side).double() for one in filters)
-    across = torch.einsum("nyxc,nox->nyoc", pictures.double().flip(2), columns.flip(2))
+    across = torch.einsum("nyxc,nox->nyoc", images.double().flip(2), columns.flip(2))
     quarters = torch.round(across * 4) / 4  # half to even, as the float unit rounds
     both = torch.einsum("nyoc,npy->ncpo", quarters.flip(1), lines.flip(2)).float()
-    assert torch.equal(resample.by_products(pictures, torch.arange(3), *filters, *AS_IT_IS), both)
+    assert torch.equal(resample.by_products(images, torch.arange(3), *filters, *AS_IT_IS), both)
 
 
 # Compiling takes seconds for each pair of sizes: a few of every kind.
 @pytest.mark.parametrize(("side", "out"), [(256, 224), (80, 64), (40, 96), (16, 16), (33, 17), (300, 20)])
 def test_both_forms_have_the_same_bits(side: int, out: int) -> None:
     """Loops and products, for boxes that are shrunk and enlarged, at the edges, and mirrored; rows in any order."""
-    pictures, rows, n = squares(5, side), torch.tensor([4, 0, 0, 2, 3, 1, 4, 2]), 8
+    images, rows, n = random_images(5, side), torch.tensor([4, 0, 0, 2, 3, 1, 4, 2]), 8
     boxes, flips = random_boxes(n, side), torch.arange(n) % 2 == 0
     boxes[-2:] = torch.tensor([[0, 0, side, side], [side * 255, side * 254, side * 256, side * 256]])
     filters, normalization = filters_of(boxes, flips, side, out), augment._normalization(torch.device("cpu"))
-    loops = resample.by_loops(pictures, rows, *filters, *normalization)
-    assert torch.equal(loops, resample.by_products(pictures, rows, *filters, *normalization))
-    assert torch.equal(loops, resample.resampled(pictures, rows, boxes, flips, out, *normalization))
+    loops = resample.by_loops(images, rows, *filters, *normalization)
+    assert torch.equal(loops, resample.by_products(images, rows, *filters, *normalization))
+    assert torch.equal(loops, resample.resampled(images, rows, boxes, flips, out, *normalization))
 
 
 def test_a_crop_does_not_depend_on_its_neighbours_or_on_threads() -> None:
     """Alone or in a batch, with one thread or two: the same bits."""
-    pictures, boxes = squares(6, 64), random_boxes(6, 64)
-    together = crops(pictures, boxes, no_flips(6), 48)
+    images, boxes = random_images(6, 64), random_boxes(6, 64)
+    together = crops(images, boxes, no_flips(6), 48)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3 - min(before, 2))
-        alone = [crops(pictures[k : k + 1], boxes[k : k + 1], no_flips(1), 48) for k in range(6)]
+        alone = [crops(images[k : k + 1], boxes[k : k + 1], no_flips(1), 48) for k in range(6)]
     finally:
         torch.set_num_threads(before)
     assert torch.equal(together, torch.cat(alone))
@@ -126,21 +126,21 @@ def test_weights_are_those_of_a_triangle(side: int, out: int, data: st.DataObjec
 
 def test_the_whole_square_at_its_own_size_is_the_square() -> None:
     """Resampling nothing changes nothing; mirroring mirrors."""
-    pictures = squares(2, 40)
+    images = random_images(2, 40)
     boxes = torch.tensor([[0, 0, 40 * 256, 40 * 256]] * 2)
-    made = pixels(crops(pictures, boxes, torch.tensor([False, True]), 40)).round()
-    assert torch.equal(made[0], pictures[0].permute(2, 0, 1).float())
-    assert torch.equal(made[1], pictures[1].permute(2, 0, 1).flip(2).float())
+    made = pixels(crops(images, boxes, torch.tensor([False, True]), 40)).round()
+    assert torch.equal(made[0], images[0].permute(2, 0, 1).float())
+    assert torch.equal(made[1], images[1].permute(2, 0, 1).flip(2).float())
 
 
 @pytest.mark.parametrize("out", [32, 64, 100])
 def test_it_is_pillows_box_resize(out: int) -> None:
     """For any box, Pillow's resize(BILINEAR, box=…) gives the same pixels up to the rounding of its two passes."""
-    pictures, boxes = squares(8, 64), random_boxes(8, 64)
-    ours = pixels(crops(pictures, boxes, no_flips(8), out))
-    for picture, box, crop in zip(pictures.numpy(), boxes.tolist(), ours, strict=True):
+    images, boxes = random_images(8, 64), random_boxes(8, 64)
+    ours = pixels(crops(images, boxes, no_flips(8), out))
+    for image, box, crop in zip(images.numpy(), boxes.tolist(), ours, strict=True):
         placed = tuple(corner / sampling.GRID for corner in box)
-        theirs = Image.fromarray(picture).resize((out, out), Image.Resampling.BILINEAR, box=placed)
+        theirs = Image.fromarray(image).resize((out, out), Image.Resampling.BILINEAR, box=placed)
         difference = (torch.from_numpy(np.asarray(theirs).copy()).permute(2, 0, 1) - crop).abs()
         assert difference.max() <= 2.5
         assert difference.mean() <= 0.5
@@ -179,10 +179,10 @@ def test_real_photos_look_as_torchvision_makes_them(mini: Path) -> None:
 
 def test_memory_is_used_again_when_nobody_holds_it() -> None:
     """A result's memory serves a later one once the result and all views of it are gone, and never before."""
-    pictures, boxes = squares(6, 40), random_boxes(6, 40)
+    images, boxes = random_images(6, 40), random_boxes(6, 40)
 
     def cut(count: int) -> Tensor:
-        return crops(pictures[:count], boxes[:count], no_flips(count), 32)
+        return crops(images[:count], boxes[:count], no_flips(count), 32)
 
     expected = cut(6).clone()
     held = [cut(6), cut(3)[1:], cut(5).permute(0, 2, 3, 1), cut(6).flatten()[7:]]
@@ -211,13 +211,13 @@ def test_memory_is_used_again_when_nobody_holds_it() -> None:
 
 def test_what_a_backward_pass_needs_is_not_written_over() -> None:
     """A graph of operations holds its inputs, also when no name in Python does."""
-    pictures, boxes = squares(2, 40), random_boxes(2, 40)
+    images, boxes = random_images(2, 40), random_boxes(2, 40)
     weight = torch.ones(1, 3, 32, 32, requires_grad=True)
 
     def gradient(between: int) -> Tensor:
-        total = (crops(pictures, boxes, no_flips(2), 32) * weight).sum()
+        total = (crops(images, boxes, no_flips(2), 32) * weight).sum()
         for seed in range(between):
-            crops(squares(2, 40, seed), random_boxes(2, 40, seed), no_flips(2), 32)
+            crops(random_images(2, 40, seed), random_boxes(2, 40, seed), no_flips(2), 32)
         return torch.autograd.grad(total, weight)[0]
 
     assert torch.equal(gradient(between=9), gradient(between=0))

@@ -1,4 +1,4 @@
-"""Where the packed squares reside decides no byte, and what does not fit is refused by name."""
+"""Where the packed images reside decides no byte, and what does not fit is refused by name."""
 
 import mmap
 import threading
@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from pipeline import packed, params, residency
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def images(tmp_path: Path) -> np.memmap:
-    """Twelve packed squares, mapped from disk."""
+    """Twelve packed images, mapped from disk."""
     drawn = np.random.default_rng(0).integers(0, 256, (12, 20, 20, 3), dtype=np.uint8)
     packed.write(tmp_path, drawn, 12, 20)
     mapped: np.memmap = np.load(tmp_path / packed.IMAGES, mmap_mode="r")
@@ -27,11 +27,11 @@ def images(tmp_path: Path) -> np.memmap:
 
 
 @pytest.mark.parametrize("where", get_args(residency.Residency))
-def test_the_same_squares_are_seen_wherever_they_reside(images: np.memmap, where: residency.Residency) -> None:
-    """The squares of any rows, in any order, are those of the file; it is said where they are."""
-    squares, said = residency.reside(images, where, CPU, 1)
+def test_the_same_images_are_seen_wherever_they_reside(images: np.memmap, where: residency.Residency) -> None:
+    """The images of any rows, in any order, are those of the file; it is said where they are."""
+    image_store, said = residency.reside(images, where, CPU, 1)
     rows = np.array([3, 11, 0, 3])
-    seen, chosen = squares.send(squares.collect(rows))
+    seen, chosen = image_store.send(image_store.collect(rows))
     assert np.array_equal(seen[chosen].numpy(), images[rows])
     assert said.endswith(f"(0 MB, run.residency: {where})")
     assert said.split()[0] == ("disk" if where == "auto" else where)
@@ -44,7 +44,7 @@ def test_params_and_code_name_the_same_residencies() -> None:
 
 @pytest.mark.parametrize("where", ["device", "host"])
 def test_what_does_not_fit_is_refused_by_name_or_stays_on_disk(tmp_path: Path, where: residency.Residency) -> None:
-    """Eight terabytes of squares (a file of holes) fit into no memory; `disk` and `auto` map them."""
+    """Eight terabytes of images (a file of holes) fit into no memory; `disk` and `auto` map them."""
     shape = (40_000_000, 256, 256, 3)
     with (tmp_path / packed.IMAGES).open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
@@ -53,12 +53,12 @@ def test_what_does_not_fit_is_refused_by_name_or_stays_on_disk(tmp_path: Path, w
         except OSError as error:
             pytest.skip(f"needs a file system with files of 8 TB: {error}")
     images = np.load(tmp_path / packed.IMAGES, mmap_mode="r")
-    with pytest.raises(Refusal, match=rf"run.residency: '{where}' needs 7864\.3 GB, .* allowed here: auto, disk"):
+    with pytest.raises(UserError, match=rf"run.residency: '{where}' needs 7864\.3 GB, .* allowed here: auto, disk"):
         residency.reside(images, where, CPU, 2)
     for fitting in ("auto", "disk"):
-        squares, said = residency.reside(images, fitting, CPU, 2)
+        image_store, said = residency.reside(images, fitting, CPU, 2)
         assert said.startswith("disk")
-        assert not squares.whole[39_999_999].any()
+        assert not image_store.whole[39_999_999].any()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -92,7 +92,7 @@ def test_ahead_makes_the_next_item_while_one_is_used(device: str) -> None:
 
 @pytest.mark.parametrize("free", [1, 10**12])
 def test_the_system_is_told_what_to_read(images: np.memmap, monkeypatch: Any, free: int) -> None:
-    """Of a file that memory holds everything at once; of a larger one each batch's squares, when it is planned."""
+    """Of a file that memory holds everything at once; of a larger one each batch's images, when it is planned."""
     told: list[tuple[int, ...]] = []
 
     class Mapped(mmap.mmap):
@@ -104,9 +104,9 @@ def test_the_system_is_told_what_to_read(images: np.memmap, monkeypatch: Any, fr
     memory = psutil.virtual_memory()._replace(available=free)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(mmap, "mmap", Mapped)
-    squares, _ = residency.reside(images, "disk", CPU, 1)
+    image_store, _ = residency.reside(images, "disk", CPU, 1)
     rows = np.array([11, 0])
-    seen, chosen = squares.send(squares.collect(rows))
+    seen, chosen = image_store.send(image_store.collect(rows))
     assert np.array_equal(seen[chosen].numpy(), images[rows])
     if free > images.nbytes:
         assert told == [()]

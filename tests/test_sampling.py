@@ -85,7 +85,7 @@ def test_every_kind_of_draw_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPa
 
 def test_draws_are_taken_by_position() -> None:
     """`at` gives the box, the flip, the factors and the rectangle of each position, in the order asked for."""
-    draws = sampling.Draws(
+    draws = sampling.AugmentParams(
         boxes=np.arange(12).reshape(3, 4),
         flips=np.array([True, False, False]),
         factors=np.arange(9, dtype=np.float32).reshape(3, 3) + 100,
@@ -100,7 +100,7 @@ def test_draws_are_taken_by_position() -> None:
 
 @pytest.mark.parametrize("size", [(300, 30), (30, 300), (300, 31)])
 def test_where_no_crop_fits_it_is_torchvisions_central_one(size: tuple[int, int]) -> None:
-    """A whole long picture is wider or narrower than the ratio allows: the crop is central and as long as it may be."""
+    """A whole long image is wider or narrower than the ratio allows: the crop is central and as long as it may be."""
     draw = RandomResizedCrop(32, scale=(1.0, 1.0), ratio=(0.75, 4 / 3))
     theirs = draw.make_params([torch.zeros(3, size[1], size[0])])
     boxes, _ = sampling.crop_boxes(0, 0, np.array([size], np.int32), 64, (1.0, 1.0), (0.75, 4 / 3), 0.5)
@@ -111,7 +111,7 @@ def test_where_no_crop_fits_it_is_torchvisions_central_one(size: tuple[int, int]
 
 
 def test_a_crop_has_the_area_and_the_ratio_that_were_asked_for() -> None:
-    """Without a choice of area and ratio, a crop has just these in the original picture, wherever it lies."""
+    """Without a choice of area and ratio, a crop has just these in the original image, wherever it lies."""
     size = np.tile(np.array([400, 300], np.int32), (50, 1))
     boxes, flips = sampling.crop_boxes(5, 3, size, 256, (0.25, 0.25), (0.5, 0.5), 1.0)
     extent = (boxes[:, 2:] - boxes[:, :2]) / (256 * sampling.GRID) * size
@@ -134,7 +134,7 @@ def test_the_last_bit_of_an_exponential_decides_nothing(monkeypatch: pytest.Monk
 
 
 def test_evaluation_boxes_by_hand() -> None:
-    """Of 200 × 100, resized to 80 × 40: 30 of 80 and 30 of 40. A crop larger than the picture is the whole of it."""
+    """Of 200 × 100, resized to 80 × 40: 30 of 80 and 30 of 40. A crop larger than the image is the whole of it."""
     shape = np.array([[200, 100]], np.int32)
     whole = 64 * sampling.GRID
     assert sampling.eval_boxes(shape, 64, 40, 30).tolist() == [
@@ -157,38 +157,40 @@ def test_a_process_takes_the_parts_that_are_its_own() -> None:
     assert sampling.part(np.arange(12), range(2, 5), 6).tolist() == [4, 5, 6, 7, 8, 9]
 
 
-@given(seed=st.integers(0, 2**32 - 1), step=st.integers(0, 10**6), sizes=SIZES, square=st.integers(16, 512))
-def test_boxes_stay_inside(seed: int, step: int, sizes: list[tuple[int, int]], square: int) -> None:
-    """A training crop lies in the square and covers at least one of its pixels, whatever the picture's shape."""
-    boxes, flips = sampling.crop_boxes(seed, step, np.array(sizes, np.int32), square, (0.08, 1.0), (0.75, 4 / 3), 0.5)
+@given(seed=st.integers(0, 2**32 - 1), step=st.integers(0, 10**6), sizes=SIZES, packed_size=st.integers(16, 512))
+def test_boxes_stay_inside(seed: int, step: int, sizes: list[tuple[int, int]], packed_size: int) -> None:
+    """A training crop lies in the square and covers at least one of its pixels, whatever the image's shape."""
+    boxes, flips = sampling.crop_boxes(
+        seed, step, np.array(sizes, np.int32), packed_size, (0.08, 1.0), (0.75, 4 / 3), 0.5
+    )
     assert boxes.shape == (len(sizes), 4)
     assert flips.shape == (len(sizes),)
     assert (boxes >= 0).all()
-    assert (boxes <= square * sampling.GRID).all()
+    assert (boxes <= packed_size * sampling.GRID).all()
     assert (boxes[:, 2:] - boxes[:, :2] >= sampling.GRID).all()
 
 
-@given(sizes=SIZES, square=st.integers(16, 512), resize=st.integers(16, 512), data=st.data())
+@given(sizes=SIZES, packed_size=st.integers(16, 512), resize=st.integers(16, 512), data=st.data())
 def test_evaluation_boxes_are_central_squares(
-    sizes: list[tuple[int, int]], square: int, resize: int, data: st.DataObject
+    sizes: list[tuple[int, int]], packed_size: int, resize: int, data: st.DataObject
 ) -> None:
-    """An evaluation box is central and, seen in the original picture, a square of crop / resize of the short side."""
+    """An evaluation box is central and, seen in the original image, a square of crop / resize of the short side."""
     crop = data.draw(st.integers(16, resize)) if resize > 16 else 16
     shape = np.array(sizes, np.int32)
-    boxes = sampling.eval_boxes(shape, square, resize, crop)
+    boxes = sampling.eval_boxes(shape, packed_size, resize, crop)
     assert (boxes >= 0).all()
-    assert (boxes <= square * sampling.GRID).all()
+    assert (boxes <= packed_size * sampling.GRID).all()
     extent = boxes[:, 2:] - boxes[:, :2]
-    assert (abs(boxes[:, :2] + boxes[:, 2:] - square * sampling.GRID) <= sampling.GRID).all()
-    expected = shape.min(1, keepdims=True) * crop / resize / shape * square * sampling.GRID
+    assert (abs(boxes[:, :2] + boxes[:, 2:] - packed_size * sampling.GRID) <= sampling.GRID).all()
+    expected = shape.min(1, keepdims=True) * crop / resize / shape * packed_size * sampling.GRID
     assert (abs(extent - np.maximum(expected, sampling.GRID)) <= 1).all()
 
 
 def test_crops_are_drawn_as_torchvision_draws_them() -> None:
     """Over many draws the areas and the ratios are distributed as those of torchvision's RandomResizedCrop."""
     torch.manual_seed(0)
-    draw, picture = RandomResizedCrop(224), torch.zeros(3, 240, 320)
-    theirs = [draw.make_params([picture]) for _ in range(3000)]
+    draw, image = RandomResizedCrop(224), torch.zeros(3, 240, 320)
+    theirs = [draw.make_params([image]) for _ in range(3000)]
     area = np.array([p["width"] * p["height"] / (240 * 320) for p in theirs])
     ratio = np.log([p["width"] / p["height"] for p in theirs])
     boxes, _ = sampling.crop_boxes(
@@ -232,8 +234,8 @@ def test_erased_rectangles_stay_inside(crop: int, chance: float, seed: int) -> N
 def test_rectangles_are_erased_as_torchvision_erases_them() -> None:
     """Over many draws chance, areas, ratios and places are distributed as those of torchvision's RandomErasing."""
     torch.manual_seed(0)
-    draw, picture, count = RandomErasing(1, ratio=(0.3, 3.3)), torch.zeros(3, 64, 64), 6000
-    drawn = [draw.make_params([picture]) for _ in range(count)]
+    draw, image, count = RandomErasing(1, ratio=(0.3, 3.3)), torch.zeros(3, 64, 64), 6000
+    drawn = [draw.make_params([image]) for _ in range(count)]
     theirs = np.array([(p["j"], p["i"], p["w"], p["h"]) for p in drawn if p["v"] is not None], np.float64)
     boxes = sampling.erase_boxes(0, 0, count, 64, 0.5)
     ours = boxes[boxes.any(1)].astype(np.float64)
@@ -257,7 +259,7 @@ def test_rectangles_are_erased_as_torchvision_erases_them() -> None:
 def test_the_mixes_of_any_world_size_merge_to_the_same(
     seed: int, step: int, size: int, alphas: tuple[float, float]
 ) -> None:
-    """Every rank mixes its share with the partners that one process would, and loads no picture twice or in vain."""
+    """Every rank mixes its share with the partners that one process would, and loads no image twice or in vain."""
     whole = sampling.mix(seed, step, 12, 64, *alphas)
     shares = [sampling.local(whole, range(rank, rank + 1), size) for rank in range(size)]
     for name in ("own", "partners"):
@@ -273,8 +275,8 @@ def test_the_mixes_of_any_world_size_merge_to_the_same(
     seed=st.integers(0, 2**32 - 1), crop=st.integers(16, 300), batch=st.integers(1, 20),
     alphas=st.tuples(st.floats(0, 4), st.floats(0, 4)),
 )  # fmt: skip
-def test_the_share_of_the_own_picture_is_exact(seed: int, crop: int, batch: int, alphas: tuple[float, float]) -> None:
-    """lam is the own picture's share: of every pixel in mixup, of the area that the clipped box leaves in CutMix."""
+def test_the_share_of_the_own_image_is_exact(seed: int, crop: int, batch: int, alphas: tuple[float, float]) -> None:
+    """lam is the own image's share: of every pixel in mixup, of the area that the clipped box leaves in CutMix."""
     mix = sampling.mix(seed, 0, batch, crop, *alphas)
     x0, y0, x1, y1 = mix.box
     assert 0 <= x0 <= x1 <= crop
@@ -291,7 +293,7 @@ def test_the_share_of_the_own_picture_is_exact(seed: int, crop: int, batch: int,
 
 
 @given(size=st.sampled_from([1, 2, 3, 4, 6, 12]), data=st.data())
-def test_without_mixing_a_rank_needs_its_own_pictures_alone(size: int, data: st.DataObject) -> None:
+def test_without_mixing_a_rank_needs_its_own_images_alone(size: int, data: st.DataObject) -> None:
     """Then there is no partner to load, and the positions are the rank's slice."""
     rank = data.draw(st.integers(0, size - 1))
     mine = range(rank, rank + 1)
@@ -312,8 +314,8 @@ def test_lam_has_a_beta_distribution() -> None:
 def test_boxes_are_cut_as_torchvision_cuts_them() -> None:
     """Over many draws the own share after clipping and the box's place are distributed as those of its CutMix."""
     torch.manual_seed(0)
-    draw, pictures = CutMix(alpha=1.0, num_classes=2), torch.zeros(2, 3, 64, 64)
-    theirs = [draw.make_params([pictures]) for _ in range(4000)]
+    draw, images = CutMix(alpha=1.0, num_classes=2), torch.zeros(2, 3, 64, 64)
+    theirs = [draw.make_params([images]) for _ in range(4000)]
     ours = [sampling.mix(0, step, 2, 64, 0.0, 1.0) for step in range(4000)]
     lams = np.array([mix.lam for mix in ours]), np.array([params["lam_adjusted"] for params in theirs])
     cut = [mix.box for mix in ours if mix.lam < 1], [p["box"] for p in theirs if p["lam_adjusted"] < 1]

@@ -1,4 +1,4 @@
-"""Every file is judged once, duplicates stay on one side, and a picture's part depends on itself alone."""
+"""Every file is judged once, duplicates stay on one side, and an image's part depends on itself alone."""
 
 import hashlib
 import itertools
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline import files, images, params, split
-from pipeline.errors import Refusal
-from pipeline.images import Verdict
+from pipeline.errors import UserError
+from pipeline.images import ImageInfo
 from tests.conftest import change, on_cpu
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # pytest undoes the module's own filter
@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {
     "near_bits": 8,
     "min_side": 16,
     "max_pixels": 10**7,
-    "max_excluded": 20,
+    "max_unreadable": 20,
     "workers": 2,
 }
 Rows = list[split.Row]
@@ -54,20 +54,20 @@ def do(folder: Path, rule: split.Rule = RULE, **changes: Any) -> tuple[Rows, Cou
     return split.split(folder, rule, **(SETTINGS | changes))
 
 
-def picture(seed: int, side: int = 24) -> Image.Image:
-    """Coarse noise: pictures of two seeds are no near duplicates."""
+def noise_image(seed: int, side: int = 24) -> Image.Image:
+    """Coarse noise: images of two seeds are no near duplicates."""
     noise = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)
     return Image.fromarray(noise).resize((side, side), Image.Resampling.NEAREST)
 
 
 def put(path: Path, seed: int, side: int = 24) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture(seed, side).save(path, "PNG")
+    noise_image(seed, side).save(path, "PNG")
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """Two classes of ten pictures."""
+    """Two classes of ten images."""
     folder = tmp_path / "images"
     for label, first in (("cat", 0), ("dog", 100)):
         for seed in range(first, first + 10):
@@ -76,20 +76,20 @@ def small(tmp_path: Path) -> Path:
 
 
 def parts(rows: Rows) -> dict[str, str]:
-    return {row.picture.path: row.part for row in rows}
+    return {row.image_file.path: row.part for row in rows}
 
 
 def reasons(rows: Rows) -> dict[str, str]:
-    return {row.picture.path: row.reason for row in rows if row.reason}
+    return {row.image_file.path: row.reason for row in rows if row.reason}
 
 
 # ---- real photos ----
 
 
 def test_the_mini_set_has_three_exact_pairs_and_one_conflict(mini_split: tuple[Rows, Counts]) -> None:
-    """Two pairs keep their first picture, the pair in roses and tulips keeps none."""
+    """Two pairs keep their first image, the pair in roses and tulips keeps none."""
     rows, counts = mini_split
-    assert (counts["pictures"], counts["kept"]) == (735, 731)
+    assert (counts["images"], counts["kept"]) == (735, 731)
     assert (counts["exact_duplicate_pairs"], counts["conflicts"]) == (3, 1)
     assert {reason: n for reason, n in counts["excluded"].items() if n} == {"duplicate": 2, "conflicting labels": 2}
     conflicting = [path for path, reason in reasons(rows).items() if reason == "conflicting labels"]
@@ -100,18 +100,18 @@ def test_no_two_near_photos_lie_on_different_sides(mini_split: tuple[Rows, Count
     """Brute force over all pairs finds as many within the threshold as were counted, all in one part and group."""
     rows, counts = mini_split
     kept = [row for row in rows if row.part]
-    hashes = np.array([row.verdict.phash for row in kept], np.uint64)
+    hashes = np.array([row.info.phash for row in kept], np.uint64)
     pairs = near_by_brute_force(hashes, 8)
     assert len(pairs) == counts["near_duplicate_pairs"] > 0
     assert all((kept[a].part, kept[a].group) == (kept[b].part, kept[b].group) for a, b in pairs)
 
 
 def test_the_counts_add_up(mini_split: tuple[Rows, Counts]) -> None:
-    """data.json counts each picture once: by class and part, by part, and by reason."""
+    """data.json counts each image once: by class and part, by part, and by reason."""
     rows, counts = mini_split
-    assert sum(sum(parts.values()) for parts in counts["classes"].values()) == counts["pictures"]
+    assert sum(sum(parts.values()) for parts in counts["classes"].values()) == counts["images"]
     assert sum(counts["splits"].values()) == counts["kept"]
-    assert sum(counts["excluded"].values()) == counts["pictures"] - counts["kept"]
+    assert sum(counts["excluded"].values()) == counts["images"] - counts["kept"]
     assert counts["splits"] == {part: sum(row.part == part for row in rows) for part in ("train", "val", "test")}
 
 
@@ -124,13 +124,13 @@ def test_a_photo_added_moves_no_other(photos: Path, mini_split: tuple[Rows, Coun
     rows, counts = do(folder)
     after, before = parts(rows), parts(mini_split[0])
     assert {path: after[path] for path in before} == before
-    assert after["daisy/0 new.png"] in split.PARTS
+    assert after["daisy/0 new.png"] in split.SPLITS
     assert counts["excluded"]["truncated"] == 1
 
 
 def test_ten_folds_test_every_photo_once(mini_split: tuple[Rows, Counts]) -> None:
     """Over the ten folds each group is in the test part exactly once, and no photo is moved to fill a part."""
-    groups = {row.group: split.Group(row.group, {row.picture.label: 1}) for row in mini_split[0] if row.part}
+    groups = {row.group: split.Group(row.group, {row.image_file.label: 1}) for row in mini_split[0] if row.part}
     tested: Counter[str] = Counter()
     for fold in range(10):
         rule = split.Rule(seed=3, val=0.1, test=0.1, folds=10, fold=fold)
@@ -221,19 +221,19 @@ def test_many_equal_hashes_are_counted_and_not_enumerated() -> None:
 
 def test_the_perceptual_hash_is_the_sign_of_the_lowest_frequencies() -> None:
     """pHash: 32 × 32 grey, cosine transform, the lowest 8 × 8 against their median, the first bit the highest."""
-    grey = np.asarray(picture(7, 64).convert("L").resize((32, 32), Image.Resampling.LANCZOS)).astype(float)
+    grey = np.asarray(noise_image(7, 64).convert("L").resize((32, 32), Image.Resampling.LANCZOS)).astype(float)
     waves = np.cos(np.pi / 64 * np.arange(8)[:, None] * (2 * np.arange(32) + 1))
     lowest = (waves @ grey @ waves.T).ravel()
     bits = "".join("01"[int(high)] for high in lowest > np.median(lowest))
-    assert split.perceptual_hash(picture(7, 64)) == int(bits, 2)
+    assert split.perceptual_hash(noise_image(7, 64)) == int(bits, 2)
 
 
 def test_the_threshold_of_near_duplicates_is_what_is_asked_for(small: Path) -> None:
-    """Two pictures 6 bits apart are near at 6 and not at 5; the groups and the largest of them are counted."""
-    other = Image.blend(picture(1, 64), picture(2, 64), 0.2)
+    """Two images 6 bits apart are near at 6 and not at 5; the groups and the largest of them are counted."""
+    other = Image.blend(noise_image(1, 64), noise_image(2, 64), 0.2)
     other.save(small / "cat/blend.png")
     put(small / "cat/larger.png", 1, side=64)
-    assert (split.perceptual_hash(other) ^ split.perceptual_hash(picture(1, 64))).bit_count() == 6
+    assert (split.perceptual_hash(other) ^ split.perceptual_hash(noise_image(1, 64))).bit_count() == 6
     for seed in (100, 101):
         put(small / f"dog/larger {seed}.png", seed, side=48)
     names = ("near_duplicate_pairs", "near_duplicate_groups", "largest_group")
@@ -245,14 +245,14 @@ def test_the_threshold_of_near_duplicates_is_what_is_asked_for(small: Path) -> N
 
 
 def test_what_is_moved_to_fill_is_counted(small: Path) -> None:
-    """moved_to_fill is the number of pictures that lie in another part than the hash of their group says."""
+    """moved_to_fill is the number of images that lie in another part than the hash of their group says."""
     shutil.rmtree(small / "dog")
     for seed in range(3):
         put(small / f"dog/{seed}.png", 100 + seed)
     rows, counts = do(small)
     spans = split.intervals(RULE)
     moved = [
-        row for row in rows if not spans[row.part][0] <= split.place(row.verdict.pixels, RULE) < spans[row.part][1]
+        row for row in rows if not spans[row.part][0] <= split.position(row.info.pixels, RULE) < spans[row.part][1]
     ]
     assert counts["moved_to_fill"] == len(moved) > 0
 
@@ -275,13 +275,13 @@ def test_groups_added_move_no_other(before: set[str], added: set[str], rule: spl
 
 
 @given(keys, st.integers(0, 99), st.integers(1, 60))
-def test_every_place_is_tested_once_over_all_folds(key: str, seed: int, folds: int) -> None:
+def test_every_position_is_tested_once_over_all_folds(key: str, seed: int, folds: int) -> None:
     """For any number of folds a group lies in the test interval of exactly one, and in one interval of each."""
     tested = 0
     for fold in range(folds):
         share = 1 / folds if folds > 1 else 0.3
         rule = split.Rule(seed, (1 - share) / 2, share, folds, fold)
-        where = split.place(key, rule)
+        where = split.position(key, rule)
         inside = [part for part, (start, end) in split.intervals(rule).items() if start <= where < end]
         assert len(inside) == 1
         tested += inside == ["test"]
@@ -309,13 +309,15 @@ def test_the_seed_deals_anew() -> None:
     rules,
 )
 def test_a_tiny_class_fills_every_part(drawn: list[tuple[str, int]], rule: split.Rule) -> None:
-    """Three groups are enough for a class to have a picture in each part; what was moved is counted."""
+    """Three groups are enough for a class to have an image in each part; what was moved is counted."""
     groups = [split.Group(key, {"a": size}) for key, size in sorted(drawn)]
     found, moved = split.assign(groups, rule)
-    assert set(found.values()) == set(split.PARTS)
+    assert set(found.values()) == set(split.SPLITS)
     by_chance = {
         group.key: next(
-            part for part, (start, end) in split.intervals(rule).items() if start <= split.place(group.key, rule) < end
+            part
+            for part, (start, end) in split.intervals(rule).items()
+            if start <= split.position(group.key, rule) < end
         )
         for group in groups
     }
@@ -329,15 +331,15 @@ def test_the_distance_to_an_interval_goes_round() -> None:
     assert split._distance(Fraction(3, 10), (Fraction(0), Fraction(1, 10))) == Fraction(2, 10)
 
 
-Placed = dict[str, tuple[str, int]]  # key → place on the circle, pictures of class a
+Placed = dict[str, tuple[str, int]]  # key → place on the circle, images of class a
 
 
 def filled(monkeypatch: pytest.MonkeyPatch, placed: Placed, *shared: str) -> tuple[dict[str, str], int]:
     """`assign` by RULE (test: 0 to 0.1, val: to 0.2, train: to 1), of groups that lie where the test says.
 
-    Of those named in `shared` one picture is of class b.
+    Of those named in `shared` one image is of class b.
     """
-    monkeypatch.setattr(split, "place", lambda key, _: Fraction(placed[key][0]) if key in placed else Fraction(1, 2))
+    monkeypatch.setattr(split, "position", lambda key, _: Fraction(placed[key][0]) if key in placed else Fraction(1, 2))
     groups = [split.Group(key, {"a": size} | ({"b": 1} if key in shared else {})) for key, (_, size) in placed.items()]
     b = [split.Group(f"b{n}", {"b": 1}) for n in range(3)] if shared else []
     parts_, moved = split.assign([*groups, *b], split.Rule(seed=0, val=0.1, test=0.1, folds=1, fold=0))
@@ -352,8 +354,8 @@ def test_an_empty_part_takes_the_nearest_group(monkeypatch: pytest.MonkeyPatch) 
     assert found == ({"p": "val", "q": "train", "r": "test"}, 5)
 
 
-def test_an_empty_part_takes_from_the_part_with_the_most_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nearer groups of a smaller part stay where they are; with as many pictures, the distance decides."""
+def test_an_empty_part_takes_from_the_part_with_the_most_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearer groups of a smaller part stay where they are; with as many images, the distance decides."""
     placed = {"p": ("0.11", 1), "q": ("0.12", 2), "r": ("0.4", 2), "s": ("0.5", 3)}
     assert filled(monkeypatch, placed) == ({"p": "val", "q": "val", "r": "test", "s": "train"}, 2)
     placed = {"p": ("0.11", 1), "q": ("0.12", 2), "r": ("0.4", 1), "s": ("0.5", 2)}
@@ -361,7 +363,7 @@ def test_an_empty_part_takes_from_the_part_with_the_most_pictures(monkeypatch: p
 
 
 def test_filling_a_part_empties_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The only group of a part stays there, however many pictures it has."""
+    """The only group of a part stays there, however many images it has."""
     placed = {"p": ("0.15", 1), "q": ("0.12", 1), "r": ("0.5", 9)}
     assert filled(monkeypatch, placed) == ({"p": "val", "q": "test", "r": "train"}, 1)
 
@@ -379,11 +381,11 @@ def test_of_groups_equally_near_that_with_the_smallest_key_is_moved(monkeypatch:
         assert (found, moved) == ({"x": "val", "y": "test", "z": "train"}, 2)
 
 
-def test_a_place_is_the_seeded_hash_turned_by_the_fold() -> None:
+def test_a_position_is_the_seeded_hash_turned_by_the_fold() -> None:
     """SHA-256 of "seed key", its first 8 bytes as a fraction of 2^64, less fold / folds; the shares end where meant."""
     first = Fraction(int(hashlib.sha256(b"5 abc").hexdigest()[:16], 16), 2**64)
-    assert split.place("abc", split.Rule(5, 0.1, 0.1, 10, 0)) == first
-    assert split.place("abc", split.Rule(5, 0.1, 0.25, 4, 3)) == (first + Fraction(1, 4)) % 1
+    assert split.position("abc", split.Rule(5, 0.1, 0.1, 10, 0)) == first
+    assert split.position("abc", split.Rule(5, 0.1, 0.25, 4, 3)) == (first + Fraction(1, 4)) % 1
     assert split.intervals(split.Rule(0, 0.1, 0.2, 5, 0)) == {
         "test": (0, Fraction(1, 5)), "val": (Fraction(1, 5), Fraction(3, 10)), "train": (Fraction(3, 10), 1),
     }  # fmt: skip
@@ -393,9 +395,9 @@ def test_near_duplicates_in_two_classes_are_moved_for_neither() -> None:
     """A class is filled with groups of its own; with fewer than three of them it is refused."""
     shared = [split.Group(str(n), {"a": 1, "b": 1}) for n in range(4)]
     own = [split.Group(f"{n} of b", {"b": 1}) for n in range(200)]
-    lone = [group for group in shared if split.place(group.key, RULE) >= Fraction(2, 10)]
+    lone = [group for group in shared if split.position(group.key, RULE) >= Fraction(2, 10)]
     assert lone
-    with pytest.raises(Refusal, match=r"class 'a' has \d pictures in 0 groups of its own"):
+    with pytest.raises(UserError, match=r"class 'a' has \d images in 0 groups of its own"):
         split.assign([*lone, *own], RULE)
 
 
@@ -429,13 +431,13 @@ def test_each_broken_file_is_excluded_with_its_reason(small: Path) -> None:
 
 
 def test_a_duplicate_in_another_format_is_one(small: Path) -> None:
-    """What counts is the decoded pixels: the same picture as BMP is a duplicate."""
-    picture(0).save(small / "cat/other.bmp")
+    """What counts is the decoded pixels: the same image as BMP is a duplicate."""
+    noise_image(0).save(small / "cat/other.bmp")
     assert reasons(do(small)[0]) == {"cat/other.bmp": "duplicate of cat/0.png"}
 
 
-def test_equal_pictures_in_two_classes_are_all_excluded(small: Path) -> None:
-    """Three equal pictures of which one has another class are all excluded: three pairs, one conflict."""
+def test_equal_images_in_two_classes_are_all_excluded(small: Path) -> None:
+    """Three equal images of which one has another class are all excluded: three pairs, one conflict."""
     shutil.copy(small / "cat/0.png", small / "cat/0 again.png")
     shutil.copy(small / "cat/0.png", small / "dog/0.png")
     rows, counts = do(small)
@@ -444,16 +446,16 @@ def test_equal_pictures_in_two_classes_are_all_excluded(small: Path) -> None:
 
 
 def test_too_many_broken_files_are_refused(small: Path) -> None:
-    """One file more than split.max_excluded ends the stage, naming five of them."""
+    """One file more than split.max_unreadable ends the stage, naming five of them."""
     for n in range(6):
         (small / f"dog/{n} broken.jpg").write_text("words")
-    assert do(small, max_excluded=6)[1]["excluded"]["not an image"] == 6
-    with pytest.raises(Refusal) as refusal:
-        do(small, max_excluded=5)
+    assert do(small, max_unreadable=6)[1]["excluded"]["not an image"] == 6
+    with pytest.raises(UserError) as refusal:
+        do(small, max_unreadable=5)
     shown = ", ".join(f"dog/{n} broken.jpg (not an image)" for n in range(5))
     assert str(refusal.value) == (
-        f"split.max_excluded: 6 pictures of 26 cannot be used, allowed: 5; {shown}, …; "
-        "mend or remove them, or raise split.max_excluded"
+        f"split.max_unreadable: 6 images of 26 cannot be used, allowed: 5; {shown}, …; "
+        "mend or remove them, or raise split.max_unreadable"
     )
 
 
@@ -476,7 +478,7 @@ def test_names_of_every_kind_come_back(small: Path, tmp_path: Path) -> None:
     assert all(len(row["pixels"]) == 64 and len(row["phash"]) == len(row["group"]) == 16 for row in back)
 
 
-def test_junk_and_files_beside_the_classes_are_no_pictures(small: Path) -> None:
+def test_junk_and_files_beside_the_classes_are_no_images(small: Path) -> None:
     """Hidden files, __MACOSX, Thumbs.db and what lies at the top are ignored."""
     before = do(small)
     for name in (
@@ -496,14 +498,14 @@ def test_junk_and_files_beside_the_classes_are_no_pictures(small: Path) -> None:
 def test_a_given_split_is_kept(tmp_path: Path) -> None:
     """Folders train, val and test with class folders are the split; near pairs across them are only counted."""
     folder = tmp_path / "images"
-    for start, part in enumerate(split.PARTS):
+    for start, part in enumerate(split.SPLITS):
         for label, first in (("cat", 0), ("dog", 100)):
             for seed in range(first + 10 * start, first + 10 * start + 3):
                 put(folder / part / label / "sub" / f"{seed}.png", seed)
-    put(folder / "test/cat/near.png", 1, side=48)  # the same picture, larger, lies in train
+    put(folder / "test/cat/near.png", 1, side=48)  # the same image, larger, lies in train
     rows, counts = do(folder)
-    assert all(row.part == row.picture.path.split("/")[0] for row in rows)
-    assert all(row.picture.label == row.picture.path.split("/")[1] for row in rows)
+    assert all(row.part == row.image_file.path.split("/")[0] for row in rows)
+    assert all(row.image_file.label == row.image_file.path.split("/")[1] for row in rows)
     assert counts["splits"] == {"train": 6, "val": 6, "test": 7}
     assert (counts["near_duplicate_pairs"], counts["near_duplicates_across_splits"], counts["moved_to_fill"]) == (
         1,
@@ -515,7 +517,7 @@ def test_a_given_split_is_kept(tmp_path: Path) -> None:
 def test_a_given_split_keeps_a_duplicate_in_test_first(tmp_path: Path) -> None:
     """Of exact duplicates across given parts that in test is kept, before val, before train."""
     folder = tmp_path / "images"
-    for start, part in enumerate(split.PARTS):
+    for start, part in enumerate(split.SPLITS):
         for label, first in (("cat", 0), ("dog", 100)):
             put(folder / part / label / "own.png", first + start)
         put(folder / part / "cat/everywhere.png", 50)
@@ -531,24 +533,24 @@ def test_a_given_split_keeps_a_duplicate_in_test_first(tmp_path: Path) -> None:
 def test_layouts_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
     """No class, one class, a class of two, half a split, a class missing in a part: each is refused by name."""
     folder = tmp_path / "images"
-    with pytest.raises(Refusal, match="no such folder"):
+    with pytest.raises(UserError, match="no such folder"):
         do(folder)
     folder.mkdir()
     put(folder / "a.png", 0)
-    with pytest.raises(Refusal, match="images: no class folder; needed: at least 2"):
+    with pytest.raises(UserError, match="images: no class folder; needed: at least 2"):
         do(folder)
     for seed in range(3):
         put(folder / f"cat/{seed}.png", seed)
-    with pytest.raises(Refusal, match=r"only one class folder \('cat'\); needed: at least 2"):
+    with pytest.raises(UserError, match=r"only one class folder \('cat'\); needed: at least 2"):
         do(folder)
     for seed in range(2):
         put(folder / f"dog/{seed}.png", 100 + seed)
-    with pytest.raises(Refusal, match=r"class 'dog' has 2 pictures to use; needed: at least 3"):
+    with pytest.raises(UserError, match=r"class 'dog' has 2 images to use; needed: at least 3"):
         do(folder)
     put(folder / "dog/2.png", 102)
-    assert set(parts(do(folder)[0]).values()) == set(split.PARTS)
+    assert set(parts(do(folder)[0]).values()) == set(split.SPLITS)
     (folder / "empty class").mkdir()
-    with pytest.raises(Refusal, match=r"class 'empty class' has 0 pictures to use"):
+    with pytest.raises(UserError, match=r"class 'empty class' has 0 images to use"):
         do(folder)
 
 
@@ -557,21 +559,21 @@ def test_half_a_split_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "images"
     for part in ("train", "test"):
         put(folder / part / "cat/0.png", 0)
-    with pytest.raises(Refusal, match=r"folders train and test, but no val; allowed: all of train, val, test"):
+    with pytest.raises(UserError, match=r"folders train and test, but no val; allowed: all of train, val, test"):
         do(folder)
     put(folder / "val/cat/0.png", 0)
     (folder / "cat").mkdir()
-    with pytest.raises(Refusal, match=r"train, val, test beside class folders cat; allowed: either alone"):
+    with pytest.raises(UserError, match=r"train, val, test beside class folders cat; allowed: either alone"):
         do(folder)
 
 
 def test_a_given_split_needs_each_class_in_each_part(tmp_path: Path) -> None:
-    """A class without a picture in a given part is refused."""
+    """A class without an image in a given part is refused."""
     folder = tmp_path / "images"
-    for start, part in enumerate(split.PARTS):
+    for start, part in enumerate(split.SPLITS):
         put(folder / part / "cat/0.png", start)
     put(folder / "train/dog/0.png", 100)
-    with pytest.raises(Refusal, match=r"class 'dog' has no picture to use in val, test; needed: at least 1 in each"):
+    with pytest.raises(UserError, match=r"class 'dog' has no image to use in val, test; needed: at least 1 in each"):
         do(folder)
 
 
@@ -579,14 +581,14 @@ def test_names_that_cannot_be_written_are_refused(small: Path) -> None:
     """A name that is not UTF-8, one with a carriage return and a broken link are refused by name."""
     bad = Path(str(small / "cat").encode().decode() + "/caf\udce9.png")
     put(bad, 60)
-    with pytest.raises(Refusal, match=r"caf\\udce9\.png': the name is not UTF-8; rename it"):
+    with pytest.raises(UserError, match=r"caf\\udce9\.png': the name is not UTF-8; rename it"):
         do(small)
     bad.rename(small / "cat/a\rb.png")
-    with pytest.raises(Refusal, match=r"a\\rb\.png': a carriage return in a name"):
+    with pytest.raises(UserError, match=r"a\\rb\.png': a carriage return in a name"):
         do(small)
     (small / "cat/a\rb.png").unlink()
     (small / "cat/link.png").symlink_to("absent.png")
-    with pytest.raises(Refusal, match=r"link\.png: neither a file nor a folder"):
+    with pytest.raises(UserError, match=r"link\.png: neither a file nor a folder"):
         do(small)
 
 
@@ -599,14 +601,14 @@ def test_the_stage_writes_the_table_and_the_counts(
     split.run(config)
     table, counts = Path(config.paths.split), Path(config.paths.metrics) / "data.json"
     first = table.read_bytes(), counts.read_bytes()
-    assert len(files.read_csv(table)) == json.loads(counts.read_text())["pictures"] == 20
+    assert len(files.read_csv(table)) == json.loads(counts.read_text())["images"] == 20
     split.run(config)
     assert (table.read_bytes(), counts.read_bytes()) == first
 
 
-def test_the_table_says_what_each_picture_is(small: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_says_what_each_image_is(small: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells by their names: the size as it is decoded, the hash of the pixels, the perceptual hash, the group."""
-    picture(77).resize((40, 24)).save(small / "dog/wide.png")
+    noise_image(77).resize((40, 24)).save(small / "dog/wide.png")
     put(small / "dog/z near.png", 101, side=48)
     (small / "dog/empty.png").write_bytes(b"")
     monkeypatch.chdir(small.parent)
@@ -619,14 +621,16 @@ def test_the_table_says_what_each_picture_is(small: Path, raw: dict[str, Any], m
     assert wide["group"] == wide["pixels"][:16]
     assert (empty["split"], empty["reason"], empty["phash"], empty["group"]) == ("", "empty", "", "")
     assert near["group"] == table["dog/101.png"]["group"] == min(near["pixels"], table["dog/101.png"]["pixels"])[:16]
-    assert near["split"] == table["dog/101.png"]["split"] in split.PARTS
+    assert near["split"] == table["dog/101.png"]["split"] in split.SPLITS
 
 
 def test_a_perceptual_hash_of_zero_is_a_hash() -> None:
-    """A kept picture has one, whatever its value; only what was not decoded has none."""
-    decoded, not_decoded = Verdict("", 40, 24, "ab" * 32, phash=0), Verdict("truncated", 40, 24)
+    """A kept image has one, whatever its value; only what was not decoded has none."""
+    decoded, not_decoded = ImageInfo("", 40, 24, "ab" * 32, phash=0), ImageInfo("truncated", 40, 24)
     cells = [
-        dict(zip(split.HEADER, split.line(split.Row(split.Picture("a/b.png", "a", ""), "", "", seen, "")), strict=True))
+        dict(
+            zip(split.HEADER, split.line(split.Row(split.ImageFile("a/b.png", "a", ""), "", "", seen, "")), strict=True)
+        )
         for seen in (decoded, not_decoded)
     ]
     assert [row["phash"] for row in cells] == ["0" * 16, ""]
@@ -652,17 +656,17 @@ def test_the_stage_hands_every_setting_on(raw: dict[str, Any], monkeypatch: pyte
 
     def noted(*given: Any, **named: Any) -> None:
         taken.extend((given, named))
-        raise Refusal("seen")
+        raise UserError("seen")
 
     monkeypatch.setattr(split, "split", noted)
     changes = {
         "split__seed": 7, "split__fractions": {"train": 0.5, "val": 0.3, "test": 0.2}, "split__folds": 5,
-        "split__fold": 3, "split__near_duplicates": 4, "split__min_side": 21, "split__max_pixels": 22,
-        "split__max_excluded": 23, "run__workers": 6, "paths__images": "elsewhere",
+        "split__fold": 3, "split__phash_distance": 4, "split__min_side": 21, "split__max_pixels": 22,
+        "split__max_unreadable": 23, "run__workers": 6, "paths__images": "elsewhere",
     }  # fmt: skip
-    with pytest.raises(Refusal, match="seen"):
+    with pytest.raises(UserError, match="seen"):
         split.run(params.parse(change(raw, **changes)))
     assert taken == [
         (Path("elsewhere"), split.Rule(seed=7, val=0.3, test=0.2, folds=5, fold=3)),
-        {"near_bits": 4, "min_side": 21, "max_pixels": 22, "max_excluded": 23, "workers": 6},
+        {"near_bits": 4, "min_side": 21, "max_pixels": 22, "max_unreadable": 23, "workers": 6},
     ]

@@ -23,7 +23,7 @@ ROOMS = {
 # Who may import whom; nothing else is allowed. What stands higher may not look down.
 BASE = {"errors", "files", "reading"}
 ENGINE = {
-    "engine.world", "engine.precision", "engine.parallel", "engine.checkpoint", "engine.loop", "engine.ema",
+    "engine.distributed", "engine.precision", "engine.parallel", "engine.checkpoint", "engine.loop", "engine.ema",
     "engine.optimizers", "engine.stopping", "engine.elastic", "engine.agreement", "engine.variables",
     "engine.frozen",
 }  # fmt: skip
@@ -45,25 +45,25 @@ ALLOWED: dict[str, set[str]] = {
     "residency": {"errors"},
     "model": {"errors"},
     "metrics": set(),
-    "engine": set(), "engine.world": {"errors"}, "engine.variables": set(),
-    "engine.agreement": {"engine.world", "errors"},
+    "engine": set(), "engine.distributed": {"errors"}, "engine.variables": set(),
+    "engine.agreement": {"engine.distributed", "errors"},
     "engine.checkpoint": {"files"}, "engine.ema": set(),
     "engine.precision": {"engine.apex"},  # these three import it only when it is asked for
-    "engine.parallel": {"engine.world", "engine.apex", "engine.elastic"},
-    "engine.elastic": {"engine.world"},
+    "engine.parallel": {"engine.distributed", "engine.apex", "engine.elastic"},
+    "engine.elastic": {"engine.distributed"},
     "engine.optimizers": {"engine.apex"},
     "engine.apex": {"engine.precision"},
     "engine.loop": {"engine.precision", "engine.parallel", "engine.ema"},
-    "engine.stopping": {"errors", "engine.world", "engine.frozen"}, "engine.frozen": {"engine.world"},
+    "engine.stopping": {"errors", "engine.distributed", "engine.frozen"}, "engine.frozen": {"engine.distributed"},
     "inference": {"augment", "reading", "residency", "sampling", *ENGINE},
     "monitor": {"augment", "engine.loop"},
-    "runs": {*BASE, "intact", "locks", "packed", "params", "engine.checkpoint", "engine.world",
+    "runs": {*BASE, "intact", "locks", "packed", "params", "engine.checkpoint", "engine.distributed",
              "engine.agreement", "engine.variables"},
     "report": {"files", "packed"},
     "download": {*STAGE, "synthetic", "weights"},
     "split": {*STAGE, "images"},
     "prepare": {*STAGE, "images", "packed"},
-    "launch": {*STAGE, "engine.world", "engine.frozen", "engine.variables", "engine.stopping", "engine.apex",
+    "launch": {*STAGE, "engine.distributed", "engine.frozen", "engine.variables", "engine.stopping", "engine.apex",
                "validity"},
     "trained": {*BASE, *ENGINE, "augment", "inference", "model", "residency"},
     "train": {*STAGE, *ENGINE, "augment", "inference", "model", "monitor", "packed", "residency", "runs", "sampling",
@@ -121,7 +121,7 @@ def test_a_library_has_an_owner(room: str) -> None:
         library = name.split(".")[0]
         assert here in OWNERS.get(library, {here}), f"{here} imports {library}"
         if name.startswith("torch.distributed"):
-            assert here in {"engine.world", "launch"}, f"{here} imports torch.distributed"
+            assert here in {"engine.distributed", "launch"}, f"{here} imports torch.distributed"
 
 
 def closure(room: str) -> set[Path]:
@@ -250,10 +250,10 @@ def test_no_test_waits_without_end() -> None:
 
 
 def test_every_command_ends_alike() -> None:
-    """Who can be started with `python -m` ends in `errors.ending`, and nobody else prints a Refusal."""
+    """Who can be started with `python -m` ends in `errors.exit_status`, and nobody else prints a UserError."""
     for room, path in ROOMS.items():
         text = path.read_text()
         if '__name__ == "__main__"' in text:
-            assert "ending(" in text or "stage.main(" in text, room
-    written = {room for room, path in ROOMS.items() if "except Refusal" in path.read_text()}
+            assert "exit_status(" in text or "stage.main(" in text, room
+    written = {room for room, path in ROOMS.items() if "except UserError" in path.read_text()}
     assert written <= {f"pipeline.{name}" for name in ("errors", "launch", "predict", "runs")}

@@ -22,8 +22,8 @@ def drawn(folder: Path, count: int = 50, size: int = 32, seed: int = 0, workers:
     return contents(folder)
 
 
-def test_pictures_are_spread_evenly(tmp_path: Path) -> None:
-    """The kinds share the pictures evenly, the first kinds take the rest, and the licence lies beside them."""
+def test_images_are_spread_evenly(tmp_path: Path) -> None:
+    """The kinds share the images evenly, the first kinds take the rest, and the licence lies beside them."""
     names = drawn(tmp_path / "a", count=52)
     sizes = {kind: sum(name.startswith(f"{kind}/{kind}_") for name in names) for kind in synthetic.KINDS}
     assert sizes == {"aster": 11, "clematis": 11, "cosmos": 10, "periwinkle": 10, "poppy": 10}
@@ -33,7 +33,7 @@ def test_pictures_are_spread_evenly(tmp_path: Path) -> None:
 
 
 def test_the_seed_decides_the_bytes_and_the_workers_do_not(tmp_path: Path) -> None:
-    """One seed gives one set of files, whatever the number of workers; another seed gives other pictures."""
+    """One seed gives one set of files, whatever the number of workers; another seed gives other images."""
     one, three, other = (
         drawn(tmp_path / name, seed=seed, workers=workers)
         for name, seed, workers in (("one", 0, 1), ("three", 0, 3), ("other", 1, 3))
@@ -42,36 +42,36 @@ def test_the_seed_decides_the_bytes_and_the_workers_do_not(tmp_path: Path) -> No
     assert {name for name in one if one[name] == other[name]} == {"LICENSE.txt"}
 
 
-def test_more_pictures_leave_the_earlier_ones_alone(tmp_path: Path) -> None:
+def test_more_images_leave_the_earlier_ones_alone(tmp_path: Path) -> None:
     """Drawing more only adds files."""
     assert drawn(tmp_path / "few").items() <= drawn(tmp_path / "many", count=63).items()
 
 
-def test_no_two_pictures_are_alike(tmp_path: Path) -> None:
-    """Every two pictures differ clearly somewhere, even when both are squeezed to 16 × 16 pixels."""
+def test_no_two_images_are_alike(tmp_path: Path) -> None:
+    """Every two images differ clearly somewhere, even when both are squeezed to 16 × 16 pixels."""
     drawn(tmp_path / "a", count=150)
     small = [np.asarray(Image.open(path).resize((16, 16)), int) for path in sorted((tmp_path / "a").rglob("*.png"))]
-    for index, picture in enumerate(small[1:], start=1):
-        assert min(np.abs(picture - other).max() for other in small[:index]) > 40
+    for index, image in enumerate(small[1:], start=1):
+        assert min(np.abs(image - other).max() for other in small[:index]) > 40
 
 
 @pytest.mark.parametrize("size", [32, 96, 200])
 def test_sides_vary_around_the_size(size: int) -> None:
-    """Pictures are RGB, their sides between 0.8 and 1.25 of the size, and few of them are square."""
-    pictures = [synthetic.picture("aster", size, 0, index) for index in range(20)]
-    sides = [side for picture in pictures for side in picture.size]
+    """Images are RGB, their sides between 0.8 and 1.25 of the size, and few of them are square."""
+    images = [synthetic.image("aster", size, 0, index) for index in range(20)]
+    sides = [side for image in images for side in image.size]
     assert min(sides) >= round(0.8 * size)
     assert max(sides) <= round(1.25 * size)
-    assert sum(picture.width != picture.height for picture in pictures) > 10
-    assert {picture.mode for picture in pictures} == {"RGB"}
+    assert sum(image.width != image.height for image in images) > 10
+    assert {image.mode for image in images} == {"RGB"}
 
 
 def test_the_pixels_are_the_same_on_every_machine() -> None:
-    """One picture of each kind has the pixels that it had on the machine this hash was made on."""
+    """One image of each kind has the pixels that it had on the machine this hash was made on."""
     digest = hashlib.sha256()
     for index, name in enumerate(synthetic.KINDS):
-        picture = synthetic.picture(name, 96, 7, index)
-        digest.update(repr(picture.size).encode() + picture.tobytes())
+        image = synthetic.image(name, 96, 7, index)
+        digest.update(repr(image.size).encode() + image.tobytes())
     assert digest.hexdigest() == "278629adbc280a481afe3ab758b1c57444764b1b99a7f0745ee973933d71b4b4"
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from pipeline import errors, files, params, runs
-from pipeline.engine.world import World
-from pipeline.errors import Refusal, Stopped
+from pipeline.engine.distributed import World
+from pipeline.errors import Stopped, UserError
 from tests.conftest import PROJECT, read_params
 
 
@@ -24,7 +24,7 @@ def ended(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int
     def work() -> int:
         raise error
 
-    status = errors.ending("some", work)
+    status = errors.exit_status("some", work)
     (line,) = capsys.readouterr().err.splitlines()
     return status, line
 
@@ -45,10 +45,16 @@ def test_an_error_of_the_disk_is_a_line(number: int, tmp_path: Path, capsys: pyt
         (MemoryError(), ("no memory is left", "train.batch_size", "run.residency: disk", "ulimit -v")),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), ("no memory is left", "run.workers")),
         (RuntimeError("can't start new thread"), ("no memory is left", "run.workers")),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), ("no memory is left", "accumulate")),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+            ("no memory is left", "accumulation_steps"),
+        ),
         (ImportError("libx.so: failed to map segment from shared object"), ("no memory is left", "ulimit -v")),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), ("the GPU's memory", "batch_size")),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), ("the GPU's memory", "accumulate")),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
+            ("the GPU's memory", "accumulation_steps"),
+        ),
     ],
 )
 def test_a_memory_that_is_full_is_named(
@@ -62,7 +68,7 @@ def test_a_memory_that_is_full_is_named(
 
 def test_other_ends_keep_their_status(capsys: pytest.CaptureFixture[str]) -> None:
     """A refusal 1, a stop 75, an interrupt 130; a fault of the program is raised."""
-    assert ended(Refusal("this"), capsys) == (1, "some: this")
+    assert ended(UserError("this"), capsys) == (1, "some: this")
     assert ended(Stopped("that"), capsys) == (75, "some: that")
     assert ended(KeyboardInterrupt(), capsys)[0] == 130
     with pytest.raises(RuntimeError, match="a fault"):
@@ -84,7 +90,7 @@ def test_an_error_of_the_system_in_a_thread_is_a_line(capsys: pytest.CaptureFixt
         full()
         return 0
 
-    assert errors.ending("some", work) == 1
+    assert errors.exit_status("some", work) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("some: events: Input/output error; ")
 
@@ -118,11 +124,11 @@ def test_a_clock_that_jumps_makes_no_negative_time(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "requirements").symlink_to(PROJECT / "requirements")
     config = params.parse(read_params())
-    place = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+    world = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
     files.write_text(tmp_path / "models/model.safetensors", "")
     started = time.monotonic()
     monkeypatch.setattr("time.time", lambda: -1e9)
-    runs.write_provenance(tmp_path, config, place, started, 7)
+    runs.write_provenance(tmp_path, config, world, started, 7)
     written = json.loads((tmp_path / runs.PROVENANCE).read_text())
     assert 0 <= written["seconds"] < 1000
     assert written["images_per_second"] >= 0

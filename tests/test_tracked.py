@@ -22,8 +22,8 @@ STAGES = ("download", "split", "prepare", "train", "evaluate")
 OTHERWISE: dict[str, Any] = {  # not tracked; with all of them changed at once, all outputs keep their bytes
     **{f"paths.{name}": f"elsewhere/{name}" for name in params.Paths.model_fields},
     "data.url": "file://{folder}/the same archive.tgz",
-    "run.keep_every": 1, "run.workers": 3, "run.residency": "disk", "run.log_steps": 1, "run.checkpoint_seconds": 1,
-    "run.timeout_seconds": 77,
+    "run.save_every_epochs": 1, "run.workers": 3, "run.residency": "disk", "run.log_steps": 1,
+    "run.checkpoint_seconds": 1, "run.timeout_seconds": 77,
 }  # fmt: skip
 ELSEWHERE = {  # not tracked; the test that compares bytes
     "run.launcher": "test_nodes.py::test_trainings_at_the_same_time_do_not_collide",
@@ -34,7 +34,7 @@ ELSEWHERE = {  # not tracked; the test that compares bytes
     "run.max_restarts": "test_interruption.py::test_stops_are_not_restarted_and_deaths_are",
 }
 IN_A_STAGE = {  # tracked for another stage; in this one shown to change nothing, or compared with what that stage left
-    ("evaluate", "prepare.size"): "test_prepare.py::test_squares_of_another_size_than_the_params_say_are_refused",
+    ("evaluate", "prepare.size"): "test_prepare.py::test_packed_images_of_another_size_than_the_params_say_are_refused",
     ("evaluate", "run.processes"): "test_evaluate.py::test_the_number_of_processes_changes_no_byte",
 }
 
@@ -100,7 +100,7 @@ def pipeline(folder: Path, changes: dict[str, Any]) -> Path:
     for name in ("pipeline", "requirements", "docker", "dvc.yaml"):
         (folder / name).symlink_to(PROJECT / name)
     small = on_cpu(read_params(), data__source="archive", data__url="file://{folder}/flowers.tgz", run__workers=1)
-    change(small, data__sha256=files.sha256(folder.parent / "flowers.tgz"), split__near_duplicates=0)
+    change(small, data__sha256=files.sha256(folder.parent / "flowers.tgz"), split__phash_distance=0)
     raw = change(small, **{leaf.replace(".", "__"): value for leaf, value in changes.items()})
     raw["data"]["url"] = raw["data"]["url"].format(folder=folder.parent).replace(" ", "%20")
     write_params(folder / "params.yaml", raw)

@@ -16,7 +16,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pipeline import files, packed, params, sampling, train
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers import starts
 
@@ -24,11 +24,11 @@ CLASSES = ("circle", "cross", "square")
 
 
 def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -> Path:
-    """A folder with params and a packed data set of three easy kinds of pictures, as prepare would leave it."""
+    """A folder with params and a packed data set of three easy kinds of images, as prepare would leave it."""
     random = np.random.default_rng(0)
-    squares = random.integers(0, 80, (count, side, side, 3), dtype=np.uint8)
+    images = random.integers(0, 80, (count, side, side, 3), dtype=np.uint8)
     names = [CLASSES[k % 3] for k in range(count)]
-    for square, name in zip(squares, names, strict=True):
+    for square, name in zip(images, names, strict=True):
         y, x = (np.indices((side, side)) - side // 2) // 2
         shape = {"circle": x * x + y * y < 40, "cross": (x == y) | (x == -y), "square": abs(x) + 0 * y < 4}[name]
         square[shape] += 150
@@ -40,7 +40,7 @@ def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -
     folder.mkdir(parents=True, exist_ok=True)
     files.write_csv(folder / "data/split.csv", header, rows)
     with files.atomic_folder(folder / "data/packed") as packing:
-        packed.write(packing, iter(squares), count, side)
+        packed.write(packing, iter(images), count, side)
     for name in ("pipeline", "requirements", "docker", "dvc.yaml"):
         (folder / name).symlink_to(PROJECT / name)
     write_params(folder / "params.yaml", change(on_cpu(read_params()), **{"train__epochs": 2, **changes}))
@@ -76,7 +76,7 @@ def test_a_run_leaves_what_it_promises(trained: Path) -> None:
         assert weights.get_tensor("fc.weight").shape == (3, 1024)
     described = json.loads((trained / "models/model.json").read_text())
     assert described["classes"] == list(CLASSES)
-    assert described["view"] == {"square": 40, "resize": 36, "crop": 32}
+    assert described["view"] == {"packed_size": 40, "resize": 36, "crop": 32}
     rows = files.read_csv(trained / "metrics/history.csv")
     assert [(row["epoch"], row["step"]) for row in rows] == [("1", "4"), ("2", "9")]
     figures = json.loads((trained / "metrics/train.json").read_text())
@@ -133,23 +133,23 @@ def test_a_model_whose_validation_loss_is_not_finite_is_not_exported(
     monkeypatch.chdir(trained)
     before, row = outputs(trained), dict.fromkeys(train.HISTORY, 1.0) | {"epoch": 1, "val_loss": float("nan")}
     data = packed.load(Path("data/packed"), Path("data/split.csv"))
-    with pytest.raises(Refusal, match=r"validation loss of epoch 1 is nan; nothing is exported; lower train\.lr \("):
+    with pytest.raises(UserError, match=r"validation loss of epoch 1 is nan; nothing is exported; lower train\.lr \("):
         train.write(params.load(), data, {}, train.Progress(step=4, history=[row]))
     assert outputs(trained) == before
 
 
 def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
-    """It would hold pictures twice."""
+    """It would hold images twice."""
     stopped = launch(small_world(tmp_path, train__batch_size=64), check=False)
     assert stopped.returncode == 1
-    assert "train.batch_size: 64 is more than the training pictures (36); allowed: 1 to 36" in stopped.stderr
+    assert "train.batch_size: 64 is more than the training images (36); allowed: 1 to 36" in stopped.stderr
 
 
 def test_another_size_than_the_params_say_is_refused_before_the_first_step(tmp_path: Path) -> None:
     """Nothing of a run is begun."""
     stopped = launch(small_world(tmp_path, prepare__size=48), check=False)
     assert stopped.returncode == 1
-    assert "train: prepare.size: 48, but the squares in data/packed/images.npy have 40 pixels" in stopped.stderr
+    assert "train: prepare.size: 48, but the packed images in data/packed/images.npy have 40 pixels" in stopped.stderr
     assert not (tmp_path / "runs").exists()
 
 
@@ -157,32 +157,32 @@ GRADIENTS = """
     import os, sys
     import torch
     from torch import nn
-    from pipeline.engine import loop, world
-    from pipeline.engine.loop import Batch, Counts, Recipe
+    from pipeline.engine import loop, distributed
+    from pipeline.engine.loop import Batch, Totals, Recipe
     from pipeline.engine.ema import Ema
     from pipeline.engine.parallel import PARALLELS
     from pipeline.engine.precision import PRECISIONS
     from pipeline import model, sampling
-    world.fix_arithmetic(1, True)
-    place = world.from_env(os.environ, "cpu")
+    distributed.make_deterministic(1, True)
+    world = distributed.from_env(os.environ, "cpu")
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3))
     images, labels = torch.randn(48, 3, 12, 12), torch.randint(3, (48,))
     precision = PRECISIONS["fp32"]("cpu")
     optimizer = torch.optim.SGD(model.parameter_groups(net, 1e-3, False), lr=0.1, momentum=0.9)
-    with world.joined(place, 60):
-        parts = place.size * int(sys.argv[2])
-        spread = PARALLELS["ddp" if place.size > 1 else "single"](net, place, True, parts)
-        counts = Counts.zero(place.device, parts)
+    with distributed.join(world, 60):
+        parts = world.size * int(sys.argv[2])
+        parallel_model = PARALLELS["ddp" if world.size > 1 else "single"](net, world, True, parts)
+        totals = Totals.zero(world.device, parts)
         def batches():
             for step in range(8):
-                rows = torch.from_numpy(sampling.part(sampling.batch_rows(0, step, 12, 48), place.share(parts), parts))
+                rows = torch.from_numpy(sampling.part(sampling.batch_rows(0, step, 12, 48), world.share(parts), parts))
                 yield Batch(step, images[rows], labels[rows], labels[rows], 0.1, 0)
         recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, Ema.of(net, 0.0), 0.0)
-        for _ in loop.train(spread, batches(), recipe, counts):
+        for _ in loop.train(parallel_model, batches(), recipe, totals):
             pass
-        sums = world.total(counts.sums).sum(0)
-        if place.first:
+        sums = distributed.all_reduce_sum(totals.sums).sum(0)
+        if world.is_main:
             torch.save({"weights": net.state_dict(), "sums": sums}, sys.argv[1])
 """
 
@@ -207,19 +207,19 @@ BROKEN = """
     import os
     import torch
     from pipeline import params, train
-    from pipeline.engine import world
-    from pipeline.engine.loop import Counts
-    from pipeline.errors import Refusal
-    place = world.from_env(os.environ, "cpu")
-    with world.joined(place, 60):
-        counts = Counts.zero(place.device, 2)
-        train.refuse_broken(counts, params.load().train)
-        if not place.first:
-            counts.broken_step.fill_(7)
+    from pipeline.engine import distributed
+    from pipeline.engine.loop import Totals
+    from pipeline.errors import UserError
+    world = distributed.from_env(os.environ, "cpu")
+    with distributed.join(world, 60):
+        totals = Totals.zero(world.device, 2)
+        train.check_losses_finite(totals, params.load().train)
+        if not world.is_main:
+            totals.broken_step.fill_(7)
         try:
-            train.refuse_broken(counts, params.load().train)
+            train.check_losses_finite(totals, params.load().train)
             raise SystemExit("not refused")
-        except Refusal as refusal:
+        except UserError as refusal:
             assert "the loss of step 7 is not finite" in str(refusal)
 """
 

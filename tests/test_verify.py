@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 from pipeline import files, locks, verify
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, copy_project
 from tests.test_interruption import gone, wait_for
@@ -26,7 +26,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small project on drawn flowers, run and committed; the tests copy it."""
     folder = copy_project(
         tmp_path_factory.mktemp("verify") / "project",
-        data__source="synthetic", data__synthetic={"count": 60, "size": 40, "seed": 0}, split__near_duplicates=0,
+        data__source="synthetic", data__synthetic={"count": 60, "size": 40, "seed": 0}, split__phash_distance=0,
         train__lr=0.01,
     )  # fmt: skip
     call(folder, "dvc", "repro")
@@ -275,5 +275,5 @@ def test_tensors_are_compared_by_their_bytes(tmp_path: Path) -> None:
 def test_a_cut_lock_is_refused(tmp_path: Path, text: str) -> None:
     """A dvc.lock that states nothing, or by halves, is named with the remedy."""
     (tmp_path / "dvc.lock").write_text(text)
-    with pytest.raises(Refusal, match=r"dvc.lock: not readable; restore it \(git checkout dvc.lock\)"):
+    with pytest.raises(UserError, match=r"dvc.lock: not readable; restore it \(git checkout dvc.lock\)"):
         locks.read(tmp_path / "dvc.lock")

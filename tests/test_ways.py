@@ -160,7 +160,7 @@ def expected_of_elastic(cell: Cell) -> list[str]:
         )
     if cell.sync_bn != "none":
         said.append(
-            f"train.sync_bn: '{cell.sync_bn}' × train.parallel: 'elastic': BatchNorm is over the pictures of a shard, "
+            f"train.sync_bn: '{cell.sync_bn}' × train.parallel: 'elastic': BatchNorm is over the images of a shard, "
             "which only one process sees; allowed: none, or train.parallel: ddp"
         )
     return said
@@ -246,8 +246,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "train__sync_bn": SYNC_BN, "train__memory_format": MEMORY_FORMAT, "train__compile": (False, True),
     "train__gradient_checkpointing": (False, True), "train__freeze_backbone": (False, True),
     "train__optimizer": tuple(OPTIMIZERS), "train__export": ("last", "best", "ema"), "train__ema_decay": (0.9, 0.0),
-    "train__accumulate": (1, 2), "train__schedule": ("constant", "cosine", "step"), "train__clip_norm": (0.0, 1.0),
-    "train__mixup": (0.0, 0.2), "train__cutmix": (0.0, 1.0),
+    "train__accumulation_steps": (1, 2), "train__schedule": ("constant", "cosine", "step"),
+    "train__clip_norm": (0.0, 1.0), "train__mixup": (0.0, 0.2), "train__cutmix": (0.0, 1.0),
     "run__launcher": get_args(params.Launcher), "run__processes": (2, 1), "run__nodes": (1, 2),
 }  # fmt: skip
 
@@ -266,7 +266,7 @@ BARRED = {
         ("parallel=elastic", "precision=O0"), ("parallel=elastic", "precision=O1"),
         ("parallel=elastic", "precision=O2"), ("parallel=elastic", "precision=O3"),
         ("parallel=elastic", "sync_bn=torch"), ("parallel=elastic", "sync_bn=apex"),
-        ("parallel=elastic", "compile=True"), ("parallel=elastic", "accumulate=2"),
+        ("parallel=elastic", "compile=True"), ("parallel=elastic", "accumulation_steps=2"),
         ("parallel=apex_ddp", "memory_format=channels_last"), ("parallel=apex_ddp", "precision=bf16"),
         ("compile=True", "gradient_checkpointing=True"),
         ("compile=True", "precision=O0"), ("compile=True", "precision=O1"), ("compile=True", "precision=O2"),
@@ -311,10 +311,10 @@ def test_no_pair_of_choices_is_left_open() -> None:
         ({"train__warmup_epochs": 2.0}, CPU_ONLY,
          "train.warmup_epochs: 2.0 is longer than the training; allowed: 0 to train.epochs (1)"),
         ({"train__parallel": "ddp", "run__processes": 3}, CPU_ONLY,
-         "train.batch_size: 8 does not divide by run.processes × train.accumulate (3); "
+         "train.batch_size: 8 does not divide by run.processes × train.accumulation_steps (3); "
          "allowed: a multiple of 3, such as 6"),
-        ({"train__accumulate": 16}, CPU_ONLY,
-         "train.batch_size: 8 does not divide by run.processes × train.accumulate (16); "
+        ({"train__accumulation_steps": 16}, CPU_ONLY,
+         "train.batch_size: 8 does not divide by run.processes × train.accumulation_steps (16); "
          "allowed: a multiple of 16, such as 16"),
         ({"run__processes": 2}, CPU_ONLY,
          "run.processes: 2 × train.parallel: 'single' would train that many models; "
@@ -358,10 +358,10 @@ def test_no_pair_of_choices_is_left_open() -> None:
         ({"train__parallel": "elastic", "run__processes": 5, "train__shards": 4}, CPU_ONLY,
          "run.processes: 5 is more than train.shards (4); allowed: 1 to 4, or more shards"),
         ({"train__parallel": "elastic", "train__shards": 3}, CPU_ONLY,
-         "train.batch_size: 8 with train.shards: 3: every shard needs as many pictures, and BatchNorm two; "
+         "train.batch_size: 8 with train.shards: 3: every shard needs as many images, and BatchNorm two; "
          "allowed: 6 or a larger multiple of 3, such as 9"),
         ({"train__parallel": "elastic"}, CPU_ONLY,
-         "train.batch_size: 8 with train.shards: 8: every shard needs as many pictures, and BatchNorm two; "
+         "train.batch_size: 8 with train.shards: 8: every shard needs as many images, and BatchNorm two; "
          "allowed: 16 or a larger multiple of 8, such as 16"),
         ({"train__parallel": "elastic", "train__shards": 4, "train__deterministic": False}, CPU_ONLY,
          "train.deterministic: false × train.parallel: 'elastic': without the one there is no use for the other; "
@@ -377,7 +377,7 @@ def test_no_pair_of_choices_is_left_open() -> None:
         ({"run__node_rank": 1}, CPU_ONLY, "run.node_rank: 1 is not one of 1 nodes; allowed: 0 to 0"),
         ({"split__fold": 10}, CPU_ONLY, "split.fold: 10 is not one of 10 folds; allowed: 0 to 9"),
         ({"split__folds": 5}, CPU_ONLY,
-         "split.fractions.test: 0.1 with split.folds: 5 would not test every picture once; "
+         "split.fractions.test: 0.1 with split.folds: 5 would not test every image once; "
          "allowed: 0.2, or split.folds: 1"),
     ],
 )  # fmt: skip

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pipeline import download, files, model, weights
-from pipeline.errors import Refusal
+from pipeline.errors import UserError
 from tests.test_download import NO_WAITS, project, reply, server
 
 
@@ -42,7 +42,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 def said(folder: Path, state: Any, name: str = "mine.pth") -> str:
     """The one line a file is refused with; nothing of it may be left."""
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(UserError) as refused:
         converted(folder, state, name)
     assert [path.name for path in folder.iterdir()] == [name]
     assert "\n" not in str(refused.value)
@@ -143,7 +143,7 @@ def test_what_does_not_fit_is_refused_with_five_names(tmp_path: Path) -> None:
     net, path = small(), tmp_path / "converted.safetensors"
     before = deepcopy(net.state_dict())
     converted(tmp_path, state)
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(UserError) as refused:
         weights.load_into(net, path, model.head(net))
     assert str(refused.value) == (
         f"train.weights: {path} does not fit the model: conv1.0.weight is missing, new.weight is not of this model, "
@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_refused_with_five_names(tmp_path: Path) -> None:
 
     converted(tmp_path, model.build("resnet18", 3, seed=0).state_dict())
     with pytest.raises(
-        Refusal, match=r"does not fit the model: ([\w.]+ is missing, ){4}[\w.]+ is missing and \d+ more"
+        UserError, match=r"does not fit the model: ([\w.]+ is missing, ){4}[\w.]+ is missing and \d+ more"
     ):
         weights.load_into(net, path, model.head(net))
 
@@ -165,7 +165,7 @@ def test_only_the_number_of_classes_may_differ(shape: tuple[int, ...] | None, fa
     net, state = small(), small().state_dict()
     del state["fc.weight"]
     path = converted(tmp_path, state | ({} if shape is None else {"fc.weight": torch.zeros(shape)}))
-    with pytest.raises(Refusal, match=f"does not fit the model: {fault}"):
+    with pytest.raises(UserError, match=f"does not fit the model: {fault}"):
         weights.load_into(net, path, model.head(net))
 
 
@@ -206,7 +206,7 @@ def test_what_holds_no_weights_is_refused(state: Any, holds: str, tmp_path: Path
 
 def test_a_missing_file_and_an_unknown_format_are_refused(tmp_path: Path) -> None:
     """A path of nothing, and a name with another ending, are refused with what is allowed."""
-    with pytest.raises(Refusal, match=r"no\.pth': there is no such file; allowed: none, imagenet"):
+    with pytest.raises(UserError, match=r"no\.pth': there is no such file; allowed: none, imagenet"):
         weights.convert(tmp_path / "no.pth", tmp_path / "converted")
     assert "has no known format; allowed: none, imagenet, .pth, .pt, .safetensors" in said(tmp_path, {}, "mine.ckpt")
 
@@ -227,7 +227,7 @@ def test_a_truncated_file_is_refused(ending: str, share: float, tmp_path_factory
     """Wherever a file of weights ends too early, it is refused by name, and nothing is written."""
     folder, content = tmp_path_factory.mktemp("cut"), saved(ending)
     (folder / f"cut{ending}").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(Refusal, match=f"^train.weights: .*cut{ending} "):
+    with pytest.raises(UserError, match=f"^train.weights: .*cut{ending} "):
         weights.convert(folder / f"cut{ending}", folder / "converted")
     assert [path.name for path in folder.iterdir()] == [f"cut{ending}"]
 
@@ -255,7 +255,7 @@ def test_every_model_has_published_weights_that_can_be_checked() -> None:
 )
 def test_an_address_that_cannot_be_checked_is_refused(url: str) -> None:
     """Another scheme than https, or less than eight digits of the hash, is refused by name."""
-    with pytest.raises(Refusal, match=f"'{url}', which cannot be checked; allowed: an https:// address"):
+    with pytest.raises(UserError, match=f"'{url}', which cannot be checked; allowed: an https:// address"):
         weights.hash_prefix(url)
 
 
@@ -301,7 +301,7 @@ def test_what_is_not_the_published_file_is_refused(status: int, body: bytes, ref
     _, name, prefix = published(tmp_path)
     with (
         server(lambda request, n: reply(request, body, status)) as (url, _),
-        pytest.raises(Refusal, match=rf"^train.weights: .*{refusal}.*name it in train\.weights"),
+        pytest.raises(UserError, match=rf"^train.weights: .*{refusal}.*name it in train\.weights"),
     ):
         download.obtain_published(url.replace("photos.tgz", name), prefix, tmp_path / "archives", NO_WAITS)
     assert list((tmp_path / "archives").iterdir()) == []
@@ -327,7 +327,7 @@ def test_the_stage_brings_a_file_of_weights(
     assert brought.name == "shufflenet_v2_x0_5.safetensors"
     assert same(safetensors.torch.load_file(brought), small().state_dict())
     assert capfd.readouterr().out == "download: weights of shufflenet_v2_x0_5 in data/weights, from mine.pth\n"
-    with pytest.raises(Refusal, match="there is no such file"):
+    with pytest.raises(UserError, match="there is no such file"):
         download.run(asking("other.pth"))
     assert list(Path(config.paths.weights).iterdir()) == [brought]
     assert not Path(config.paths.images).exists()

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline.engine import world
-from pipeline.engine.world import Store, World
-from pipeline.errors import Refusal, of_the_system
+from pipeline.engine import distributed
+from pipeline.engine.distributed import Store, World
+from pipeline.errors import UserError, describe_system_error
 
 Facts = dict[str, dict[str, Any]]  # name -> value (of JSON), by what is to be done where they differ
 NOT_SET = "not set"
@@ -30,32 +30,32 @@ def shown(facts: Mapping[str, Any], name: str) -> str:
 
 
 @contextmanager
-def agreed(store: Store, place: World) -> Iterator[Facts]:
+def agreed(store: Store, world: World) -> Iterator[Facts]:
     """In the block a process finds out what it has, and writes that into the Facts; at its end, all compare.
 
-    Raises Refusal in every process: for what was raised in the block of one of them, or with the names that differ. So
-    none waits for one that cannot begin.
+    Raises UserError in every process: for what was raised in the block of one of them, or with the names that differ.
+    So no process waits for one that cannot begin.
     """
     facts: Facts = {}
 
     def tell(fault: str) -> list[dict[str, Any]]:
         mine = {"host": os.uname().nodename, "fault": fault, "facts": facts}
-        return [json.loads(text) for text in world.told(store, place, "agreement", json.dumps(mine))]
+        return [json.loads(text) for text in distributed.gather_messages(store, world, "agreement", json.dumps(mine))]
 
     try:
         yield facts
     except Exception as error:  # an interrupt is none: who is interrupted waits for nobody
-        tell(of_the_system(error) or str(error))
+        tell(describe_system_error(error) or str(error))
         raise
     said = tell("")
     for rank, other in enumerate(said):
         if other["fault"]:
-            where = f"process {rank} of {place.size} (on {other['host']})"
-            raise Refusal(f"{where} cannot begin, and so none does: {other['fault']}")
+            where = f"process {rank} of {world.size} (on {other['host']})"
+            raise UserError(f"{where} cannot begin, and so none does: {other['fault']}")
     for rank, other in enumerate(said):
-        if lines := _against(said[0], rank, other, place.size):
+        if lines := _against(said[0], rank, other, world.size):
             rest = [f"and {len(lines) - MOST} more"] if len(lines) > MOST else []
-            raise Refusal("\n".join(lines[:MOST] + rest))
+            raise UserError("\n".join(lines[:MOST] + rest))
 
 
 def _against(first: dict[str, Any], rank: int, other: dict[str, Any], size: int) -> list[str]:

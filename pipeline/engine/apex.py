@@ -47,7 +47,7 @@ class Amp:
 
     @contextmanager
     def exact(self) -> Iterator[None]:
-        """O1 would resample pictures in half precision: inside this block it casts nothing."""
+        """O1 would resample images in half precision: inside this block it casts nothing."""
         handle = getattr(_amp_state, "handle", None)  # O1's; the other levels cast at the model's ends
         if handle is None:
             yield

@@ -27,8 +27,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from pipeline.engine import world
-from pipeline.engine.world import World
+from pipeline.engine import distributed
+from pipeline.engine.distributed import World
 
 BUCKET_BYTES = 25 << 20  # of gradients, as in torch's DistributedDataParallel
 
@@ -69,9 +69,9 @@ def subtrees(shards: range) -> list[tuple[int, int]]:
 class Sum:
     """One tree of a step: takes this process's leaves in the order of their shards, and gives the mean of all."""
 
-    def __init__(self, place: World, shards: int) -> None:
-        self._shards, self._last = shards, place.share(shards)[-1]
-        self._plan = [subtrees(world.share(shards, rank, place.size)) for rank in range(place.size)]
+    def __init__(self, world: World, shards: int) -> None:
+        self._shards, self._last = shards, world.share(shards)[-1]
+        self._plan = [subtrees(distributed.share(shards, rank, world.size)) for rank in range(world.size)]
         self._trees: list[Subtree] = []
         self._swapped: Callable[[], Tensor] = torch.Tensor
 
@@ -83,7 +83,7 @@ class Sum:
         if shard == self._last and len(self._plan) > 1:
             slices = torch.stack([self._sliced(tree.total) for tree in self._trees], 1)  # [process, subtree, slice]
             counts = [self._slice * len(trees) for trees in self._plan]
-            self._swapped = world.swap(slices.view(-1), [slices[0].numel()] * len(self._plan), counts)
+            self._swapped = distributed.all_to_all(slices.view(-1), [slices[0].numel()] * len(self._plan), counts)
 
     @property
     def _slice(self) -> int:
@@ -102,15 +102,15 @@ class Sum:
         places = [tree for trees in self._plan for tree in trees]
         for (first, size), total in zip(places, self._swapped().view(-1, self._slice), strict=True):
             grow(whole, Subtree(first, size, total))
-        gathered = world.gathered(root(whole) / self._shards)
+        gathered = distributed.all_gather(root(whole) / self._shards)
         return lambda: gathered()[: self._length]
 
 
 class Elastic:
     """Gives a model's parameters the mean gradient over all shards, and its buffers the mean statistics."""
 
-    def __init__(self, model: nn.Module, place: World, shards: int) -> None:
-        self._place, self._shards, self._mine = place, shards, place.share(shards)
+    def __init__(self, model: nn.Module, world: World, shards: int) -> None:
+        self._world, self._shards, self._mine = world, shards, world.share(shards)
         self._buffers = list(model.buffers())
         # Statistics that move: not the counters of steps, nor those of frozen modules.
         moving = [module for module in model.modules() if module.training]
@@ -125,7 +125,7 @@ class Elastic:
     def part(self, shard: int) -> Iterator[None]:
         """The context of one shard's forward and backward pass; when the last one ends, gradients are the mean."""
         if shard == self._mine[0]:
-            self._sums = [Sum(self._place, self._shards) for _ in self._targets]
+            self._sums = [Sum(self._world, self._shards) for _ in self._targets]
             self._start = [buffer.clone() for buffer in self._buffers]
         for buffer, value in zip(self._buffers, self._start, strict=True):
             buffer.copy_(value)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.engine import world
+from pipeline.engine import distributed
 
 MARGIN_SECONDS = 10  # beyond the timeout, for who waits: its own exchange ends at the timeout, and names whom
 
@@ -185,7 +185,7 @@ def launcher_roused(seconds: int) -> Iterator[None]:
         while not over.wait(1):
             look(seconds + MARGIN_SECONDS)
 
-    if world.ENDED_NOTE not in os.environ:  # nobody's launcher is its parent
+    if distributed.ENDED_NOTE not in os.environ:  # nobody's launcher is its parent
         yield
         return
     thread = threading.Thread(target=watch, daemon=True)

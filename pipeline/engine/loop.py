@@ -1,4 +1,4 @@
-"""Train steps, and the logits of an evaluation. Counts are summed on the device; whoever reads them divides once."""
+"""Train steps, and the logits of an evaluation. Totals are summed on the device; whoever reads them divides once."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pipeline.engine.ema import Ema
-from pipeline.engine.parallel import Spread
+from pipeline.engine.parallel import ParallelModel
 from pipeline.engine.precision import Precision
 
 
@@ -17,7 +17,7 @@ class Batch:
     """What one process works on in one step.
 
     images: normalized [n, 3, h, w]; labels: int64 [n]; targets: what the loss compares with, the labels or, where
-    pictures are mixed, class probabilities [n, classes]. A parameter group uses the rate times its own `scale`.
+    images are mixed, class probabilities [n, classes]. A parameter group uses the rate times its own `scale`.
     Drop-out and its like are drawn from `seed` plus the number of the part of the global batch.
     """
 
@@ -30,10 +30,10 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Counts:
+class Totals:
     """What the steps added up since the last reset, on the device.
 
-    `sums` are float64 [parts, 3]: loss sum, right answers and pictures of every part of the global batch, and zeros for
+    `sums` are float64 [parts, 3]: loss sum, right answers and images of every part of the global batch, and zeros for
     the parts of other processes. So adding up all processes only fills the table, and rounds nothing.
     """
 
@@ -41,7 +41,7 @@ class Counts:
     broken_step: Tensor  # int64: the first step whose loss was not finite, or -1
 
     @classmethod
-    def zero(cls, device: torch.device, parts: int) -> "Counts":
+    def zero(cls, device: torch.device, parts: int) -> "Totals":
         return cls(torch.zeros(parts, 3, dtype=torch.float64, device=device), torch.full((), -1, device=device))
 
     def add(self, step: int, part: int, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
@@ -64,22 +64,22 @@ class Recipe:
     clip_norm: float  # 0: gradients are not clipped
 
 
-def train(spread: Spread, batches: Iterable[Batch], recipe: Recipe, counts: Counts) -> Iterator[Batch]:
-    """Take a training step a batch; yield each batch after its step, with `counts` updated."""
+def train(parallel_model: ParallelModel, batches: Iterable[Batch], recipe: Recipe, totals: Totals) -> Iterator[Batch]:
+    """Take a training step a batch; yield each batch after its step, with `totals` updated."""
     precision, optimizer = recipe.precision, recipe.optimizer
     for batch in batches:
         for group in optimizer.param_groups:
             group["lr"] = batch.learning_rate * group["scale"]
-        parts = (tensor.chunk(len(spread.mine)) for tensor in (batch.images, batch.labels, batch.targets))
-        for part, images, labels, targets in zip(spread.mine, *parts, strict=True):
+        parts = (tensor.chunk(len(parallel_model.mine)) for tensor in (batch.images, batch.labels, batch.targets))
+        for part, images, labels, targets in zip(parallel_model.mine, *parts, strict=True):
             torch.manual_seed(batch.seed + part)
-            with spread.part(part):
+            with parallel_model.part(part):
                 with precision.autocast():
-                    logits = spread.model(images)
+                    logits = parallel_model.model(images)
                     loss = recipe.criterion(logits, targets)
-                precision.backward(loss / spread.divisor, optimizer)
+                precision.backward(loss / parallel_model.divisor, optimizer)
             with precision.exact():
-                counts.add(batch.step, part, loss, logits, labels)
+                totals.add(batch.step, part, loss, logits, labels)
         precision.step(optimizer, recipe.clip_norm)
         recipe.ema.update()
         yield batch

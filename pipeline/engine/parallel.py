@@ -1,4 +1,4 @@
-"""How the model is spread over processes and GPUs: a table from name to wrap.
+"""How the model runs on several processes and GPUs: a table from the name to the wrapper.
 
 Every member answers the same questions, so the loop never asks which one it has: which parts of a global batch does
 this process take one after another, what is around each of them, and what is a part's loss to be divided by.
@@ -12,24 +12,24 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from pipeline.engine.distributed import World
 from pipeline.engine.elastic import Elastic
-from pipeline.engine.world import World
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A model spread over the processes."""
+class ParallelModel:
+    """A model wrapped for training on several processes."""
 
-    model: nn.Module  # to be called with pictures
+    model: nn.Module  # to be called with images
     mine: range  # this process's parts of a global batch: neighbours, all of one size
     divisor: int  # of a part's loss; then the gradients after the last part are those of the global batch's mean loss
     part: Callable[[int], AbstractContextManager[Any]]  # the context of the forward and backward pass of a part
 
 
-Wrap = Callable[[nn.Module, World, bool, int], Spread]
+Wrap = Callable[[nn.Module, World, bool, int], ParallelModel]
 
 
-def accumulating(model: nn.Module, world: World, parts: int) -> Spread:
+def accumulating(model: nn.Module, world: World, parts: int) -> ParallelModel:
     """A wrapped model whose gradients add up from part to part. torch's DDP exchanges them only in the last one's
     backward pass; Apex's exchanges in each, which gives the same sum and costs more."""
     mine = world.share(parts)
@@ -39,19 +39,19 @@ def accumulating(model: nn.Module, world: World, parts: int) -> Spread:
             return model.no_sync()
         return nullcontext()
 
-    return Spread(model, mine, len(mine), part)
+    return ParallelModel(model, mine, len(mine), part)
 
 
-def _single(model: nn.Module, world: World, deterministic: bool, parts: int) -> Spread:
+def _single(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
     return accumulating(model, world, parts)
 
 
-def _dp(model: nn.Module, world: World, deterministic: bool, parts: int) -> Spread:
+def _dp(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
     """torch's DataParallel: one process, all visible GPUs; each forward pass copies the model to every one of them."""
     return accumulating(DataParallel(model), world, parts)
 
 
-def _ddp(model: nn.Module, world: World, deterministic: bool, parts: int) -> Spread:
+def _ddp(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
     """torch's DistributedDataParallel; with `deterministic`, with the same gradient buckets on every step.
 
     By default DDP sorts its buckets anew after the first step, so a resumed run would sum in another order than an
@@ -65,17 +65,17 @@ def _ddp(model: nn.Module, world: World, deterministic: bool, parts: int) -> Spr
     return accumulating(wrapped, world, parts)
 
 
-def _apex_ddp(model: nn.Module, world: World, deterministic: bool, parts: int) -> Spread:
+def _apex_ddp(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
     from pipeline.engine import apex
 
     return accumulating(apex.ddp(model, deterministic), world, parts)
 
 
-def _elastic(model: nn.Module, world: World, deterministic: bool, parts: int) -> Spread:
-    return Spread(model, world.share(parts), 1, Elastic(model, world, parts).part)
+def _elastic(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
+    return ParallelModel(model, world.share(parts), 1, Elastic(model, world, parts).part)
 
 
-# name → (model, world, deterministic, number of equal parts of a global batch) → the spread model
+# name → (model, world, deterministic, number of equal parts of a global batch) → ParallelModel
 PARALLELS: dict[str, Wrap] = {
     "single": _single,
     "dp": _dp,
@@ -96,7 +96,7 @@ def _torch_sync_bn(model: nn.Module) -> nn.Module:
     return converted
 
 
-# BatchNorm over the pictures of all processes instead of each one's own.
+# BatchNorm over the images of all processes instead of each one's own.
 SYNC_BNS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "none": lambda model: model,
     "torch": _torch_sync_bn,

@@ -19,9 +19,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline.engine import frozen, world
-from pipeline.engine.world import Store, World
-from pipeline.errors import Refusal
+from pipeline.engine import distributed, frozen
+from pipeline.engine.distributed import Store, World
+from pipeline.errors import UserError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 GRACE_SECONDS = 25  # from the wish to stop to the end, whatever hangs; torchrun kills after 30
@@ -31,8 +31,8 @@ LOOKS = 10  # a second
 class Stopping:
     """Knows whether, and before which step, this process is to stop."""
 
-    def __init__(self, store: Store, place: World, timeout_seconds: int) -> None:
-        self._store, self._place, self._timeout = store, place, timeout_seconds
+    def __init__(self, store: Store, world: World, timeout_seconds: int) -> None:
+        self._store, self._world, self._timeout = store, world, timeout_seconds
         self._next, self._stop = 0, None  # type: int, int | None
         self._holding = False  # a wish to stop is known: no step is begun until all agree on the last one
         self._done = False
@@ -40,15 +40,15 @@ class Stopping:
         self._talking = 0  # looks since the store answered last
         self._asking, self._present = False, set[int]()  # who answers when it is asked who is still there
         self._agreed, self._leaving = threading.Condition(), threading.Lock()
-        self._ear, self._bell = socket.socketpair()
-        self._bell.setblocking(False)
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._wake_write.setblocking(False)
         self._before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
-        signal.set_wakeup_fd(self._bell.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         self._launcher = os.getppid()
         self._peers = self._meet()
-        self._watched = {self._ear.fileno(): -1, _watchable(self._launcher): place.rank}
+        self._watched = {self._wake_read.fileno(): -1, _watchable(self._launcher): world.rank}
         for rank, (host, pid) in enumerate(self._peers):
-            if rank != place.rank and host == os.uname().nodename:
+            if rank != world.rank and host == os.uname().nodename:
                 self._watched[_watchable(pid)] = rank
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._watch, self._talk)]
         for thread in self._threads:
@@ -56,7 +56,7 @@ class Stopping:
 
     def _meet(self) -> list[tuple[str, int]]:
         """The host and the process id of every process, by rank."""
-        said = world.told(self._store, self._place, "process", f"{os.uname().nodename} {os.getpid()}")
+        said = distributed.gather_messages(self._store, self._world, "process", f"{os.uname().nodename} {os.getpid()}")
         return [(host, int(pid)) for host, pid in (line.rsplit(" ", 1) for line in said)]
 
     @property
@@ -81,7 +81,7 @@ class Stopping:
     def close(self) -> None:
         """End the watching; signals are as before. The threads are waited for: one inside the store aborts the exit."""
         self.over()
-        self._bell.send(b"\0")
+        self._wake_write.send(b"\0")
         for thread in self._threads:
             thread.join(self._timeout)
         if any(thread.is_alive() for thread in self._threads):
@@ -91,26 +91,26 @@ class Stopping:
             signal.signal(number, handler)
         signal.alarm(0)
         for descriptor in self._watched:
-            if descriptor != self._ear.fileno():
+            if descriptor != self._wake_read.fileno():
                 os.close(descriptor)
-        self._ear.close()
-        self._bell.close()
+        self._wake_read.close()
+        self._wake_write.close()
         if "launcher" in self._why and frozen.stopped(self._launcher):
             frozen.proceed(self._launcher)  # all is saved, and it has to say so
 
     def blame(self, error: RuntimeError) -> None:
         """Leave because an exchange failed, with the names of those that are silent. Returns if it failed by itself."""
         time.sleep(1)  # one that died is seen by the thread, which leaves
-        if not world.of_peers(error):
+        if not distributed.is_peer_failure(error):
             return
         self._asking = True
         time.sleep(3)
-        absent = sorted({*range(self._place.size)} - self._present - {self._place.rank})
-        said = world.first_line(error)
+        absent = sorted({*range(self._world.size)} - self._present - {self._world.rank})
+        said = distributed.first_line(error)
         for rank in [0] if self._talking > LOOKS else absent:
             self._leave(rank, f"was silent ({said})")
         self._leaving.acquire()
-        world.leave(f"train: an exchange with another process failed ({said})", self._place, -1)
+        distributed.exit_because(f"train: an exchange with another process failed ({said})", self._world, -1)
 
     def _watch(self) -> None:
         poll = select.poll()
@@ -122,9 +122,9 @@ class Stopping:
             for descriptor, _ in heard:
                 rank = self._watched[descriptor]
                 if rank == -1:
-                    number = self._ear.recv(1)[0]
+                    number = self._wake_read.recv(1)[0]
                     self._wish(signal.Signals(number).name if number in list(SIGNALS) else "")
-                elif rank == self._place.rank:
+                elif rank == self._world.rank:
                     self._wish("its launcher ended")
                     poll.unregister(descriptor)
                 elif not self._done:
@@ -138,7 +138,7 @@ class Stopping:
                 self._leave(0, f"was silent for {self._timeout} s")
             held = held + 1 if self._holding and self._stop is None else 0
             if held > (GRACE_SECONDS - 5) * LOOKS:
-                for rank in sorted({*range(self._place.size)} - self._present):
+                for rank in sorted({*range(self._world.size)} - self._present):
                     self._leave(rank, f"was silent for {GRACE_SECONDS - 5} s after a wish to stop")
 
     def _wish(self, why: str) -> None:
@@ -151,7 +151,7 @@ class Stopping:
         try:
             while not self._done:
                 if self._why and not self._holding:
-                    self._store.compare_set("stop/why", "", f"process {self._place.rank}: {self._why}")
+                    self._store.compare_set("stop/why", "", f"process {self._world.rank}: {self._why}")
                 self._agree()
                 self._answer()
                 self._talking = 0
@@ -166,10 +166,10 @@ class Stopping:
             signal.alarm(GRACE_SECONDS)
             with self._agreed:
                 self._holding = True
-                self._store.set(f"stop/{self._place.rank}", str(self._next))
+                self._store.set(f"stop/{self._world.rank}", str(self._next))
         if self._holding and self._stop is None:
             self._present = self._having("stop")
-            if len(self._present) == self._place.size:
+            if len(self._present) == self._world.size:
                 with self._agreed:
                     self._stop = max(int(self._store.get(f"stop/{rank}")) for rank in self._present)
                     self._agreed.notify_all()
@@ -180,11 +180,11 @@ class Stopping:
             self._store.set("roll/call", "")
             self._present = self._having("roll")
         if self._store.check(["roll/call"]):
-            self._store.set(f"roll/{self._place.rank}", "")
+            self._store.set(f"roll/{self._world.rank}", "")
 
     def _having(self, name: str) -> set[int]:
         """The ranks that have written under a name."""
-        return {rank for rank in range(self._place.size) if self._store.check([f"{name}/{rank}"])}
+        return {rank for rank in range(self._world.size) if self._store.check([f"{name}/{rank}"])}
 
     def _leave(self, rank: int, how: str) -> None:
         """End this process at once: an exchange with a dead or silent peer would never end."""
@@ -199,25 +199,25 @@ class Stopping:
             time.sleep(1 / LOOKS)
         if frozen.stopped(self._launcher):
             frozen.proceed(self._launcher)
-        who = f"process {rank} of {self._place.size} (pid {pid}) on {host}"
-        world.leave(f"train: {who} {how}", self._place, rank)
+        who = f"process {rank} of {self._world.size} (pid {pid}) on {host}"
+        distributed.exit_because(f"train: {who} {how}", self._world, rank)
 
 
 def _watchable(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends. Raises Refusal where the system does not allow that."""
+    """A descriptor that becomes readable when the process ends. Raises UserError if the system forbids it."""
     try:
         return os.pidfd_open(pid)
     except PermissionError:
-        raise Refusal(
+        raise UserError(
             "pidfd_open is not permitted here, so processes cannot see that another one ends; allow it: a seccomp "
             "profile that knows it (Docker 20.10 or later), or docker run --security-opt seccomp=unconfined"
         ) from None
 
 
 @contextmanager
-def watching(store: Store, place: World, timeout_seconds: int) -> Iterator[Stopping]:
+def watching(store: Store, world: World, timeout_seconds: int) -> Iterator[Stopping]:
     """A Stopping for the length of the block."""
-    stopping = Stopping(store, place, timeout_seconds)
+    stopping = Stopping(store, world, timeout_seconds)
     try:
         yield stopping
     except RuntimeError as error:

@@ -25,7 +25,7 @@ HARMLESS = re.compile(
 
 # What makes a library deterministic: the values of a variable that do, the first of which is taken if none is set. With
 # no value, the variable must not be set.
-VOUCHED: dict[str, tuple[str, ...]] = {
+ALLOWED_VALUES: dict[str, tuple[str, ...]] = {
     "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),  # one workspace [NVIDIA cuBLAS, "Results reproducibility"]
     "NCCL_ALGO": ("Ring",),  # one algorithm, whatever the size of a message; a tree cannot broadcast [NCCL]
     "NCCL_PROTO": ("Simple", "LL", "LL128"),
@@ -58,14 +58,18 @@ def environment(threads: int, deterministic: bool) -> dict[str, str]:
         # DDP would warn in every process that it looks for unused parameters in vain: that is meant (see parallel.py).
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
-    return fixed | (_vouched() if deterministic else {})
+    return fixed | (_allowed_values() if deterministic else {})
 
 
-def _vouched() -> dict[str, str]:
-    """The variables of VOUCHED with their values. Raises ValueError if one is set to a value that is not allowed."""
-    values = {variable: os.environ.get(variable, (*allowed, "")[0]) for variable, allowed in VOUCHED.items()}
+def _allowed_values() -> dict[str, str]:
+    """The variables of ALLOWED_VALUES with their values. Raises ValueError for a value that is not allowed."""
+    values = {variable: os.environ.get(variable, (*allowed, "")[0]) for variable, allowed in ALLOWED_VALUES.items()}
     for variable, value in values.items():
-        if value not in VOUCHED[variable] and variable in os.environ:
-            allowed = f"allowed: {', '.join(VOUCHED[variable])}, or unset it" if VOUCHED[variable] else "unset it"
+        if value not in ALLOWED_VALUES[variable] and variable in os.environ:
+            allowed = (
+                f"allowed: {', '.join(ALLOWED_VALUES[variable])}, or unset it"
+                if ALLOWED_VALUES[variable]
+                else "unset it"
+            )
             raise ValueError(f"{variable}: {value!r} contradicts train.deterministic: true; {allowed}")
     return {variable: value for variable, value in values.items() if value}

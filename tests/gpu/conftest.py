@@ -1,4 +1,4 @@
-"""What only a GPU can show. A test here is run in fresh processes: its body in every rank, which is given its `place`.
+"""What only a GPU can show. A test here is run in fresh processes: its body in every rank, which is given its `world`.
 
     python -m pytest tests/gpu                                     on one NVIDIA GPU; what it lacks is skipped
     python -m pytest tests/gpu --gpu-report benchmarks/results     the same with a report; started again, it goes on
@@ -62,7 +62,7 @@ def ahead(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Result]]]
     """The results of the cases to come, which run several at once."""
     config, known = request.config, request.config.stash[REPORT].cases
     items = [
-        item for item in request.session.items if isinstance(item, pytest.Function) and "place" in item.fixturenames
+        item for item in request.session.items if isinstance(item, pytest.Function) and "world" in item.fixturenames
     ]
     if hasattr(config, "workerinput"):
         items = []  # a worker of pytest-xdist runs few of them
@@ -78,7 +78,7 @@ def ahead(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Result]]]
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, ahead: dict[str, Future[Result]]) -> Result:
+def world(request: pytest.FixtureRequest, ahead: dict[str, Future[Result]]) -> Result:
     """For the body: its World. Here: what its ranks found, now or at an earlier start."""
     report, item = request.config.stash[REPORT], request.node
     if item.nodeid not in report.cases:
@@ -90,7 +90,7 @@ def place(request: pytest.FixtureRequest, ahead: dict[str, Future[Result]]) -> R
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
     """Judge what the ranks found: the body has run there, and is not called here."""
-    result: Any = pyfuncitem.funcargs["place"]
+    result: Any = pyfuncitem.funcargs["world"]
     if result["outcome"] == "skipped":
         pytest.skip(result["reason"])
     if result["outcome"] == "failed":

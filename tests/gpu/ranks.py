@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 
 from pipeline import files, machine, validity
+from pipeline.engine.distributed import World
 from pipeline.engine.variables import environment
-from pipeline.engine.world import World
 from tests.gpu.training import begin
 from tests.helpers import starts
 
@@ -119,17 +119,17 @@ def main(device: str, rank: str, folder: str) -> None:
     """Be one rank of a case. Rank 0 writes the figures and the warnings to FOLDER/found.json."""
     case = Case(**json.loads((Path(folder) / "case.json").read_text()))
     body = getattr(importlib.import_module(case.module), case.function)
-    place = World(int(rank), 0, case.ranks, torch.device("cuda", 0) if device == "cuda" else torch.device("cpu"))
-    begin(place)
+    world = World(int(rank), 0, case.ranks, torch.device("cuda", 0) if device == "cuda" else torch.device("cpu"))
+    begin(world)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=place.rank, world_size=place.size,
+        "gloo", init_method=f"file://{folder}/meet", rank=world.rank, world_size=world.size,
         timeout=timedelta(seconds=LIMIT_SECONDS[device] / 2),
     )  # fmt: skip
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        figures = body(place, **case.arguments)
+        figures = body(world, **case.arguments)
     dist.destroy_process_group()
-    if place.first:
+    if world.is_main:
         said = sorted({f"{warning.category.__name__}: {warning.message}" for warning in caught})
         files.write_json(Path(folder) / "found.json", {"figures": figures, "warnings": said})
 

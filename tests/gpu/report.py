@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import measuring
 from pipeline import files, machine, runs
-from pipeline.engine.world import World
+from pipeline.engine.distributed import World
 from tests.gpu.ranks import Result
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -57,11 +57,11 @@ def told(figures: dict[str, Any]) -> str:
 
 def head(device: str) -> dict[str, Any]:
     """What the report is valid for: the machine, the versions, the commit, and the code (there may be no git)."""
-    place = World(0, 0, 1, torch.device("cuda", 0) if device == "cuda" else torch.device("cpu"))
+    world = World(0, 0, 1, torch.device("cuda", 0) if device == "cuda" else torch.device("cpu"))
     pins = (PROJECT / "docker/pins.env").read_text().splitlines()
     of = {
         **measuring.machine(),
-        **runs.hardware(place, 1),
+        **runs.hardware(world, 1),
         "cuda": torch.version.cuda or "",
         "cudnn": torch.backends.cudnn.version(),
         "apex": machine.read().apex,

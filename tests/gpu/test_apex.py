@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.engine import loop
-from pipeline.engine.world import World
+from pipeline.engine.distributed import World
 from tests.gpu.training import (
     Figures,
     batches,
@@ -23,10 +23,10 @@ from tests.gpu.training import (
 
 
 @pytest.mark.gpu(ranks=2, needs="apex")
-def test_masters(place: World) -> Figures:
+def test_masters(world: World) -> Figures:
     """Under O2 the half weights are the masters' roundings, on all ranks, and the masters are more than these."""
-    ready = setup(place, "O2", "ddp")
-    train(ready, batches(place, 0, 10))
+    ready = setup(world, "O2", "ddp")
+    train(ready, batches(world, 0, 10))
     weights = list(ready.bare.parameters())
     updated = [p for group in ready.optimizer.param_groups for p in group["params"]]
     assert {p.dtype for p in updated} == {torch.float32}, "masters are float32"
@@ -34,7 +34,7 @@ def test_masters(place: World) -> Figures:
     assert all(torch.equal(m.to(w.dtype), w) for w, m in zip(weights, updated, strict=True)), (
         "weights round the masters"
     )
-    assert everywhere(place, masters(ready)), "all ranks have the same masters"
+    assert everywhere(world, masters(ready)), "all ranks have the same masters"
     apart = distance(torch.cat([w.detach().float().flatten() for w in weights]), masters(ready))
     assert 0 < apart < 1e-3, f"the masters hold what half precision rounds off: {apart}"
     return {"rounded_off": apart}
@@ -42,17 +42,17 @@ def test_masters(place: World) -> Figures:
 
 @pytest.mark.gpu(needs="apex")
 @pytest.mark.parametrize("precision", ["fp32", "O2"])
-def test_fused_sgd(place: World, precision: str) -> Figures:
+def test_fused_sgd(world: World, precision: str) -> Figures:
     """FusedSGD moves the weights as SGD does: momentum, Nesterov, decay; under O2 weights round masters."""
     found = {}
     for optimizer in ("sgd", "fused_sgd"):
-        ready = setup(place, precision, optimizer=optimizer)
-        train(ready, batches(place, 0, 1))
+        ready = setup(world, precision, optimizer=optimizer)
+        train(ready, batches(world, 0, 1))
         updated = [p for group in ready.optimizer.param_groups for p in group["params"]]
         source = torch.Generator().manual_seed(0)
         for _ in range(5):
             for weight in updated:
-                weight.grad = torch.randn(weight.shape, generator=source).to(place.device)
+                weight.grad = torch.randn(weight.shape, generator=source).to(world.device)
             ready.optimizer.step()
         found[optimizer] = masters(ready)
         for weight, master in zip(ready.bare.parameters(), updated, strict=True):
@@ -63,15 +63,15 @@ def test_fused_sgd(place: World, precision: str) -> Figures:
 
 
 @pytest.mark.gpu(needs="apex")
-def test_overflow_kernel(place: World) -> Figures:
+def test_overflow_kernel(world: World) -> Figures:
     """amp_C scales half to float exactly, and sees an infinity or a NaN at either end of a tensor of any size."""
     import amp_C  # type: ignore[import-not-found]
 
     chunk = 2048 * 32
     for size in (1, 555, chunk - 1, chunk, chunk + 1, 3 * chunk + 7):
-        source = torch.randn(size, device=place.device).half()
-        target = torch.empty(size, device=place.device)
-        flag = torch.zeros(1, dtype=torch.int, device=place.device)
+        source = torch.randn(size, device=world.device).half()
+        target = torch.empty(size, device=world.device)
+        flag = torch.zeros(1, dtype=torch.int, device=world.device)
         amp_C.multi_tensor_scale(chunk, flag, [[source], [target]], 1 / 128)
         assert flag.item() == 0, f"{size} numbers are scaled without an overflow"
         assert torch.equal(target, source.float() / 128), f"{size} numbers are scaled"
@@ -86,14 +86,14 @@ def test_overflow_kernel(place: World) -> Figures:
 
 
 @pytest.mark.gpu(needs="apex")
-def test_o1_cache(place: World) -> Figures:
+def test_o1_cache(world: World) -> Figures:
     """Loaded weights answer in an evaluation, as they do not without our guard; gradients after it are unharmed."""
-    ready = setup(place, "O1")
-    other = small_resnet().to(place.device).eval()
+    ready = setup(world, "O1")
+    other = small_resnet().to(world.device).eval()
     with torch.no_grad():
         for weight in other.parameters():
             weight.mul_(1.25)
-    (batch,) = batches(place, 0, 1)
+    (batch,) = batches(world, 0, 1)
     with torch.no_grad():
         expected = other(batch.images).float()  # O1 patches torch itself: this model runs under it too
         ready.precision.weights_changed()
@@ -122,18 +122,18 @@ def test_o1_cache(place: World) -> Figures:
 
 
 @pytest.mark.gpu(needs="apex")
-def test_o1_casts(place: World) -> Figures:
+def test_o1_casts(world: World) -> Figures:
     """What O1 computes in which type, what it refuses, and that `exact` computes what is written."""
-    ready = setup(place, "O1")
-    single = torch.rand(4, 4, device=place.device)
+    ready = setup(world, "O1")
+    single = torch.rand(4, 4, device=world.device)
     half, double = single.half(), single.double()
-    norm = nn.BatchNorm1d(4).to(place.device)
+    norm = nn.BatchNorm1d(4).to(world.device)
     computed: dict[str, tuple[Tensor, torch.dtype]] = {
         "linear": (F.linear(single, single), torch.float16),
         "matmul": (single @ single, torch.float16),
         "convolution": (F.conv2d(single[None, None], single[None, None]), torch.float16),
         "softmax": (F.softmax(half, 1), torch.float32),
-        "cross_entropy": (F.cross_entropy(half, torch.arange(4, device=place.device)), torch.float32),
+        "cross_entropy": (F.cross_entropy(half, torch.arange(4, device=world.device)), torch.float32),
         "power": (half**2.0, torch.float32),
         "sum": (half.sum(), torch.float32),
         "relu of half": (F.relu(half), torch.float16),

@@ -4,23 +4,23 @@ import pytest
 import torch
 
 from pipeline import augment
-from pipeline.engine import world
-from pipeline.engine.world import World
+from pipeline.engine import distributed
+from pipeline.engine.distributed import World
 from tests.gpu.training import Figures
 from tests.test_augment import drawn, mixes
-from tests.test_resample import squares
+from tests.test_resample import random_images
 
 
 @pytest.mark.gpu(needs="cuda")
-def test_a_gpu_makes_the_same_bits(place: World) -> Figures:
+def test_a_gpu_makes_the_same_bits(world: World) -> Figures:
     """Cropped, jittered, erased and mixed on the GPU and on the CPU: the same bits, and the same targets."""
-    pictures, draws, labels = squares(12, 256), drawn(12, 256, 224), torch.arange(12) % 5
+    images, draws, labels = random_images(12, 256), drawn(12, 256, 224), torch.arange(12) % 5
     for deterministic in (True, False):
-        world.fix_arithmetic(1, deterministic)
+        distributed.make_deterministic(1, deterministic)
         for mix in mixes(12, 224):
             made = []
-            for device in (torch.device("cpu"), place.device):
-                cut = augment.training_crops(pictures.to(device), torch.arange(12, device=device), draws, 224)
+            for device in (torch.device("cpu"), world.device):
+                cut = augment.training_crops(images.to(device), torch.arange(12, device=device), draws, 224)
                 made.append((augment.mixed(cut, mix), *augment.mixed_labels(labels.to(device), mix, 5)))
             assert all(torch.equal(there.cpu(), here) for here, there in zip(*made, strict=True)), "the bits differ"
     return {}

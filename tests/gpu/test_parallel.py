@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipeline.engine import loop, world
+from pipeline.engine import distributed, loop
+from pipeline.engine.distributed import World
 from pipeline.engine.parallel import PARALLELS, SYNC_BNS
-from pipeline.engine.world import World
 from tests.gpu.training import (
     HALF,
     NATIVE,
@@ -31,19 +31,19 @@ from tests.gpu.training import (
 @pytest.mark.gpu(ranks=2)
 @pytest.mark.parametrize("parallel", ["ddp", "apex_ddp"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "O1", "O2"])
-def test_accumulation(place: World, precision: str, parallel: str) -> Figures:
+def test_accumulation(world: World, precision: str, parallel: str) -> Figures:
     """Two parts of a batch on each of two ranks move the weights as one part does, and all ranks alike."""
-    ready = setup(place, precision, parallel, make=plain_net, momentum=0)
-    train(ready, batches(place, 0, 5, rate=0.0))  # the loss scale settles
+    ready = setup(world, precision, parallel, make=plain_net, momentum=0)
+    train(ready, batches(world, 0, 5, rate=0.0))  # the loss scale settles
     weights = deepcopy(ready.bare.state_dict())
     numbers = deepcopy(ready.precision.state_dict(ready.optimizer))
     before, changes = masters(ready), []
     for accumulate in (1, 2):
         ready.bare.load_state_dict(weights)
         ready.precision.load_state_dict(deepcopy(numbers), ready.optimizer)
-        train(ready, batches(place, 0, 1, rate=1.0), accumulate=accumulate)
+        train(ready, batches(world, 0, 1, rate=1.0), accumulate=accumulate)
         changes.append(masters(ready) - before)
-        assert everywhere(place, changes[-1]), f"all ranks move alike with {accumulate} parts"
+        assert everywhere(world, changes[-1]), f"all ranks move alike with {accumulate} parts"
     apart = distance(changes[1], changes[0])
     assert apart < (2e-2 if precision in HALF else 1e-4), f"parts move the weights as the whole does: {apart}"
     return {"difference": apart}
@@ -52,14 +52,14 @@ def test_accumulation(place: World, precision: str, parallel: str) -> Figures:
 @pytest.mark.gpu(ranks=2, needs="cuda")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("kind", ["torch", "apex"])
-def test_sync_bn(place: World, kind: str, dtype: str) -> Figures:
-    """Synchronized over two ranks, BatchNorm gives what plain BatchNorm gives for both ranks' pictures together."""
+def test_sync_bn(world: World, kind: str, dtype: str) -> Figures:
+    """Synchronized over two ranks, BatchNorm gives what plain BatchNorm gives for both ranks' images together."""
     source = torch.Generator().manual_seed(0)
     images, weight = (
-        torch.randn((16, 6, 5, 7), generator=source).to(place.device, getattr(torch, dtype)) for _ in range(2)
+        torch.randn((16, 6, 5, 7), generator=source).to(world.device, getattr(torch, dtype)) for _ in range(2)
     )
-    norms = (nn.BatchNorm2d(6).to(place.device), SYNC_BNS[kind](nn.Sequential(nn.BatchNorm2d(6))).to(place.device))
-    slices = (slice(None), slice(place.rank, None, place.size))
+    norms = (nn.BatchNorm2d(6).to(world.device), SYNC_BNS[kind](nn.Sequential(nn.BatchNorm2d(6))).to(world.device))
+    slices = (slice(None), slice(world.rank, None, world.size))
     found: list[dict[str, Tensor]] = []
     for norm, mine in zip(norms, slices, strict=True):
         shown = images[mine].float() if norm is norms[0] else images[mine]
@@ -78,23 +78,23 @@ def test_sync_bn(place: World, kind: str, dtype: str) -> Figures:
     whole, part = found
     apart = {}
     for key, value in part.items():
-        seen = world.total(value.float()) if key in ("scale", "shift") else value.float()
-        of_pictures = key in ("output", "input", "evaluation")
-        apart[key] = distance(seen, whole[key][slices[1]] if of_pictures else whole[key])
+        seen = distributed.all_reduce_sum(value.float()) if key in ("scale", "shift") else value.float()
+        of_images = key in ("output", "input", "evaluation")
+        apart[key] = distance(seen, whole[key][slices[1]] if of_images else whole[key])
         assert apart[key] < (5e-3 if dtype == "float16" else 1e-5), f"{key} differs by {apart[key]}"
     return {**apart}
 
 
 @pytest.mark.gpu(ranks=2)
 @pytest.mark.parametrize("precision", NATIVE)
-def test_elastic(place: World, precision: str) -> Figures:
+def test_elastic(world: World, precision: str) -> Figures:
     """Four shards give the same bits on two ranks as on one, and so do six steps begun on two and ended on one."""
-    steps = batches(World(0, 0, 1, place.device), 0, 6)
-    ready = setup(place, precision, "elastic", parts=4)
-    mine = slice(*(len(steps[0].labels) * rank // place.size for rank in (place.rank, place.rank + 1)))
+    steps = batches(World(0, 0, 1, world.device), 0, 6)
+    ready = setup(world, precision, "elastic", parts=4)
+    mine = slice(*(len(steps[0].labels) * rank // world.size for rank in (world.rank, world.rank + 1)))
     shares = [replace(s, images=s.images[mine], labels=s.labels[mine], targets=s.targets[mine]) for s in steps]
     train(ready, shares[:3])
-    moved, alone = (setup(World(0, 0, 1, place.device), precision, "elastic", parts=4) for _ in range(2))
+    moved, alone = (setup(World(0, 0, 1, world.device), precision, "elastic", parts=4) for _ in range(2))
     moved.bare.load_state_dict(ready.bare.state_dict())
     moved.optimizer.load_state_dict(deepcopy(ready.optimizer.state_dict()))
     moved.precision.load_state_dict(deepcopy(ready.precision.state_dict(ready.optimizer)), moved.optimizer)
@@ -107,32 +107,32 @@ def test_elastic(place: World, precision: str) -> Figures:
 
 
 @pytest.mark.gpu(ranks=2, needs="apex")
-def test_apex_ddp_gradients(place: World) -> Figures:
+def test_apex_ddp_gradients(world: World) -> Figures:
     """Apex's DDP gives the gradients of torch's, delayed and overlapping, from the first pass on."""
     worst = {}
     for deterministic in (True, False):
         one, other = (
-            setup(place, "fp32", parallel, deterministic=deterministic).model for parallel in ("ddp", "apex_ddp")
+            setup(world, "fp32", parallel, deterministic=deterministic).model for parallel in ("ddp", "apex_ddp")
         )
         name = "delayed" if deterministic else "overlapping"
-        worst[name] = max(_apart(one, other, batch) for batch in batches(place, 0, 4))
+        worst[name] = max(_apart(one, other, batch) for batch in batches(world, 0, 4))
         assert worst[name] < 1e-6, f"{name}: gradients differ by {worst[name]}"
     return {**worst}
 
 
 @pytest.mark.gpu(ranks=2, needs="apex")
-def test_apex_ddp_buckets(place: World) -> Figures:
+def test_apex_ddp_buckets(world: World) -> Figures:
     """The same with several buckets under way at once, which a race would spoil."""
 
     def wide() -> nn.Module:
         torch.manual_seed(0)
-        squares = [nn.Linear(2048, 2048, bias=False) for _ in range(6)]  # a bucket is sent at 10 million numbers
-        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2048), *squares, nn.Linear(2048, 4))
+        layers = [nn.Linear(2048, 2048, bias=False) for _ in range(6)]  # a bucket is sent at 10 million numbers
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 2048), *layers, nn.Linear(2048, 4))
 
     one, other = (
-        setup(place, "fp32", parallel, make=wide, deterministic=False).model for parallel in ("ddp", "apex_ddp")
+        setup(world, "fp32", parallel, make=wide, deterministic=False).model for parallel in ("ddp", "apex_ddp")
     )
-    worst = max(_apart(one, other, batch) for batch in batches(place, 0, 6, side=8))
+    worst = max(_apart(one, other, batch) for batch in batches(world, 0, 6, side=8))
     assert worst < 1e-6, f"gradients differ by {worst}"
     buckets = int(getattr(other, "num_buckets", 0))
     assert buckets > 1, f"there are several buckets: {buckets}"
@@ -140,17 +140,17 @@ def test_apex_ddp_buckets(place: World) -> Figures:
 
 
 @pytest.mark.gpu(needs="apex")
-def test_apex_ddp_channels_last(place: World) -> Figures:
+def test_apex_ddp_channels_last(world: World) -> Figures:
     """Whether Apex's DDP scrambles the gradients of channels_last convolutions, already alone: shown or refuted."""
     apart = {}
     for name, layout in (("contiguous", torch.contiguous_format), ("channels_last", torch.channels_last)):
-        model = small_resnet().to(place.device).to(memory_format=layout)  # type: ignore[call-overload]
-        (batch,) = batches(place, 0, 1)
+        model = small_resnet().to(world.device).to(memory_format=layout)  # type: ignore[call-overload]
+        (batch,) = batches(world, 0, 1)
         images = batch.images.to(memory_format=layout)
         F.cross_entropy(model(images), batch.labels).backward()
         alone = gradients(model)
         model.zero_grad()
-        F.cross_entropy(PARALLELS["apex_ddp"](model, place, True, place.size).model(images), batch.labels).backward()
+        F.cross_entropy(PARALLELS["apex_ddp"](model, world, True, world.size).model(images), batch.labels).backward()
         apart[name] = distance(gradients(model), alone)
     assert apart["contiguous"] < 1e-6, f"contiguous gradients are left alone: {apart['contiguous']}"
     return {**apart, "scrambled": apart["channels_last"] > 1e-3}

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from pipeline.engine import loop
+from pipeline.engine.distributed import World
 from pipeline.engine.precision import PRECISIONS
-from pipeline.engine.world import World
 from tests.gpu.training import (
     HALF,
     NATIVE,
@@ -37,33 +37,33 @@ WAYS = [
 
 @pytest.mark.gpu(ranks=2)
 @pytest.mark.parametrize(("precision", "parallel"), WAYS)
-def test_trains(place: World, precision: str, parallel: str) -> Figures:
+def test_trains(world: World, precision: str, parallel: str) -> Figures:
     """The loss falls, convolutions run in the precision's type, ranks stay equal, and what is saved is float32."""
-    ready = setup(place, precision, parallel)
+    ready = setup(world, precision, parallel)
     types: set[torch.dtype] = set()
     convolution = ready.bare.get_submodule("0")
     hook = convolution.register_forward_hook(lambda module, inputs, output: types.add(output.dtype))
-    losses = train(ready, batches(place, 0, 30))
+    losses = train(ready, batches(world, 0, 30))
     hook.remove()
     first, last = sum(losses[:5]) / 5, sum(losses[-5:]) / 5
     assert last < 0.8 * first, f"the loss falls: from {first} to {last}"
     assert types == {CONVOLUTION.get(precision, torch.float32)}, f"convolutions run in the precision's type: {types}"
-    assert everywhere(place, masters(ready)), "all ranks have the same weights"
+    assert everywhere(world, masters(ready)), "all ranks have the same weights"
     saved = {value.dtype for value in ready.bare.state_dict().values() if value.is_floating_point()}
     assert saved == {torch.float32}, f"what is saved is float32: {saved}"
     return {"loss_first": first, "loss_last": last, "convolution": str(types.pop())}
 
 
 @pytest.mark.gpu(needs="cuda")
-def test_tf32(place: World) -> Figures:
+def test_tf32(world: World) -> Figures:
     """TF32 is used where it is asked for, for matrices and convolutions, and nowhere else."""
     torch.manual_seed(0)
-    matrix = torch.randn(1024, 1024, device=place.device)
-    images, weights = torch.randn(8, 64, 32, 32, device=place.device), torch.randn(64, 64, 3, 3, device=place.device)
+    matrix = torch.randn(1024, 1024, device=world.device)
+    images, weights = torch.randn(8, 64, 32, 32, device=world.device), torch.randn(64, 64, 3, 3, device=world.device)
     errors = {}
     for name in ("fp32", "tf32"):
-        linear = nn.Linear(1, 1, device=place.device)
-        PRECISIONS[name](place.device.type).prepare(linear, torch.optim.SGD(linear.parameters(), lr=0.1))
+        linear = nn.Linear(1, 1, device=world.device)
+        PRECISIONS[name](world.device.type).prepare(linear, torch.optim.SGD(linear.parameters(), lr=0.1))
         errors[f"{name}_matrices"] = distance(matrix @ matrix, matrix.double() @ matrix.double())
         exact = F.conv2d(images.double(), weights.double())
         errors[f"{name}_convolutions"] = distance(F.conv2d(images, weights), exact)
@@ -77,24 +77,24 @@ def test_tf32(place: World) -> Figures:
     ("precision", "optimizer"),
     [*((precision, "sgd") for precision in ("fp32", "fp16", "O1", "O2")), ("fp16", "fused_sgd"), ("O2", "fused_sgd")],
 )
-def test_step(place: World, precision: str, optimizer: str) -> Figures:
+def test_step(world: World, precision: str, optimizer: str) -> Figures:
     """The weights move by rate × clipped norm; an overflow skips one step, halves the scale, and leaves no trace."""
-    ready = setup(place, precision, optimizer=optimizer, momentum=0)
-    train(ready, batches(place, 0, 1, rate=0.0) * 10, clip_norm=1.0)  # the loss scale settles
+    ready = setup(world, precision, optimizer=optimizer, momentum=0)
+    train(ready, batches(world, 0, 1, rate=0.0) * 10, clip_norm=1.0)  # the loss scale settles
     figures: Figures = {}
     for rate in (0.5, 1.0):
         before = masters(ready)
-        train(ready, batches(place, 0, 1, rate=rate), clip_norm=0.1)
+        train(ready, batches(world, 0, 1, rate=rate), clip_norm=0.1)
         figures[f"moved_at_{rate}"] = moved = (masters(ready) - before).norm().item()
         assert abs(moved / (0.1 * rate) - 1) < 1e-2, f"the weights move by {0.1 * rate}: {moved}"
     if precision in HALF:
         before, scale = masters(ready), _scale(ready)
-        (broken,) = batches(place, 1, 2)
+        (broken,) = batches(world, 1, 2)
         broken.images[0, 0, 0, 0] = torch.inf
         train(ready, [broken], clip_norm=0.5, accumulate=2)
         assert torch.equal(masters(ready), before), "an overflow skips the step"
         assert _scale(ready) == scale / 2, f"an overflow halves the scale: {scale} to {_scale(ready)}"
-        train(ready, batches(place, 2, 3))
+        train(ready, batches(world, 2, 3))
         assert not torch.equal(masters(ready), before), "the step after an overflow is taken"
         assert bool(masters(ready).isfinite().all()), "an overflow leaves no trace"
         figures["scale"] = scale
@@ -108,17 +108,17 @@ def _scale(ready: Setup) -> float:
 
 @pytest.mark.gpu(needs="compiler")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_graphs(place: World, precision: str) -> Figures:
+def test_graphs(world: World, precision: str) -> Figures:
     """CUDA graphs replay the kernels that the compiled model starts one by one: the same bits, in an evaluation too."""
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # that fp32 is not TF32 is meant
     found = {}
     for mode in ("default", "reduce-overhead"):
         torch.compiler.reset()
-        ready = setup(place, precision)
+        ready = setup(world, precision)
         ready.bare.compile(mode=mode, dynamic=False)
-        train(ready, batches(place, 0, 5))
-        seen = list(loop.logits(ready.model, [batch.images for batch in batches(place, 5, 8)], ready.precision))
-        train(ready, batches(place, 5, 10))
+        train(ready, batches(world, 0, 5))
+        seen = list(loop.logits(ready.model, [batch.images for batch in batches(world, 5, 8)], ready.precision))
+        train(ready, batches(world, 5, 10))
         found[mode] = digest(state_digest(ready), seen)
     assert found["default"] == found["reduce-overhead"], "graphs change no bit"
     return {"digest": found["default"][:16]}

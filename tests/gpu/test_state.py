@@ -10,26 +10,26 @@ import torch
 from torch import Tensor
 
 from pipeline.engine import loop
+from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
-from pipeline.engine.world import World
 from tests.gpu.training import NATIVE, Figures, batches, begin, distance, setup, state_digest, train
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "O1", "O2"])
-def test_ema(place: World, precision: str) -> Figures:
+def test_ema(world: World, precision: str) -> Figures:
     """The average has its closed form; it answers inside `applied`, the weights before and after."""
-    ready = setup(place, precision)
+    ready = setup(world, precision)
     ema = Ema.of(ready.bare, 0.75)
     expected = [average.double() for average in ema.averages]
-    for batch in batches(place, 0, 5):
+    for batch in batches(world, 0, 5):
         train(ready, [batch], ema=ema)
         with ready.precision.exact():
             expected = [0.75 * e + 0.25 * weight.double() for e, weight in zip(expected, ema.weights, strict=True)]
     with ready.precision.exact():
         apart = distance(*(torch.cat([t.flatten() for t in tensors]) for tensors in (ema.averages, expected)))
     assert apart < 1e-6, f"the average differs from its closed form by {apart}"
-    images = batches(place, 9, 10)[0].images
+    images = batches(world, 9, 10)[0].images
 
     def answer() -> Tensor:
         (found,) = loop.logits(ready.model, [images], ready.precision)
@@ -47,19 +47,19 @@ def test_ema(place: World, precision: str) -> Figures:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", [*NATIVE, "O1", "O2"])
-def test_resume(place: World, precision: str) -> Figures:
+def test_resume(world: World, precision: str) -> Figures:
     """Three steps, a save, a new process and three more steps have the bits of six steps."""
     with tempfile.TemporaryDirectory() as folder:
-        ready = setup(place, precision)
-        train(ready, batches(place, 0, 3))
+        ready = setup(world, precision)
+        train(ready, batches(world, 0, 3))
         state = {
             "model": ready.bare.state_dict(),
             "precision": ready.precision.state_dict(ready.optimizer),
             "optimizer": ready.optimizer.state_dict(),
         }
         torch.save(state, Path(folder) / "checkpoint.pt")
-        train(ready, batches(place, 3, 6))
-        other = multiprocessing.get_context("spawn").Process(target=_go_on, args=(place, precision, folder))
+        train(ready, batches(world, 3, 6))
+        other = multiprocessing.get_context("spawn").Process(target=_go_on, args=(world, precision, folder))
         other.start()
         other.join()
         assert other.exitcode == 0, "the second process ends well"
@@ -67,13 +67,13 @@ def test_resume(place: World, precision: str) -> Figures:
     return {"digest": state_digest(ready)[:16]}
 
 
-def _go_on(place: World, precision: str, folder: str) -> None:
+def _go_on(world: World, precision: str, folder: str) -> None:
     """The second process of `case_resume`."""
-    begin(place)
-    ready = setup(place, precision)
-    state = torch.load(Path(folder) / "checkpoint.pt", map_location=place.device, weights_only=True)
+    begin(world)
+    ready = setup(world, precision)
+    state = torch.load(Path(folder) / "checkpoint.pt", map_location=world.device, weights_only=True)
     ready.bare.load_state_dict(state["model"])
     ready.precision.load_state_dict(state["precision"], ready.optimizer)
     ready.optimizer.load_state_dict(state["optimizer"])
-    train(ready, batches(place, 3, 6))
+    train(ready, batches(world, 3, 6))
     (Path(folder) / "digest").write_text(state_digest(ready))

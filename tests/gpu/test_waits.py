@@ -8,9 +8,9 @@ from torch import nn
 
 from pipeline import params
 from pipeline.engine import loop
+from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
-from pipeline.engine.world import World
-from pipeline.residency import Squares
+from pipeline.residency import ImageStore
 from tests.gpu.training import NATIVE, Figures, setup
 
 
@@ -18,7 +18,7 @@ from tests.gpu.training import NATIVE, Figures, setup
 @pytest.mark.parametrize(
     ("precision", "optimizer"), [*((native, "sgd") for native in NATIVE), ("bf16", "adamw"), ("O1", "sgd")]
 )
-def test_waits(place: World, precision: str, optimizer: str) -> Figures:
+def test_waits(world: World, precision: str, optimizer: str) -> Figures:
     """How often a step waits for the GPU, with train.py's own batches and all that may be done to them: never. But the
     host asks whether a step overflowed before it takes it: with fp16 once, with Apex's levels as often as Apex does."""
     from benchmarks import ours  # here, for it brings TensorBoard, which no other case needs
@@ -29,12 +29,12 @@ def test_waits(place: World, precision: str, optimizer: str) -> Figures:
         | {"mixup": 0.2, "epochs": 10, "warmup_epochs": 0}
     )
     data = ours.noise(64, 40, 4)
-    ready = setup(place, precision, optimizer=optimizer)
-    squares = Squares(torch.from_numpy(data.images).to(place.device), place.device)
-    stream = training.batches(settings, data, squares, 0, place, 1, ready.precision, ours.Never())
+    ready = setup(world, precision, optimizer=optimizer)
+    image_store = ImageStore(torch.from_numpy(data.images).to(world.device), world.device)
+    stream = training.batches(settings, data, image_store, 0, world, 1, ready.precision, ours.Never())
     average = Ema.of(ready.bare, 0.9)
     recipe = loop.Recipe(nn.CrossEntropyLoss(), ready.precision, ready.optimizer, average, clip_norm=1.0)
-    steps = loop.train(ready.spread, stream, recipe, loop.Counts.zero(place.device, 1))
+    steps = loop.train(ready.parallel_model, stream, recipe, loop.Totals.zero(world.device, 1))
     for _ in range(10):  # the first choose algorithms, send constants, and let the loss scale settle
         next(steps)
     torch.cuda.synchronize()

@@ -11,23 +11,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchvision.models.resnet import BasicBlock
 
-from pipeline.engine import loop, world
+from pipeline.engine import distributed, loop
+from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
 from pipeline.engine.optimizers import OPTIMIZERS
-from pipeline.engine.parallel import PARALLELS, Spread, accumulating
+from pipeline.engine.parallel import PARALLELS, ParallelModel, accumulating
 from pipeline.engine.precision import PRECISIONS, Precision
-from pipeline.engine.world import World
 
 Figures = dict[str, float | str | bool]
 NATIVE = ("fp32", "tf32", "bf16", "fp16")
 HALF = ("fp16", "O1", "O2", "O3")
 
 
-def begin(place: World) -> None:
+def begin(world: World) -> None:
     """Pin what decides bits, as train.py does."""
-    world.fix_arithmetic(1, True)
-    if place.device.type == "cuda":
-        torch.cuda.set_device(place.device)
+    distributed.make_deterministic(1, True)
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
 
 
 def small_resnet() -> nn.Module:
@@ -51,18 +51,18 @@ class Setup:
     """A model ready to train: bare, and as it is spread over the processes."""
 
     bare: nn.Module
-    spread: Spread
+    parallel_model: ParallelModel
     optimizer: Optimizer
     precision: Precision
 
     @property
     def model(self) -> nn.Module:
-        """What is called with pictures."""
-        return self.spread.model
+        """What is called with images."""
+        return self.parallel_model.model
 
 
 def setup(
-    place: World,
+    world: World,
     precision: str,
     parallel: str = "single",
     *,
@@ -73,26 +73,26 @@ def setup(
     parts: int = 0,
 ) -> Setup:
     """In the pipeline's order: model, device, optimizer, precision, wrap. A global batch has `parts`, or one a rank."""
-    bare = make().to(place.device)
+    bare = make().to(world.device)
     groups = [{"params": list(bare.parameters()), "scale": 1.0, "weight_decay": 5e-4 if momentum else 0.0}]
     updater = OPTIMIZERS[optimizer](groups, 0.05, momentum, momentum > 0, (0.9, 0.999))
-    numbers = PRECISIONS[precision](place.device.type)
+    numbers = PRECISIONS[precision](world.device.type)
     bare, updater = numbers.prepare(bare, updater)
-    return Setup(bare, PARALLELS[parallel](bare, place, deterministic, parts or place.size), updater, numbers)
+    return Setup(bare, PARALLELS[parallel](bare, world, deterministic, parts or world.size), updater, numbers)
 
 
 def batches(
-    place: World, first: int, last: int, *, size: int = 32, side: int = 0, rate: float = 0.02
+    world: World, first: int, last: int, *, size: int = 32, side: int = 0, rate: float = 0.02
 ) -> list[loop.Batch]:
     """This rank's shares of steps first to last − 1: noise whose brightness is its class; a function of the step."""
-    side = side or (32 if place.device.type == "cuda" else 16)  # a CPU takes its time for half precision
+    side = side or (32 if world.device.type == "cuda" else 16)  # a CPU takes its time for half precision
     made = []
     for step in range(first, last):
         source = torch.Generator().manual_seed(step)
         labels = torch.randint(4, (size,), generator=source)
         images = torch.randn((size, 3, side, side), generator=source) + labels.view(-1, 1, 1, 1) - 1.5
-        mine = slice(place.rank, None, place.size)
-        images, labels = images[mine].to(place.device), labels[mine].to(place.device)
+        mine = slice(world.rank, None, world.size)
+        images, labels = images[mine].to(world.device), labels[mine].to(world.device)
         made.append(loop.Batch(step, images, labels, labels, rate, 0))
     return made
 
@@ -102,15 +102,15 @@ def train(
 ) -> list[float]:
     """Take the steps with the engine's own loop; this rank's loss of each."""
     alone = World(0, 0, 1, steps[0].images.device)  # the batches are already this rank's shares
-    spread = ready.spread if accumulate == 1 else accumulating(ready.model, alone, accumulate)
-    counts = loop.Counts.zero(alone.device, spread.mine.stop)
+    parallel_model = ready.parallel_model if accumulate == 1 else accumulating(ready.model, alone, accumulate)
+    totals = loop.Totals.zero(alone.device, parallel_model.mine.stop)
     average = ema or Ema.of(ready.bare, 0)
     recipe = loop.Recipe(nn.CrossEntropyLoss(), ready.precision, ready.optimizer, average, clip_norm)
     losses = []
-    for _ in loop.train(spread, steps, recipe, counts):
-        loss, _, pictures = counts.sums.sum(0).tolist()
-        losses.append(loss / pictures)
-        counts.sums.zero_()
+    for _ in loop.train(parallel_model, steps, recipe, totals):
+        loss, _, images = totals.sums.sum(0).tolist()
+        losses.append(loss / images)
+        totals.sums.zero_()
     return losses
 
 
@@ -130,9 +130,9 @@ def distance(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).detach().double().norm() / expected.detach().double().norm())
 
 
-def everywhere(place: World, value: Tensor) -> bool:
+def everywhere(world: World, value: Tensor) -> bool:
     """Whether all ranks hold the same bytes."""
-    held: list[Any] = [None] * place.size
+    held: list[Any] = [None] * world.size
     dist.all_gather_object(held, digest(value))
     return len(set(held)) == 1
 
