@@ -60,8 +60,8 @@ test-code: lint  ## lint, types, every test that needs no GPU, without the conta
 test-gpu: setup  ## what only an NVIDIA GPU can show (tests/gpu), with a report; started again, it goes on
 	@python -m pytest tests/gpu --gpu-report benchmarks/results
 
-MODULE ?= sampling split metrics schedule
-mutants: setup  ## small wrong changes that a module's own tests do not notice: make mutants MODULE=schedule N=60
+MODULE ?= loader.sampler split evaluation.metrics training.schedule
+mutants: setup  ## small wrong changes that a module's own tests do not notice: make mutants MODULE=training.schedule N=60
 	@python -m tests.mutants $(MODULE) $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))
 
 lint: setup  ## Python, types, Dockerfiles, shell, YAML, workflows, compose file
@@ -104,7 +104,7 @@ lock: setup  ## make requirements/lock.txt anew from pyproject.toml
 		--no-header --no-annotate --quiet --output-file requirements/lock.txt
 
 clean-runs: setup  ## remove what finished and stale runs left in runs/, and say how much it freed
-	@python -m pipeline.runs --clean
+	@python -m pipeline.training.runs --clean
 
 clean:  ## remove .demo and the caches of tools; never data, models or runs
 	@rm -rf .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks import measuring, scene
 from benchmarks.measuring import Report, Row, Worker
-from pipeline import machine, validity
-from pipeline.engine.variables import environment
+from pipeline.config import machine, validity
+from pipeline.engine.environment import required_variables
 
 APEX = validity.APEX_LEVELS
 FREELY = " not deterministic"
@@ -125,7 +125,7 @@ class Place:
     def worker(self, deterministic: bool) -> Worker:
         """A process there."""
         arguments = (str(self.folder), self.device, str(int(deterministic)))
-        return Worker("benchmarks.ceiling", *arguments, env=environment(1, deterministic))
+        return Worker("benchmarks.ceiling", *arguments, env=required_variables(1, deterministic))
 
 
 # ---------------------------------------------------------------- the cases

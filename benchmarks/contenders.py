@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import io, transforms
 from torchvision.transforms import v2
 
-from pipeline.augment import MEAN, STD
+from pipeline.loader.augment import MEAN, STD
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 Labelled = Sequence[tuple[str, int]]

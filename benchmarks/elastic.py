@@ -26,7 +26,7 @@ from torch import nn
 
 from benchmarks.measuring import RESULTS, machine
 from benchmarks.scene import call, copy_project, set_params
-from pipeline import files, model, sampling
+from pipeline.base import files
 from pipeline.engine import distributed, elastic, loop
 from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
@@ -34,6 +34,8 @@ from pipeline.engine.loop import Batch, Recipe, Totals
 from pipeline.engine.optimizers import OPTIMIZERS
 from pipeline.engine.parallel import PARALLELS
 from pipeline.engine.precision import PRECISIONS
+from pipeline.loader import sampler
+from pipeline.models import network
 
 SHARDS = 8
 SMALL: dict[str, dict[str, Any]] = {  # for hashes: drawn flowers, a few steps
@@ -107,13 +109,13 @@ def moved(processes: int, shards: int) -> dict[str, float]:
 
 def steps_of(name: str, world: World, batch: int, side: int, precision_name: str) -> Iterator[None]:
     """Endless training steps of a ResNet-34 on noise, spread as `name` says."""
-    net = model.build("resnet34", 5, 0).to(world.device)
+    net = network.build("resnet34", 5, 0).to(world.device)
     precision = PRECISIONS[precision_name](world.device.type)
-    groups = model.parameter_groups(net, 5e-4, False)
+    groups = network.parameter_groups(net, 5e-4, False)
     net, optimizer = precision.prepare(net, OPTIMIZERS["sgd"](groups, 0.1, 0.9, True, (0.9, 0.999)))
     parts = SHARDS if name == "elastic" else world.size
     parallel_model = PARALLELS[name](net, world, True, parts)
-    rows = sampling.part(torch.arange(batch).numpy(), world.share(parts), parts)
+    rows = sampler.part(torch.arange(batch).numpy(), world.share(parts), parts)
     images = torch.randn(len(rows), 3, side, side, device=world.device)
     labels = torch.zeros(len(rows), dtype=torch.int64, device=world.device)
     recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, Ema.of(net, 0.0), 0.0)

@@ -43,8 +43,8 @@ from typing import Any
 
 from benchmarks import measuring, scene
 from benchmarks.measuring import Report, Row, Worker
-from pipeline import files
-from pipeline.errors import UserError
+from pipeline.base import files
+from pipeline.base.errors import UserError
 
 STAGES = ("download", "split", "prepare", "train", "evaluate")
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT, "EROFS": errno.EROFS, "KILL": -1}

@@ -35,7 +35,7 @@ import psutil
 from benchmarks.kill_sweep import PARAMS, left_in
 from benchmarks.measuring import machine
 from benchmarks.scene import Changes, call, environment, must, prepared, set_params
-from pipeline import files
+from pipeline.base import files
 
 MORE_SECONDS = 30  # beyond the timeout
 MOST_SECONDS = 400  # a case that has not ended by then has failed
@@ -67,7 +67,7 @@ class Case:
 
 
 SILENT = r"process {0} of {1} \(pid \d+\).* (was silent for|was stopped).*\(state T\)"
-# A training of a few seconds ends well meanwhile; a longer one saves and leaves: see tests/test_frozen.py.
+# A training of a few seconds ends well meanwhile; a longer one saves and leaves: see tests/test_watchdog.py.
 LAUNCHER_SAVED = SAVED.format(r"its launcher \(pid \d+\) was silent for \d+ s: stopped")
 LAUNCHER = rf"the launcher \(pid \d+\) was silent for \d+ s|{LAUNCHER_SAVED}"
 CASES = (

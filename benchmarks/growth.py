@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import measuring, scene
 from benchmarks.measuring import Report, Row
-from pipeline import synthetic
+from pipeline.data import synthetic
 
 TIMES = (1, 3, 10)
 COMMANDS = {

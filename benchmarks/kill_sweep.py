@@ -44,7 +44,7 @@ from ruamel.yaml.error import YAMLError
 
 from benchmarks.measuring import machine
 from benchmarks.scene import call, copy_project, environment, set_params
-from pipeline import files
+from pipeline.base import files
 
 with warnings.catch_warnings():  # its import touches interfaces that its dependencies deprecate
     warnings.simplefilter("ignore")

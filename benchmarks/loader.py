@@ -20,8 +20,8 @@ from pathlib import Path
 
 from benchmarks import measuring, scene
 from benchmarks.measuring import Report, Row, Worker
-from pipeline import packed
-from pipeline.errors import UserError
+from pipeline.base.errors import UserError
+from pipeline.data import packed
 
 OURS, OURS_THREADS, OURS_GPU, PREPARE = "ours", "ours, a thread a core", "ours on the GPU", "prepare, once"
 

@@ -24,9 +24,9 @@ from typing import Any
 
 import psutil
 
-from pipeline import files
-from pipeline import machine as here
-from pipeline.errors import UserError
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.config import machine as here
 
 RESULTS = Path("benchmarks/results")
 LIBRARIES = ("torch", "torchvision", "numpy", "numba", "pillow", "dvc", "psutil")

@@ -24,7 +24,7 @@ from PIL import Image
 
 from benchmarks import measuring, scene
 from benchmarks.measuring import Report
-from pipeline import files
+from pipeline.base import files
 
 BOUNDS_MB = {"split": 2600, "prepare": 2900, "predict": 3200}  # docs/performance.md has the reason
 LABELS = ("cat", "dog")
@@ -145,12 +145,12 @@ def draw(folder: Path, form: Form) -> tuple[int, int]:
 
 def put_model(models: Path, packed_size: int) -> None:
     """An untrained model, for predict."""
-    from pipeline import model, trained
-    from pipeline.inference import View
+    from pipeline.models import exported, network
+    from pipeline.models.exported import View
 
-    net = model.build("shufflenet_v2_x0_5", len(LABELS), seed=0)
+    net = network.build("shufflenet_v2_x0_5", len(LABELS), seed=0)
     view = View(packed_size=packed_size, resize=packed_size, crop=packed_size)
-    trained.save(
+    exported.save(
         models, net.state_dict(), name="shufflenet_v2_x0_5", classes=LABELS, view=view, export="last", epoch=1
     )  # fmt: skip
 

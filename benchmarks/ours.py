@@ -12,16 +12,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from pipeline import packed, params, residency, stage, train
+from pipeline import train
+from pipeline.base import linux
+from pipeline.config import params
+from pipeline.config.params import Params
+from pipeline.data import packed
+from pipeline.data.packed import Packed
 from pipeline.engine import distributed, loop
 from pipeline.engine.distributed import World
 from pipeline.engine.loop import Batch, Recipe, Totals
 from pipeline.engine.parallel import PARALLELS, ParallelModel
 from pipeline.engine.precision import PRECISIONS, Precision
 from pipeline.engine.stopping import Stopping
-from pipeline.packed import Packed
-from pipeline.params import Params
-from pipeline.residency import ImageStore
+from pipeline.loader import storage
+from pipeline.loader.storage import ImageStore
 
 
 class Never(Stopping):
@@ -87,12 +91,12 @@ def changed(config: Params, settings: dict[str, Any]) -> Params:
 def ready(folder: Path, **settings: Any) -> Iterator[Ready]:
     """One process in a prepared folder, with these settings of `train` in place of the folder's."""
     os.chdir(folder)
-    stage.keep_freed_memory()  # as stage.main does
+    linux.keep_freed_memory()  # as stage.main does
     config = changed(params.load(), settings)
     distributed.make_deterministic(config.train.threads, config.train.deterministic)
     world = distributed.from_env(os.environ, config.train.device)
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
-    image_store, _ = residency.reside(data.images, config.run.residency, world.device, 1)
+    image_store, _ = storage.reside(data.images, config.run.residency, world.device, 1)
     with distributed.join(world, 600):
         yield Ready(config, data, image_store, world)
 

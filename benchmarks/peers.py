@@ -24,8 +24,8 @@ from typing import Any
 
 from benchmarks import measuring, scene
 from benchmarks.measuring import Report, Row, Worker
-from pipeline import machine, validity
-from pipeline.engine.variables import environment
+from pipeline.config import machine, validity
+from pipeline.engine.environment import required_variables
 
 PEERS = (
     "ours fp32",
@@ -253,7 +253,7 @@ def race(names: list[str], folder: Path, device: str, form: Form, report: Report
     with ExitStack() as stack:
         workers = {}
         for name in names:
-            env = environment(1, name.startswith("ours"))
+            env = required_variables(1, name.startswith("ours"))
             workers[name] = stack.enter_context(Worker("benchmarks.peers", name, str(folder), device, env=env))
         for peer in workers.values():
             peer.ask()

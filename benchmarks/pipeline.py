@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import measuring, scene
 from benchmarks.measuring import Report, Row, Watch
-from pipeline import files
+from pipeline.base import files
 
 STAGES = ("download", "split", "prepare", "train", "evaluate")
 DVC = (sys.executable, "-m", "dvc")

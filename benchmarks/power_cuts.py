@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks.measuring import machine
 from benchmarks.scene import call, copy_project, environment
-from pipeline import files
+from pipeline.base import files
 
 PARAMS: dict[str, dict[str, Any]] = {
     "data": {"source": "synthetic", "synthetic": {"count": 50, "size": 40, "seed": 0}},

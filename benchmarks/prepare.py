@@ -18,7 +18,10 @@ from pathlib import Path
 
 from benchmarks import measuring, scene
 from benchmarks.measuring import Report, Row, Worker
-from pipeline import files, packed, params, prepare, stage
+from pipeline import prepare
+from pipeline.base import files, linux
+from pipeline.config import params
+from pipeline.data import packed
 
 OURS, PILLOW, TORCHVISION = "ours", "Pillow", "torchvision"
 CONTENDERS = (OURS, PILLOW, TORCHVISION)
@@ -72,7 +75,7 @@ def worker(name: str, folder: Path) -> None:
                 pass
 
     if name == OURS:
-        stage.keep_freed_memory()  # as stage.main does
+        linux.keep_freed_memory()  # as stage.main does
     work = {OURS: ours, PILLOW: pillow, TORCHVISION: torchvision}[name]
 
     def turn() -> Row:

@@ -17,8 +17,9 @@ from urllib.parse import unquote
 
 from ruamel.yaml import YAML
 
-from pipeline import files, synthetic
-from pipeline.errors import UserError
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.data import synthetic
 
 Changes = Mapping[str, Mapping[str, Any]]  # section → key → value
 NEEDED = ("pipeline", "requirements", "docker")  # what a stage looks at, besides params.yaml and dvc.yaml

@@ -15,8 +15,9 @@ from itertools import islice
 
 from benchmarks import measuring
 from benchmarks.measuring import Report, Row, Worker
-from pipeline import machine, params, validity
-from pipeline.engine.variables import environment
+from pipeline.base import linux
+from pipeline.config import machine, params, validity
+from pipeline.engine.environment import required_variables
 
 NATIVE = ("fp32", "tf32", "bf16", "fp16")
 Case = tuple[str, str]  # precision, optimizer
@@ -45,10 +46,9 @@ def worker(device: str, form: Form, case: Case) -> None:
     import torch
 
     from benchmarks import ours
-    from pipeline import stage
     from pipeline.engine import distributed
 
-    stage.keep_freed_memory()  # as stage.main does
+    linux.keep_freed_memory()  # as stage.main does
     precision, optimizer = case
     settings = {
         "device": device, "parallel": "single", "model": form.model, "batch_size": form.batch, "crop": form.side,
@@ -88,7 +88,7 @@ def lacks(case: Case) -> str:
 
 def measure(form: Form, case: Case, name: str, device: str) -> Row:
     """A case in a process of its own."""
-    with Worker("benchmarks.steps", device, name, *case, env=environment(1, True)) as worker:
+    with Worker("benchmarks.steps", device, name, *case, env=required_variables(1, True)) as worker:
         middle = measuring.medians([worker.ask(count=form.steps) for _ in range(form.turns)])
     return {figure: middle[figure] for figure in ("images_per_s", "gpu_memory_mb")}
 

@@ -23,7 +23,7 @@ from xml.sax.saxutils import escape
 
 from benchmarks import measuring, scene
 from benchmarks.measuring import Report, Row
-from pipeline import machine, params, validity
+from pipeline.config import machine, params, validity
 
 Way = tuple[str, str, str]  # train.parallel, run.launcher, train.sync_bn
 WAYS: tuple[Way, ...] = (

@@ -3,7 +3,7 @@
 import gc
 import sys
 
-from pipeline.errors import import_error_hook
+from pipeline.base.errors import import_error_hook
 
 # Importing torch makes a million objects that stay. To look for garbage among them, as often as Python does, takes a
 # fifth of a start [measured]; see also the end of `stage.main`.

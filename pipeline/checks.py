@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from pipeline import machine, validity
-from pipeline.machine import Machine
-from pipeline.params import Params
+from pipeline.config import machine, validity
+from pipeline.config.machine import Machine
+from pipeline.config.params import Params
 
 SHM = 2**30  # bytes of /dev/shm that NCCL's processes can rely on; a container has a sixteenth of it if nobody asks
 LOCK, PROJECT = Path("requirements/lock.txt"), Path("pyproject.toml")

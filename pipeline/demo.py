@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline import files, locks
-from pipeline.errors import UserError, exit_status
+from pipeline.base import dvc_lock, files
+from pipeline.base.errors import UserError, exit_status
 
 FOLDER = Path(".demo")
 RESULTS = Path("results/demo")
@@ -79,12 +79,12 @@ def show(folder: Path) -> None:
     print(f"{'95 % interval':<18} {interval['low']:.4f} to {interval['high']:.4f} ({figures['images']} test images)")
 
 
-def outputs(lock: Path) -> locks.Hashes:
+def outputs(lock: Path) -> dvc_lock.Hashes:
     """The hash of every output in a dvc.lock. Raises UserError if the lock cannot be read."""
-    return {path: md5 for stage in locks.read(lock).values() for path, md5 in stage["outs"].items()}
+    return {path: md5 for stage in dvc_lock.read(lock).values() for path, md5 in stage["outs"].items()}
 
 
-def compare(ours: locks.Hashes, committed: locks.Hashes) -> list[str]:
+def compare(ours: dvc_lock.Hashes, committed: dvc_lock.Hashes) -> list[str]:
     """One sentence for each output whose hash differs; empty if all are the same."""
     paths = [path for path in sorted(ours | committed) if ours.get(path) != committed.get(path)]
     return [f"{path}: {ours.get(path, 'none')}, committed {committed.get(path, 'none')}" for path in paths]

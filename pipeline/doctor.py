@@ -7,8 +7,9 @@ Every stage asks validity.py first by itself; this page is for reading, and asks
 
 import sys
 
-from pipeline import checks, machine, params, validity
-from pipeline.errors import exit_status
+from pipeline import checks
+from pipeline.base.errors import exit_status
+from pipeline.config import machine, params, validity
 
 
 def examine() -> int:

@@ -29,9 +29,11 @@ from urllib.parse import unquote
 import pooch
 import requests
 
-from pipeline import files, stage, synthetic
-from pipeline.errors import UserError
-from pipeline.params import Params
+from pipeline import stage
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.config.params import Params
+from pipeline.data import synthetic
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before the second try, the third …
 STALLED = 30  # seconds without a byte end a try
@@ -319,13 +321,13 @@ def bring_weights(config: Params) -> None:
         if asked == "none":  # not an empty folder: DVC would warn of it with every command
             files.write_text(folder / "none.txt", "No pretrained weights are asked for (train.weights: none).\n")
             return
-        from pipeline import weights  # brings torch: only those wait for it who ask for weights
+        from pipeline.models import pretrained
 
         if asked == "imagenet":
-            source = obtain_published(*weights.published(model), Path(config.paths.archives))
+            source = obtain_published(*pretrained.published(model), Path(config.paths.archives))
         else:
             source = Path(asked)
-        for note in weights.convert(source, folder / f"{model}.safetensors"):
+        for note in pretrained.convert(source, folder / f"{model}.safetensors"):
             print(f"download: {note}")
     print(
         f"download: weights of {model} in {config.paths.weights}, from {source.name if asked == 'imagenet' else asked}"

@@ -16,15 +16,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import files, metrics, packed, report, residency, runs, stage, trained
-from pipeline.engine import agreement, distributed, frozen
-from pipeline.errors import UserError
-from pipeline.packed import Packed
-from pipeline.params import Params
-from pipeline.trained import Trained
+from pipeline import stage
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.config.params import Params
+from pipeline.data import packed
+from pipeline.data.packed import Packed
+from pipeline.engine import agreement, distributed, watchdog
+from pipeline.evaluation import inference, metrics, mistakes
+from pipeline.loader import storage
+from pipeline.models import exported
+from pipeline.models.exported import ExportedModel
+from pipeline.training import runs
 
 
-def check_model_fits_data(config: Params, model: Trained, data: Packed) -> None:
+def check_model_fits_data(config: Params, model: ExportedModel, data: Packed) -> None:
     """Raise UserError if the model was not trained on images packed like these."""
     described, packed_size = f"{config.paths.models}/model.json", data.images.shape[1]
     if model.classes != data.classes:
@@ -40,27 +46,27 @@ def check_model_fits_data(config: Params, model: Trained, data: Packed) -> None:
         )
 
 
-def mistakes(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[np.float64]) -> None:
+def draw_mistakes(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[np.float64]) -> None:
     """Draw the mistakes that the model was most sure about; of equally sure ones the first in split.csv."""
     labels, predictions, confidence = data.labels[rows], found.argmax(1), np.exp(found.max(1))
     wrong = np.flatnonzero(predictions != labels)
     shown = wrong[np.argsort(-confidence[wrong], stable=True)][: config.evaluate.mistakes]
-    known = report.credits(Path(config.paths.images) / "LICENSE.txt")
+    known = mistakes.credits(Path(config.paths.images) / "LICENSE.txt")
     title = f"{len(wrong)} mistakes in {len(rows)} test images"
     if len(shown) < len(wrong):
         title += f", the {len(shown)} most confident"
-    report.write(
+    mistakes.write(
         Path(config.paths.reports) / "mistakes.png",
         title,
         [
-            report.Mistake(
+            mistakes.Mistake(
                 image=data.images[rows[i]],
                 size=(int(data.sizes[rows[i], 0]), int(data.sizes[rows[i], 1])),
                 path=data.paths[rows[i]],
                 actual=data.classes[labels[i]],
                 predicted=data.classes[predictions[i]],
                 confidence=float(confidence[i]),
-                credit=known.get(data.paths[rows[i]], report.NO_CREDIT),
+                credit=known.get(data.paths[rows[i]], mistakes.NO_CREDIT),
             )
             for i in shown
         ],
@@ -88,7 +94,7 @@ def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[
             for row, pair, probabilities in zip(rows, pairs, np.exp(found).tolist(), strict=True)
         ),
     )
-    mistakes(config, data, rows, found)
+    draw_mistakes(config, data, rows, found)
     return figures
 
 
@@ -110,14 +116,14 @@ def table(figures: dict[str, Any]) -> str:
     )
 
 
-def ready(config: Params) -> tuple[Packed, NDArray[np.int64], Trained]:
+def ready(config: Params) -> tuple[Packed, NDArray[np.int64], ExportedModel]:
     """The packed images, the rows of the test split, and the model. Raises UserError if they do not fit together."""
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
     packed.check_packed_size(data, Path(config.paths.packed), config.prepare.size)
     rows = data.rows("test")
     if len(rows) == 0:
         raise UserError(f"{config.paths.split}: no test image; raise split.fractions.test, then dvc repro")
-    model = trained.load(Path(config.paths.models))
+    model = exported.load(Path(config.paths.models))
     check_model_fits_data(config, model, data)
     return data, rows, model
 
@@ -127,7 +133,7 @@ def run(config: Params) -> None:
     distributed.make_deterministic(config.train.threads, config.train.deterministic)
     world = distributed.from_env(os.environ, config.train.device)
     with ExitStack() as held:
-        held.enter_context(frozen.launcher_roused(config.run.timeout_seconds))
+        held.enter_context(watchdog.launcher_roused(config.run.timeout_seconds))
         met = distributed.connect_store(world, config.run.timeout_seconds)
         with agreement.agreed(met, world) as facts:
             data, rows, model = ready(config)
@@ -138,10 +144,10 @@ def run(config: Params) -> None:
         if world.is_main:  # DVC has recorded the training by now
             runs.drop_finished_checkpoints(Path(config.paths.runs))
         with distributed.process_group(world, config.run.timeout_seconds, met):
-            image_store, _ = residency.reside(
+            image_store, _ = storage.reside(
                 data.images, config.run.residency, world.device, config.run.processes // config.run.nodes
             )
-            found = trained.predict_log_probs(
+            found = inference.predict_log_probs(
                 model, image_store, data.sizes, rows, batch_size=config.evaluate.batch_size, world=world
             )
         if world.is_main:

@@ -4,7 +4,8 @@
 
 torchrun: its own API, in this process, for one node or several. spawn: multiprocessing, as torch's tutorials do it.
 slurm: srun starts them in the job this runs in. The first two give every process the same variables (RANK, LOCAL_RANK,
-WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and find a free port by themselves; Slurm has variables of its own (see world.py).
+WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and find a free port by themselves; Slurm has variables of its own (see
+engine/distributed.py).
 """
 
 import logging
@@ -30,13 +31,14 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from pipeline import stage, validity
-from pipeline.engine import variables
+from pipeline import stage
+from pipeline.base.errors import Stopped, UserError
+from pipeline.config import validity
+from pipeline.config.params import Params, Run
+from pipeline.engine import environment
 from pipeline.engine.distributed import ENDED_NOTE, PEER_DIED
-from pipeline.engine.frozen import Watch
 from pipeline.engine.stopping import SIGNALS
-from pipeline.errors import Stopped, UserError
-from pipeline.params import Params, Run
+from pipeline.engine.watchdog import Watch
 
 STAGES = ("train", "evaluate")
 FORWARDED: set[int] = set()  # the signals that this launcher was asked to stop by, and has passed on
@@ -299,7 +301,7 @@ def main() -> int:
 
     def start(config: Params) -> None:
         try:
-            os.environ.update(variables.environment(config.train.threads, config.train.deterministic))
+            os.environ.update(environment.required_variables(config.train.threads, config.train.deterministic))
         except ValueError as error:
             raise UserError(str(error)) from None
         if validity.apex_choices(config.train):

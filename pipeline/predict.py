@@ -21,11 +21,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline import files, images, machine, params, trained
+from pipeline.base import files
+from pipeline.base.errors import UserError, exit_status
+from pipeline.config import machine, params
+from pipeline.data import images
 from pipeline.engine.distributed import World
-from pipeline.errors import UserError, exit_status
-from pipeline.residency import ImageStore
-from pipeline.trained import Trained
+from pipeline.evaluation import inference
+from pipeline.loader.storage import ImageStore
+from pipeline.models import exported
+from pipeline.models.exported import ExportedModel
 
 
 @dataclass(frozen=True)
@@ -90,13 +94,15 @@ def load_images(
                 refuse(refusal)
 
 
-def answers(model: Trained, shown: Iterable[LoadedImage], batch_size: int, device: str) -> Iterator[dict[str, Any]]:
+def answers(
+    model: ExportedModel, shown: Iterable[LoadedImage], batch_size: int, device: str
+) -> Iterator[dict[str, Any]]:
     """What each image shows: path, class, its probability, and the probabilities of all classes."""
     world, waiting = World(rank=0, local_rank=0, size=1, device=torch.device(device)), iter(shown)
     while batch := list(islice(waiting, batch_size)):
         image_store = ImageStore(torch.from_numpy(np.stack([image.pixels for image in batch])), world.device)
         sizes = np.array([image.size for image in batch], np.int32)
-        found = trained.predict_log_probs(
+        found = inference.predict_log_probs(
             model, image_store, sizes, np.arange(len(batch)), batch_size=batch_size, world=world
         )
         for image, probabilities in zip(batch, np.exp(found).tolist(), strict=True):
@@ -115,7 +121,7 @@ def predict(given: Sequence[Path], as_json: bool, device: str) -> int:
     config = params.load()
     if device == "cuda" and machine.read().cuda_devices == 0:
         raise UserError("--device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu")
-    model, refused = trained.load(Path(config.paths.models)), list[UserError]()
+    model, refused = exported.load(Path(config.paths.models)), list[UserError]()
     shown = load_images(given, model.view.packed_size, config.split.max_pixels, refused)
     found = answers(model, shown, config.evaluate.batch_size, device)
     try:

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import files, images, packed, stage
-from pipeline.errors import UserError
-from pipeline.params import Params
+from pipeline import stage
+from pipeline.base import files, linux
+from pipeline.base.errors import UserError
+from pipeline.config.params import Params
+from pipeline.data import images, packed
 
 
 def prepare(folder: Path, split_csv: Path, output: Path, size: int, workers: int) -> None:
@@ -36,7 +38,7 @@ def prepare(folder: Path, split_csv: Path, output: Path, size: int, workers: int
 
 
 def run(config: Params) -> None:
-    stage.share_freed_memory()
+    linux.share_freed_memory()
     paths = config.paths
     prepare(Path(paths.images), Path(paths.split), Path(paths.packed), config.prepare.size, stage.workers(config))
 

@@ -22,8 +22,9 @@ from types import FrameType
 
 import psutil
 
-from pipeline import files, intact, locks, mend, params, stage
-from pipeline.errors import UserError, exit_status
+from pipeline.base import cache_repair, dvc_lock, files, integrity, linux
+from pipeline.base.errors import UserError, exit_status
+from pipeline.config import params
 
 DVC = Path(".dvc")
 LOCK = Path("dvc.lock")
@@ -54,7 +55,7 @@ def repair() -> list[str]:
     While another DVC works here nothing is touched: it may be writing these very files.
     """
     fault = _rwlock_fault()
-    broken_lock = LOCK.is_file() and not locks.is_whole(LOCK.read_text(encoding="utf-8", errors="replace"))
+    broken_lock = LOCK.is_file() and not dvc_lock.is_whole(LOCK.read_text(encoding="utf-8", errors="replace"))
     if not (fault or broken_lock) or dvc_lives(Path.cwd()):
         return []
     done = []
@@ -71,8 +72,8 @@ def _rwlock_fault() -> str:
     if not RWLOCK.is_file():
         return ""
     try:
-        written, locks = RWLOCK.stat().st_mtime, json.loads(RWLOCK.read_bytes())
-        groups = [group for kind in ("read", "write") for group in locks.get(kind, {}).values()]
+        written, held = RWLOCK.stat().st_mtime, json.loads(RWLOCK.read_bytes())
+        groups = [group for kind in ("read", "write") for group in held.get(kind, {}).values()]
         holders = [holder for group in groups for holder in (group if isinstance(group, list) else [group])]
         lives = any(_lives(int(holder["pid"]), str(holder["cmd"]), written) for holder in holders)
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
@@ -100,11 +101,11 @@ def _lives(pid: int, command: str, written: float) -> bool:
 
 def _restore() -> str:
     """Bring back the last whole dvc.lock; says where from."""
-    if KEPT.is_file() and locks.is_whole(text := KEPT.read_text(encoding="utf-8", errors="replace")):
+    if KEPT.is_file() and dvc_lock.is_whole(text := KEPT.read_text(encoding="utf-8", errors="replace")):
         files.write_text(LOCK, text)
         return "put back as it was before the last run"
     shown = subprocess.run(["git", "show", f"HEAD:./{LOCK}"], capture_output=True, text=True, check=False)
-    if shown.returncode == 0 and locks.is_whole(shown.stdout):
+    if shown.returncode == 0 and dvc_lock.is_whole(shown.stdout):
         files.write_text(LOCK, shown.stdout)
         return "put back as it was last committed"
     LOCK.unlink()
@@ -113,19 +114,19 @@ def _restore() -> str:
 
 def keep() -> None:
     """Keep a copy of dvc.lock, if it is whole, for a later repair."""
-    if LOCK.is_file() and locks.is_whole(text := LOCK.read_text(encoding="utf-8", errors="replace")):
+    if LOCK.is_file() and dvc_lock.is_whole(text := LOCK.read_text(encoding="utf-8", errors="replace")):
         files.write_text(KEPT, text)
 
 
 def run(arguments: list[str]) -> int:
     """`dvc repro` with `arguments`, until it and all it started have ended; its exit status."""
-    stage.adopt_orphans()
+    linux.adopt_orphans()
     # In a process group of its own: a Ctrl-C comes here alone, and is passed on once.
     dvc = subprocess.Popen(
         [sys.executable, "-m", "dvc", "repro", *arguments],
-        env=intact.environment(),
+        env=integrity.environment(),
         process_group=0,
-        preexec_fn=stage.die_with_parent,  # noqa: PLW1509  (this process has one thread)
+        preexec_fn=linux.die_with_parent,  # noqa: PLW1509  (this process has one thread)
     )
 
     def pass_on(number: int, _: FrameType | None) -> None:
@@ -158,11 +159,11 @@ def repro(arguments: list[str]) -> int:
     keep()
     if not (DVC.is_dir() and NOTHING_KEPT.isdisjoint(arguments)) or dvc_lives(Path.cwd()):
         return run(arguments)
-    cache = intact.cache_folder()
-    say(mend.look_after(cache))
+    cache = integrity.cache_folder()
+    say(cache_repair.look_after(cache))
     status = run(arguments)
     keep()
-    if status == 0 and say(mend.look_after(cache)):
+    if status == 0 and say(cache_repair.look_after(cache)):
         raise UserError("this was damaged while it ran: the disk or the memory may be failing; run again")
     return status
 

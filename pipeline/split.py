@@ -24,10 +24,12 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from pipeline import files, images, stage
-from pipeline.errors import UserError
-from pipeline.images import ImageInfo
-from pipeline.params import Params
+from pipeline import stage
+from pipeline.base import files, linux
+from pipeline.base.errors import UserError
+from pipeline.config.params import Params
+from pipeline.data import images
+from pipeline.data.images import ImageInfo
 
 SPLITS = ("train", "val", "test")
 SPELLINGS = {  # in lower case; how data sets that come with a split name its folders → the part
@@ -484,7 +486,7 @@ def line(row: Row) -> tuple[object, ...]:
 
 
 def run(config: Params) -> None:
-    stage.share_freed_memory()
+    linux.share_freed_memory()
     chosen, paths = config.split, config.paths
     rule = Rule(chosen.seed, chosen.fractions.val, chosen.fractions.test, chosen.folds, chosen.fold)
     rows, counts = split(

@@ -22,24 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipeline import (
-    augment,
-    errors,
-    files,
-    inference,
-    model,
-    monitor,
-    packed,
-    reading,
-    residency,
-    runs,
-    sampling,
-    schedule,
-    stage,
-    trained,
-    weights,
-)
-from pipeline.engine import agreement, checkpoint, distributed, frozen, loop, stopping
+from pipeline import stage
+from pipeline.base import errors, files, schema
+from pipeline.base.errors import Stopped, UserError
+from pipeline.config.params import Params, Train
+from pipeline.data import packed
+from pipeline.data.packed import Packed
+from pipeline.engine import agreement, distributed, loop, stopping, watchdog
 from pipeline.engine.agreement import Facts
 from pipeline.engine.distributed import Store, World
 from pipeline.engine.ema import Ema
@@ -48,12 +37,13 @@ from pipeline.engine.optimizers import OPTIMIZERS
 from pipeline.engine.parallel import PARALLELS, SYNC_BNS
 from pipeline.engine.precision import PRECISIONS, Precision
 from pipeline.engine.stopping import Stopping
-from pipeline.errors import Stopped, UserError
-from pipeline.inference import View
-from pipeline.packed import Packed
-from pipeline.params import Params, Train
-from pipeline.residency import ImageStore
-from pipeline.sampling import AugmentParams, Mix
+from pipeline.evaluation import inference
+from pipeline.loader import augment, sampler, storage
+from pipeline.loader.sampler import AugmentParams, Mix
+from pipeline.loader.storage import ImageStore
+from pipeline.models import exported, network, pretrained
+from pipeline.models.exported import View
+from pipeline.training import checkpoint, monitor, runs, schedule
 
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 HISTORY = ("epoch", "step", "learning_rate", "train_loss", "train_accuracy", "val_loss", "val_accuracy")
@@ -74,7 +64,7 @@ class Progress:
 class Saved:
     """The content of a working checkpoint."""
 
-    __pydantic_config__ = reading.TENSORS
+    __pydantic_config__ = schema.TENSORS
 
     model: Any  # these three are checked by who loads them
     precision: Any
@@ -114,18 +104,20 @@ def view(config: Params) -> View:
 def make_learner(config: Params, classes: int, world: World) -> Learner:
     """The model as it begins, and its optimizer, in the order that Apex needs."""
     settings = config.train
-    net = model.build(settings.model, classes, settings.seed)
+    net = network.build(settings.model, classes, settings.seed)
     if settings.weights != "none":
-        said = weights.load_into(net, Path(config.paths.weights) / f"{settings.model}.safetensors", model.head(net))
+        said = pretrained.load_into(
+            net, Path(config.paths.weights) / f"{settings.model}.safetensors", network.head(net)
+        )
         if world.is_main:
             print(f"train: {said}", file=sys.stderr)
     if settings.freeze_backbone:
-        model.freeze_backbone(net)
+        network.freeze_backbone(net)
     if settings.gradient_checkpointing:
-        model.checkpointed(net, settings.model)
+        network.checkpointed(net, settings.model)
     net = net.to(world.device).to(memory_format=MEMORY_FORMATS[settings.memory_format])  # type: ignore[call-overload]
     net = SYNC_BNS[settings.sync_bn](net)
-    groups = model.parameter_groups(net, settings.weight_decay, settings.decay_norm_and_bias, settings.head_lr_factor)
+    groups = network.parameter_groups(net, settings.weight_decay, settings.decay_norm_and_bias, settings.head_lr_factor)
     make = OPTIMIZERS[settings.optimizer]
     optimizer = make(groups, settings.lr, settings.momentum, settings.nesterov, settings.betas)
     precision = PRECISIONS[settings.precision](world.device.type)
@@ -143,11 +135,11 @@ def microbatch_count(settings: Train, world: World) -> int:
 
 def learning_rates(settings: Train, rows: int) -> list[float]:
     """The learning rate of every step."""
-    batch, steps = settings.batch_size, sampling.steps(settings.epochs, rows, settings.batch_size)
+    batch, steps = settings.batch_size, sampler.steps(settings.epochs, rows, settings.batch_size)
     base = schedule.scaled(settings.lr, batch, settings.reference_batch)
     warmup = round(settings.warmup_epochs * rows / batch)
     ends = range(settings.step_epochs, settings.epochs, settings.step_epochs)
-    drops = [sampling.epoch_end(epoch - 1, rows, batch) for epoch in ends]
+    drops = [sampler.epoch_end(epoch - 1, rows, batch) for epoch in ends]
     return [
         base
         * schedule.lr_factor(settings.schedule, step, steps, warmup, settings.final_lr, drops, settings.step_factor)
@@ -160,10 +152,10 @@ def plans(
 ) -> Iterator[Plan]:
     """This process's share of every global batch, of so many parts, from `first_step` to the last."""
     rows, seed, size, crop = data.rows("train"), settings.seed, settings.batch_size, settings.crop
-    for step in range(first_step, sampling.steps(settings.epochs, len(rows), size)):
-        chosen = rows[sampling.batch_rows(seed, step, size, len(rows))]
+    for step in range(first_step, sampler.steps(settings.epochs, len(rows), size)):
+        chosen = rows[sampler.batch_rows(seed, step, size, len(rows))]
         draws = AugmentParams(
-            *sampling.crop_boxes(
+            *sampler.crop_boxes(
                 seed,
                 step,
                 data.sizes[chosen],
@@ -172,12 +164,12 @@ def plans(
                 settings.crop_ratio,
                 settings.flip,
             ),
-            sampling.jitter_factors(seed, step, size, settings.color_jitter),
-            sampling.erase_boxes(seed, step, size, crop, settings.erasing),
+            sampler.jitter_factors(seed, step, size, settings.color_jitter),
+            sampler.erase_boxes(seed, step, size, crop, settings.erasing),
         )
         # Mixed images have partners among those of other processes: `needed` are the images this one has to cut.
-        whole = sampling.mix(seed, step, size, crop, settings.mixup, settings.cutmix)
-        needed, mix = sampling.local(whole, world.share(parts), parts)
+        whole = sampler.mix(seed, step, size, crop, settings.mixup, settings.cutmix)
+        needed, mix = sampler.local(whole, world.share(parts), parts)
         mine = chosen[needed]
         yield Plan(step, image_store.collect(mine), data.labels[mine], draws.at(needed), mix)
 
@@ -197,7 +189,7 @@ def batches(
     Ends with the last step, or where all processes stop.
     """
     every_rate = learning_rates(settings, len(data.rows("train")))
-    for plan in residency.ahead(plans(settings, data, image_store, first_step, world, parts), image_store.device):
+    for plan in storage.ahead(plans(settings, data, image_store, first_step, world, parts), image_store.device):
         if stop.before(plan.step):
             return
         with precision.exact():
@@ -211,7 +203,7 @@ def batches(
             labels=labels,
             targets=targets,
             learning_rate=every_rate[plan.step],
-            seed=sampling.dropout_seed(settings.seed, plan.step),
+            seed=sampler.dropout_seed(settings.seed, plan.step),
         )
 
 
@@ -244,7 +236,7 @@ def validate(
 def export_weights(learner: Learner, settings: Train) -> dict[str, Tensor]:
     """The weights as they would be exported now: the model's, or their average."""
     with learner.ema.applied() if settings.export == "ema" else nullcontext():
-        return model.export_state(learner.net)
+        return network.export_state(learner.net)
 
 
 def train(
@@ -252,13 +244,13 @@ def train(
 ) -> tuple[dict[str, Tensor], Progress, int]:
     """Train from the working checkpoint in `folder`, or from the beginning.
 
-    Returns the weights to export (see `model.export_state`), the finished progress, and how many steps were taken now.
+    Returns the weights to export (see `network.export_state`), the finished progress, and the number of steps taken.
     Raises UserError if a loss is not finite or the checkpoint was made on other hardware, Stopped if all processes were
     asked to stop, and have saved.
     """
     settings, rows = config.train, len(data.rows("train"))
-    steps = sampling.steps(settings.epochs, rows, settings.batch_size)
-    image_store, where = residency.reside(
+    steps = sampler.steps(settings.epochs, rows, settings.batch_size)
+    image_store, where = storage.reside(
         data.images, config.run.residency, world.device, config.run.processes // config.run.nodes
     )
     if world.is_main:
@@ -336,14 +328,14 @@ def end_epoch(
         progress.best_epoch, progress.best_accuracy = epoch, val_accuracy
         progress.best_weights = export_weights(learner, settings)
     if world.is_main and config.run.save_every_epochs and epoch % config.run.save_every_epochs == 0:
-        trained.save_weights(folder / f"epoch-{epoch:04}.safetensors", export_weights(learner, settings))
+        exported.save_weights(folder / f"epoch-{epoch:04}.safetensors", export_weights(learner, settings))
     totals.sums.zero_()
 
 
 def epoch_over(step: int, rows: int, batch: int) -> int:
     """The epoch (from 1) that ends with the `step`-th step, or 0. Needs batch <= rows: no two end together."""
     epoch = -(-step * batch // rows)
-    return next((e for e in (epoch, epoch + 1) if sampling.epoch_end(e - 1, rows, batch) == step), 0)
+    return next((e for e in (epoch, epoch + 1) if sampler.epoch_end(e - 1, rows, batch) == step), 0)
 
 
 @contextmanager
@@ -384,7 +376,7 @@ def check_losses_finite(totals: Totals, settings: Train) -> None:
 def save_checkpoint(
     folder: Path, world: World, settings: Train, learner: Learner, totals: Totals, progress: Progress
 ) -> None:
-    """Save the working checkpoint. There is no sampler and no generator state to save, by design (see sampling.py)."""
+    """Save the working checkpoint. There is no sampler and no generator state to save, by design (see sampler.py)."""
     sums = distributed.all_reduce_sum(totals.sums.clone())
     if not world.is_main:
         return
@@ -431,7 +423,7 @@ def resume(folder: Path, world: World, settings: Train, learner: Learner, totals
     if state is None:
         return Progress()
     try:
-        return restore(reading.checked(state, Saved), folder, world, settings, learner, totals)
+        return restore(schema.checked(state, Saved), folder, world, settings, learner, totals)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         if errors.describe_system_error(error):
             raise
@@ -449,7 +441,7 @@ def restore(saved: Saved, folder: Path, world: World, settings: Train, learner: 
             f"{folder}: begun with {name} {was}, here it is {here}, so the bytes could not be the same; "
             f"go on where it was begun, or begin anew: rm -r {folder}"
         )
-    model.load_state(learner.net, saved.model)
+    network.load_state(learner.net, saved.model)
     learner.precision.load_state_dict(saved.precision, learner.optimizer)
     learner.optimizer.load_state_dict(saved.optimizer)
     for average, value in zip(learner.ema.averages, saved.ema, strict=True):
@@ -473,7 +465,7 @@ def write(config: Params, data: Packed, final: dict[str, Tensor], progress: Prog
             f"the validation loss of epoch {epoch} is {row['val_loss']}; nothing is exported; lower train.lr "
             f"({settings.lr}) or lengthen train.warmup_epochs ({settings.warmup_epochs})"
         )
-    trained.save(
+    exported.save(
         Path(config.paths.models),
         final,
         name=settings.model,
@@ -520,7 +512,7 @@ def run(config: Params) -> None:
     world = distributed.from_env(os.environ, settings.device)
     met = distributed.connect_store(world, config.run.timeout_seconds)
     with ExitStack() as held:
-        held.enter_context(frozen.launcher_roused(config.run.timeout_seconds))
+        held.enter_context(watchdog.launcher_roused(config.run.timeout_seconds))
         held.enter_context(explain_torch_errors(settings))
         with agreement.agreed(met, world) as facts:
             data, folder = ready(config, world, facts)

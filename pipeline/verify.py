@@ -22,15 +22,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pipeline import intact, locks, params, reading, stage
-from pipeline.errors import UserError, exit_status
-from pipeline.params import Params
+from pipeline.base import dvc_lock, integrity, linux, schema
+from pipeline.base.errors import UserError, exit_status
+from pipeline.config import params
+from pipeline.config.params import Params
 
 DECIDES = ("dvc.lock", "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  # besides what the stages depend on
 NAMED = 10  # how many faults are written out
 SIDE_BY_SIDE = 64  # characters of a column of provenance
 
-Claims = dict[str, dict[str, locks.Hashes]]
+Claims = dict[str, dict[str, dvc_lock.Hashes]]
 
 
 def verify(only: str | None) -> bool:
@@ -38,21 +39,21 @@ def verify(only: str | None) -> bool:
 
     Raises UserError if this folder is not in a state to be verified, or if a stage fails in the clone.
     """
-    config, claims = params.load(), locks.read(Path("dvc.lock"))
+    config, claims = params.load(), dvc_lock.read(Path("dvc.lock"))
     if only is not None and only not in claims:
         raise UserError(f"--stage: {only!r} is no stage of dvc.lock; allowed: {', '.join(claims)}")
     raise_if_any(uncommitted(claims))
     raise_if_any(unclean(config, claims))
-    raise_if_any(intact.damaged(claims))
+    raise_if_any(integrity.damaged(claims))
     arguments, repeated = plan(config, claims, only)
     with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
         clone = Path(temporary) / "clone"
-        environ = {**intact.environment(), "DVC_SITE_CACHE_DIR": str(Path(temporary) / "dvc")}
+        environ = {**integrity.environment(), "DVC_SITE_CACHE_DIR": str(Path(temporary) / "dvc")}
         commit = output("git", "rev-parse", "--short", "HEAD").strip()
         print(f"verify: repeating {', '.join(repeated)} of commit {commit} in {clone}", flush=True)
         prepare_clone(config, claims, repeated, clone, environ)
         repeat(arguments, clone, environ)
-        found = locks.read(clone / "dvc.lock")
+        found = dvc_lock.read(clone / "dvc.lock")
         different = compare(claims, found, repeated)
         for path in different:
             if path.endswith(".safetensors") and (clone / path).is_file():
@@ -65,7 +66,7 @@ def verify(only: str | None) -> bool:
 def output(*command: str, cwd: Path | None = None, environ: dict[str, str] | None = None) -> str:
     """What a command prints. Raises UserError with its last words if it fails."""
     done = subprocess.run(
-        command, cwd=cwd, env=environ or intact.environment(), capture_output=True, text=True, check=False
+        command, cwd=cwd, env=environ or integrity.environment(), capture_output=True, text=True, check=False
     )
     if done.returncode:
         words = (done.stderr.strip() or "no message").splitlines()[-1]
@@ -180,7 +181,7 @@ def prepare_clone(config: Params, claims: Claims, repeated: list[str], clone: Pa
 def repeat(arguments: list[str], clone: Path, environ: dict[str, str]) -> None:
     """Run the stages in the clone by force. When this process is interrupted it ends after the last of theirs."""
     command = [sys.executable, "-m", "pipeline.repro", "--force", "--no-run-cache", "--no-commit", *arguments]
-    with subprocess.Popen(command, cwd=clone, env=environ, preexec_fn=stage.die_with_parent) as process:  # noqa: PLW1509
+    with subprocess.Popen(command, cwd=clone, env=environ, preexec_fn=linux.die_with_parent) as process:  # noqa: PLW1509
         try:
             status = process.wait()
         except BaseException:
@@ -253,7 +254,7 @@ def _flat(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     flat: dict[str, str] = {}
-    for key, value in reading.json_of(path, dict[str, Any], f"remove it: rm {path}").items():
+    for key, value in schema.json_of(path, dict[str, Any], f"remove it: rm {path}").items():
         inner = {f"{key}.{name}": part for name, part in value.items()} if isinstance(value, dict) else {key: value}
         flat |= {name: str(part) for name, part in inner.items()}
     return flat

@@ -1,7 +1,7 @@
 """Small wrong changes of modules, each tried against the module's own tests: those that no test notices are listed.
 
-    python -m tests.mutants schedule                   60 changes of pipeline/schedule.py against tests/test_schedule.py
-    python -m tests.mutants sampling split --count 200 --seed 1         200 of two modules' changes, others
+    python -m tests.mutants training.schedule     60 changes of this module against tests/test_schedule.py
+    python -m tests.mutants loader.sampler split --count 200 --seed 1     200 of two modules' changes, others
 
 A change is one of the syntax tree: another comparison, number, operand, argument, order, constant, branch or attribute,
 or a statement or keyword left out. The same seed takes the same changes. Messages and types are left alone.
@@ -48,7 +48,7 @@ NAMES = dict(
 OPTIONS = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 LIBRARIES = {"ast", "hashlib", "imagehash", "json", "math", "np", "os", "self", "sys", "torch"}
 SYMMETRIC = {"min", "max", "minimum", "maximum"}  # the order of their arguments says nothing
-MORE = {"split": ["tests/test_layouts.py"], "params": ["tests/test_odd_params.py"]}  # own tests in a second file
+MORE = {"split": ["tests/test_layouts.py"], "config.params": ["tests/test_odd_params.py"]}  # own tests in a second file
 UNTOUCHED = {"annotation", "returns", "decorator_list", "exc", "type_params"}  # types, and the texts of refusals
 
 
@@ -234,7 +234,7 @@ def load(change: Change) -> None:
     """Import the changed module in the place of its own."""
     name, path = f"pipeline.{change.module}", path_of(change.module)
     if any("compiled(" in ast.unparse(top) for top in change.tree.body if getattr(top, "name", "") == change.function):
-        importlib.import_module("pipeline.compiled").KEPT = False  # type: ignore[attr-defined]
+        importlib.import_module("pipeline.loader.compiled").KEPT = False  # type: ignore[attr-defined]
     package, _, last = name.rpartition(".")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec

@@ -13,11 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline import params, runs
-from pipeline.engine import agreement, variables
+from pipeline.base.errors import UserError
+from pipeline.config import params
+from pipeline.engine import agreement, environment
 from pipeline.engine.agreement import Facts
 from pipeline.engine.distributed import World
-from pipeline.errors import UserError
+from pipeline.training import runs
 from tests.conftest import change, read_params, write_params
 from tests.test_nodes import TRAIN, nodes, start
 from tests.test_train import launch, outputs, small_world
@@ -40,7 +41,7 @@ def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
     (second / "data/split.csv").write_text(lines.replace("circle", "disc"))
     (second / "pipeline").unlink()
     shutil.copytree(first / "pipeline", second / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
-    with (second / "pipeline/schedule.py").open("a") as code:
+    with (second / "pipeline/training/schedule.py").open("a") as code:
         code.write("# other code\n")
     said = both_say(start(first, TRAIN), start(second, TRAIN, NCCL_PROTO="LL"))
     where = ("process 1 of 2 (on ", ") has ", ", process 0 (on ", ") has ")
@@ -50,7 +51,7 @@ def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
             ("train.seed", "7", "0", "give every node the same params.yaml, then run again"),
             ("run.log_steps", "7", "20", "give every node the same params.yaml, then run again"),
             ("SHA-256 of paths.split", "'", "'", "give every node the same data"),
-            ("pipeline/schedule.py", "'", "'", "check out the same commit on every node"),
+            ("pipeline/training/schedule.py", "'", "'", "check out the same commit on every node"),
             ("NCCL_PROTO", "'LL'", "'Simple'", "set it alike on every node, or unset it"),
         ):
             (line,) = {line for line in words.splitlines() if f"train: {name}: process 1 of 2" in line}
@@ -158,16 +159,16 @@ def test_a_variable_that_reaches_the_arithmetic_is_refused_or_compared(
     holds; without the promise of the same bytes it is compared, too."""
     for variable in {**VARIABLES, **QUIET}:
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(variables, "at_start", lambda: os.environ)  # as if this process began here
+    monkeypatch.setattr(environment, "at_start", lambda: os.environ)  # as if this process began here
     world = World(0, 0, 1, torch.device("cpu"))
     before = runs.hardware(world, 1)
     monkeypatch.setenv(name, VARIABLES[name])
     if name in REFUSED:
         with pytest.raises(ValueError, match=f"^{name}: .* contradicts train.deterministic: true; .*unset it"):
-            variables.environment(1, deterministic=True)
+            environment.required_variables(1, deterministic=True)
     else:
-        variables.environment(1, deterministic=True)
-    variables.environment(1, deterministic=False)
+        environment.required_variables(1, deterministic=True)
+    environment.required_variables(1, deterministic=False)
     assert agreement.differences(before, runs.hardware(world, 1)) == [(name, "not set", repr(VARIABLES[name]))]
 
 
@@ -177,7 +178,7 @@ def test_a_variable_that_is_not_compared_changes_nothing(tmp_path: Path, monkeyp
     launch(folders[0])
     for name, value in QUIET.items():
         monkeypatch.setenv(name, value)
-    assert not set(QUIET) & set(variables.found(os.environ))
+    assert not set(QUIET) & set(environment.numeric_variables(os.environ))
     launch(folders[1])
     assert outputs(folders[0]) == outputs(folders[1])
 
@@ -201,7 +202,7 @@ def test_a_resume_under_another_variable_is_refused(tmp_path: Path) -> None:
     """Begun without MKL_CBWR, gone on with it: refused by its name, with both values; without it, it goes on."""
     environ: dict[str, Any] = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     folder = small_world(tmp_path)
-    fixed = {**environ, **variables.environment(1, deterministic=True)}
+    fixed = {**environ, **environment.required_variables(1, deterministic=True)}
     stopped = subprocess.run(
         [sys.executable, "-c", STOP_AT_ONCE], cwd=folder, env=fixed, capture_output=True, text=True, check=False
     )

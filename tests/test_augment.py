@@ -10,24 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline import augment, sampling
-from pipeline.sampling import AugmentParams
+from pipeline.loader import augment, sampler
+from pipeline.loader.sampler import AugmentParams
 from tests.test_resample import crops, random_boxes, random_images
 
 
 def jitter(n: int, strength: float = 0.4, seed: int = 0) -> NDArray[np.float32]:
-    return sampling.jitter_factors(seed, 0, n, strength)
+    return sampler.jitter_factors(seed, 0, n, strength)
 
 
 def drawn(n: int, side: int, out: int, seed: int = 0) -> AugmentParams:
     """Every draw of a training crop, switched on."""
-    factors, erased = jitter(n, seed=seed), sampling.erase_boxes(seed, 0, n, out, 0.5)
+    factors, erased = jitter(n, seed=seed), sampler.erase_boxes(seed, 0, n, out, 0.5)
     return AugmentParams(random_boxes(n, side, seed).numpy(), np.arange(n) % 2 == 0, factors, erased)
 
 
-def mixes(n: int, out: int) -> list[sampling.Mix]:
+def mixes(n: int, out: int) -> list[sampler.Mix]:
     """Mixup, and CutMix."""
-    return [sampling.mix(0, 0, n, out, 0.2, 0.0), sampling.mix(0, 0, n, out, 0.0, 1.0)]
+    return [sampler.mix(0, 0, n, out, 0.2, 0.0), sampler.mix(0, 0, n, out, 0.0, 1.0)]
 
 
 @given(strength=st.floats(0, 1), seed=st.integers(0, 10**6))
@@ -63,7 +63,7 @@ def test_the_mean_for_the_contrast_has_no_order() -> None:
 def test_rectangles_are_set_to_the_mean_colour() -> None:
     """As torchvision's erase with value 0 in the normalized image; images without a rectangle stay."""
     images = torch.randn(6, 3, 40, 40, generator=torch.Generator().manual_seed(0))
-    boxes = sampling.erase_boxes(3, 0, 6, 40, 0.5)
+    boxes = sampler.erase_boxes(3, 0, 6, 40, 0.5)
     assert 0 < boxes.any(1).sum() < 6
     for image, result, (x0, y0, x1, y1) in zip(images, augment.without(images, boxes), boxes.tolist(), strict=True):
         assert torch.equal(result, F.erase(image, y0, x0, y1 - y0, x1 - x0, torch.zeros(3, 1, 1)))
@@ -73,9 +73,9 @@ def test_with_everything_off_training_sees_the_plain_crops() -> None:
     """The very bits of `crops`, and neither images nor labels are touched by a mix that mixes nothing."""
     images, boxes, flips = random_images(4, 64), random_boxes(4, 64), torch.arange(4) % 2 == 0
     plain = crops(images, boxes, flips, 48)
-    off = AugmentParams(boxes.numpy(), flips.numpy(), jitter(4, strength=0.0), sampling.erase_boxes(0, 0, 4, 48, 0.0))
+    off = AugmentParams(boxes.numpy(), flips.numpy(), jitter(4, strength=0.0), sampler.erase_boxes(0, 0, 4, 48, 0.0))
     assert torch.equal(augment.training_crops(images, torch.arange(4), off, 48), plain)
-    nothing, labels = sampling.mix(0, 0, 4, 48, 0.0, 0.0), torch.arange(4)
+    nothing, labels = sampler.mix(0, 0, 4, 48, 0.0, 0.0), torch.arange(4)
     assert augment.mixed(plain, nothing) is plain
     assert all(kept is labels for kept in augment.mixed_labels(labels, nothing, 5))
 
@@ -102,7 +102,7 @@ def test_mixed_images_and_targets_of_any_world_size_merge_to_the_same(size: int)
         one = augment.mixed(augment.training_crops(images, torch.arange(12), draws, 48), whole)
         made = []
         for rank in range(size):
-            positions, mix = sampling.local(whole, range(rank, rank + 1), size)
+            positions, mix = sampler.local(whole, range(rank, rank + 1), size)
             cut = augment.training_crops(images, torch.from_numpy(positions), draws.at(positions), 48)
             made.append((augment.mixed(cut, mix), *augment.mixed_labels(labels[positions], mix, 5)))
         images, heavier, targets = (torch.cat(parts) for parts in zip(*made, strict=True))

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import gpu, growth, measuring, pipeline, readme, scene
 from benchmarks.measuring import Report, Worker
-from pipeline.errors import UserError
+from pipeline.base.errors import UserError
 from tests.conftest import PROJECT
 
 # name → the rows and the figures that its report promises

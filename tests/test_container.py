@@ -17,8 +17,9 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from pipeline import checks, machine, params, validity
-from pipeline.params import Params
+from pipeline import checks
+from pipeline.config import machine, params, validity
+from pipeline.config.params import Params
 from tests.conftest import PROJECT, change, on_cpu
 from tests.test_train import small_world
 

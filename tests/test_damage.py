@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import intact, locks, mend, params
-from pipeline.errors import UserError
+from pipeline.base import cache_repair, dvc_lock, integrity
+from pipeline.base.errors import UserError
+from pipeline.config import params
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, copy_project
 
@@ -62,16 +63,16 @@ def repro(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def outs(folder: Path) -> dict[str, str]:
-    return {path: md5 for claim in locks.read(folder / "dvc.lock").values() for path, md5 in claim["outs"].items()}
+    return {path: md5 for claim in dvc_lock.read(folder / "dvc.lock").values() for path, md5 in claim["outs"].items()}
 
 
 def stored(folder: Path, path: str, inside: str = "") -> Path:
     """The object of an output in DVC's cache, or of a file in it."""
-    of = intact.object_of(folder / ".dvc/cache", outs(folder)[path])
+    of = integrity.object_of(folder / ".dvc/cache", outs(folder)[path])
     if not inside:
         return of
     (md5,) = (entry["md5"] for entry in json.loads(of.read_bytes()) if entry["relpath"] == inside)
-    return intact.object_of(folder / ".dvc/cache", md5)
+    return integrity.object_of(folder / ".dvc/cache", md5)
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -89,11 +90,11 @@ def an_image(folder: Path) -> str:
 def test_nothing_damaged_says_nothing_and_reads_nothing_twice(project: Path) -> None:
     """A second start runs no stage and says nothing; what it remembers is what is there, and nothing else."""
     repro(project)
-    before = (project / intact.MEMORY).read_bytes()
+    before = (project / integrity.MEMORY).read_bytes()
     again = repro(project)
     assert again.stderr == ""
     assert "Running stage" not in again.stdout
-    assert (project / intact.MEMORY).read_bytes() == before
+    assert (project / integrity.MEMORY).read_bytes() == before
     remembered = json.loads(before)
     assert {path for path in everything(project) if path != "dvc.lock"} <= remembered.keys()
     assert all((project / path).is_file() for path in remembered)
@@ -171,7 +172,7 @@ def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
     again = repro(project)
     assert "Running stage 'prepare'" in again.stdout
     assert outs(project)["data/packed"] in lock.decode()
-    assert intact.look(outs(project), {})
+    assert integrity.look(outs(project), {})
 
 
 def test_the_run_cache_hands_on_no_damage(project: Path) -> None:
@@ -195,10 +196,10 @@ def test_after_a_power_cut_the_right_bytes_come_back(project: Path) -> None:
     emptied = [path for path in outs(project) if path.startswith(("models/", "metrics/"))]
     for path in [*emptied, "dvc.lock"]:
         empty(project / path)
-    lock = project / intact.MEMORY.with_name("dvc.lock.whole")
+    lock = project / integrity.MEMORY.with_name("dvc.lock.whole")
     whole = lock.read_text()
     for md5 in {md5 for claim in json_lock(whole).values() for path, md5 in claim.items() if path in emptied}:
-        empty(intact.object_of(project / ".dvc/cache", md5))
+        empty(integrity.object_of(project / ".dvc/cache", md5))
     entries = [path for path in (project / ".dvc/cache/runs").rglob("*") if path.is_file()]
     for entry in entries:
         empty(entry)
@@ -221,7 +222,9 @@ def test_no_empty_folder_stays_in_the_run_cache(tmp_path: Path, monkeypatch: pyt
         (cache / "runs/00/empty").mkdir(parents=True)
         (cache / "runs/00/with a cut entry").mkdir()
         (cache / "runs/00/with a cut entry/0").write_text("cmd: x\nouts:\n- path: y\n")
-        assert mend.look_after(cache) == [f"{cache}/runs/00/with a cut entry/0: cut in DVC's run cache: removed"]
+        assert cache_repair.look_after(cache) == [
+            f"{cache}/runs/00/with a cut entry/0: cut in DVC's run cache: removed"
+        ]
         assert not (cache / "runs/00/with a cut entry").exists()
         assert (cache / "runs/00/empty").exists() == stays
 
@@ -237,15 +240,15 @@ def json_lock(text: str) -> dict[str, dict[str, str]]:
 def test_compiled_code_that_was_emptied_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numba would fail at it in every run; whole code stays, and nothing is said."""
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "pipeline/__pycache__"
+    folder = tmp_path / "pipeline/loader/__pycache__"
     folder.mkdir(parents=True)
     for name, content in (("a.nbi", b"x"), ("a.1.nbc", b"x"), ("a.pyc", b"")):
         (folder / name).write_bytes(content)
-    assert mend.look_after(Path(".dvc/cache")) == []
+    assert cache_repair.look_after(Path(".dvc/cache")) == []
     assert len(list(folder.iterdir())) == 3
     (folder / "a.nbi").write_bytes(b"")
-    (said,) = mend.look_after(Path(".dvc/cache"))
-    assert said.startswith("pipeline/__pycache__: what numba had compiled was emptied by a power cut")
+    (said,) = cache_repair.look_after(Path(".dvc/cache"))
+    assert said.startswith("pipeline/loader/__pycache__: what numba had compiled was emptied by a power cut")
     assert [path.name for path in folder.iterdir()] == ["a.pyc"]
 
 
@@ -253,9 +256,9 @@ def test_what_is_synced_before_the_end(project: Path, monkeypatch: pytest.Monkey
     """The file systems of the cache and of the project, and only then anything is remembered."""
     monkeypatch.chdir(project)
     order: list[str] = []
-    monkeypatch.setattr("pipeline.machine.sync", lambda folder: order.append(f"sync {folder}"))
-    monkeypatch.setattr(intact, "remember", lambda seen: order.append("remember"))
-    mend.look_after(Path(".dvc/cache"))
+    monkeypatch.setattr("pipeline.base.linux.sync", lambda folder: order.append(f"sync {folder}"))
+    monkeypatch.setattr(integrity, "remember", lambda seen: order.append("remember"))
+    cache_repair.look_after(Path(".dvc/cache"))
     assert order == ["sync .dvc/cache", f"sync {project}", "remember"]
 
 
@@ -274,35 +277,35 @@ def test_a_file_that_is_known_by_its_marks_is_not_read(tmp_path: Path) -> None:
     """Any write changes a mark, also one that puts size and time back."""
     path = tmp_path / "file"
     path.write_bytes(b"content")
-    seen = intact.read([str(path)], {})
+    seen = integrity.read([str(path)], {})
     ((md5, *marks),) = seen.values()
-    assert intact.read([str(path)], {str(path): ["remembered", *marks]})[str(path)][0] == "remembered"
-    while intact.read([str(path)], {})[str(path)][1:] == marks:  # the clock of a file system has coarse ticks
+    assert integrity.read([str(path)], {str(path): ["remembered", *marks]})[str(path)][0] == "remembered"
+    while integrity.read([str(path)], {})[str(path)][1:] == marks:  # the clock of a file system has coarse ticks
         flip(path)
-    assert intact.read([str(path)], seen)[str(path)][0] != md5
-    assert intact.read([str(tmp_path / "nothing")], seen) == {}
+    assert integrity.read([str(path)], seen)[str(path)][0] != md5
+    assert integrity.read([str(tmp_path / "nothing")], seen) == {}
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"a": 1}', '{"a": [1, 2]}'])
 def test_a_damaged_memory_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
     """Then everything is read again."""
     monkeypatch.chdir(tmp_path)
-    intact.MEMORY.parent.mkdir(parents=True)
-    intact.MEMORY.write_text(content)
-    assert intact.remembered() == {}
+    integrity.MEMORY.parent.mkdir(parents=True)
+    integrity.MEMORY.write_text(content)
+    assert integrity.remembered() == {}
 
 
 def test_a_folder_is_hashed_as_dvc_does(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every output is found as dvc.lock claims; what .dvcignore names is not counted."""
     monkeypatch.chdir(project)
     (project / "data/images/.unfinished.partial").write_bytes(b"x")
-    found, _ = intact.look(outs(project), {})
+    found, _ = integrity.look(outs(project), {})
     assert len(found) >= 10
     assert [output.path for output in found if output.wrong or not output.found] == []
-    assert intact.damaged(locks.read(Path("dvc.lock"))) == []
+    assert integrity.damaged(dvc_lock.read(Path("dvc.lock"))) == []
     flip(stored(project, "models/model.json"))
-    (said,) = intact.damaged(locks.read(Path("dvc.lock")))
-    assert said.endswith(f"damaged in DVC's cache (models/model.json); {intact.REMEDY}")
+    (said,) = integrity.damaged(dvc_lock.read(Path("dvc.lock")))
+    assert said.endswith(f"damaged in DVC's cache (models/model.json); {integrity.REMEDY}")
 
 
 def test_without_dvc_nothing_is_compared(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +313,7 @@ def test_without_dvc_nothing_is_compared(project: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(project)
     paths = params.load().paths
     flip(project / "data/split.csv")
-    intact.check("prepare", paths)
-    monkeypatch.setenv(intact.UNDER_DVC, "prepare")
+    integrity.check("prepare", paths.model_dump())
+    monkeypatch.setenv(integrity.UNDER_DVC, "prepare")
     with pytest.raises(UserError, match=r"data/split\.csv: not what dvc\.lock says of data/split\.csv; python -m"):
-        intact.check("prepare", paths)
+        integrity.check("prepare", paths.model_dump())

@@ -19,12 +19,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline import augment, files, model, packed, params, repro, runs, train, trained, verify, weights
-from pipeline.engine import checkpoint
+from pipeline import repro, train, verify
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.config import params
+from pipeline.data import packed
 from pipeline.engine.distributed import World
 from pipeline.engine.loop import Totals
-from pipeline.errors import UserError
-from pipeline.inference import View
+from pipeline.loader import augment
+from pipeline.models import exported, network, pretrained
+from pipeline.models.exported import View
+from pipeline.training import checkpoint, runs
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
@@ -46,8 +51,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data/split.csv").write_text(SPLIT)
     images = [np.full((40, 40, 3), value, np.uint8) for value in range(4)]
     packed.write(folder / "data/packed", images, 4, 40)
-    trained.save(
-        folder / "models", model.export_state(model.build("shufflenet_v2_x0_5", 2, 0)), name="shufflenet_v2_x0_5",
+    exported.save(
+        folder / "models", network.export_state(network.build("shufflenet_v2_x0_5", 2, 0)), name="shufflenet_v2_x0_5",
         classes=("a", "b"), view=View(40, 36, 32), export="last", epoch=1,
     )  # fmt: skip
     (folder / "metrics").mkdir()
@@ -165,7 +170,7 @@ DAMAGES: dict[str, tuple[Damage, ...]] = {
     "runs/1/provenance.json": (text("[]"), text("{}"), text('{"model": 1}')),
 }  # fmt: skip
 READERS: dict[str, Callable[[], object]] = {
-    "models": lambda: trained.load(Path("models")),
+    "models": lambda: exported.load(Path("models")),
     "data": lambda: packed.load(Path("data/packed"), Path("data/split.csv")),
     "runs": lambda: runs.recorded(Path("runs/1")),
 }
@@ -201,13 +206,13 @@ def test_an_undamaged_reader_reads(whole: Path) -> None:
     assert data.images.shape == (4, 40, 40, 3)
     assert data.images[3].max() == 3
     assert data.paths == ("a/1.png", "a/2.png", "b/1.png", "b/2.png")
-    model_ = trained.load(whole / "models")
+    model_ = exported.load(whole / "models")
     assert (model_.classes, asdict(model_.view)) == (("a", "b"), VIEW)
     assert tuple(json.loads((whole / "models/model.json").read_text())["mean"]) == augment.MEAN
 
 
 FILES: dict[str, Callable[[Path], object]] = {
-    "models/model.json": (lambda folder: trained.load(folder / "models")),
+    "models/model.json": (lambda folder: exported.load(folder / "models")),
     "data/split.csv": (lambda folder: packed.kept(folder / "data/split.csv")),
     "data/packed/digest.json": (lambda folder: packed.load(folder / "data/packed", folder / "data/split.csv")),
 }
@@ -307,11 +312,11 @@ def test_a_checkpoint_that_is_a_folder_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", [*BY_ANYBODY, text("x")])
 def test_damaged_pretrained_weights_are_named(tmp_path: Path, damage: Damage) -> None:
     """With the remedies of an output of a stage."""
-    net = model.build("shufflenet_v2_x0_5", 2, 0)
-    trained.save_weights(tmp_path / "weights/shufflenet_v2_x0_5.safetensors", model.export_state(net))
+    net = network.build("shufflenet_v2_x0_5", 2, 0)
+    exported.save_weights(tmp_path / "weights/shufflenet_v2_x0_5.safetensors", network.export_state(net))
     damage(tmp_path / "weights/shufflenet_v2_x0_5.safetensors")
     with pytest.raises(UserError, match=r"weights.*dvc checkout .*dvc repro"):
-        weights.load_into(net, tmp_path / "weights/shufflenet_v2_x0_5.safetensors", model.head(net))
+        pretrained.load_into(net, tmp_path / "weights/shufflenet_v2_x0_5.safetensors", network.head(net))
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{"])

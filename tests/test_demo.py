@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import demo, files, params
+from pipeline import demo
+from pipeline.base import files
+from pipeline.config import params
 from tests.conftest import PROJECT
 from tests.test_structure import stages
 

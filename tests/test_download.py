@@ -24,8 +24,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from pipeline import download, files, params
-from pipeline.errors import UserError
+from pipeline import download
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.config import params
 
 ROOT = Path(__file__).parents[1]
 MINI = ROOT.parent / "shared" / "data" / "flower_photos_mini.tgz"

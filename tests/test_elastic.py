@@ -12,8 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import params, runs
+from pipeline.config import params
 from pipeline.engine import distributed, elastic
+from pipeline.training import runs
 from tests.conftest import change, read_params, write_params
 from tests.test_interruption import ranks, start, wait_for
 from tests.test_interruption import said as words_of
@@ -27,7 +28,8 @@ TRAINING = """
     import hashlib, json, os, sys
     import torch
     from torch import nn
-    from pipeline import model, sampling
+    from pipeline.models import network
+    from pipeline.loader import sampler
     from pipeline.engine import loop, distributed
     from pipeline.engine.ema import Ema
     from pipeline.engine.loop import Batch, Totals, Recipe
@@ -45,11 +47,11 @@ TRAINING = """
         return found.hexdigest()
 
     def trained(name, parallel, precision_name, optimizer_name, options):
-        net = model.build(name, 3, 0)
+        net = network.build(name, 3, 0)
         if options.get("checkpointing"):
-            model.checkpointed(net, name)
+            network.checkpointed(net, name)
         precision = PRECISIONS[precision_name]("cpu")
-        groups = model.parameter_groups(net, 1e-3, False)
+        groups = network.parameter_groups(net, 1e-3, False)
         optimizer = OPTIMIZERS[optimizer_name](groups, 0.01, 0.9, True, (0.9, 0.999))
         net, optimizer = precision.prepare(net, optimizer)
         ema = Ema.of(net, options.get("ema", 0.0))
@@ -62,9 +64,9 @@ TRAINING = """
                 source = torch.Generator().manual_seed(step)
                 images = torch.randn(images, 3, 32, 32, generator=source)
                 labels = torch.randint(3, (images,), generator=source)
-                rows = torch.from_numpy(sampling.part(torch.arange(images).numpy(), world.share(parts), parts))
+                rows = torch.from_numpy(sampler.part(torch.arange(images).numpy(), world.share(parts), parts))
                 rate = 1e-3 if optimizer_name == "adamw" else 0.01
-                yield Batch(step, images[rows], labels[rows], labels[rows], rate, sampling.dropout_seed(0, step))
+                yield Batch(step, images[rows], labels[rows], labels[rows], rate, sampler.dropout_seed(0, step))
 
         recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, ema, options.get("clip", 0.0))
         for _ in loop.train(parallel_model, batches(), recipe, totals):

@@ -15,9 +15,14 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from pipeline import evaluate, files, metrics, model, packed, params, prepare, report, split, train, trained
-from pipeline.errors import UserError
-from pipeline.params import Params
+from pipeline import evaluate, prepare, split, train
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.config import params
+from pipeline.config.params import Params
+from pipeline.data import packed
+from pipeline.evaluation import metrics, mistakes
+from pipeline.models import exported, network
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import starts
 
@@ -57,7 +62,7 @@ def make(folder: Path) -> Params:
     config = inside(folder, config)
     paths = config.paths
     prepare.prepare(Path(paths.images), Path(paths.split), Path(paths.packed), config.prepare.size, workers=2)
-    weights = model.export_state(model.build(config.train.model, len(CLASSES), seed=1))
+    weights = network.export_state(network.build(config.train.model, len(CLASSES), seed=1))
     history = [dict.fromkeys(train.HISTORY, 0.0) | {"epoch": 1, "step": 1}]
     data = packed.load(Path(paths.packed), Path(paths.split))
     train.write(config, data, weights, train.Progress(step=1, history=history))
@@ -188,7 +193,7 @@ def test_a_model_without_mistakes(copy: Path) -> None:
     assert (figures["accuracy"], figures["nll"], figures["interval"]["high"]) == (1, 0, 1)
     assert credits_in(copy / "reports/mistakes.png") == []
     with Image.open(copy / "reports/mistakes.png") as image:
-        assert image.height == report.HEAD
+        assert image.height == mistakes.HEAD
         assert len(set(image.convert("L").tobytes())) > 2  # it has letters
 
 
@@ -196,20 +201,20 @@ def test_thumbnails_have_the_shape_of_the_image(tmp_path: Path) -> None:
     """A squeezed square is drawn in its image's own proportions, and letters beyond ASCII do not stop the drawing."""
     pixels = np.full((8, 8, 3), (255, 0, 0), np.uint8)
     sizes = [(400, 100), (100, 400), (1, 1000)]
-    shown = [report.Mistake(pixels, size, f"ромашка/{size}.png", "ромашка", "ñandú", 0.5, "Zoë") for size in sizes]
-    report.write(tmp_path / "mistakes.png", "three", shown)
+    shown = [mistakes.Mistake(pixels, size, f"ромашка/{size}.png", "ромашка", "ñandú", 0.5, "Zoë") for size in sizes]
+    mistakes.write(tmp_path / "mistakes.png", "three", shown)
     with Image.open(tmp_path / "mistakes.png") as image:
         red = (np.asarray(image) == (255, 0, 0)).all(-1)
     for index, expected in enumerate([(152, 38), (26, 104), (1, 104)]):
-        cell = red[:, index * report.CELL[0] : (index + 1) * report.CELL[0]]
+        cell = red[:, index * mistakes.CELL[0] : (index + 1) * mistakes.CELL[0]]
         assert (cell.any(0).sum(), cell.any(1).sum()) == expected
 
 
 def test_the_default_report_is_small(tmp_path: Path) -> None:
     """The image of as many mistakes as params.yaml asks for has about 2 MB, although it is not compressed."""
     asked = read_params()["evaluate"]["mistakes"]
-    mistake = report.Mistake(np.zeros((256, 256, 3), np.uint8), (320, 240), "a/b.jpg", "a", "c", 0.9, "CC-BY by A")
-    report.write(tmp_path / "mistakes.png", "many", [mistake] * asked)
+    mistake = mistakes.Mistake(np.zeros((256, 256, 3), np.uint8), (320, 240), "a/b.jpg", "a", "c", 0.9, "CC-BY by A")
+    mistakes.write(tmp_path / "mistakes.png", "many", [mistake] * asked)
     assert (tmp_path / "mistakes.png").stat().st_size < 2.1e6
 
 
@@ -220,21 +225,21 @@ def test_credits_of_real_photos(mini: Path, tmp_path: Path) -> None:
         licence = archive.extractfile("flower_photos/LICENSE.txt")
         assert licence is not None
         (tmp_path / "LICENSE.txt").write_bytes(licence.read())
-    found = report.credits(tmp_path / "LICENSE.txt")
+    found = mistakes.credits(tmp_path / "LICENSE.txt")
     assert set(found) == set(photos)
     assert len(photos) == 735
     assert (
         found["dandelion/14283011_3e7452c5b2_n.jpg"] == "CC-BY https://www.flickr.com/photos/67114894@N00/ - by Bruce"
     )
-    assert report.without_address(found["dandelion/14283011_3e7452c5b2_n.jpg"]) == "CC-BY by Bruce"
+    assert mistakes.without_address(found["dandelion/14283011_3e7452c5b2_n.jpg"]) == "CC-BY by Bruce"
     for credit in found.values():
-        assert re.fullmatch(r"CC-BY by .+", report.without_address(credit))
-        assert "http" not in report.without_address(credit)
+        assert re.fullmatch(r"CC-BY by .+", mistakes.without_address(credit))
+        assert "http" not in mistakes.without_address(credit)
 
 
 def test_no_licence_file_credits_nobody(tmp_path: Path) -> None:
     """Images without a LICENSE.txt have no credits."""
-    assert report.credits(tmp_path / "LICENSE.txt") == {}
+    assert mistakes.credits(tmp_path / "LICENSE.txt") == {}
 
 
 @pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
@@ -282,18 +287,18 @@ def test_weights_that_do_not_fit(copy: Path) -> None:
         with pytest.raises(
             UserError, match=r"damaged: .*; train a model \(dvc repro\) or fetch a shared one \(dvc pull\)$"
         ):
-            trained.load(copy / "models")
+            exported.load(copy / "models")
     save_file({"other": np.zeros(3, np.float32)}, weights)
     with pytest.raises(UserError, match=r"not the weights of the shufflenet_v2_x0_5 with 3 classes"):
-        trained.load(copy / "models")
+        exported.load(copy / "models")
 
 
 def test_another_normalization(copy: Path) -> None:
-    """A model.json with another mean than this code's is refused: predictions would be wrong without a sign of it."""
+    """A network.json with another mean than this code's is refused: predictions would be wrong without a sign of it."""
     description = copy / "models/model.json"
     description.write_text(description.read_text().replace("0.485", "0.5"))
     with pytest.raises(UserError, match=r"normalized with mean \[0\.5, .*; this code has \[0\.485, "):
-        trained.load(copy / "models")
+        exported.load(copy / "models")
 
 
 def test_a_broken_model(copy: Path) -> None:

@@ -8,9 +8,9 @@ from typing import get_args
 
 import pytest
 
-from pipeline import machine, params
+from pipeline.config import machine, params
 from pipeline.engine.distributed import World
-from pipeline.engine.variables import environment
+from pipeline.engine.environment import required_variables
 from tests.conftest import PROJECT
 from tests.gpu import conftest, ranks, report
 from tests.gpu.training import NATIVE, Figures
@@ -44,7 +44,7 @@ def run(*options: str) -> tuple[int, Listener]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks are forked (tests/helpers/starts.py): the environment is already the one that they are started in."""
-    for name, value in environment(1, True).items():
+    for name, value in required_variables(1, True).items():
         monkeypatch.setenv(name, value)
 
 

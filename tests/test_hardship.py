@@ -28,9 +28,10 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount 
 # Three buffers of 20 MB, written and freed again and again: the pages that the system had to clear for the last ten.
 FREED = """
 import resource, sys
+from pipeline.base import linux
 from pipeline import stage
 if sys.argv[1] == "keep":
-    stage.keep_freed_memory()
+    linux.keep_freed_memory()
 for turn in range(20):
     if turn == 10:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
-from pipeline import images
-from pipeline.errors import UserError
+from pipeline.base.errors import UserError
+from pipeline.data import images
 
 # pytest turns warnings into errors again; the module itself ignores Pillow's warnings about odd metadata
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -17,9 +17,11 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from pipeline import files, params, train
+from pipeline import train
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.config import params
 from pipeline.engine import stopping
-from pipeline.errors import UserError
 from tests.conftest import on_cpu
 from tests.test_train import launch, outputs, small_world
 
@@ -293,7 +295,7 @@ def test_clean_runs_removes_what_nothing_would_resume(whole: Path, stopped: Path
     (resumable,) = (folder / "runs").iterdir()
     (folder / "runs/stale").mkdir()
     (folder / "runs/stale/checkpoint.pt").write_bytes(bytes(2_500_000))
-    clean = [sys.executable, "-m", "pipeline.runs", "--clean"]
+    clean = [sys.executable, "-m", "pipeline.training.runs", "--clean"]
     done = subprocess.run(clean, cwd=folder, capture_output=True, text=True, check=True)
     assert done.stdout == "runs: 1 folders removed, 2.5 MB freed\n"
     assert list((folder / "runs").iterdir()) == [resumable]

@@ -15,7 +15,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from benchmarks import kill_sweep
-from pipeline import locks, repro
+from pipeline import repro
+from pipeline.base import dvc_lock
 from tests.conftest import PROJECT
 
 # As DVC writes it.
@@ -118,7 +119,7 @@ def test_the_benchmarks_are_listed() -> None:
 def test_a_cut_lock_is_noticed_or_states_nothing_by_halves() -> None:
     """Wherever dvc.lock is cut, it is not whole, or every file that it still names is named as before."""
     before = YAML(typ="safe", pure=True).load(LOCK)["stages"]
-    whole = [length for length in range(len(LOCK)) if locks.is_whole(LOCK[:length])]
+    whole = [length for length in range(len(LOCK)) if dvc_lock.is_whole(LOCK[:length])]
     assert 0 < len(whole) < 20
     for length in whole:
         for stage, entry in YAML(typ="safe", pure=True).load(LOCK[:length])["stages"].items():
@@ -128,9 +129,9 @@ def test_a_cut_lock_is_noticed_or_states_nothing_by_halves() -> None:
 
 def test_a_whole_lock_is_whole() -> None:
     """What DVC wrote to its end is; nothing, and another file's content, are not."""
-    assert locks.is_whole(LOCK)
-    assert not locks.is_whole("")
-    assert not locks.is_whole("a line of text\n")
+    assert dvc_lock.is_whole(LOCK)
+    assert not dvc_lock.is_whole("")
+    assert not dvc_lock.is_whole("a line of text\n")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import download, split
-from pipeline.errors import UserError
+from pipeline.base.errors import UserError
 
 
 def laid_out(folder: Path, *paths: str) -> Path:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline import images
-from pipeline.errors import UserError
-from pipeline.images import Memory
+from pipeline.base.errors import UserError
+from pipeline.data import images
+from pipeline.data.images import Memory
 from tests.test_images import png_with_size
 
 MARGIN = 12_000_000  # bytes: strips, and what Python takes in between
@@ -25,7 +25,8 @@ MARGIN = 12_000_000  # bytes: strips, and what Python takes in between
 PEAKS = """
 import json, sys
 from pathlib import Path
-from pipeline import images, stage
+from pipeline.data import images
+from pipeline import stage
 
 def status(field):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(field))
@@ -40,8 +41,8 @@ def peak(folder, budget, threads):
 def seen(image):
     return image.convert("L").resize((32, 32)).getpixel((0, 0))
 
-stage.keep_freed_memory()
-stage.share_freed_memory()
+linux.keep_freed_memory()
+linux.share_freed_memory()
 print(json.dumps([peak(*case) for case in json.loads(sys.argv[1])]))
 """
 

@@ -17,7 +17,7 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
 )
 
-from pipeline import metrics
+from pipeline.evaluation import metrics
 
 Case = tuple[NDArray[np.float64], NDArray[np.int64]]
 

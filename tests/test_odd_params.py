@@ -8,10 +8,11 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from pipeline import download, params, validity
-from pipeline.errors import UserError
-from pipeline.machine import Machine
-from pipeline.params import Params
+from pipeline import download
+from pipeline.base.errors import UserError
+from pipeline.config import params, validity
+from pipeline.config.machine import Machine
+from pipeline.config.params import Params
 from tests.conftest import PROJECT, change, on_cpu
 
 HERE = Machine(cuda_devices=0, apex="missing", compiler=True, cores=2)

@@ -15,7 +15,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor, nn
 from torch.distributed import HashStore
 
-from pipeline import download, files, machine, model, packed, params, residency, sampling, train, trained
+from pipeline import download, train
+from pipeline.base import files
+from pipeline.config import machine, params
+from pipeline.config.params import Params
+from pipeline.data import packed
 from pipeline.engine import loop
 from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
@@ -24,7 +28,9 @@ from pipeline.engine.optimizers import OPTIMIZERS
 from pipeline.engine.parallel import PARALLELS
 from pipeline.engine.precision import PRECISIONS, allow_tf32
 from pipeline.engine.stopping import Stopping, watching
-from pipeline.params import Params
+from pipeline.evaluation import inference
+from pipeline.loader import sampler, storage
+from pipeline.models import exported, network
 from tests.helpers import starts
 from tests.test_train import outputs, run_ranks, small_world
 
@@ -91,7 +97,7 @@ def prepared(folder: Path, changes: dict[str, Any]) -> Path:
 
 def another_model() -> nn.Module:
     """A ShuffleNet for five classes, with weights that no training here begins with."""
-    return model.build("shufflenet_v2_x0_5", 5, seed=7)
+    return network.build("shufflenet_v2_x0_5", 5, seed=7)
 
 
 def weights_of(folder: Path) -> dict[str, Tensor]:
@@ -135,7 +141,7 @@ def weights_after_each_step(
 ) -> tuple[list[Tensor], Ema]:
     """All weights as one vector, before the first step of plain SGD and after every one; and their moving average."""
     net, precision = small_model(), PRECISIONS[precision_name]("cpu")
-    groups = model.parameter_groups(net, 0.0, False)
+    groups = network.parameter_groups(net, 0.0, False)
     optimizer = OPTIMIZERS["sgd"](groups, 1.0, 0.0, False, (0.9, 0.999))
     ema = Ema.of(net, ema_decay)
     recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, ema, clip_norm)
@@ -153,7 +159,8 @@ ACCUMULATING = """
     import torch
     from torch import nn
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-    from pipeline import model, sampling
+    from pipeline.models import network
+    from pipeline.loader import sampler
     from pipeline.engine import loop, distributed
     from pipeline.engine.ema import Ema
     from pipeline.engine.loop import Batch, Totals, Recipe
@@ -169,13 +176,13 @@ ACCUMULATING = """
         return allreduce_hook(group, bucket)
     def batches(parts):
         for step in range(8):
-            rows = torch.from_numpy(sampling.part(sampling.batch_rows(0, step, 12, 48), world.share(parts), parts))
+            rows = torch.from_numpy(sampler.part(sampler.batch_rows(0, step, 12, 48), world.share(parts), parts))
             yield Batch(step, images[rows], labels[rows], labels[rows], 0.1, 0)
     with distributed.join(world, 60):
         for accumulate in (1, 2, 3):
             torch.manual_seed(0)
             net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3))
-            optimizer = torch.optim.SGD(model.parameter_groups(net, 1e-3, False), lr=0.1, momentum=0.9)
+            optimizer = torch.optim.SGD(network.parameter_groups(net, 1e-3, False), lr=0.1, momentum=0.9)
             parts = world.size * accumulate
             parallel_model = PARALLELS["ddp"](net, world, True, parts)
             parallel_model.model.register_comm_hook(None, counted)
@@ -241,9 +248,9 @@ def test_the_average_is_validated_and_exported_and_trains_nothing(runs: dict[str
     assert not torch.equal(weights_of(averaged)["fc.weight"], weights_of(plain)["fc.weight"])
     data = packed.load(averaged / "data/packed", averaged / "data/split.csv")
     rows = data.rows("val")
-    image_store, _ = residency.reside(data.images, "auto", ALONE.device, 1)
-    found = trained.predict_log_probs(
-        trained.load(averaged / "models"), image_store, data.sizes, rows, batch_size=64, world=ALONE
+    image_store, _ = storage.reside(data.images, "auto", ALONE.device, 1)
+    found = inference.predict_log_probs(
+        exported.load(averaged / "models"), image_store, data.sizes, rows, batch_size=64, world=ALONE
     )
     loss = -found[range(len(rows)), data.labels[rows]].mean()
     assert loss == pytest.approx(history(averaged, "val_loss")[-1], rel=1e-6)
@@ -253,16 +260,16 @@ def test_whoever_judges_computes_in_fp32(runs: dict[str, Path]) -> None:
     """On a GPU torch's default is TF32 for convolutions; a training in this process may have asked for more."""
     allow_tf32(True)
     data = packed.load(runs["plain"] / "data/packed", runs["plain"] / "data/split.csv")
-    image_store, _ = residency.reside(data.images, "auto", ALONE.device, 1)
-    model_ = trained.load(runs["plain"] / "models")
-    trained.predict_log_probs(model_, image_store, data.sizes, data.rows("val"), batch_size=64, world=ALONE)
+    image_store, _ = storage.reside(data.images, "auto", ALONE.device, 1)
+    model_ = exported.load(runs["plain"] / "models")
+    inference.predict_log_probs(model_, image_store, data.sizes, data.rows("val"), batch_size=64, world=ALONE)
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.allow_tf32
 
 
 def test_a_frozen_backbone_stays_as_it_was(runs: dict[str, Path]) -> None:
     """Weights and statistics are, bit for bit, those the training began with; the head is not."""
-    begun, ended = model.export_state(model.build("shufflenet_v2_x0_5", 3, seed=0)), weights_of(runs["frozen"])
+    begun, ended = network.export_state(network.build("shufflenet_v2_x0_5", 3, seed=0)), weights_of(runs["frozen"])
     assert same_backbone(begun, ended)
     assert not torch.equal(begun["fc.weight"], ended["fc.weight"])
 
@@ -271,7 +278,7 @@ def test_a_frozen_backbone_stays_as_it_was(runs: dict[str, Path]) -> None:
 def test_training_starts_from_the_weights_of_a_file(name: str, runs: dict[str, Path]) -> None:
     """The file's weights, brought by download, are what training begins with; its head of five classes is replaced."""
     ended = weights_of(runs[name])
-    assert same_backbone(ended, model.export_state(another_model()))
+    assert same_backbone(ended, network.export_state(another_model()))
     assert ended["fc.weight"].shape == (3, 1024)
     assert outputs(runs[name]) == outputs(runs["from_pth"])
 
@@ -311,7 +318,7 @@ def test_the_scheduled_rate_is_what_the_optimizer_uses() -> None:
 
 def test_the_head_learns_at_its_own_rate(runs: dict[str, Path]) -> None:
     """After one step with head_lr_factor 8 the head has moved eight times as far, and the rest is the same bytes."""
-    begun = model.export_state(model.build("shufflenet_v2_x0_5", 3, seed=0))
+    begun = network.export_state(network.build("shufflenet_v2_x0_5", 3, seed=0))
     same, fast = weights_of(runs["one_step"]), weights_of(runs["one_step_fast_head"])
     assert same_backbone(same, fast)
     for name in ("fc.weight", "fc.bias"):
@@ -350,8 +357,8 @@ def test_every_world_size_sees_the_same_batches(runs: dict[str, Path], never: St
     settings = config_of(folder).train.model_copy(update={"batch_size": 12, "epochs": 3})
     data, merged = packed.load(folder / "data/packed", folder / "data/split.csv"), {}
     precision = PRECISIONS["fp32"]("cpu")
-    places: tuple[residency.Residency, ...] = ("disk", "host", "device")
-    resident = [residency.reside(data.images, where, ALONE.device, 1)[0] for where in places]
+    places: tuple[storage.Residency, ...] = ("disk", "host", "device")
+    resident = [storage.reside(data.images, where, ALONE.device, 1)[0] for where in places]
     for number, (size, parts) in enumerate(((1, 1), (2, 2), (3, 3), (4, 4), (3, 6), (4, 6))):  # processes, parts
         image_store = resident[number % 3]
         ranks = [
@@ -367,7 +374,7 @@ def test_every_world_size_sees_the_same_batches(runs: dict[str, Path], never: St
             for step in zip(*ranks, strict=True)
         ]
     whole = merged.pop((1, 1))
-    assert len(whole) == sampling.steps(3, 36, 12) == 9
+    assert len(whole) == sampler.steps(3, 36, 12) == 9
     assert any(targets.ndim == 2 for _, _, targets in whole)
     for arrangement, steps in merged.items():
         for one, other in zip(whole, steps, strict=True):

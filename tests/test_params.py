@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from pipeline import params
-from pipeline.errors import UserError
+from pipeline.base.errors import UserError
+from pipeline.config import params
 from tests.conftest import PROJECT, change, read_params
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipeline import files, machine, predict
-from pipeline.errors import UserError, exit_status
+from pipeline import predict
+from pipeline.base import files
+from pipeline.base.errors import UserError, exit_status
+from pipeline.config import machine
 from tests.helpers import starts
 from tests.test_evaluate import CLASSES, make, run
 from tests.test_images import png_with_size

@@ -15,8 +15,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline import files, images, packed, prepare, split
-from pipeline.errors import UserError
+from pipeline import prepare, split
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.data import images, packed
 from tests.conftest import on_cpu, write_params
 
 RULE = split.Rule(seed=0, val=0.1, test=0.1, folds=10, fold=0)

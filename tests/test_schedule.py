@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import sampling
-from pipeline.schedule import lr_factor, scaled
+from pipeline.loader import sampler
+from pipeline.training.schedule import lr_factor, scaled
 
 
 @given(steps=st.integers(1, 500), data=st.data())
@@ -57,7 +57,7 @@ def test_steps_drop_where_they_are_told(steps: int, drop: float, data: st.DataOb
 
 def test_steps_drop_at_the_ends_of_epochs() -> None:
     """With 10 rows in batches of 4, epochs end after 2, 5, 7 and 10 steps; every 2 epochs: after the 5th step."""
-    drops = [sampling.epoch_end(epoch - 1, 10, 4) for epoch in range(2, 4, 2)]
+    drops = [sampler.epoch_end(epoch - 1, 10, 4) for epoch in range(2, 4, 2)]
     rates = [lr_factor("step", step, 10, 2, 0.0, drops, 0.5) for step in range(10)]
     assert rates == [0.5, 1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.5]
 

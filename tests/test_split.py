@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline import files, images, params, split
-from pipeline.errors import UserError
-from pipeline.images import ImageInfo
+from pipeline import split
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.config import params
+from pipeline.data import images
+from pipeline.data.images import ImageInfo
 from tests.conftest import change, on_cpu
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # pytest undoes the module's own filter

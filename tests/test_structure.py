@@ -1,4 +1,4 @@
-"""The house: who may import whom, which library has which owner, and what a stage depends on."""
+"""The architecture: layers and their imports, the owner of each library, and what a stage depends on."""
 
 import ast
 import signal
@@ -12,80 +12,27 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from pipeline import locks
+from pipeline.base import dvc_lock
 from tests.conftest import PROJECT, limited, read_params
 
-ROOMS = {
+MODULES = {
     path.relative_to(PROJECT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
     for path in sorted((PROJECT / "pipeline").rglob("*.py"))
 }
 
-# Who may import whom; nothing else is allowed. What stands higher may not look down.
-BASE = {"errors", "files", "reading"}
-ENGINE = {
-    "engine.distributed", "engine.precision", "engine.parallel", "engine.checkpoint", "engine.loop", "engine.ema",
-    "engine.optimizers", "engine.stopping", "engine.elastic", "engine.agreement", "engine.variables",
-    "engine.frozen",
-}  # fmt: skip
-STAGE = {*BASE, "params", "stage"}
-ALLOWED: dict[str, set[str]] = {
-    "errors": set(), "files": set(), "machine": set(), "schedule": set(), "sampling": set(), "synthetic": {"files"},
-    "params": {"errors"}, "reading": {"errors"},
-    "validity": {"machine", "params", "zoo"},
-    "zoo": set(),
-    "weights": BASE,
-    "stage": {"errors", "intact", "machine", "params", "validity"},
-    "intact": {*BASE, "locks", "params"},
-    "mend": {*BASE, "intact", "locks", "machine"},
-    "images": BASE,
-    "packed": BASE,
-    "compiled": set(),
-    "resample": {"sampling", "compiled"},
-    "augment": {"sampling", "resample"},
-    "residency": {"errors"},
-    "model": {"errors"},
-    "metrics": set(),
-    "engine": set(), "engine.distributed": {"errors"}, "engine.variables": set(),
-    "engine.agreement": {"engine.distributed", "errors"},
-    "engine.checkpoint": {"files"}, "engine.ema": set(),
-    "engine.precision": {"engine.apex"},  # these three import it only when it is asked for
-    "engine.parallel": {"engine.distributed", "engine.apex", "engine.elastic"},
-    "engine.elastic": {"engine.distributed"},
-    "engine.optimizers": {"engine.apex"},
-    "engine.apex": {"engine.precision"},
-    "engine.loop": {"engine.precision", "engine.parallel", "engine.ema"},
-    "engine.stopping": {"errors", "engine.distributed", "engine.frozen"}, "engine.frozen": {"engine.distributed"},
-    "inference": {"augment", "reading", "residency", "sampling", *ENGINE},
-    "monitor": {"augment", "engine.loop"},
-    "runs": {*BASE, "intact", "locks", "packed", "params", "engine.checkpoint", "engine.distributed",
-             "engine.agreement", "engine.variables"},
-    "report": {"files", "packed"},
-    "download": {*STAGE, "synthetic", "weights"},
-    "split": {*STAGE, "images"},
-    "prepare": {*STAGE, "images", "packed"},
-    "launch": {*STAGE, "engine.distributed", "engine.frozen", "engine.variables", "engine.stopping", "engine.apex",
-               "validity"},
-    "trained": {*BASE, *ENGINE, "augment", "inference", "model", "residency"},
-    "train": {*STAGE, *ENGINE, "augment", "inference", "model", "monitor", "packed", "residency", "runs", "sampling",
-              "schedule", "trained", "weights"},
-    "evaluate": {*STAGE, *ENGINE, "metrics", "packed", "report", "residency", "runs", "trained"},
-    "predict": {*STAGE, *ENGINE, "images", "machine", "residency", "trained"},
-    "checks": {"machine", "params", "validity", "engine.apex"},
-    "doctor": {"checks", "errors", "machine", "params", "validity"},
-    "demo": {"errors", "files", "locks"},
-    "repro": {*STAGE, "intact", "locks", "mend"},
-    "verify": {*BASE, "intact", "locks", "params", "stage"},
-    "locks": {"errors"},
-    "": {"errors"},
-}  # fmt: skip
-OWNERS = {
-    "yaml": set(), "ruamel": {"params", "locks"}, "pydantic": {"params", "reading"},
-    "pydantic_core": {"params"},
-    "PIL": {"images", "report", "synthetic"}, "imagehash": {"split"}, "scipy": {"split"},
+# The folders of pipeline/, from the lowest layer to the highest. "" is the top of pipeline/: the commands.
+LAYERS = ("base", "config", "data", "engine", "loader", "models", "evaluation", "training", "")
+FRAME = "stage"  # the frame of every command: the one module at the top that commands import
+DOCTOR = {"doctor": {"checks"}}
+OWNERS = {  # a library → the modules that import it
+    "yaml": set(), "ruamel": {"config.params", "base.dvc_lock"}, "pydantic": {"config.params", "base.schema"},
+    "pydantic_core": {"config.params"},
+    "PIL": {"data.images", "data.synthetic", "evaluation.mistakes"}, "imagehash": {"split"}, "scipy": {"split"},
     "pooch": {"download"}, "requests": {"download"}, "tarfile": {"download"}, "zipfile": {"download"},
-    "torchvision": {"model", "monitor", "weights"}, "tensorboard": set(),
-    "safetensors": {"trained", "weights", "verify"},
-    "apex": {"engine.apex"}, "dvc": set(), "sklearn": set(), "numba": {"compiled"}, "ctypes": {"machine", "stage"},
+    "torchvision": {"models.network", "models.pretrained", "training.monitor"}, "tensorboard": set(),
+    "safetensors": {"models.exported", "models.pretrained", "verify"},
+    "apex": {"engine.apex"}, "dvc": set(), "sklearn": set(), "numba": {"loader.compiled"},
+    "ctypes": {"base.linux", "config.machine"},
 }  # fmt: skip
 
 
@@ -101,38 +48,51 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def rooms_of(path: Path) -> set[str]:
-    """The rooms that a file imports."""
-    return {name for name in imports(path) if name in ROOMS} - {"pipeline", "pipeline.engine"}
+def modules_of(path: Path) -> set[str]:
+    """The modules of the project that a file imports, without packages."""
+    return {name for name in imports(path) if name in MODULES and MODULES[name].name != "__init__.py"}
 
 
-@pytest.mark.parametrize("room", sorted(ROOMS))
-def test_imports_run_one_way(room: str) -> None:
-    """A room imports only the rooms it may."""
-    allowed = ALLOWED[room.removeprefix("pipeline").removeprefix(".")]
-    assert {name.removeprefix("pipeline.") for name in rooms_of(ROOMS[room])} <= allowed
+def layer(module: str) -> str:
+    """The folder below pipeline/ that a module lies in; empty for a command."""
+    return module.removeprefix("pipeline").removeprefix(".").rpartition(".")[0]
 
 
-@pytest.mark.parametrize("room", sorted(ROOMS))
-def test_a_library_has_an_owner(room: str) -> None:
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_file_imports_its_own_layer_or_an_earlier_one(module: str) -> None:
+    """Imports run one way; a command imports no other command."""
+    own, here = LAYERS.index(layer(module)), module.removeprefix("pipeline.")
+    for name in modules_of(MODULES[module]):
+        if module == "pipeline":
+            assert layer(name) == "base", f"{module} imports {name}"
+        elif layer(name) == "":
+            other = name.removeprefix("pipeline.")
+            assert own == LAYERS.index(""), f"{module} imports the command {name}"
+            assert other in {FRAME, *DOCTOR.get(here, ())}, f"{module} imports the command {name}"
+        else:
+            assert LAYERS.index(layer(name)) <= own, f"{module} imports {name}, of a later layer"
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_a_library_has_an_owner(module: str) -> None:
     """A library is imported by its owner alone."""
-    here = room.removeprefix("pipeline").removeprefix(".")
-    for name in imports(ROOMS[room]):
+    here = module.removeprefix("pipeline").removeprefix(".")
+    for name in imports(MODULES[module]):
         library = name.split(".")[0]
         assert here in OWNERS.get(library, {here}), f"{here} imports {library}"
         if name.startswith("torch.distributed"):
             assert here in {"engine.distributed", "launch"}, f"{here} imports torch.distributed"
 
 
-def closure(room: str) -> set[Path]:
-    """The files that a room imports, directly and through others, and the packages they lie in."""
-    found, todo = set(), {room}
+def closure(module: str) -> set[Path]:
+    """The files that a module imports, directly and through others, and the packages they lie in."""
+    found, todo = set(), {module}
     while todo:
         name = todo.pop()
         found.add(name)
         found |= {name.rpartition(".")[0]} if "." in name else set()
-        todo |= rooms_of(ROOMS[name]) - found
-    return {ROOMS[name].relative_to(PROJECT) for name in found}
+        todo |= modules_of(MODULES[name]) - found
+    return {MODULES[name].relative_to(PROJECT) for name in found}
 
 
 def stages() -> dict[str, Any]:
@@ -153,9 +113,11 @@ def test_a_stage_depends_on_what_it_imports(stage: str) -> None:
     }
     starts = {"pipeline." + stage} | ({"pipeline.launch"} if "launch" in stages()[stage]["cmd"] else set())
     imported = set().union(*(closure(start) for start in starts))
-    engine = {file.relative_to(PROJECT) for file in (PROJECT / "pipeline/engine").rglob("*.py")}
-    if imported & engine:
-        imported |= engine  # the engine is one dependency
+    for folder in (PROJECT / dep for dep in deps if (PROJECT / dep).is_dir()):
+        # Some modules of the engine are imported only when they are asked for, Apex's among them.
+        files = {file.relative_to(PROJECT) for file in folder.rglob("*.py")}
+        assert folder.name == "engine" or files <= imported, f"{stage} needs only a part of {folder.name}"
+        imported |= files
     assert named == imported
 
 
@@ -206,13 +168,13 @@ def test_the_fingerprint_covers_the_code_that_train_imports(monkeypatch: pytest.
     """A change of such a file begins a new run; a change of another one (the demo, the doctor) ends no run."""
     monkeypatch.chdir(PROJECT)
     imported = closure("pipeline.train") | closure("pipeline.launch")
-    code = set(locks.code("train"))
+    code = set(dvc_lock.code("train"))
     assert imported <= code
     assert {Path("requirements/lock.txt"), Path("docker/pins.env")} <= code
     assert not code & {Path("pipeline/demo.py"), Path("pipeline/doctor.py"), Path("pipeline/predict.py")}
 
 
-@pytest.mark.parametrize("module", ["params", "download", "split", "prepare", "validity"])
+@pytest.mark.parametrize("module", ["config.params", "download", "split", "prepare", "config.validity", "data.packed"])
 def test_what_needs_no_torch_imports_none(module: str) -> None:
     """Importing the stages before train takes no torch, and so no seconds."""
     code = f"import sys, pipeline.{module}; sys.exit('torch' in sys.modules or 'torchvision' in sys.modules)"
@@ -251,9 +213,9 @@ def test_no_test_waits_without_end() -> None:
 
 def test_every_command_ends_alike() -> None:
     """Who can be started with `python -m` ends in `errors.exit_status`, and nobody else prints a UserError."""
-    for room, path in ROOMS.items():
+    for module, path in MODULES.items():
         text = path.read_text()
         if '__name__ == "__main__"' in text:
-            assert "exit_status(" in text or "stage.main(" in text, room
-    written = {room for room, path in ROOMS.items() if "except UserError" in path.read_text()}
-    assert written <= {f"pipeline.{name}" for name in ("errors", "launch", "predict", "runs")}
+            assert "exit_status(" in text or "stage.main(" in text, module
+    written = {module for module, path in MODULES.items() if "except UserError" in path.read_text()}
+    assert written <= {f"pipeline.{name}" for name in ("base.errors", "launch", "predict", "training.runs")}

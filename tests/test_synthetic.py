@@ -9,7 +9,8 @@ from PIL import Image
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from pipeline import files, synthetic
+from pipeline.base import files
+from pipeline.data import synthetic
 
 
 def contents(folder: Path) -> dict[str, str]:

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline import errors, files, params, runs
+from pipeline.base import errors, files
+from pipeline.base.errors import Stopped, UserError
+from pipeline.config import params
 from pipeline.engine.distributed import World
-from pipeline.errors import Stopped, UserError
+from pipeline.training import runs
 from tests.conftest import PROJECT, read_params
 
 
@@ -98,7 +100,7 @@ def test_an_error_of_the_system_in_a_thread_is_a_line(capsys: pytest.CaptureFixt
 def test_an_output_that_nobody_takes_is_a_line() -> None:
     """Printing to a full disk is named once, and does not come up again when Python ends."""
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "pipeline.params"]
+        command = [sys.executable, "-m", "pipeline.config.params"]
         done = subprocess.run(command, cwd=PROJECT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from pipeline import files, params, synthetic
+from pipeline.base import files
+from pipeline.config import params
+from pipeline.data import synthetic
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
-from tests.test_structure import ROOMS, closure, stages
+from tests.test_structure import MODULES, closure, stages
 
 STAGES = ("download", "split", "prepare", "train", "evaluate")
 OTHERWISE: dict[str, Any] = {  # not tracked; with all of them changed at once, all outputs keep their bytes
@@ -64,7 +66,7 @@ def tracked(stage: str) -> frozenset[str]:
 RECORDER = """
     import importlib, json, sys
     from pathlib import Path
-    from pipeline import params
+    from pipeline.config import params
 
     names, reads, plain = {}, set(), params.Section.__getattribute__
 
@@ -174,7 +176,7 @@ def test_a_stage_reads_no_setting_that_it_does_not_track(stage: str, usual: Path
 def test_a_stage_uses_every_setting_that_it_tracks(stage: str) -> None:
     """The name of a tracked setting stands in the code that the stage runs: else a change would run it in vain."""
     rooms = closure(f"pipeline.{stage}") - {
-        ROOMS[f"pipeline.{name}"].relative_to(PROJECT) for name in ("params", "validity")
+        MODULES[f"pipeline.{name}"].relative_to(PROJECT) for name in ("config.params", "config.validity")
     }
     nodes = [node for room in rooms for node in ast.walk(ast.parse((PROJECT / room).read_text()))]
     used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}

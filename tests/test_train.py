@@ -15,8 +15,12 @@ import safetensors.torch
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pipeline import files, packed, params, sampling, train
-from pipeline.errors import UserError
+from pipeline import train
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.config import params
+from pipeline.data import packed
+from pipeline.loader import sampler
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers import starts
 
@@ -162,21 +166,22 @@ GRADIENTS = """
     from pipeline.engine.ema import Ema
     from pipeline.engine.parallel import PARALLELS
     from pipeline.engine.precision import PRECISIONS
-    from pipeline import model, sampling
+    from pipeline.models import network
+    from pipeline.loader import sampler
     distributed.make_deterministic(1, True)
     world = distributed.from_env(os.environ, "cpu")
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3))
     images, labels = torch.randn(48, 3, 12, 12), torch.randint(3, (48,))
     precision = PRECISIONS["fp32"]("cpu")
-    optimizer = torch.optim.SGD(model.parameter_groups(net, 1e-3, False), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(network.parameter_groups(net, 1e-3, False), lr=0.1, momentum=0.9)
     with distributed.join(world, 60):
         parts = world.size * int(sys.argv[2])
         parallel_model = PARALLELS["ddp" if world.size > 1 else "single"](net, world, True, parts)
         totals = Totals.zero(world.device, parts)
         def batches():
             for step in range(8):
-                rows = torch.from_numpy(sampling.part(sampling.batch_rows(0, step, 12, 48), world.share(parts), parts))
+                rows = torch.from_numpy(sampler.part(sampler.batch_rows(0, step, 12, 48), world.share(parts), parts))
                 yield Batch(step, images[rows], labels[rows], labels[rows], 0.1, 0)
         recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, Ema.of(net, 0.0), 0.0)
         for _ in loop.train(parallel_model, batches(), recipe, totals):
@@ -206,10 +211,11 @@ def run_ranks(size: int, script: str, *arguments: str) -> None:
 BROKEN = """
     import os
     import torch
-    from pipeline import params, train
+    from pipeline.config import params
+    from pipeline import train
     from pipeline.engine import distributed
     from pipeline.engine.loop import Totals
-    from pipeline.errors import UserError
+    from pipeline.base.errors import UserError
     world = distributed.from_env(os.environ, "cpu")
     with distributed.join(world, 60):
         totals = Totals.zero(world.device, 2)
@@ -243,7 +249,7 @@ def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
 def test_an_epoch_ends_where_its_last_full_batch_does() -> None:
     """epoch_over names each epoch once, at its last step, and no other step."""
     for rows, batch in ((36, 8), (10, 10), (97, 12), (5, 1)):
-        named = {step: train.epoch_over(step, rows, batch) for step in range(1, sampling.steps(7, rows, batch) + 1)}
+        named = {step: train.epoch_over(step, rows, batch) for step in range(1, sampler.steps(7, rows, batch) + 1)}
         assert {step: epoch for step, epoch in named.items() if epoch} == {
-            sampling.epoch_end(epoch, rows, batch): epoch + 1 for epoch in range(7)
+            sampler.epoch_end(epoch, rows, batch): epoch + 1 for epoch in range(7)
         }

@@ -14,8 +14,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from pipeline import files, locks, verify
-from pipeline.errors import UserError
+from pipeline import verify
+from pipeline.base import dvc_lock, files
+from pipeline.base.errors import UserError
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, copy_project
 from tests.test_interruption import gone, wait_for
@@ -79,7 +80,7 @@ def flip_a_bit(path: Path) -> None:
 
 def test_a_true_claim_is_confirmed(project: Path) -> None:
     """Every stage truly runs again, every output is compared, and neither the cache nor the folder is touched."""
-    before, outs = cache(project), [o for claim in locks.read(project / "dvc.lock").values() for o in claim["outs"]]
+    before, outs = cache(project), [o for claim in dvc_lock.read(project / "dvc.lock").values() for o in claim["outs"]]
     done = run(project)
     assert done.returncode == 0, done.stderr
     for stage in ("download", "split", "prepare", "train", "evaluate"):
@@ -118,7 +119,7 @@ def test_a_missing_output_is_named_once(project: Path) -> None:
 def test_a_tampered_hash_is_named(project: Path) -> None:
     """A hash in a committed dvc.lock that no run wrote."""
     lock = project / "dvc.lock"
-    claimed = locks.read(lock)["train"]["outs"]["models/model.json"]
+    claimed = dvc_lock.read(lock)["train"]["outs"]["models/model.json"]
     lock.write_text(lock.read_text().replace(claimed, claimed[::-1]))
     commit(project)
     done = run(project)
@@ -159,7 +160,10 @@ def other_lr(project: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (edited("pipeline/schedule.py", "math.cos(", "1.0 * math.cos("), "train is stale: pipeline/schedule.py"),
+        (
+            edited("pipeline/training/schedule.py", "math.cos(", "1.0 * math.cos("),
+            "train is stale: pipeline/training/schedule.py",
+        ),
         (edited("docker/pins.env", "APEX_COMMIT=", "APEX_COMMIT=0"), "train is stale: docker/pins.env"),
         (other_lr, "train is stale: params.yaml: train"),
         (
@@ -276,4 +280,4 @@ def test_a_cut_lock_is_refused(tmp_path: Path, text: str) -> None:
     """A dvc.lock that states nothing, or by halves, is named with the remedy."""
     (tmp_path / "dvc.lock").write_text(text)
     with pytest.raises(UserError, match=r"dvc.lock: not readable; restore it \(git checkout dvc.lock\)"):
-        locks.read(tmp_path / "dvc.lock")
+        dvc_lock.read(tmp_path / "dvc.lock")

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 
-from pipeline import files, params, validity
+from pipeline.base import files
+from pipeline.config import params, validity
+from pipeline.config.machine import Machine
+from pipeline.config.params import Params, Train
 from pipeline.engine.optimizers import OPTIMIZERS
 from pipeline.engine.parallel import PARALLELS, SYNC_BNS
 from pipeline.engine.precision import PRECISIONS
 from pipeline.launch import LAUNCHERS, srun
-from pipeline.machine import Machine
-from pipeline.params import Params, Train
 from tests.conftest import PROJECT, change, on_cpu, read_params
 from tests.helpers import starts
 from tests.test_train import small_world
@@ -181,10 +182,11 @@ ON_THE_CPU = [cell for cell in CELLS if not faults(cell, CPU_ONLY) and cell.laun
 # Has the launcher of a folder's params start tests.in_turn, as pipeline.launch would have it start pipeline.train.
 LAUNCHING = """
 import os
-from pipeline import launch, params
-from pipeline.engine import variables
+from pipeline import launch
+from pipeline.config import params
+from pipeline.engine import environment
 config = params.load()
-os.environ.update(variables.environment(config.train.threads, config.train.deterministic))
+os.environ.update(environment.required_variables(config.train.threads, config.train.deterministic))
 launch.with_restarts("tests.in_turn", config.run)
 """
 

@@ -1,0 +1,1 @@
+"""Training steps on one or several processes: distributed, precision, parallel, agreement, stopping."""

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from pipeline.base.errors import UserError, describe_system_error
 from pipeline.engine import distributed
 from pipeline.engine.distributed import Store, World
-from pipeline.errors import UserError, describe_system_error
 
 Facts = dict[str, dict[str, Any]]  # name -> value (of JSON), by what is to be done where they differ
 NOT_SET = "not set"

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeline.errors import UserError
+from pipeline.base.errors import UserError
 
 DeviceKind = Literal["cuda", "cpu"]
 Store = dist.Store

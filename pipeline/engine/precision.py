@@ -101,7 +101,7 @@ def _native(device_type: str, dtype: torch.dtype | None = None, *, tf32: bool = 
 
 def _apex(level: str) -> Callable[[str], Precision]:
     def make(device_type: str) -> Precision:
-        from pipeline.engine import apex  # only where it is asked for: Apex need not be installed
+        from pipeline.engine import apex
 
         return apex.Amp(level)
 

@@ -19,9 +19,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline.engine import distributed, frozen
+from pipeline.base.errors import UserError
+from pipeline.engine import distributed, watchdog
 from pipeline.engine.distributed import Store, World
-from pipeline.errors import UserError
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 GRACE_SECONDS = 25  # from the wish to stop to the end, whatever hangs; torchrun kills after 30
@@ -95,8 +95,8 @@ class Stopping:
                 os.close(descriptor)
         self._wake_read.close()
         self._wake_write.close()
-        if "launcher" in self._why and frozen.stopped(self._launcher):
-            frozen.proceed(self._launcher)  # all is saved, and it has to say so
+        if "launcher" in self._why and watchdog.stopped(self._launcher):
+            watchdog.proceed(self._launcher)  # all is saved, and it has to say so
 
     def blame(self, error: RuntimeError) -> None:
         """Leave because an exchange failed, with the names of those that are silent. Returns if it failed by itself."""
@@ -116,7 +116,7 @@ class Stopping:
         poll = select.poll()
         for descriptor in self._watched:
             poll.register(descriptor, select.POLLIN)
-        launcher, looks, held = frozen.Silence(self._launcher), 0, 0
+        launcher, looks, held = watchdog.Silence(self._launcher), 0, 0
         while not self._done:
             heard = poll.poll(1000 // LOOKS)
             for descriptor, _ in heard:
@@ -191,14 +191,14 @@ class Stopping:
         self._leaving.acquire()  # whoever comes second waits here for the end
         host, pid = self._peers[rank]
         here = host == os.uname().nodename
-        if here and frozen.stopped(pid):
+        if here and watchdog.stopped(pid):
             how += "; it is stopped (state T)"
         for _ in range(5 * LOOKS):  # until the launcher has seen how it ended, for that is to be named
-            if not (here and frozen.state(pid) == "Z"):
+            if not (here and watchdog.state(pid) == "Z"):
                 break
             time.sleep(1 / LOOKS)
-        if frozen.stopped(self._launcher):
-            frozen.proceed(self._launcher)
+        if watchdog.stopped(self._launcher):
+            watchdog.proceed(self._launcher)
         who = f"process {rank} of {self._world.size} (pid {pid}) on {host}"
         distributed.exit_because(f"train: {who} {how}", self._world, rank)
 

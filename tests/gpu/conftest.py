@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks import measuring
-from pipeline import machine
+from pipeline.config import machine
 from tests.gpu import ranks
 from tests.gpu.ranks import Case, Result
 from tests.gpu.report import Report

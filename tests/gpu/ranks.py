@@ -21,9 +21,10 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from pipeline import files, machine, validity
+from pipeline.base import files
+from pipeline.config import machine, validity
 from pipeline.engine.distributed import World
-from pipeline.engine.variables import environment
+from pipeline.engine.environment import required_variables
 from tests.gpu.training import begin
 from tests.helpers import starts
 
@@ -94,7 +95,7 @@ def _said(folder: Path, rank: int) -> Path:
 
 def _run(device: str, ranks: int, folder: Path, deadline: float) -> list[int]:
     """The exit statuses of the ranks of FOLDER/case.json; one that is still there at the deadline is killed."""
-    environ = {**os.environ, **environment(1, True)}
+    environ = {**os.environ, **required_variables(1, True)}
     environ.pop("PYTHONOPTIMIZE", None)  # it leaves out what a test asserts
     if device == "cuda":
         environ["PERENNIAL_REAL_STARTS"] = "1"

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from benchmarks import measuring
-from pipeline import files, machine, runs
+from pipeline.base import files
+from pipeline.config import machine
 from pipeline.engine.distributed import World
+from pipeline.training import runs
 from tests.gpu.ranks import Result
 
 PROJECT = Path(__file__).resolve().parents[2]

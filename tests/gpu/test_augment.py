@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pipeline import augment
 from pipeline.engine import distributed
 from pipeline.engine.distributed import World
+from pipeline.loader import augment
 from tests.gpu.training import Figures
 from tests.test_augment import drawn, mixes
 from tests.test_resample import random_images

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline import params
+from pipeline.config import params
 from pipeline.engine import loop
 from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
-from pipeline.residency import ImageStore
+from pipeline.loader.storage import ImageStore
 from tests.gpu.training import NATIVE, Figures, setup
 
 

@@ -20,9 +20,9 @@ def copy_project(folder: Path, **changes: Any) -> Path:
         if name and (PROJECT / name).is_file() and not name.startswith(("tests/", "docs/", "results/")):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(PROJECT / name, folder / name, follow_symlinks=False)
-    (folder / "pipeline/__pycache__").mkdir()
-    for compiled in PROJECT.glob("pipeline/__pycache__/*.nb?"):  # by numba, which goes by the hash of the source
-        shutil.copy2(compiled, folder / "pipeline/__pycache__")
+    (folder / "pipeline/loader/__pycache__").mkdir()
+    for compiled in PROJECT.glob("pipeline/loader/__pycache__/*.nb?"):  # by numba, which goes by the hash of the source
+        shutil.copy2(compiled, folder / "pipeline/loader/__pycache__")
     write_params(folder / "params.yaml", change(on_cpu(read_params()), **changes))
     call(folder, "git", "init", "--quiet")
     call(folder, "git", "add", "--all")

@@ -1,0 +1,367 @@
+"""Which params can run where: one pure function. Every stage asks it first, so nobody downloads only to be refused."""
+
+import difflib
+import math
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import PurePosixPath
+
+from pipeline.config.machine import Machine
+from pipeline.config.model_names import MODELS
+from pipeline.config.params import Params, Paths, Run, Split, Train
+
+APEX_LEVELS = ("O0", "O1", "O2", "O3")
+CPU_PRECISIONS = ("fp32", "bf16", "fp16")
+INSTEAD_OF_APEX = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
+FIXED_SIDE, FIXED_SIDE_MODELS = 224, ("vit_", "maxvit")  # these learn a position for every patch
+# On a GPU the backward pass of their adaptive_avg_pool2d is not deterministic. A test derives these from traced models.
+NONDETERMINISTIC_MODELS = ("alexnet", "vgg")
+MOST_ON_A_CORE = 8  # processes: more than that only wait for each other, and each takes 0.4 GB
+# What a stage makes anew as a whole, what is yours, what is cleared by rules of its own: nothing else may lie there.
+ALONE = ("inbox", "pretrained", "archives", "images", "weights", "split", "packed", "runs")
+TAKEN = frozenset({  # what the project has at its top; a test compares them
+    "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "benchmarks",
+    "docker", "docs", "dvc.lock", "dvc.yaml", "params.yaml", "pipeline", "pyproject.toml", "requirements", "results",
+    "tests",
+})  # fmt: skip
+LOWEST_CAPABILITY = (7, 5)  # of the GPUs that the locked torch has code for: Turing. A test asks torch.
+NO_APEX = {
+    "missing": "Apex, which is not installed",
+    "without amp": "apex.amp and apex.parallel, which the installed Apex no longer has",
+    "without extensions": "Apex's extensions amp_C, apex_C and syncbn, which the installed Apex was built without",
+}
+
+
+def faults(params: Params, machine: Machine) -> list[str]:
+    """Every reason why these params cannot run on this machine, a sentence each; empty if they can."""
+    rules = (
+        _image(machine),
+        _hardware(params.train, params.run, machine),
+        _apex(params.train, machine),
+        _combinations(params.train, machine),
+        _half_precision(params.train),
+        _processes(params.train, params.run, machine),
+        _elastic(params.train, params.run),
+        _ranges(params.train),
+        _paths(params.paths),
+        _weights(params.train, params.paths),
+        _split(params.split),
+    )
+    return [sentence for rule in rules for sentence in rule]
+
+
+def _image(machine: Machine) -> Iterator[str]:
+    if machine.stale:
+        yield (
+            f"{', '.join(machine.stale)}: not as the image of this container was built from; allowed: the same; "
+            f"build it again: make image"
+        )
+
+
+def _elsewhere(run: Run, machine: Machine) -> bool:
+    """Whether this process may be on a login node: the processes that srun starts look at the GPUs of their own."""
+    return run.launcher == "slurm" and not machine.slurm_step
+
+
+def _hardware(train: Train, run: Run, machine: Machine) -> Iterator[str]:
+    if train.device == "cuda" and machine.cuda_devices == 0 and not _elsewhere(run, machine):
+        yield (
+            "train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu; "
+            "to try the pipeline on this machine: make demo"
+        )
+    if train.device == "cuda" and machine.cuda_devices and machine.cuda_driver < machine.cuda_of_torch:
+        yield (
+            f"train.device: 'cuda': the NVIDIA driver knows CUDA up to {machine.cuda_driver}, the installed torch "
+            f"needs {machine.cuda_of_torch}; install a newer driver; allowed here: cpu"
+        )
+    too_old = sorted({name for name in machine.compute_capabilities if name < LOWEST_CAPABILITY})
+    if train.device == "cuda" and too_old:
+        shown = ", ".join(f"{major}.{minor}" for major, minor in too_old)
+        lowest = ".".join(map(str, LOWEST_CAPABILITY))
+        yield (
+            f"train.device: 'cuda': a GPU of compute capability {shown} is visible, the installed torch has code for "
+            f"{lowest} and later; hide it (CUDA_VISIBLE_DEVICES), or take another GPU; allowed here: cpu"
+        )
+    if train.device == "cuda" and train.deterministic and train.model.startswith(NONDETERMINISTIC_MODELS):
+        yield (
+            f"train.model: {train.model!r} × train.deterministic: true on a GPU: its adaptive_avg_pool2d has no "
+            f"deterministic backward pass; allowed: another model, or train.deterministic: false"
+        )
+    if train.device == "cpu" and train.precision == "tf32":
+        yield f"train.precision: 'tf32' needs train.device: cuda; allowed on the CPU: {', '.join(CPU_PRECISIONS)}"
+    if train.device == "cpu" and train.parallel == "dp":
+        yield "train.parallel: 'dp' needs train.device: cuda; allowed on the CPU: single, ddp, elastic"
+    if train.device == "cpu" and train.sync_bn == "torch":
+        yield "train.sync_bn: 'torch' needs train.device: cuda; allowed on the CPU: none"
+    if train.device == "cpu" and train.precision == "bf16" and train.deterministic and train.crop < 32:
+        yield (
+            f"train.precision: 'bf16' × train.crop: {train.crop} on the CPU: convolutions of maps of one pixel are not "
+            f"the same every time; allowed: fp32, a crop of at least 32, or train.deterministic: false"
+        )
+    if train.compile and not machine.compiler:
+        yield "train.compile: true needs a C++ compiler (found: none); allowed here: false, or install g++"
+    needed = ("device", "cuda"), ("compile", True), ("parallel", "single"), ("accumulation_steps", 1)
+    others = [f"train.{key}: {value}" for key, value in needed if getattr(train, key) != value]
+    if train.cuda_graphs and others:
+        yield f"train.cuda_graphs: true needs {' and '.join(others).replace('True', 'true')}; allowed here: false"
+
+
+def apex_choices(train: Train) -> list[str]:
+    """The settings of `train` that ask for Apex, as they are written."""
+    asked = (
+        ("precision", train.precision, train.precision in APEX_LEVELS),
+        ("parallel", train.parallel, train.parallel == "apex_ddp"),
+        ("sync_bn", train.sync_bn, train.sync_bn == "apex"),
+        ("optimizer", train.optimizer, train.optimizer == "fused_sgd"),
+    )
+    return [f"train.{key}: {value!r}" for key, value, apex in asked if apex]
+
+
+def _apex(train: Train, machine: Machine) -> Iterator[str]:
+    for choice in apex_choices(train):
+        if train.device == "cpu":
+            yield f"{choice} needs train.device: cuda, for Apex does nothing on a CPU; {INSTEAD_OF_APEX}"
+        if machine.apex != "usable":
+            yield f"{choice} needs {NO_APEX[machine.apex]}; use the container (make image); {INSTEAD_OF_APEX}"
+
+
+def _combinations(train: Train, machine: Machine) -> Iterator[str]:
+    """Pairs of choices that would be wrong together, each with its reason."""
+    if train.parallel == "apex_ddp" and train.memory_format == "channels_last":
+        yield (
+            "train.memory_format: 'channels_last' × train.parallel: 'apex_ddp' would scramble the gradients of "
+            "convolutions; allowed: contiguous, or train.parallel: ddp"
+        )
+    if train.parallel == "dp" and train.precision in APEX_LEVELS:
+        yield (
+            f"train.precision: {train.precision!r} × train.parallel: 'dp': Apex's changes hold in the first replica "
+            f"only; allowed: a native precision, or train.parallel: ddp"
+        )
+    if train.sync_bn != "none" and train.parallel in ("single", "dp"):
+        yield (
+            f"train.sync_bn: {train.sync_bn!r} × train.parallel: {train.parallel!r}: there is one process; "
+            f"allowed: none, or train.parallel: ddp with several"
+        )
+    if train.sync_bn != "none" and train.freeze_backbone:
+        yield (
+            f"train.sync_bn: {train.sync_bn!r} × train.freeze_backbone: true: frozen statistics are not gathered; "
+            f"allowed: none, or train.freeze_backbone: false"
+        )
+    if train.compile and train.precision in APEX_LEVELS:
+        yield (
+            f"train.compile: true × train.precision: {train.precision!r}: Apex changes what was compiled; "
+            f"allowed: false, or a native precision"
+        )
+    if train.compile and (train.parallel == "dp" or train.gradient_checkpointing):
+        other = "train.parallel: 'dp'" if train.parallel == "dp" else "train.gradient_checkpointing: true"
+        yield f"train.compile: true × {other} is not supported by torch.compile; allowed: one of the two"
+    if train.gradient_checkpointing and (train.parallel == "dp" or train.precision == "O1"):
+        other = "train.parallel: 'dp'" if train.parallel == "dp" else "train.precision: 'O1'"
+        yield (
+            f"train.gradient_checkpointing: true × {other}: what is recomputed would use other weights; "
+            f"allowed: one of the two"
+        )
+    if train.gradient_checkpointing and train.freeze_backbone:
+        yield (
+            "train.gradient_checkpointing: true × train.freeze_backbone: true: a frozen backbone keeps nothing for a "
+            "backward pass; allowed: one of the two"
+        )
+    if train.export == "ema" and train.ema_decay == 0:
+        yield "train.export: 'ema' needs train.ema_decay > 0, such as 0.999; allowed without: last, best"
+
+
+def _half_precision(train: Train) -> Iterator[str]:
+    """Pairs that would compute with wrong numbers in half precision, each with its reason."""
+    if train.parallel == "apex_ddp" and train.precision == "bf16":
+        yield (
+            "train.precision: 'bf16' × train.parallel: 'apex_ddp': Apex DDP does not reduce bf16 gradients; "
+            "allowed: any other precision, or train.parallel: ddp"
+        )
+    if train.parallel == "dp" and train.precision == "bf16":
+        yield (
+            "train.precision: 'bf16' × train.parallel: 'dp': torch starts the replicas' threads with autocast in fp16, "
+            "without a loss scale; allowed: any other native precision, or train.parallel: ddp"
+        )
+    if train.sync_bn == "apex" and train.precision == "bf16":
+        yield (
+            "train.sync_bn: 'apex' × train.precision: 'bf16': Apex's kernels have no bf16; "
+            "allowed: torch, or another precision"
+        )
+    if train.sync_bn == "torch" and train.precision == "O3":
+        yield (
+            "train.sync_bn: 'torch' × train.precision: 'O3': its counts of values overflow in half precision; "
+            "allowed: apex, or another precision"
+        )
+
+
+def _processes(train: Train, run: Run, machine: Machine) -> Iterator[str]:
+    if train.parallel in ("single", "dp") and run.processes > 1:
+        yield (
+            f"run.processes: {run.processes} × train.parallel: {train.parallel!r} would train that many models; "
+            f"allowed: 1; for several processes: train.parallel: ddp"
+        )
+    if train.sync_bn != "none" and train.parallel not in ("single", "dp") and run.processes == 1:
+        yield (
+            f"train.sync_bn: {train.sync_bn!r} × run.processes: 1: nothing to synchronize; "
+            f"allowed: none, or more processes"
+        )
+    if run.processes % run.nodes:
+        yield (
+            f"run.processes: {run.processes} does not divide by run.nodes ({run.nodes}); "
+            f"allowed: a multiple of {run.nodes}"
+        )
+    if run.node_rank >= run.nodes:
+        yield f"run.node_rank: {run.node_rank} is not one of {run.nodes} nodes; allowed: 0 to {run.nodes - 1}"
+    if run.nodes > 1 and run.launcher == "spawn":
+        yield f"run.nodes: {run.nodes} × run.launcher: 'spawn', which knows one; allowed: 1, or torchrun or slurm"
+    if run.nodes > 1 and run.launcher == "torchrun" and run.rendezvous.endswith(":0"):
+        yield (
+            f"run.rendezvous: {run.rendezvous!r} × run.nodes: {run.nodes}: the nodes must know where to meet; "
+            f"allowed: host:port of node 0, such as node0:29400"
+        )
+    here = run.processes // run.nodes
+    if train.device == "cuda" and 0 < machine.cuda_devices < here and not _elsewhere(run, machine):
+        remedy = "CUDA_VISIBLE_DEVICES chooses them"
+        if run.launcher == "slurm":
+            remedy = "ask for GPUs by node (--gres=gpu:4, not --gpus-per-task), or add --gpu-bind=none"
+        yield (
+            f"run.processes: {here} on a node is more than the GPUs visible here ({machine.cuda_devices}); "
+            f"allowed: 1 to {machine.cuda_devices}; {remedy}"
+        )
+    if train.device == "cpu" and here > MOST_ON_A_CORE * machine.cores:
+        yield (
+            f"run.processes: {here} on a node are more than {MOST_ON_A_CORE} for each core here ({machine.cores}); "
+            f"allowed: 1 to {MOST_ON_A_CORE * machine.cores}; 1 to {machine.cores} are of use"
+        )
+    parts = run.processes * train.accumulation_steps
+    if train.parallel != "elastic" and train.batch_size % parts:
+        near = train.batch_size - train.batch_size % parts
+        yield (
+            f"train.batch_size: {train.batch_size} does not divide by run.processes × train.accumulation_steps "
+            f"({parts}); allowed: a multiple of {parts}, such as {near or parts}"
+        )
+
+
+def _elastic(train: Train, run: Run) -> Iterator[str]:
+    """What weights that are the same for every number of processes do not go with."""
+    here = run.processes // run.nodes
+    if run.min_processes and not (
+        train.parallel == "elastic" and run.launcher == "torchrun" and run.nodes == 2 and run.max_restarts > 0
+    ):
+        yield (
+            f"run.min_processes: {run.min_processes} needs train.parallel: elastic, run.launcher: torchrun, "
+            f"run.nodes: 2 and run.max_restarts > 0; allowed without: 0"
+        )
+    elif run.min_processes not in (0, here):
+        yield (
+            f"run.min_processes: {run.min_processes} is not what the first of two nodes has; "
+            f"allowed: {here}, or 0 to end when the other is lost"
+        )
+    if train.parallel != "elastic":
+        return
+    if train.precision in APEX_LEVELS:
+        yield (
+            f"train.precision: {train.precision!r} × train.parallel: 'elastic': Apex keeps gradients of its own; "
+            f"allowed: a native precision, or train.parallel: ddp"
+        )
+    if train.sync_bn != "none":
+        yield (
+            f"train.sync_bn: {train.sync_bn!r} × train.parallel: 'elastic': BatchNorm is over the images of a shard, "
+            f"which only one process sees; allowed: none, or train.parallel: ddp"
+        )
+    if train.compile:
+        yield (
+            "train.compile: true × train.parallel: 'elastic': gradients are taken one by one as they are made; "
+            "allowed: one of the two"
+        )
+    if train.accumulation_steps > 1:
+        yield (
+            f"train.accumulation_steps: {train.accumulation_steps} × train.parallel: 'elastic': a process already "
+            f"takes its shards one after another; allowed: 1, and more train.shards"
+        )
+    if not train.deterministic:
+        yield (
+            "train.deterministic: false × train.parallel: 'elastic': without the one there is no use for the other; "
+            "allowed: true, or train.parallel: ddp"
+        )
+    if run.processes > train.shards:
+        yield (
+            f"run.processes: {run.processes} is more than train.shards ({train.shards}); "
+            f"allowed: 1 to {train.shards}, or more shards"
+        )
+    if train.batch_size % train.shards or train.batch_size < 2 * train.shards:
+        near = max(2, round(train.batch_size / train.shards)) * train.shards
+        yield (
+            f"train.batch_size: {train.batch_size} with train.shards: {train.shards}: every shard needs as many "
+            f"images, and BatchNorm two; allowed: {2 * train.shards} or a larger multiple of {train.shards}, "
+            f"such as {near}"
+        )
+
+
+def _ranges(train: Train) -> Iterator[str]:
+    if train.model not in MODELS:
+        near = difflib.get_close_matches(train.model, MODELS, n=3)
+        guess = f"did you mean {', '.join(near)}?" if near else "torchvision.models.list_models() names them"
+        yield f"train.model: {train.model!r} is not one of torchvision's {len(MODELS)} classification models; {guess}"
+    for key, side in (("crop", train.crop), ("eval_crop", train.eval_crop)):
+        if side != FIXED_SIDE and train.model.startswith(FIXED_SIDE_MODELS):
+            yield (
+                f"train.{key}: {side} × train.model: {train.model!r}, whose images have one size; "
+                f"allowed: {FIXED_SIDE}, or another model"
+            )
+    for key, (low, high) in (("crop_scale", train.crop_scale), ("crop_ratio", train.crop_ratio)):
+        if low > high:
+            yield f"train.{key}: [{low}, {high}] is the wrong way round; allowed: [least, most]"
+    if train.eval_crop > train.eval_resize:
+        yield (
+            f"train.eval_crop: {train.eval_crop} does not fit into train.eval_resize ({train.eval_resize}); "
+            f"allowed: up to {train.eval_resize}"
+        )
+    if train.nesterov and train.momentum == 0 and train.optimizer in ("sgd", "fused_sgd"):
+        yield "train.nesterov: true needs momentum (train.momentum: 0); allowed: false, or train.momentum > 0"
+    if train.warmup_epochs > train.epochs:
+        yield (
+            f"train.warmup_epochs: {train.warmup_epochs} is longer than the training; "
+            f"allowed: 0 to train.epochs ({train.epochs})"
+        )
+
+
+def _paths(paths: Paths) -> Iterator[str]:
+    """Paths of which one would be in the way of another: the same, or one inside the other; or of the project."""
+    lying = {key: PurePosixPath(path) for key, path in paths.model_dump().items()}
+    for key, path in lying.items():
+        if path.parts[0] in TAKEN:
+            yield f"paths.{key}: '{path}': the project has files of its own there; allowed: another, such as data/{key}"
+    for one, other in combinations(lying, 2):
+        for key, holder in ((one, other), (other, one)):
+            if holder in ALONE and lying[key].is_relative_to(lying[holder]):
+                how = "the same as" if lying[key] == lying[holder] else "inside"
+                yield (
+                    f"paths.{key}: '{lying[key]}' is {how} paths.{holder} ('{lying[holder]}'), which holds "
+                    f"nothing else; allowed: beside it"
+                )
+                break  # the same: said once
+
+
+def _weights(train: Train, paths: Paths) -> Iterator[str]:
+    if train.weights not in ("none", "imagenet") and not train.weights.startswith(f"{paths.pretrained}/"):
+        yield (
+            f"train.weights: {train.weights!r} is not where DVC would see it change; "
+            f"allowed: none, imagenet, or a file in {paths.pretrained}/"
+        )
+
+
+def _split(split: Split) -> Iterator[str]:
+    parts = split.fractions
+    if not math.isclose(parts.train + parts.val + parts.test, 1, abs_tol=1e-9):
+        yield (
+            f"split.fractions: {parts.train} + {parts.val} + {parts.test} is not 1; "
+            f"allowed: three shares that sum to 1, such as 0.8, 0.1, 0.1"
+        )
+    if split.fold >= split.folds:
+        yield f"split.fold: {split.fold} is not one of {split.folds} folds; allowed: 0 to {split.folds - 1}"
+    if split.folds > 1 and not math.isclose(parts.test, 1 / split.folds, abs_tol=1e-9):
+        yield (
+            f"split.fractions.test: {parts.test} with split.folds: {split.folds} would not test every image once; "
+            f"allowed: {1 / split.folds!r}, or split.folds: 1"
+        )

@@ -1,0 +1,1 @@
+"""Images on disk: decoding, packing, drawing. No torch up to here."""

@@ -1,0 +1,1 @@
+"""Models: torchvision's by name, pretrained weights, the exported model."""

@@ -1,0 +1,303 @@
+"""What training does to any of torchvision's models: find the head, group, freeze, compute again instead of keeping."""
+
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torchvision
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pipeline.base.errors import UserError
+from pipeline.config import model_names, validity
+from pipeline.models import network
+from tests.conftest import PROJECT
+
+WITHOUT_BLOCKS = ["alexnet", "vgg11", "vgg11_bn", "vgg13", "vgg13_bn", "vgg16", "vgg16_bn", "vgg19", "vgg19_bn"]
+
+
+class WithoutMemory(TorchFunctionMode):
+    """Inside it torch.empty gives meta tensors, so a large model is built at once (its parameters are made so)."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*args, **((kwargs or {}) | ({"device": "meta"} if func is torch.empty else {})))
+
+
+def shape_of(name: str, classes: int) -> nn.Module:
+    """The model without memory behind its parameters."""
+    options = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    with WithoutMemory():
+        net: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
+    return net
+
+
+def test_the_list_of_models_is_torchvisions() -> None:
+    """The names that need no torch are exactly those that torchvision lists."""
+    assert list(model_names.MODELS) == network.names()
+    code = "import sys, pipeline.config.model_names; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
+
+
+def test_the_head_is_what_depends_on_the_classes() -> None:
+    """For every model: the parameters whose shape changes with the number of classes are exactly the head's."""
+    for name in model_names.MODELS:
+        two, three = shape_of(name, 2), shape_of(name, 3)
+        changed = {
+            n for (n, p), q in zip(two.named_parameters(), three.parameters(), strict=True) if p.shape != q.shape
+        }
+        own = {id(parameter) for parameter in network.head(two).parameters()}
+        assert changed == {n for n, p in two.named_parameters() if id(p) in own}, name
+        assert changed, name
+
+
+def test_every_model_has_blocks_or_is_refused_by_name() -> None:
+    """Gradient checkpointing finds the blocks of each model, which hold most of it, or says that there are none."""
+    for name in model_names.MODELS:
+        net = shape_of(name, 2)
+        if name in WITHOUT_BLOCKS:
+            with pytest.raises(
+                UserError, match=f"train.model: '{name}', which has no blocks; allowed: false, or a model"
+            ):
+                network.checkpointed(net, name)
+            continue
+        network.checkpointed(net, name)
+        blocks = [module for module in net.modules() if "forward" in vars(module)]
+        assert len(blocks) >= 4, name
+        in_blocks = [id(parameter) for block in blocks for parameter in block.parameters()]
+        assert len(in_blocks) == len(set(in_blocks)) > 0.5 * len(list(net.parameters())), name
+
+
+@pytest.mark.parametrize("decay_norm_and_bias", [False, True])
+def test_groups_hold_every_trainable_parameter_once(decay_norm_and_bias: bool) -> None:
+    """Backbone then head, weights then others; each with its decay and its share of the learning rate."""
+    net = network.build("mobilenet_v3_small", 3, seed=0)
+    groups = network.parameter_groups(net, 0.01, decay_norm_and_bias, head_scale=10.0)
+    listed = [id(parameter) for group in groups for parameter in group["params"]]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {id(parameter) for parameter in net.parameters()}
+    settings = [(group["weight_decay"], group["scale"]) for group in groups]
+    if decay_norm_and_bias:
+        assert settings == [(0.01, 1.0), (0.01, 10.0)]
+        assert groups[1]["params"] == list(network.head(net).parameters())
+    else:
+        assert settings == [(0.01, 1.0), (0.0, 1.0), (0.01, 10.0), (0.0, 10.0)]
+        assert all(parameter.ndim == 1 for parameter in groups[1]["params"])
+        assert [group["params"] for group in groups[2:]] == [[p] for p in network.head(net).parameters()]
+
+
+def test_frozen_parameters_are_in_no_group() -> None:
+    """With a frozen backbone only the head's groups are left."""
+    net = network.build("resnet18", 3, seed=0)
+    network.freeze_backbone(net)
+    groups = network.parameter_groups(net, 0.01, False, head_scale=2.0)
+    assert [(len(group["params"]), group["weight_decay"], group["scale"]) for group in groups] == [
+        (1, 0.01, 2.0),
+        (1, 0.0, 2.0),
+    ]
+
+
+def train_steps(net: nn.Module, steps: int, side: int = 32) -> None:
+    """Real steps of SGD on noise, evaluating between them as the training loop does."""
+    optimizer = SGD(network.parameter_groups(net, 0.01, False), lr=0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        net.train()
+        images, labels = torch.randn(4, 3, side, side, generator=generator), torch.arange(4) % 3
+        nn.functional.cross_entropy(net(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        net.eval()
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "densenet121", "squeezenet1_1"])
+def test_a_frozen_backbone_does_not_move(name: str) -> None:
+    """After five steps all weights and statistics of the backbone are the same bytes, and the head is not."""
+    net = network.build(name, 3, seed=0)
+    network.freeze_backbone(net)
+    before, of_head = deepcopy(net.state_dict()), {n for n, value in net.named_parameters() if value.requires_grad}
+    assert len(of_head) == 2
+    train_steps(net, 5)
+    moved = {n for n, value in net.state_dict().items() if not torch.equal(value, before[n])}
+    assert moved == of_head
+
+
+def test_a_frozen_backbone_drops_nothing() -> None:
+    """With a frozen backbone training sees the very features that evaluation sees, also in a copy and when wrapped."""
+    net = network.build("efficientnet_b0", 3, seed=0)  # has drop-out, stochastic depth and BatchNorm
+    network.freeze_backbone(net)
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    expected = net.eval()(images)
+    wraps: list[Any] = [net, deepcopy(net), nn.DataParallel(net), torch.compile(net, backend="eager")]
+    for wrapped in wraps:
+        assert torch.equal(wrapped.train()(images), expected)
+        assert wrapped.training
+        assert not any(module.training for module in wrapped.modules() if isinstance(module, nn.BatchNorm2d))
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """One algorithm for everything, or an error."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def one_step(net: nn.Module, side: int) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor, int]:
+    """Gradients, buffers, the random stream afterwards, and the bytes kept for the backward pass, of one step."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    torch.manual_seed(1)
+    images, labels = torch.randn(4, 3, side, side), torch.arange(4) % 3
+    with deterministic(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        nn.functional.cross_entropy(net.train()(images), labels).backward()
+    weights = {parameter.untyped_storage().data_ptr() for parameter in net.parameters()}
+    gradients = {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}
+    size = sum(count for place, count in kept.items() if place not in weights)
+    return gradients, dict(net.named_buffers()), torch.get_rng_state(), size
+
+
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [
+        ("resnet18", 64),
+        ("mobilenet_v3_small", 64),  # drop-out
+        ("efficientnet_b0", 64),  # stochastic depth
+        ("densenet121", 64),  # layers that are handed a growing list
+        ("convnext_tiny", 64),
+        ("googlenet", 64),  # blocks that stand in no container
+        ("shufflenet_v2_x0_5", 64),
+        ("swin_t", 64),
+        ("vit_b_32", 224),
+    ],
+)
+def test_checkpointing_changes_memory_and_nothing_else(name: str, side: int) -> None:
+    """Gradients, BatchNorm statistics and the random stream are the same bytes, and less is kept for the backward."""
+    plain, saving = network.build(name, 3, seed=0), network.build(name, 3, seed=0)
+    network.checkpointed(saving, name)
+    gradients, buffers, stream, size = one_step(plain, side)
+    saved_gradients, saved_buffers, saved_stream, saved_size = one_step(saving, side)
+    assert gradients.keys() == saved_gradients.keys()
+    assert {n for n in gradients if not torch.equal(gradients[n], saved_gradients[n])} == set()
+    assert {n for n in buffers if not torch.equal(buffers[n], saved_buffers[n])} == set()
+    assert torch.equal(stream, saved_stream)
+    assert saved_size < 0.6 * size  # the stem, which ResNet-18 keeps, is more than half of what is left
+
+
+def test_a_copy_of_a_checkpointed_model_is_its_own() -> None:
+    """A deep copy (a moving average of the weights) computes with its own weights, under the same names."""
+    net = network.build("resnet18", 3, seed=0)
+    names = list(net.state_dict())
+    network.checkpointed(net, "resnet18")
+    copy = deepcopy(net)
+    assert list(net.state_dict()) == list(copy.state_dict()) == names
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    before = net.eval()(images)
+    with torch.no_grad():
+        for parameter in copy.parameters():
+            parameter.zero_()
+    assert not copy.eval()(images).any()
+    assert torch.equal(net(images), before)
+
+
+@pytest.fixture
+def one_of_one(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_of_one")
+@pytest.mark.filterwarnings("ignore:.*find_unused_parameters=True was specified:UserWarning")
+@pytest.mark.parametrize("find_unused", [False, True])
+def test_ddp_changes_nothing_of_it(find_unused: bool) -> None:
+    """Under DistributedDataParallel a frozen backbone stays, and checkpointed gradients and statistics are equal."""
+    frozen, plain, saving = (network.build("resnet18", 3, seed=0) for _ in range(3))
+    network.freeze_backbone(frozen)
+    before = deepcopy(frozen.state_dict())
+    train_steps(DistributedDataParallel(frozen, find_unused_parameters=find_unused), 2)
+    moved = {name for name, value in frozen.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved == {"fc.weight", "fc.bias"}
+
+    network.checkpointed(saving, "resnet18")
+    one_step(plain, 64)
+    one_step(DistributedDataParallel(saving, find_unused_parameters=find_unused), 64)
+    for one, other in zip(plain.parameters(), saving.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.equal(one.grad, other.grad)
+    assert all(torch.equal(one, other) for one, other in zip(plain.buffers(), saving.buffers(), strict=True))
+
+
+def test_a_model_is_the_same_for_the_same_seed() -> None:
+    """The seed decides the weights, whatever was drawn before."""
+    torch.manual_seed(5)
+    one = network.build("resnet18", 3, seed=1).state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        two, other = (
+            network.build("resnet18", 3, seed=1).state_dict(),
+            network.build("resnet18", 3, seed=2).state_dict(),
+        )
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert not torch.equal(one["fc.weight"], other["fc.weight"])
+
+
+class Operators(TorchDispatchMode):
+    """Inside it the names of the operators that torch calls are collected, without their overloads."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names.add(func.overloadpacket.__name__.lstrip("_"))
+        return func(*args, **(kwargs or {}))
+
+
+def operators_of_a_step(name: str) -> set[str]:
+    """The operators of a forward and a backward pass, traced without memory and without arithmetic."""
+    side = 299 if name == "inception_v3" else 224
+    net, images = shape_of(name, 3).to("meta").train(), torch.empty(2, 3, side, side, device="meta")
+    called = Operators()
+    with called:
+        net(images).sum().backward()
+    return called.names
+
+
+def refused_by_torch() -> set[str]:
+    """The operators of layers without a deterministic backward pass on a GPU, by torch's own documentation."""
+    documented = (torch.use_deterministic_algorithms.__doc__ or "").partition("will throw a")[2]
+    layers = re.findall(r"torch\.nn\.(\w+)` when attempting to differentiate a CUDA tensor", documented)
+    return {re.sub(r"(?<!^)([A-Z])", r"_\1", layer).lower() + "_backward" for layer in layers}
+
+
+@pytest.mark.slow("a step of each of 80 models is traced; make test has the refusals of those it finds")
+def test_the_models_without_a_deterministic_backward_pass_are_those_that_are_refused() -> None:
+    """Every model is traced; on a GPU torch refuses an operator of exactly those that validity.py names."""
+    refused = refused_by_torch()
+    assert {"adaptive_avg_pool2d_backward", "adaptive_max_pool2d_backward", "avg_pool3d_backward"} <= refused
+    found = [name for name in model_names.MODELS if operators_of_a_step(name) & refused]
+    assert found == [name for name in model_names.MODELS if name.startswith(validity.NONDETERMINISTIC_MODELS)]

@@ -1,0 +1,120 @@
+"""Where the packed images reside decides no byte, and what does not fit is refused by name."""
+
+import mmap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from pipeline.base.errors import UserError
+from pipeline.config import params
+from pipeline.data import packed
+from pipeline.loader import storage
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> np.memmap:
+    """Twelve packed images, mapped from disk."""
+    drawn = np.random.default_rng(0).integers(0, 256, (12, 20, 20, 3), dtype=np.uint8)
+    packed.write(tmp_path, drawn, 12, 20)
+    mapped: np.memmap = np.load(tmp_path / packed.IMAGES, mmap_mode="r")
+    return mapped
+
+
+@pytest.mark.parametrize("where", get_args(storage.Residency))
+def test_the_same_images_are_seen_wherever_they_reside(images: np.memmap, where: storage.Residency) -> None:
+    """The images of any rows, in any order, are those of the file; it is said where they are."""
+    image_store, said = storage.reside(images, where, CPU, 1)
+    rows = np.array([3, 11, 0, 3])
+    seen, chosen = image_store.send(image_store.collect(rows))
+    assert np.array_equal(seen[chosen].numpy(), images[rows])
+    assert said.endswith(f"(0 MB, run.residency: {where})")
+    assert said.split()[0] == ("disk" if where == "auto" else where)
+
+
+def test_params_and_code_name_the_same_residencies() -> None:
+    """What params.yaml allows is what `reside` knows."""
+    assert get_args(params.Run.model_fields["residency"].annotation) == get_args(storage.Residency)
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_what_does_not_fit_is_refused_by_name_or_stays_on_disk(tmp_path: Path, where: storage.Residency) -> None:
+    """Eight terabytes of images (a file of holes) fit into no memory; `disk` and `auto` map them."""
+    shape = (40_000_000, 256, 256, 3)
+    with (tmp_path / packed.IMAGES).open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        try:
+            file.truncate(file.tell() + int(np.prod(shape)))
+        except OSError as error:
+            pytest.skip(f"needs a file system with files of 8 TB: {error}")
+    images = np.load(tmp_path / packed.IMAGES, mmap_mode="r")
+    with pytest.raises(UserError, match=rf"run.residency: '{where}' needs 7864\.3 GB, .* allowed here: auto, disk"):
+        storage.reside(images, where, CPU, 2)
+    for fitting in ("auto", "disk"):
+        image_store, said = storage.reside(images, fitting, CPU, 2)
+        assert said.startswith("disk")
+        assert not image_store.whole[39_999_999].any()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_ahead_makes_the_next_item_while_one_is_used(device: str) -> None:
+    """In order, no more than one in advance; for a GPU in another thread. An error comes where its item would."""
+    made: list[int] = []
+    second = threading.Event()
+    threads: set[int] = set()
+
+    def items() -> Iterator[int]:
+        for number in range(4):
+            threads.add(threading.get_ident())
+            made.append(number)
+            if number == 1:
+                second.set()
+            if number == 3:
+                raise ValueError("the fourth")
+            yield number
+
+    coming = storage.ahead(items(), torch.device(device))
+    assert next(coming) == 0
+    assert second.wait(60)  # made while the first is in use
+    assert made == [0, 1]
+    assert next(coming) == 1
+    assert next(coming) == 2
+    with pytest.raises(ValueError, match="the fourth"):
+        next(coming)
+    assert len(threads) == 1
+    assert (threading.get_ident() in threads) == (device == "cpu")
+
+
+@pytest.mark.parametrize("free", [1, 10**12])
+def test_the_system_is_told_what_to_read(images: np.memmap, monkeypatch: Any, free: int) -> None:
+    """Of a file that memory holds everything at once; of a larger one each batch's images, when it is planned."""
+    told: list[tuple[int, ...]] = []
+
+    class Mapped(mmap.mmap):
+        def madvise(self, option: int, *part: int) -> None:
+            assert option == mmap.MADV_WILLNEED
+            told.append(part)
+            super().madvise(option, *part)
+
+    memory = psutil.virtual_memory()._replace(available=free)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(mmap, "mmap", Mapped)
+    image_store, _ = storage.reside(images, "disk", CPU, 1)
+    rows = np.array([11, 0])
+    seen, chosen = image_store.send(image_store.collect(rows))
+    assert np.array_equal(seen[chosen].numpy(), images[rows])
+    if free > images.nbytes:
+        assert told == [()]
+    else:
+        starts = [images.offset + row * images[0].nbytes for row in rows]
+        assert all(
+            page <= start and page + length == start + images[0].nbytes
+            for start, (page, length) in zip(starts, told, strict=True)
+        )
