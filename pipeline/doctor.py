@@ -1,22 +1,208 @@
-"""What this machine or container has, what would stop a run here, and what the current params would be refused for.
+"""Show what this machine or container has, what would stop a run here, and which params cannot run here.
 
-    python -m pipeline.doctor        exit status 1 if the params cannot run here
+    python -m pipeline.doctor        exit status 1 if something would stop a run
 
-Every stage asks validity.py first by itself; this page is for reading, and asks what takes seconds besides (checks.py).
+Each check is a function that returns a `Finding`: driver, Apex, memory, disks, Git, DVC and packages. The params are
+checked by config/validity.py, as at the start of every stage. Some checks take seconds, so only this command does them.
 """
 
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
-from pipeline import checks
+import torch
+
 from pipeline.base.errors import exit_status
 from pipeline.config import machine, params, validity
+from pipeline.config.machine import Machine
+from pipeline.config.params import Params
+
+SHM = 2**30  # bytes of /dev/shm that NCCL needs between processes; a container has 64 MiB by default
+LOCK, PROJECT = Path("requirements/lock.txt"), Path("pyproject.toml")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's output."""
+
+    fact: str
+    value: str
+    fault: str = ""  # what would stop a run, and the remedy; empty if nothing would
+
+
+def findings(config: Params, here: Machine) -> Iterator[Finding]:
+    """The result of every check, one at a time, because some take a second."""
+    yield Finding("Python", platform.python_version())
+    yield Finding("CPU", f"{len(os.sched_getaffinity(0))} cores, {torch.backends.cpu.get_cpu_capability()}")
+    yield Finding("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB")
+    yield driver(config, machine.driver(), torch.version.cuda or "")
+    yield gpus(here)
+    yield apex(config, here)
+    yield shared_memory(config, shutil.disk_usage("/dev/shm").total)
+    yield writable((home(), Path.cwd(), Path("/var/tmp")))  # DVC keeps its locks in /var/tmp
+    yield disk(config, shutil.disk_usage(Path.cwd()).free)
+    yield git()
+    yield dvc()
+    yield packages(LOCK.read_text(), PROJECT.read_text())
+    yield image(here)
+
+
+def driver(config: Params, version: int, runtime: str) -> Finding:
+    """Whether the driver knows the CUDA version that torch was built for (`runtime`, such as "13.0").
+
+    `version` is the newest CUDA that the driver knows, as 1000 · major + 10 · minor; 0 without a driver.
+    """
+    value = f"CUDA {version // 1000}.{version % 1000 // 10}" if version else "none"
+    fault = ""
+    if config.train.device == "cuda" and version and version // 1000 < int(runtime.partition(".")[0]):
+        fault = f"the driver knows CUDA up to {value[5:]}, torch was built for {runtime}; install a newer driver"
+    return Finding("driver", f"{value}; torch {torch.__version__} needs CUDA {runtime or 'none'}", fault)
+
+
+def gpus(here: Machine) -> Finding:
+    """Whether torch can use every GPU that the driver reports."""
+    try:
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    except (RuntimeError, AssertionError) as error:  # such as a driver that is too old for this torch
+        reason = " ".join(str(error).split())
+        return Finding("GPUs", f"{here.cuda_devices} seen by the driver", f"torch cannot use them: {reason}")
+    fault = ""
+    if here.cuda_devices != len(names):
+        fault = (
+            f"the driver sees {here.cuda_devices} GPUs, torch {len(names)}: python -c 'import torch; torch.cuda.init()'"
+        )
+    return Finding("GPUs", ", ".join(names) or "none visible; to show them to a container: --gpus all", fault)
+
+
+def apex(config: Params, here: Machine) -> Finding:
+    """Whether the installed Apex loads: its extensions fit only the torch that they were built for."""
+    if here.apex != "usable":  # validity.py has reported it, if the params need Apex
+        return Finding("Apex", here.apex)
+    from pipeline.engine import apex as installed
+
+    broken = installed.fault()
+    needed = validity.apex_choices(config.train)
+    fault = f"{broken}; build it for this torch (make image); {validity.INSTEAD_OF_APEX}" if broken and needed else ""
+    return Finding("Apex", broken or "amp, parallel and the extensions load", fault)
+
+
+def shared_memory(config: Params, size: int) -> Finding:
+    """Whether /dev/shm (`size` bytes) is large enough for NCCL. Decoding uses threads, which need none of it."""
+    several = config.train.device == "cuda" and config.run.processes // config.run.nodes > 1
+    fault = ""
+    if several and size < SHM:
+        fault = f"/dev/shm has {size / 2**20:.0f} MiB; NCCL needs {SHM / 2**20:.0f}: docker run --shm-size=1g"
+    return Finding("/dev/shm", f"{size / 2**20:,.0f} MiB", fault)
+
+
+def home() -> Path | None:
+    """The user's home folder; None for a user without one."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
+
+
+def writable(folders: tuple[Path | None, ...]) -> Finding:
+    """Whether this user may write to each of the folders. None stands for a missing home."""
+    if None in folders:
+        return Finding("writable", "no home", "this user has no home; set HOME to a folder that can be written to")
+    closed = [str(folder) for folder in folders if folder and not os.access(folder, os.W_OK)]
+    fault = f"{', '.join(closed)}: not writable; run as its owner, or make it a tmpfs (--tmpfs)" if closed else ""
+    return Finding("writable", ", ".join(map(str, folders)), fault)
+
+
+def disk(config: Params, free: int) -> Finding:
+    """Whether `free` bytes hold the images and the packed array twice: in the workspace and in DVC's cache.
+
+    On a disk that can share blocks (reflink) they take less.
+    """
+    value = f"{free / 1e9:,.1f} GB free"
+    if Path(config.paths.packed).exists():
+        return Finding("disk", f"{value}; the data is there")
+    folder = Path(config.paths.inbox if config.data.source == "inbox" else config.paths.images)
+    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    images = config.data.synthetic.count if config.data.source == "synthetic" else len(sizes)
+    if not images:
+        return Finding("disk", f"{value}; the size of the data is not known before it is downloaded")
+    need = 2 * (sum(sizes) + images * config.prepare.size**2 * 3)
+    fault = f"{value}, the data and DVC's cache of it take {need / 1e9:,.1f} GB; make room" if need > free else ""
+    return Finding("disk", f"{value}; data and cache take about {need / 1e9:,.1f} GB", fault)
+
+
+def git() -> Finding:
+    """Whether Git accepts this folder. It refuses a folder of another owner; DVC and provenance need Git."""
+    done = subprocess.run(["git", "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return Finding("Git", f"repository {done.stdout.strip()}")
+    reason = (done.stderr.splitlines() or ["no reason given"])[0]
+    remedy = f"git config --global --add safe.directory {Path.cwd()}" if "dubious" in reason else "git init"
+    return Finding("Git", "no repository", f"{reason}; {remedy}")
+
+
+def dvc() -> Finding:
+    """How DVC brings files from its cache into the workspace: the links that the disk offers, and cache.type."""
+    program = shutil.which("dvc")
+    if program is None:
+        return Finding("DVC", "missing", "dvc is not on the PATH; activate the environment: . .venv/bin/activate")
+    done = subprocess.run([program, "doctor"], capture_output=True, text=True, check=False)
+    cache_types = re.search(r"^Cache types: (.*)$", done.stdout, re.MULTILINE)
+    links = cache_types[1] if cache_types and "no-dvc-cache" not in cache_types[1] else "known after the first run"
+    kind = subprocess.run([program, "config", "cache.type"], capture_output=True, text=True, check=False).stdout.strip()
+    fault = "" if done.returncode == 0 else f"dvc doctor: {(done.stderr.splitlines() or ['failed'])[-1]}"
+    return Finding(
+        "DVC", f"links the disk offers: {links}; cache.type: {kind or 'reflink, else copy (default)'}", fault
+    )
+
+
+def packages(lock: str, project: str) -> Finding:
+    """Whether the installed packages have the locked versions. Packages that only development needs may be missing.
+
+    `lock` and `project` are the texts of requirements/lock.txt and pyproject.toml.
+    """
+    locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock, re.MULTILINE))
+    installed = {normalized(package.name): package.version for package in importlib.metadata.distributions()}
+    lines = tomllib.loads(project)["project"]["dependencies"]
+    needed = {normalized(re.split(r"[^\w.-]", line)[0]) for line in lines}
+    different = [
+        f"{name} {installed.get(name, 'missing')} (locked: {version})"
+        for name, version in sorted(locked.items())
+        if installed.get(name, version) != version or (name in needed and name not in installed)
+    ]
+    same = sum(installed.get(name) == version for name, version in locked.items())
+    fault = ""
+    if different:
+        fault = f"{', '.join(different)}: not what {LOCK} has; make setup, or make image for the container"
+    return Finding("packages", f"{same} as in {LOCK}, {len(different)} not", fault)
+
+
+def normalized(name: str) -> str:
+    """A package's name in lower case with single hyphens, as Python's packaging tools compare names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def image(here: Machine) -> Finding:
+    """Whether the container's image was built from this lock and these pins. validity.py refuses an old image."""
+    if not machine.BUILT_FROM.is_file():
+        return Finding("image", "not in the project's container")
+    return Finding(
+        "image", f"built from other {', '.join(here.stale)}" if here.stale else "built from this lock and pins"
+    )
 
 
 def examine() -> int:
-    """Print what there is and what is refused; 1 if something is. Raises UserError for params that cannot be read."""
+    """Print every finding and what is refused; 1 if anything is wrong. Raises UserError for unreadable params."""
     config = params.load()
     here, faults = machine.read(), []
-    for finding in checks.findings(config, here):
+    for finding in findings(config, here):
         print(f"{finding.fact:<10} {finding.value}", flush=True)
         faults += [f"{finding.fact}: {finding.fault}"] if finding.fault else []
     refused = validity.faults(config, here)

@@ -1,6 +1,6 @@
 """What the container's files promise, as far as no container is needed; docker/image_test.sh builds and runs it.
 
-The doctor's questions (pipeline/checks.py) are asked here of machines as they should and should not be.
+The doctor's checks (pipeline/doctor.py) are tried here on good and on faulty machines.
 """
 
 import json
@@ -17,7 +17,7 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
-from pipeline import checks
+from pipeline import doctor
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from tests.conftest import PROJECT, change, on_cpu
@@ -155,7 +155,7 @@ def test_training_needs_no_network_and_no_known_host_name(tmp_path: Path, proces
 # ---------------------------------------------------------------- the doctor
 
 
-def faults(found: Iterator[checks.Finding]) -> list[str]:
+def faults(found: Iterator[doctor.Finding]) -> list[str]:
     return [finding.fault for finding in found if finding.fault]
 
 
@@ -163,7 +163,7 @@ def test_the_doctor_finds_nothing_wrong_here(monkeypatch: pytest.MonkeyPatch, ra
     """On the machine that runs the tests, with params for it, every question has a good answer."""
     monkeypatch.chdir(PROJECT)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    assert faults(checks.findings(params.parse(on_cpu(raw)), machine.read())) == []
+    assert faults(doctor.findings(params.parse(on_cpu(raw)), machine.read())) == []
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_the_doctor_finds_nothing_wrong_here(monkeypatch: pytest.MonkeyPatch, ra
 )
 def test_a_driver_must_know_the_major_version_of_torchs_cuda(raw: dict[str, Any], version: int, fault: str) -> None:
     """Within one major version any driver serves, and an older major does not."""
-    assert checks.driver(params.parse(raw), version, "13.0").fault == fault
+    assert doctor.driver(params.parse(raw), version, "13.0").fault == fault
 
 
 def test_a_driver_that_torch_cannot_use_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_a_driver_that_torch_cannot_use_is_told_in_a_line(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", too_old)
-    found = checks.gpus(machine.Machine(1, "missing", True))
+    found = doctor.gpus(machine.Machine(1, "missing", True))
     assert found.fault == "torch cannot use them: The NVIDIA driver on your system is too old (found version 12020)."
 
 
@@ -202,19 +202,19 @@ def test_the_lowest_gpu_is_the_one_that_torch_has_code_for() -> None:
 def test_several_gpu_processes_need_shared_memory(raw: dict[str, Any]) -> None:
     """Docker's 64 MB are too little for NCCL, and enough for a single process."""
     several = parsed(raw, run__processes=2)
-    assert checks.shared_memory(several, 2**26).fault == (
-        "/dev/shm has 64 MiB; NCCL wants 1024: docker run --shm-size=1g"
+    assert doctor.shared_memory(several, 2**26).fault == (
+        "/dev/shm has 64 MiB; NCCL needs 1024: docker run --shm-size=1g"
     )
-    assert checks.shared_memory(several, 2**30).fault == ""
-    assert checks.shared_memory(parsed(raw, run__processes=1), 2**26).fault == ""
+    assert doctor.shared_memory(several, 2**30).fault == ""
+    assert doctor.shared_memory(parsed(raw, run__processes=1), 2**26).fault == ""
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     """Also one that is not there, and a user who has no home."""
     gone = tmp_path / "gone"
-    assert checks.writable((tmp_path, gone)).fault.startswith(f"{gone}: not writable")
-    assert checks.writable((tmp_path,)).fault == ""
-    assert "set HOME" in checks.writable((None, tmp_path)).fault
+    assert doctor.writable((tmp_path, gone)).fault.startswith(f"{gone}: not writable")
+    assert doctor.writable((tmp_path,)).fault == ""
+    assert "set HOME" in doctor.writable((None, tmp_path)).fault
 
 
 def test_too_little_disk_is_said_before_the_work(
@@ -223,16 +223,16 @@ def test_too_little_disk_is_said_before_the_work(
     """1,000 drawn images of 100 × 100 pixels, in the workspace and in DVC's cache, take 60 MB."""
     monkeypatch.chdir(tmp_path)
     drawn = parsed(raw, data__source="synthetic", data__synthetic__count=1000, prepare__size=100)
-    assert "take 0.1 GB" in checks.disk(drawn, 59_000_000).fault
-    assert checks.disk(drawn, 60_000_000).fault == ""
+    assert "take 0.1 GB" in doctor.disk(drawn, 59_000_000).fault
+    assert doctor.disk(drawn, 60_000_000).fault == ""
     (tmp_path / "data/packed").mkdir(parents=True)
-    assert checks.disk(drawn, 1).fault == ""
+    assert doctor.disk(drawn, 1).fault == ""
 
 
 def test_a_folder_that_git_does_not_know_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DVC asks Git, so it is said beforehand, with the remedy."""
     monkeypatch.chdir(tmp_path)
-    assert checks.git().fault.endswith("; git init")
+    assert doctor.git().fault.endswith("; git init")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder away")
@@ -244,19 +244,19 @@ def test_a_repository_of_somebody_else_is_a_fault(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")  # the image tells Git system-wide
-    assert f"git config --global --add safe.directory {tmp_path}" in checks.git().fault
+    assert f"git config --global --add safe.directory {tmp_path}" in doctor.git().fault
 
 
 def test_packages_are_held_against_the_lock() -> None:
     """Another version is a fault, a missing direct dependency too; what only developing needs may be missing."""
     project = '[project]\nname = "x"\ndependencies = ["torch==2.11.0", "not.There>=1"]'
     lock = "torch==2.10.0 ; marker \\\n    --hash=sha256:0\nnot-there==1.0\nonly-for-tests==3\nhypothesis==0\n"
-    found = checks.packages(lock, project)
+    found = doctor.packages(lock, project)
     assert "not-there missing (locked: 1.0)" in found.fault
     assert "torch 2.11.0 (locked: 2.10.0)" in found.fault
     assert "only-for-tests" not in found.fault
     here = [(PROJECT / name).read_text() for name in ("requirements/lock.txt", "pyproject.toml")]
-    assert checks.packages(*here).fault == ""
+    assert doctor.packages(*here).fault == ""
 
 
 def test_the_doctor_ends_with_1_where_the_params_cannot_run(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ MODULES = {
 # The folders of pipeline/, from the lowest layer to the highest. "" is the top of pipeline/: the commands.
 LAYERS = ("base", "config", "data", "engine", "loader", "models", "evaluation", "training", "")
 FRAME = "stage"  # the frame of every command: the one module at the top that commands import
-DOCTOR = {"doctor": {"checks"}}
 OWNERS = {  # a library → the modules that import it
     "yaml": set(), "ruamel": {"config.params", "base.dvc_lock"}, "pydantic": {"config.params", "base.schema"},
     "pydantic_core": {"config.params"},
@@ -61,14 +60,14 @@ def layer(module: str) -> str:
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_a_file_imports_its_own_layer_or_an_earlier_one(module: str) -> None:
     """Imports run one way; a command imports no other command."""
-    own, here = LAYERS.index(layer(module)), module.removeprefix("pipeline.")
+    own = LAYERS.index(layer(module))
     for name in modules_of(MODULES[module]):
         if module == "pipeline":
             assert layer(name) == "base", f"{module} imports {name}"
         elif layer(name) == "":
             other = name.removeprefix("pipeline.")
             assert own == LAYERS.index(""), f"{module} imports the command {name}"
-            assert other in {FRAME, *DOCTOR.get(here, ())}, f"{module} imports the command {name}"
+            assert other == FRAME, f"{module} imports the command {name}"
         else:
             assert LAYERS.index(layer(name)) <= own, f"{module} imports {name}, of a later layer"
 
