@@ -1,14 +1,25 @@
-"""The README's table of results is made from committed figures.
+"""The README's table of results is made from committed figures; the documents name what exists.
 
 python -m tests.test_readme        writes it anew
 """
 
+import ast
 import json
 import re
 from pathlib import Path
 
-from tests.conftest import PROJECT, read_params
+import pytest
 
+from tests.conftest import PROJECT, read_params
+from tests.test_structure import LAYERS
+
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    *(f"docs/{p.name}" for p in sorted(PROJECT.glob("docs/*.md"))),
+)
+FOLDERS = "pipeline|tests|benchmarks|docs|docker|requirements|results|.github"
 BLOCK = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- /results -->)", re.DOTALL)
 RUNS = {
     "demo": "`make demo`: drawn flowers",
@@ -42,10 +53,49 @@ def test_the_readme_has_the_results() -> None:
     assert found.group().strip() == table(), "run: python -m tests.test_readme"
 
 
-def test_the_readme_names_files_that_are_there() -> None:
-    """Every relative link of the README leads to a file of the project."""
-    for target in re.findall(r"\]\((?!https?://)([^)#]+)", (PROJECT / "README.md").read_text()):
-        assert Path(PROJECT / target).exists(), target
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_document_names_files_that_exist(document: str) -> None:
+    """Every relative link of a document, and every path in code style, is a file or a folder of the project."""
+    path = PROJECT / document
+    text = path.read_text()
+    links = re.findall(r"\]\((?!https?://)([^)#]+)", text)
+    paths = re.findall(rf"`((?:{FOLDERS})/[\w./*-]*)`", text)
+    assert [link for link in links if not (path.parent / link).exists()] == []
+    assert [name for name in paths if not list(PROJECT.glob(name))] == []
+
+
+def names(file: Path) -> set[str]:
+    """The names of all functions, classes, methods and constants that a Python file defines."""
+    defined = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.AnnAssign | ast.Assign):
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
+            defined |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return defined
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_document_names_functions_and_tests_that_exist(document: str) -> None:
+    """What follows a file (`file.py`: `one`, `two`) is defined there; a test is named by a part of its name."""
+    for file, listed in re.findall(r"`([\w./]+\.py)`: (`[\w.]+`(?:, `[\w.]+`)*)", (PROJECT / document).read_text()):
+        (path,) = [PROJECT / folder / file for folder in ("", "tests") if (PROJECT / folder / file).is_file()]
+        tests = " ".join(name for name in names(path) if name.startswith("test_"))
+        for name in re.findall(r"`([\w.]+)`", listed):
+            assert names(path) >= set(name.split(".")) or name in tests, f"{document}: {file} has no {name}"
+
+
+def test_the_drawing_of_the_layers_is_the_folders() -> None:
+    """docs/architecture.md draws the layers in their order, from the top, each with its files."""
+    text = (
+        (PROJECT / "docs/architecture.md").read_text().partition("<!-- layers -->")[2].partition("<!-- /layers -->")[0]
+    )
+    drawn = dict(re.findall(r"^([a-z]+) .*\n[ │]+([\w ]+)$", text, re.MULTILINE))
+    folders = {layer or "commands": PROJECT / "pipeline" / layer for layer in reversed(LAYERS)}
+    assert list(drawn) == list(folders)
+    for layer, folder in folders.items():
+        assert set(drawn[layer].split()) == {path.stem for path in folder.glob("*.py")} - {"__init__"}, layer
 
 
 def test_the_rings_of_tests_are_documented_and_ci_runs_the_second() -> None:
