@@ -28,12 +28,10 @@ from benchmarks.measuring import RESULTS, machine
 from benchmarks.scene import call, copy_project, set_params
 from pipeline.base import files
 from pipeline.engine import distributed, elastic, loop
+from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Recipe, Totals
-from pipeline.engine.optimizers import OPTIMIZERS
-from pipeline.engine.parallel import PARALLELS
-from pipeline.engine.precision import PRECISIONS
 from pipeline.loader import sampler
 from pipeline.models import network
 

@@ -19,10 +19,11 @@ from pipeline.config.params import Params
 from pipeline.data import packed
 from pipeline.data.packed import Packed
 from pipeline.engine import distributed, loop
+from pipeline.engine.choices import PARALLELS, PRECISIONS
 from pipeline.engine.distributed import World
 from pipeline.engine.loop import Batch, Recipe, Totals
-from pipeline.engine.parallel import PARALLELS, ParallelModel
-from pipeline.engine.precision import PRECISIONS, Precision
+from pipeline.engine.parallel import ParallelModel
+from pipeline.engine.precision import Precision
 from pipeline.engine.stopping import Stopping
 from pipeline.loader import storage
 from pipeline.loader.storage import ImageStore

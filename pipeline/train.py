@@ -30,12 +30,11 @@ from pipeline.data import packed
 from pipeline.data.packed import Packed
 from pipeline.engine import agreement, distributed, loop, stopping, watchdog
 from pipeline.engine.agreement import Facts
+from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS, SYNC_BNS
 from pipeline.engine.distributed import Store, World
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Recipe, Totals
-from pipeline.engine.optimizers import OPTIMIZERS
-from pipeline.engine.parallel import PARALLELS, SYNC_BNS
-from pipeline.engine.precision import PRECISIONS, Precision
+from pipeline.engine.precision import Precision
 from pipeline.engine.stopping import Stopping
 from pipeline.evaluation import inference
 from pipeline.loader import augment, sampler, storage

@@ -28,10 +28,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pipeline.engine import loop
+from pipeline.engine.choices import PARALLELS, PRECISIONS, SYNC_BNS
 from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
-from pipeline.engine.parallel import PARALLELS, SYNC_BNS, accumulating
-from pipeline.engine.precision import PRECISIONS, Precision
+from pipeline.engine.parallel import accumulating
+from pipeline.engine.precision import Precision
 from tests.conftest import PROJECT
 
 APEX_SRC = os.environ.get("APEX_SRC", "")
@@ -194,9 +195,7 @@ def test_the_machine_tells_the_states_of_an_installation_apart(state: str, tmp_p
 WITHOUT = """
 import sys
 sys.modules["apex"] = None  # as if it were not installed
-from pipeline.engine.optimizers import OPTIMIZERS
-from pipeline.engine.parallel import PARALLELS, SYNC_BNS
-from pipeline.engine.precision import PRECISIONS
+from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS, SYNC_BNS
 assert "pipeline.engine.apex" not in sys.modules
 PRECISIONS["fp32"]("cpu")
 for make in (

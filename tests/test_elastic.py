@@ -33,9 +33,7 @@ TRAINING = """
     from pipeline.engine import loop, distributed
     from pipeline.engine.ema import Ema
     from pipeline.engine.loop import Batch, Totals, Recipe
-    from pipeline.engine.optimizers import OPTIMIZERS
-    from pipeline.engine.parallel import PARALLELS
-    from pipeline.engine.precision import PRECISIONS
+    from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
     folder, steps, shards, images = sys.argv[1], *map(int, sys.argv[2:5])
     distributed.make_deterministic(1, True)
     world = distributed.from_env(os.environ, "cpu")

@@ -21,12 +21,11 @@ from pipeline.config import machine, params
 from pipeline.config.params import Params
 from pipeline.data import packed
 from pipeline.engine import loop
+from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Recipe, Totals
-from pipeline.engine.optimizers import OPTIMIZERS
-from pipeline.engine.parallel import PARALLELS
-from pipeline.engine.precision import PRECISIONS, allow_tf32
+from pipeline.engine.precision import allow_tf32
 from pipeline.engine.stopping import Stopping, watching
 from pipeline.evaluation import inference
 from pipeline.loader import sampler, storage
@@ -164,8 +163,7 @@ ACCUMULATING = """
     from pipeline.engine import loop, distributed
     from pipeline.engine.ema import Ema
     from pipeline.engine.loop import Batch, Totals, Recipe
-    from pipeline.engine.parallel import PARALLELS
-    from pipeline.engine.precision import PRECISIONS
+    from pipeline.engine.choices import PARALLELS, PRECISIONS
     distributed.make_deterministic(1, True)
     world = distributed.from_env(os.environ, "cpu")
     images, labels = torch.randn(48, 3, 12, 12, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 3

@@ -33,6 +33,7 @@ OWNERS = {  # a library → the modules that import it
     "apex": {"engine.apex"}, "dvc": set(), "sklearn": set(), "numba": {"loader.compiled"},
     "ctypes": {"base.linux", "config.machine"},
 }  # fmt: skip
+APEX_USERS = {"engine.choices", "launch", "checks", "doctor"}  # import engine.apex, inside a function
 
 
 def imports(path: Path) -> set[str]:
@@ -81,6 +82,22 @@ def test_a_library_has_an_owner(module: str) -> None:
         assert here in OWNERS.get(library, {here}), f"{here} imports {library}"
         if name.startswith("torch.distributed"):
             assert here in {"engine.distributed", "launch"}, f"{here} imports torch.distributed"
+
+
+def test_apex_is_asked_for_in_one_place() -> None:
+    """Training reaches Apex through engine.choices alone; launch and doctor ask whether it loads."""
+    users = {
+        module.removeprefix("pipeline.") for module in MODULES if "pipeline.engine.apex" in imports(MODULES[module])
+    }
+    assert users <= {f"pipeline.{name}" for name in APEX_USERS}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Imports have no circle, not even one that a lazy import closes."""
+    imported = {module: modules_of(MODULES[module]) for module in MODULES}
+    while leaf := {module for module, names in imported.items() if not names & imported.keys()}:
+        imported = {module: names for module, names in imported.items() if module not in leaf}
+    assert not imported, f"in a circle, or above one: {sorted(imported)}"
 
 
 def closure(module: str) -> set[Path]:

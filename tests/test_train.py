@@ -164,8 +164,7 @@ GRADIENTS = """
     from pipeline.engine import loop, distributed
     from pipeline.engine.loop import Batch, Totals, Recipe
     from pipeline.engine.ema import Ema
-    from pipeline.engine.parallel import PARALLELS
-    from pipeline.engine.precision import PRECISIONS
+    from pipeline.engine.choices import PARALLELS, PRECISIONS
     from pipeline.models import network
     from pipeline.loader import sampler
     distributed.make_deterministic(1, True)

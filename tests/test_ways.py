@@ -21,9 +21,7 @@ from pipeline.base import files
 from pipeline.config import params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params, Train
-from pipeline.engine.optimizers import OPTIMIZERS
-from pipeline.engine.parallel import PARALLELS, SYNC_BNS
-from pipeline.engine.precision import PRECISIONS
+from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS, SYNC_BNS
 from pipeline.launch import LAUNCHERS, srun
 from tests.conftest import PROJECT, change, on_cpu, read_params
 from tests.helpers import starts

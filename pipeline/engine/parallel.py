@@ -1,4 +1,4 @@
-"""How the model runs on several processes and GPUs: a table from the name to the wrapper.
+"""How the model runs on several processes and GPUs: one wrapper for each way.
 
 Every member answers the same questions, so the loop never asks which one it has: which parts of a global batch does
 this process take one after another, what is around each of them, and what is a part's loss to be divided by.
@@ -26,9 +26,6 @@ class ParallelModel:
     part: Callable[[int], AbstractContextManager[Any]]  # the context of the forward and backward pass of a part
 
 
-Wrap = Callable[[nn.Module, World, bool, int], ParallelModel]
-
-
 def accumulating(model: nn.Module, world: World, parts: int) -> ParallelModel:
     """A wrapped model whose gradients add up from part to part. torch's DDP exchanges them only in the last one's
     backward pass; Apex's exchanges in each, which gives the same sum and costs more."""
@@ -42,16 +39,16 @@ def accumulating(model: nn.Module, world: World, parts: int) -> ParallelModel:
     return ParallelModel(model, mine, len(mine), part)
 
 
-def _single(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
+def single(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
     return accumulating(model, world, parts)
 
 
-def _dp(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
+def dp(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
     """torch's DataParallel: one process, all visible GPUs; each forward pass copies the model to every one of them."""
     return accumulating(DataParallel(model), world, parts)
 
 
-def _ddp(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
+def ddp(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
     """torch's DistributedDataParallel; with `deterministic`, with the same gradient buckets on every step.
 
     By default DDP sorts its buckets anew after the first step, so a resumed run would sum in another order than an
@@ -66,40 +63,5 @@ def _ddp(model: nn.Module, world: World, deterministic: bool, parts: int) -> Par
     return accumulating(wrapped, world, parts)
 
 
-def _apex_ddp(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
-    from pipeline.engine import apex
-
-    return accumulating(apex.ddp(model, deterministic), world, parts)
-
-
-def _elastic(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
+def elastic(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
     return ParallelModel(model, world.share(parts), 1, Elastic(model, world, parts).part)
-
-
-# name → (model, world, deterministic, number of equal parts of a global batch) → ParallelModel
-PARALLELS: dict[str, Wrap] = {
-    "single": _single,
-    "dp": _dp,
-    "ddp": _ddp,
-    "apex_ddp": _apex_ddp,
-    "elastic": _elastic,
-}
-
-
-def _apex_sync_bn(model: nn.Module) -> nn.Module:
-    from pipeline.engine import apex
-
-    return apex.sync_bn(model)
-
-
-def _torch_sync_bn(model: nn.Module) -> nn.Module:
-    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    return converted
-
-
-# BatchNorm over the images of all processes instead of each one's own.
-SYNC_BNS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "none": lambda model: model,
-    "torch": _torch_sync_bn,
-    "apex": _apex_sync_bn,
-}

@@ -3,7 +3,7 @@
 The plain case is a member too: fp32 is a disabled autocast and a disabled gradient scaler, which do nothing.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -63,6 +63,12 @@ class Native:
     tf32: bool
     scaler: torch.amp.GradScaler
 
+    @classmethod
+    def of(cls, device_type: str, dtype: torch.dtype | None = None, *, tf32: bool = False) -> "Native":
+        """Autocast to `dtype`, or none; only float16 needs its loss scaled."""
+        scaler = torch.amp.GradScaler(device_type, enabled=dtype is torch.float16)
+        return cls(device_type, dtype or torch.bfloat16, dtype is not None, tf32, scaler)
+
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         allow_tf32(self.tf32)
         return model, optimizer
@@ -92,26 +98,3 @@ class Native:
 
     def load_state_dict(self, state: dict[str, Any], optimizer: Optimizer) -> None:
         self.scaler.load_state_dict(state)
-
-
-def _native(device_type: str, dtype: torch.dtype | None = None, *, tf32: bool = False) -> Native:
-    scaler = torch.amp.GradScaler(device_type, enabled=dtype is torch.float16)
-    return Native(device_type, dtype or torch.bfloat16, dtype is not None, tf32, scaler)
-
-
-def _apex(level: str) -> Callable[[str], Precision]:
-    def make(device_type: str) -> Precision:
-        from pipeline.engine import apex
-
-        return apex.Amp(level)
-
-    return make
-
-
-PRECISIONS: dict[str, Callable[[str], Precision]] = {
-    "fp32": _native,
-    "tf32": lambda device_type: _native(device_type, tf32=True),
-    "bf16": lambda device_type: _native(device_type, torch.bfloat16),
-    "fp16": lambda device_type: _native(device_type, torch.float16),
-    **{level: _apex(level) for level in ("O0", "O1", "O2", "O3")},
-}

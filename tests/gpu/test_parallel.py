@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.engine import distributed, loop
+from pipeline.engine.choices import PARALLELS, SYNC_BNS
 from pipeline.engine.distributed import World
-from pipeline.engine.parallel import PARALLELS, SYNC_BNS
 from tests.gpu.training import (
     HALF,
     NATIVE,

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from pipeline.engine import loop
+from pipeline.engine.choices import PRECISIONS
 from pipeline.engine.distributed import World
-from pipeline.engine.precision import PRECISIONS
 from tests.gpu.training import (
     HALF,
     NATIVE,

@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 from torchvision.models.resnet import BasicBlock
 
 from pipeline.engine import distributed, loop
+from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
-from pipeline.engine.optimizers import OPTIMIZERS
-from pipeline.engine.parallel import PARALLELS, ParallelModel, accumulating
-from pipeline.engine.precision import PRECISIONS, Precision
+from pipeline.engine.parallel import ParallelModel, accumulating
+from pipeline.engine.precision import Precision
 
 Figures = dict[str, float | str | bool]
 NATIVE = ("fp32", "tf32", "bf16", "fp16")

@@ -1,0 +1,68 @@
+"""The tables from a name in params.yaml to what it chooses: precision, parallel wrapper, SyncBatchNorm, optimizer.
+
+Apex is imported when one of its entries is called, not before: it is not installed everywhere.
+"""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from pipeline.engine import parallel
+from pipeline.engine.distributed import World
+from pipeline.engine.parallel import ParallelModel
+from pipeline.engine.precision import Native, Precision
+
+Groups = list[dict[str, Any]]  # of parameters, as torch's optimizers take them
+
+
+def _apex() -> ModuleType:
+    """The module that wraps Apex. Raises ModuleNotFoundError if Apex is not installed."""
+    from pipeline.engine import apex
+
+    return apex
+
+
+# name → (device type) → precision
+PRECISIONS: dict[str, Callable[[str], Precision]] = {
+    "fp32": Native.of,
+    "tf32": lambda device_type: Native.of(device_type, tf32=True),
+    "bf16": lambda device_type: Native.of(device_type, torch.bfloat16),
+    "fp16": lambda device_type: Native.of(device_type, torch.float16),
+    "O0": lambda device_type: _apex().Amp("O0"),
+    "O1": lambda device_type: _apex().Amp("O1"),
+    "O2": lambda device_type: _apex().Amp("O2"),
+    "O3": lambda device_type: _apex().Amp("O3"),
+}
+
+
+def _apex_ddp(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
+    return parallel.accumulating(_apex().ddp(model, deterministic), world, parts)
+
+
+# name → (model, world, deterministic, number of equal parts of a global batch) → ParallelModel
+PARALLELS: dict[str, Callable[[nn.Module, World, bool, int], ParallelModel]] = {
+    "single": parallel.single,
+    "dp": parallel.dp,
+    "ddp": parallel.ddp,
+    "apex_ddp": _apex_ddp,
+    "elastic": parallel.elastic,
+}
+
+# name → (model) → the model with BatchNorm over the images of all processes, instead of each process's own
+SYNC_BNS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "none": lambda model: model,
+    "torch": nn.SyncBatchNorm.convert_sync_batchnorm,
+    "apex": lambda model: _apex().sync_bn(model),
+}
+
+# name → (parameter groups, lr, momentum, nesterov, betas) → optimizer. The schedule sets the lr of every step.
+OPTIMIZERS: dict[str, Callable[[Groups, float, float, bool, tuple[float, float]], Optimizer]] = {
+    "sgd": lambda groups, lr, momentum, nesterov, betas: SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov),
+    "adam": lambda groups, lr, momentum, nesterov, betas: Adam(groups, lr=lr, betas=betas),
+    "adamw": lambda groups, lr, momentum, nesterov, betas: AdamW(groups, lr=lr, betas=betas),
+    "fused_sgd": lambda groups, lr, momentum, nesterov, betas: _apex().fused_sgd(groups, lr, momentum, nesterov),
+}
