@@ -80,7 +80,7 @@ format: setup  ## put the code into shape
 
 bench: setup  ## measure what needs no GPU, 15 minutes on 2 idle cores (photos: ARCHIVE=file:///…); python -m benchmarks lists
 	@for name in $(BENCHMARKS); do \
-		python -m benchmarks.$$name $(if $(ARCHIVE),--archive "$(ARCHIVE)") $(if $(SHA256),--sha256 "$(SHA256)") || exit; \
+		python -m benchmarks $$name $(if $(ARCHIVE),--archive "$(ARCHIVE)") $(if $(SHA256),--sha256 "$(SHA256)") || exit; \
 	done
 
 doctor: setup  ## what this machine has, and what the current params would be refused for

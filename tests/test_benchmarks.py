@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gpu, growth, measuring, pipeline, readme, scene
-from benchmarks.measuring import Report, Worker
+from benchmarks.harness import measuring, workspace
+from benchmarks.harness.measuring import Report, Worker
+from benchmarks.speed import gpu, growth, pipeline, readme
 from pipeline.base.errors import UserError
 from tests.conftest import PROJECT
 
@@ -41,9 +42,9 @@ PROMISED: dict[str, tuple[set[str], set[str]]] = {
 }
 
 
-def run(module: str, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(name: str, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """A benchmark as a person starts it."""
-    command = [sys.executable, "-m", f"benchmarks.{module}", *options]
+    command = [sys.executable, "-m", "benchmarks", name, *options]
     env = {**os.environ, **environ}
     return subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False)
 
@@ -117,10 +118,10 @@ def test_rows_of_another_machine_are_not_gone_on_with(tmp_path: Path) -> None:
 def test_an_archive_that_is_not_there_or_another_is_refused(tmp_path: Path) -> None:
     """In one line, before anything is measured."""
     with pytest.raises(UserError, match="no such file; allowed: file://"):
-        scene.photos(asked(tmp_path, archive="file:///no.tgz"), tmp_path, 1, 1)
+        workspace.photos(asked(tmp_path, archive="file:///no.tgz"), tmp_path, 1, 1)
     (tmp_path / "some.tgz").write_bytes(b"some")
     with pytest.raises(UserError, match="--sha256: '0' is not that of"):
-        scene.photos(asked(tmp_path, archive=f"file://{tmp_path}/some.tgz", sha256="0"), tmp_path, 1, 1)
+        workspace.photos(asked(tmp_path, archive=f"file://{tmp_path}/some.tgz", sha256="0"), tmp_path, 1, 1)
 
 
 def test_a_program_is_watched_with_all_its_processes(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_a_program_is_watched_with_all_its_processes(tmp_path: Path) -> None:
 def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
     """What it said is in the error; its process is gone."""
     with (
-        Worker("benchmarks.prepare", "ours", str(tmp_path)) as worker,
+        Worker("benchmarks.speed.prepare", "ours", str(tmp_path)) as worker,
         pytest.raises(RuntimeError, match="not found; run from the project"),
     ):
         worker.ask()
@@ -177,7 +178,7 @@ def test_the_readme_has_the_figures_of_the_reports() -> None:
     """README.md's table is the one made from benchmarks/results."""
     found = readme.BLOCK.search((PROJECT / "README.md").read_text())
     assert found is not None
-    assert found.group().strip() == readme.table(PROJECT / measuring.RESULTS), "run: python -m benchmarks.readme"
+    assert found.group().strip() == readme.table(PROJECT / measuring.RESULTS), "run: python -m benchmarks readme"
 
 
 def test_the_table_names_the_machine_and_takes_no_tiny_form(tmp_path: Path) -> None:
@@ -197,5 +198,12 @@ def test_the_table_names_the_machine_and_takes_no_tiny_form(tmp_path: Path) -> N
 def test_the_list_names_what_can_be_run() -> None:
     """python -m benchmarks: every benchmark and its first line; not the modules that they share."""
     done = subprocess.run([sys.executable, "-m", "benchmarks"], cwd=PROJECT, capture_output=True, text=True, check=True)
-    assert all(f"python -m benchmarks.{name} " in done.stdout for name in [*PROMISED, "steps", "gpu"])
+    assert all(f"python -m benchmarks {name} " in done.stdout for name in [*PROMISED, "steps", "gpu"])
     assert "measuring" not in done.stdout
+
+
+def test_a_name_that_is_no_benchmark_is_refused() -> None:
+    """In one line that lists the benchmarks."""
+    done = run("load")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("benchmarks: load: no such benchmark; allowed: ceiling, elastic, ")

@@ -1,11 +1,11 @@
-"""Single file operations of real stages fail, or end the process: a sample of `python -m benchmarks.faults`."""
+"""Single file operations of real stages fail, or end the process: a sample of `python -m benchmarks faults`."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
-from benchmarks import faults
+from benchmarks.faults import faults
 from tests.conftest import PROJECT
 
 needs_a_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler: cc")

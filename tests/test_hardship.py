@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import kill_sweep, scene
+from benchmarks.faults import kill_sweep
+from benchmarks.harness import workspace
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers import starts
 
@@ -205,7 +206,7 @@ def test_a_user_without_a_name_and_a_home_runs_the_pipeline(tmp_path: Path, monk
     folder = tmp_path / "w"
     folder.mkdir()
     monkeypatch.chdir(PROJECT)
-    scene.copy_project(folder, kill_sweep.PARAMS)
+    workspace.copy_project(folder, kill_sweep.PARAMS)
     for path in [tmp_path, *tmp_path.rglob("*")]:
         os.chown(path, 12345, 12345, follow_symlinks=False)
     site = str(tmp_path / "site")

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks import frozen
+from benchmarks.faults import frozen
 from pipeline import launch
 from pipeline.config import params
 from pipeline.engine import watchdog as frozen_processes
@@ -27,7 +27,7 @@ from tests.test_nodes import start as start_node
 from tests.test_train import small_world
 
 TRAIN = [sys.executable, "-m", "pipeline.launch", "train"]
-# By a case of `python -m benchmarks.frozen`, which has the others: processes, run.timeout_seconds, exit status. A
+# By a case of `python -m benchmarks frozen`, which has the others: processes, run.timeout_seconds, exit status. A
 # process alone waits for nobody, so a short time is no risk on a busy machine.
 TRIED = {"torchrun, process 0": (2, 30, 1), "spawn, the launcher": (1, 5, 75), "one process, then TERM": (1, 30, 75)}
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import measuring
+from benchmarks.harness import measuring
 from pipeline.config import machine
 from tests.gpu import ranks
 from tests.gpu.ranks import Case, Result

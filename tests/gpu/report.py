@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import measuring
+from benchmarks.harness import measuring
 from pipeline.base import files
 from pipeline.config import machine
 from pipeline.engine.distributed import World

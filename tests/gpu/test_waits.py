@@ -21,7 +21,7 @@ from tests.gpu.training import NATIVE, Figures, setup
 def test_waits(world: World, precision: str, optimizer: str) -> Figures:
     """How often a step waits for the GPU, with train.py's own batches and all that may be done to them: never. But the
     host asks whether a step overflowed before it takes it: with fp16 once, with Apex's levels as often as Apex does."""
-    from benchmarks import ours  # here, for it brings TensorBoard, which no other case needs
+    from benchmarks.speed import ours  # here, for it brings TensorBoard, which no other case needs
     from pipeline import train as training
 
     settings = params.load().train.model_copy(

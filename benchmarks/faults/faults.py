@@ -1,7 +1,7 @@
 """Fails every file operation of every stage once: no traceback, no half output, nothing left after the next run.
 
-    python -m benchmarks.faults --out benchmarks/results         for every operation; hours
-    python -m benchmarks.faults --every 20 --stages prepare      a sample
+    python -m benchmarks faults --out benchmarks/results         for every operation; hours
+    python -m benchmarks faults --every 20 --stages prepare      a sample
 
 A library in front of the C library (faults.c, built here) counts the operations of a stage that change files: open,
 write, sync, rename, link, unlink, mkdir, rmdir, truncate, close. For every number it fails the operation with that
@@ -41,8 +41,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measuring, scene
-from benchmarks.measuring import Report, Row, Worker
+from benchmarks.harness import measuring, workspace
+from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline.base import files
 from pipeline.base.errors import UserError
 
@@ -59,7 +59,7 @@ OUTPUTS = {
         "reports/mistakes.png",
     ),
 }
-SMALL: scene.Changes = {
+SMALL: workspace.Changes = {
     "split": {"phash_distance": 0, "min_side": 16, "folds": 1, "fractions": {"train": 0.5, "val": 0.3, "test": 0.2}},
     "prepare": {"size": 32},
     "train": {
@@ -176,7 +176,7 @@ def names(folder: Path) -> set[str]:
     """The names of all files, but for those that tell of every attempt."""
     kept = ("tensorboard", "pid", "lock")
     found = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir() or path.name.startswith("."))
-    return {str(path) for path in found if not set(kept) & set(path.parts) and path.parts[0] not in scene.NEEDED}
+    return {str(path) for path in found if not set(kept) & set(path.parts) and path.parts[0] not in workspace.NEEDED}
 
 
 def hidden(folder: Path) -> list[Path]:
@@ -212,8 +212,8 @@ class Scene:
         self._base, self._library, self._wholes = base, library, dict[str, Whole]()
         self._done = base / "done"
         self._done.mkdir()
-        drawn = scene.drawn(base / "drawn.tar", IMAGES, 32).params
-        scene.workplace(base / "code", scene.ONE_PROCESS, SMALL, drawn)
+        drawn = workspace.drawn(base / "drawn.tar", IMAGES, 32).params
+        workspace.workplace(base / "code", workspace.ONE_PROCESS, SMALL, drawn)
         for path in (base / "code").iterdir():  # one copy of the code for all
             (self._done / path.name).symlink_to(path)
 
@@ -280,7 +280,7 @@ def workers() -> Iterator[Worker]:
     """A process with the library and everything imported, in a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="faults-") as base:
         library = build(Path(base))
-        with Worker(__name__ if __name__ != "__main__" else "benchmarks.faults", str(Path(base).resolve()),
+        with Worker(__name__ if __name__ != "__main__" else "benchmarks.faults.faults", str(Path(base).resolve()),
                     env={"LD_PRELOAD": str(library), **ONE_THREAD}) as found:  # fmt: skip
             yield found
 

@@ -1,6 +1,6 @@
 """4. Every way of spreading a training over the devices: seconds an epoch and memory of each device, and an image.
 
-    python -m benchmarks.ways --device cuda
+    python -m benchmarks ways --device cuda
 
 Each way is a real run of the train stage, twice, in turns. An epoch is from one validation's end to the next one's; the
 first is not counted. The batch is the same for all, over all devices. Memory is a process's peak of resident memory on
@@ -21,8 +21,8 @@ from statistics import median
 from typing import Any
 from xml.sax.saxutils import escape
 
-from benchmarks import measuring, scene
-from benchmarks.measuring import Report, Row
+from benchmarks.harness import measuring, workspace
+from benchmarks.harness.measuring import Report, Row
 from pipeline.config import machine, params, validity
 
 Way = tuple[str, str, str]  # train.parallel, run.launcher, train.sync_bn
@@ -65,7 +65,7 @@ def title(way: Way) -> str:
     return parallel + f" by {launcher}" * (parallel not in ALONE) + f", SyncBN of {sync_bn}" * (sync_bn != "none")
 
 
-def changes(way: Way, devices: int) -> scene.Changes:
+def changes(way: Way, devices: int) -> workspace.Changes:
     """The way as params."""
     parallel, launcher, sync_bn = way
     processes = 1 if parallel in ALONE else devices
@@ -75,21 +75,21 @@ def changes(way: Way, devices: int) -> scene.Changes:
 
 def refused(folder: Path, way: Way, devices: int) -> str:
     """Why a way cannot be had here; nothing if it can."""
-    scene.set_params(folder, changes(way, devices))
+    workspace.set_params(folder, changes(way, devices))
     return next(iter(validity.faults(params.load(folder / "params.yaml"), machine.read())), "")
 
 
 def run(folder: Path, way: Way, devices: int, cuda: bool) -> Row:
     """Train once: seconds of each epoch but the first, megabytes of each device."""
-    scene.set_params(folder, changes(way, devices))
+    workspace.set_params(folder, changes(way, devices))
     before = gpu_memory() if cuda else []
     peaks = list(before)
     with polling(peaks) if cuda else nullcontext():
         command = (sys.executable, "-m", "pipeline.launch", "train")
-        watch = measuring.watched(command, folder, scene.environment(folder.parent))
-    ends = scene.ends_of_epochs(folder)
+        watch = measuring.watched(command, folder, workspace.environment(folder.parent))
+    ends = workspace.ends_of_epochs(folder)
     ranks = {pid: one for pid, one in sorted(watch.seen.items()) if is_rank(one.words)}
-    scene.forget_runs(folder)
+    workspace.forget_runs(folder)
     if cuda:
         memory = [peak - idle for peak, idle in zip(peaks, before, strict=True)]
     else:  # without what a process has forked for a moment
@@ -132,11 +132,11 @@ def main() -> int:
     devices = machine.read().cuda_devices if cuda else 2  # two processes, which meet over gloo, on a CPU
     with measuring.refusals("ways"), tempfile.TemporaryDirectory(prefix="ways-") as temporary:
         base = Path(temporary).resolve()
-        photos = scene.photos(options, base, form.images, form.side)
+        photos = workspace.photos(options, base, form.images, form.side)
         report = Report("ways", options, photos=photos.words, sha256=photos.sha256, devices=devices, **form.train)
         training = {"train": {"device": options.device, **form.train, "epochs": form.epochs}}
-        scene.workplace(
-            base / "copy", scene.ONE_PROCESS, {"prepare": {"size": form.packed_size}}, training, photos.params
+        workspace.workplace(
+            base / "copy", workspace.ONE_PROCESS, {"prepare": {"size": form.packed_size}}, training, photos.params
         )
         ways = []
         for way in form.ways:
@@ -146,7 +146,7 @@ def main() -> int:
                 ways.append(way)
         wanted = report.missing(map(title, ways))
         if wanted:
-            scene.prepare(base / "copy")
+            workspace.prepare(base / "copy")
         turns: dict[str, list[Row]] = {name: [] for name in wanted}
         for way in [way for way in ways if title(way) in wanted] * form.turns:
             turns[title(way)].append(run(base / "copy", way, devices, cuda))

@@ -1,8 +1,8 @@
 """What train.parallel: elastic gives, and what it costs against ddp: bytes, time, and accuracy.
 
-    python -m benchmarks.elastic hashes      the model's SHA-256 for every launcher × processes × precision × optimizer
-    python -m benchmarks.elastic cost        seconds a step of elastic and of ddp on 1, 2 and 4 processes, same batch
-    python -m benchmarks.elastic accuracy --archive file:///…/flower_photos_mini.tgz --sha256 …    over 5 seeds
+    python -m benchmarks elastic hashes      the model's SHA-256 for every launcher × processes × precision × optimizer
+    python -m benchmarks elastic cost        seconds a step of elastic and of ddp on 1, 2 and 4 processes, same batch
+    python -m benchmarks elastic accuracy --archive file:///…/flower_photos_mini.tgz --sha256 …    over 5 seeds
 
 Each prints a table and writes benchmarks/results/elastic_<part>.json, with the machine. Contenders take turns in the
 same processes; a ratio is that of medians. Hashes and accuracy are of real runs of the stages in a copy of the project.
@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.measuring import RESULTS, machine
-from benchmarks.scene import call, copy_project, set_params
+from benchmarks.harness.measuring import RESULTS, machine
+from benchmarks.harness.workspace import call, copy_project, set_params
 from pipeline.base import files
 from pipeline.engine import distributed, elastic, loop
 from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
@@ -153,7 +153,7 @@ def cost() -> Iterator[dict[str, Any]]:
     sizes = [size for size in (1, 2, 4, 8) if size <= gpus] if gpus else [1, 2, 4]
     batch, side, rounds, count = (256, 224, 7, 20) if gpus else (32, 64, 5, 3)
     for size, precision in itertools.product(sizes, ("fp32", "bf16") if gpus else ("fp32",)):
-        command = ["torchrun", "--standalone", f"--nproc-per-node={size}", "-m", "benchmarks.elastic", "race"]
+        command = ["torchrun", "--standalone", f"--nproc-per-node={size}", "-m", "benchmarks.speed.elastic", "race"]
         options = [str(batch), str(side), precision, str(rounds), str(count)]
         fixed = {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         done = subprocess.run(
@@ -201,7 +201,7 @@ def report(name: str, rows: Iterator[dict[str, Any]]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks elastic", description=(__doc__ or "").split("\n")[0])
     parts = parser.add_subparsers(dest="part", required=True)
     parts.add_parser("hashes")
     parts.add_parser("cost")

@@ -1,6 +1,6 @@
 """Cuts the power of a disk while the pipeline runs on it, and after: the next `make repro` ends with the right bytes.
 
-    python -m benchmarks.power_cuts --cuts 20 --out benchmarks/results/power_cuts.json
+    python -m benchmarks power_cuts --cuts 20 --out benchmarks/results/power_cuts.json
 
 Needs root, mkfs.btrfs and mkfs.ext4. The project lies on an ext4 in a file, and that file on a btrfs: its reflink copy
 at a moment is the disk as a power cut at that moment leaves it. What was only in memory is not in it, and mounting it
@@ -31,8 +31,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import machine
-from benchmarks.scene import call, copy_project, environment
+from benchmarks.harness.measuring import machine
+from benchmarks.harness.workspace import call, copy_project, environment
 from pipeline.base import files
 
 PARAMS: dict[str, dict[str, Any]] = {
@@ -229,7 +229,7 @@ def summary(done: list[Cut]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.power_cuts", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks power_cuts", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--cuts", type=int, default=20)
     parser.add_argument("--out", type=Path, help="a JSON file for the figures, written anew after every cut")
     options = parser.parse_args()
@@ -237,7 +237,7 @@ def main() -> int:
         if reason := why_not():
             print(f"power_cuts: left out: {reason}")
             return 0
-        command = ["unshare", "--mount", sys.executable, "-m", "benchmarks.power_cuts", *sys.argv[1:]]
+        command = ["unshare", "--mount", sys.executable, "-m", "benchmarks", "power_cuts", *sys.argv[1:]]
         return subprocess.run(command, env={**os.environ, INSIDE: "1"}, check=False).returncode
     print(ROW.format("started", "cut", "repros", "said", "ran", "wrong", "lost", "seconds"), flush=True)
     with tempfile.TemporaryDirectory(prefix="power-cuts-", ignore_cleanup_errors=True) as temporary:

@@ -1,7 +1,7 @@
 """All that is owed to a GPU, in one command that can be cut in two: tests/gpu, then the benchmarks 1 to 5 and 9.
 
-    python -m benchmarks.gpu --out FOLDER --archive file:///…/flower_photos_240.tgz --wheels FOLDER
-    python -m benchmarks.gpu --out FOLDER --device cpu       the dry run: everything in a tiny form, about 3 minutes
+    python -m benchmarks gpu --out FOLDER --archive file:///…/flower_photos_240.tgz --wheels FOLDER
+    python -m benchmarks gpu --out FOLDER --device cpu       the dry run: everything in a tiny form, about 3 minutes
 
 No network: photos come as an archive, and packages that the machine lacks as wheels (pip download --no-deps pooch …),
 which are installed into a temporary folder. The tests need pytest, iniconfig, pluggy, packaging, pygments, hypothesis,
@@ -34,7 +34,7 @@ def command(part: str, options: argparse.Namespace) -> list[str]:
         report = ["--gpu-device", options.device, "--gpu-report", str(options.out)]
         return [sys.executable, "-m", "pytest", "tests/gpu", *report, *(["-k", DRY_TESTS] if dry else [])]
     archive = ["--archive", options.archive] if options.archive and part != "steps" else []
-    found = [sys.executable, "-m", f"benchmarks.{part}", "--device", options.device, "--out", str(options.out)]
+    found = [sys.executable, "-m", "benchmarks", part, "--device", options.device, "--out", str(options.out)]
     return [*found, "--resume", *archive, *(["--tiny"] if dry else [])]
 
 
@@ -60,7 +60,7 @@ def run(words: list[str], env: dict[str, str], seconds: float) -> int | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks gpu", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="folder of the reports (or OUT)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--archive", default="", help="file:// address of an archive of photos; else flowers are drawn")

@@ -1,6 +1,6 @@
 """10. The most memory that split, prepare and predict take over a folder of hostile images, beside the stated bound.
 
-    python -m benchmarks.memory
+    python -m benchmarks memory
 
 200 files, a sixth of them at the limit of split.max_pixels (100 megapixels, also 32 pixels wide and 3,125,000 high):
 JPEG, progressive and with four inks; PNG, WebP, TIFF and GIF; 16-bit, palettes, transparency, turned by EXIF; truncated
@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks import measuring, scene
-from benchmarks.measuring import Report
+from benchmarks.harness import measuring, workspace
+from benchmarks.harness.measuring import Report
 from pipeline.base import files
 
 BOUNDS_MB = {"split": 2600, "prepare": 2900, "predict": 3200}  # docs/performance.md has the reason
@@ -175,13 +175,13 @@ def main() -> int:
             "prepare": {"size": form.packed_size},
             "run": {"workers": THREADS},
         }
-        scene.workplace(base / "copy", scene.ONE_PROCESS, changes)
+        workspace.workplace(base / "copy", workspace.ONE_PROCESS, changes)
         images = Path("data/images")
         count, large = draw(base / "copy" / images, form)
         report = Report("memory", options, photos="hostile images", files=count, large=large, threads=THREADS)
         put_model(base / "copy/models", form.packed_size)
         for stage, command in commands(images).items():
-            watch = measuring.watched(command, base / "copy", scene.environment(base))
+            watch = measuring.watched(command, base / "copy", workspace.environment(base))
             lines = files.read_csv(base / "copy/data/split.csv")
             kept = sum(not line["reason"] for line in lines)
             row = {"kept": kept, "excluded": len(lines) - kept, "seconds": watch.seconds}

@@ -1,6 +1,6 @@
 """3. Whole training steps, loading included: ours beside what people train with, on the same photos.
 
-    python -m benchmarks.peers --device cuda --archive file:///…/flower_photos_240.tgz
+    python -m benchmarks peers --device cuda --archive file:///…/flower_photos_240.tgz
 
 Images a second and seconds an epoch of the same model, batch size and crop. `tutorial`: Pillow in a DataLoader on all
 cores, the loss read back every step for its progress bar. `torchvision`: its reference script's settings, on Pillow,
@@ -22,8 +22,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measuring, scene
-from benchmarks.measuring import Report, Row, Worker
+from benchmarks.harness import measuring, workspace
+from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline.config import machine, validity
 from pipeline.engine.environment import required_variables
 
@@ -69,7 +69,7 @@ def worker(name: str, folder: Path, device: str) -> None:
     """Be the process of a peer: a turn is an epoch."""
     import torch
 
-    from benchmarks import ours
+    from benchmarks.speed import ours
 
     kind, precision = name.split()
     with ours.ready(folder, device=device, deterministic=kind == "ours") as ready:
@@ -124,7 +124,7 @@ def tutorial(ready: Any, device: Any, precision: str) -> Iterator[None]:
     import torch
     from torchvision import models
 
-    from benchmarks import contenders
+    from benchmarks.harness import contenders
 
     settings = ready.config.train
     files = photos_of(ready)
@@ -143,7 +143,7 @@ def torchvision(ready: Any, device: Any, precision: str) -> Iterator[None]:
     import torch
     from torchvision import models
 
-    from benchmarks import contenders
+    from benchmarks.harness import contenders
 
     torch.backends.cudnn.benchmark = True
     settings = ready.config.train
@@ -166,7 +166,7 @@ def timm(ready: Any, device: Any, precision: str) -> Iterator[None]:
     import torch
 
     data, models, optim = (importlib.import_module(f"timm.{name}") for name in ("data", "models", "optim"))
-    from benchmarks import contenders
+    from benchmarks.harness import contenders
 
     torch.backends.cudnn.benchmark = True
     settings = ready.config.train
@@ -201,7 +201,7 @@ def forever(batches: Iterable[Any]) -> Iterator[Any]:
 
 def lacks(name: str) -> str:
     """Why a peer cannot take part here; nothing if it can."""
-    from benchmarks.contenders import missing
+    from benchmarks.harness.contenders import missing
 
     if name.startswith("timm"):
         return missing("timm")
@@ -214,7 +214,7 @@ def main() -> int:
     form = FORMS[measuring.form(options)]
     with measuring.refusals("peers"), tempfile.TemporaryDirectory(prefix="peers-") as temporary:
         base = Path(temporary).resolve()
-        photos = scene.photos(options, base, form.images, form.side)
+        photos = workspace.photos(options, base, form.images, form.side)
         same = {"model": form.model, "batch": form.batch, "crop": form.crop}
         report = Report("peers", options, photos=photos.words, sha256=photos.sha256, **same)
         taking_part = []
@@ -225,8 +225,11 @@ def main() -> int:
                 taking_part.append(name)
         if report.missing(taking_part):
             train = {"model": form.model, "batch_size": form.batch, "crop": form.crop, "epochs": 1000, "lr": 0.001}
-            scene.prepared(
-                base / "copy", scene.ONE_PROCESS, {"train": train, "prepare": {"size": form.packed_size}}, photos.params
+            workspace.prepared(
+                base / "copy",
+                workspace.ONE_PROCESS,
+                {"train": train, "prepare": {"size": form.packed_size}},
+                photos.params,
             )
             race(taking_part, base / "copy", options.device, form, report)
         rows = report.rows
@@ -254,7 +257,7 @@ def race(names: list[str], folder: Path, device: str, form: Form, report: Report
         workers = {}
         for name in names:
             env = required_variables(1, name.startswith("ours"))
-            workers[name] = stack.enter_context(Worker("benchmarks.peers", name, str(folder), device, env=env))
+            workers[name] = stack.enter_context(Worker("benchmarks.speed.peers", name, str(folder), device, env=env))
         for peer in workers.values():
             peer.ask()
         for name, peer in list(workers.items()) * form.turns:

@@ -1,6 +1,6 @@
 """7. The stages and an epoch on 1, 3 and 10 times the data: the cost grows as the data does, the memory does not.
 
-    python -m benchmarks.growth
+    python -m benchmarks growth
 
 Images are drawn, the smaller sets are the first of the largest. Seconds are the least of the turns: most of a small
 set's are the start, and what else the machine does only adds to them. `linear` is what an image costs between 3 and 10
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measuring, scene
-from benchmarks.measuring import Report, Row
+from benchmarks.harness import measuring, workspace
+from benchmarks.harness.measuring import Report, Row
 from pipeline.data import synthetic
 
 TIMES = (1, 3, 10)
@@ -55,7 +55,7 @@ def draw(folder: Path, images: int, side: int) -> None:
 def place(folder: Path, source: Path, images: int, form: Form, device: str) -> None:
     """A workplace with the first so many of the images, evenly of every kind."""
     params = {"train": {"device": device, "warmup_epochs": 0, **form.train}, "split": {"phash_distance": 0}}
-    scene.workplace(folder, scene.ONE_PROCESS, params, {"prepare": {"size": form.packed_size}})
+    workspace.workplace(folder, workspace.ONE_PROCESS, params, {"prepare": {"size": form.packed_size}})
     for kind in synthetic.KINDS:
         (folder / "data/images" / kind).mkdir(parents=True)
         for path in sorted((source / kind).iterdir())[: images // len(synthetic.KINDS)]:
@@ -65,9 +65,9 @@ def place(folder: Path, source: Path, images: int, form: Form, device: str) -> N
 
 def run(folder: Path, stage: str) -> Row:
     """Run a stage in a workplace."""
-    watch = measuring.watched(COMMANDS[stage], folder, scene.environment(folder.parent))
-    ends = scene.ends_of_epochs(folder)
-    scene.forget_runs(folder)
+    watch = measuring.watched(COMMANDS[stage], folder, workspace.environment(folder.parent))
+    ends = workspace.ends_of_epochs(folder)
+    workspace.forget_runs(folder)
     return {"seconds": ends[-1] - ends[-2] if stage == "epoch" else watch.seconds, "peak_mb": watch.peak_mb()}
 
 

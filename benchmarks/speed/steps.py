@@ -1,6 +1,6 @@
 """9. Images a second and the most GPU memory of a training step, for every precision and for FusedSGD.
 
-    python -m benchmarks.steps --device cuda
+    python -m benchmarks steps --device cuda
 
 ResNet-34 on 64 images of 224 × 224 pixels, as deterministic as training is by default. One batch of noise stays on the
 device: it is the step that is measured, not the loading. A process a row, for Apex O1 patches torch for as long as a
@@ -13,8 +13,8 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
-from benchmarks import measuring
-from benchmarks.measuring import Report, Row, Worker
+from benchmarks.harness import measuring
+from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline.base import linux
 from pipeline.config import machine, params, validity
 from pipeline.engine.environment import required_variables
@@ -45,7 +45,7 @@ def worker(device: str, form: Form, case: Case) -> None:
     """Be a process: a turn takes some steps of a case."""
     import torch
 
-    from benchmarks import ours
+    from benchmarks.speed import ours
     from pipeline.engine import distributed
 
     linux.keep_freed_memory()  # as stage.main does
@@ -88,7 +88,7 @@ def lacks(case: Case) -> str:
 
 def measure(form: Form, case: Case, name: str, device: str) -> Row:
     """A case in a process of its own."""
-    with Worker("benchmarks.steps", device, name, *case, env=required_variables(1, True)) as worker:
+    with Worker("benchmarks.speed.steps", device, name, *case, env=required_variables(1, True)) as worker:
         middle = measuring.medians([worker.ask(count=form.steps) for _ in range(form.turns)])
     return {figure: middle[figure] for figure in ("images_per_s", "gpu_memory_mb")}
 

@@ -1,6 +1,6 @@
 """5. Seconds to a given accuracy on the whole validation split, from scratch: the median over several seeds.
 
-    python -m benchmarks.time_to_accuracy --device cuda --archive file:///…/flower_photos_240.tgz
+    python -m benchmarks time_to_accuracy --device cuda --archive file:///…/flower_photos_240.tgz
 
 From the start of the process, and from the first step, to the validation after the last epoch. A seed that does not
 reach the target counts as a failure, whatever it reached before. Model, sizes and recipe stand in the report. (The
@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import measuring, scene
-from benchmarks.measuring import Report, Row
+from benchmarks.harness import measuring, workspace
+from benchmarks.harness.measuring import Report, Row
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ FORMS = {
 
 def run(folder: Path, seed: int, target: float) -> Row:
     """Train once with the seed."""
-    scene.set_params(folder, {"train": {"seed": seed}})
+    workspace.set_params(folder, {"train": {"seed": seed}})
     command = (sys.executable, "-m", "pipeline.launch", "train")
-    watch = measuring.watched(command, folder, scene.environment(folder.parent))
-    events = scene.events(folder)
+    watch = measuring.watched(command, folder, workspace.environment(folder.parent))
+    events = workspace.events(folder)
     first = min(time for tag, _, time in events if tag == "crops")  # shown after the first step
     last = max(time for tag, _, time in events if tag == "accuracy")
-    scene.forget_runs(folder)
+    workspace.forget_runs(folder)
     accuracy = json.loads((folder / "metrics/train.json").read_text())["val"]["accuracy"]
     return {
         "accuracy": accuracy,
@@ -68,13 +68,13 @@ def main() -> int:
     form = FORMS[measuring.form(options)]
     with measuring.refusals("time_to_accuracy"), tempfile.TemporaryDirectory(prefix="accuracy-") as temporary:
         base = Path(temporary).resolve()
-        photos = scene.photos(options, base, form.images, form.side)
+        photos = workspace.photos(options, base, form.images, form.side)
         recipe = {"target": form.target, "packed_size": form.packed_size, **form.train}
         report = Report("time_to_accuracy", options, photos=photos.words, sha256=photos.sha256, **recipe)
         training = {"train": {"device": options.device, **form.train}}
         packed_size = {"prepare": {"size": form.packed_size}}
         if missing := report.missing(f"seed {seed}" for seed in range(form.seeds)):
-            scene.prepared(base / "copy", scene.ONE_PROCESS, packed_size, training, photos.params)
+            workspace.prepared(base / "copy", workspace.ONE_PROCESS, packed_size, training, photos.params)
         for name in missing:
             report.add(name, run(base / "copy", int(name.removeprefix("seed ")), form.target))
         rows = list(report.rows.values())

@@ -1,6 +1,6 @@
 """6. The whole way from a local archive to metrics: wall time and peak memory of each stage, and of doing it again.
 
-    python -m benchmarks.pipeline --archive file:///…/flower_photos_mini.tgz
+    python -m benchmarks pipeline --archive file:///…/flower_photos_mini.tgz
 
 A real `dvc repro` in a copy of the project, from nothing, several times; then `dvc repro` and `dvc status` with nothing
 changed. A stage's time is that of its processes, its memory the sum of their peaks; DVC's own time is what remains of
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measuring, scene
-from benchmarks.measuring import Report, Row, Watch
+from benchmarks.harness import measuring, workspace
+from benchmarks.harness.measuring import Report, Row, Watch
 from pipeline.base import files
 
 STAGES = ("download", "split", "prepare", "train", "evaluate")
@@ -55,15 +55,15 @@ def stages(watch: Watch) -> dict[str, Row]:
     return {**found, "DVC itself": {"seconds": own, "peak_mb": None}}
 
 
-def run(folder: Path, photos: scene.Photos, form: Form, device: str) -> dict[str, Row]:
+def run(folder: Path, photos: workspace.Photos, form: Form, device: str) -> dict[str, Row]:
     """Everything from nothing, then nothing again: the rows of one turn."""
     training = {"train": {"device": device, **form.train}, "prepare": {"size": form.packed_size}}
-    scene.copy_project(folder, scene.ONE_PROCESS)
+    workspace.copy_project(folder, workspace.ONE_PROCESS)
     for params in (training, photos.params):
-        scene.set_params(folder, params)
-    env = scene.environment(folder.parent)
+        workspace.set_params(folder, params)
+    env = workspace.environment(folder.parent)
     whole = measuring.watched((*DVC, "repro"), folder, env)
-    first = min(time for tag, _, time in scene.events(folder) if tag == "crops")  # shown after the first step
+    first = min(time for tag, _, time in workspace.events(folder) if tag == "crops")  # shown after the first step
     rows = stages(whole)
     rows["whole"] = {"seconds": whole.seconds, "peak_mb": max(row["peak_mb"] or 0 for row in rows.values())}
     rows["first step"] = {"seconds": first - whole.began, "peak_mb": None}
@@ -78,7 +78,7 @@ def main() -> int:
     form = FORMS[measuring.form(options)]
     with measuring.refusals("pipeline"), tempfile.TemporaryDirectory(prefix="pipeline-") as temporary:
         base = Path(temporary).resolve()
-        photos = scene.photos(options, base, form.images, form.side)
+        photos = workspace.photos(options, base, form.images, form.side)
         report = Report(
             "pipeline", options, photos=photos.words, sha256=photos.sha256, packed_size=form.packed_size, **form.train
         )

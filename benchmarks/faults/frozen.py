@@ -1,6 +1,6 @@
 """Stops processes of a real training or evaluation (SIGSTOP): each run ends in time, and says who was silent.
 
-    python -m benchmarks.frozen --timeout 20 --out benchmarks/results/frozen.json
+    python -m benchmarks frozen --timeout 20 --out benchmarks/results/frozen.json
 
 What the stages need is copied to a temporary folder, and the data are prepared there (a small ResNet-18 on CPU
 processes). Each case starts `python -m pipeline.launch`, as DVC does, in a copy of that, waits for the first epoch (in
@@ -32,9 +32,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks.kill_sweep import PARAMS, left_in
-from benchmarks.measuring import machine
-from benchmarks.scene import Changes, call, environment, must, prepared, set_params
+from benchmarks.faults.kill_sweep import PARAMS, left_in
+from benchmarks.harness.measuring import machine
+from benchmarks.harness.workspace import Changes, call, environment, must, prepared, set_params
 from pipeline.base import files
 
 MORE_SECONDS = 30  # beyond the timeout
@@ -222,7 +222,7 @@ def outcomes(timeout: int, cases: list[Case]) -> Iterator[Outcome]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.frozen", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks frozen", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--timeout", type=int, default=20, help="run.timeout_seconds")
     parser.add_argument("--only", default="", help="cases with this in their names")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures, written anew after every case")

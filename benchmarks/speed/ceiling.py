@@ -1,6 +1,6 @@
 """2. Our training, images a second, over what the very same step does when it is fed one batch that never changes.
 
-    python -m benchmarks.ceiling --device cuda
+    python -m benchmarks ceiling --device cuda
 
 1.00 means that the model never waits for images. Both streams feed the same model, and take turns. On a GPU also what
 the host needs for a step (from the device being idle to everything being issued), and, model by model in two processes
@@ -19,8 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measuring, scene
-from benchmarks.measuring import Report, Row, Worker
+from benchmarks.harness import measuring, workspace
+from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline.config import machine, validity
 from pipeline.engine.environment import required_variables
 
@@ -70,7 +70,7 @@ def worker(folder: Path, device: str, deterministic: bool) -> None:
     """Be a process: a turn takes steps of a case, fed by our batches and by one that stays, each for some seconds."""
     import torch
 
-    from benchmarks import ours
+    from benchmarks.speed import ours
 
     with ours.ready(folder, device=device, deterministic=deterministic) as ready:
         streams: dict[str, Iterator[Any]] = {}
@@ -125,7 +125,7 @@ class Place:
     def worker(self, deterministic: bool) -> Worker:
         """A process there."""
         arguments = (str(self.folder), self.device, str(int(deterministic)))
-        return Worker("benchmarks.ceiling", *arguments, env=required_variables(1, deterministic))
+        return Worker("benchmarks.speed.ceiling", *arguments, env=required_variables(1, deterministic))
 
 
 # ---------------------------------------------------------------- the cases
@@ -178,7 +178,7 @@ def main() -> int:
     form = FORMS[measuring.form(options)]
     with measuring.refusals("ceiling"), tempfile.TemporaryDirectory(prefix="ceiling-") as temporary:
         base = Path(temporary).resolve()
-        photos = scene.photos(options, base, form.images, form.side)
+        photos = workspace.photos(options, base, form.images, form.side)
         report = Report("ceiling", options, photos=photos.words, sha256=photos.sha256)
         form = left_out(form, report)
         place = Place(base / "copy", options.device)
@@ -186,7 +186,7 @@ def main() -> int:
         if missing:
             training = {"train": {"epochs": 1000, "lr": 0.001}}
             packed_size = {"prepare": {"size": form.packed_size}}
-            scene.prepared(place.folder, scene.ONE_PROCESS, packed_size, training, photos.params)
+            workspace.prepared(place.folder, workspace.ONE_PROCESS, packed_size, training, photos.params)
         for group in groups(form.cases):
             if any(name.removesuffix(FREELY) in map(title, group) for name in missing):
                 measure(group, form, place, report)

@@ -1,6 +1,6 @@
 """8. Packing the images beside plain decoding and resizing of the same files by libraries, on all cores.
 
-    python -m benchmarks.prepare --archive file:///…/flower_photos_mini.tgz
+    python -m benchmarks prepare --archive file:///…/flower_photos_mini.tgz
 
 Ours, with Pillow, writes, hashes and syncs the packed file; the others throw their images away. `throughput` is ours
 over each of them.
@@ -16,8 +16,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import measuring, scene
-from benchmarks.measuring import Report, Row, Worker
+from benchmarks.harness import measuring, workspace
+from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline import prepare
 from pipeline.base import files, linux
 from pipeline.config import params
@@ -92,14 +92,18 @@ def main() -> int:
     form = FORMS[measuring.form(options)]
     with measuring.refusals("prepare"), tempfile.TemporaryDirectory(prefix="prepare-") as temporary:
         base = Path(temporary).resolve()
-        photos = scene.photos(options, base, form.images, form.side)
+        photos = workspace.photos(options, base, form.images, form.side)
         report = Report("prepare", options, photos=photos.words, sha256=photos.sha256, packed_size=form.packed_size)
-        scene.workplace(base / "copy", scene.ONE_PROCESS, photos.params, {"prepare": {"size": form.packed_size}})
+        workspace.workplace(
+            base / "copy", workspace.ONE_PROCESS, photos.params, {"prepare": {"size": form.packed_size}}
+        )
         for stage in ("download", "split"):
-            scene.must(base / "copy", sys.executable, "-m", f"pipeline.{stage}")
+            workspace.must(base / "copy", sys.executable, "-m", f"pipeline.{stage}")
         turns: dict[str, list[Row]] = {name: [] for name in CONTENDERS}
         with ExitStack() as stack:
-            workers = {n: stack.enter_context(Worker("benchmarks.prepare", n, str(base / "copy"))) for n in CONTENDERS}
+            workers = {
+                n: stack.enter_context(Worker("benchmarks.speed.prepare", n, str(base / "copy"))) for n in CONTENDERS
+            }
             for contender in workers.values():
                 contender.ask()
             for name, contender in list(workers.items()) * form.turns:

@@ -1,6 +1,6 @@
 """What the benchmarks share: the machine, turns in processes of their own, watched programs, and reports.
 
-A benchmark is `python -m benchmarks.<name> [--device cpu|cuda] [--out FOLDER] [--archive file:///…tgz --sha256 …]`. It
+A benchmark is `python -m benchmarks <name> [--device cpu|cuda] [--out FOLDER] [--archive file:///…tgz --sha256 …]`. It
 prints a table and writes FOLDER/<name>_<device>.json, with machine, versions and commit, after every row. Contenders
 take turns, so that what else the machine does hits all of them; figures are medians of the turns, and ratios are taken
 within one run. With --resume the rows of an earlier start are kept; with --tiny all of it runs and nothing is measured.
@@ -247,7 +247,7 @@ def _peak_mb(pid: int) -> float:
 
 def parser(doc: str | None, name: str, *, photos: bool = True) -> argparse.ArgumentParser:
     """The options that every benchmark has; those of the archive only if it measures on photos."""
-    found = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=(doc or "").split("\n")[0])
+    found = argparse.ArgumentParser(prog=f"python -m benchmarks {name}", description=(doc or "").split("\n")[0])
     found.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     found.add_argument("--out", type=Path, default=RESULTS, help="folder of the report (default: %(default)s)")
     if photos:

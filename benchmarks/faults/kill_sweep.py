@@ -1,7 +1,7 @@
 """Kills a real `dvc repro`, many times: nothing stays running, nothing false is recorded, the bytes are the same.
 
-    python -m benchmarks.kill_sweep --trials 100 --seed 0 --out benchmarks/results/kill_sweep.json
-    python -m benchmarks.kill_sweep --elastic --trials 30 --seed 0 --out benchmarks/results/kill_sweep_elastic.json
+    python -m benchmarks kill_sweep --trials 100 --seed 0 --out benchmarks/results/kill_sweep.json
+    python -m benchmarks kill_sweep --elastic --trials 30 --seed 0 --out benchmarks/results/kill_sweep_elastic.json
 
 The project is copied to a temporary folder and run there once without interruption (a small ResNet-18 on two CPU
 processes). Each trial starts from a copy of the state before one stage, without DVC's run cache, so that nothing is
@@ -42,8 +42,8 @@ import psutil
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from benchmarks.measuring import machine
-from benchmarks.scene import call, copy_project, environment, set_params
+from benchmarks.harness.measuring import machine
+from benchmarks.harness.workspace import call, copy_project, environment, set_params
 from pipeline.base import files
 
 with warnings.catch_warnings():  # its import touches interfaces that its dependencies deprecate
@@ -453,7 +453,7 @@ def summary(done: list[Trial]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kill_sweep", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks kill_sweep", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--trials", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--elastic", action="store_true", help="with another number of processes at every start")

@@ -1,6 +1,6 @@
 """The README's table of figures, made from the reports in benchmarks/results.
 
-python -m benchmarks.readme      writes it anew
+python -m benchmarks readme      writes it anew
 """
 
 import json
@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measuring import RESULTS
+from benchmarks.harness.measuring import RESULTS
 
 README = Path("README.md")
-BLOCK = re.compile(r"(?<=<!-- figures: python -m benchmarks.readme -->\n).*?(?=<!-- /figures -->)", re.DOTALL)
+BLOCK = re.compile(r"(?<=<!-- figures: python -m benchmarks readme -->\n).*?(?=<!-- /figures -->)", re.DOTALL)
 SIDE = 224
 Report = Mapping[str, Any]
 Line = tuple[str, str, str]  # what is measured, ours, and what stands beside it

@@ -1,6 +1,6 @@
 """1. CPU seconds and wall time an image of loading, ours beside what people use, each ending in a normalized batch.
 
-    python -m benchmarks.loader --archive file:///…/flower_photos_mini.tgz
+    python -m benchmarks loader --archive file:///…/flower_photos_mini.tgz
 
 Ours cuts from the packed images, which `prepare` makes once: that costs `prepare` CPU milliseconds an image, told
 beside; it takes one thread, as training does by default, or one a core. The others decode the same files every epoch. A
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from benchmarks import measuring, scene
-from benchmarks.measuring import Report, Row, Worker
+from benchmarks.harness import measuring, workspace
+from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline.base.errors import UserError
 from pipeline.data import packed
 
@@ -39,10 +39,10 @@ class Form:
 FORMS = {"cpu": Form(200, 320, 64, 5, 1.0), "cuda": Form(400, 320, 64, 5, 1.0), "tiny": Form(50, 48, 8, 1, 0.3, (32,))}
 
 
-def packed_size(form: Form) -> scene.Changes:
+def packed_size(form: Form) -> workspace.Changes:
     """Params of a training that no turn comes to the end of."""
     train = {"model": "resnet18", "batch_size": form.batch, "epochs": 1000}
-    return {"train": {**scene.ONE_PROCESS["train"], **train}}
+    return {"train": {**workspace.ONE_PROCESS["train"], **train}}
 
 
 # ---------------------------------------------------------------- a contender
@@ -52,7 +52,8 @@ def worker(name: str, folder: Path, batch: int) -> None:
     """Be the process of a contender: a turn counts the images of whole epochs for so many seconds."""
     import torch
 
-    from benchmarks import contenders, ours
+    from benchmarks.harness import contenders
+    from benchmarks.speed import ours
 
     cuda, threads = name == OURS_GPU, measuring.cores() if name == OURS_THREADS else 1
     with ours.ready(folder, device="cuda" if cuda else "cpu", threads=threads) as ready:
@@ -91,7 +92,7 @@ def worker(name: str, folder: Path, batch: int) -> None:
 
 def taking_part(report: Report, device: str) -> list[str]:
     """Those of the contenders that can run here; the report names the others, and why."""
-    from benchmarks.contenders import LOADERS, missing
+    from benchmarks.harness.contenders import LOADERS, missing
 
     for name, loader in LOADERS.items():
         if reason := missing(loader.needs):
@@ -104,7 +105,8 @@ def race(names: list[str], folder: Path, form: Form, report: Report) -> None:
     """A row for every contender and side; contenders take turns."""
     with ExitStack() as stack:
         workers = {
-            name: stack.enter_context(Worker("benchmarks.loader", name, str(folder), str(form.batch))) for name in names
+            name: stack.enter_context(Worker("benchmarks.speed.loader", name, str(folder), str(form.batch)))
+            for name in names
         }
         for side in form.sides:
             if not report.missing(f"{name} {side}" for name in names):
@@ -123,7 +125,7 @@ def race(names: list[str], folder: Path, form: Form, report: Report) -> None:
 def prepared(folder: Path) -> Row:
     """Run the stage that makes the packed images: what an image costs, the start of the stage included."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    scene.must(folder, sys.executable, "-m", "pipeline.prepare")
+    workspace.must(folder, sys.executable, "-m", "pipeline.prepare")
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     images = len(packed.kept(folder / "data/split.csv"))
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -135,13 +137,13 @@ def main() -> int:
     form = FORMS[measuring.form(options)]
     with measuring.refusals("loader"), tempfile.TemporaryDirectory(prefix="loader-") as temporary:
         base = Path(temporary).resolve()
-        photos = scene.photos(options, base, form.images, form.side)
+        photos = workspace.photos(options, base, form.images, form.side)
         report = Report("loader", options, photos=photos.words, sha256=photos.sha256, batch=form.batch)
         names = taking_part(report, options.device)
         if report.missing([PREPARE, *(f"{name} {side}" for name in names for side in form.sides)]):
-            scene.workplace(base / "copy", scene.ONE_PROCESS, packed_size(form), photos.params)
+            workspace.workplace(base / "copy", workspace.ONE_PROCESS, packed_size(form), photos.params)
             for stage in ("download", "split"):
-                scene.must(base / "copy", sys.executable, "-m", f"pipeline.{stage}")
+                workspace.must(base / "copy", sys.executable, "-m", f"pipeline.{stage}")
             report.add(PREPARE, prepared(base / "copy"))
             race(names, base / "copy", form, report)
         rows = report.rows
