@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import stage
-from pipeline.base import files, linux
+from pipeline.base import files, linux, threads
 from pipeline.base.errors import UserError
 from pipeline.config.params import Params
 from pipeline.data import images, packed
@@ -33,7 +33,7 @@ def prepare(folder: Path, split_csv: Path, output: Path, size: int, workers: int
             ) from None
 
     with files.atomic_folder(output) as partial:
-        resized = images.in_order(resize, lines, workers, "prepare", result_bytes=3 * size**2)
+        resized = threads.ordered_map(resize, lines, workers, "prepare", result_bytes=3 * size**2)
         packed.write(partial, resized, len(lines), size)
 
 

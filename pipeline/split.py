@@ -25,7 +25,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from pipeline import stage
-from pipeline.base import files, linux
+from pipeline.base import files, linux, threads
 from pipeline.base.errors import UserError
 from pipeline.config.params import Params
 from pipeline.data import images
@@ -428,7 +428,7 @@ def split(
     def inspect_image(image_file: ImageFile) -> ImageInfo:
         return images.inspect_image(folder / image_file.path, min_side, max_pixels, perceptual_hash)
 
-    infos = list(images.in_order(inspect_image, image_files, workers, "split"))
+    infos = list(threads.ordered_map(inspect_image, image_files, workers, "split"))
     check_unreadable_count(image_files, infos, max_unreadable)
     reasons = exclusions(image_files, infos)
     kept = [row for row, reason in enumerate(reasons) if not reason]

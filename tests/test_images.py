@@ -280,24 +280,6 @@ def test_a_large_jpeg_is_decoded_at_the_scale_that_will_do(
     assert abs(small - whole).max() <= 2
 
 
-def test_results_come_in_order_from_any_number_of_threads() -> None:
-    """`in_order` gives each item's result once, in order, and passes on the first error."""
-    for workers in (1, 2, 5):
-        assert list(images.in_order(lambda n: n * n, range(100), workers)) == [n * n for n in range(100)]
-    assert list(images.in_order(str, [], 2)) == []
-    with pytest.raises(ZeroDivisionError):
-        list(images.in_order(lambda n: 1 // (n - 50), range(100), 2))
-
-
-def test_a_stream_of_images_waits_for_its_reader() -> None:
-    """Only a window of items is worked on ahead of what is read, so memory does not grow."""
-    begun: list[int] = []
-    results = images.in_order(begun.append, range(1000), 2)
-    next(results)
-    results.close()  # type: ignore[attr-defined]
-    assert 1 <= len(begun) <= 9
-
-
 def test_any_name_will_do(tmp_path: Path) -> None:
     """A name with spaces, quotes, a newline and other letters is a name like any other."""
     path = saved(tmp_path / "plain.png", scene()).rename(tmp_path / 'a b, "c"\nñ 花.png')

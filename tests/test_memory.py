@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline.base import threads
 from pipeline.base.errors import UserError
 from pipeline.data import images
 from pipeline.data.images import Memory
@@ -25,18 +26,18 @@ MARGIN = 12_000_000  # bytes: strips, and what Python takes in between
 PEAKS = """
 import json, sys
 from pathlib import Path
+from pipeline.base import linux, threads
 from pipeline.data import images
-from pipeline import stage
 
 def status(field):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(field))
 
-def peak(folder, budget, threads):
+def peak(folder, budget, workers):
     memory, before = images.Memory(budget), status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the mark of the most starts anew
-    look = lambda path: images.judge(path, 1, 10**8, seen, memory)
-    verdicts = list(images.in_order(look, sorted(Path(folder).iterdir()), threads))
-    return status("VmHWM") - before, [verdict.pixels for verdict in verdicts]
+    look = lambda path: images.inspect_image(path, 1, 10**8, seen, memory)
+    infos = list(threads.ordered_map(look, sorted(Path(folder).iterdir()), workers))
+    return status("VmHWM") - before, [info.pixels for info in infos]
 
 def seen(image):
     return image.convert("L").resize((32, 32)).getpixel((0, 0))
@@ -69,7 +70,7 @@ def test_what_is_lent_is_never_more_than_there_is() -> None:
             with guard:
                 held[0] -= min(wanted, 100)
 
-    list(images.in_order(take, [30, 1, 1000, 60, 100, 45, 7] * 10, 8))
+    list(threads.ordered_map(take, [30, 1, 1000, 60, 100, 45, 7] * 10, 8))
     assert most == [100]
     assert set(alone) == {100}
 
@@ -132,15 +133,6 @@ def test_long_images_are_reckoned_with_their_lines(tmp_path: Path) -> None:
     """An image one pixel wide takes far more than its pixels do."""
     with Image.new("RGB", (1, 100_000)) as image:
         assert images._decoding(image, 0) > 5 * images.PIXEL * 100_000
-
-
-def test_results_that_wait_are_few_if_they_are_large() -> None:
-    """ImageStore of 1,024 pixels that wait for their turn take 256 MiB, however many threads make them."""
-    begun: list[int] = []
-    results = images.in_order(begun.append, range(1000), 64, result_bytes=2**26)
-    next(results)
-    results.close()  # type: ignore[attr-defined]
-    assert 1 <= len(begun) <= 6
 
 
 # ---- what is no image, and no file ----

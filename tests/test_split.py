@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline import split
-from pipeline.base import files
+from pipeline.base import files, threads
 from pipeline.base.errors import UserError
 from pipeline.config import params
-from pipeline.data import images
 from pipeline.data.images import ImageInfo
 from tests.conftest import change, on_cpu
 
@@ -642,13 +641,13 @@ def test_a_perceptual_hash_of_zero_is_a_hash() -> None:
 def test_the_progress_bar_is_called_as_the_stage_is(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looks at the terminal sees which stage moves."""
     titles: list[object] = []
-    in_order = images.in_order
+    ordered_map = threads.ordered_map
 
     def noted(work: Any, items: Any, workers: int, title: str = "", **others: Any) -> Any:
         titles.append(title)
-        return in_order(work, items, workers, title, **others)
+        return ordered_map(work, items, workers, title, **others)
 
-    monkeypatch.setattr(images, "in_order", noted)
+    monkeypatch.setattr(threads, "ordered_map", noted)
     do(small)
     assert titles == ["split"]
 

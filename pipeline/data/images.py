@@ -14,19 +14,15 @@ import io
 import stat
 import threading
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError
-from tqdm import tqdm
 
 from pipeline.base.errors import UserError
 
@@ -67,13 +63,9 @@ FILE = 3  # times its size
 HEADER = 2**26  # of what is no JPEG: the most that comments of a PNG take as text
 AT_ONCE = 2**20  # bytes of a file that are read in one go
 STRIP = 2**18  # pixels that are made RGB or hashed in one go
-WAITING = 2**28  # bytes of results that wait for their turn, of all threads
 NO_LIMIT = 2**62
 
 RGB = Image.Image  # a decoded image: upright, 8 bits, three channels
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -289,32 +281,6 @@ def _strips(image: Image.Image) -> Iterator[Image.Image]:
         return
     for top in range(0, image.height, lines):
         yield image.crop((0, top, image.width, min(top + lines, image.height)))
-
-
-def in_order(
-    work: Callable[[Item], Result],
-    items: Sequence[Item],
-    workers: int,
-    title: str = "images",
-    result_bytes: int = 0,
-) -> Iterator[Result]:
-    """`work` of each item, in the order of the items, done in threads, with a progress bar on a terminal.
-
-    Threads are enough (Pillow and hashlib release the interpreter's lock) and leave no orphans when the process is
-    killed. Only a window of a few items a worker is under way, so memory does not grow with their number; of fewer, if
-    results of `result_bytes` each would take more than WAITING.
-    """
-    pool, ahead = ThreadPoolExecutor(workers), iter(items)
-    under_way = max(1, min(4 * workers, WAITING // max(result_bytes, 1)))
-    try:
-        window: deque[Future[Result]] = deque(pool.submit(work, item) for item in islice(ahead, under_way))
-        with tqdm(total=len(items), desc=title, unit=" images", disable=None) as bar:
-            while window:
-                yield window.popleft().result()
-                window.extend(pool.submit(work, item) for item in islice(ahead, 1))
-                bar.update()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _reason(error: Exception) -> str:

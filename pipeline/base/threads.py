@@ -1,0 +1,41 @@
+"""Work in threads, whose results come in the order of the items."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import TypeVar
+
+from tqdm import tqdm
+
+RESULT_BYTES = 2**28  # the most bytes that finished results may take while they wait for the reader
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def ordered_map(
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    workers: int,
+    title: str = "images",
+    result_bytes: int = 0,
+) -> Iterator[Result]:
+    """`work(item)` for each item, in the order of the items, computed in `workers` threads.
+
+    On a terminal, a progress bar with this title counts images. Threads are enough: Pillow and hashlib release the
+    interpreter's lock. When the process is killed, no thread is left.
+    At most 4 items per worker are under way, so memory does not grow with the number of items. `result_bytes` is the
+    size of one result: if the results under way would take more than RESULT_BYTES, fewer items are under way.
+    """
+    pool, remaining = ThreadPoolExecutor(workers), iter(items)
+    under_way = max(1, min(4 * workers, RESULT_BYTES // max(result_bytes, 1)))
+    try:
+        window: deque[Future[Result]] = deque(pool.submit(work, item) for item in islice(remaining, under_way))
+        with tqdm(total=len(items), desc=title, unit=" images", disable=None) as bar:
+            while window:
+                yield window.popleft().result()
+                window.extend(pool.submit(work, item) for item in islice(remaining, 1))
+                bar.update()
+    finally:
+        pool.shutdown(cancel_futures=True)
