@@ -346,6 +346,9 @@ def test_no_pair_of_choices_is_left_open() -> None:
         ({"train__device": "cuda", "train__model": "vgg16"}, TWO_GPUS,
          "train.model: 'vgg16' × train.deterministic: true on a GPU: its adaptive_avg_pool2d has no deterministic "
          "backward pass; allowed: another model, or train.deterministic: false"),
+        ({"train__precision": "bf16", "train__crop": 16}, CPU_ONLY,
+         "train.precision: 'bf16' × train.crop: 16 on the CPU: convolutions of maps of one pixel are not the same "
+         "every time; allowed: fp32, a crop of at least 32, or train.deterministic: false"),
         ({"train__compile": True}, Machine(0, "missing", False),
          "train.compile: true needs a C++ compiler (found: none); allowed here: false, or install g++"),
         ({"train__cuda_graphs": True, "train__parallel": "ddp"}, CPU_ONLY,
