@@ -386,7 +386,7 @@ def save_checkpoint(
             "precision": learner.precision.state_dict(learner.optimizer),
             "optimizer": learner.optimizer.state_dict(),
             "ema": learner.ema.averages,
-            "counts": sums,
+            "totals": sums,
             "progress": asdict(progress),
             "hardware": runs.hardware(world, settings.threads),
         },

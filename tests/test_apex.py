@@ -184,7 +184,7 @@ def test_the_machine_tells_the_states_of_an_installation_apart(state: str, tmp_p
     for name in MODULES[state]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("raise AssertionError('to be looked at, not imported')")
-    code = "import sys; from pipeline import machine; print(machine._apex(), 'torch' in sys.modules)"
+    code = "import sys; from pipeline.config import machine; print(machine._apex(), 'torch' in sys.modules)"
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(PROJECT)])}
     said = subprocess.run(  # -S: whatever is installed beside is not seen
         [sys.executable, "-S", "-c", code], cwd=tmp_path, env=path, capture_output=True, text=True, check=True

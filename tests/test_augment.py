@@ -97,13 +97,13 @@ def test_a_training_crop_does_not_depend_on_its_neighbours_or_on_threads() -> No
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
 def test_mixed_images_and_targets_of_any_world_size_merge_to_the_same(size: int) -> None:
     """What the ranks make of their own images and their partners is, put together, what one process makes."""
-    images, draws, labels = random_images(12, 64), drawn(12, 64, 48), torch.arange(12) % 5
+    packed, draws, labels = random_images(12, 64), drawn(12, 64, 48), torch.arange(12) % 5
     for whole in mixes(12, 48):
-        one = augment.mixed(augment.training_crops(images, torch.arange(12), draws, 48), whole)
+        one = augment.mixed(augment.training_crops(packed, torch.arange(12), draws, 48), whole)
         made = []
         for rank in range(size):
             positions, mix = sampler.local(whole, range(rank, rank + 1), size)
-            cut = augment.training_crops(images, torch.from_numpy(positions), draws.at(positions), 48)
+            cut = augment.training_crops(packed, torch.from_numpy(positions), draws.at(positions), 48)
             made.append((augment.mixed(cut, mix), *augment.mixed_labels(labels[positions], mix, 5)))
         images, heavier, targets = (torch.cat(parts) for parts in zip(*made, strict=True))
         assert torch.equal(images, one)

@@ -263,7 +263,7 @@ def resumed(folder: Path) -> train.Progress:
     "changes",
     [
         {}, {"model": None}, {"model": 5}, {"model": {}}, {"optimizer": {}}, {"optimizer": [1]},
-        {"counts": torch.zeros(0)}, {"counts": "none"}, {"ema": [torch.zeros(1)]}, {"progress": {"step": "x"}},
+        {"totals": torch.zeros(0)}, {"totals": "none"}, {"ema": [torch.zeros(1)]}, {"progress": {"step": "x"}},
         {"progress": {"step": 1, "never": 1}}, {"hardware": {}}, {"hardware": 7}, {"added": 1},
     ],
     ids=str,
@@ -331,7 +331,7 @@ def test_a_damaged_provenance_is_named_by_verify(tmp_path: Path, content: str) -
     ("command", "path", "damage"),
     [
         ("prepare", "data/split.csv", text("a\0b")),
-        ("runs --clean", "data/packed/digest.json", emptied),
+        ("training.runs --clean", "data/packed/digest.json", emptied),
         ("predict params.yaml", "models/model.json", text("[]")),
         ("evaluate", "data/packed/images.npy", vast),
     ],
@@ -343,7 +343,7 @@ def test_a_command_ends_in_one_line(folder: Path, command: str, path: str, damag
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"{command.split(maxsplit=1)[0]}: {path}: ")
+    assert line.startswith(f"{command.split(maxsplit=1)[0].rpartition('.')[2]}: {path}: ")
     assert (folder / "runs/1").is_dir()
 
 

@@ -34,7 +34,7 @@ TRAINING = """
     from pipeline.engine.ema import Ema
     from pipeline.engine.loop import Batch, Totals, Recipe
     from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
-    folder, steps, shards, images = sys.argv[1], *map(int, sys.argv[2:5])
+    folder, steps, shards, count = sys.argv[1], *map(int, sys.argv[2:5])
     distributed.make_deterministic(1, True)
     world = distributed.from_env(os.environ, "cpu")
 
@@ -60,9 +60,9 @@ TRAINING = """
         def batches():
             for step in range(steps):
                 source = torch.Generator().manual_seed(step)
-                images = torch.randn(images, 3, 32, 32, generator=source)
-                labels = torch.randint(3, (images,), generator=source)
-                rows = torch.from_numpy(sampler.part(torch.arange(images).numpy(), world.share(parts), parts))
+                images = torch.randn(count, 3, 32, 32, generator=source)
+                labels = torch.randint(3, (count,), generator=source)
+                rows = torch.from_numpy(sampler.part(torch.arange(count).numpy(), world.share(parts), parts))
                 rate = 1e-3 if optimizer_name == "adamw" else 0.01
                 yield Batch(step, images[rows], labels[rows], labels[rows], rate, sampler.dropout_seed(0, step))
 
