@@ -22,13 +22,11 @@ from types import FrameType
 
 import psutil
 
-from pipeline.base import cache_repair, dvc_lock, files, integrity, linux
+from pipeline.base import cache_repair, dvc_lock, integrity, linux
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import params
 
 DVC = Path(".dvc")
-LOCK = Path("dvc.lock")
-KEPT = Path(".dvc/tmp/dvc.lock.whole")  # beside DVC's own working files: Git ignores it
 RWLOCK = Path(".dvc/tmp/rwlock")
 NOTHING_KEPT = {"--no-commit", "--dry", "--help", "-h"}  # with these DVC puts nothing into its cache, nor takes it out
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -55,15 +53,15 @@ def repair() -> list[str]:
     While another DVC works here nothing is touched: it may be writing these very files.
     """
     fault = _rwlock_fault()
-    broken_lock = LOCK.is_file() and not dvc_lock.is_whole(LOCK.read_text(encoding="utf-8", errors="replace"))
-    if not (fault or broken_lock) or dvc_lives(Path.cwd()):
+    cut = dvc_lock.is_cut()
+    if not (fault or cut) or dvc_lives(Path.cwd()):
         return []
     done = []
     if fault:
         RWLOCK.unlink(missing_ok=True)
         done.append(f"{RWLOCK} {fault}, and no DVC is running here: removed")
-    if broken_lock:
-        done.append(f"{LOCK} was cut by a killed DVC: {_restore()}")
+    if cut:
+        done.append(f"{dvc_lock.LOCK} was cut by a killed DVC: {dvc_lock.restore()}")
     return done
 
 
@@ -97,25 +95,6 @@ def _lives(pid: int, command: str, written: float) -> bool:
         return True
     except (psutil.Error, OSError, ValueError):
         return False
-
-
-def _restore() -> str:
-    """Bring back the last whole dvc.lock; says where from."""
-    if KEPT.is_file() and dvc_lock.is_whole(text := KEPT.read_text(encoding="utf-8", errors="replace")):
-        files.write_text(LOCK, text)
-        return "put back as it was before the last run"
-    shown = subprocess.run(["git", "show", f"HEAD:./{LOCK}"], capture_output=True, text=True, check=False)
-    if shown.returncode == 0 and dvc_lock.is_whole(shown.stdout):
-        files.write_text(LOCK, shown.stdout)
-        return "put back as it was last committed"
-    LOCK.unlink()
-    return "there is no earlier one, so it is removed; stages that had finished run again, or come from DVC's run cache"
-
-
-def keep() -> None:
-    """Keep a copy of dvc.lock, if it is whole, for a later repair."""
-    if LOCK.is_file() and dvc_lock.is_whole(text := LOCK.read_text(encoding="utf-8", errors="replace")):
-        files.write_text(KEPT, text)
 
 
 def run(arguments: list[str]) -> int:
@@ -156,13 +135,13 @@ def repro(arguments: list[str]) -> int:
     """`run`, with what a killed one left put right before; its exit status."""
     params.load()  # DVC itself would say less of a wrong choice
     say(repair())
-    keep()
+    dvc_lock.backup()
     if not (DVC.is_dir() and NOTHING_KEPT.isdisjoint(arguments)) or dvc_lives(Path.cwd()):
         return run(arguments)
     cache = integrity.cache_folder()
     say(cache_repair.look_after(cache))
     status = run(arguments)
-    keep()
+    dvc_lock.backup()
     if status == 0 and say(cache_repair.look_after(cache)):
         raise UserError("this was damaged while it ran: the disk or the memory may be failing; run again")
     return status

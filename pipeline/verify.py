@@ -39,7 +39,7 @@ def verify(only: str | None) -> bool:
 
     Raises UserError if this folder is not in a state to be verified, or if a stage fails in the clone.
     """
-    config, claims = params.load(), dvc_lock.read(Path("dvc.lock"))
+    config, claims = params.load(), dvc_lock.read()
     if only is not None and only not in claims:
         raise UserError(f"--stage: {only!r} is no stage of dvc.lock; allowed: {', '.join(claims)}")
     raise_if_any(uncommitted(claims))

@@ -19,8 +19,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline import repro, train, verify
-from pipeline.base import files
+from pipeline import train, verify
+from pipeline.base import dvc_lock, files
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.data import packed
@@ -361,7 +361,7 @@ def test_a_folder_or_a_file_in_the_wrong_place_is_named(tmp_path: Path) -> None:
 def test_a_damaged_copy_of_the_lock_is_not_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor is it a traceback: the next best is taken."""
     monkeypatch.chdir(tmp_path)
-    repro.KEPT.parent.mkdir(parents=True)
-    repro.KEPT.write_bytes(b"stages:\n  \xff: {}\n")
-    repro.LOCK.write_text("schema")
-    assert "there is no earlier one" in repro._restore()
+    dvc_lock.BACKUP.parent.mkdir(parents=True)
+    dvc_lock.BACKUP.write_bytes(b"stages:\n  \xff: {}\n")
+    dvc_lock.LOCK.write_text("schema")
+    assert "there is no earlier one" in dvc_lock.restore()

@@ -176,7 +176,7 @@ def test_without_a_copy_the_committed_lock_is_taken_and_without_that_none(projec
     subprocess.run(["git", "add", "dvc.lock"], check=True)
     identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
     subprocess.run(["git", *identity, "commit", "--quiet", "-m", "Lock"], check=True)
-    repro.KEPT.unlink()
+    dvc_lock.BACKUP.unlink()
     Path("dvc.lock").write_bytes(b"")
     assert repro.repair() == ["dvc.lock was cut by a killed DVC: put back as it was last committed"]
     assert Path("dvc.lock").read_bytes() == whole

@@ -203,6 +203,13 @@ def test_the_lock_names_no_address() -> None:
     assert text.count("--hash=sha256:") > 100
 
 
+def test_one_module_knows_where_dvc_lock_lies() -> None:
+    """`base/dvc_lock.py` defines the path of dvc.lock; no other module does."""
+    assert {name for name, path in MODULES.items() if 'Path("dvc.lock")' in path.read_text()} == {
+        "pipeline.base.dvc_lock"
+    }
+
+
 def test_every_direct_dependency_has_a_reason() -> None:
     """Each line of pyproject.toml's dependencies says what it is for."""
     text = (PROJECT / "pyproject.toml").read_text()

@@ -51,7 +51,7 @@ INSIDE = "PERENNIAL_POWER_CUTS"  # set in the mount namespace of its own
 SIZE = 2 * 10**9  # bytes of the disk
 # What a run left on the mounted disk, read anew: the hash of dvc.lock, and what is not as it says.
 LOOK = (
-    "from pipeline.base import dvc_lock, files, integrity; path = integrity.LOCK; "
+    "from pipeline.base import dvc_lock, files, integrity; path = dvc_lock.LOCK; "
     "print(files.sha256(path), *integrity.damaged(dvc_lock.read(path)))"
 )
 

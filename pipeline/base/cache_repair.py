@@ -35,7 +35,7 @@ def look_after(cache: Path) -> list[str]:
     All that was found right is synced, and then remembered.
     """
     memory = integrity.remembered()
-    claims = dvc_lock.read(integrity.LOCK) if integrity.LOCK.is_file() else {}
+    claims = dvc_lock.read() if dvc_lock.LOCK.is_file() else {}
     objects, entries = _objects(cache), _entries(cache)
     _announce(objects, memory)
     found, seen = integrity.look(

@@ -1,17 +1,25 @@
-"""What DVC's files say of the stages: dvc.lock, what each read and wrote, by hash; dvc.yaml, what each depends on."""
+"""Reads DVC's files: dvc.lock (what each stage read and wrote, by hash) and dvc.yaml (what each stage depends on).
 
+Also keeps a backup of dvc.lock, because DVC rewrites that file in place: a DVC that is killed leaves it cut.
+"""
+
+import subprocess
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from pipeline.base import files
 from pipeline.base.errors import UserError
 
-Hashes = dict[str, str]  # path → MD5; of a folder, that of its listing, with ".dir" behind it
+LOCK = Path("dvc.lock")
+BACKUP = Path(".dvc/tmp/dvc.lock.whole")  # beside DVC's own working files: Git ignores it
+
+Hashes = dict[str, str]  # path → MD5; for a folder: the MD5 of its listing, followed by ".dir"
 
 
-def read(path: Path) -> dict[str, dict[str, Hashes]]:
+def read(path: Path = LOCK) -> dict[str, dict[str, Hashes]]:
     """The `deps` and `outs` of every stage of a dvc.lock. Raises UserError if it is missing or cannot be understood."""
     try:
         stages = YAML(typ="safe", pure=True).load(path)["stages"]
@@ -40,10 +48,39 @@ def code(stage: str, path: Path = Path("dvc.yaml")) -> list[Path]:
     return sorted(file for dep in named for file in (dep.rglob("*.py") if dep.is_dir() else [dep]))
 
 
-def is_whole(text: str) -> bool:
-    """Whether the text of a dvc.lock was written to its end, or at least states nothing by halves.
+def backup() -> None:
+    """Copy dvc.lock to BACKUP, if it is whole."""
+    if LOCK.is_file() and is_whole(text := _text(LOCK)):
+        files.write_text(BACKUP, text)
 
-    Stages missing at the end are no fault: DVC runs them again.
+
+def is_cut() -> bool:
+    """Whether there is a dvc.lock, and a killed DVC left it incomplete."""
+    return LOCK.is_file() and not is_whole(_text(LOCK))
+
+
+def restore() -> str:
+    """Replace dvc.lock by BACKUP, or by the committed one, or remove it. Returns what was done, in words."""
+    if BACKUP.is_file() and is_whole(text := _text(BACKUP)):
+        files.write_text(LOCK, text)
+        return "put back as it was before the last run"
+    committed = subprocess.run(["git", "show", f"HEAD:./{LOCK}"], capture_output=True, text=True, check=False)
+    if committed.returncode == 0 and is_whole(committed.stdout):
+        files.write_text(LOCK, committed.stdout)
+        return "put back as it was last committed"
+    LOCK.unlink()
+    return "there is no earlier one, so it is removed; stages that had finished run again, or come from DVC's run cache"
+
+
+def _text(path: Path) -> str:
+    """The text of a file that may be damaged: bytes that are not UTF-8 are replaced."""
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def is_whole(text: str) -> bool:
+    """Whether every stage in the text of a dvc.lock is complete.
+
+    Stages may be missing at the end: DVC runs them again.
     """
     content = _table(text)
     if not isinstance(content.get("stages"), dict):

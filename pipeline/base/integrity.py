@@ -25,7 +25,6 @@ from pathlib import Path
 from pipeline.base import dvc_lock, files
 from pipeline.base.errors import UserError
 
-LOCK = Path("dvc.lock")
 MEMORY = Path(".dvc/tmp/hashed.json")  # beside DVC's own working files: Git ignores it
 IGNORE = Path(".dvcignore")
 UNDER_DVC = "DVC_STAGE"  # DVC sets it for the commands that it runs
@@ -248,12 +247,12 @@ def check(stage: str, paths: Mapping[str, str]) -> None:
 
     Only for a stage that DVC runs: what somebody makes by hand is in no lock.
     """
-    if UNDER_DVC not in os.environ or not LOCK.is_file():
+    if UNDER_DVC not in os.environ or not dvc_lock.LOCK.is_file():
         return
     folders = {Path(paths[key]).as_posix() for key in READ[stage]}
     outs = {
         path: md5
-        for maker, claim in dvc_lock.read(LOCK).items()
+        for maker, claim in dvc_lock.read().items()
         if maker != stage
         for path, md5 in claim["outs"].items()
         if path in folders or any(path.startswith(f"{folder}/") for folder in folders)

@@ -41,7 +41,6 @@ from pipeline.training import checkpoint
 ENVIRONMENT = Path("requirements/lock.txt")
 CHECKPOINT = "checkpoint.pt"
 PROVENANCE = "provenance.json"
-LOCK = Path("dvc.lock")
 
 
 def decisive(config: Params, packed_digest: str) -> dict[str, Any]:
@@ -143,9 +142,9 @@ class Finished:
 def recorded(folder: Path) -> bool:
     """Whether the run has finished, and dvc.lock holds its model. Raises UserError if one of the files is damaged."""
     described = folder / PROVENANCE
-    if not (described.exists() and LOCK.exists()):
+    if not (described.exists() and dvc_lock.LOCK.exists()):
         return False
-    outs = dvc_lock.read(LOCK).get("train", {}).get("outs", {})
+    outs = dvc_lock.read().get("train", {}).get("outs", {})
     return schema.json_of(described, Finished, f"it is worth nothing without: rm -r {folder}").model in outs.values()
 
 
