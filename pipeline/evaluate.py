@@ -22,7 +22,8 @@ from pipeline.base.errors import UserError
 from pipeline.config.params import Params
 from pipeline.data import packed
 from pipeline.data.packed import Packed
-from pipeline.engine import agreement, distributed, watchdog
+from pipeline.engine import agreement, determinism, distributed, rendezvous, watchdog
+from pipeline.engine.world import World
 from pipeline.evaluation import inference, metrics, mistakes
 from pipeline.loader import storage
 from pipeline.models import exported
@@ -130,11 +131,11 @@ def ready(config: Params) -> tuple[Packed, NDArray[np.int64], ExportedModel]:
 
 def run(config: Params) -> None:
     """Be one process of the evaluation."""
-    distributed.make_deterministic(config.train.threads, config.train.deterministic)
-    world = distributed.from_env(os.environ, config.train.device)
+    determinism.make_deterministic(config.train.threads, config.train.deterministic)
+    world = World.from_env(os.environ, config.train.device)
     with ExitStack() as held:
         held.enter_context(watchdog.launcher_roused(config.run.timeout_seconds))
-        met = distributed.connect_store(world, config.run.timeout_seconds)
+        met = rendezvous.connect_store(world, config.run.timeout_seconds)
         with agreement.agreed(met, world) as facts:
             data, rows, model = ready(config)
             # They are of one machine and one launcher, so they have the same files; its GPUs may be of different kinds.

@@ -25,7 +25,7 @@ from pipeline.base import files
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import machine, params
 from pipeline.data import images
-from pipeline.engine.distributed import World
+from pipeline.engine.world import World
 from pipeline.evaluation import inference
 from pipeline.loader.storage import ImageStore
 from pipeline.models import exported

@@ -28,14 +28,15 @@ from pipeline.base.errors import Stopped, UserError
 from pipeline.config.params import Params, Train
 from pipeline.data import packed
 from pipeline.data.packed import Packed
-from pipeline.engine import agreement, distributed, loop, stopping, watchdog
+from pipeline.engine import agreement, determinism, distributed, loop, rendezvous, stopping, watchdog
 from pipeline.engine.agreement import Facts
 from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS, SYNC_BNS
-from pipeline.engine.distributed import Store, World
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Recipe, Totals
 from pipeline.engine.precision import Precision
+from pipeline.engine.rendezvous import Store
 from pipeline.engine.stopping import Stopping
+from pipeline.engine.world import World
 from pipeline.evaluation import inference
 from pipeline.loader import augment, sampler, storage
 from pipeline.loader.sampler import AugmentParams, Mix
@@ -354,7 +355,7 @@ def explain_torch_errors(settings: Train) -> Iterator[None]:
             f"raise train.batch_size or train.crop, or lower run.processes or train.accumulation_steps"
         ) from None
     except RuntimeError as error:
-        if operator := distributed.nondeterministic_operator(error):
+        if operator := determinism.nondeterministic_operator(error):
             raise UserError(
                 f"train.deterministic: true × train.model: {settings.model!r}: {operator} has no deterministic version "
                 f"on train.device: {settings.device!r}; allowed: false (the bytes are then not promised), another model"
@@ -507,9 +508,9 @@ def ready(config: Params, world: World, facts: Facts) -> tuple[Packed, Path]:
 def run(config: Params) -> None:
     """Be one process of the training."""
     started, settings = time.monotonic(), config.train
-    distributed.make_deterministic(settings.threads, settings.deterministic)
-    world = distributed.from_env(os.environ, settings.device)
-    met = distributed.connect_store(world, config.run.timeout_seconds)
+    determinism.make_deterministic(settings.threads, settings.deterministic)
+    world = World.from_env(os.environ, settings.device)
+    met = rendezvous.connect_store(world, config.run.timeout_seconds)
     with ExitStack() as held:
         held.enter_context(watchdog.launcher_roused(config.run.timeout_seconds))
         held.enter_context(explain_torch_errors(settings))

@@ -17,7 +17,7 @@ from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.engine import agreement, environment
 from pipeline.engine.agreement import Facts
-from pipeline.engine.distributed import World
+from pipeline.engine.world import World
 from pipeline.training import runs
 from tests.conftest import change, read_params, write_params
 from tests.test_nodes import TRAIN, nodes, start

@@ -29,10 +29,10 @@ from torch.optim import Optimizer
 
 from pipeline.engine import loop
 from pipeline.engine.choices import PARALLELS, PRECISIONS, SYNC_BNS
-from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
 from pipeline.engine.parallel import accumulating
 from pipeline.engine.precision import Precision
+from pipeline.engine.world import World
 from tests.conftest import PROJECT
 
 APEX_SRC = os.environ.get("APEX_SRC", "")

@@ -24,8 +24,8 @@ from pipeline.base import dvc_lock, files
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.data import packed
-from pipeline.engine.distributed import World
 from pipeline.engine.loop import Totals
+from pipeline.engine.world import World
 from pipeline.loader import augment
 from pipeline.models import exported, network, pretrained
 from pipeline.models.exported import View

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config import params
-from pipeline.engine import distributed, elastic
+from pipeline.engine import elastic
+from pipeline.engine.world import share
 from pipeline.training import runs
 from tests.conftest import change, read_params, write_params
 from tests.test_interruption import ranks, start, wait_for
@@ -30,13 +31,14 @@ TRAINING = """
     from torch import nn
     from pipeline.models import network
     from pipeline.loader import sampler
-    from pipeline.engine import loop, distributed
+    from pipeline.engine import determinism, distributed, loop
     from pipeline.engine.ema import Ema
     from pipeline.engine.loop import Batch, Totals, Recipe
     from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
+    from pipeline.engine.world import World
     folder, steps, shards, count = sys.argv[1], *map(int, sys.argv[2:5])
-    distributed.make_deterministic(1, True)
-    world = distributed.from_env(os.environ, "cpu")
+    determinism.make_deterministic(1, True)
+    world = World.from_env(os.environ, "cpu")
 
     def digest(tensors):
         found = hashlib.sha256()
@@ -132,7 +134,7 @@ def test_the_tree_does_not_depend_on_who_adds(shards: int, data: st.DataObject) 
     alone = elastic.root(grown(range(shards)))
     together: list[elastic.Subtree] = []
     for rank in range(size):
-        mine = distributed.share(shards, rank, size)
+        mine = share(shards, rank, size)
         trees = grown(mine)
         assert [(tree.first, tree.size) for tree in trees] == elastic.subtrees(mine)
         for tree in trees:

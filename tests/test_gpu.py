@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 
 from pipeline.config import machine, params
-from pipeline.engine.distributed import World
 from pipeline.engine.environment import required_variables
+from pipeline.engine.world import World
 from tests.conftest import PROJECT
 from tests.gpu import conftest, ranks, report
 from tests.gpu.training import NATIVE, Figures

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline.engine import distributed
+from pipeline.engine import rendezvous
 from tests.helpers import starts
 from tests.test_train import launch, outputs, small_world
 
@@ -171,7 +171,7 @@ def test_slurms_variables_tell_a_process_its_place(one_node: dict[str, str], tmp
 )  # fmt: skip
 def test_the_first_host_of_a_node_list(nodelist: str, first: str) -> None:
     """Names, lists and ranges, as Slurm writes them."""
-    assert distributed.first_host(nodelist) == first
+    assert rendezvous.first_host(nodelist) == first
 
 
 def test_the_interface_that_processes_talk_over_is_passed_on(one_node: dict[str, str], tmp_path: Path) -> None:

@@ -22,11 +22,11 @@ from pipeline.config.params import Params
 from pipeline.data import packed
 from pipeline.engine import loop
 from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
-from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Recipe, Totals
 from pipeline.engine.precision import allow_tf32
 from pipeline.engine.stopping import Stopping, watching
+from pipeline.engine.world import World
 from pipeline.evaluation import inference
 from pipeline.loader import sampler, storage
 from pipeline.models import exported, network
@@ -160,12 +160,13 @@ ACCUMULATING = """
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from pipeline.models import network
     from pipeline.loader import sampler
-    from pipeline.engine import loop, distributed
+    from pipeline.engine import determinism, distributed, loop
     from pipeline.engine.ema import Ema
     from pipeline.engine.loop import Batch, Totals, Recipe
     from pipeline.engine.choices import PARALLELS, PRECISIONS
-    distributed.make_deterministic(1, True)
-    world = distributed.from_env(os.environ, "cpu")
+    from pipeline.engine.world import World
+    determinism.make_deterministic(1, True)
+    world = World.from_env(os.environ, "cpu")
     images, labels = torch.randn(48, 3, 12, 12, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 3
     exchanges = 0
     def counted(group, bucket):

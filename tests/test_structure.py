@@ -81,7 +81,7 @@ def test_a_library_has_an_owner(module: str) -> None:
         library = name.split(".")[0]
         assert here in OWNERS.get(library, {here}), f"{here} imports {library}"
         if name.startswith("torch.distributed"):
-            assert here in {"engine.distributed", "launch"}, f"{here} imports torch.distributed"
+            assert here in {"engine.rendezvous", "engine.distributed", "launch"}, f"{here} imports torch.distributed"
 
 
 def test_apex_is_asked_for_in_one_place() -> None:

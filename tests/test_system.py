@@ -15,7 +15,7 @@ import torch
 from pipeline.base import errors, files
 from pipeline.base.errors import Stopped, UserError
 from pipeline.config import params
-from pipeline.engine.distributed import World
+from pipeline.engine.world import World
 from pipeline.training import runs
 from tests.conftest import PROJECT, read_params
 

@@ -161,14 +161,15 @@ GRADIENTS = """
     import os, sys
     import torch
     from torch import nn
-    from pipeline.engine import loop, distributed
+    from pipeline.engine import determinism, distributed, loop
     from pipeline.engine.loop import Batch, Totals, Recipe
     from pipeline.engine.ema import Ema
     from pipeline.engine.choices import PARALLELS, PRECISIONS
+    from pipeline.engine.world import World
     from pipeline.models import network
     from pipeline.loader import sampler
-    distributed.make_deterministic(1, True)
-    world = distributed.from_env(os.environ, "cpu")
+    determinism.make_deterministic(1, True)
+    world = World.from_env(os.environ, "cpu")
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3))
     images, labels = torch.randn(48, 3, 12, 12), torch.randint(3, (48,))
@@ -212,10 +213,11 @@ BROKEN = """
     import torch
     from pipeline.config import params
     from pipeline import train
-    from pipeline.engine import distributed
+    from pipeline.engine import determinism, distributed
     from pipeline.engine.loop import Totals
+    from pipeline.engine.world import World
     from pipeline.base.errors import UserError
-    world = distributed.from_env(os.environ, "cpu")
+    world = World.from_env(os.environ, "cpu")
     with distributed.join(world, 60):
         totals = Totals.zero(world.device, 2)
         train.check_losses_finite(totals, params.load().train)

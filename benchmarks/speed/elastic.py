@@ -27,11 +27,11 @@ from torch import nn
 from benchmarks.harness.measuring import RESULTS, machine
 from benchmarks.harness.workspace import call, copy_project, set_params
 from pipeline.base import files
-from pipeline.engine import distributed, elastic, loop
+from pipeline.engine import determinism, distributed, elastic, loop
 from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
-from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Recipe, Totals
+from pipeline.engine.world import World, share
 from pipeline.loader import sampler
 from pipeline.models import network
 
@@ -101,7 +101,7 @@ def hashes() -> Iterator[dict[str, Any]]:
 def moved(processes: int, shards: int) -> dict[str, float]:
     """Bytes that the busiest process sends in a step, as a multiple of the gradients' bytes; a ring's beside it."""
     others = (processes - 1) / processes
-    most = max(len(elastic.subtrees(distributed.share(shards, rank, processes))) for rank in range(processes))
+    most = max(len(elastic.subtrees(share(shards, rank, processes))) for rank in range(processes))
     return {"elastic": most * others + others, "ring": 2 * others}
 
 
@@ -135,8 +135,8 @@ def timed(steps: Iterator[None], count: int, world: World) -> float:
 
 def race(batch: int, side: int, precision: str, rounds: int, count: int) -> None:
     """One process of a race between the two, which take turns; the first prints the seconds as JSON."""
-    distributed.make_deterministic(1, True)
-    world = distributed.from_env(os.environ, "cuda" if torch.cuda.is_available() else "cpu")
+    determinism.make_deterministic(1, True)
+    world = World.from_env(os.environ, "cuda" if torch.cuda.is_available() else "cpu")
     with distributed.join(world, 600):
         runners = {name: steps_of(name, world, batch, side, precision) for name in ("ddp", "elastic")}
         for steps in runners.values():

@@ -18,13 +18,13 @@ from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import packed
 from pipeline.data.packed import Packed
-from pipeline.engine import distributed, loop
+from pipeline.engine import determinism, distributed, loop
 from pipeline.engine.choices import PARALLELS, PRECISIONS
-from pipeline.engine.distributed import World
 from pipeline.engine.loop import Batch, Recipe, Totals
 from pipeline.engine.parallel import ParallelModel
 from pipeline.engine.precision import Precision
 from pipeline.engine.stopping import Stopping
+from pipeline.engine.world import World
 from pipeline.loader import storage
 from pipeline.loader.storage import ImageStore
 
@@ -94,8 +94,8 @@ def ready(folder: Path, **settings: Any) -> Iterator[Ready]:
     os.chdir(folder)
     linux.keep_freed_memory()  # as stage.main does
     config = changed(params.load(), settings)
-    distributed.make_deterministic(config.train.threads, config.train.deterministic)
-    world = distributed.from_env(os.environ, config.train.device)
+    determinism.make_deterministic(config.train.threads, config.train.deterministic)
+    world = World.from_env(os.environ, config.train.device)
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
     image_store, _ = storage.reside(data.images, config.run.residency, world.device, 1)
     with distributed.join(world, 600):

@@ -46,7 +46,8 @@ def worker(device: str, form: Form, case: Case) -> None:
     import torch
 
     from benchmarks.speed import ours
-    from pipeline.engine import distributed
+    from pipeline.engine import determinism
+    from pipeline.engine.world import World
 
     linux.keep_freed_memory()  # as stage.main does
     precision, optimizer = case
@@ -55,8 +56,8 @@ def worker(device: str, form: Form, case: Case) -> None:
         "precision": precision, "optimizer": optimizer, "epochs": 1000,
     }  # fmt: skip
     config = ours.changed(params.load(), settings)
-    distributed.make_deterministic(config.train.threads, config.train.deterministic)
-    world = distributed.from_env({}, config.train.device)
+    determinism.make_deterministic(config.train.threads, config.train.deterministic)
+    world = World.from_env({}, config.train.device)
     ready = ours.Ready.of_noise(config, world, form.batch, form.side)
     trainer = ours.Trainer.of(ready)
     steps = trainer.steps(ours.resident(next(ready.batches(trainer.recipe.precision))))

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from pipeline.base.errors import UserError, describe_system_error
-from pipeline.engine import distributed
-from pipeline.engine.distributed import Store, World
+from pipeline.engine import rendezvous
+from pipeline.engine.rendezvous import Store
+from pipeline.engine.world import World
 
 Facts = dict[str, dict[str, Any]]  # name -> value (of JSON), by what is to be done where they differ
 NOT_SET = "not set"
@@ -40,7 +41,7 @@ def agreed(store: Store, world: World) -> Iterator[Facts]:
 
     def tell(fault: str) -> list[dict[str, Any]]:
         mine = {"host": os.uname().nodename, "fault": fault, "facts": facts}
-        return [json.loads(text) for text in distributed.gather_messages(store, world, "agreement", json.dumps(mine))]
+        return [json.loads(text) for text in rendezvous.gather_messages(store, world, "agreement", json.dumps(mine))]
 
     try:
         yield facts

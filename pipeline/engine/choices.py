@@ -12,9 +12,9 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pipeline.engine import parallel
-from pipeline.engine.distributed import World
 from pipeline.engine.parallel import ParallelModel
 from pipeline.engine.precision import Native, Precision
+from pipeline.engine.world import World
 
 Groups = list[dict[str, Any]]  # of parameters, as torch's optimizers take them
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.engine import distributed
-from pipeline.engine.distributed import World
+from pipeline.engine.world import World, share
 
 BUCKET_BYTES = 25 << 20  # of gradients, as in torch's DistributedDataParallel
 
@@ -71,7 +71,7 @@ class Sum:
 
     def __init__(self, world: World, shards: int) -> None:
         self._shards, self._last = shards, world.share(shards)[-1]
-        self._plan = [subtrees(distributed.share(shards, rank, world.size)) for rank in range(world.size)]
+        self._plan = [subtrees(share(shards, rank, world.size)) for rank in range(world.size)]
         self._trees: list[Subtree] = []
         self._swapped: Callable[[], Tensor] = torch.Tensor
 

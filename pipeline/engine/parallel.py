@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from pipeline.engine.distributed import World
 from pipeline.engine.elastic import Elastic
+from pipeline.engine.world import World
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pipeline.base.errors import UserError
-from pipeline.engine import distributed, watchdog
-from pipeline.engine.distributed import Store, World
+from pipeline.engine import distributed, rendezvous, watchdog
+from pipeline.engine.rendezvous import Store
+from pipeline.engine.world import World
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 GRACE_SECONDS = 25  # from the wish to stop to the end, whatever hangs; torchrun kills after 30
@@ -56,7 +57,7 @@ class Stopping:
 
     def _meet(self) -> list[tuple[str, int]]:
         """The host and the process id of every process, by rank."""
-        said = distributed.gather_messages(self._store, self._world, "process", f"{os.uname().nodename} {os.getpid()}")
+        said = rendezvous.gather_messages(self._store, self._world, "process", f"{os.uname().nodename} {os.getpid()}")
         return [(host, int(pid)) for host, pid in (line.rsplit(" ", 1) for line in said)]
 
     @property
@@ -106,7 +107,7 @@ class Stopping:
         self._asking = True
         time.sleep(3)
         absent = sorted({*range(self._world.size)} - self._present - {self._world.rank})
-        said = distributed.first_line(error)
+        said = rendezvous.first_line(error)
         for rank in [0] if self._talking > LOOKS else absent:
             self._leave(rank, f"was silent ({said})")
         self._leaving.acquire()

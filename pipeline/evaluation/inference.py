@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from pipeline.base.errors import UserError
 from pipeline.engine import distributed, loop
 from pipeline.engine.choices import PRECISIONS
-from pipeline.engine.distributed import World
 from pipeline.engine.precision import Precision, allow_tf32
+from pipeline.engine.world import World
 from pipeline.loader import augment, sampler, storage
 from pipeline.loader.storage import ImageStore
 from pipeline.models.exported import ExportedModel, View

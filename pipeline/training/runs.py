@@ -35,7 +35,7 @@ from pipeline.config.params import Params
 from pipeline.data import packed
 from pipeline.engine import environment
 from pipeline.engine.agreement import Facts
-from pipeline.engine.distributed import World
+from pipeline.engine.world import World
 from pipeline.training import checkpoint
 
 ENVIRONMENT = Path("requirements/lock.txt")

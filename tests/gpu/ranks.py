@@ -23,8 +23,8 @@ import torch.distributed as dist
 
 from pipeline.base import files
 from pipeline.config import machine, validity
-from pipeline.engine.distributed import World
 from pipeline.engine.environment import required_variables
+from pipeline.engine.world import World
 from tests.gpu.training import begin
 from tests.helpers import starts
 

@@ -11,7 +11,7 @@ import torch
 from benchmarks.harness import measuring
 from pipeline.base import files
 from pipeline.config import machine
-from pipeline.engine.distributed import World
+from pipeline.engine.world import World
 from pipeline.training import runs
 from tests.gpu.ranks import Result
 

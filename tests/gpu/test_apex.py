@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pipeline.engine import loop
-from pipeline.engine.distributed import World
+from pipeline.engine.world import World
 from tests.gpu.training import (
     Figures,
     batches,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pipeline.engine import distributed
-from pipeline.engine.distributed import World
+from pipeline.engine import determinism
+from pipeline.engine.world import World
 from pipeline.loader import augment
 from tests.gpu.training import Figures
 from tests.test_augment import drawn, mixes
@@ -16,7 +16,7 @@ def test_a_gpu_makes_the_same_bits(world: World) -> Figures:
     """Cropped, jittered, erased and mixed on the GPU and on the CPU: the same bits, and the same targets."""
     images, draws, labels = random_images(12, 256), drawn(12, 256, 224), torch.arange(12) % 5
     for deterministic in (True, False):
-        distributed.make_deterministic(1, deterministic)
+        determinism.make_deterministic(1, deterministic)
         for mix in mixes(12, 224):
             made = []
             for device in (torch.device("cpu"), world.device):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipeline.engine import distributed, loop
 from pipeline.engine.choices import PARALLELS, SYNC_BNS
-from pipeline.engine.distributed import World
+from pipeline.engine.world import World
 from tests.gpu.training import (
     HALF,
     NATIVE,

@@ -9,7 +9,7 @@ from torch import nn
 
 from pipeline.engine import loop
 from pipeline.engine.choices import PRECISIONS
-from pipeline.engine.distributed import World
+from pipeline.engine.world import World
 from tests.gpu.training import (
     HALF,
     NATIVE,

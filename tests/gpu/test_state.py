@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from pipeline.engine import loop
-from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
+from pipeline.engine.world import World
 from tests.gpu.training import NATIVE, Figures, batches, begin, distance, setup, state_digest, train
 
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from pipeline.config import params
 from pipeline.engine import loop
-from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
+from pipeline.engine.world import World
 from pipeline.loader.storage import ImageStore
 from tests.gpu.training import NATIVE, Figures, setup
 

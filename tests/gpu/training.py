@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchvision.models.resnet import BasicBlock
 
-from pipeline.engine import distributed, loop
+from pipeline.engine import determinism, loop
 from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
-from pipeline.engine.distributed import World
 from pipeline.engine.ema import Ema
 from pipeline.engine.parallel import ParallelModel, accumulating
 from pipeline.engine.precision import Precision
+from pipeline.engine.world import World
 
 Figures = dict[str, float | str | bool]
 NATIVE = ("fp32", "tf32", "bf16", "fp16")
@@ -25,7 +25,7 @@ HALF = ("fp16", "O1", "O2", "O3")
 
 def begin(world: World) -> None:
     """Pin what decides bits, as train.py does."""
-    distributed.make_deterministic(1, True)
+    determinism.make_deterministic(1, True)
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
 

@@ -1,0 +1,83 @@
+"""Where the processes of a run meet, and the messages they exchange before they can exchange tensors."""
+
+import os
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from pipeline.base.errors import UserError
+from pipeline.engine.world import World, launched
+
+Store = dist.Store
+
+
+def address(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The host of rank 0, and the URL that torch calls the init method.
+
+    torchrun and `spawn` set them. Under Slurm they follow from the job.
+    """
+    if "MASTER_ADDR" in environ:
+        return environ["MASTER_ADDR"], "env://"
+    host = first_host(environ["SLURM_STEP_NODELIST"])
+    job, step = int(environ["SLURM_JOB_ID"]), int(environ["SLURM_STEP_ID"])
+    # One port for every step of every job, below the ports that the system assigns.
+    return host, f"tcp://{host}:{15000 + (job * 31 + step) % 15000}"
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of a Slurm node list such as `a,b`, `gpu[07-09,12],cpu1` or `rack[1-2]n[3-4]`.
+
+    Raises ValueError for any other text. [Slurm, hostlist expressions]
+    """
+    first = re.match(r"(?:[^,\[\]]|\[[^\[\]]+\])+", nodelist)
+    if first is None:
+        raise ValueError(f"SLURM_STEP_NODELIST: {nodelist!r} is not a list of hosts")
+    return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0])
+
+
+def connect_store(world: World, timeout_seconds: int) -> Store:
+    """A store of small values that all processes see.
+
+    Raises UserError if not all processes connect in time.
+    """
+    if not launched(os.environ):
+        return dist.HashStore()
+    _, method = address(os.environ)
+    timeout = timedelta(seconds=timeout_seconds)
+    try:
+        store: Store = next(iter(dist.rendezvous(method, world.rank, world.size, timeout=timeout)))[0]
+        return store
+    except dist.DistError as error:
+        raise UserError(
+            f"run.timeout_seconds: {timeout_seconds}: process {world.rank} of {world.size} did not meet the others in "
+            f"this time ({first_line(error)}); see their messages"
+        ) from None
+
+
+def gather_messages(store: Store, world: World, name: str, text: str) -> list[str]:
+    """The text of every process under a name, by rank. Raises UserError naming a process that sends none in time."""
+    store.set(f"{name}/{world.rank}", text)
+    messages = [_receive(store, world, f"{name}/{rank}", rank) for rank in range(world.size)]
+    store.set(f"{name}/read/{world.rank}", "")
+    if world.is_main:  # the store may live in this process, so it is the last to leave
+        for rank in range(world.size):
+            _receive(store, world, f"{name}/read/{rank}", rank)
+    return messages
+
+
+def _receive(store: Store, world: World, key: str, rank: int) -> str:
+    """The text of process `rank` under a key. Raises UserError if there is none in time."""
+    try:
+        return str(store.get(key).decode())
+    except dist.DistError as error:
+        raise UserError(
+            f"process {rank} of {world.size} sent no message within run.timeout_seconds, or its store is gone "
+            f"({first_line(error)}); see its own messages"
+        ) from None
+
+
+def first_line(error: Exception) -> str:
+    """The message of an error of torch, without the C++ frames that follow it."""
+    return str(error).partition("\n")[0]

@@ -1,0 +1,62 @@
+"""The rank of this process and the world size, from the variables that the launcher sets."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+DeviceKind = Literal["cuda", "cpu"]
+
+# The variables with a process's rank, local rank and world size. torchrun comes first: it may run inside a Slurm job.
+# SLURM_STEP_NUM_TASKS is set only in processes that srun started.
+LAUNCHER_VARIABLES = (
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+)
+
+
+@dataclass(frozen=True)
+class World:
+    """The rank of this process, its rank on this machine, the world size, and its device."""
+
+    rank: int
+    local_rank: int
+    size: int
+    device: torch.device
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str], device: DeviceKind) -> "World":
+        """The world that torchrun, `spawn` or srun describes in the environment; a single process without a launcher.
+
+        `spawn` sets the same variables as torchrun.
+        """
+        names = _variables(environ)
+        rank, local_rank, size = (int(environ[name]) for name in names) if names else (0, 0, 1)
+        return cls(
+            rank, local_rank, size, torch.device("cuda", local_rank) if device == "cuda" else torch.device("cpu")
+        )
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process logs and writes files: rank 0 does."""
+        return self.rank == 0
+
+    def share(self, count: int) -> range:
+        """Which of `count` things, such as microbatches, this process works on."""
+        return share(count, self.rank, self.size)
+
+
+def share(count: int, rank: int, size: int) -> range:
+    """Which of `count` things process `rank` of `size` works on: consecutive ones. Shares differ by one at most."""
+    return range(count * rank // size, count * (rank + 1) // size)
+
+
+def launched(environ: Mapping[str, str]) -> bool:
+    """Whether a launcher started this process."""
+    return bool(_variables(environ))
+
+
+def _variables(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of the launcher's variables that are set; empty without a launcher."""
+    return next((names for names in LAUNCHER_VARIABLES if all(name in environ for name in names)), ())
