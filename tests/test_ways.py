@@ -246,7 +246,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "train__sync_bn": SYNC_BN, "train__memory_format": MEMORY_FORMAT, "train__compile": (False, True),
     "train__gradient_checkpointing": (False, True), "train__freeze_backbone": (False, True),
     "train__optimizer": tuple(OPTIMIZERS), "train__export": ("last", "best", "ema"), "train__ema_decay": (0.9, 0.0),
-    "train__accumulation_steps": (1, 2), "train__schedule": ("constant", "cosine", "step"),
+    "train__accumulation_steps": (1, 2), "train__schedule": get_args(Train.model_fields["schedule"].annotation),
     "train__clip_norm": (0.0, 1.0), "train__mixup": (0.0, 0.2), "train__cutmix": (0.0, 1.0),
     "run__launcher": get_args(params.Launcher), "run__processes": (2, 1), "run__nodes": (1, 2),
 }  # fmt: skip
