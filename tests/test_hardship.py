@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import kill_sweep
+from benchmarks.faults import plan
+from benchmarks.faults.watched_run import left_in
 from benchmarks.harness import workspace
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers import starts
@@ -101,7 +102,7 @@ def test_a_killed_stage_ends_with_the_same_bytes(
         if started.poll() is None:
             os.killpg(started.pid, signal.SIGKILL)
         started.wait()
-        assert kill_sweep.left_in(folder) == []
+        assert left_in(folder) == []
         left = {path: digest for path, digest in outputs(folder).items() if "/." not in path}
         assert left.items() <= expected.items()
     again = run(folder, stage)
@@ -206,7 +207,7 @@ def test_a_user_without_a_name_and_a_home_runs_the_pipeline(tmp_path: Path, monk
     folder = tmp_path / "w"
     folder.mkdir()
     monkeypatch.chdir(PROJECT)
-    workspace.copy_project(folder, kill_sweep.PARAMS)
+    workspace.copy_project(folder, plan.PARAMS)
     for path in [tmp_path, *tmp_path.rglob("*")]:
         os.chown(path, 12345, 12345, follow_symlinks=False)
     site = str(tmp_path / "site")

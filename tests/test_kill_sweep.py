@@ -14,7 +14,8 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
-from benchmarks.faults import kill_sweep
+from benchmarks.faults import kill_sweep, plan
+from benchmarks.faults.watched_run import working_in
 from pipeline import repro
 from pipeline.base import dvc_lock
 from tests.conftest import PROJECT
@@ -95,21 +96,21 @@ def test_killed_at_seeded_moments_it_goes_on_to_the_same_lock() -> None:
     assert not [trial for trial in done if trial.broken]
 
 
-def test_a_sweep_strikes_every_moment_of_every_stage_twice() -> None:
+def test_a_sweep_interrupts_every_moment_of_every_stage_twice() -> None:
     """The plan is a function of its seed; all signals and targets occur."""
-    planned = kill_sweep.plan(100, seed=0)
-    assert len(planned) == 100
-    assert planned == kill_sweep.plan(100, seed=0) != kill_sweep.plan(100, seed=1)
-    places = Counter((strike.stage, strike.moment) for strike in planned)
-    assert set(places) == {*kill_sweep.TRAIN, *kill_sweep.OTHERS}
-    assert min(places.values()) >= 2
-    assert {strike.signal for strike in planned} == set(kill_sweep.SIGNALS)
-    assert {strike.target for strike in planned} == {"rank", "launcher", "dvc", "group", "repro"}
-    assert all(strike.target in kill_sweep.targets(strike.stage, strike.moment) for strike in planned)
+    faults = plan.plan(100, seed=0)
+    assert len(faults) == 100
+    assert faults == plan.plan(100, seed=0) != plan.plan(100, seed=1)
+    moments = Counter((fault.stage, fault.moment) for fault in faults)
+    assert set(moments) == {*plan.TRAIN, *plan.OTHERS}
+    assert min(moments.values()) >= 2
+    assert {fault.signal for fault in faults} == set(plan.SIGNALS)
+    assert {fault.target for fault in faults} == {"rank", "launcher", "dvc", "group", "repro"}
+    assert all(fault.target in plan.targets(fault.stage, fault.moment) for fault in faults)
 
 
 def test_the_benchmarks_are_listed() -> None:
-    """`python -m benchmarks` names each with the first line of what it says of itself."""
+    """`python -m benchmarks` names each with the first line of its docstring."""
     command = [sys.executable, "-m", "benchmarks"]
     listed = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout
     assert "python -m benchmarks kill_sweep" in listed
@@ -302,7 +303,7 @@ def test_a_signal_reaches_the_stage_and_it_ends_last(project: Path, number: sign
     started.send_signal(number)
     assert started.wait() != 0
     assert Path("saved").exists()
-    assert kill_sweep.working_in(project) == [psutil.Process(os.getpid())]
+    assert working_in(project) == [psutil.Process(os.getpid())]
     assert not Path("dvc.lock").exists()
     Path("go").write_text("go")
     assert run().returncode == 0
@@ -313,7 +314,7 @@ def test_killed_itself_it_takes_dvc_and_the_stage_along(project: Path) -> None:
     started = begin()
     started.kill()
     started.wait()
-    while kill_sweep.working_in(project) != [psutil.Process(os.getpid())]:
+    while working_in(project) != [psutil.Process(os.getpid())]:
         time.sleep(0.05)
     assert Path("saved").read_text() == str(int(signal.SIGTERM))
     assert not Path("dvc.lock").exists()

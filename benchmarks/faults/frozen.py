@@ -32,7 +32,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.faults.kill_sweep import PARAMS, left_in
+from benchmarks.faults.plan import PARAMS
+from benchmarks.faults.watched_run import left_in
 from benchmarks.harness.measuring import machine
 from benchmarks.harness.workspace import Changes, call, environment, must, prepared, set_params
 from pipeline.base import files

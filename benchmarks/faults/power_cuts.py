@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks.harness.measuring import machine
 from benchmarks.harness.workspace import call, copy_project, environment
-from pipeline.base import files
+from pipeline.base import dvc_lock, files, integrity
 
 PARAMS: dict[str, dict[str, Any]] = {
     "data": {"source": "synthetic", "synthetic": {"count": 50, "size": 40, "seed": 0}},
@@ -49,11 +49,7 @@ AFTER = (0.0, 1.0, 3.0, 8.0)  # seconds after the end of a run
 MOST_REPROS = 4
 INSIDE = "PERENNIAL_POWER_CUTS"  # set in the mount namespace of its own
 SIZE = 2 * 10**9  # bytes of the disk
-# What a run left on the mounted disk, read anew: the hash of dvc.lock, and what is not as it says.
-LOOK = (
-    "from pipeline.base import dvc_lock, files, integrity; path = dvc_lock.LOCK; "
-    "print(files.sha256(path), *integrity.damaged(dvc_lock.read(path)))"
-)
+LOOK = "from benchmarks.faults import power_cuts; print(power_cuts.look())"  # for a new process in the project
 
 
 @dataclass(frozen=True)
@@ -94,6 +90,12 @@ def why_not() -> str:
 
 def must(*command: str | Path) -> None:
     subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
+
+
+def look() -> str:
+    """What a run left in the current folder: the hash of dvc.lock, and each damaged file or cache object."""
+    damaged = integrity.damaged(dvc_lock.read(dvc_lock.LOCK))
+    return " ".join([files.sha256(dvc_lock.LOCK), *damaged])
 
 
 class Disk:
