@@ -13,7 +13,7 @@ from pipeline import stage
 from pipeline.base import files, linux, threads
 from pipeline.base.errors import UserError
 from pipeline.config.params import Params
-from pipeline.data import images, packed
+from pipeline.data import images, packed, split_table
 
 
 def prepare(folder: Path, split_csv: Path, output: Path, size: int, workers: int) -> None:
@@ -21,7 +21,7 @@ def prepare(folder: Path, split_csv: Path, output: Path, size: int, workers: int
 
     The bytes are the same for any number of workers. Raises UserError if an image is no longer there or broken.
     """
-    lines = packed.kept(split_csv)
+    lines = split_table.kept_rows(split_csv)
 
     def resize(line: dict[str, str]) -> NDArray[np.uint8]:
         path = folder / line["path"]

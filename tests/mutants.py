@@ -48,7 +48,7 @@ NAMES = dict(
 OPTIONS = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 LIBRARIES = {"ast", "hashlib", "imagehash", "json", "math", "np", "os", "self", "sys", "torch"}
 SYMMETRIC = {"min", "max", "minimum", "maximum"}  # the order of their arguments says nothing
-MORE = {"split": ["tests/test_layouts.py"], "config.params": ["tests/test_odd_params.py"]}  # own tests in a second file
+MORE = {"config.params": ["tests/test_odd_params.py"]}  # own tests in a second file
 UNTOUCHED = {"annotation", "returns", "decorator_list", "exc", "type_params"}  # types, and the texts of refusals
 
 

@@ -23,7 +23,7 @@ from pipeline import train, verify
 from pipeline.base import dvc_lock, files
 from pipeline.base.errors import UserError
 from pipeline.config import params
-from pipeline.data import packed
+from pipeline.data import packed, split_table
 from pipeline.engine.loop import Totals
 from pipeline.engine.world import World
 from pipeline.loader import augment
@@ -213,7 +213,7 @@ def test_an_undamaged_reader_reads(whole: Path) -> None:
 
 FILES: dict[str, Callable[[Path], object]] = {
     "models/model.json": (lambda folder: exported.load(folder / "models")),
-    "data/split.csv": (lambda folder: packed.kept(folder / "data/split.csv")),
+    "data/split.csv": (lambda folder: split_table.kept_rows(folder / "data/split.csv")),
     "data/packed/digest.json": (lambda folder: packed.load(folder / "data/packed", folder / "data/split.csv")),
 }
 

@@ -15,12 +15,12 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from pipeline import evaluate, prepare, split, train
+from pipeline import evaluate, prepare, train
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import packed
+from pipeline.data import packed, split_table
 from pipeline.evaluation import metrics, mistakes
 from pipeline.models import exported, network
 from tests.conftest import on_cpu, read_params, write_params
@@ -58,7 +58,7 @@ def make(folder: Path) -> Params:
     lines.append(("rose/broken.png", "rose", "", "truncated", 0, 0, "", "", ""))
     credits = "All of them\n\ndaisy/30 é.png CC-BY by Zoë - https://example.org/30\n"
     files.write_text(folder / config.paths.images / "LICENSE.txt", credits)
-    files.write_csv(folder / config.paths.split, split.HEADER, sorted(lines))
+    files.write_csv(folder / config.paths.split, split_table.HEADER, sorted(lines))
     config = inside(folder, config)
     paths = config.paths
     prepare.prepare(Path(paths.images), Path(paths.split), Path(paths.packed), config.prepare.size, workers=2)
@@ -257,7 +257,7 @@ def test_a_model_of_other_classes(copy: Path) -> None:
     config = config_of(copy)
     lines = files.read_csv(Path(config.paths.split))
     renamed = [{**line, "class": line["class"].replace("rose", "peony")} for line in lines]
-    files.write_csv(Path(config.paths.split), split.HEADER, [list(line.values()) for line in renamed])
+    files.write_csv(Path(config.paths.split), split_table.HEADER, [list(line.values()) for line in renamed])
     with pytest.raises(UserError) as refusal:
         evaluate.run(config)
     assert str(refusal.value) == (

@@ -18,16 +18,17 @@ from PIL import Image
 from pipeline import prepare, split
 from pipeline.base import files
 from pipeline.base.errors import UserError
-from pipeline.data import images, packed
+from pipeline.data import images, packed, split_table
 from tests.conftest import on_cpu, write_params
+from tests.helpers.datasets import do_split
 
-RULE = split.Rule(seed=0, val=0.1, test=0.1, folds=10, fold=0)
 SIZE = 32
 
 
-def do_split(folder: Path, table: Path) -> None:
-    rows, _ = split.split(folder, RULE, near_bits=8, min_side=16, max_pixels=10**7, max_unreadable=20, workers=2)
-    files.write_csv(table, split.HEADER, map(split.line, rows))
+def write_split(folder: Path, table: Path) -> None:
+    """Write the split.csv of a folder of images."""
+    rows, _ = do_split(folder)
+    files.write_csv(table, split_table.HEADER, map(split.cells, rows))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def photos(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(mini) as archive:
         archive.extractall(folder, filter="data")
     (folder / "flower_photos").rename(folder / "images")
-    do_split(folder / "images", folder / "split.csv")
+    write_split(folder / "images", folder / "split.csv")
     return folder
 
 
@@ -51,7 +52,7 @@ def drawn(tmp_path: Path) -> Path:
             content = noise.integers(0, 256, (20 + n, 30, 3), np.uint8)
             Image.fromarray(content).save(tmp_path / "images" / label / f"{n}.png")
     (tmp_path / "images/a/0 broken.png").write_text("words")
-    do_split(tmp_path / "images", tmp_path / "split.csv")
+    write_split(tmp_path / "images", tmp_path / "split.csv")
     return tmp_path
 
 

@@ -26,7 +26,8 @@ FRAME = "stage"  # the frame of every command: the one module at the top that co
 OWNERS = {  # a library → the modules that import it
     "yaml": set(), "ruamel": {"config.params", "base.dvc_lock"}, "pydantic": {"config.params", "base.schema"},
     "pydantic_core": {"config.params"},
-    "PIL": {"data.images", "data.synthetic", "evaluation.mistakes"}, "imagehash": {"split"}, "scipy": {"split"},
+    "PIL": {"data.images", "data.synthetic", "evaluation.mistakes"}, "imagehash": {"data.duplicates"},
+    "scipy": {"data.duplicates"},
     "pooch": {"download"}, "requests": {"download"}, "tarfile": {"download"}, "zipfile": {"download"},
     "torchvision": {"models.network", "models.pretrained", "training.monitor"}, "tensorboard": set(),
     "safetensors": {"models.exported", "models.pretrained", "verify"},

@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline.base.errors import UserError
-from pipeline.data import packed
+from pipeline.data import split_table
 
 OURS, OURS_THREADS, OURS_GPU, PREPARE = "ours", "ours, a thread a core", "ours on the GPU", "prepare, once"
 
@@ -127,7 +127,7 @@ def prepared(folder: Path) -> Row:
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     workspace.must(folder, sys.executable, "-m", "pipeline.prepare")
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    images = len(packed.kept(folder / "data/split.csv"))
+    images = len(split_table.kept_rows(folder / "data/split.csv"))
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {"cpu_ms": 1e3 * cpu / images, "wall_ms": 1e3 * wall / images}
 

@@ -21,7 +21,7 @@ from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline import prepare
 from pipeline.base import files, linux
 from pipeline.config import params
-from pipeline.data import packed
+from pipeline.data import split_table
 
 OURS, PILLOW, TORCHVISION = "ours", "Pillow", "torchvision"
 CONTENDERS = (OURS, PILLOW, TORCHVISION)
@@ -43,7 +43,7 @@ def worker(name: str, folder: Path) -> None:
     os.chdir(folder)
     config, cores = params.load(), measuring.cores()
     images, split_csv = Path(config.paths.images), Path(config.paths.split)
-    paths, size = [images / line["path"] for line in packed.kept(split_csv)], config.prepare.size
+    paths, size = [images / line["path"] for line in split_table.kept_rows(split_csv)], config.prepare.size
 
     def ours() -> None:
         prepare.run(config)

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from pipeline.base import files, schema
 from pipeline.base.errors import UserError
+from pipeline.data import split_table
 
 IMAGES, DIGEST = "images.npy", "digest.json"
-SPLITS = ("train", "val", "test")
-COLUMNS = ("path", "class", "split", "reason", "width", "height")  # of split.csv, those that are read here
 
 
 @dataclass(frozen=True)
@@ -51,57 +50,24 @@ class Packed:
         return np.flatnonzero(self.splits == split)
 
 
-def kept(split_csv: Path) -> list[dict[str, str]]:
-    """The kept lines of split.csv: what the rows of images.npy show. Raises UserError if it is damaged."""
-    with schema.ours(split_csv, schema.checkout(split_csv)):
-        lines = files.read_csv(split_csv)
-        for number, line in enumerate(lines, start=2):
-            if fault := _fault(line):
-                raise ValueError(f"line {number}: {fault}")
-        found = [line for line in lines if not line["reason"]]
-        if not found:
-            raise ValueError("no image in it")
-    return found
-
-
-def _fault(line: dict[str, str]) -> str:
-    """What is wrong with a line of split.csv; nothing if it is as `split` writes it."""
-    if None in line:  # where csv puts the cells for which there is no column
-        return "more cells than columns"
-    if missing := [column for column in COLUMNS if line.get(column) is None]:
-        return f"no cell for {', '.join(missing)}"
-    return "" if line["reason"] else _fault_of_a_kept(line)
-
-
-def _fault_of_a_kept(line: dict[str, str]) -> str:
-    if line["split"] not in SPLITS:
-        return f"split {line['split']!r:.40} is none of {', '.join(SPLITS)}"
-    if not all(cell.isascii() and cell.isdecimal() and len(cell) < 10 for cell in (line["width"], line["height"])):
-        return f"size {line['width']!r:.20} × {line['height']!r:.20} is not two numbers of pixels"
-    path = line["path"]
-    if not (path and line["class"]) or path.startswith("/") or "\0" in path + line["class"] or ".." in path.split("/"):
-        return f"path {path!r:.80} of class {line['class']!r:.40} is no image's"
-    return ""
-
-
 def load(folder: Path, split_csv: Path) -> Packed:
     """Open a packed folder. Raises UserError if it is damaged, or was not made from this split.csv."""
     digest = schema.json_of(folder / DIGEST, Digest, schema.checkout(folder))
-    images, lines = _mapped(folder, digest), kept(split_csv)
-    if digest.images != len(lines):
+    images, rows = _mapped(folder, digest), split_table.kept_rows(split_csv)
+    if digest.images != len(rows):
         raise UserError(
-            f"{folder / IMAGES}: {digest.images} images, but {split_csv} keeps {len(lines)}; "
+            f"{folder / IMAGES}: {digest.images} images, but {split_csv} keeps {len(rows)}; "
             f"needed: the same number; run the prepare stage again (dvc repro does)"
         )
-    classes = tuple(sorted({line["class"] for line in lines}))
+    classes = tuple(sorted({row["class"] for row in rows}))
     number = {name: index for index, name in enumerate(classes)}
     return Packed(
         images=images,
-        paths=tuple(line["path"] for line in lines),
+        paths=tuple(row["path"] for row in rows),
         classes=classes,
-        labels=np.array([number[line["class"]] for line in lines], np.int64),
-        sizes=np.array([(int(line["width"]), int(line["height"])) for line in lines], np.int32),
-        splits=np.array([line["split"] for line in lines]),
+        labels=np.array([number[row["class"]] for row in rows], np.int64),
+        sizes=np.array([(int(row["width"]), int(row["height"])) for row in rows], np.int32),
+        splits=np.array([row["split"] for row in rows]),
         digest=digest.sha256,
     )
 

@@ -1,0 +1,43 @@
+"""The table split.csv: one row per image file. `split` writes it; `prepare`, `train` and `evaluate` read it."""
+
+from pathlib import Path
+
+from pipeline.base import files, schema
+
+SPLITS = ("train", "val", "test")
+HEADER = ("path", "class", "split", "reason", "width", "height", "pixels", "phash", "group")
+READ = ("path", "class", "split", "reason", "width", "height")  # the columns that later stages read
+
+
+def kept_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of the kept images, in order; row i is image i of images.npy. Raises UserError if it is damaged."""
+    with schema.ours(path, schema.checkout(path)):
+        rows = files.read_csv(path)
+        for number, row in enumerate(rows, start=2):
+            if fault := _fault(row):
+                raise ValueError(f"line {number}: {fault}")
+        kept = [row for row in rows if not row["reason"]]
+        if not kept:
+            raise ValueError("no image in it")
+    return kept
+
+
+def _fault(row: dict[str, str]) -> str:
+    """What is wrong with a row; empty if `split` could have written it."""
+    if None in row:  # the key under which csv puts cells without a column
+        return "more cells than columns"
+    if missing := [column for column in READ if row.get(column) is None]:
+        return f"no cell for {', '.join(missing)}"
+    return "" if row["reason"] else _fault_of_kept(row)
+
+
+def _fault_of_kept(row: dict[str, str]) -> str:
+    """What is wrong with the row of a kept image; empty if nothing."""
+    if row["split"] not in SPLITS:
+        return f"split {row['split']!r:.40} is none of {', '.join(SPLITS)}"
+    if not all(cell.isascii() and cell.isdecimal() and len(cell) < 10 for cell in (row["width"], row["height"])):
+        return f"size {row['width']!r:.20} × {row['height']!r:.20} is not two numbers of pixels"
+    path = row["path"]
+    if not (path and row["class"]) or path.startswith("/") or "\0" in path + row["class"] or ".." in path.split("/"):
+        return f"path {path!r:.80} of class {row['class']!r:.40} is no image's"
+    return ""

@@ -1,0 +1,170 @@
+"""The split of an image follows from itself alone, and every class is in every split."""
+
+import hashlib
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.base.errors import UserError
+from pipeline.config.params import Split
+from pipeline.data import assignment
+from pipeline.data.split_table import SPLITS
+from tests.helpers.datasets import do_split, put, settings
+
+Placed = dict[str, tuple[str, int]]  # key → position on the circle, images of class a
+
+keys = st.text("0123456789abcdef", min_size=8, max_size=8)
+any_settings = st.builds(settings, seed=st.integers(0, 99), fold=st.integers(0, 9))
+
+
+@given(st.sets(keys, min_size=120, max_size=150), st.sets(keys, max_size=20), any_settings)
+def test_groups_added_move_no_other(before: set[str], added: set[str], chosen: Split) -> None:
+    """A group's split does not depend on the other groups, if no split is empty."""
+    few, moved_few = assignment.assign([assignment.Group(key, {"a": 1}) for key in sorted(before)], chosen)
+    many, moved_many = assignment.assign([assignment.Group(key, {"a": 1}) for key in sorted(before | added)], chosen)
+    if moved_few == moved_many == 0:
+        assert {key: many[key] for key in few} == few
+    else:
+        assert sum(many[key] != few[key] for key in few) <= moved_few + moved_many
+
+
+@given(keys, st.integers(0, 99), st.integers(1, 60))
+def test_every_position_is_tested_once_over_all_folds(key: str, seed: int, folds: int) -> None:
+    """For any number of folds, a group is in one interval per fold, and in the test interval of exactly one fold."""
+    tested = 0
+    for fold in range(folds):
+        share = 1 / folds if folds > 1 else 0.3
+        chosen = settings(seed, (1 - share) / 2, share, folds, fold)
+        where = assignment.position(key, chosen)
+        matching = [name for name, (start, end) in assignment.intervals(chosen).items() if start <= where < end]
+        assert len(matching) == 1
+        tested += matching == ["test"]
+    assert tested == 1 or folds == 1
+
+
+def test_the_fractions_hold_on_average() -> None:
+    """Of 20,000 groups the splits get 0.7, 0.1 and 0.2, within four standard deviations."""
+    chosen = settings(seed=1, val=0.1, test=0.2, folds=1, fold=0)
+    splits, _ = assignment.assign([assignment.Group(str(n), {"a": 1}) for n in range(20_000)], chosen)
+    counts = Counter(splits.values())
+    for name, share in (("train", 0.7), ("val", 0.1), ("test", 0.2)):
+        assert abs(counts[name] / 20_000 - share) < 4 * (share * (1 - share) / 20_000) ** 0.5
+
+
+def test_another_seed_gives_another_split() -> None:
+    """Seeds 0 and 1 assign 200 groups differently."""
+    groups = [assignment.Group(str(n), {"a": 1}) for n in range(200)]
+    first, second = (assignment.assign(groups, settings(seed))[0] for seed in (0, 1))
+    assert first != second
+
+
+@given(
+    st.lists(st.tuples(keys, st.integers(1, 4)), min_size=3, max_size=8, unique_by=lambda drawn: drawn[0]),
+    any_settings,
+)
+def test_a_tiny_class_is_in_every_split(drawn: list[tuple[str, int]], chosen: Split) -> None:
+    """Three groups of a class are enough for an image in each split; moved images are counted."""
+    groups = [assignment.Group(key, {"a": size}) for key, size in sorted(drawn)]
+    splits, moved = assignment.assign(groups, chosen)
+    assert set(splits.values()) == set(SPLITS)
+    by_chance = {
+        group.key: next(
+            name
+            for name, (start, end) in assignment.intervals(chosen).items()
+            if start <= assignment.position(group.key, chosen) < end
+        )
+        for group in groups
+    }
+    assert moved == sum(group.labels["a"] for group in groups if by_chance[group.key] != splits[group.key])
+    assert assignment.assign(groups, chosen) == (splits, moved)
+
+
+def test_the_distance_to_an_interval_is_that_on_the_circle() -> None:
+    """A position just below 1 is near the interval that begins at 0."""
+    assert assignment._distance(Fraction(99, 100), (Fraction(0), Fraction(1, 10))) == Fraction(1, 100)
+    assert assignment._distance(Fraction(3, 10), (Fraction(0), Fraction(1, 10))) == Fraction(2, 10)
+
+
+def filled(monkeypatch: pytest.MonkeyPatch, placed: Placed, *shared: str) -> tuple[dict[str, str], int]:
+    """`assign` for groups at the positions in `placed` (test: 0 to 0.1, val: to 0.2, train: to 1).
+
+    The groups named in `shared` have one more image, of class b.
+    """
+    monkeypatch.setattr(
+        assignment, "position", lambda key, _: Fraction(placed[key][0]) if key in placed else Fraction(1, 2)
+    )
+    groups = [
+        assignment.Group(key, {"a": size} | ({"b": 1} if key in shared else {})) for key, (_, size) in placed.items()
+    ]
+    b = [assignment.Group(f"b{n}", {"b": 1}) for n in range(3)] if shared else []
+    splits, moved = assignment.assign([*groups, *b], settings(folds=1))
+    return {key: splits[key] for key in placed}, moved - (2 if shared else 0)
+
+
+def test_an_empty_split_takes_the_nearest_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """val is filled before test, each with the group nearest to its interval on the circle."""
+    result = filled(monkeypatch, {"p": ("0.25", 3), "q": ("0.28", 2), "r": ("0.6", 9)})
+    assert result == ({"p": "val", "q": "test", "r": "train"}, 5)
+    result = filled(monkeypatch, {"p": ("0.25", 1), "q": ("0.28", 1), "r": ("0.95", 4)})
+    assert result == ({"p": "val", "q": "train", "r": "test"}, 5)
+
+
+def test_an_empty_split_takes_from_the_split_with_the_most_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearer groups of a smaller split stay; between splits with equally many images, the distance decides."""
+    placed = {"p": ("0.11", 1), "q": ("0.12", 2), "r": ("0.4", 2), "s": ("0.5", 3)}
+    assert filled(monkeypatch, placed) == ({"p": "val", "q": "val", "r": "test", "s": "train"}, 2)
+    placed = {"p": ("0.11", 1), "q": ("0.12", 2), "r": ("0.4", 1), "s": ("0.5", 2)}
+    assert filled(monkeypatch, placed) == ({"p": "test", "q": "val", "r": "train", "s": "train"}, 1)
+
+
+def test_filling_a_split_empties_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only group of a split stays there, for any number of images."""
+    placed = {"p": ("0.15", 1), "q": ("0.12", 1), "r": ("0.5", 9)}
+    assert filled(monkeypatch, placed) == ({"p": "val", "q": "test", "r": "train"}, 1)
+
+
+def test_a_group_of_two_classes_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would change the other class too; a group of one class is moved instead, even from farther away."""
+    placed = {"p": ("0.25", 1), "q": ("0.3", 1), "r": ("0.35", 1), "s": ("0.6", 1)}
+    assert filled(monkeypatch, placed, "p") == ({"p": "train", "q": "val", "r": "test", "s": "train"}, 2)
+
+
+def test_of_equally_near_groups_the_smallest_key_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the order of the groups does not matter."""
+    for letters in ("zyx", "xyz"):
+        splits, moved = filled(monkeypatch, dict.fromkeys(letters, ("0.3", 1)))
+        assert (splits, moved) == ({"x": "val", "y": "test", "z": "train"}, 2)
+
+
+def test_a_position_is_the_seeded_hash_turned_by_the_fold() -> None:
+    """The first 8 bytes of the SHA-256 of "seed key" over 2^64, minus fold / folds; the intervals have exact ends."""
+    first = Fraction(int(hashlib.sha256(b"5 abc").hexdigest()[:16], 16), 2**64)
+    assert assignment.position("abc", settings(seed=5)) == first
+    assert assignment.position("abc", settings(5, 0.1, 0.25, 4, 3)) == (first + Fraction(1, 4)) % 1
+    assert assignment.intervals(settings(0, 0.1, 0.2, 5, 0)) == {
+        "test": (0, Fraction(1, 5)), "val": (Fraction(1, 5), Fraction(3, 10)), "train": (Fraction(3, 10), 1),
+    }  # fmt: skip
+
+
+def test_near_duplicates_in_two_classes_fill_no_split() -> None:
+    """Only groups of one class are moved; a class with fewer than three of them is refused."""
+    shared = [assignment.Group(str(n), {"a": 1, "b": 1}) for n in range(4)]
+    of_b = [assignment.Group(f"{n} of b", {"b": 1}) for n in range(200)]
+    lone = [group for group in shared if assignment.position(group.key, settings()) >= Fraction(2, 10)]
+    assert lone
+    with pytest.raises(UserError, match=r"class 'a' has \d images in 0 groups of its own"):
+        assignment.assign([*lone, *of_b], settings())
+
+
+def test_a_given_split_needs_each_class_in_each_split(tmp_path: Path) -> None:
+    """A class without an image in train, val or test is refused."""
+    folder = tmp_path / "images"
+    for start, name in enumerate(SPLITS):
+        put(folder / name / "cat/0.png", start)
+    put(folder / "train/dog/0.png", 100)
+    with pytest.raises(UserError, match=r"class 'dog' has no image to use in val, test; needed: at least 1 in each"):
+        do_split(folder)

@@ -1,0 +1,150 @@
+"""Equal images are excluded; near duplicates are those that comparing all pairs gives."""
+
+import itertools
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from pipeline.data import duplicates
+from pipeline.data.split_table import SPLITS
+from tests.helpers.datasets import do_split, near_by_brute_force, noise_image, put, reasons, two_classes
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Two classes of ten images."""
+    return two_classes(tmp_path / "images")
+
+
+# ---- equal pixels ----
+
+
+def test_a_duplicate_in_another_format_is_one(small: Path) -> None:
+    """The decoded pixels decide: the same image as BMP is a duplicate."""
+    noise_image(0).save(small / "cat/other.bmp")
+    assert reasons(do_split(small)[0]) == {"cat/other.bmp": "duplicate of cat/0.png"}
+
+
+def test_equal_images_in_two_classes_are_all_excluded(small: Path) -> None:
+    """Three equal images, one in another class, are all excluded: three pairs, one conflict."""
+    shutil.copy(small / "cat/0.png", small / "cat/0 again.png")
+    shutil.copy(small / "cat/0.png", small / "dog/0.png")
+    rows, counts = do_split(small)
+    assert set(reasons(rows).values()) == {"conflicting labels"}
+    assert (counts["excluded"]["conflicting labels"], counts["exact_duplicate_pairs"], counts["conflicts"]) == (3, 3, 1)
+
+
+def test_a_given_split_keeps_a_duplicate_in_test_first(tmp_path: Path) -> None:
+    """Of exact duplicates in different given splits, the one in test is kept, else the one in val."""
+    folder = tmp_path / "images"
+    for start, name in enumerate(SPLITS):
+        for label, first in (("cat", 0), ("dog", 100)):
+            put(folder / name / label / "own.png", first + start)
+        put(folder / name / "cat/everywhere.png", 50)
+    for name in ("train", "val"):
+        put(folder / name / "dog/twice.png", 51)
+    assert reasons(do_split(folder)[0]) == {
+        "train/cat/everywhere.png": "duplicate of test/cat/everywhere.png",
+        "val/cat/everywhere.png": "duplicate of test/cat/everywhere.png",
+        "train/dog/twice.png": "duplicate of val/dog/twice.png",
+    }
+
+
+# ---- near duplicates ----
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sets(st.integers(0, 63), max_size=10)), min_size=1, max_size=60),
+    st.integers(0, 16),
+)
+def test_near_pairs_are_those_of_brute_force(flips: list[tuple[int, set[int]]], threshold: int) -> None:
+    """Multi-index hashing finds each pair of different hashes within the threshold once, and no other."""
+    centres = np.random.default_rng(0).integers(0, 2**64, 4, dtype=np.uint64)
+    hashes = np.array(sorted({int(centres[c]) ^ sum(1 << bit for bit in bits) for c, bits in flips}), np.uint64)
+    pairs = [
+        pair
+        for left, right in duplicates.near_pairs(hashes, threshold)
+        for pair in zip(left.tolist(), right.tolist(), strict=True)
+    ]
+    assert len(pairs) == len(set(pairs))
+    assert set(pairs) == near_by_brute_force(hashes, threshold)
+
+
+@pytest.mark.parametrize("threshold", range(17))
+def test_near_pairs_are_found_for_every_distribution_of_their_bits(threshold: int) -> None:
+    """A hash exactly at the threshold is found for each way to distribute its bits over the four bands."""
+    distributions = [ways for ways in itertools.product(range(threshold + 1), repeat=4) if sum(ways) == threshold]
+    low = [sum((2**bits - 1) << 16 * band for band, bits in enumerate(ways)) for ways in distributions]
+    hashes = np.array(sorted({0, *low}), np.uint64)
+    pairs = [pair for left, right in duplicates.near_pairs(hashes, threshold) for pair in zip(left, right, strict=True)]
+    assert len(pairs) == len(set(pairs))
+    assert set(pairs) == near_by_brute_force(hashes, threshold)
+    assert threshold == 0 or {(0, row) for row in range(1, len(hashes))} <= set(pairs)
+
+
+def test_near_pairs_are_the_same_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of pairs compared at once does not change the result."""
+    draw = np.random.default_rng(1)
+    hashes = np.unique(draw.integers(0, 2**12, 500, dtype=np.uint64))
+    for size in (1, 7, 1000):
+        monkeypatch.setattr(duplicates, "CANDIDATES", size)
+        pairs = [
+            pair
+            for chunk in duplicates.near_pairs(hashes, 2)
+            for pair in zip(*map(np.ndarray.tolist, chunk), strict=True)
+        ]
+        assert sorted(pairs) == sorted(near_by_brute_force(hashes, 2))
+
+
+@given(st.lists(st.tuples(st.integers(0, 255), st.integers(0, 2)), min_size=1, max_size=40), st.integers(0, 3))
+def test_components_and_counts_are_those_of_brute_force(drawn: list[tuple[int, int]], threshold: int) -> None:
+    """Pairs, pairs in different splits and components are right, also for equal hashes."""
+    hashes = np.array([number * 0x0101 for number, _ in drawn], np.uint64)
+    given_splits = np.array([number for _, number in drawn], np.int64)
+    near = duplicates.near_duplicates(hashes, given_splits, threshold)
+    pairs = near_by_brute_force(hashes, threshold)
+    assert near.pairs == len(pairs)
+    assert near.pairs_across == sum(given_splits[a] != given_splits[b] for a, b in pairs)
+    component = np.arange(len(hashes))
+    for _ in hashes:  # a component's smallest number reaches at least one more image per round
+        for a, b in pairs:
+            component[[a, b]] = component[[a, b]].min()
+    same = component[:, None] == component
+    assert ((near.component[:, None] == near.component) == same).all()
+
+
+def test_pairs_of_equal_hashes_are_counted_and_not_listed() -> None:
+    """100,000 blank pages are five thousand million pairs and one component."""
+    near = duplicates.near_duplicates(np.zeros(100_000, np.uint64), np.zeros(100_000, np.int64), 8)
+    assert near.pairs == 100_000 * 99_999 // 2
+    assert len(set(near.component.tolist())) == 1
+
+
+def test_the_perceptual_hash_is_the_sign_of_the_lowest_frequencies() -> None:
+    """pHash: 32 × 32 grey, cosine transform, the lowest 8 × 8 against their median, the first bit the highest."""
+    grey = np.asarray(noise_image(7, 64).convert("L").resize((32, 32), Image.Resampling.LANCZOS)).astype(float)
+    waves = np.cos(np.pi / 64 * np.arange(8)[:, None] * (2 * np.arange(32) + 1))
+    lowest = (waves @ grey @ waves.T).ravel()
+    bits = "".join("01"[int(high)] for high in lowest > np.median(lowest))
+    assert duplicates.perceptual_hash(noise_image(7, 64)) == int(bits, 2)
+
+
+def test_near_duplicates_are_those_within_the_threshold(small: Path) -> None:
+    """Two images 6 bits apart are near at 6 and not at 5; the groups and the largest of them are counted."""
+    other = Image.blend(noise_image(1, 64), noise_image(2, 64), 0.2)
+    other.save(small / "cat/blend.png")
+    put(small / "cat/larger.png", 1, side=64)
+    assert (duplicates.perceptual_hash(other) ^ duplicates.perceptual_hash(noise_image(1, 64))).bit_count() == 6
+    for seed in (100, 101):
+        put(small / f"dog/larger {seed}.png", seed, side=48)
+    names = ("near_duplicate_pairs", "near_duplicate_groups", "largest_group")
+    counts = {bits: do_split(small, phash_distance=bits)[1] for bits in (5, 6)}
+    pairs = {bits: counts[bits]["near_duplicate_pairs"] for bits in (5, 6)}
+    assert pairs[6] > pairs[5] >= 3
+    assert [counts[5][name] for name in names[1:]] == [3, 2]
+    assert [counts[6][name] for name in names[1:]] == [3, 3]

@@ -1,0 +1,172 @@
+"""Folders with the names of splits are a split or an error, and never classes; every name is checked."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pipeline import download
+from pipeline.base.errors import UserError
+from pipeline.data import folders
+from pipeline.data.split_table import SPLITS
+from tests.helpers.datasets import do_split, put, splits_by_path, two_classes
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Two classes of ten images."""
+    return two_classes(tmp_path / "images")
+
+
+def laid_out(folder: Path, *paths: str) -> Path:
+    """Make empty files at these paths; their content is not read."""
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).touch()
+    return folder
+
+
+def in_splits(folder: Path, tops: Sequence[str]) -> Path:
+    """Make two classes with one image each below each of these folders."""
+    return laid_out(folder, *(f"{top}/{label}/{top}.png" for top in tops for label in ("cat", "dog")))
+
+
+@pytest.mark.parametrize(
+    "tops",
+    [
+        ("train", "val", "test"),
+        ("Training", "Validation", "Testing"),
+        ("TRAIN", "valid", "Test"),
+        ("training", "dev", "test"),
+        ("train", "VALID", "testing"),
+    ],
+)
+def test_a_split_is_understood_in_any_usual_spelling(tmp_path: Path, tops: tuple[str, str, str]) -> None:
+    """Each spelling of the three folders gives the right split and the class one level below."""
+    images, classes = folders.find_image_files(in_splits(tmp_path, tops))
+    assert classes == ["cat", "dog"]
+    assert {(image.path, image.given_split, image.label) for image in images} == {
+        (f"{top}/{label}/{top}.png", name, label) for top, name in zip(tops, SPLITS, strict=True) for label in classes
+    }
+
+
+@pytest.mark.parametrize(
+    ("tops", "said"),
+    [
+        (("train", "valid"), "folders train and valid, but no test; allowed: all of train, val, test"),
+        (("TRAIN", "Test"), "folders TRAIN and Test, but no val; "),
+        (("dev", "testing"), "folders dev and testing, but no train; "),
+        (("train",), "folders train, but no val and no test; "),
+        (("val", "valid"), "folders val and valid: two spellings of one split; allowed"),
+        (("train", "val", "validation", "test"), "folders train and val and validation and test: two spellings"),
+        (("Train", "train", "val", "test"), "folders Train and train and val and test: two spellings of one split"),
+        (("train", "val", "test", "bird"), "train, val, test beside class folders bird; allowed: only splits or only"),
+        (("bird", "fish", "test"), "test beside class folders bird, fish; allowed: only splits or only classes"),
+        (("a", "b", "c", "d", "e", "f", "Dev"), "Dev beside class folders a, b, c, d, e, …; allowed: only"),
+    ],
+)  # fmt: skip
+def test_half_a_split_is_refused_in_any_spelling(tmp_path: Path, tops: tuple[str, ...], said: str) -> None:
+    """A split that is missing, is there twice or is beside classes is refused, with the folders' names."""
+    with pytest.raises(UserError) as refusal:
+        folders.find_image_files(in_splits(tmp_path, tops))
+    assert str(refusal.value).startswith(f"{tmp_path}: {said}")
+
+
+def test_a_class_with_the_name_of_a_split_has_a_remedy(tmp_path: Path) -> None:
+    """The message says how to rename the folder; after that, it is a class."""
+    folder = laid_out(tmp_path, "cat/0.png", "test/0.png")
+    with pytest.raises(UserError, match=r"if a class has this name, rename its folder, such as to test_class"):
+        folders.find_image_files(folder)
+    (folder / "test").rename(folder / "test_class")
+    assert folders.find_image_files(folder)[1] == ["cat", "test_class"]
+
+
+def test_a_split_with_one_level_too_many_is_refused(tmp_path: Path) -> None:
+    """train/train/cat, as some archives unpack, makes no class called train."""
+    folder = laid_out(tmp_path, *(f"{name}/{name}/cat/0.png" for name in SPLITS))
+    with pytest.raises(UserError, match=r"a class folder has the name of a split, 'test'; .* remove the extra level"):
+        folders.find_image_files(folder)
+
+
+def test_names_below_a_class_are_no_splits(tmp_path: Path) -> None:
+    """Below a class folder every name is allowed."""
+    images, _ = folders.find_image_files(laid_out(tmp_path, "cat/train/0.png", "dog/test/val/0.png"))
+    assert [(image.label, image.given_split) for image in images] == [("cat", ""), ("dog", "")]
+
+
+def test_a_pipe_among_the_images_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    """In the inbox and in the images folder it is named, with what is allowed."""
+    folder = laid_out(tmp_path / "images", "cat/0.png", "dog/0.png")
+    os.mkfifo(folder / "cat/1.png")
+    with pytest.raises(UserError, match=r"cat/1\.png: neither a file nor a folder \(a link\?\); remove it"):
+        folders.find_image_files(folder)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(
+        UserError, match=r"cat/1\.png: neither a file nor a folder; allowed: files and folders; take it"
+    ):
+        download.copy(folder, tmp_path / "out")
+
+
+def test_too_few_classes_or_images_are_refused(tmp_path: Path) -> None:
+    """No folder, no class, one class, and a class with two images or none are refused by name."""
+    folder = tmp_path / "images"
+    with pytest.raises(UserError, match="no such folder"):
+        do_split(folder)
+    folder.mkdir()
+    put(folder / "a.png", 0)
+    with pytest.raises(UserError, match="images: no class folder; needed: at least 2"):
+        do_split(folder)
+    for seed in range(3):
+        put(folder / f"cat/{seed}.png", seed)
+    with pytest.raises(UserError, match=r"only one class folder \('cat'\); needed: at least 2"):
+        do_split(folder)
+    for seed in range(2):
+        put(folder / f"dog/{seed}.png", 100 + seed)
+    with pytest.raises(UserError, match=r"class 'dog' has 2 images to use; needed: at least 3"):
+        do_split(folder)
+    put(folder / "dog/2.png", 102)
+    assert set(splits_by_path(do_split(folder)[0]).values()) == set(SPLITS)
+    (folder / "empty class").mkdir()
+    with pytest.raises(UserError, match=r"class 'empty class' has 0 images to use"):
+        do_split(folder)
+
+
+def test_half_a_split_is_refused(tmp_path: Path) -> None:
+    """Two of the folders train, val, test, or all three beside class folders, are refused."""
+    folder = tmp_path / "images"
+    for name in ("train", "test"):
+        put(folder / name / "cat/0.png", 0)
+    with pytest.raises(UserError, match=r"folders train and test, but no val; allowed: all of train, val, test"):
+        do_split(folder)
+    put(folder / "val/cat/0.png", 0)
+    (folder / "cat").mkdir()
+    with pytest.raises(
+        UserError, match=r"train, val, test beside class folders cat; allowed: only splits or only classes"
+    ):
+        do_split(folder)
+
+
+def test_names_that_cannot_be_written_are_refused(small: Path) -> None:
+    """A name that is not UTF-8, one with a carriage return and a broken link are refused by name."""
+    bad = Path(str(small / "cat").encode().decode() + "/caf\udce9.png")
+    put(bad, 60)
+    with pytest.raises(UserError, match=r"caf\\udce9\.png': the name is not UTF-8; rename it"):
+        do_split(small)
+    bad.rename(small / "cat/a\rb.png")
+    with pytest.raises(UserError, match=r"a\\rb\.png': a carriage return in a name"):
+        do_split(small)
+    (small / "cat/a\rb.png").unlink()
+    (small / "cat/link.png").symlink_to("absent.png")
+    with pytest.raises(UserError, match=r"link\.png: neither a file nor a folder"):
+        do_split(small)
+
+
+def test_junk_and_files_beside_the_classes_are_no_images(small: Path) -> None:
+    """Hidden files, __MACOSX, Thumbs.db and files at the top are ignored."""
+    before = do_split(small)
+    junk = (".hidden/a.png", "__MACOSX/cat/a.png", "cat/.a.png", "cat/Thumbs.db")
+    for name in (*junk, "LICENSE.txt", "README", "a.png"):
+        (small / name).parent.mkdir(parents=True, exist_ok=True)
+        (small / name).write_text("junk")
+    assert do_split(small) == before
