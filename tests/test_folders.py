@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import download
 from pipeline.base.errors import UserError
-from pipeline.data import folders
+from pipeline.data import folders, inbox
 from pipeline.data.split_table import SPLITS
 from tests.helpers.datasets import do_split, put, splits_by_path, two_classes
 
@@ -103,9 +102,9 @@ def test_a_pipe_among_the_images_is_refused_and_not_waited_for(tmp_path: Path) -
         folders.find_image_files(folder)
     (tmp_path / "out").mkdir()
     with pytest.raises(
-        UserError, match=r"cat/1\.png: neither a file nor a folder; allowed: files and folders; take it"
+        UserError, match=r"cat/1\.png: neither a file nor a folder; allowed: files and folders; remove it"
     ):
-        download.copy(folder, tmp_path / "out")
+        inbox.copy(folder, tmp_path / "out")
 
 
 def test_too_few_classes_or_images_are_refused(tmp_path: Path) -> None:

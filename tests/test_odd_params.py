@@ -8,11 +8,11 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from pipeline import download
 from pipeline.base.errors import UserError
 from pipeline.config import params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
+from pipeline.data import fetch
 from tests.conftest import PROJECT, change, on_cpu
 
 HERE = Machine(cuda_devices=0, apex="missing", compiler=True, cores=2)
@@ -115,7 +115,7 @@ def test_an_address_with_too_long_a_name_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"data\.url: 'file:///a+': there is no such file; allowed: an existing archive"
     ):
-        download.obtain(f"file:///{'a' * 300}", "0" * 64, tmp_path)
+        fetch.obtain_archive(f"file:///{'a' * 300}", "0" * 64, tmp_path)
 
 
 @pytest.mark.parametrize("port", ["0", "1", "80", "29400", "59999", "65535"])

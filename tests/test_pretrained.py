@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from pipeline import download
 from pipeline.base import files
 from pipeline.base.errors import UserError
+from pipeline.data import fetch
 from pipeline.models import network, pretrained
-from tests.test_download import NO_WAITS, project, reply, server
+from tests.helpers.sources import NO_WAITS, project, reply, server
 
 
 def small(classes: int = 3) -> nn.Module:
@@ -278,13 +279,13 @@ def test_published_weights_are_fetched_kept_mended_and_loaded(
     archives = tmp_path / "archives"
     with server(lambda request, n: reply(request, b"", 503) if n == 1 else reply(request, content)) as (base, asked):
         url = base.replace("photos.tgz", name)
-        kept = download.obtain_published(url, prefix, archives, NO_WAITS)
-        assert download.obtain_published(url, prefix, archives, NO_WAITS) == kept == archives / name
+        kept = fetch.obtain_weights(url, prefix, archives, NO_WAITS)
+        assert fetch.obtain_weights(url, prefix, archives, NO_WAITS) == kept == archives / name
         assert len(asked) == 2
         kept.write_bytes(b"damaged")
-        assert download.obtain_published(url, prefix, archives, NO_WAITS).read_bytes() == content
+        assert fetch.obtain_weights(url, prefix, archives, NO_WAITS).read_bytes() == content
         assert len(asked) == 3
-    assert f"{kept} is not what its name says" in capfd.readouterr().err
+    assert f"{kept} has another hash than its name" in capfd.readouterr().err
     net = network.build("shufflenet_v2_x0_5", 3, seed=0)
     pretrained.convert(kept, tmp_path / "converted")
     assert "(1000 classes there, 3 here)" in pretrained.load_into(net, tmp_path / "converted", network.head(net))
@@ -305,7 +306,7 @@ def test_what_is_not_the_published_file_is_refused(status: int, body: bytes, ref
         server(lambda request, n: reply(request, body, status)) as (url, _),
         pytest.raises(UserError, match=rf"^train.weights: .*{refusal}.*name it in train\.weights"),
     ):
-        download.obtain_published(url.replace("photos.tgz", name), prefix, tmp_path / "archives", NO_WAITS)
+        fetch.obtain_weights(url.replace("photos.tgz", name), prefix, tmp_path / "archives", NO_WAITS)
     assert list((tmp_path / "archives").iterdir()) == []
 
 

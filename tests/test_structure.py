@@ -28,7 +28,7 @@ OWNERS = {  # a library → the modules that import it
     "pydantic_core": {"config.params"},
     "PIL": {"data.images", "data.synthetic", "evaluation.mistakes"}, "imagehash": {"data.duplicates"},
     "scipy": {"data.duplicates"},
-    "pooch": {"download"}, "requests": {"download"}, "tarfile": {"download"}, "zipfile": {"download"},
+    "pooch": {"data.fetch"}, "requests": {"data.fetch"}, "tarfile": {"data.archive"}, "zipfile": {"data.archive"},
     "torchvision": {"models.network", "models.pretrained", "training.monitor"}, "tensorboard": set(),
     "safetensors": {"models.exported", "models.pretrained", "verify"},
     "apex": {"engine.apex"}, "dvc": set(), "sklearn": set(), "numba": {"loader.compiled"},

@@ -1,0 +1,182 @@
+"""Unpacks a tar or zip archive. Nothing in the archive can be written outside the target folder."""
+
+import bz2
+import errno
+import gzip
+import lzma
+import os
+import shutil
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Generator
+from contextlib import closing
+from io import BufferedIOBase
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from pipeline.base import files
+from pipeline.base.errors import UserError
+
+CHUNK = 1 << 20
+
+ZIP = (b"PK\x03\x04", b"PK\x05\x06")
+ZIP_ENCRYPTED = 1  # bit of an entry's flags
+# What the decoders raise for broken input. They also raise OSError: without a number (gzip, bz2), or for a wrong
+# position in the file (zip).
+FROM_LIBRARIES = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+DAMAGED = (*FROM_LIBRARIES, EOFError, NotImplementedError, OverflowError, ValueError)
+UNWRITABLE = {errno.EEXIST: "there twice", errno.ENOTDIR: "there twice", errno.ENAMETOOLONG: "too long a name"}
+
+Entry = tuple[str, IO[bytes] | None]  # a name and its content; None for a folder
+
+
+def unpack(archive: Path, folder: Path, max_files: int, max_bytes: int) -> None:
+    """Unpack a tar (plain, gzip, bzip2, xz) or zip into an empty folder, without junk.
+
+    If one top folder holds all class folders, it is left out. Sizes in headers are not trusted: entries and bytes are
+    counted. Raises UserError for a damaged archive, for more than `max_files` entries or `max_bytes` bytes, and for an
+    entry outside the folder, one that is not a plain file or folder, and one that is there twice.
+    """
+    unpacked = folder / ".unpacked"  # no entry has this name: hidden names are junk
+    unpacked.mkdir()
+    left = max_bytes
+    try:
+        with closing(_entries(archive)) as entries:
+            for number, (name, content) in enumerate(entries, start=1):
+                if number > max_files:
+                    raise UserError(f"data.max_files: {archive} has more than {max_files} entries; allowed: raise it")
+                path = _relative_path(archive, name)
+                if files.is_junk(path):
+                    continue
+                try:
+                    left = _write(unpacked / path, content, left)
+                except OSError as error:
+                    if error.errno not in UNWRITABLE:
+                        raise
+                    raise UserError(_bad_entry(archive, name, UNWRITABLE[error.errno])) from None
+                if left < 0:
+                    raise UserError(f"data.max_bytes: {archive} unpacks to more than {max_bytes}; allowed: raise it")
+    except DAMAGED as error:
+        raise UserError(_damaged(archive, error)) from None
+    except OSError as error:
+        if error.errno not in (None, errno.EINVAL):
+            raise
+        raise UserError(_damaged(archive, error)) from None
+    _strip_top_folder(archive, unpacked, folder)
+
+
+def _entries(archive: Path) -> Generator[Entry, None, None]:
+    """The entries of an archive in order. A content can be read until the next entry is taken."""
+    with archive.open("rb") as content:
+        head = content.read(8)
+    return _zip_entries(archive) if head.startswith(ZIP) else _tar_entries(archive, head)
+
+
+def _tar_entries(archive: Path, head: bytes) -> Generator[Entry, None, None]:
+    """The entries of a tar whose file begins with `head`. Raises UserError for a link or a device."""
+    with _decompressed(archive, head) as stream:
+        with tarfile.open(fileobj=stream, mode="r:") as tar:
+            for member in tar:
+                if not (member.isdir() or member.isreg()):
+                    kind = "a link" if member.issym() or member.islnk() else "neither a file nor a folder"
+                    raise UserError(_bad_entry(archive, member.name, kind))
+                yield member.name, tar.extractfile(member)
+            # tarfile takes a broken header for the end. The true end is a block of zeros.
+            stream.seek(tar.offset)
+            if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.ReadError("a header is broken, or the end is missing")
+        while stream.read(CHUNK):  # the decompressor compares its checksum at the end of the file
+            pass
+
+
+def _decompressed(archive: Path, head: bytes) -> BufferedIOBase:
+    """The bytes of a tar. The content tells the compression; the file's name does not matter."""
+    if head.startswith(b"\x1f\x8b"):
+        return gzip.open(archive, "rb")
+    if head.startswith(b"BZh"):
+        return bz2.open(archive, "rb")
+    if head.startswith(b"\xfd7zXZ\0"):
+        return lzma.open(archive, "rb")
+    return archive.open("rb")
+
+
+def _zip_entries(archive: Path) -> Generator[Entry, None, None]:
+    """The entries of a zip. Raises UserError for a link, a device, an encrypted entry or a name that is not UTF-8."""
+    try:
+        opened = zipfile.ZipFile(archive, metadata_encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(_bad_entry(archive, os.fsdecode(error.object), "not named in UTF-8")) from None
+    with opened as zipped:
+        for info in zipped.infolist():
+            kind = stat.S_IFMT(info.external_attr >> 16)  # Unix's file type; 0 from other systems
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                what = "a link" if kind == stat.S_IFLNK else "neither a file nor a folder"
+                raise UserError(_bad_entry(archive, info.filename, what))
+            if info.flag_bits & ZIP_ENCRYPTED:
+                raise UserError(_bad_entry(archive, info.filename, "encrypted"))
+            if info.is_dir():
+                yield info.filename, None
+            else:
+                with zipped.open(info) as content:
+                    yield info.filename, content
+
+
+def _relative_path(archive: Path, name: str) -> Path:
+    """An entry's name as a relative path below the folder. Raises UserError if it leaves the folder."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise UserError(_bad_entry(archive, name, "named so that it would land outside the folder"))
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:  # tarfile gives bytes that are not UTF-8 as surrogates
+        raise UserError(_bad_entry(archive, name, "not named in UTF-8")) from None
+    return Path(path)
+
+
+def _write(path: Path, content: IO[bytes] | None, left: int) -> int:
+    """Write one entry of at most `left` bytes; the bytes still allowed after it, negative if it had more."""
+    if content is None:
+        path.mkdir(parents=True, exist_ok=True)
+        return left
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as target:
+        while left >= 0 and (chunk := content.read(CHUNK)):
+            left -= len(chunk)
+            if left >= 0:
+                target.write(chunk)
+    return left
+
+
+def _strip_top_folder(archive: Path, unpacked: Path, folder: Path) -> None:
+    """Move the unpacked files to `folder`, without the one top folder that holds everything, if there is one.
+
+    A top folder without folders in it is the only class of the archive, and stays.
+    """
+    top = unpacked
+    tops = list(unpacked.iterdir())
+    if len(tops) == 1 and tops[0].is_dir() and any(path.is_dir() for path in tops[0].iterdir()):
+        top = tops[0]
+    if not any(path.is_file() for path in top.rglob("*")):
+        raise UserError(
+            f"data.url: {archive} holds no file; allowed: an archive with one folder per class, with images"
+        )
+    for path in sorted(top.iterdir()):
+        path.rename(folder / path.name)
+    shutil.rmtree(unpacked)
+
+
+def _bad_entry(archive: Path, name: str, what: str) -> str:
+    return (
+        f"data.url: {archive}: its entry {name!r} is {what}; allowed: plain files and folders, each once, inside; "
+        f"nothing was unpacked; pack the images again"
+    )
+
+
+def _damaged(archive: Path, error: Exception) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return (
+        f"data.url: {archive} cannot be unpacked: {reason}; allowed: a whole .tar, .tgz, .tar.bz2, .tar.xz or .zip; "
+        f"nothing was unpacked; make or fetch it again, and set data.sha256 to its hash"
+    )

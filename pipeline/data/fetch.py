@@ -1,0 +1,131 @@
+"""Files from an address: tried again after network errors, checked against their SHA-256, and kept for the next run."""
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
+
+import pooch
+import requests
+
+from pipeline.base import files
+from pipeline.base.errors import UserError
+
+WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before the second try, the third, …
+STALLED = 30  # seconds without a byte after which a try fails
+CHUNK = 1 << 20
+
+
+def obtain_archive(url: str, sha256: str, archives: Path, waits: Sequence[float] = WAITS) -> Path:
+    """The path of an archive with this SHA-256: the file of a file:// address, or a download kept in `archives`.
+
+    Raises UserError if it is missing, cannot be downloaded, or has another hash.
+    """
+    for leftover in archives.glob(".*.partial"):  # from a run that was killed
+        files.remove(leftover)
+    if url.startswith("file://"):
+        path = _local_path(url)
+        if (actual := files.sha256(path)) != sha256:
+            raise UserError(_wrong_hash(str(path), actual, sha256))
+        return path
+    kept = archives / sha256
+    if kept.exists() and (actual := files.sha256(kept)) != sha256:
+        print(f"download: {kept} has SHA-256 {actual}: damaged, removed; downloading it again", file=sys.stderr)
+        files.remove(kept)
+    if not kept.exists():
+        download(url, kept, sha256, waits)
+    return kept
+
+
+def obtain_weights(url: str, sha256_prefix: str, archives: Path, waits: Sequence[float] = WAITS) -> Path:
+    """The path of published weights whose SHA-256 begins with `sha256_prefix`. They are kept in `archives`.
+
+    Raises UserError if they cannot be downloaded, or have another hash.
+    """
+    kept = archives / PurePosixPath(url).name
+    if kept.exists() and not files.sha256(kept).startswith(sha256_prefix):
+        print(
+            f"download: {kept} has another hash than its name: damaged, removed; downloading it again", file=sys.stderr
+        )
+        files.remove(kept)
+    if not kept.exists():
+        remedy = "to go on without the network: fetch that file elsewhere and name it in train.weights"
+        with files.atomic_file(kept) as temporary:
+            _get(url, temporary, waits, "train.weights", remedy)
+            if not (actual := files.sha256(temporary)).startswith(sha256_prefix):
+                raise UserError(
+                    f"train.weights: {url} has SHA-256 {actual}, its name promises {sha256_prefix}…; "
+                    f"nothing was kept; try again later; {remedy}"
+                )
+    return kept
+
+
+def download(url: str, target: Path, sha256: str, waits: Sequence[float] = WAITS) -> None:
+    """Download to `target`, which appears only if its hash is right.
+
+    After a lost connection, a timeout, status 429 or 5xx it is tried again, after each of `waits` seconds. Raises
+    UserError for any other error, and after the last try.
+    """
+    remedy = "to go on without the network: fetch that file elsewhere and set data.url: file:///path/to/it"
+    with files.atomic_file(target) as temporary:
+        _get(url, temporary, waits, "data.url", remedy)
+        if (actual := files.sha256(temporary)) != sha256:
+            raise UserError(_wrong_hash(url, actual, sha256))
+
+
+def _local_path(url: str) -> Path:
+    """The path of a file:// address. Raises UserError if there is no such file."""
+    path = Path(unquote(url.removeprefix("file://")))
+    if not path.is_absolute():
+        raise UserError(
+            f"data.url: {url!r} has no full path; allowed: file:// and a path from the root, file:///home/…"
+        )
+    try:
+        exists = path.is_file()
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        exists = False
+    if not exists:
+        raise UserError(f"data.url: {url!r}: there is no such file; allowed: an existing archive (a space is %20)")
+    return path
+
+
+def _get(url: str, target: Path, waits: Sequence[float], key: str, remedy: str) -> None:
+    """Download to `target`, with the tries of `download`. A UserError begins with `key` and ends with `remedy`."""
+    client = pooch.HTTPDownloader(
+        progressbar=sys.stderr.isatty() and not os.environ.get("CI"),
+        chunk_size=CHUNK,
+        timeout=STALLED,
+        # Otherwise a server could declare the archive's own gzip as an encoding, and it would be decompressed here.
+        headers={"Accept-Encoding": "identity"},
+    )
+    for attempt, wait in enumerate([*waits, None], start=1):
+        try:
+            client(url, str(target), None)
+            return
+        except requests.RequestException as error:
+            reason = " ".join(str(error).split())
+            if not _is_temporary(error):
+                raise UserError(f"{key}: {url!r} cannot be downloaded: {reason}; {remedy}") from None
+            if wait is None:
+                raise UserError(f"{key}: {url!r}: {attempt} tries failed, the last: {reason}; {remedy}") from None
+            print(f"download: try {attempt} failed: {reason}; again in {wait:g} s", file=sys.stderr)
+            time.sleep(wait)
+
+
+def _is_temporary(error: requests.RequestException) -> bool:
+    """Whether the same request may succeed a little later."""
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        return error.response.status_code == 429 or error.response.status_code >= 500
+    return isinstance(error, requests.ConnectionError | requests.Timeout | requests.exceptions.ChunkedEncodingError)
+
+
+def _wrong_hash(where: str, actual: str, expected: str) -> str:
+    return (
+        f"data.sha256: {where} has SHA-256 {actual}, expected {expected}; "
+        f"nothing was unpacked; get the right file, or set data.sha256 if you trust this one"
+    )

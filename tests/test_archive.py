@@ -1,0 +1,211 @@
+"""An archive is unpacked whole and inside its folder, or refused."""
+
+import bz2
+import gzip
+import lzma
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.data.archive import unpack
+from tests.helpers.sources import PHOTOS, contents, member, tar_bytes, zip_bytes
+
+UNPACKED = {name.removeprefix("top/"): content for name, content in PHOTOS.items()}
+ROOMY = (1000, 10**9)  # max_files, max_bytes
+
+
+def unpacked(content: bytes, base: Path, limits: tuple[int, int] = ROOMY) -> dict[str, bytes]:
+    """The files that an archive of these bytes unpacks to, through an atomic folder as in the stage."""
+    archive = base / "archive"
+    archive.write_bytes(content)
+    with files.atomic_folder(base / "images") as folder:
+        unpack(archive, folder, *limits)
+    return contents(base / "images")
+
+
+def refusal(content: bytes, base: Path, limits: tuple[int, int] = ROOMY) -> str:
+    """The one line with which an archive is refused; checks that no file is left."""
+    with pytest.raises(UserError) as refused:
+        unpacked(content, base, limits)
+    assert [path.name for path in base.iterdir()] == ["archive"]
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(tar_bytes(PHOTOS), id="tar"),
+        pytest.param(gzip.compress(tar_bytes(PHOTOS)), id="tar.gz"),
+        pytest.param(bz2.compress(tar_bytes(PHOTOS)), id="tar.bz2"),
+        pytest.param(lzma.compress(tar_bytes(PHOTOS)), id="tar.xz"),
+        pytest.param(zip_bytes(PHOTOS), id="zip"),
+    ],
+)
+def test_every_kind_of_archive_is_known_by_its_content(content: bytes, tmp_path: Path) -> None:
+    """The name of an archive does not matter; it unpacks to class folders and the licence; no file is executable."""
+    assert unpacked(content, tmp_path) == UNPACKED
+    assert all(path.stat().st_mode & 0o111 == 0 for path in (tmp_path / "images").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["top/daisy/a", "top/rose/b"], ["daisy/a", "rose/b"]),
+        (["./top/daisy/a", "./top/rose/b"], ["daisy/a", "rose/b"]),
+        (["daisy/a", "rose/b"], ["daisy/a", "rose/b"]),
+        (["daisy/a", "daisy/b"], ["daisy/a", "daisy/b"]),
+        (["top/daisy/a"], ["daisy/a"]),
+        (["top/top/a", "top/rose/b"], ["top/a", "rose/b"]),
+        (["top/train/daisy/a", "top/test/daisy/b"], ["train/daisy/a", "test/daisy/b"]),
+        (["top/daisy/a", "LICENSE"], ["top/daisy/a", "LICENSE"]),
+        (["top/daisy/a", "__MACOSX/top/._a", "top/.DS_Store", "top/daisy/Thumbs.db"], ["daisy/a"]),
+    ],
+)
+def test_one_common_top_folder_is_left_out(names: list[str], expected: list[str], tmp_path: Path) -> None:
+    """The one folder that holds all class folders is left out, but never a class folder; junk does not count."""
+    for pack in (tar_bytes, zip_bytes):
+        assert sorted(unpacked(pack(dict.fromkeys(names, b"x")), tmp_path)) == sorted(expected)
+
+
+def test_odd_names_survive(tmp_path: Path) -> None:
+    """Spaces, commas, quotes and non-ASCII letters are kept, also in a zip without the flag for UTF-8."""
+    names = {"Gänse blümchen/a, \"b\" 'c'.JPG": b"x", "薔薇/ü.png": b"y"}
+    assert unpacked(tar_bytes(names), tmp_path) == names
+    assert unpacked(zip_bytes(names), tmp_path) == names
+    unsaid = zip_bytes({"d/Xx.png": b"x", "e/Xx.png": b"x"}).replace(b"Xx.png", "ü.png".encode())
+    assert sorted(unpacked(unsaid, tmp_path)) == ["d/ü.png", "e/ü.png"]
+
+
+def link(name: str) -> zipfile.ZipInfo:
+    """The header of a symbolic link in a zip."""
+    info = zipfile.ZipInfo(name)
+    info.external_attr = 0o120777 << 16
+    return info
+
+
+ATTACKS = [
+    pytest.param(tar_bytes(PHOTOS, (member(name, kind, target=target), b"")), name, what, id=f"tar: {what}: {name}")
+    for name, kind, target, what in [
+        ("/tmp/x.jpg", tarfile.REGTYPE, "", "outside"),
+        ("top/../../x.jpg", tarfile.REGTYPE, "", "outside"),
+        ("..", tarfile.DIRTYPE, "", "outside"),
+        ("top/soft.jpg", tarfile.SYMTYPE, "/etc/passwd", "a link"),
+        ("top/hard.jpg", tarfile.LNKTYPE, "top/daisy/a.jpg", "a link"),
+        ("top/disk", tarfile.BLKTYPE, "", "neither"),
+        ("top/tty", tarfile.CHRTYPE, "", "neither"),
+        ("top/pipe", tarfile.FIFOTYPE, "", "neither"),
+        ("top/daisy/a.jpg", tarfile.REGTYPE, "", "there twice"),
+        ("top/daisy/./a.jpg", tarfile.REGTYPE, "", "there twice"),
+        ("top/daisy", tarfile.REGTYPE, "", "there twice"),
+        ("top/daisy/a.jpg/b.jpg", tarfile.REGTYPE, "", "there twice"),
+        ("top/daisy/" + "n" * 300, tarfile.REGTYPE, "", "too long a name"),
+        ("top/daisy/\udcff.jpg", tarfile.REGTYPE, "", "not named in UTF-8"),
+    ]
+] + [
+    pytest.param(zip_bytes(PHOTOS, (info, b"target")), info.filename, what, id=f"zip: {what}: {info.filename}")
+    for info, what in [
+        (zipfile.ZipInfo("/tmp/x.jpg"), "outside"),
+        (zipfile.ZipInfo("top/../../x.jpg"), "outside"),
+        (link("top/soft.jpg"), "a link"),
+        (zipfile.ZipInfo("top/./daisy/a.jpg"), "there twice"),
+    ]
+]
+
+
+@pytest.mark.parametrize(("content", "name", "what"), ATTACKS)
+def test_nothing_lands_outside(content: bytes, name: str, what: str, tmp_path: Path) -> None:
+    """An entry outside the folder, a link, a device or a second entry is refused by name; nothing is unpacked."""
+    said = refusal(content, tmp_path)
+    assert f"its entry {name!r} is " in said
+    assert what in said
+
+
+def test_a_zip_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    """The message shows its bytes."""
+    said = refusal(zip_bytes({"daisy/Xx.png": b"x"}).replace(b"Xx", b"\xff\xfe"), tmp_path)
+    assert r"its entry 'daisy/\udcff\udcfe.png' is not named in UTF-8" in said
+
+
+@pytest.mark.parametrize("pack", [tar_bytes, zip_bytes])
+def test_more_entries_or_bytes_than_allowed_are_refused(
+    pack: Callable[[dict[str, bytes]], bytes], tmp_path: Path
+) -> None:
+    """The limits are exact, and the message names the key to raise."""
+    content, size = pack(PHOTOS), sum(map(len, PHOTOS.values()))
+    assert unpacked(content, tmp_path, (len(PHOTOS), size)) == UNPACKED
+    files.remove(tmp_path / "images")
+    assert "data.max_files: " in refusal(content, tmp_path, (len(PHOTOS) - 1, size))
+    assert "data.max_bytes: " in refusal(content, tmp_path, (len(PHOTOS), size - 1))
+
+
+def test_bytes_are_counted(tmp_path: Path) -> None:
+    """A small archive with a sparse file of a terabyte is refused after max_bytes."""
+    real = tmp_path / "sparse"
+    with real.open("wb") as sparse:
+        sparse.truncate(10**12)
+    subprocess.run(["tar", "--sparse", "-cf", "x.tar", "sparse"], cwd=tmp_path, check=True)
+    content = (tmp_path / "x.tar").read_bytes()
+    real.unlink()
+    (tmp_path / "x.tar").unlink()
+    assert "data.max_bytes: " in refusal(content, tmp_path, (10, 5_000_000))
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8bnot gzip", b"PK\x03\x04not zip", bytes(10240)])
+def test_what_is_no_archive_is_refused(content: bytes, tmp_path: Path) -> None:
+    """A file that is no archive, or holds no file, is refused with what is allowed."""
+    assert refusal(content, tmp_path).startswith("data.url: ")
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress])
+@settings(deadline=None)
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_a_truncated_tar_is_refused(
+    compress: Callable[[bytes], bytes], share: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A tar cut at any point is refused as damaged (two blocks of zeros are its end; one is enough)."""
+    whole = tar_bytes(PHOTOS).rstrip(b"\0")
+    whole += bytes(-len(whole) % 512)
+    content = compress(whole + bytes(512))
+    cut = content[: int(share * (len(content) - (511 if compress is bytes else 0)))]
+    assert "cannot be unpacked" in refusal(cut, tmp_path_factory.mktemp("cut"))
+
+
+@settings(deadline=None)
+@given(share=st.floats(0, 1, exclude_max=True))
+def test_a_truncated_zip_is_refused(share: float, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A zip cut at any point is refused as damaged."""
+    content = zip_bytes(PHOTOS)
+    assert "cannot be unpacked" in refusal(content[: int(share * len(content))], tmp_path_factory.mktemp("cut"))
+
+
+@pytest.mark.parametrize("content", [tar_bytes(PHOTOS), gzip.compress(tar_bytes(PHOTOS)), zip_bytes(PHOTOS)])
+@settings(deadline=None)
+@given(share=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
+def test_a_changed_byte_never_ends_in_a_traceback(
+    content: bytes, share: float, flip: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """An archive with a changed byte unpacks or is refused, and no partial output is left."""
+    changed, base = bytearray(content), tmp_path_factory.mktemp("changed")
+    changed[int(share * len(changed))] ^= flip
+    try:
+        unpacked(bytes(changed), base)
+    except UserError:
+        assert [path.name for path in base.iterdir()] == ["archive"]
+    else:
+        assert sorted(path.name for path in base.iterdir()) == ["archive", "images"]
+
+
+def test_a_broken_header_is_not_taken_for_the_end(tmp_path: Path) -> None:
+    """A tar with a broken header in the middle is refused, not unpacked up to there."""
+    content = bytearray(tar_bytes(PHOTOS))
+    content[content.index(b"top/rose/b.jpg")] ^= 1
+    assert "cannot be unpacked: a header is broken" in refusal(bytes(content), tmp_path)

@@ -1,0 +1,168 @@
+"""A file from an address is the right one or is refused; after a temporary error it is tried again."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.data import fetch
+from tests.conftest import PROJECT
+from tests.helpers.sources import BODY, NO_WAITS, PHOTOS, reply, server, tar_bytes
+
+BODY_SHA256 = hashlib.sha256(BODY).hexdigest()
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        pytest.param(lambda request: reply(request, b"", 503), id="status 503"),
+        pytest.param(lambda request: reply(request, b"", 429), id="status 429"),
+        pytest.param(lambda request: reply(request, BODY[:1000], length=len(BODY)), id="body cut short"),
+        pytest.param(lambda request: request.connection.close(), id="no answer"),
+    ],
+)
+def test_a_temporary_error_is_tried_again(
+    failure: Callable[[BaseHTTPRequestHandler], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The file arrives if the server fails twice and then answers; each failed try is printed."""
+    with server(lambda request, n: failure(request) if n <= 2 else reply(request, BODY)) as (url, asked):
+        fetch.download(url, tmp_path / "got", BODY_SHA256, NO_WAITS)
+    assert (tmp_path / "got").read_bytes() == BODY
+    assert len(asked) == 3
+    printed = capfd.readouterr().err
+    assert [f"try {n} failed" in printed for n in (1, 2, 3)] == [True, True, False]
+
+
+def test_the_waits_grow() -> None:
+    """Each wait is twice the one before, and there are five tries."""
+    assert [later / earlier for earlier, later in zip(fetch.WAITS, fetch.WAITS[1:], strict=False)] == [2, 2, 2]
+
+
+def test_giving_up_says_how_to_go_on(tmp_path: Path) -> None:
+    """After the last try the message names the address and what to do without a network; no file is left."""
+    with (
+        server(lambda request, n: reply(request, b"", 500)) as (url, asked),
+        pytest.raises(UserError, match=r"5 tries failed, the last: 500 .* set data.url: file:///"),
+    ):
+        fetch.download(url, tmp_path / "got", "0" * 64, NO_WAITS)
+    assert len(asked) == 5
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_file_is_refused_at_once(tmp_path: Path) -> None:
+    """Status 404 is not tried again."""
+    with (
+        server(lambda request, n: reply(request, b"", 404)) as (url, asked),
+        pytest.raises(UserError, match=r"data.url: .* cannot be downloaded: 404 .* set data.url: file:///"),
+    ):
+        fetch.download(url, tmp_path / "got", "0" * 64, NO_WAITS)
+    assert len(asked) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_hash_is_refused_at_once(tmp_path: Path) -> None:
+    """A file with another hash is not kept; both hashes are named."""
+    right, wrong = BODY_SHA256, "0" * 64
+    with (
+        server(lambda request, n: reply(request, BODY)) as (url, asked),
+        pytest.raises(UserError, match=f"data.sha256: {url} has SHA-256 {right}, expected {wrong}"),
+    ):
+        fetch.download(url, tmp_path / "got", wrong, NO_WAITS)
+    assert len(asked) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_is_kept_and_checked_and_fetched_again_if_damaged(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The second time needs no network; a damaged kept archive is named, removed and downloaded again."""
+    with server(lambda request, n: reply(request, BODY)) as (url, asked):
+        kept = fetch.obtain_archive(url, BODY_SHA256, tmp_path, NO_WAITS)
+        assert fetch.obtain_archive(url, BODY_SHA256, tmp_path, NO_WAITS) == kept == tmp_path / BODY_SHA256
+        assert len(asked) == 1
+        kept.write_bytes(b"damaged")
+        assert fetch.obtain_archive(url, BODY_SHA256, tmp_path, NO_WAITS).read_bytes() == BODY
+        assert len(asked) == 2
+    assert f"{kept} has SHA-256" in capfd.readouterr().err
+
+
+def test_bytes_are_stored_as_they_are_in_the_archive(tmp_path: Path) -> None:
+    """The server is asked not to encode what it sends."""
+    encodings: list[str | None] = []
+
+    def answer(request: BaseHTTPRequestHandler, n: int) -> None:
+        encodings.append(request.headers["Accept-Encoding"])
+        reply(request, BODY)
+
+    with server(answer) as (url, _):
+        fetch.download(url, tmp_path / "got", BODY_SHA256, NO_WAITS)
+    assert encodings == ["identity"]
+
+
+def test_a_killed_download_leaves_nothing_and_the_next_one_succeeds(tmp_path: Path) -> None:
+    """SIGKILL during a download leaves only a partial file; the next run removes it and succeeds."""
+    digest, killed = BODY_SHA256, threading.Event()
+
+    def answer(request: BaseHTTPRequestHandler, n: int) -> None:
+        if n == 1:
+            reply(request, BODY[:200_000], length=len(BODY))
+            request.wfile.flush()
+            killed.wait()
+        else:
+            reply(request, BODY)
+
+    archives = tmp_path / "archives"
+    with server(answer) as (url, _):
+        code = (
+            f"from pathlib import Path; from pipeline.data.fetch import *; obtain_archive({url!r}, {digest!r}, Path())"
+        )
+        archives.mkdir()
+        child = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=archives, env={**os.environ, "PYTHONPATH": str(PROJECT)}
+        )
+        partial = archives / f".{digest}.partial"
+        while not partial.exists():
+            assert child.poll() is None
+            time.sleep(0.01)
+        child.kill()
+        assert child.wait() == -signal.SIGKILL
+        killed.set()
+        assert [path.name for path in archives.iterdir()] == [partial.name]
+        other = archives / ".another.partial"
+        other.write_bytes(b"of an earlier run")
+        assert fetch.obtain_archive(url, digest, archives, NO_WAITS).read_bytes() == BODY
+    assert [path.name for path in archives.iterdir()] == [digest]
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("file://photos.tgz", "has no full path"),
+        ("file:///nowhere/photos.tgz", "there is no such file"),
+        ("file:///", "there is no such file"),
+    ],
+)
+def test_a_wrong_file_address_is_refused(url: str, said: str, tmp_path: Path) -> None:
+    """An address without a full path, or of no file, is refused with what is allowed."""
+    with pytest.raises(UserError, match=f"data.url: '{url}'.* {said}.*; allowed: "):
+        fetch.obtain_archive(url, "0" * 64, tmp_path)
+
+
+def test_an_own_archive_with_a_wrong_hash_stays(tmp_path: Path) -> None:
+    """A file:// archive is never removed; both hashes are named."""
+    archive = tmp_path / "own#1.tar"
+    archive.write_bytes(tar_bytes(PHOTOS))
+    with pytest.raises(UserError, match=f"has SHA-256 {files.sha256(archive)}, expected {'0' * 64}"):
+        fetch.obtain_archive(f"file://{archive}", "0" * 64, tmp_path)
+    assert archive.exists()
+    assert fetch.obtain_archive(f"file://{archive}", files.sha256(archive), tmp_path) == archive
