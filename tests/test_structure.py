@@ -1,6 +1,7 @@
 """The architecture: layers and their imports, the owner of each library, and what a stage depends on."""
 
 import ast
+import re
 import signal
 import subprocess
 import sys
@@ -202,6 +203,27 @@ def test_the_lock_names_no_address() -> None:
     assert "://" not in text
     assert "--index" not in text
     assert text.count("--hash=sha256:") > 100
+
+
+def statements_of_import(body: list[ast.stmt]) -> Iterator[str]:
+    """The statements that run when a module is imported, in one line each, without definitions."""
+    for node in body:
+        if isinstance(node, ast.If | ast.Try | ast.With):
+            yield from statements_of_import(node.body) if "__main__" not in ast.unparse(node) else ()
+        elif not isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield ast.unparse(node)
+
+
+def test_an_import_changes_nothing_of_the_process() -> None:
+    """No module sets an environment variable, a hook or a threshold at import; `pipeline` does, for its commands."""
+    changing = re.compile(r"(os|sys|gc|signal|threading|torch)\.[\w.]*( =|\[|\()|start_command")
+    changes = {
+        (module, statement)
+        for module, path in MODULES.items()
+        for statement in statements_of_import(ast.parse(path.read_text()).body)
+        if changing.match(statement)
+    }
+    assert changes == {("pipeline", "start_command()")}
 
 
 def test_one_module_knows_where_dvc_lock_lies() -> None:

@@ -145,6 +145,17 @@ def test_imports_without_memory_are_a_line() -> None:
     assert "train: no memory is left: " in done.stderr
 
 
+@pytest.mark.parametrize("argument", ["-m", "-c", str(PROJECT / "pipeline/launch.py")])
+def test_only_a_command_changes_the_interpreter(argument: str) -> None:
+    """A command and the processes that it spawns set the error hook and the garbage collector; other imports do not."""
+    code = (
+        f"import gc, sys; sys.argv[0], before = {argument!r}, (gc.get_threshold(), sys.excepthook); import pipeline; "
+        f"print((gc.get_threshold() != before[0], sys.excepthook != before[1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{(argument != '-c',) * 2}\n"
+
+
 def test_what_stays_is_named_though_another_error_follows(capsys: pytest.CaptureFixture[str]) -> None:
     """A file that could not be removed is told of, whatever else fails after it."""
     first = OSError(errno.EROFS, os.strerror(errno.EROFS), "output")

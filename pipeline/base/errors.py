@@ -117,11 +117,10 @@ def describe_system_error(error: BaseException) -> str:
 
 
 def import_error_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """As sys.excepthook, say in a line that a command of this package had no memory for its imports."""
-    program = Path(sys.argv[0])
-    said = describe_system_error(error) if program.parent == Path(__file__).parents[1] else ""
+    """As sys.excepthook of a command: print one line if the memory was too small for its imports, else a traceback."""
+    said = describe_system_error(error)
     if said:
-        _say(program.stem, said)
+        _say(Path(sys.argv[0]).stem, said)
     else:
         sys.__excepthook__(kind, error, trace)
 

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar, cast
 
-os.environ.setdefault("NUMBA_SLP_VECTORIZE", "1")  # read at import; makes `resample` 1.6 times as fast [measured]
-
 import numba
 
 HERE = Path(__file__).parent
@@ -25,5 +23,7 @@ def compiled(loop: Loop, contract: bool = False) -> Loop:
     Every floating-point operation rounds, as written. `contract` allows a product and a sum to become one operation,
     rounded once: for loops whose numbers need no rounding.
     """
+    # numba reads this when it compiles a loop. It makes `resample` 1.6 times as fast [measured].
+    numba.config.SLP_VECTORIZE = 1  # type: ignore[attr-defined]  # numba adds its settings to the module at run time
     fastmath = {"contract"} if contract else False
     return cast(Loop, numba.njit(nogil=True, cache=KEPT, error_model="numpy", fastmath=fastmath)(loop))

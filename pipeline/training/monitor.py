@@ -1,6 +1,5 @@
 """What a person sees of a run while it lasts: a progress bar, a line an epoch, TensorBoard. Nothing here is hashed."""
 
-import os
 import sys
 import time
 import warnings
@@ -16,7 +15,6 @@ from tqdm import tqdm
 from pipeline.engine.loop import Batch, Totals
 from pipeline.loader import augment
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # tensorboard's own stub is asked for nothing but events
 with warnings.catch_warnings():  # its import touches interfaces that its dependencies deprecate
     warnings.simplefilter("ignore")
     from torch.utils.tensorboard import SummaryWriter

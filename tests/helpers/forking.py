@@ -175,7 +175,7 @@ def be(words: list[str]) -> int:
     sys.orig_argv = [sys.executable, *words]
     try:
         if words[0] == "-m":
-            sys.argv = words[1:]
+            sys.argv = ["-m", *words[2:]]  # as Python itself does, until it has found the module
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = ["-c", *words[2:]]
