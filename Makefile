@@ -47,7 +47,7 @@ verify: setup  ## repeat what the committed dvc.lock claims, and compare every b
 
 # Three rings. A test is in the first, unless its mark says why not: slow("the reason"), or gpu.
 # First: for whoever comes, and before every commit. What it leaves out is dear, and it has another of its kind.
-test: lint  ## lint, types, every unit, one of each kind of real process (about 12 minutes on 2 cores)
+test: lint  ## lint, types, every unit, one of each kind of real process (about 9 minutes on 2 idle cores)
 	@python -m pytest -n auto --dist worksteal -m "not gpu and not slow"
 
 # Second: what continuous integration runs, for nothing may be broken that a machine without a GPU can show.

@@ -16,7 +16,7 @@ README = Path("README.md")
 BLOCK = re.compile(r"(?<=<!-- figures: python -m benchmarks readme -->\n).*?(?=<!-- /figures -->)", re.DOTALL)
 SIDE = 224
 Report = Mapping[str, Any]
-Line = tuple[str, str, str]  # what is measured, ours, and what stands beside it
+Line = tuple[str, str, str]  # what is measured, our figure, and what it is compared with
 
 
 def loader(report: Report) -> list[Line]:
@@ -26,7 +26,9 @@ def loader(report: Report) -> list[Line]:
         for name, ratio in times.items()
         if name.endswith(f" {SIDE}") and not name.startswith("ours")
     ]
-    return [(f"CPU to load a photo at {SIDE} pixels", f"{rows[f'ours {SIDE}']['cpu_ms']:.2f} ms", ", ".join(others))]
+    return [
+        (f"CPU time to load one photo at {SIDE} pixels", f"{rows[f'ours {SIDE}']['cpu_ms']:.2f} ms", ", ".join(others))
+    ]
 
 
 def prepare(report: Report) -> list[Line]:
@@ -34,13 +36,13 @@ def prepare(report: Report) -> list[Line]:
     others = ", ".join(
         f"{name} {rates[name]} (ours: {share:.2f} of it)" for name, share in report["figures"]["throughput"].items()
     )
-    what = "`prepare`, which decodes once with Pillow, on all cores"
+    what = "`prepare` (decodes once, with Pillow), on all cores"
     return [(what, f"{rates['ours']} photos/s", f"decode and resize alone: {others}")]
 
 
 def ceiling(report: Report) -> list[Line]:
     shares = ", ".join(f"{name}: {share:.3f}" for name, share in report["figures"]["share"].items())
-    lines = [("training, over the same step fed one batch that stays", shares, "1: it never waits for images")]
+    lines = [("training speed, relative to the same step on one fixed batch", shares, "1: it never waits for images")]
     if price := report["figures"]["price_of_deterministic"]:
         prices = ", ".join(f"{name.split(' not')[0]}: {100 * value:.1f} %" for name, value in price.items())
         lines.append(("what `deterministic: true` costs", prices, ""))
@@ -51,7 +53,10 @@ def growth(report: Report) -> list[Line]:
     memory, linear = (report["figures"][name] for name in ("memory", "linear"))
     lines = [(f"peak memory of `{name}` at 10 times the data", f"{memory[name]:.2f} times", "") for name in STAGES]
     costs = ", ".join(f"`{name}` {value:.2f}" for name, value in linear.items())
-    return [*lines, ("cost of a further photo, from 3 to 10 times the data over from 1 to 3", costs, "1: linear")]
+    return [
+        *lines,
+        ("cost per added photo: from 3 to 10 times the data, relative to from 1 to 3 times", costs, "1: linear"),
+    ]
 
 
 STAGES = ("split", "prepare")
@@ -62,8 +67,8 @@ def pipeline(report: Report) -> list[Line]:
     return [
         (
             f"`dvc repro` from a local archive ({report['of']['photos']}; epochs: {report['of']['epochs']})",
-            f"{figures['whole_s']:.1f} s, the first step after {figures['first_step_s']:.1f} s",
-            f"again, nothing changed: {figures['again_s']:.1f} s; `dvc status`: {figures['status_s']:.1f} s",
+            f"{figures['whole_s']:.1f} s; first step after {figures['first_step_s']:.1f} s",
+            f"again, with nothing changed: {figures['again_s']:.1f} s; `dvc status`: {figures['status_s']:.1f} s",
         )
     ]
 
@@ -72,7 +77,7 @@ def time_to_accuracy(report: Report) -> list[Line]:
     of, found = report["of"], report["figures"]
     return [
         (
-            f"to {found['target']} on the validation split ({of['photos']}; {of['model']}, {of['epochs']} epochs)",
+            f"time to validation accuracy {found['target']} ({of['photos']}; {of['model']}, {of['epochs']} epochs)",
             f"{found['from_first_step_s']:.1f} s from the first step, {found['from_start_s']:.1f} s from the start",
             f"median; {found['reached']} seeds reached it",
         )
@@ -90,7 +95,7 @@ def peers(report: Report) -> list[Line]:
 
 def ways(report: Report) -> list[Line]:
     seconds = ", ".join(f"{name} {row['epoch_s']:.1f}" for name, row in report["rows"].items())
-    return [(f"seconds an epoch, {report['of']['devices']} devices", seconds, "")]
+    return [(f"seconds per epoch, {report['of']['devices']} devices", seconds, "")]
 
 
 LINES: dict[str, Callable[[Report], list[Line]]] = {
@@ -128,7 +133,7 @@ def table(results: Path) -> str:
             lines += [f"| {what}{mark} | {ours} | {others} |" for what, ours, others in describe(report)]
     if not lines:
         return "Not measured yet: `make bench`."
-    head = ["| what | here | beside it, in the same run |", "|---|---|---|"]
+    head = ["| what | here | for comparison, in the same run |", "|---|---|---|"]
     names = [f"[{number}] {where}" for number, where in enumerate(machines, 1)]
     return "\n".join([*head, *lines, "", "<br>".join(names)])
 
