@@ -35,6 +35,7 @@ OWNERS = {  # a library → the modules that import it
     "apex": {"engine.apex"}, "dvc": set(), "sklearn": set(), "numba": {"loader.compiled"},
     "ctypes": {"base.linux", "config.machine"},
 }  # fmt: skip
+TORCH_DISTRIBUTED = {"engine.rendezvous", "engine.distributed", "engine.launchers"}  # stores, exchanges, torchrun
 APEX_USERS = {"engine.choices", "launch", "doctor"}  # import engine.apex, inside a function
 
 
@@ -83,7 +84,7 @@ def test_a_library_has_an_owner(module: str) -> None:
         library = name.split(".")[0]
         assert here in OWNERS.get(library, {here}), f"{here} imports {library}"
         if name.startswith("torch.distributed"):
-            assert here in {"engine.rendezvous", "engine.distributed", "launch"}, f"{here} imports torch.distributed"
+            assert here in TORCH_DISTRIBUTED, f"{here} imports torch.distributed"
 
 
 def test_apex_is_asked_for_in_one_place() -> None:

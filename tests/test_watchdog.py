@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from benchmarks.faults import frozen
-from pipeline import launch
 from pipeline.config import params
+from pipeline.engine import launchers
 from pipeline.engine import watchdog as frozen_processes
 from pipeline.engine.distributed import ENDED_NOTE
 from pipeline.engine.watchdog import Silence, Watch, stopped
@@ -89,7 +89,7 @@ def test_the_order_of_exits_names_nobody(
     run = params.parse(on_cpu(raw, run__processes=2)).run
     watch = Watch(dict, 1)
     watch.close()
-    assert launch._first_to_end(codes, watch, run) == "process 1 of 2 ended with signal SIGKILL; see above"
+    assert launchers.first_to_end(codes, watch, run) == "process 1 of 2 ended with signal SIGKILL; see above"
 
 
 def test_a_silent_listener_at_the_rendezvous_ends_the_launcher(tmp_path: Path) -> None:

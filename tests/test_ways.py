@@ -22,7 +22,7 @@ from pipeline.config import params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params, Train
 from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS, SYNC_BNS
-from pipeline.launch import LAUNCHERS, srun
+from pipeline.engine.launchers import LAUNCHERS, srun
 from tests.conftest import PROJECT, change, on_cpu, read_params
 from tests.helpers import starts
 from tests.test_train import small_world

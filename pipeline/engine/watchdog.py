@@ -127,7 +127,7 @@ class Watch:
             self.named[name] = f"{name} (pid {pid}) {why}, and was killed"
             os.kill(pid, signal.SIGKILL)
 
-    def pass_on(self, number: int, again: bool) -> None:
+    def forward(self, number: int, again: bool) -> None:
         """Send a signal to all; one that is stopped goes on to receive it, or is killed if it is sent again."""
         for name, pid in self._pids().items():
             if again and stopped(pid):

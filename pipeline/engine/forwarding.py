@@ -1,0 +1,50 @@
+"""The launcher hands the signals that it receives to its processes, and lets a Watch look after them."""
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from pipeline.engine.stopping import SIGNALS
+from pipeline.engine.watchdog import Watch
+
+FORWARDED: set[int] = set()  # the signals that asked this launcher to stop, and that its processes have received
+
+
+@contextmanager
+def supervised(pids: Callable[[], Mapping[str, int]], timeout_seconds: int, waits: bool = True) -> Iterator[Watch]:
+    """In the block, the processes `pids()` (process ids by name) are watched, and SIGNALS go to them.
+
+    The launcher ends when they end. Before there are any, a signal ends the launcher. Each signal is forwarded once:
+    when DVC is terminated, a second one follows, and would meet processes that are saving. A second one kills the
+    processes that are stopped. Ctrl-Z stops the processes too, because torchrun's are not in the terminal's job.
+    `waits`: see Watch.
+    """
+    watch = Watch(pids, timeout_seconds, waits)
+
+    def forward(number: int, _: FrameType | None) -> None:
+        if not pids():
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        watch.forward(number, again=number in FORWARDED)
+        FORWARDED.add(number)
+
+    def pause(_: int, __: FrameType | None) -> None:
+        _send(signal.SIGSTOP, [*pids().values(), os.getpid()])
+        _send(signal.SIGCONT, pids().values())  # runs after somebody has continued this process
+
+    handlers = dict.fromkeys(SIGNALS, forward) | {signal.SIGTSTP: pause}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield watch
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        watch.close()
+
+
+def _send(number: int, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)

@@ -1,0 +1,225 @@
+"""The ways to start the processes of a run: torchrun, multiprocessing, and Slurm's srun.
+
+torchrun and `spawn` set the same variables in every process (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
+and find a free port. Slurm sets its own (see world.py and rendezvous.py).
+"""
+
+import logging
+import multiprocessing
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch.multiprocessing as mp
+from torch.distributed import DistError, TCPStore
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from pipeline.base.errors import UserError
+from pipeline.config.params import Run
+from pipeline.engine.distributed import ENDED_NOTE, PEER_DIED
+from pipeline.engine.forwarding import supervised
+from pipeline.engine.watchdog import Watch
+
+
+def torchrun(module: str, run: Run) -> None:
+    """Start this node's processes of `python -m module` with torchrun's agent, in this process.
+
+    Raises UserError naming the first process that failed, or a node that cannot be reached.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the UserError names the failed process
+    per_node = run.processes // run.nodes
+    config = LaunchConfig(
+        min_nodes=run.min_processes // per_node or run.nodes,
+        max_nodes=run.nodes,
+        nproc_per_node=per_node,
+        run_id="perennial",
+        rdzv_endpoint=run.rendezvous,
+        **_rendezvous(run),
+        max_restarts=0,
+        monitor_interval=0.1,
+        signals_to_handle="SIGUSR2",  # not SIGNALS: at the second of those the agent would leave its processes alone
+    )
+    if run.min_processes:
+        # The agent of torch 2.11 publishes its store's address in the first round only. A node that joins later needs
+        # it too, and would wait for ever.
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    try:
+        # setpriv ends a process whose launcher died before the process asked the kernel for this (`stage.main`).
+        with supervised(lambda: _children(run), run.timeout_seconds) as watch, _meeting(watch, run):
+            elastic_launch(config, "setpriv")("--pdeathsig", "TERM", sys.executable, "-m", module)
+    except ChildFailedError as error:
+        codes = {
+            rank: failure.exitcode
+            for rank, failure in sorted(error.failures.items(), key=lambda item: item[1].timestamp)
+        }
+        raise UserError(first_to_end(codes, watch, run)) from None
+    except (RendezvousError, DistError) as error:
+        raise UserError(f"run.rendezvous: {run.rendezvous!r}: the nodes cannot meet there: {error}") from None
+
+
+def _rendezvous(run: Run) -> dict[str, Any]:
+    """How torchrun's agents meet, one per node. The first node has rank 0, which reads and writes the files."""
+    if run.nodes == 1:
+        # Without this, processes look for this machine by its host name. A container without a network has none.
+        return {"rdzv_backend": "c10d", "local_addr": "localhost"}
+    if run.min_processes == 0:  # ranks follow run.node_rank, so a node has the same ranks in every start
+        return {"rdzv_backend": "static", "rdzv_configs": {"rank": run.node_rank, "timeout": run.timeout_seconds}}
+    # The agents are ranked by their addresses, as text. Only the first address is used as one. "~" sorts last.
+    host = run.rendezvous.rpartition(":")[0]
+    return {
+        "rdzv_backend": "c10d",
+        "rdzv_configs": {
+            "is_host": run.node_rank == 0,
+            "join_timeout": 2 * run.timeout_seconds,
+            "last_call_timeout": run.timeout_seconds,  # how long min_nodes nodes wait for the rest
+        },
+        "local_addr": host if run.node_rank == 0 else f"~{run.node_rank}",
+    }
+
+
+@contextmanager
+def _meeting(watch: Watch, run: Run) -> Iterator[None]:
+    """Print that this node waits for the others, and end this launcher if they do not meet in time.
+
+    torch waits for ever, and prints nothing, if another program listens at run.rendezvous.
+    """
+    if run.nodes == 1:
+        yield
+        return
+    # With run.min_processes torchrun first waits for enough nodes, and then as long for all of them.
+    seconds = run.timeout_seconds * (2 if run.min_processes else 1)
+    print(
+        f"launch: node {run.node_rank} of {run.nodes} waits for the others at {run.rendezvous} "
+        f"(run.rendezvous), {seconds} s at most",
+        file=sys.stderr,
+    )
+
+    def give_up() -> None:
+        if watch.seen():
+            return
+        print(
+            f"launch: run.rendezvous: {run.rendezvous!r}: the nodes did not meet there within {seconds} s "
+            "(run.timeout_seconds); is node 0 started, does nothing else listen on this port, and does every node have "
+            "the same params?",
+            file=sys.stderr,
+            flush=True,
+        )
+        shutil.rmtree(Path(os.environ[ENDED_NOTE]).parent, ignore_errors=True)
+        os._exit(1)
+
+    timer = threading.Timer(seconds + 5, give_up)  # torch gives up after `seconds`, if at all
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def spawn(module: str, run: Run) -> None:
+    """Start the processes of `module` with multiprocessing. Raises UserError naming the first that failed."""
+    # The store is in this process, on a port that the system chose, so two runs at a time do not collide.
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    shared = {
+        "WORLD_SIZE": str(run.processes),
+        "LOCAL_WORLD_SIZE": str(run.processes),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store exists already; no process has to open one
+    }
+    try:
+        context = mp.start_processes(
+            _run_module, args=(module, shared), nprocs=run.processes, join=False, start_method="spawn"
+        )
+        names = [_name(rank, run) for rank in range(run.processes)]
+        with supervised(lambda: dict(zip(names, context.pids(), strict=True)), run.timeout_seconds) as watch:
+            while not context.join():
+                pass
+    except mp.ProcessExitedException as error:
+        codes = {rank: process.exitcode for rank, process in enumerate(context.processes) if process.exitcode}
+        first = {error.error_index: error.exit_code}
+        raise UserError(first_to_end(first | codes, watch, run)) from None
+
+
+def _run_module(rank: int, module: str, shared: dict[str, str]) -> None:
+    """In a new process: run `module` as `python -m module` would."""
+    if (launcher := multiprocessing.parent_process()) and os.getppid() != launcher.pid:
+        os._exit(1)  # the launcher ended before torch asked the kernel to end this process with it
+    os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
+    sys.argv = [module]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def slurm(module: str, run: Run) -> None:
+    """Start the processes with srun in this Slurm job. Raises UserError outside a job, or if a process failed."""
+    if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
+        raise UserError(
+            "run.launcher: 'slurm' needs a Slurm job and srun (found: none); start it in one: sbatch or salloc with "
+            f"--nodes={run.nodes} --ntasks={run.processes}; or take torchrun"
+        )
+    with (
+        subprocess.Popen([*srun(run, os.environ), sys.executable, "-m", module]) as process,
+        supervised(lambda: {"srun": process.pid}, run.timeout_seconds, waits=False) as watch,
+    ):
+        code = process.wait()
+    if code:
+        raise UserError("; ".join(watch.named.values()) or f"srun ended with {_status(code)}; see above")
+
+
+def srun(run: Run, environ: Mapping[str, str]) -> list[str]:
+    """The srun command for the processes of a run. It names the job's cores per task, which srun does not inherit.
+
+    [Slurm 22.05, release notes: srun no longer reads SLURM_CPUS_PER_TASK]
+    """
+    cores = environ.get("SLURM_CPUS_PER_TASK")
+    per_task = [f"--cpus-per-task={cores}"] if cores else []
+    return ["srun", f"--nodes={run.nodes}", f"--ntasks={run.processes}", *per_task, "--kill-on-bad-exit=1"]
+
+
+def _name(rank: int, run: Run) -> str:
+    return f"process {rank} of {run.processes}"
+
+
+def _children(run: Run) -> dict[str, int]:
+    """The processes that torchrun's agent has started: process ids by name."""
+    pids = {}
+    for child in psutil.Process().children():
+        with suppress(psutil.Error, KeyError):  # it has ended, or setpriv has not started Python yet
+            pids[_name(int(child.environ()["RANK"]), run)] = child.pid
+    return pids
+
+
+def first_to_end(codes: dict[int, int], watch: Watch, run: Run) -> str:
+    """The message that names the process that ended first, and how it ended.
+
+    In this order: the processes that the launcher killed, the one that other processes saw end, the first that failed.
+    `codes`: the exit statuses by rank, in the order in which they were seen. On a busy machine this order says little.
+    """
+    if watch.named:
+        return "; ".join(watch.named.values())
+    note = Path(os.environ[ENDED_NOTE])
+    noted = int(note.read_text() or "-1") if note.exists() else -1
+    failed = [rank for rank, code in codes.items() if code != PEER_DIED]
+    for rank in [noted] * (noted in codes) + failed:
+        return f"{_name(rank, run)} ended with {_status(codes[rank])}; see above"
+    process = _name(noted, run) if noted >= 0 else "a process of another node"
+    return f"{process} ended or was silent, so the others left; see above, and the messages of its node"
+
+
+def _status(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+
+# name → starts the processes of (module, run)
+LAUNCHERS: dict[str, Callable[[str, Run], None]] = {"torchrun": torchrun, "spawn": spawn, "slurm": slurm}
