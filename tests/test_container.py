@@ -99,7 +99,8 @@ def test_a_changed_line_makes_the_image_stale(built_from: Path, tmp_path: Path, 
     assert stale == (name,)
     (sentence,) = validity.faults(params.parse(on_cpu(raw)), machine.Machine(0, "missing", True, stale=stale))
     assert sentence == (
-        f"{name}: not as the image of this container was built from; allowed: the same; build it again: make image"
+        f"{name}: not the file that this container's image was built from; allowed: the same file; "
+        f"build the image again: make image"
     )
 
 

@@ -128,22 +128,23 @@ def test_every_port_there_is_can_be_met_at(raw: dict[str, Any], port: str) -> No
     ("changes", "sentence"),
     [
         ({"paths__images": "data/packed"},
-         "paths.images: 'data/packed' is the same as paths.packed ('data/packed'), which holds nothing else; "
-         "allowed: beside it"),
+         "paths.images: 'data/packed' is the same as paths.packed ('data/packed'), which must contain nothing "
+         "else; allowed: a path outside it"),
         ({"paths__archives": "data/images/archives"},
-         "paths.archives: 'data/images/archives' is inside paths.images ('data/images'), which holds nothing else; "
-         "allowed: beside it"),
+         "paths.archives: 'data/images/archives' is inside paths.images ('data/images'), which must contain nothing "
+         "else; allowed: a path outside it"),
         ({"paths__split": "data/weights/split.csv"},
-         "paths.split: 'data/weights/split.csv' is inside paths.weights ('data/weights'), which holds nothing else; "
-         "allowed: beside it"),
+         "paths.split: 'data/weights/split.csv' is inside paths.weights ('data/weights'), which must contain nothing "
+         "else; allowed: a path outside it"),
         ({"paths__metrics": "data/split.csv"},
-         "paths.metrics: 'data/split.csv' is the same as paths.split ('data/split.csv'), which holds nothing else; "
-         "allowed: beside it"),
+         "paths.metrics: 'data/split.csv' is the same as paths.split ('data/split.csv'), which must contain nothing "
+         "else; allowed: a path outside it"),
         ({"paths__images": "pipeline/images"},
-         "paths.images: 'pipeline/images': the project has files of its own there; allowed: another, such as "
+         "paths.images: 'pipeline/images': the project's own files are there; allowed: another path, such as "
          "data/images"),
         ({"run__processes": 20, "train__parallel": "ddp", "train__batch_size": 20},
-         "run.processes: 20 on a node are more than 8 for each core here (2); allowed: 1 to 16; 1 to 2 are of use"),
+         "run.processes: 20 on a node are more than 8 for each core here (2); allowed: 1 to 16; more than 2 are not "
+         "faster"),
     ],
 )  # fmt: skip
 def test_what_would_be_in_the_way_is_refused(raw: dict[str, Any], changes: dict[str, Any], sentence: str) -> None:

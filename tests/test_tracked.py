@@ -80,7 +80,7 @@ RECORDER = """
     fields = {name for section in names for name in section.model_fields}
 
     def noted(self, name):
-        if name in fields and Path(sys._getframe(1).f_code.co_filename).name != "validity.py":
+        if name in fields and Path(sys._getframe(1).f_code.co_filename).name not in ("validity.py", "combinations.py"):
             reads.add(names[type(self)] + name)
         return plain(self, name)
 
@@ -176,7 +176,7 @@ def test_a_stage_reads_no_setting_that_it_does_not_track(stage: str, usual: Path
 def test_a_stage_uses_every_setting_that_it_tracks(stage: str) -> None:
     """The name of a tracked setting stands in the code that the stage runs: else a change would run it in vain."""
     rooms = closure(f"pipeline.{stage}") - {
-        MODULES[f"pipeline.{name}"].relative_to(PROJECT) for name in ("config.params", "config.validity")
+        MODULES[f"pipeline.config.{name}"].relative_to(PROJECT) for name in ("params", "validity", "combinations")
     }
     nodes = [node for room in rooms for node in ast.walk(ast.parse((PROJECT / room).read_text()))]
     used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}

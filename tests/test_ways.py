@@ -99,24 +99,26 @@ def expected(cell: Cell, machine: Machine) -> list[str]:
         if value[0] != "O" and "apex" not in value:
             continue
         if cpu:
-            said.append(f"train.{key}: '{value}' needs train.device: cuda, for Apex does nothing on a CPU; {instead}")
+            said.append(
+                f"train.{key}: '{value}' needs train.device: cuda, because Apex does nothing on a CPU; {instead}"
+            )
         if machine.apex == "missing":
             said.append(
                 f"train.{key}: '{value}' needs Apex, which is not installed; use the container (make image); {instead}"
             )
     if parallel == "apex_ddp" and memory_format == "channels_last":
         said.append(
-            "train.memory_format: 'channels_last' × train.parallel: 'apex_ddp' would scramble the gradients of "
+            "train.memory_format: 'channels_last' × train.parallel: 'apex_ddp' mixes up the gradients of "
             "convolutions; allowed: contiguous, or train.parallel: ddp"
         )
     if parallel == "dp" and precision[0] == "O":
         said.append(
-            f"train.precision: '{precision}' × train.parallel: 'dp': Apex's changes hold in the first replica only; "
+            f"train.precision: '{precision}' × train.parallel: 'dp': Apex changes the first replica only; "
             "allowed: a native precision, or train.parallel: ddp"
         )
     if sync_bn != "none" and alone:
         said.append(
-            f"train.sync_bn: '{sync_bn}' × train.parallel: '{parallel}': there is one process; "
+            f"train.sync_bn: '{sync_bn}' × train.parallel: '{parallel}': there is only one process; "
             "allowed: none, or train.parallel: ddp with several"
         )
     return said + expected_of_half_precision(cell) + (expected_of_elastic(cell) if parallel == "elastic" else [])
@@ -133,7 +135,7 @@ def expected_of_half_precision(cell: Cell) -> list[str]:
         )
     if parallel == "dp" and precision == "bf16":
         said.append(
-            "train.precision: 'bf16' × train.parallel: 'dp': torch starts the replicas' threads with autocast in fp16, "
+            "train.precision: 'bf16' × train.parallel: 'dp': torch runs the replicas' autocast in fp16, "
             "without a loss scale; allowed: any other native precision, or train.parallel: ddp"
         )
     if (sync_bn, precision) == ("apex", "bf16"):
@@ -154,13 +156,13 @@ def expected_of_elastic(cell: Cell) -> list[str]:
     said = []
     if cell.precision[0] == "O":
         said.append(
-            f"train.precision: '{cell.precision}' × train.parallel: 'elastic': Apex keeps gradients of its own; "
+            f"train.precision: '{cell.precision}' × train.parallel: 'elastic': Apex keeps its own gradients; "
             "allowed: a native precision, or train.parallel: ddp"
         )
     if cell.sync_bn != "none":
         said.append(
-            f"train.sync_bn: '{cell.sync_bn}' × train.parallel: 'elastic': BatchNorm is over the images of a shard, "
-            "which only one process sees; allowed: none, or train.parallel: ddp"
+            f"train.sync_bn: '{cell.sync_bn}' × train.parallel: 'elastic': BatchNorm uses the images of one shard, "
+            "which are in one process; allowed: none, or train.parallel: ddp"
         )
     return said
 
@@ -303,7 +305,7 @@ def test_no_pair_of_choices_is_left_open() -> None:
          "train.model: 'resnet43' is not one of torchvision's 80 classification models; "
          "did you mean resnet34, resnet50, resnet18?"),
         ({"train__crop_scale": (0.9, 0.1)}, CPU_ONLY,
-         "train.crop_scale: [0.9, 0.1] is the wrong way round; allowed: [least, most]"),
+         "train.crop_scale: [0.9, 0.1] is in the wrong order; allowed: [minimum, maximum]"),
         ({"train__eval_crop": 64}, CPU_ONLY,
          "train.eval_crop: 64 does not fit into train.eval_resize (36); allowed: up to 36"),
         ({"train__momentum": 0.0}, CPU_ONLY,
@@ -355,26 +357,27 @@ def test_no_pair_of_choices_is_left_open() -> None:
          "train.cuda_graphs: true needs train.device: cuda and train.compile: true and train.parallel: single; "
          "allowed here: false"),
         ({"train__device": "cuda", "train__parallel": "ddp", "train__sync_bn": "torch"}, TWO_GPUS,
-         "train.sync_bn: 'torch' × run.processes: 1: nothing to synchronize; allowed: none, or more processes"),
+         "train.sync_bn: 'torch' × run.processes: 1: there is nothing to synchronize; "
+         "allowed: none, or more processes"),
         ({"train__export": "ema"}, CPU_ONLY,
          "train.export: 'ema' needs train.ema_decay > 0, such as 0.999; allowed without: last, best"),
         ({"train__parallel": "elastic", "run__processes": 5, "train__shards": 4}, CPU_ONLY,
          "run.processes: 5 is more than train.shards (4); allowed: 1 to 4, or more shards"),
         ({"train__parallel": "elastic", "train__shards": 3}, CPU_ONLY,
-         "train.batch_size: 8 with train.shards: 3: every shard needs as many images, and BatchNorm two; "
-         "allowed: 6 or a larger multiple of 3, such as 9"),
+         "train.batch_size: 8 with train.shards: 3: every shard needs the same number of images, "
+         "at least two for BatchNorm; allowed: 6 or a larger multiple of 3, such as 9"),
         ({"train__parallel": "elastic"}, CPU_ONLY,
-         "train.batch_size: 8 with train.shards: 8: every shard needs as many images, and BatchNorm two; "
-         "allowed: 16 or a larger multiple of 8, such as 16"),
+         "train.batch_size: 8 with train.shards: 8: every shard needs the same number of images, "
+         "at least two for BatchNorm; allowed: 16 or a larger multiple of 8, such as 16"),
         ({"train__parallel": "elastic", "train__shards": 4, "train__deterministic": False}, CPU_ONLY,
-         "train.deterministic: false × train.parallel: 'elastic': without the one there is no use for the other; "
-         "allowed: true, or train.parallel: ddp"),
+         "train.deterministic: false × train.parallel: 'elastic': elastic is for identical weights, which need "
+         "train.deterministic: true; allowed: true, or train.parallel: ddp"),
         ({"run__min_processes": 1}, CPU_ONLY,
          "run.min_processes: 1 needs train.parallel: elastic, run.launcher: torchrun, run.nodes: 2 and "
          "run.max_restarts > 0; allowed without: 0"),
         ({"train__parallel": "elastic", "train__shards": 4, "run__processes": 4, "run__nodes": 2,
           "run__min_processes": 3, "run__max_restarts": 1}, CPU_ONLY,
-         "run.min_processes: 3 is not what the first of two nodes has; allowed: 2, or 0 to end when the other is lost"),
+         "run.min_processes: 3 is not the number of processes per node; allowed: 2, or 0 to stop when a node is lost"),
         ({"run__nodes": 2}, CPU_ONLY,
          "run.processes: 1 does not divide by run.nodes (2); allowed: a multiple of 2"),
         ({"run__node_rank": 1}, CPU_ONLY, "run.node_rank: 1 is not one of 1 nodes; allowed: 0 to 0"),
@@ -408,11 +411,11 @@ def test_nodes_need_a_place_to_meet() -> None:
     """Two nodes with the default rendezvous, or with spawn, are refused."""
     lines = {"run__nodes": 2, "run__processes": 2, "train__parallel": "ddp"}
     assert validity.faults(with_lines(**lines), CPU_ONLY) == [
-        "run.rendezvous: 'localhost:0' × run.nodes: 2: the nodes must know where to meet; "
+        "run.rendezvous: 'localhost:0' × run.nodes: 2: every node needs the address of node 0; "
         "allowed: host:port of node 0, such as node0:29400"
     ]
     assert validity.faults(with_lines(**lines, run__launcher="spawn"), CPU_ONLY) == [
-        "run.nodes: 2 × run.launcher: 'spawn', which knows one; allowed: 1, or torchrun or slurm"
+        "run.nodes: 2 × run.launcher: 'spawn', which starts processes on one node; allowed: 1, or torchrun or slurm"
     ]
 
 

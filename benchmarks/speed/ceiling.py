@@ -21,10 +21,10 @@ from typing import Any
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row, Worker
-from pipeline.config import machine, validity
+from pipeline.config import machine, params, validity
 from pipeline.engine.environment import required_variables
 
-APEX = validity.APEX_LEVELS
+APEX = params.APEX_LEVELS
 FREELY = " not deterministic"
 Case = dict[str, Any]  # params of train
 

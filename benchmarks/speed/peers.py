@@ -24,7 +24,7 @@ from typing import Any
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row, Worker
-from pipeline.config import machine, validity
+from pipeline.config import machine, params, validity
 from pipeline.engine.environment import required_variables
 
 PEERS = (
@@ -206,7 +206,7 @@ def lacks(name: str) -> str:
     if name.startswith("timm"):
         return missing("timm")
     apex = machine.read().apex
-    return f"needs {validity.NO_APEX[apex]}" if name.endswith(validity.APEX_LEVELS) and apex != "usable" else ""
+    return f"needs {validity.NO_APEX[apex]}" if name.endswith(params.APEX_LEVELS) and apex != "usable" else ""
 
 
 def main() -> int:

@@ -33,7 +33,7 @@ class Form:
     cases: tuple[Case, ...]
 
 
-EVERY = (*((precision, "sgd") for precision in (*NATIVE, *validity.APEX_LEVELS)), ("fp16", "fused_sgd"))
+EVERY = (*((precision, "sgd") for precision in (*NATIVE, *params.APEX_LEVELS)), ("fp16", "fused_sgd"))
 FORMS = {
     "cuda": Form("resnet34", 64, 224, 3, 20, EVERY),
     "cpu": Form("resnet18", 32, 64, 5, 5, (("fp32", "sgd"), ("bf16", "sgd"))),
@@ -82,7 +82,7 @@ def worker(device: str, form: Form, case: Case) -> None:
 
 def lacks(case: Case) -> str:
     """What a case needs and this machine has not, or nothing."""
-    needs_apex = case[0] in validity.APEX_LEVELS or case[1] == "fused_sgd"
+    needs_apex = case[0] in params.APEX_LEVELS or case[1] == "fused_sgd"
     apex = machine.read().apex
     return f"needs {validity.NO_APEX[apex]}" if needs_apex and apex != "usable" else ""
 

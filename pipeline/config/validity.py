@@ -1,30 +1,30 @@
-"""Which params can run where: one pure function. Every stage asks it first, so nobody downloads only to be refused."""
+"""Which params can run on which machine. `faults` is a pure function, and every stage calls it before any work."""
 
 import difflib
+import itertools
 import math
 from collections.abc import Iterator
-from itertools import combinations
 from pathlib import PurePosixPath
 
+from pipeline.config import combinations
 from pipeline.config.machine import Machine
 from pipeline.config.model_names import MODELS
-from pipeline.config.params import Params, Paths, Run, Split, Train
+from pipeline.config.params import APEX_LEVELS, Params, Paths, Run, Split, Train
 
-APEX_LEVELS = ("O0", "O1", "O2", "O3")
 CPU_PRECISIONS = ("fp32", "bf16", "fp16")
 INSTEAD_OF_APEX = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
-FIXED_SIDE, FIXED_SIDE_MODELS = 224, ("vit_", "maxvit")  # these learn a position for every patch
-# On a GPU the backward pass of their adaptive_avg_pool2d is not deterministic. A test derives these from traced models.
+FIXED_SIDE, FIXED_SIDE_MODELS = 224, ("vit_", "maxvit")  # these learn an embedding for every patch position
+# On a GPU the backward pass of their adaptive_avg_pool2d is not deterministic. A test finds them by tracing all models.
 NONDETERMINISTIC_MODELS = ("alexnet", "vgg")
-MOST_ON_A_CORE = 8  # processes: more than that only wait for each other, and each takes 0.4 GB
-# What a stage makes anew as a whole, what is yours, what is cleared by rules of its own: nothing else may lie there.
+MOST_ON_A_CORE = 8  # processes per core: more of them only wait for each other, and each takes 0.4 GB
+# Paths that must contain nothing else: a stage replaces or clears them, or they hold the user's own files.
 ALONE = ("inbox", "pretrained", "archives", "images", "weights", "split", "packed", "runs")
-TAKEN = frozenset({  # what the project has at its top; a test compares them
+TAKEN = frozenset({  # the names at the top of the project; a test compares them
     "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "benchmarks",
     "docker", "docs", "dvc.lock", "dvc.yaml", "params.yaml", "pipeline", "pyproject.toml", "requirements", "results",
     "tests",
 })  # fmt: skip
-LOWEST_CAPABILITY = (7, 5)  # of the GPUs that the locked torch has code for: Turing. A test asks torch.
+LOWEST_CAPABILITY = (7, 5)  # Turing, the oldest GPU that the locked torch has code for; a test asks torch
 NO_APEX = {
     "missing": "Apex, which is not installed",
     "without amp": "apex.amp and apex.parallel, which the installed Apex no longer has",
@@ -33,15 +33,15 @@ NO_APEX = {
 
 
 def faults(params: Params, machine: Machine) -> list[str]:
-    """Every reason why these params cannot run on this machine, a sentence each; empty if they can."""
+    """Every reason why these params cannot run on this machine, one sentence each; empty if they can."""
     rules = (
         _image(machine),
         _hardware(params.train, params.run, machine),
         _apex(params.train, machine),
-        _combinations(params.train, machine),
-        _half_precision(params.train),
+        combinations.pairs(params.train),
+        combinations.half_precision(params.train),
         _processes(params.train, params.run, machine),
-        _elastic(params.train, params.run),
+        combinations.elastic(params.train, params.run),
         _ranges(params.train),
         _paths(params.paths),
         _weights(params.train, params.paths),
@@ -53,13 +53,13 @@ def faults(params: Params, machine: Machine) -> list[str]:
 def _image(machine: Machine) -> Iterator[str]:
     if machine.stale:
         yield (
-            f"{', '.join(machine.stale)}: not as the image of this container was built from; allowed: the same; "
-            f"build it again: make image"
+            f"{', '.join(machine.stale)}: not the file that this container's image was built from; allowed: the same "
+            f"file; build the image again: make image"
         )
 
 
 def _elsewhere(run: Run, machine: Machine) -> bool:
-    """Whether this process may be on a login node: the processes that srun starts look at the GPUs of their own."""
+    """Whether this process may be on a Slurm login node, where no GPU needs to be."""
     return run.launcher == "slurm" and not machine.slurm_step
 
 
@@ -76,11 +76,11 @@ def _hardware(train: Train, run: Run, machine: Machine) -> Iterator[str]:
         )
     too_old = sorted({name for name in machine.compute_capabilities if name < LOWEST_CAPABILITY})
     if train.device == "cuda" and too_old:
-        shown = ", ".join(f"{major}.{minor}" for major, minor in too_old)
+        versions = ", ".join(f"{major}.{minor}" for major, minor in too_old)
         lowest = ".".join(map(str, LOWEST_CAPABILITY))
         yield (
-            f"train.device: 'cuda': a GPU of compute capability {shown} is visible, the installed torch has code for "
-            f"{lowest} and later; hide it (CUDA_VISIBLE_DEVICES), or take another GPU; allowed here: cpu"
+            f"train.device: 'cuda': a GPU of compute capability {versions} is visible, the installed torch has code "
+            f"for {lowest} and later; hide it (CUDA_VISIBLE_DEVICES), or take another GPU; allowed here: cpu"
         )
     if train.device == "cuda" and train.deterministic and train.model.startswith(NONDETERMINISTIC_MODELS):
         yield (
@@ -107,91 +107,22 @@ def _hardware(train: Train, run: Run, machine: Machine) -> Iterator[str]:
 
 
 def apex_choices(train: Train) -> list[str]:
-    """The settings of `train` that ask for Apex, as they are written."""
-    asked = (
+    """The settings of `train` that need Apex, as `train.key: value`."""
+    choices = (
         ("precision", train.precision, train.precision in APEX_LEVELS),
         ("parallel", train.parallel, train.parallel == "apex_ddp"),
         ("sync_bn", train.sync_bn, train.sync_bn == "apex"),
         ("optimizer", train.optimizer, train.optimizer == "fused_sgd"),
     )
-    return [f"train.{key}: {value!r}" for key, value, apex in asked if apex]
+    return [f"train.{key}: {value!r}" for key, value, apex in choices if apex]
 
 
 def _apex(train: Train, machine: Machine) -> Iterator[str]:
     for choice in apex_choices(train):
         if train.device == "cpu":
-            yield f"{choice} needs train.device: cuda, for Apex does nothing on a CPU; {INSTEAD_OF_APEX}"
+            yield f"{choice} needs train.device: cuda, because Apex does nothing on a CPU; {INSTEAD_OF_APEX}"
         if machine.apex != "usable":
             yield f"{choice} needs {NO_APEX[machine.apex]}; use the container (make image); {INSTEAD_OF_APEX}"
-
-
-def _combinations(train: Train, machine: Machine) -> Iterator[str]:
-    """Pairs of choices that would be wrong together, each with its reason."""
-    if train.parallel == "apex_ddp" and train.memory_format == "channels_last":
-        yield (
-            "train.memory_format: 'channels_last' × train.parallel: 'apex_ddp' would scramble the gradients of "
-            "convolutions; allowed: contiguous, or train.parallel: ddp"
-        )
-    if train.parallel == "dp" and train.precision in APEX_LEVELS:
-        yield (
-            f"train.precision: {train.precision!r} × train.parallel: 'dp': Apex's changes hold in the first replica "
-            f"only; allowed: a native precision, or train.parallel: ddp"
-        )
-    if train.sync_bn != "none" and train.parallel in ("single", "dp"):
-        yield (
-            f"train.sync_bn: {train.sync_bn!r} × train.parallel: {train.parallel!r}: there is one process; "
-            f"allowed: none, or train.parallel: ddp with several"
-        )
-    if train.sync_bn != "none" and train.freeze_backbone:
-        yield (
-            f"train.sync_bn: {train.sync_bn!r} × train.freeze_backbone: true: frozen statistics are not gathered; "
-            f"allowed: none, or train.freeze_backbone: false"
-        )
-    if train.compile and train.precision in APEX_LEVELS:
-        yield (
-            f"train.compile: true × train.precision: {train.precision!r}: Apex changes what was compiled; "
-            f"allowed: false, or a native precision"
-        )
-    if train.compile and (train.parallel == "dp" or train.gradient_checkpointing):
-        other = "train.parallel: 'dp'" if train.parallel == "dp" else "train.gradient_checkpointing: true"
-        yield f"train.compile: true × {other} is not supported by torch.compile; allowed: one of the two"
-    if train.gradient_checkpointing and (train.parallel == "dp" or train.precision == "O1"):
-        other = "train.parallel: 'dp'" if train.parallel == "dp" else "train.precision: 'O1'"
-        yield (
-            f"train.gradient_checkpointing: true × {other}: what is recomputed would use other weights; "
-            f"allowed: one of the two"
-        )
-    if train.gradient_checkpointing and train.freeze_backbone:
-        yield (
-            "train.gradient_checkpointing: true × train.freeze_backbone: true: a frozen backbone keeps nothing for a "
-            "backward pass; allowed: one of the two"
-        )
-    if train.export == "ema" and train.ema_decay == 0:
-        yield "train.export: 'ema' needs train.ema_decay > 0, such as 0.999; allowed without: last, best"
-
-
-def _half_precision(train: Train) -> Iterator[str]:
-    """Pairs that would compute with wrong numbers in half precision, each with its reason."""
-    if train.parallel == "apex_ddp" and train.precision == "bf16":
-        yield (
-            "train.precision: 'bf16' × train.parallel: 'apex_ddp': Apex DDP does not reduce bf16 gradients; "
-            "allowed: any other precision, or train.parallel: ddp"
-        )
-    if train.parallel == "dp" and train.precision == "bf16":
-        yield (
-            "train.precision: 'bf16' × train.parallel: 'dp': torch starts the replicas' threads with autocast in fp16, "
-            "without a loss scale; allowed: any other native precision, or train.parallel: ddp"
-        )
-    if train.sync_bn == "apex" and train.precision == "bf16":
-        yield (
-            "train.sync_bn: 'apex' × train.precision: 'bf16': Apex's kernels have no bf16; "
-            "allowed: torch, or another precision"
-        )
-    if train.sync_bn == "torch" and train.precision == "O3":
-        yield (
-            "train.sync_bn: 'torch' × train.precision: 'O3': its counts of values overflow in half precision; "
-            "allowed: apex, or another precision"
-        )
 
 
 def _processes(train: Train, run: Run, machine: Machine) -> Iterator[str]:
@@ -202,7 +133,7 @@ def _processes(train: Train, run: Run, machine: Machine) -> Iterator[str]:
         )
     if train.sync_bn != "none" and train.parallel not in ("single", "dp") and run.processes == 1:
         yield (
-            f"train.sync_bn: {train.sync_bn!r} × run.processes: 1: nothing to synchronize; "
+            f"train.sync_bn: {train.sync_bn!r} × run.processes: 1: there is nothing to synchronize; "
             f"allowed: none, or more processes"
         )
     if run.processes % run.nodes:
@@ -213,10 +144,13 @@ def _processes(train: Train, run: Run, machine: Machine) -> Iterator[str]:
     if run.node_rank >= run.nodes:
         yield f"run.node_rank: {run.node_rank} is not one of {run.nodes} nodes; allowed: 0 to {run.nodes - 1}"
     if run.nodes > 1 and run.launcher == "spawn":
-        yield f"run.nodes: {run.nodes} × run.launcher: 'spawn', which knows one; allowed: 1, or torchrun or slurm"
+        yield (
+            f"run.nodes: {run.nodes} × run.launcher: 'spawn', which starts processes on one node; "
+            f"allowed: 1, or torchrun or slurm"
+        )
     if run.nodes > 1 and run.launcher == "torchrun" and run.rendezvous.endswith(":0"):
         yield (
-            f"run.rendezvous: {run.rendezvous!r} × run.nodes: {run.nodes}: the nodes must know where to meet; "
+            f"run.rendezvous: {run.rendezvous!r} × run.nodes: {run.nodes}: every node needs the address of node 0; "
             f"allowed: host:port of node 0, such as node0:29400"
         )
     here = run.processes // run.nodes
@@ -231,7 +165,7 @@ def _processes(train: Train, run: Run, machine: Machine) -> Iterator[str]:
     if train.device == "cpu" and here > MOST_ON_A_CORE * machine.cores:
         yield (
             f"run.processes: {here} on a node are more than {MOST_ON_A_CORE} for each core here ({machine.cores}); "
-            f"allowed: 1 to {MOST_ON_A_CORE * machine.cores}; 1 to {machine.cores} are of use"
+            f"allowed: 1 to {MOST_ON_A_CORE * machine.cores}; more than {machine.cores} are not faster"
         )
     parts = run.processes * train.accumulation_steps
     if train.parallel != "elastic" and train.batch_size % parts:
@@ -239,62 +173,6 @@ def _processes(train: Train, run: Run, machine: Machine) -> Iterator[str]:
         yield (
             f"train.batch_size: {train.batch_size} does not divide by run.processes × train.accumulation_steps "
             f"({parts}); allowed: a multiple of {parts}, such as {near or parts}"
-        )
-
-
-def _elastic(train: Train, run: Run) -> Iterator[str]:
-    """What weights that are the same for every number of processes do not go with."""
-    here = run.processes // run.nodes
-    if run.min_processes and not (
-        train.parallel == "elastic" and run.launcher == "torchrun" and run.nodes == 2 and run.max_restarts > 0
-    ):
-        yield (
-            f"run.min_processes: {run.min_processes} needs train.parallel: elastic, run.launcher: torchrun, "
-            f"run.nodes: 2 and run.max_restarts > 0; allowed without: 0"
-        )
-    elif run.min_processes not in (0, here):
-        yield (
-            f"run.min_processes: {run.min_processes} is not what the first of two nodes has; "
-            f"allowed: {here}, or 0 to end when the other is lost"
-        )
-    if train.parallel != "elastic":
-        return
-    if train.precision in APEX_LEVELS:
-        yield (
-            f"train.precision: {train.precision!r} × train.parallel: 'elastic': Apex keeps gradients of its own; "
-            f"allowed: a native precision, or train.parallel: ddp"
-        )
-    if train.sync_bn != "none":
-        yield (
-            f"train.sync_bn: {train.sync_bn!r} × train.parallel: 'elastic': BatchNorm is over the images of a shard, "
-            f"which only one process sees; allowed: none, or train.parallel: ddp"
-        )
-    if train.compile:
-        yield (
-            "train.compile: true × train.parallel: 'elastic': gradients are taken one by one as they are made; "
-            "allowed: one of the two"
-        )
-    if train.accumulation_steps > 1:
-        yield (
-            f"train.accumulation_steps: {train.accumulation_steps} × train.parallel: 'elastic': a process already "
-            f"takes its shards one after another; allowed: 1, and more train.shards"
-        )
-    if not train.deterministic:
-        yield (
-            "train.deterministic: false × train.parallel: 'elastic': without the one there is no use for the other; "
-            "allowed: true, or train.parallel: ddp"
-        )
-    if run.processes > train.shards:
-        yield (
-            f"run.processes: {run.processes} is more than train.shards ({train.shards}); "
-            f"allowed: 1 to {train.shards}, or more shards"
-        )
-    if train.batch_size % train.shards or train.batch_size < 2 * train.shards:
-        near = max(2, round(train.batch_size / train.shards)) * train.shards
-        yield (
-            f"train.batch_size: {train.batch_size} with train.shards: {train.shards}: every shard needs as many "
-            f"images, and BatchNorm two; allowed: {2 * train.shards} or a larger multiple of {train.shards}, "
-            f"such as {near}"
         )
 
 
@@ -306,12 +184,12 @@ def _ranges(train: Train) -> Iterator[str]:
     for key, side in (("crop", train.crop), ("eval_crop", train.eval_crop)):
         if side != FIXED_SIDE and train.model.startswith(FIXED_SIDE_MODELS):
             yield (
-                f"train.{key}: {side} × train.model: {train.model!r}, whose images have one size; "
+                f"train.{key}: {side} × train.model: {train.model!r}: this model takes images of one size; "
                 f"allowed: {FIXED_SIDE}, or another model"
             )
     for key, (low, high) in (("crop_scale", train.crop_scale), ("crop_ratio", train.crop_ratio)):
         if low > high:
-            yield f"train.{key}: [{low}, {high}] is the wrong way round; allowed: [least, most]"
+            yield f"train.{key}: [{low}, {high}] is in the wrong order; allowed: [minimum, maximum]"
     if train.eval_crop > train.eval_resize:
         yield (
             f"train.eval_crop: {train.eval_crop} does not fit into train.eval_resize ({train.eval_resize}); "
@@ -327,26 +205,26 @@ def _ranges(train: Train) -> Iterator[str]:
 
 
 def _paths(paths: Paths) -> Iterator[str]:
-    """Paths of which one would be in the way of another: the same, or one inside the other; or of the project."""
-    lying = {key: PurePosixPath(path) for key, path in paths.model_dump().items()}
-    for key, path in lying.items():
+    """Paths that are the same, or inside one another, or where the project's own files are."""
+    by_key = {key: PurePosixPath(path) for key, path in paths.model_dump().items()}
+    for key, path in by_key.items():
         if path.parts[0] in TAKEN:
-            yield f"paths.{key}: '{path}': the project has files of its own there; allowed: another, such as data/{key}"
-    for one, other in combinations(lying, 2):
+            yield f"paths.{key}: '{path}': the project's own files are there; allowed: another path, such as data/{key}"
+    for one, other in itertools.combinations(by_key, 2):
         for key, holder in ((one, other), (other, one)):
-            if holder in ALONE and lying[key].is_relative_to(lying[holder]):
-                how = "the same as" if lying[key] == lying[holder] else "inside"
+            if holder in ALONE and by_key[key].is_relative_to(by_key[holder]):
+                how = "the same as" if by_key[key] == by_key[holder] else "inside"
                 yield (
-                    f"paths.{key}: '{lying[key]}' is {how} paths.{holder} ('{lying[holder]}'), which holds "
-                    f"nothing else; allowed: beside it"
+                    f"paths.{key}: '{by_key[key]}' is {how} paths.{holder} ('{by_key[holder]}'), which must "
+                    f"contain nothing else; allowed: a path outside it"
                 )
-                break  # the same: said once
+                break  # equal paths are reported once
 
 
 def _weights(train: Train, paths: Paths) -> Iterator[str]:
     if train.weights not in ("none", "imagenet") and not train.weights.startswith(f"{paths.pretrained}/"):
         yield (
-            f"train.weights: {train.weights!r} is not where DVC would see it change; "
+            f"train.weights: {train.weights!r} is not in a folder that DVC tracks; "
             f"allowed: none, imagenet, or a file in {paths.pretrained}/"
         )
 
@@ -356,7 +234,7 @@ def _split(split: Split) -> Iterator[str]:
     if not math.isclose(parts.train + parts.val + parts.test, 1, abs_tol=1e-9):
         yield (
             f"split.fractions: {parts.train} + {parts.val} + {parts.test} is not 1; "
-            f"allowed: three shares that sum to 1, such as 0.8, 0.1, 0.1"
+            f"allowed: three fractions that sum to 1, such as 0.8, 0.1, 0.1"
         )
     if split.fold >= split.folds:
         yield f"split.fold: {split.fold} is not one of {split.folds} folds; allowed: 0 to {split.folds - 1}"

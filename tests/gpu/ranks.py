@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.base import files
-from pipeline.config import machine, validity
+from pipeline.config import machine, params, validity
 from pipeline.engine.environment import required_variables
 from pipeline.engine.world import World
 from tests.gpu.training import begin
@@ -32,7 +32,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 Needs = Literal["nothing", "cuda", "compiler", "apex"]
 Result = dict[str, Any]  # outcome (passed, failed, skipped), reason, figures, warnings, seconds, said
 LIMIT_SECONDS = {"cuda": 120, "cpu": 600}  # on a GPU a case takes a tenth of it; what hangs is broken
-NAMES_APEX = {*validity.APEX_LEVELS, "apex", "apex_ddp", "fused_sgd"}
+NAMES_APEX = {*params.APEX_LEVELS, "apex", "apex_ddp", "fused_sgd"}
 
 
 @dataclass(frozen=True)
