@@ -1,11 +1,11 @@
-"""Classify images with the versioned model.
+"""Classify images with the exported model.
 
     python -m pipeline.predict IMAGE… [--json] [--device cuda]      files, or folders to look through
 
-Prints a line `path: class probability` an image, or with --json one list with the probabilities of all classes. A
-image is seen as model.json says, exactly as the model saw its test images, and has at most split.max_pixels, as
-those have. What is no image is named on stderr, and the exit status is then 1. The params are read for paths, that
-limit and evaluate.batch_size only, and not checked against this machine: it may predict where it could not train.
+Prints one line `path: class probability` per image, or with --json one list with the probabilities of all classes. An
+image is decoded, resized and cropped exactly as a test image (model.json). It may have at most split.max_pixels. A file
+that is not an image is named on stderr, and the exit status is then 1. Of the params only the paths, that limit and
+evaluate.batch_size are read. They are not checked against this machine: it may predict where it could not train.
 """
 
 import argparse
@@ -34,78 +34,75 @@ from pipeline.models.exported import ExportedModel
 
 @dataclass(frozen=True)
 class LoadedImage:
-    """A file as `prepare` would pack it."""
+    """An image file as `prepare` would pack it."""
 
     path: Path
     pixels: NDArray[np.uint8]  # [S, S, 3]
-    size: tuple[int, int]  # width and height, upright
+    size: tuple[int, int]  # width and height of the original, upright
 
 
-def read(path: Path, packed_size: int, max_pixels: int) -> LoadedImage:
-    """Read one file. Raises UserError if it is no image, cannot be read, or has more than `max_pixels`."""
+def load_image(path: Path, packed_size: int, max_pixels: int) -> LoadedImage:
+    """Decode one file once. Raises UserError if it is not an image, cannot be read, or has more than `max_pixels`."""
     try:
-        # Decoded twice, so that the one definition of squeezing serves here too.
-        squeezed = images.resize_to_square(path, packed_size, max_pixels)
-        with images.decoded(path, max_pixels) as image:
-            return LoadedImage(path, squeezed, image.size)
+        return LoadedImage(path, *images.square_and_size(path, packed_size, max_pixels))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give the path of an image") from None
 
 
-def listed(given: Path) -> list[Path]:
-    """The file itself, or all that a folder has but folders, sorted, without what an operating system left there.
+def image_paths(path: Path) -> list[Path]:
+    """The path itself if it is a file; all files below it, sorted, without junk, if it is a folder.
 
-    Raises UserError for a folder without any, OSError for what cannot even be looked up.
+    Raises UserError for a folder without files, and OSError if the path cannot be looked up.
     """
-    if not given.is_dir():
-        return [given]
-    inside = sorted(
-        path
-        for path in given.rglob("*")
-        if (path.is_symlink() or not path.is_dir()) and not files.is_junk(path.relative_to(given))
+    if not path.is_dir():
+        return [path]
+    paths = sorted(
+        file
+        for file in path.rglob("*")
+        if (file.is_symlink() or not file.is_dir()) and not files.is_junk(file.relative_to(path))
     )
-    if not inside:
-        raise UserError(f"{given}: no file in this folder; give images, or a folder with some")
-    return inside
+    if not paths:
+        raise UserError(f"{path}: no file in this folder; give images, or a folder with some")
+    return paths
 
 
 def load_images(
-    given: Sequence[Path], packed_size: int, max_pixels: int, refused: list[UserError]
+    arguments: Sequence[Path], packed_size: int, max_pixels: int, refused: list[UserError]
 ) -> Iterator[LoadedImage]:
-    """Every image of the given files and folders, in order; what is none is said on stderr and put into `refused`."""
+    """Every image of these files and folders, in order. Other files are named on stderr and put into `refused`."""
 
-    def refuse(refusal: UserError) -> None:
-        print(f"predict: {refusal}", file=sys.stderr)
-        refused.append(refusal)
+    def refuse(error: UserError) -> None:
+        print(f"predict: {error}", file=sys.stderr)
+        refused.append(error)
 
-    for start in given:
+    for argument in arguments:
         try:
-            paths = listed(start)
-        except UserError as refusal:
-            refuse(refusal)
+            paths = image_paths(argument)
+        except UserError as error:
+            refuse(error)
             continue
         except OSError as error:
-            refuse(UserError(f"{start}: {error.strerror}; give the path of an image"))
+            refuse(UserError(f"{argument}: {error.strerror}; give the path of an image"))
             continue
         for path in paths:
             try:
-                yield read(path, packed_size, max_pixels)
-            except UserError as refusal:
-                refuse(refusal)
+                yield load_image(path, packed_size, max_pixels)
+            except UserError as error:
+                refuse(error)
 
 
 def answers(
-    model: ExportedModel, shown: Iterable[LoadedImage], batch_size: int, device: str
+    model: ExportedModel, loaded: Iterable[LoadedImage], batch_size: int, device: str
 ) -> Iterator[dict[str, Any]]:
-    """What each image shows: path, class, its probability, and the probabilities of all classes."""
-    world, waiting = World(rank=0, local_rank=0, size=1, device=torch.device(device)), iter(shown)
-    while batch := list(islice(waiting, batch_size)):
+    """The answer for each image: path, class, its probability, and the probabilities of all classes."""
+    world, remaining = World(rank=0, local_rank=0, size=1, device=torch.device(device)), iter(loaded)
+    while batch := list(islice(remaining, batch_size)):
         image_store = ImageStore(torch.from_numpy(np.stack([image.pixels for image in batch])), world.device)
         sizes = np.array([image.size for image in batch], np.int32)
-        found = inference.predict_log_probs(
+        log_probs = inference.predict_log_probs(
             model, image_store, sizes, np.arange(len(batch)), batch_size=batch_size, world=world
         )
-        for image, probabilities in zip(batch, np.exp(found).tolist(), strict=True):
+        for image, probabilities in zip(batch, np.exp(log_probs).tolist(), strict=True):
             by_class = dict(zip(model.classes, probabilities, strict=True))
             best = max(by_class, key=by_class.__getitem__)
             yield {
@@ -116,37 +113,48 @@ def answers(
             }
 
 
-def predict(given: Sequence[Path], as_json: bool, device: str) -> int:
-    """Print what the given images show; the number of files that are no images. Raises UserError without a model."""
+def predict(arguments: Sequence[Path], as_json: bool, device: str) -> int:
+    """Print the answer for each image; the number of files that are not images. Raises UserError without a model."""
     config = params.load()
     if device == "cuda" and machine.read().cuda_devices == 0:
         raise UserError("--device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu")
     model, refused = exported.load(Path(config.paths.models)), list[UserError]()
-    shown = load_images(given, model.view.packed_size, config.split.max_pixels, refused)
-    found = answers(model, shown, config.evaluate.batch_size, device)
+    loaded = load_images(arguments, model.view.packed_size, config.split.max_pixels, refused)
+    each = answers(model, loaded, config.evaluate.batch_size, device)
     try:
-        if as_json:
-            print(as_one_list(list(found)))
-        else:
-            for answer in found:
-                print(sayable(f"{answer['path']}: {answer['class']} {answer['probability']:.4f}"))
+        for text in json_list(each) if as_json else map(as_line, each):
+            sys.stdout.write(text)
         sys.stdout.flush()
-    except OSError as error:  # the files' own have become refusals
+    except OSError as error:  # an error of an image file is a UserError, so this is the output's
         error.filename = "standard output"
         raise
     return len(refused)
 
 
-def sayable(text: str) -> str:
-    """A text that can be printed here: what is no letter in the output's encoding, or no UTF-8, as Python writes it."""
+def as_line(answer: dict[str, Any]) -> str:
+    """One answer as a line: path, class and probability."""
+    return printable(f"{answer['path']}: {answer['class']} {answer['probability']:.4f}") + "\n"
+
+
+def json_list(each: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """All answers as one JSON list, in pieces of one answer, so that no more than one is in memory as text."""
+    before = "["
+    for answer in each:
+        yield f"{before}\n  " + as_json_text(answer).replace("\n", "\n  ")
+        before = ","
+    yield "[]\n" if before == "[" else "\n]\n"
+
+
+def as_json_text(answer: dict[str, Any]) -> str:
+    """An answer as JSON. If the output's encoding lacks one of its letters, it has JSON escapes instead of letters."""
+    text = json.dumps(answer, indent=2, ensure_ascii=False)
+    return text if printable(text) == text else json.dumps(answer, indent=2)
+
+
+def printable(text: str) -> str:
+    """The text with Python's escapes for letters that the output's encoding lacks, and for bytes that are not UTF-8."""
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
-
-
-def as_one_list(found: list[dict[str, Any]]) -> str:
-    """All answers as JSON, which has escapes of its own for what cannot be printed here."""
-    text = json.dumps(found, indent=2, ensure_ascii=False)
-    return text if sayable(text) == text else json.dumps(found, indent=2)
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ from PIL import Image, PngImagePlugin
 
 from pipeline.base.errors import UserError
 from pipeline.data import images
+from tests.helpers.datasets import decode
 
 # pytest turns warnings into errors again; the module itself ignores Pillow's warnings about odd metadata
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -52,7 +53,7 @@ def saved(path: Path, image: Image.Image, **options: Any) -> Path:
 )
 def test_lossless_formats_keep_every_pixel(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """Each lossless format gives back exactly what was saved, whatever the case of its extension."""
-    image = images.decode(saved(tmp_path / name, scene(), **options))
+    image = decode(saved(tmp_path / name, scene(), **options))
     assert image.mode == "RGB"
     assert (pixels(image) == pixels(scene())).all()
 
@@ -60,7 +61,7 @@ def test_lossless_formats_keep_every_pixel(tmp_path: Path, name: str, options: d
 @pytest.mark.parametrize(("name", "tolerance"), [("a.jpg", 6), ("a.JPEG", 6), ("a.webp", 10), ("a.gif", 20)])
 def test_lossy_formats_come_close(tmp_path: Path, name: str, tolerance: float) -> None:
     """JPEG, WebP and GIF give back about what was saved."""
-    assert abs(pixels(images.decode(saved(tmp_path / name, scene()))) - pixels(scene())).mean() < tolerance
+    assert abs(pixels(decode(saved(tmp_path / name, scene()))) - pixels(scene())).mean() < tolerance
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "PA", "I;16"])
@@ -74,7 +75,7 @@ def test_every_mode_becomes_rgb(tmp_path: Path, mode: str, suffix: str) -> None:
         grey = scene().convert("L")
         image = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257) if mode == "I;16" else scene().convert(mode)
         path = saved(tmp_path / f"a.{suffix}", image)
-    decoded = images.decode(path)
+    decoded = decode(path)
     assert (decoded.mode, decoded.size) == ("RGB", (WIDTH, HEIGHT))
     assert abs(pixels(decoded.convert("L")).mean() - pixels(scene().convert("L")).mean()) < 4
 
@@ -85,7 +86,7 @@ def test_adobe_inverted_cmyk_is_turned_the_right_way(tmp_path: Path) -> None:
     jpeg = saved(tmp_path / "a.jpg", inks, quality=95)
     assert b"Adobe" in jpeg.read_bytes()
     for path in (jpeg, saved(tmp_path / "a.tiff", inks)):
-        assert abs(pixels(images.decode(path)) - pixels(scene())).mean() < 6
+        assert abs(pixels(decode(path)) - pixels(scene())).mean() < 6
 
 
 def test_16_bit_grey_is_scaled_and_not_clipped(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_16_bit_grey_is_scaled_and_not_clipped(tmp_path: Path) -> None:
     paths = [saved(tmp_path / name, Image.fromarray(values)) for name in ("a.png", "a.tiff", "a.pgm")]
     paths.append(saved(tmp_path / "big.tiff", Image.frombytes("I;16B", (256, 256), values.astype(">u2").tobytes())))
     for path in paths:
-        image = images.decode(path)
+        image = decode(path)
         assert (pixels(image) == expected[..., None]).all(), path.name
 
 
@@ -103,7 +104,7 @@ def test_the_transparent_value_of_16_bit_grey_is_white(tmp_path: Path) -> None:
     """A 16-bit grey PNG with a transparent value shows white there."""
     values = np.full((16, 16), 1000, np.uint16)
     values[:8] = 40000
-    image = images.decode(saved(tmp_path / "a.png", Image.fromarray(values), transparency=1000))
+    image = decode(saved(tmp_path / "a.png", Image.fromarray(values), transparency=1000))
     assert pixels(image)[0, 0].tolist() == [156] * 3
     assert pixels(image)[-1, 0].tolist() == [255] * 3
 
@@ -118,16 +119,16 @@ def test_alpha_lies_over_white(tmp_path: Path) -> None:
     """A clear pixel is white, a half clear one halfway, also in a palette and as one transparent colour."""
     rgba = Image.new("RGBA", (16, 16), (0, 0, 200, 0))
     rgba.paste((0, 0, 200, 128), (0, 0, 16, 8))
-    half = pixels(images.decode(saved(tmp_path / "a.png", rgba)))
+    half = pixels(decode(saved(tmp_path / "a.png", rgba)))
     assert half[0, 0].tolist() == [127, 127, 227]
     assert half[-1, 0].tolist() == [255, 255, 255]
     palette = Image.new("P", (16, 16), 1)
     palette.putpalette([10, 20, 30, 40, 50, 60])
-    assert pixels(images.decode(saved(tmp_path / "p.png", palette, transparency=1)))[0, 0].tolist() == [255] * 3
-    assert pixels(images.decode(saved(tmp_path / "p.gif", palette, transparency=1)))[0, 0].tolist() == [255] * 3
+    assert pixels(decode(saved(tmp_path / "p.png", palette, transparency=1)))[0, 0].tolist() == [255] * 3
+    assert pixels(decode(saved(tmp_path / "p.gif", palette, transparency=1)))[0, 0].tolist() == [255] * 3
     colour = Image.new("RGB", (16, 16), (1, 2, 3))
     path = saved(tmp_path / "c.png", colour, transparency=(1, 2, 3))
-    assert pixels(images.decode(path))[0, 0].tolist() == [255] * 3
+    assert pixels(decode(path))[0, 0].tolist() == [255] * 3
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tiff"])
@@ -143,8 +144,9 @@ def test_exif_orientation_is_applied(tmp_path: Path, suffix: str, orientation: i
     exif[0x0112] = orientation
     options = {"lossless": True} if suffix == "webp" else {"quality": 95} if suffix == "jpg" else {}
     path = saved(tmp_path / f"a.{suffix}", Image.fromarray(np.ascontiguousarray(stored)), exif=exif, **options)
-    assert abs(pixels(images.decode(path)) - pixels(scene())).mean() < 5
+    assert abs(pixels(decode(path)) - pixels(scene())).mean() < 5
     assert (inspect_image(path).width, inspect_image(path).height) == (WIDTH, HEIGHT)
+    assert images.square_and_size(path, 2)[1] == (WIDTH, HEIGHT)  # also of a JPEG at a reduced scale
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def test_broken_exif_fails_no_image(tmp_path: Path, exif: bytes, suffix: str) ->
     """An image with broken EXIF data is decoded as it is stored."""
     path = saved(tmp_path / f"a.{suffix}", scene(), exif=exif)
     assert inspect_image(path).reason == ""
-    assert images.decode(path).size == (WIDTH, HEIGHT)
+    assert decode(path).size == (WIDTH, HEIGHT)
 
 
 def test_a_long_text_fails_no_png(tmp_path: Path) -> None:
@@ -176,7 +178,7 @@ def test_an_animation_counts_as_its_first_image(tmp_path: Path) -> None:
     """Of a GIF with several frames the first is taken."""
     frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "lime", "blue")]
     path = saved(tmp_path / "a.gif", frames[0], save_all=True, append_images=frames[1:])
-    assert pixels(images.decode(path))[0, 0].tolist() == [255, 0, 0]
+    assert pixels(decode(path))[0, 0].tolist() == [255, 0, 0]
 
 
 def test_a_good_image_is_kept_with_its_measures(tmp_path: Path) -> None:
@@ -224,7 +226,7 @@ def test_a_cut_file_is_truncated(tmp_path: Path, suffix: str, share: float) -> N
     path.write_bytes(content[: int(len(content) * share)])
     assert inspect_image(path).reason == "truncated"
     with pytest.raises(UserError, match=r"cut\.\w+: truncated; allowed: a whole image as JPEG, PNG"):
-        images.decode(path)
+        decode(path)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +264,7 @@ def test_a_file_that_cannot_be_read_is_no_verdict(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         inspect_image(tmp_path / "absent.jpg")
     with pytest.raises(FileNotFoundError):
-        images.decode(tmp_path / "absent.jpg")
+        decode(tmp_path / "absent.jpg")
 
 
 @pytest.mark.parametrize(
@@ -274,9 +276,9 @@ def test_a_large_jpeg_is_decoded_at_the_scale_that_will_do(
 ) -> None:
     """A draft is the smallest scale with no side below what was asked for, and looks like the whole."""
     path = saved(tmp_path / "a.jpg", scene().resize(sides), quality=95)
-    draft = images.decode(path, draft=200)
+    draft = decode(path, draft=200)
     assert draft.size == decoded
-    small, whole = (pixels(image.resize((50, 50))) for image in (draft, images.decode(path)))
+    small, whole = (pixels(image.resize((50, 50))) for image in (draft, decode(path)))
     assert abs(small - whole).max() <= 2
 
 

@@ -16,8 +16,9 @@ from PIL import Image
 
 from pipeline.base import threads
 from pipeline.base.errors import UserError
-from pipeline.data import images
-from pipeline.data.images import Memory
+from pipeline.data import images, memory
+from pipeline.data.memory import MemoryBudget
+from tests.helpers.datasets import decode
 from tests.test_images import png_with_size
 
 MARGIN = 12_000_000  # bytes: strips, and what Python takes in between
@@ -28,14 +29,15 @@ import json, sys
 from pathlib import Path
 from pipeline.base import linux, threads
 from pipeline.data import images
+from pipeline.data.memory import MemoryBudget
 
 def status(field):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(field))
 
 def peak(folder, budget, workers):
-    memory, before = images.Memory(budget), status("VmRSS")
+    limit, before = MemoryBudget(budget), status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the mark of the most starts anew
-    look = lambda path: images.inspect_image(path, 1, 10**8, seen, memory)
+    look = lambda path: images.inspect_image(path, 1, 10**8, seen, limit)
     infos = list(threads.ordered_map(look, sorted(Path(folder).iterdir()), workers))
     return status("VmHWM") - before, [info.pixels for info in infos]
 
@@ -57,11 +59,11 @@ def peaks(*cases: tuple[Path, int, int]) -> list[tuple[int, list[str]]]:
 
 def test_what_is_lent_is_never_more_than_there_is() -> None:
     """Threads that take and wait hold no more than all at any time; one that wants more than that holds it alone."""
-    memory, guard, held, most = Memory(100), threading.Lock(), [0], [0]
+    budget, guard, held, most = MemoryBudget(100), threading.Lock(), [0], [0]
     alone: list[int] = []
 
     def take(wanted: int) -> None:
-        with memory.lent(wanted):
+        with budget.reserve(wanted):
             with guard:
                 held[0] += min(wanted, 100)
                 most[0] = max(most[0], held[0])
@@ -77,9 +79,9 @@ def test_what_is_lent_is_never_more_than_there_is() -> None:
 
 def test_who_holds_something_never_waits_for_more() -> None:
     """What is held can be raised at once or not at all, so two that want all of it cannot wait for each other."""
-    memory = Memory(100)
-    with memory.lent(40) as first:
-        with memory.lent(50) as second:
+    budget = MemoryBudget(100)
+    with budget.reserve(40) as first:
+        with budget.reserve(50) as second:
             assert first(50)
             assert not first(51)
             assert second(20)  # never less
@@ -123,7 +125,7 @@ def test_no_image_takes_more_than_is_lent_to_it(tmp_path: Path) -> None:
         path.parent.mkdir()
         drawn.save(path, **options)
         with Image.open(path) as image, path.open("rb") as content:
-            reckoned.append(images._opening(content) + images._decoding(image, 0))
+            reckoned.append(memory.opening_bytes(content) + images._decoding_bytes(image, 0))
     found = peaks(*((tmp_path / name.replace(".", "_"), 2**31, 1) for name, _, _ in kinds))
     for (name, _, _), most, (peak, _) in zip(kinds, reckoned, found, strict=True):
         assert peak < most + MARGIN, name
@@ -132,7 +134,7 @@ def test_no_image_takes_more_than_is_lent_to_it(tmp_path: Path) -> None:
 def test_long_images_are_reckoned_with_their_lines(tmp_path: Path) -> None:
     """An image one pixel wide takes far more than its pixels do."""
     with Image.new("RGB", (1, 100_000)) as image:
-        assert images._decoding(image, 0) > 5 * images.PIXEL * 100_000
+        assert images._decoding_bytes(image, 0) > 5 * memory.PIXEL * 100_000
 
 
 # ---- what is no image, and no file ----
@@ -159,11 +161,11 @@ def test_what_is_no_file_is_refused_and_not_waited_for(
     monkeypatch.chdir(tmp_path)
     put(tmp_path / "a.jpg", what)
     for look in (
-        images.decode,
+        decode,
         lambda path: images.resize_to_square(path, 32),
         lambda path: images.inspect_image(path, 1, 1, id),
     ):
-        with pytest.raises(UserError, match=rf"a\.jpg: {what}; allowed: a file; take it out"):
+        with pytest.raises(UserError, match=rf"a\.jpg: {what}; allowed: a file; remove it"):
             look(tmp_path / "a.jpg")
 
 
@@ -185,4 +187,4 @@ def test_a_file_far_longer_than_its_image_could_be_is_not_read(tmp_path: Path) -
         file.truncate(10**9)
     assert images.inspect_image(tmp_path / "a.webp", 1, 10**8, id) == images.ImageInfo("too large")
     with pytest.raises(UserError, match=r"a\.webp: too large \(0 × 0 pixels, 1,000,000,000 bytes\); allowed: up to"):
-        images.decode(tmp_path / "a.webp", 10**8)
+        decode(tmp_path / "a.webp", 10**8)

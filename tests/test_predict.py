@@ -5,7 +5,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -81,6 +83,37 @@ def test_files_folders_and_what_is_no_image(folder: Path, tmp_path: Path) -> Non
         ["predict", str(tmp_path / "empty"), "no file in this folder; give images, or a folder with some"],
     ]
     assert done.returncode == 1
+
+
+def test_an_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One decode gives the pixels and the size of the original, also of a JPEG that is decoded at a reduced scale."""
+    Image.new("RGB", (640, 400), "red").save(tmp_path / "a.jpg")
+    opened, real = list[object](), Image.open
+
+    def counted(*arguments: Any, **named: Any) -> Image.Image:
+        opened.append(arguments)
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(Image, "open", counted)
+    loaded = predict.load_image(tmp_path / "a.jpg", 20, 10**6)
+    assert len(opened) == 1
+    assert (loaded.pixels.shape, loaded.size) == ((20, 20, 3), (640, 400))
+
+
+def test_an_answer_in_the_list_is_printed_before_the_next_is_made() -> None:
+    """So `--json` does not hold all answers in memory. The text is that of the whole list."""
+    made = []
+
+    def answers() -> Iterator[dict[str, Any]]:
+        for number in range(3):
+            made.append({"path": f"{number} é\n.png", "probabilities": {"a": 0.25, "b": 0.75}})
+            yield made[-1]
+
+    pieces = predict.json_list(answers())
+    first = next(pieces)
+    assert len(made) == 1
+    assert first + "".join(pieces) == json.dumps(made, indent=2, ensure_ascii=False) + "\n"
+    assert "".join(predict.json_list(iter([]))) == "[]\n"
 
 
 def test_one_image(folder: Path) -> None:

@@ -20,7 +20,7 @@ from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.data import images, packed, split_table
 from tests.conftest import on_cpu, write_params
-from tests.helpers.datasets import do_split
+from tests.helpers.datasets import decode, do_split
 
 SIZE = 32
 
@@ -181,8 +181,8 @@ def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path: Path) -> None:
     def resized(image: images.RGB) -> NDArray[np.uint8]:
         return np.asarray(image.resize((50, 50), Image.Resampling.BICUBIC))
 
-    assert np.array_equal(square, resized(images.decode(path, draft=200)))
-    assert 0 < np.abs(square.astype(int) - resized(images.decode(path))).max() <= 3
+    assert np.array_equal(square, resized(decode(path, draft=200)))
+    assert 0 < np.abs(square.astype(int) - resized(decode(path))).max() <= 3
 
 
 @pytest.mark.parametrize("sides", [(64, 48), (20, 90), (1, 3000), (3000, 1), (700, 900)])

@@ -1,4 +1,4 @@
-"""Small data sets for tests: settings of the split, images of noise, and what the split makes of a folder."""
+"""Small data sets for tests: settings of the split, images of noise, what the split makes of a folder, decoding."""
 
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from PIL import Image
 
 from pipeline import split
 from pipeline.config.params import Fractions, Split
+from pipeline.data import images
 
 Rows = list[split.Row]
 Counts = dict[str, Any]
@@ -63,3 +64,9 @@ def near_by_brute_force(hashes: NDArray[np.uint64], threshold: int) -> set[tuple
     left, right = np.triu_indices(len(hashes), 1)
     near = np.bitwise_count(hashes[left] ^ hashes[right]) <= threshold
     return set(zip(left[near].tolist(), right[near].tolist(), strict=True))
+
+
+def decode(path: Path, max_pixels: int = images.NO_LIMIT, draft: int = 0) -> images.RGB:
+    """The decoded image of a file."""
+    with images.decoded(path, max_pixels, draft) as result:
+        return result.image

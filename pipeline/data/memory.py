@@ -1,0 +1,86 @@
+"""How much memory an image takes while it is decoded, and a budget of memory that threads share.
+
+All figures are measured (benchmarks/faults/memory.py), for opening, decoding, conversion to RGB, turning and hashing.
+They change no result.
+"""
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+# Bytes per pixel. A JPEG takes memory for its coefficients, at full size also if it is decoded at a reduced scale, and
+# for the decoded image. A WebP takes more than other formats, for its canvases.
+JPEG_COEFFICIENTS, JPEG_PIXEL, WEBP_PIXEL, PIXEL = 8, 5, 21, 14
+LINE = 5  # the administration of one line of pixels takes as much memory as this number of pixels
+FILE = 3  # an opened file takes this number of times its size
+HEADER = 2**26  # the most bytes that comments take as text, in every format but JPEG
+
+
+class MemoryBudget:
+    """A number of bytes that threads reserve, and wait for."""
+
+    def __init__(self, total: int) -> None:
+        self._total = self._free = total
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def reserve(self, wanted: int) -> Iterator[Callable[[int], bool]]:
+        """Wait until `wanted` bytes are free, and hold them inside the block. If that is more than all, hold all.
+
+        Yields a function that raises the held bytes to a larger number, without waiting. It returns False if there is
+        not enough. If threads that hold memory could wait for more, they could wait for each other without end.
+        """
+        held = 0
+
+        def take(needed: int) -> bool:
+            nonlocal held
+            more = max(min(needed, self._total) - held, 0)
+            if more > self._free:
+                return False
+            self._free -= more
+            held += more
+            return True
+
+        def grow(needed: int) -> bool:
+            with self._changed:
+                return take(needed)
+
+        with self._changed:
+            self._changed.wait_for(lambda: take(wanted))
+        try:
+            yield grow
+        finally:
+            with self._changed:
+                self._free += held
+                self._changed.notify_all()
+
+
+BUDGET = MemoryBudget(2**31)  # for all images that this process decodes at the same time
+
+
+def largest_file(max_pixels: int) -> int:
+    """The most bytes that a file of this many pixels can have: no format stores more than 8 bytes per pixel."""
+    return HEADER + 8 * max_pixels
+
+
+def opening_bytes(content: BinaryIO) -> int:
+    """The most bytes that a file takes while it is opened."""
+    is_jpeg = content.read(2) == b"\xff\xd8"
+    return FILE * content.seek(0, io.SEEK_END) + (0 if is_jpeg else HEADER)
+
+
+def decoding_bytes(file_format: str, stored: tuple[int, int], decoded: tuple[int, int]) -> int:
+    """The most bytes that decoding takes, in addition to opening.
+
+    `stored` and `decoded` are width and height in the file and after decoding; only a JPEG can be decoded smaller.
+    """
+    if file_format == "JPEG":
+        return JPEG_COEFFICIENTS * _weight(stored) + JPEG_PIXEL * _weight(decoded)
+    return (WEBP_PIXEL if file_format == "WEBP" else PIXEL) * _weight(stored)
+
+
+def _weight(size: tuple[int, int]) -> int:
+    """The pixels of an image, plus the cost of its lines. It does not change when the image is turned."""
+    return size[0] * size[1] + LINE * max(size)
