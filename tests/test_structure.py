@@ -206,6 +206,45 @@ def test_the_lock_names_no_address() -> None:
     assert text.count("--hash=sha256:") > 100
 
 
+LONGEST = 300  # lines of a module
+TOO_LONG = {"pipeline.data.images", "pipeline.train"}  # still longer; whoever shortens one removes it here
+MOST_PARAMETERS = 6  # of a public function or method; self, cls and *args do not count
+TOO_MANY = {  # still have more; whoever changes one removes it here
+    "evaluation.inference.logits", "loader.resample.resampled", "loader.sampler.crop_boxes", "models.exported.save",
+    "train.batches", "train.end_epoch", "training.schedule.lr_factor",
+}  # fmt: skip
+
+
+def test_a_module_is_short() -> None:
+    """No module has more than 300 lines."""
+    lengths = {module: len(path.read_text().splitlines()) for module, path in MODULES.items()}
+    assert {module for module, length in lengths.items() if length > LONGEST} <= TOO_LONG
+
+
+def public_functions(module: str, body: list[ast.stmt]) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """The public functions of a module, and the public methods and __init__ of its public classes, by dotted name."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (node.name[0] != "_" or node.name == "__init__"):
+            name = f"{module}.{node.name}"
+            if isinstance(node, ast.ClassDef):
+                yield from public_functions(name, node.body)
+            else:
+                yield name, node
+
+
+def test_a_public_function_has_few_parameters() -> None:
+    """A function with more than six parameters lacks an object: no public function or method has more."""
+    many = {
+        name
+        for module, path in MODULES.items()
+        for name, function in public_functions(module.removeprefix("pipeline."), ast.parse(path.read_text()).body)
+        for arguments in [function.args]
+        for names in [[argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]]
+        if len([name for name in names if name not in ("self", "cls")]) > MOST_PARAMETERS
+    }
+    assert many <= TOO_MANY
+
+
 def statements_of_import(body: list[ast.stmt]) -> Iterator[str]:
     """The statements that run when a module is imported, in one line each, without definitions."""
     for node in body:
