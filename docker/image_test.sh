@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Build the very Dockerfile that users build and run the pipeline in it, on a machine without a GPU, without a container
+# Build the same Dockerfile that users build, and run the pipeline in it, on a machine without a GPU, without a container
 # registry and without a container engine.
 #
-#     make image-test                        stand-ins for the base images and for Apex
+#     make image-test                        substitutes for the base images and for Apex
 #     make image-test APEX_SRC=<folder>      Apex itself: its source at docker/pins.env's APEX_COMMIT
-#     make image-test BASES=pinned APEX_SRC=upstream     what users build, where registry and Git host can be reached
+#     make image-test BASES=pinned APEX_SRC=upstream     what users build; needs a registry and Git host
 #
-# An engine that runs is used; else one is started here (root on Debian 12, engine.sh). Stand-in bases need a CUDA 13.0
-# toolkit in CUDA_HOME. Everything lies in a new folder below LAB_ROOT, and is removed at the end, also after a failure.
-# What was built stays in BUILT (the stand-ins and BuildKit's cache, about 12 GB), so that the next run builds only what
-# changed. With CI set, BUILT is empty if nobody names a folder: then nothing is kept and nothing is reused.
+# A running engine is used; if there is none, one is started here (root on Debian 12, engine.sh). Substitute bases need a
+# CUDA 13.0 toolkit in CUDA_HOME. Everything is in a new folder below LAB_ROOT, and is removed at the end, also after a
+# failure.
+# The results of the build stay in BUILT (the substitutes and BuildKit's cache, about 12 GB), so that the next run builds
+# only what changed. If CI is set and no folder is named, BUILT is empty: nothing is kept and nothing is reused.
 set -euo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
@@ -26,8 +27,8 @@ if [[ -z ${BUILT+named} ]]; then
     [[ ${CI:-} ]] || BUILT=${XDG_CACHE_HOME:-$HOME/.cache}/perennial/image-test
 fi
 TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-9.0} # one kind of GPU is enough to see that it builds
-# What computes with the image's own libraries and system: decoding, resampling, augmentation, metrics, models against
-# their oracles, and stages as processes. The rest of the tests is about the code, and runs on the host.
+# Tests that use the image's own libraries and system: decoding, resampling, augmentation, metrics, models against
+# reference implementations, and stages as processes. The other tests are about the code, and run on the host.
 TESTS=(augment images metrics model prepare residency resample sampling)
 SUMMARY=()
 
@@ -36,7 +37,7 @@ refuse() {
     exit 1
 }
 
-# Run a step, saying what and how long.
+# Run one step; print its name and how long it took.
 step() {
     local title=$1 began=$SECONDS
     shift
@@ -45,7 +46,7 @@ step() {
     SUMMARY+=("$(printf '%5d s  %s' $((SECONDS - began)) "$title")")
 }
 
-# Everything away: containers, images, engine, lab.
+# Remove everything: containers, images, engine, lab.
 clean_up() {
     local status=$?
     trap - EXIT
@@ -100,7 +101,7 @@ engine() {
     echo "an engine of our own: Docker $(docker version --format '{{.Server.Version}}'), from Debian $ENGINE_SUITE"
 }
 
-# Sets BASE_ARGUMENTS, what the build has to be told about its bases.
+# Sets BASE_ARGUMENTS: the build's arguments for its base images.
 bases() {
     BASE_ARGUMENTS=()
     case $BASES in
@@ -118,7 +119,7 @@ bases() {
     esac
 }
 
-# Two builds of mmdebstrap are never the same bytes, so an earlier one is taken: else nothing above it could be reused.
+# Two builds of mmdebstrap never have the same bytes. So an earlier one is used; else no layer above it could be reused.
 stand_ins() {
     local context target
     context=${BUILT:-$LAB}/bases-$(release)
@@ -166,13 +167,13 @@ as_root() {
         perennial-test:runtime "$@"
 }
 
-# A command in the image, confined as the documentation has it, and more: no network.
+# A command in the image, confined as in the documentation, and also without a network.
 inside() {
     docker run --rm --label perennial-test --network none --read-only --tmpfs /tmp --tmpfs /var/tmp --cap-drop ALL \
         --security-opt no-new-privileges --user "$STRANGER" --volume "$LAB/workspace:/workspace" "$@"
 }
 
-# The checkout as it is, with the demo's params: the stranger's own.
+# A copy of the checkout with the demo's params, owned by another user.
 workspace() {
     git clone --quiet . "$LAB/workspace"
     git ls-files -z --cached --others --exclude-standard | xargs -0 ls -d 2> /dev/null |
@@ -214,7 +215,7 @@ tests_inside() {
     inside perennial-test:test python -m pytest -q -m "not gpu" "${files[@]/%/.py}"
 }
 
-# `docker stop` in the middle of training, by compose's own settings; then the same command again.
+# `docker stop` in the middle of training, with compose's settings; then the same command again.
 stopped_and_resumed() {
     local status began compose=(
         docker compose --project-name perennial-test --file "$LAB/workspace/docker/compose.yaml" run
@@ -236,7 +237,7 @@ stopped_and_resumed() {
     docker logs perennial-test-stopped 2>&1 | grep --text "train: .*saved" || refuse "stopped, training did not save"
     echo "stopped in $((SECONDS - began)) s, exit status $status"
     [[ $status != 0 && $status != 137 ]] || refuse "exit status $status: finished, or killed, instead of stopped"
-    # DVC has left its PID where it locks, and which process has it now is chance: 1 is always one.
+    # DVC has left its PID in its lock. Which process has that PID now is chance, but PID 1 always exists.
     inside perennial-test:runtime sed -i 's/"pid": [0-9]*/"pid": 1/g' .dvc/tmp/rwlock
     "${compose[@]}" --rm repro-cpu 2>&1 | tee "$LAB/resumed.log"
     grep --quiet --text "repro: .*was left locked by a killed DVC" "$LAB/resumed.log" || refuse "no lock was left"
@@ -255,7 +256,7 @@ stale_refused() {
     echo "$said"
 }
 
-# Whatever was written is the caller's, and nobody else may write to it.
+# Every new file belongs to the caller, and nobody else may write to it.
 owners_and_modes() {
     local wrong
     wrong=$(as_root find /workspace '(' ! -uid "${STRANGER%:*}" -o ! -gid "${STRANGER#*:}" \
