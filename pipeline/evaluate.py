@@ -130,7 +130,10 @@ def ready(config: Params) -> tuple[Packed, NDArray[np.int64], ExportedModel]:
 
 
 def run(config: Params) -> None:
-    """Be one process of the evaluation."""
+    """Run one process of the evaluation. The main process writes the stage's outputs and prints the figures.
+
+    Raises UserError if model, data and params do not fit together.
+    """
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
     world = World.from_env(os.environ, config.train.device)
     with ExitStack() as held:

@@ -132,7 +132,7 @@ def predict(arguments: Sequence[Path], as_json: bool, device: str) -> int:
 
 
 def as_line(answer: dict[str, Any]) -> str:
-    """One answer as a line: path, class and probability."""
+    """One answer as one line that ends in a newline: path, class, and probability with four decimals."""
     return printable(f"{answer['path']}: {answer['class']} {answer['probability']:.4f}") + "\n"
 
 

@@ -125,7 +125,7 @@ def run(arguments: list[str]) -> int:
 
 
 def say(sentences: list[str]) -> bool:
-    """Print what was done, a line each; whether there was anything."""
+    """Print each sentence as one line on stderr. Returns whether there was any."""
     for sentence in sentences:
         print(f"repro: {sentence}", file=sys.stderr)
     return bool(sentences)

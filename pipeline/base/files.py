@@ -46,7 +46,7 @@ def previous(path: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a folder, if it is there. Raises OSError, which names `path`, whatever in it stays."""
+    """Remove a file, a link or a whole folder, if it exists. Raises OSError with the name `path`, even for a file inside."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

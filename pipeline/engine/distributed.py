@@ -199,6 +199,6 @@ def broadcast_flag(flag: bool, device: torch.device) -> bool:
 
 
 def barrier() -> None:
-    """Wait for all processes."""
+    """Wait until every process has called this. Returns at once if there is no process group."""
     if dist.is_initialized():
         dist.barrier()

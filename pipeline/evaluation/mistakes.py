@@ -51,7 +51,7 @@ def credits(license_file: Path) -> dict[str, str]:
 
 
 def without_address(credit: str) -> str:
-    """A credit as it fits below a thumbnail: licence and name; the photo's number stands in its file name."""
+    """The credit without its web address, so that it fits below a thumbnail. The file name identifies the photo."""
     return re.sub(r"( -)? https?://\S+( -)?", "", credit)
 
 

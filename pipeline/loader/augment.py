@@ -108,7 +108,7 @@ def _cut(
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """An array as a tensor on the device. On a GPU the copy is under way when this returns: nobody waits for it."""
+    """The array as a tensor on the device: on the CPU with the same memory, on a GPU as an asynchronous copy."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 

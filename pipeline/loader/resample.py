@@ -53,11 +53,13 @@ class Filter:
 
 
 def triangle(start: Tensor, end: Tensor, side: int, out: int) -> Filter:
-    """Triangle filters of `out` pixels laid over [start, end) [n], in 1/256 pixels of a square of `side` pixels.
+    """The triangle filters that resample one axis of n boxes to `out` pixels.
 
-    All in whole numbers, the unit being 1 / (512 · out) pixel: an output pixel's centre and the filter's radius (one
-    output pixel, or one input pixel where the box is enlarged) are whole in it. They are below 2^53 and so exact in
-    float64, also the quotients rounded down: one that is not whole is too far from the next number to be rounded to it.
+    start and end: int64 [n], the boxes' edges in 1/256 pixels of an image of `side` pixels. The filter's radius is one
+    output pixel, or one input pixel if the box is enlarged.
+
+    Every number is an integer in units of 1 / (512 · out) pixel and below 2^53, so float64 holds it exactly. Quotients
+    rounded down are exact too: one that is not an integer is too far from the next integer to be rounded to it.
     """
     device, count = start.device, taps(side, out)
     # A tensor, for by a number a GPU does not divide: it multiplies by the reciprocal, which is rounded.

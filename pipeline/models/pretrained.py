@@ -70,7 +70,7 @@ def convert(source: Path, target: Path) -> list[str]:
 
 
 def load_into(net: nn.Module, path: Path, head: nn.Module) -> str:
-    """Load what `convert` wrote into a model; a sentence that says what was loaded.
+    """Load a file that `convert` wrote into a model. Returns a sentence that says what was loaded.
 
     If the file's head has another number of classes, the model's own `head` stays as it is. Raises UserError, with the
     first names, if any other tensor is missing, not of this model, or of another shape.
