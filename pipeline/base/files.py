@@ -46,7 +46,7 @@ def previous(path: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a whole folder, if it exists. Raises OSError with the name `path`, even for a file inside."""
+    """Remove a file, a link or a whole folder, if it exists. Raises OSError that names `path`."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -86,7 +86,7 @@ def train(parallel_model: ParallelModel, batches: Iterable[Batch], recipe: Recip
 
 
 def logits(model: nn.Module, batches: Iterable[Tensor], precision: Precision) -> Iterator[Tensor]:
-    """Yield the logits float32 [n, classes] of each batch, in evaluation mode. At the end the model's mode is restored."""
+    """Yield the logits float32 [n, classes] of each batch, in evaluation mode; restore the model's mode at the end."""
     was_training = model.training
     model.eval()
     precision.weights_changed()
