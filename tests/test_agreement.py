@@ -69,7 +69,7 @@ def test_a_node_without_data_ends_the_others_too(tmp_path: Path) -> None:
     shutil.rmtree(second / "data/packed")
     said = both_say(start(first, TRAIN), start(second, TRAIN))
     assert "process 1 of 2 (on " in said[0]
-    assert ") cannot begin, and so none does: data/packed" in said[0]
+    assert ") cannot begin, so none does: data/packed" in said[0]
     assert "train: data/packed" in said[1]
 
 

@@ -1,6 +1,6 @@
-"""Before the first exchange, all processes compare what decides the bytes, or hangs the run if it differs.
+"""Before the first exchange, all processes compare the facts that decide the bytes, or that hang a run if they differ.
 
-They do so through the store in which they meet: it needs neither the same device nor the same version of a library.
+They use the store through which they meet. It works without the same device and the same versions of libraries.
 """
 
 import json
@@ -14,53 +14,54 @@ from pipeline.engine import rendezvous
 from pipeline.engine.rendezvous import Store
 from pipeline.engine.world import World
 
-Facts = dict[str, dict[str, Any]]  # name -> value (of JSON), by what is to be done where they differ
+Facts = dict[str, dict[str, Any]]  # remedy → name of a fact → its value, of JSON types
 NOT_SET = "not set"
-MOST = 10  # differences that are named; the rest is counted
+MOST = 10  # differences that a message names; it counts the rest
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """The names that differ, with our value and theirs, as they are shown."""
+    """The names whose values differ, with our value and theirs as text."""
     names = dict.fromkeys([*ours, *theirs])
-    return [(name, shown(ours, name), shown(theirs, name)) for name in names if ours.get(name) != theirs.get(name)]
+    return [(name, as_text(ours, name), as_text(theirs, name)) for name in names if ours.get(name) != theirs.get(name)]
 
 
-def shown(facts: Mapping[str, Any], name: str) -> str:
-    """A value as it is written in a message."""
+def as_text(facts: Mapping[str, Any], name: str) -> str:
+    """A value as a message shows it."""
     return repr(facts[name]) if name in facts else NOT_SET
 
 
 @contextmanager
 def agreed(store: Store, world: World) -> Iterator[Facts]:
-    """In the block a process finds out what it has, and writes that into the Facts; at its end, all compare.
+    """In the block, a process fills in its Facts. At the end of the block, all processes compare them.
 
-    Raises UserError in every process: for what was raised in the block of one of them, or with the names that differ.
-    So no process waits for one that cannot begin.
+    Raises UserError in every process: for an error in the block of one of them, or with the names that differ. So no
+    process waits for one that cannot begin.
     """
     facts: Facts = {}
 
-    def tell(fault: str) -> list[dict[str, Any]]:
-        mine = {"host": os.uname().nodename, "fault": fault, "facts": facts}
-        return [json.loads(text) for text in rendezvous.gather_messages(store, world, "agreement", json.dumps(mine))]
+    def exchange(fault: str) -> list[dict[str, Any]]:
+        """The messages of all processes, by rank."""
+        text = json.dumps({"host": os.uname().nodename, "fault": fault, "facts": facts})
+        return [json.loads(message) for message in rendezvous.gather_messages(store, world, "agreement", text)]
 
     try:
         yield facts
-    except Exception as error:  # an interrupt is none: who is interrupted waits for nobody
-        tell(describe_system_error(error) or str(error))
+    except Exception as error:  # not for an interrupt: a process that is interrupted waits for no other
+        exchange(describe_system_error(error) or str(error))
         raise
-    said = tell("")
-    for rank, other in enumerate(said):
-        if other["fault"]:
-            where = f"process {rank} of {world.size} (on {other['host']})"
-            raise UserError(f"{where} cannot begin, and so none does: {other['fault']}")
-    for rank, other in enumerate(said):
-        if lines := _against(said[0], rank, other, world.size):
+    messages = exchange("")
+    for rank, message in enumerate(messages):
+        if message["fault"]:
+            process = f"process {rank} of {world.size} (on {message['host']})"
+            raise UserError(f"{process} cannot begin, so none does: {message['fault']}")
+    for rank, message in enumerate(messages):
+        if lines := _against(messages[0], rank, message, world.size):
             rest = [f"and {len(lines) - MOST} more"] if len(lines) > MOST else []
             raise UserError("\n".join(lines[:MOST] + rest))
 
 
 def _against(first: dict[str, Any], rank: int, other: dict[str, Any], size: int) -> list[str]:
-    """What of a process differs from process 0, a line each."""
+    """The differences between a process and process 0, one line per fact."""
     return [
         f"{name}: process {rank} of {size} (on {other['host']}) has {theirs}, process 0 (on {first['host']}) has "
         f"{ours}; {remedy}"

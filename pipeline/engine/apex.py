@@ -1,7 +1,7 @@
-"""NVIDIA Apex behind the engine's own questions: amp O0–O3, DistributedDataParallel, SyncBatchNorm, FusedSGD.
+"""NVIDIA Apex behind the engine's interfaces: amp O0–O3, DistributedDataParallel, SyncBatchNorm, FusedSGD.
 
-The only importer of Apex, imported only when asked for. The commit it is written for stands in docker/pins.env; the
-guards below are each held by a test, and docs/apex.md says what they are for.
+Only this module imports Apex, and only choices.py, launch and the doctor import this module, when the params ask for
+Apex. It is written for the commit in docker/pins.env. docs/apex.md gives the reason and the test of each guard below.
 """
 
 import warnings
@@ -19,7 +19,7 @@ from pipeline.engine.precision import allow_tf32, clip
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Apex warns at every use that it is deprecated, which docs/apex.md says, and of its own old syntax."""
+    """Silence Apex's warnings: at every use, that it is deprecated (see docs/apex.md), and about its old syntax."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -32,23 +32,23 @@ with _quiet():
 
 @dataclass(frozen=True)
 class Amp:
-    """apex.amp at an opt level. One level a process: O1's patches of torch's functions outlive the model."""
+    """apex.amp at an opt level. A process can use one level: O1's patches of torch's functions outlive the model."""
 
     level: str
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        allow_tf32(False)  # as for fp32 and fp16: what is not half precision is not TF32 either
+        allow_tf32(False)  # as for fp32 and fp16
         with _quiet():
             prepared: tuple[nn.Module, Optimizer] = amp.initialize(model, optimizer, opt_level=self.level, verbosity=0)
         return prepared
 
     def autocast(self) -> AbstractContextManager[Any]:
-        return nullcontext()  # the model, or torch itself, is already patched
+        return nullcontext()  # `prepare` has patched the model, or torch
 
     @contextmanager
     def exact(self) -> Iterator[None]:
-        """O1 would resample images in half precision: inside this block it casts nothing."""
-        handle = getattr(_amp_state, "handle", None)  # O1's; the other levels cast at the model's ends
+        """O1 casts nothing in this block. Elsewhere it would resample images in half precision."""
+        handle = getattr(_amp_state, "handle", None)  # only O1 has one; other levels cast the model's input and output
         if handle is None:
             yield
             return
@@ -59,33 +59,33 @@ class Amp:
             handle._is_active = was
 
     def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
-        # Unscaled once, in `step`: unscaling every part of a batch would put its gradients aside, where torch's DDP,
-        # which exchanges only with the last part, would never see them. The stash must exist before there are any.
+        # `step` unscales once. Unscaling after every microbatch would move its gradients into a stash. torch's DDP
+        # exchanges gradients only with the last microbatch, and would never see them. The stash must exist first.
         optimizer._amp_lazy_init()  # type: ignore[attr-defined]
         with amp.scale_loss(loss, optimizer, delay_unscale=True) as scaled:
             scaled.backward()
 
     def step(self, optimizer: Optimizer, clip_norm: float) -> None:
         with amp.scale_loss(torch.zeros(()), optimizer):
-            pass  # leaving it unscales what `backward` added up, into the masters, and looks for an overflow
-        # The masters' gradients are clipped: those of O2's half weights are still scaled.
+            pass  # its end unscales the summed gradients into the masters, and checks for an overflow
+        # Clip the masters' gradients: under O2, those of the half-precision weights are still scaled.
         clip(amp.master_params(optimizer), clip_norm)
         optimizer.step()
-        optimizer.zero_grad()  # plain: under O2 set_to_none is a TypeError (Apex issue 1196)
+        optimizer.zero_grad()  # without set_to_none, which is a TypeError under O2 (Apex issue 1196)
 
     def weights_changed(self) -> None:
-        """Drop O1's half-precision copies of the weights: evaluation would go on using the old ones (issue 796)."""
+        """Drop O1's half-precision copies of the weights: evaluation would use the old ones (Apex issue 796)."""
         if (handle := getattr(_amp_state, "handle", None)) is not None:
             handle._clear_cache()
 
     def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        # The fp32 masters are in no state dict of Apex's, and half weights do not determine them.
+        # No state dict of Apex holds the fp32 masters, and the half-precision weights do not determine them.
         masters = [master.detach().clone() for master in amp.master_params(optimizer)]
         return {"scalers": dict(amp.state_dict()), "masters": masters}
 
     def load_state_dict(self, state: dict[str, Any], optimizer: Optimizer) -> None:
         amp.load_state_dict(state["scalers"])
-        # The masters must exist before the optimizer's state is loaded: it takes over their type, half or single.
+        # The masters must exist before the optimizer's state is loaded: the state is cast to their type.
         optimizer._amp_lazy_init()  # type: ignore[attr-defined]
         with torch.no_grad():
             for master, saved in zip(amp.master_params(optimizer), state["masters"], strict=True):
@@ -94,9 +94,10 @@ class Amp:
 
 
 def ddp(model: nn.Module, deterministic: bool) -> nn.Module:
-    """apex.parallel.DistributedDataParallel; `deterministic`: one reduction after the backward pass, in one order.
+    """The model in apex.parallel.DistributedDataParallel.
 
-    It looks at no buffers: BatchNorm statistics are ours to share.
+    `deterministic`: one reduction after the backward pass, in one order. Apex does not share buffers such as BatchNorm
+    statistics; `distributed.broadcast_buffers` does.
     """
     from apex.parallel import DistributedDataParallel
 
@@ -115,16 +116,19 @@ def sync_bn(model: nn.Module) -> nn.Module:
 
 
 def fused_sgd(groups: list[dict[str, Any]], lr: float, momentum: float, nesterov: bool) -> Optimizer:
-    """apex.optimizers.FusedSGD: SGD in one kernel over all tensors; needs the extension amp_C."""
+    """apex.optimizers.FusedSGD: SGD in one kernel over all tensors. It needs the extension amp_C."""
     from apex.optimizers import FusedSGD
 
-    made: Optimizer = FusedSGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
-    return made
+    optimizer: Optimizer = FusedSGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
+    return optimizer
 
 
 def fault() -> str:
-    """Why the installed Apex cannot be used, or nothing. Loads the extensions, which need the very torch they were
-    built for and otherwise fail only when they are used, or quietly fall back."""
+    """Why the installed Apex cannot be used; empty if it can.
+
+    Loads the extensions. They need the torch that they were built for. With another one, Apex fails only in use, or
+    falls back without a message.
+    """
     for extension in ("amp_C", "apex_C", "syncbn"):
         try:
             __import__(extension)

@@ -39,11 +39,11 @@ PRECISIONS: dict[str, Callable[[str], Precision]] = {
 }
 
 
-def _apex_ddp(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
-    return parallel.accumulating(_apex().ddp(model, deterministic), world, parts)
+def _apex_ddp(model: nn.Module, world: World, deterministic: bool, microbatches: int) -> ParallelModel:
+    return parallel.accumulating(_apex().ddp(model, deterministic), world, microbatches)
 
 
-# name → (model, world, deterministic, number of equal parts of a global batch) → ParallelModel
+# name → (model, world, deterministic, microbatches of a global batch) → ParallelModel
 PARALLELS: dict[str, Callable[[nn.Module, World, bool, int], ParallelModel]] = {
     "single": parallel.single,
     "dp": parallel.dp,

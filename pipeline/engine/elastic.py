@@ -1,22 +1,23 @@
-"""Weights that do not depend on the number of processes: these only decide who adds, in one fixed tree of sums.
+"""Training whose weights do not depend on the number of processes: all sums follow one fixed tree.
 
-The global batch is always the same number of *shards*. A leaf is one shard's gradients and BatchNorm statistics,
-computed alone: the same shapes, the same statistics to start from, and drop-out of its own, whichever process does it.
-Leaves are added in one tree over the shards' numbers, here of 8 shards on 3 processes:
+A global batch always has the same number of *shards*. A leaf of the tree is one shard's gradients and BatchNorm
+statistics. Every shard is computed by itself, with the same shapes, the same initial statistics, and its own seed of
+drop-out. So a leaf has the same bits on every process. The leaves are added in one tree over the shard numbers. Here
+are 8 shards on 3 processes:
 
-                        0-7                    the whole sum; divided by 8 it is what the optimizer sees
+                        0-7                    the sum; the optimizer gets this divided by 8
                  0-3           4-7
               0-1   2-3     4-5   6-7
               0 1   2 3     4 5   6 7          the leaves
               └┬┘   └────┬────┘ └─┬─┘
-          process 0  process 1  process 2      has 0-1 │ 2-3, 4 │ 5, 6-7: the complete subtrees of its own shards
+          process 0  process 1  process 2      has 0-1 │ 2-3, 4 │ 5, 6-7: the complete subtrees of its shards
 
-Each process adds its leaves up to complete subtrees. Then slices are swapped: the r-th slice of every subtree goes to
-process r, which finishes the tree on its slice, and the finished slices are gathered. Communication moves bytes and
-never adds, so no sum depends on how many processes there are. Gradients travel in buckets, about in the order in which
-the backward pass makes them; those of a process's last shard set out while that pass goes on.
+Each process adds its leaves into complete subtrees. Then the processes exchange slices: process r receives the r-th
+slice of every subtree and finishes the tree on it. Then the finished slices are gathered. Communication moves bytes and
+never adds, so no sum depends on the number of processes. Gradients are sent in buckets, about in the order in which the
+backward pass computes them. The buckets of a process's last shard are sent while its backward pass still runs.
 
-The bytes moved are those of a ring's all-reduce if every process has one subtree, and up to twice that if not.
+If every process has one subtree, this sends as many bytes as a ring all-reduce; otherwise at most twice as many.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ BUCKET_BYTES = 25 << 20  # of gradients, as in torch's DistributedDataParallel
 
 @dataclass(frozen=True)
 class Subtree:
-    """The sum over the shards first to first + size - 1."""
+    """The sum over the shards from `first` to `first + size - 1`."""
 
     first: int
     size: int
@@ -43,7 +44,7 @@ class Subtree:
 
 
 def grow(trees: list[Subtree], new: Subtree) -> None:
-    """Put a subtree to the right of those there are; siblings become their parent, left + right."""
+    """Append a subtree on the right. Two siblings become their parent, left + right."""
     while trees and trees[-1].size == new.size and new.first % (2 * new.size) == new.size:
         left = trees.pop()
         new = Subtree(left.first, 2 * new.size, left.total.add_(new.total))
@@ -51,7 +52,7 @@ def grow(trees: list[Subtree], new: Subtree) -> None:
 
 
 def root(trees: list[Subtree]) -> Tensor:
-    """The whole sum. Shards whose number is no power of two leave several subtrees: these are added from the right."""
+    """The sum over all subtrees, added from the right. There are several if the shards are not a power of two."""
     total = trees[-1].total
     for left in reversed(trees[:-1]):
         total = left.total.add_(total)
@@ -59,7 +60,7 @@ def root(trees: list[Subtree]) -> Tensor:
 
 
 def subtrees(shards: range) -> list[tuple[int, int]]:
-    """First shard and size of the complete subtrees of consecutive shards."""
+    """The complete subtrees of consecutive shards: (first shard, size) of each."""
     trees: list[Subtree] = []
     for shard in shards:
         grow(trees, Subtree(shard, 1, torch.empty(0)))
@@ -67,54 +68,54 @@ def subtrees(shards: range) -> list[tuple[int, int]]:
 
 
 class Sum:
-    """One tree of a step: takes this process's leaves in the order of their shards, and gives the mean of all."""
+    """One tree of one step. It takes this process's leaves in the order of their shards, and gives the mean of all."""
 
     def __init__(self, world: World, shards: int) -> None:
         self._shards, self._last = shards, world.share(shards)[-1]
         self._plan = [subtrees(share(shards, rank, world.size)) for rank in range(world.size)]
         self._trees: list[Subtree] = []
-        self._swapped: Callable[[], Tensor] = torch.Tensor
+        self._received: Callable[[], Tensor] = torch.Tensor
 
     def add(self, shard: int, tensors: list[Tensor]) -> None:
-        """Put a leaf on the tree; after this process's last one the slices set out."""
+        """Add a leaf to the tree. After this process's last leaf, start to send the slices."""
         flat = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors])
         grow(self._trees, Subtree(shard, 1, flat))
         self._length = len(flat)
         if shard == self._last and len(self._plan) > 1:
             slices = torch.stack([self._sliced(tree.total) for tree in self._trees], 1)  # [process, subtree, slice]
             counts = [self._slice * len(trees) for trees in self._plan]
-            self._swapped = distributed.all_to_all(slices.view(-1), [slices[0].numel()] * len(self._plan), counts)
+            self._received = distributed.all_to_all(slices.view(-1), [slices[0].numel()] * len(self._plan), counts)
 
     @property
     def _slice(self) -> int:
         return -(-self._length // len(self._plan))
 
     def _sliced(self, flat: Tensor) -> Tensor:
-        """A vector as one slice a process, the last one filled up."""
+        """A vector as slices [process, slice]. Zeros fill up the last slice."""
         width = self._slice * len(self._plan)
         return nn.functional.pad(flat, (0, width - self._length)).view(len(self._plan), self._slice)
 
     def finish(self) -> Callable[[], Tensor]:
-        """Finish the tree on this process's slice; returns what waits for the mean of all leaves, as one vector."""
+        """Finish the tree on this process's slice. Returns a function that waits for the mean of all leaves."""
         if len(self._plan) == 1:
             return lambda: root(self._trees) / self._shards
-        whole: list[Subtree] = []
-        places = [tree for trees in self._plan for tree in trees]
-        for (first, size), total in zip(places, self._swapped().view(-1, self._slice), strict=True):
-            grow(whole, Subtree(first, size, total))
-        gathered = distributed.all_gather(root(whole) / self._shards)
+        trees: list[Subtree] = []
+        plan = [subtree for process in self._plan for subtree in process]
+        for (first, size), total in zip(plan, self._received().view(-1, self._slice), strict=True):
+            grow(trees, Subtree(first, size, total))
+        gathered = distributed.all_gather(root(trees) / self._shards)
         return lambda: gathered()[: self._length]
 
 
 class Elastic:
-    """Gives a model's parameters the mean gradient over all shards, and its buffers the mean statistics."""
+    """Sets a model's gradients to the mean over all shards, and its BatchNorm statistics to their mean."""
 
     def __init__(self, model: nn.Module, world: World, shards: int) -> None:
-        self._world, self._shards, self._mine = world, shards, world.share(shards)
+        self._world, self._shards, self._own_shards = world, shards, world.share(shards)
         self._buffers = list(model.buffers())
-        # Statistics that move: not the counters of steps, nor those of frozen modules.
-        moving = [module for module in model.modules() if module.training]
-        self._means = [b for module in moving for b in module.buffers(recurse=False) if b.is_floating_point()]
+        # The statistics that a step changes: no step counters, and no frozen modules.
+        trained = [module for module in model.modules() if module.training]
+        self._means = [b for module in trained for b in module.buffers(recurse=False) if b.is_floating_point()]
         self._buckets = buckets([parameter for parameter in model.parameters() if parameter.requires_grad])
         self._targets: list[Sequence[Tensor]] = [*self._buckets, *([self._means] if self._means else [])]
         for number, bucket in enumerate(self._buckets):
@@ -123,28 +124,28 @@ class Elastic:
 
     @contextmanager
     def part(self, shard: int) -> Iterator[None]:
-        """The context of one shard's forward and backward pass; when the last one ends, gradients are the mean."""
-        if shard == self._mine[0]:
+        """The context for one shard's forward and backward pass. After the last shard, the gradients are the mean."""
+        if shard == self._own_shards[0]:
             self._sums = [Sum(self._world, self._shards) for _ in self._targets]
             self._start = [buffer.clone() for buffer in self._buffers]
         for buffer, value in zip(self._buffers, self._start, strict=True):
             buffer.copy_(value)
         self._shard, self._next, self._missing = shard, 0, [len(bucket) for bucket in self._buckets]
         yield
-        self._flush(len(self._buckets))  # also what got no gradient
+        self._flush(len(self._buckets))  # also the parameters without a gradient
         if self._means:
             self._sums[-1].add(shard, self._means)
-        if shard == self._mine[-1]:
+        if shard == self._own_shards[-1]:
             self._finish()
 
     def _ready(self, number: int, _: nn.Parameter) -> None:
-        """A gradient is there. Buckets set out in one order, for the processes must agree on it."""
+        """A gradient is complete. Buckets are sent in one order, which must be the same on all processes."""
         self._missing[number] -= 1
         full = next((n for n in range(self._next, len(self._buckets)) if self._missing[n]), len(self._buckets))
         self._flush(full)
 
     def _flush(self, end: int) -> None:
-        """Take the gradients of the buckets before `end` as this shard's leaves."""
+        """Add the gradients of the buckets before `end` to their trees, as this shard's leaves."""
         for number in range(self._next, end):
             bucket = self._buckets[number]
             leaf = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
@@ -155,19 +156,19 @@ class Elastic:
 
     @torch.no_grad()
     def _finish(self) -> None:
-        waits = [total.finish() for total in self._sums]  # all are under way before one is waited for
+        waits = [tree.finish() for tree in self._sums]  # start all before waiting for one
         for wait, tensors in zip(waits, self._targets, strict=True):
             values = wait().split([tensor.numel() for tensor in tensors])
             for tensor, value in zip(tensors, values, strict=True):
                 if tensor.requires_grad:
-                    tensor.grad = torch.empty_like(tensor).copy_(value.view_as(tensor))  # in its memory format
+                    tensor.grad = torch.empty_like(tensor).copy_(value.view_as(tensor))  # keeps the memory format
                 else:
                     tensor.copy_(value.view_as(tensor))
         self._sums = []
 
 
 def buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """The parameters from last to first, about as the backward pass comes to them, in groups of BUCKET_BYTES."""
+    """The parameters in groups of about BUCKET_BYTES, from last to first, about the order of the backward pass."""
     groups: list[list[nn.Parameter]] = [[]]
     for parameter in reversed(parameters):
         if groups[-1] and 4 * sum(p.numel() for p in [*groups[-1], parameter]) > BUCKET_BYTES:

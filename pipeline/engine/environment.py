@@ -1,7 +1,7 @@
-"""Environment variables that reach the arithmetic: some are fixed, some are refused, all others are remembered.
+"""Environment variables that change results: some are set, some values are refused, all others are recorded.
 
-What is remembered stands in the checkpoint and in provenance.json: a resume where one of them differs is refused, and
-so is a training whose processes differ in one.
+The checkpoint and provenance.json hold the recorded ones. A resume is refused if one of them differs, and so is a
+training if its processes differ in one.
 """
 
 import os
@@ -9,60 +9,60 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-# Families of variables by the library that reads them: one that a later version adds belongs to its family already.
+# Families of variables, by the library that reads them. So a variable that a later version adds is covered too.
 REACHING = re.compile(
     r"(ATEN|MKL|MKLDNN|ONEDNN|DNNL|OPENBLAS|GOTO|BLIS|OMP|GOMP|KMP|NPY|NUMBA|CUBLAS|CUBLASLT|CUDNN|NCCL"
     r"|TORCHINDUCTOR|TORCHDYNAMO|TRITON|PYTORCH_(TENSOREXPR|MIOPEN|NO_CUDA_MEMORY)"
     r"|TORCH_(ALLOW_TF32|BLAS|CUDNN|LINALG|LINEAR|MKLDNN|COMPILE))_\w+"
     r"|GLIBC_TUNABLES|NVIDIA_TF32_OVERRIDE"
 )
-# Of these families: what is said, where it is kept, and how processes on several machines reach each other.
+# Variables of these families that change no result: logging, caches, and the network between machines.
 HARMLESS = re.compile(
     r"(MKL|MKLDNN|ONEDNN|DNNL|OPENBLAS|KMP|TRITON)_VERBOSE\w*|(CUBLAS|CUBLASLT|CUDNN)_LOG\w*|(OMP|KMP)_DISPLAY_\w+"
     r"|(NUMBA|TORCHINDUCTOR|TRITON)_CACHE_DIR|NUMBA_DISABLE_PERFORMANCE_WARNINGS|GOMP_DEBUG"
     r"|NCCL_(DEBUG|SOCKET|IB|NET|OOB|HOSTID|COMM_ID)\w*"
 )
 
-# What makes a library deterministic: the values of a variable that do, the first of which is taken if none is set. With
-# no value, the variable must not be set.
+# The values of a variable that make a library deterministic. The first one is the default. A variable without values
+# must not be set.
 ALLOWED_VALUES: dict[str, tuple[str, ...]] = {
-    "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),  # one workspace [NVIDIA cuBLAS, "Results reproducibility"]
-    "NCCL_ALGO": ("Ring",),  # one algorithm, whatever the size of a message; a tree cannot broadcast [NCCL]
+    "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),  # one workspace size [NVIDIA cuBLAS, "Results reproducibility"]
+    "NCCL_ALGO": ("Ring",),  # one algorithm for every message size; Tree cannot broadcast [NCCL]
     "NCCL_PROTO": ("Simple", "LL", "LL128"),
-    "OMP_DYNAMIC": ("FALSE", "false"),  # else the load of the machine decides how many threads share a sum
-    "NVIDIA_TF32_OVERRIDE": (),  # it overrules train.precision in every library [NVIDIA cuBLAS]
+    "OMP_DYNAMIC": ("FALSE", "false"),  # otherwise the machine's load decides how many threads share a sum
+    "NVIDIA_TF32_OVERRIDE": (),  # overrides train.precision in every library [NVIDIA cuBLAS]
 }
 
 
 def at_start() -> dict[str, str]:
-    """The environment that this process was given; libraries set variables of their own when they are imported."""
+    """The environment with which this process started. Libraries add variables when they are imported."""
     entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     return {name: value for name, equals, value in (os.fsdecode(entry).partition("=") for entry in entries) if equals}
 
 
 def numeric_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are set and reach the arithmetic, with their values, by name."""
+    """The variables of an environment that change results: values by name."""
     return {
         name: environ[name] for name in sorted(environ) if REACHING.fullmatch(name) and not HARMLESS.fullmatch(name)
     }
 
 
 def required_variables(threads: int, deterministic: bool) -> dict[str, str]:
-    """Variables that must be set before a process loads its libraries.
+    """Variables that must be set before a process loads its libraries: values by name.
 
-    Raises ValueError if one is already set to what `deterministic` cannot vouch for.
+    Raises ValueError if `deterministic` and a variable has a value that is not in ALLOWED_VALUES.
     """
     fixed = {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        # DDP would warn in every process that it looks for unused parameters in vain: that is meant (see parallel.py).
+        # DDP warns in every process that it found no unused parameters. It must look for them (see parallel.py).
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
     return fixed | (_allowed_values() if deterministic else {})
 
 
 def _allowed_values() -> dict[str, str]:
-    """The variables of ALLOWED_VALUES with their values. Raises ValueError for a value that is not allowed."""
+    """The variables of ALLOWED_VALUES and their values. Raises ValueError for a value that is not allowed."""
     values = {variable: os.environ.get(variable, (*allowed, "")[0]) for variable, allowed in ALLOWED_VALUES.items()}
     for variable, value in values.items():
         if value not in ALLOWED_VALUES[variable] and variable in os.environ:

@@ -1,6 +1,6 @@
-"""How numbers are represented. Every member answers the same few questions, so the loop never asks which one it has.
+"""The precision of a training: one interface, so the training loop has no branch for any of them.
 
-The plain case is a member too: fp32 is a disabled autocast and a disabled gradient scaler, which do nothing.
+fp32 is a member too: its autocast and its gradient scaler are disabled and do nothing.
 """
 
 from collections.abc import Iterable
@@ -14,42 +14,44 @@ from torch.optim import Optimizer
 
 
 class Precision(Protocol):
-    """What the training loop needs to know of a representation of numbers."""
+    """What the training loop asks of a precision."""
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Change the model and the optimizer as the representation needs; before the model is wrapped."""
+        """The model and the optimizer, changed as the precision needs. Call it before the model is wrapped."""
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context of every forward pass and loss."""
+        """The context for a forward pass and its loss."""
 
     def exact(self) -> AbstractContextManager[Any]:
-        """The context of arithmetic that must stay as it is written, such as resampling."""
+        """The context for arithmetic that must not be cast, such as resampling."""
 
     def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
-        """Add the gradients of `loss`."""
+        """Add the gradients of `loss` to those of the parameters."""
 
     def step(self, optimizer: Optimizer, clip_norm: float) -> None:
-        """Clip the gradients' norm (0: not), update the weights, and set the gradients back."""
+        """Clip the gradients' norm (0: do not clip), update the weights, and reset the gradients."""
 
     def weights_changed(self) -> None:
-        """To be called when weights were changed by anything but `step`: a resume, an exchange for their average."""
+        """Call it after anything except `step` has changed the weights: a resume, a swap with their average."""
 
     def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What an exact resume needs of this member."""
+        """The state that an exact resume needs."""
 
     def load_state_dict(self, state: dict[str, Any], optimizer: Optimizer) -> None:
-        """The reverse; to be called after the model's state is loaded and before the optimizer's."""
+        """Restore the state. Call it after the model's state is loaded and before the optimizer's."""
 
 
 def clip(parameters: Iterable[Tensor], norm: float) -> None:
-    """Scale the gradients so that their norm over all parameters is at most `norm`; 0 leaves them alone."""
+    """Scale the gradients so that their norm over all parameters is at most `norm`; 0 changes nothing."""
     if norm > 0:
         nn.utils.clip_grad_norm_(parameters, norm)
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Whether a GPU may multiply float32 in TF32. Said for both kinds of product, because torch's default is TF32 for
-    convolutions and not for matrices."""
+    """Set whether a GPU may multiply float32 in TF32, for matrices and convolutions.
+
+    torch's defaults for the two differ.
+    """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
 
 
@@ -65,7 +67,7 @@ class Native:
 
     @classmethod
     def of(cls, device_type: str, dtype: torch.dtype | None = None, *, tf32: bool = False) -> "Native":
-        """Autocast to `dtype`, or none; only float16 needs its loss scaled."""
+        """A precision with autocast to `dtype`, or without autocast. Only float16 scales the loss."""
         scaler = torch.amp.GradScaler(device_type, enabled=dtype is torch.float16)
         return cls(device_type, dtype or torch.bfloat16, dtype is not None, tf32, scaler)
 
@@ -90,7 +92,7 @@ class Native:
         optimizer.zero_grad()
 
     def weights_changed(self) -> None:
-        """Nothing is kept of them: autocast's cache lives as long as one forward pass."""
+        """Nothing to do: autocast's cache of cast weights ends with every forward pass."""
 
     def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         state: dict[str, Any] = self.scaler.state_dict()

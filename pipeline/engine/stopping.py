@@ -1,13 +1,17 @@
-"""All processes stop at the same step, whoever is asked to, and none waits for one that is dead or silent.
+"""All processes stop before the same step, and no process waits for one that is dead or silent.
 
-One thread a process watches three things: signals (TERM, INT, USR1, HUP: a handler only writes a byte to a socket), the
-launcher (a dead or a stopped one is a reason to stop and save), and the peers on this machine (a dead one is a reason
-to leave at once, for an exchange with it would never end). Nothing is sent per step. Whoever has a reason to stop
-writes it into the store of the process group; every process then publishes the next step it would take, and all stop
-before the largest of them. So there is no margin to guess and no device to wait for.
+One thread per process watches three things:
+- signals (TERM, INT, USR1, HUP): the handler only writes a byte to a socket;
+- the launcher: if it is dead or stopped, the process wants to stop and save;
+- the other processes on this machine: if one is dead, this process leaves at once, because an exchange with the dead
+  one would never end.
 
-A second thread talks to the store, for a call waits as long as rank 0, which keeps it, says nothing: the first one
-counts how long, and leaves.
+No step sends a message. A process that wants to stop writes its reason into the store of the process group. Then every
+process publishes its next step, and all stop before the largest of these steps. So no process guesses a margin, and
+none waits for the device.
+
+A second thread calls the store. Rank 0 keeps the store, so a call waits while rank 0 is silent. The first thread counts
+how long, and then leaves.
 """
 
 import os
@@ -25,21 +29,21 @@ from pipeline.engine.rendezvous import Store
 from pipeline.engine.world import World
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-GRACE_SECONDS = 25  # from the wish to stop to the end, whatever hangs; torchrun kills after 30
-LOOKS = 10  # a second
+GRACE_SECONDS = 25  # from the first reason to stop to the end, even if something hangs; torchrun kills after 30
+LOOKS = 10  # checks per second
 
 
 class Stopping:
-    """Knows whether, and before which step, this process is to stop."""
+    """Whether, and before which step, this process must stop."""
 
     def __init__(self, store: Store, world: World, timeout_seconds: int) -> None:
         self._store, self._world, self._timeout = store, world, timeout_seconds
         self._next, self._stop = 0, None  # type: int, int | None
-        self._holding = False  # a wish to stop is known: no step is begun until all agree on the last one
+        self._holding = False  # some process wants to stop: begin no step until all agree on the last one
         self._done = False
-        self._why = ""  # this process's own reason to stop
-        self._talking = 0  # looks since the store answered last
-        self._asking, self._present = False, set[int]()  # who answers when it is asked who is still there
+        self._why = ""  # this process's reason to stop
+        self._unanswered = 0  # checks since the last answer of the store
+        self._asking, self._present = False, set[int]()  # whether to call the roll, and the ranks that answered
         self._agreed, self._leaving = threading.Condition(), threading.Lock()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_write.setblocking(False)
@@ -57,16 +61,17 @@ class Stopping:
 
     def _meet(self) -> list[tuple[str, int]]:
         """The host and the process id of every process, by rank."""
-        said = rendezvous.gather_messages(self._store, self._world, "process", f"{os.uname().nodename} {os.getpid()}")
-        return [(host, int(pid)) for host, pid in (line.rsplit(" ", 1) for line in said)]
+        text = f"{os.uname().nodename} {os.getpid()}"
+        messages = rendezvous.gather_messages(self._store, self._world, "process", text)
+        return [(host, int(pid)) for host, pid in (message.rsplit(" ", 1) for message in messages)]
 
     @property
     def reason(self) -> str:
-        """Who wanted to stop, and why."""
+        """Which process wanted to stop, and why."""
         return self._store.get("stop/why").decode()
 
     def before(self, step: int) -> bool:
-        """To be asked before every step; whether every process stops here, with `step` as the next to be taken."""
+        """Whether all processes stop before `step`. Call it before every step."""
         with self._agreed:
             while self._holding and self._stop is None:
                 self._agreed.wait()
@@ -76,11 +81,11 @@ class Stopping:
             return False
 
     def over(self) -> None:
-        """From now on a peer may end: that is no reason to leave any more."""
+        """Mark the training as finished: from now on, this process does not leave because another one ends."""
         self._done = True
 
     def close(self) -> None:
-        """End the watching; signals are as before. The threads are waited for: one inside the store aborts the exit."""
+        """End both threads and restore the signal handlers. A thread still in the store would abort the exit."""
         self.over()
         self._wake_write.send(b"\0")
         for thread in self._threads:
@@ -97,72 +102,75 @@ class Stopping:
         self._wake_read.close()
         self._wake_write.close()
         if "launcher" in self._why and watchdog.stopped(self._launcher):
-            watchdog.proceed(self._launcher)  # all is saved, and it has to say so
+            watchdog.proceed(self._launcher)  # everything is saved; the launcher must report it
 
     def blame(self, error: RuntimeError) -> None:
-        """Leave because an exchange failed, with the names of those that are silent. Returns if it failed by itself."""
-        time.sleep(1)  # one that died is seen by the thread, which leaves
+        """Leave and name the silent processes, if another process made the exchange fail; otherwise return."""
+        time.sleep(1)  # if a process died, the thread sees it meanwhile, and leaves
         if not distributed.is_peer_failure(error):
             return
         self._asking = True
         time.sleep(3)
         absent = sorted({*range(self._world.size)} - self._present - {self._world.rank})
-        said = rendezvous.first_line(error)
-        for rank in [0] if self._talking > LOOKS else absent:
-            self._leave(rank, f"was silent ({said})")
+        message = rendezvous.first_line(error)
+        for rank in [0] if self._unanswered > LOOKS else absent:
+            self._leave(rank, f"was silent ({message})")
         self._leaving.acquire()
-        distributed.exit_because(f"train: an exchange with another process failed ({said})", self._world, -1)
+        distributed.exit_because(f"train: an exchange with another process failed ({message})", self._world, -1)
 
     def _watch(self) -> None:
+        """The first thread: signals, the launcher, the other processes, and how long the store is silent."""
         poll = select.poll()
         for descriptor in self._watched:
             poll.register(descriptor, select.POLLIN)
         launcher, looks, held = watchdog.Silence(self._launcher), 0, 0
         while not self._done:
-            heard = poll.poll(1000 // LOOKS)
-            for descriptor, _ in heard:
+            for descriptor, _ in poll.poll(1000 // LOOKS):
                 rank = self._watched[descriptor]
                 if rank == -1:
                     number = self._wake_read.recv(1)[0]
-                    self._wish(signal.Signals(number).name if number in list(SIGNALS) else "")
+                    self._request(signal.Signals(number).name if number in list(SIGNALS) else "")
                 elif rank == self._world.rank:
-                    self._wish("its launcher ended")
+                    self._request("its launcher ended")
                     poll.unregister(descriptor)
                 elif not self._done:
                     self._leave(rank, "ended")
-            looks, self._talking = looks + 1, self._talking + 1
+            looks, self._unanswered = looks + 1, self._unanswered + 1
             if looks % LOOKS == 0 and launcher.stopped < self._timeout:
                 launcher.look()
                 if launcher.stopped == self._timeout:
-                    self._wish(f"its launcher (pid {launcher.pid}) was silent for {self._timeout} s: stopped (state T)")
-            if self._talking > self._timeout * LOOKS and not self._done:
+                    self._request(
+                        f"its launcher (pid {launcher.pid}) was silent for {self._timeout} s: stopped (state T)"
+                    )
+            if self._unanswered > self._timeout * LOOKS and not self._done:
                 self._leave(0, f"was silent for {self._timeout} s")
             held = held + 1 if self._holding and self._stop is None else 0
             if held > (GRACE_SECONDS - 5) * LOOKS:
                 for rank in sorted({*range(self._world.size)} - self._present):
-                    self._leave(rank, f"was silent for {GRACE_SECONDS - 5} s after a wish to stop")
+                    self._leave(rank, f"was silent for {GRACE_SECONDS - 5} s after a request to stop")
 
-    def _wish(self, why: str) -> None:
-        """Want to stop, if there is a reason."""
+    def _request(self, why: str) -> None:
+        """Remember the reason to stop, if it is the first."""
         if why and not self._why:
             self._why = why
-            signal.alarm(GRACE_SECONDS)  # its default action ends the process without asking the interpreter
+            signal.alarm(GRACE_SECONDS)  # its default action ends the process even if Python hangs
 
     def _talk(self) -> None:
+        """The second thread: all calls to the store."""
         try:
             while not self._done:
                 if self._why and not self._holding:
                     self._store.compare_set("stop/why", "", f"process {self._world.rank}: {self._why}")
                 self._agree()
                 self._answer()
-                self._talking = 0
+                self._unanswered = 0
                 time.sleep(1 / LOOKS)
         except RuntimeError:  # the store is gone, and rank 0 with it
             if not self._done:
                 self._leave(0, "ended")
 
     def _agree(self) -> None:
-        """If somebody wants to stop: publish our next step, and once all have, stop before the largest."""
+        """If a process wants to stop: publish our next step. Once all have, stop before the largest."""
         if not self._holding and self._store.check(["stop/why"]):
             signal.alarm(GRACE_SECONDS)
             with self._agreed:
@@ -176,7 +184,7 @@ class Stopping:
                     self._agreed.notify_all()
 
     def _answer(self) -> None:
-        """If somebody asks who is still there: say so, and if it is this process that asks, see who does."""
+        """Answer a roll call. If this process called it, collect the ranks that answered."""
         if self._asking:
             self._store.set("roll/call", "")
             self._present = self._having("roll")
@@ -189,35 +197,35 @@ class Stopping:
 
     def _leave(self, rank: int, how: str) -> None:
         """End this process at once: an exchange with a dead or silent peer would never end."""
-        self._leaving.acquire()  # whoever comes second waits here for the end
+        self._leaving.acquire()  # a second thread waits here until the process ends
         host, pid = self._peers[rank]
-        here = host == os.uname().nodename
-        if here and watchdog.stopped(pid):
+        local = host == os.uname().nodename
+        if local and watchdog.stopped(pid):
             how += "; it is stopped (state T)"
-        for _ in range(5 * LOOKS):  # until the launcher has seen how it ended, for that is to be named
-            if not (here and watchdog.state(pid) == "Z"):
+        for _ in range(5 * LOOKS):  # until the launcher has read its exit status, to report it
+            if not (local and watchdog.state(pid) == "Z"):
                 break
             time.sleep(1 / LOOKS)
         if watchdog.stopped(self._launcher):
             watchdog.proceed(self._launcher)
-        who = f"process {rank} of {self._world.size} (pid {pid}) on {host}"
-        distributed.exit_because(f"train: {who} {how}", self._world, rank)
+        process = f"process {rank} of {self._world.size} (pid {pid}) on {host}"
+        distributed.exit_because(f"train: {process} {how}", self._world, rank)
 
 
 def _watchable(pid: int) -> int:
-    """A descriptor that becomes readable when the process ends. Raises UserError if the system forbids it."""
+    """A file descriptor that becomes readable when the process ends. Raises UserError if the system forbids it."""
     try:
         return os.pidfd_open(pid)
     except PermissionError:
         raise UserError(
             "pidfd_open is not permitted here, so processes cannot see that another one ends; allow it: a seccomp "
-            "profile that knows it (Docker 20.10 or later), or docker run --security-opt seccomp=unconfined"
+            "profile with pidfd_open (Docker 20.10 or later), or docker run --security-opt seccomp=unconfined"
         ) from None
 
 
 @contextmanager
 def watching(store: Store, world: World, timeout_seconds: int) -> Iterator[Stopping]:
-    """A Stopping for the length of the block."""
+    """A Stopping that watches during the block."""
     stopping = Stopping(store, world, timeout_seconds)
     try:
         yield stopping

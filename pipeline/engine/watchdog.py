@@ -1,7 +1,7 @@
-"""Which processes do nothing any more, and their end: a stopped one (SIGSTOP), and one that waits for ever.
+"""Find and end processes that do nothing any more: stopped ones (SIGSTOP), and ones that wait for ever.
 
-Nothing is sent: the kernel says what a process does (/proc). Seconds are counted in looks, one a second, and not read
-from a clock: where the one who looks is stopped as well (Ctrl-Z, a laptop that sleeps), no second passes.
+Nothing is sent to them: the kernel shows their state in /proc. Seconds are counted as checks, one per second, not read
+from a clock. So no second passes while the checking process is stopped too (Ctrl-Z, a laptop that sleeps).
 """
 
 import os
@@ -17,11 +17,12 @@ import psutil
 
 from pipeline.engine import distributed
 
-MARGIN_SECONDS = 10  # beyond the timeout, for who waits: its own exchange ends at the timeout, and names whom
+# A waiting process gets more than the timeout: its exchange ends at the timeout, and names the process it waited for.
+MARGIN_SECONDS = 10
 
 
 def state(pid: int) -> str:
-    """The state of a process, as proc(5) writes it: R runs, S waits, D is in the kernel, T is stopped; "" if gone."""
+    """The state of a process as in proc(5): R runs, S waits, D is in the kernel, T is stopped. Empty if it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -29,23 +30,23 @@ def state(pid: int) -> str:
 
 
 def stopped(pid: int) -> bool:
-    """Whether a signal (SIGSTOP) keeps the process from running."""
+    """Whether a signal (SIGSTOP) has stopped the process."""
     return state(pid) == "T"
 
 
 def ended(pid: int) -> bool:
-    """Whether the process is gone, or has only its exit status left."""
+    """Whether the process has ended; its exit status may still be unread."""
     return state(pid) in ("", "Z", "X")
 
 
 def proceed(pid: int) -> None:
-    """Let a stopped process go on."""
+    """Continue a stopped process."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
 
 
 def work(pid: int) -> tuple[int, ...]:
-    """What grows while the main thread of a process runs: how often it has run, and for how long."""
+    """Numbers that grow while a process's main thread runs: context switches and CPU ticks. Empty if it is gone."""
     try:
         lines = Path(f"/proc/{pid}/task/{pid}/status").read_text().splitlines()
         ticks = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
@@ -55,7 +56,7 @@ def work(pid: int) -> tuple[int, ...]:
 
 
 def work_below(pid: int) -> float:
-    """The CPU seconds of all processes that a process has started (a compiler), and those have."""
+    """The CPU seconds of all descendants of a process, such as a compiler."""
     seconds = 0.0
     with suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
@@ -65,12 +66,12 @@ def work_below(pid: int) -> float:
 
 
 def in_kernel(pid: int) -> bool:
-    """Whether a thread of the process is in the kernel (D): a disk is slow, or a network file system away."""
+    """Whether a thread of the process is in the kernel (D), for example because of a slow disk."""
     return any(state(int(thread.name)) == "D" for thread in Path(f"/proc/{pid}/task").glob("*"))
 
 
 class Silence:
-    """For how many looks in a row a process has been stopped, and for how many its main thread has only waited."""
+    """The number of checks in a row in which a process was stopped, and in which its main thread only waited."""
 
     def __init__(self, pid: int) -> None:
         self.pid, self.stopped, self.idle = pid, 0, 0
@@ -78,13 +79,13 @@ class Silence:
         self._below = 0.0
 
     def look(self) -> None:
-        """Look whether it is stopped."""
+        """Check whether it is stopped."""
         self.stopped = self.stopped + 1 if stopped(self.pid) else 0
 
     def look_at_work(self) -> None:
-        """Look whether it works. In the kernel (D) or under a debugger (t) it does, for all that can be seen."""
+        """Check whether it works. In the kernel (D) and under a debugger (t), it counts as working."""
         done, waits = work(self.pid), state(self.pid) == "S"
-        if waits and done == self._work:  # only then: to look below costs more
+        if waits and done == self._work:  # only then, because checking the descendants costs more
             below = work_below(self.pid)
             waits = below == self._below and not in_kernel(self.pid)
             self._below = below
@@ -95,29 +96,29 @@ class Silence:
 
 
 class Watch:
-    """A thread of the launcher: kills a process that has done nothing for too long, and remembers its name.
+    """A thread of the launcher. It kills a process that does nothing for too long, and remembers its name.
 
-    `pids` gives the processes by name. One that is stopped is killed after `seconds`, or as soon as another one has
-    ended, for then it would only be waited for. One that waits is killed after `seconds` and a margin: its exchanges
-    would have ended by then. `waits`: such are watched at all; a command such as srun does nothing but wait.
+    `pids` gives process ids by name. A stopped process is killed after `seconds`, or as soon as another one has ended,
+    because the launcher would only wait for it. A waiting process is killed after `seconds` + MARGIN_SECONDS: its
+    exchanges have a shorter timeout. `waits` false: do not watch for waiting; srun itself does nothing else.
     """
 
     def __init__(self, pids: Callable[[], Mapping[str, int]], seconds: int, waits: bool = True) -> None:
-        self.named: dict[str, str] = {}  # what each that was killed had done, by its name
+        self.named: dict[str, str] = {}  # name → the message about a process that was killed
         self._pids, self._seconds, self._waits = pids, seconds, waits
         self._silences: dict[str, Silence] = {}
-        self._asked = False  # a signal has been sent to all
+        self._asked = False  # a signal has been forwarded
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the watching."""
+        """End the thread."""
         self._over.set()
         self._thread.join()
 
     def seen(self) -> bool:
-        """Whether any process has been there."""
+        """Whether there has been any process."""
         return bool(self._silences)
 
     def end(self, name: str, why: str) -> None:
@@ -128,7 +129,7 @@ class Watch:
             os.kill(pid, signal.SIGKILL)
 
     def forward(self, number: int, again: bool) -> None:
-        """Send a signal to all; one that is stopped goes on to receive it, or is killed if it is sent again."""
+        """Send a signal to all processes, and continue stopped ones to receive it; `again`: kill stopped ones."""
         for name, pid in self._pids().items():
             if again and stopped(pid):
                 self.end(name, f"was stopped (state T) when {signal.Signals(number).name} came again")
@@ -148,14 +149,14 @@ class Watch:
             for name, pid in self._pids().items():
                 if name not in self._silences or self._silences[name].pid != pid:
                     self._silences[name] = Silence(pid)
-            alone = any(ended(silence.pid) for silence in self._silences.values())
+            one_ended = any(ended(silence.pid) for silence in self._silences.values())
             for name, silence in self._silences.items():
                 silence.look()
-                if self._asked and silence.stopped == 1:  # on a busy machine a stop can take effect after the signal
+                if self._asked and silence.stopped == 1:  # a stop can take effect after the signal, on a busy machine
                     self._wake(name, silence.pid)
                 if self._waits:
                     silence.look_at_work()
-                if silence.stopped >= (2 if alone else self._seconds):
+                if silence.stopped >= (2 if one_ended else self._seconds):
                     self.end(name, f"was silent for {silence.stopped} s: it was stopped (state T)")
                 elif silence.idle >= self._seconds + MARGIN_SECONDS:
                     self.end(name, f"was silent for {silence.idle} s: it only waited (run.timeout_seconds)")
@@ -163,15 +164,15 @@ class Watch:
 
 @contextmanager
 def launcher_roused(seconds: int) -> Iterator[None]:
-    """In the block and at its end, a launcher that is stopped for so long is made to go on, with a word.
+    """In the block and at its end, continue a launcher that is stopped for too long, and print a message.
 
-    It keeps the store in which the processes meet, and has to say how they ended. A training that is asked to stop for
-    that reason (see stopping.py) is to be first, so within the block a margin is added.
+    The launcher keeps the store through which the processes meet, and must report how they ended. A training stops and
+    saves for the same reason (see stopping.py). It must come first, so MARGIN_SECONDS are added within the block.
     """
     silence, over = Silence(os.getppid()), threading.Event()
 
     def look(most: int) -> bool:
-        """Whether it is stopped and not yet for too long."""
+        """Whether it is stopped, but not for too long yet."""
         silence.look()
         if silence.stopped > most:
             print(
@@ -185,7 +186,7 @@ def launcher_roused(seconds: int) -> Iterator[None]:
         while not over.wait(1):
             look(seconds + MARGIN_SECONDS)
 
-    if distributed.ENDED_NOTE not in os.environ:  # nobody's launcher is its parent
+    if distributed.ENDED_NOTE not in os.environ:  # the parent is not a launcher
         yield
         return
     thread = threading.Thread(target=watch, daemon=True)
