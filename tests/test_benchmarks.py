@@ -20,7 +20,7 @@ from tests.conftest import PROJECT
 PROMISED: dict[str, tuple[set[str], set[str]]] = {
     "ceiling": (
         {"resnet18 8 fp32", "resnet18 8 fp32 not deterministic"},
-        {"share", "price_of_deterministic"},
+        {"share", "cost_of_deterministic"},
     ),
     "peers": ({"ours fp32", "tutorial fp32"}, {"times_faster", "same_precision", "epochs", "epochs_s"}),
     "ways": ({"single", "ddp by spawn"}, {"fastest", "image"}),
@@ -64,8 +64,8 @@ def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
     rows, figures = PROMISED[name]
     assert report["rows"].keys() == rows
     assert report["figures"].keys() == figures
-    assert report["of"]["form"] == "tiny"
-    assert {"cpu", "cores", "gpus", "versions", "commit", "photos"} <= report["of"].keys()
+    assert report["conditions"]["preset"] == "tiny"
+    assert {"cpu", "cores", "gpus", "versions", "commit", "photos"} <= report["conditions"].keys()
     assert all(row in done.stdout for row in [*rows, *report["left_out"]])
     if name == "ways":
         assert (tmp_path / "ways_cpu.svg").read_text().count("<rect") == 2 + 3  # a bar a way, and one a process
@@ -110,7 +110,7 @@ def test_rows_of_another_machine_are_not_gone_on_with(tmp_path: Path) -> None:
     """A report whose machine, commit or data is another is refused, and left as it is."""
     Report("nothing", asked(tmp_path), photos="some").add("row", {"figure": 1.0})
     assert Report("nothing", asked(tmp_path, resume=True), photos="some").missing(["row", "other"]) == ["other"]
-    with pytest.raises(UserError, match="of another machine, environment, commit or data; remove it"):
+    with pytest.raises(UserError, match="measured with another machine, environment, commit or data; remove it"):
         Report("nothing", asked(tmp_path, resume=True), photos="others")
     assert Report("nothing", asked(tmp_path), photos="others").missing(["row"]) == ["row"]
 
@@ -128,13 +128,13 @@ def test_a_program_is_watched_with_all_its_processes(tmp_path: Path) -> None:
     """Its memory is the sum of its processes' peaks, also of memory that they gave back long ago."""
     inner = "import time; held = b'1' * 60_000_000; del held; time.sleep(0.5)"
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
-    watch = measuring.watched([sys.executable, "-c", outer], tmp_path, os.environ)
-    root, child = sorted(watch.seen)
-    assert watch.below(root) == [root, child]
-    assert watch.seen[child].peak_mb > 60 > watch.seen[root].peak_mb
-    assert watch.peak_mb() == watch.seen[child].peak_mb + watch.seen[root].peak_mb
+    watch = measuring.run_watched([sys.executable, "-c", outer], tmp_path, os.environ)
+    root, child = sorted(watch.processes)
+    assert watch.tree(root) == [root, child]
+    assert watch.processes[child].peak_mb > 60 > watch.processes[root].peak_mb
+    assert watch.peak_mb() == watch.processes[child].peak_mb + watch.processes[root].peak_mb
     with pytest.raises(RuntimeError, match="ended with 3"):
-        measuring.watched([sys.executable, "-c", "raise SystemExit(3)"], tmp_path, os.environ)
+        measuring.run_watched([sys.executable, "-c", "raise SystemExit(3)"], tmp_path, os.environ)
 
 
 def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
@@ -181,8 +181,8 @@ def test_the_readme_has_the_figures_of_the_reports() -> None:
     assert found.group().strip() == readme.table(PROJECT / measuring.RESULTS), "run: python -m benchmarks readme"
 
 
-def test_the_table_names_the_machine_and_takes_no_tiny_form(tmp_path: Path) -> None:
-    """Every line leads to the machine and commit of its figures; of a tiny form there are none to show."""
+def test_the_table_names_the_machine_and_takes_no_tiny_preset(tmp_path: Path) -> None:
+    """Every line leads to the machine and commit of its figures; the tiny preset has none to show."""
     report = Report("prepare", asked(tmp_path, tiny=False), photos="some")
     for name in ("ours", "Pillow", "torchvision"):
         report.add(name, {"images_per_s": 1234.5})
@@ -191,7 +191,7 @@ def test_the_table_names_the_machine_and_takes_no_tiny_form(tmp_path: Path) -> N
     assert "all cores [1] | 1,234 photos/s | decode and resize alone: Pillow 1,234 (ours: 1.00 of it), " in said
     assert said.splitlines()[-1] == f"[1] {readme.machine(measuring.machine())}"
     Report("prepare", asked(tmp_path), photos="some").conclude()
-    with pytest.raises(ValueError, match="of a tiny form"):
+    with pytest.raises(ValueError, match="of the tiny preset"):
         readme.table(tmp_path)
 
 

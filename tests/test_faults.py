@@ -1,4 +1,4 @@
-"""Single file operations of real stages fail, or end the process: a sample of `python -m benchmarks faults`."""
+"""Single file operations of real stages fail, or the process is killed: a sample of `python -m benchmarks faults`."""
 
 import shutil
 from pathlib import Path
@@ -13,24 +13,24 @@ needs_a_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs 
 
 @needs_a_compiler
 def test_a_failed_operation_costs_a_line_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In split and prepare: no traceback, no half output, nothing unnamed, and the next run is an unhindered one's."""
+    """In split and prepare: no traceback, no partial output, no unreported file; the next run leaves no trace of it."""
     monkeypatch.chdir(PROJECT)
-    with faults.workers() as striking:
+    with faults.workers() as process:
         for stage, error, every in (("split", "EIO", 3), ("split", "KILL", 5), ("prepare", "EROFS", 8)):
-            row = striking.ask(stage=stage, error=error, every=every)
+            row = process.ask(stage=stage, error=error, every=every)
             assert row["tried"] > 2
-            assert {name: row[name] for name in faults.COUNTED} == dict.fromkeys(faults.COUNTED, 0), row["said"]
+            assert {name: row[name] for name in faults.COUNTED} == dict.fromkeys(faults.COUNTED, 0), row["descriptions"]
 
 
 def test_a_stage_that_cannot_end_well_is_counted(tmp_path: Path) -> None:
-    """The digests see a changed byte, a file too many, and an output that is away."""
+    """The digests differ for a changed byte, an added file, and a missing output."""
     (tmp_path / "data/images").mkdir(parents=True)
     before = faults.outputs(tmp_path, "download")
     (tmp_path / "data/images/1.png").write_text("1")
     one = faults.outputs(tmp_path, "download")
     (tmp_path / "data/images/1.png").write_text("2")
     other = faults.outputs(tmp_path, "download")
-    assert len({str(found) for found in (before, one, other)}) == 3
+    assert len({str(digests) for digests in (before, one, other)}) == 3
     assert before["data/weights/"] == ""
     (tmp_path / "data/.images.partial").mkdir()
     assert faults.hidden(tmp_path) == [Path("data/.images.partial")]

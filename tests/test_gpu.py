@@ -78,7 +78,7 @@ def test_the_dry_run_shows_what_a_cpu_can_show(tmp_path: Path, capsys: pytest.Ca
     assert "needs a GPU and Apex with its extensions" in capsys.readouterr().out
     path = tmp_path / "gpu_tests_cpu.json"
     written = json.loads(path.read_text())
-    assert {"cpu", "cores", "gpus", "versions", "commit", "code", "apex_commit_pinned"} <= written["of"].keys()
+    assert {"cpu", "cores", "gpus", "versions", "commit", "code", "apex_commit_pinned"} <= written["conditions"].keys()
     ran, skipped = (written["cases"][f"tests/gpu/test_parallel.py::{name}"] for name in (ddp, apex_ddp))
     assert ran["outcome"] == "passed"
     assert ran["figures"]["difference"] < 1e-4
@@ -161,7 +161,7 @@ def test_what_cannot_be_run_is_refused(
 ) -> None:
     """A report of another machine or commit, which would be mixed with this one's; a report of no GPU."""
     monkeypatch.setattr(machine, "read", lambda: NO_GPU)
-    (tmp_path / "gpu_tests_cpu.json").write_text('{"of": {}, "cases": {}}')
+    (tmp_path / "gpu_tests_cpu.json").write_text('{"conditions": {}, "cases": {}}')
     assert run(*asked, "--gpu-report", str(tmp_path), "-k", "test_ema")[0] == status
     assert said in capsys.readouterr().err
 

@@ -47,9 +47,9 @@ def test_a_frozen_process_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
         cases.append(replace(case, params=("one",) * (processes == 1)))
     assert len(cases) == len(TRIED)
     with ThreadPoolExecutor() as pool:
-        ends = list(pool.map(lambda folder, case: frozen.strike(folder, case, TRAIN, 600), folders, cases))
+        ends = list(pool.map(lambda folder, case: frozen.freeze(folder, case, TRAIN, 600), folders, cases))
     for folder, case, (status, _, words) in zip(folders, cases, ends, strict=True):
-        assert re.search(case.said, words), words
+        assert re.search(case.output, words), words
         assert status == TRIED[case.name][2], words
         assert "Traceback" not in words
         assert not (folder / "models").exists()

@@ -1,7 +1,7 @@
-/* Fails one file operation of a process below a folder, or kills the process there: see faults.py.
+/* Makes one file operation of a process fail, or kills the process at that operation: see faults.py.
  *
- * To be loaded with LD_PRELOAD. Operations that change files are counted; the one whose turn it is fails before it has
- * done anything, but for close, which has closed. EROFS is given from then on, any other error once. */
+ * Loaded with LD_PRELOAD. It counts the operations below one folder that change files. The chosen one fails before it
+ * has any effect; only close has closed the file. EROFS is returned from then on, any other error once. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -17,14 +17,14 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* Shared with the processes forked from the one that loaded this, which so learns how far they came. */
+/* Shared with forked processes, so that their parent can read the count. */
 static struct state { long at, count; int error; char root[PATH_MAX], what[64]; } *shared;
 
 __attribute__((constructor)) static void begin(void) {
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 }
 
-/* From now on the at-th operation below root (from 1; 0: none) fails with error, or with -1 kills the process. */
+/* From now on operation number `at` below root (from 1; 0: none) fails with error; error -1 kills the process. */
 void fault_arm(const char *root, long at, int error) {
     strncpy(shared->root, root, sizeof shared->root - 1);
     shared->at = at, shared->error = error, shared->count = 0, shared->what[0] = 0;
@@ -37,19 +37,19 @@ static int below(const char *path) {
     return length && !strncmp(path, shared->root, length) && (path[length] == '/' || !path[length]);
 }
 static int path_is_below(int folder, const char *path) {
-    char link[32], whole[PATH_MAX * 2];
+    char link[32], full[PATH_MAX * 2];
     ssize_t length;
     if (!path || !shared || !shared->root[0]) return 0;
     if (path[0] == '/') return below(path);
-    if (folder == AT_FDCWD) return getcwd(whole, sizeof whole) && below(whole);
+    if (folder == AT_FDCWD) return getcwd(full, sizeof full) && below(full);
     snprintf(link, sizeof link, "/proc/self/fd/%d", folder);
-    if ((length = readlink(link, whole, sizeof whole - 1)) < 0) return 0;
-    whole[length] = 0;
-    return below(whole);
+    if ((length = readlink(link, full, sizeof full - 1)) < 0) return 0;
+    full[length] = 0;
+    return below(full);
 }
 static int file_is_below(int file) { return file > 2 && path_is_below(file, "."); }
 
-/* Whether this operation is to fail: errno is then set. */
+/* Counts an operation. Returns 1 and sets errno if it must fail. */
 static int fails(const char *what) {
     long number = __sync_add_and_fetch(&shared->count, 1);
     if (!shared->at || number < shared->at || (number > shared->at && shared->error != EROFS)) return 0;
@@ -109,10 +109,10 @@ ON_PATH(int, mkdir, AT_FDCWD, path, (const char *path, mode_t mode), (path, mode
 ON_PATH(int, mkdirat, folder, path, (int folder, const char *path, mode_t mode), (folder, path, mode))
 ON_PATH(int, rmdir, AT_FDCWD, path, (const char *path), (path))
 
-/* Only of a file that was open for writing: what closing a file that was read says, nobody needs. */
+/* Only for a file that is open for writing: an error of close after reading changes no file. */
 int close(int file) {
     int counted = file_is_below(file) && (fcntl(file, F_GETFL) & O_ACCMODE) != O_RDONLY && fails("close");
-    int found = REAL(close)(file);
+    int status = REAL(close)(file);
     if (counted) { errno = shared->error; return -1; }
-    return found;
+    return status;
 }

@@ -1,25 +1,25 @@
-"""Fails every file operation of every stage once: no traceback, no half output, nothing left after the next run.
+"""Makes each file operation of each stage fail once: no traceback, no partial output, no leftover after the next run.
 
     python -m benchmarks faults --out benchmarks/results         for every operation; hours
     python -m benchmarks faults --every 20 --stages prepare      a sample
 
-A library in front of the C library (faults.c, built here) counts the operations of a stage that change files: open,
-write, sync, rename, link, unlink, mkdir, rmdir, truncate, close. For every number it fails the operation with that
-number, with EIO, ENOSPC or EDQUOT, that and all later ones with EROFS (what ext4 does after an error of the disk), or
-kills the process there. The stage finds outputs of an earlier run, of other
-bytes. Then it runs again, unhindered. A row counts, over all numbers,
+A library (faults.c, compiled here, loaded with LD_PRELOAD) counts the operations of a stage that change files: open,
+write, sync, rename, link, unlink, mkdir, rmdir, truncate, close. In one run per operation it makes this operation fail
+with EIO, ENOSPC or EDQUOT, makes this and all later ones fail with EROFS (as ext4 does after a disk error), or kills
+the process. The stage starts with other outputs of an earlier run. Then it runs again without a fault. A row counts,
+over all operations,
 
-    operations    that the stage makes
-    tried         of those, the ones that were struck
-    tracebacks    faults that ended in one, or warned of an exception that was ignored
-    lies          runs that ended with 0 though an output is not what it should be
-    halves        outputs that are neither those of the earlier run nor the right ones, nor away
-    unnamed       `.partial` and `.previous` files that stayed without a word, though the process was not killed
-    left_overs    files after the next run that an unhindered run does not leave, or outputs that differ
-    hangs         runs that did not end
+    operations          operations of the stage
+    tried               operations with a fault
+    tracebacks          runs that printed a traceback, or a warning about an ignored exception
+    false_records       runs that ended with 0 although an output is wrong
+    partial_outputs     runs after which an output is present, and neither the earlier nor the right one
+    unreported_files    runs that left `.partial` or `.previous` files and did not name them; not after a kill
+    leftovers           next runs that failed, or left other files or outputs than a run without a fault
+    hangs               runs that did not end
 
-The exit status is 1 if there is one of the last six. A stage is one process without its launcher, forked from one that
-has imported everything; images are few and small.
+The exit status is 1 if one of the last six is not 0. The stage is one process without its launcher, forked from a
+process that has imported everything; images are few and small.
 """
 
 import argparse
@@ -48,7 +48,7 @@ from pipeline.base.errors import UserError
 
 STAGES = ("download", "split", "prepare", "train", "evaluate")
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT, "EROFS": errno.EROFS, "KILL": -1}
-COUNTED = ("tracebacks", "lies", "halves", "unnamed", "left_overs", "hangs")
+COUNTED = ("tracebacks", "false_records", "partial_outputs", "unreported_files", "leftovers", "hangs")
 OUTPUTS = {
     "download": ("data/images/", "data/weights/"),
     "split": ("data/split.csv", "metrics/data.json"),
@@ -69,15 +69,15 @@ SMALL: workspace.Changes = {
     "run": {"workers": 1, "log_steps": 1},
 }  # fmt: skip
 IMAGES = 40
-SECONDS = 300  # a run that takes longer hangs
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a fork keeps only one
+SECONDS = 300  # a longer run hangs
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # a fork has only one
 
 
 # ---------------------------------------------------------------- the library
 
 
 def build(folder: Path) -> Path:
-    """The library that fails operations, made in `folder`. Raises UserError where there is no compiler."""
+    """Compile the library into `folder`; its path. Raises UserError if there is no compiler."""
     compiler, library = shutil.which("cc") or shutil.which("gcc"), folder / "faults.so"
     if compiler is None:
         raise UserError("cc: not found; install a C compiler (apt-get install gcc)")
@@ -90,7 +90,7 @@ def build(folder: Path) -> Path:
 
 
 def loaded() -> Any:
-    """The library's functions, in a process that began with it."""
+    """The functions of the library, in a process that was started with it."""
     library = ctypes.CDLL(None)
     library.fault_arm.argtypes = (ctypes.c_char_p, ctypes.c_long, ctypes.c_int)
     library.fault_count.restype = ctypes.c_long
@@ -102,28 +102,28 @@ def loaded() -> Any:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a run ended."""
+class Outcome:
+    """The end of a run."""
 
     status: int  # exit status, or the signal as a negative number
-    said: str  # on stdout and stderr
+    output: str  # stdout and stderr
     operations: int
-    struck: str  # the name of the operation that failed
+    failed: str  # the name of the operation that failed
     hung: bool
 
 
 def command(stage: str) -> Callable[[], int]:
-    """A stage, as `python -m pipeline.<stage>` runs it; its module is imported."""
+    """The main function of a stage."""
     main: Callable[[], int] = importlib.import_module(f"pipeline.{stage}").main
     return main
 
 
-def run(library: Any, stage: str, folder: Path, at: int = 0, error: int = 0) -> Ended:
-    """Run a stage in a process forked from this one, in which the operation number `at` below `folder` fails."""
-    said, main = folder.with_name("said"), command(stage)
+def run(library: Any, stage: str, folder: Path, at: int = 0, error: int = 0) -> Outcome:
+    """Run a stage in a fork of this process. Operation number `at` below `folder` fails with `error` (0: none)."""
+    log, main = folder.with_name("log"), command(stage)
     child = os.fork()
     if child == 0:
-        _be(main, library, folder, at, error, said)
+        _run_in_fork(main, library, folder, at, error, log)
     hung, until = False, time.monotonic() + SECONDS
     while not (ended := os.waitpid(child, os.WNOHANG))[0]:
         time.sleep(0.002)
@@ -131,16 +131,16 @@ def run(library: Any, stage: str, folder: Path, at: int = 0, error: int = 0) -> 
             hung = True
             os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(ended[1])
-    what = library.fault_what().decode()
-    return Ended(status, said.read_text(errors="replace"), library.fault_count(), what, hung)
+    failed = library.fault_what().decode()
+    return Outcome(status, log.read_text(errors="replace"), library.fault_count(), failed, hung)
 
 
-def _be(stage: Callable[[], int], library: Any, folder: Path, at: int, error: int, said: Path) -> None:
-    """In the forked process: be the stage, to the end of the process."""
+def _run_in_fork(stage: Callable[[], int], library: Any, folder: Path, at: int, error: int, log: Path) -> None:
+    """Run the stage in the forked process, and end the process."""
     status = 1
     try:
         os.chdir(folder)
-        with said.open("wb", buffering=0) as output:
+        with log.open("wb", buffering=0) as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
         library.fault_arm(os.fsencode(folder), at, error)
@@ -153,18 +153,18 @@ def _be(stage: Callable[[], int], library: Any, folder: Path, at: int, error: in
         os._exit(status)
 
 
-# ---------------------------------------------------------------- what it left
+# ---------------------------------------------------------------- the files after a run
 
 
 def digest(path: Path) -> str:
-    """What is at a path: the SHA-256 of a file, or of the files of a folder with their names; nothing if it is away."""
+    """The SHA-256 of a file, or of the names and contents of a folder's files; empty if the path does not exist."""
     if path.is_file():
         return files.sha256(path)
     if not path.is_dir():
         return ""
-    inside = sorted(file for file in path.rglob("*") if file.is_file())
-    listed = "".join(f"{file.relative_to(path)} {files.sha256(file)}\n" for file in inside)
-    return hashlib.sha256(listed.encode()).hexdigest()
+    contents = sorted(file for file in path.rglob("*") if file.is_file())
+    listing = "".join(f"{file.relative_to(path)} {files.sha256(file)}\n" for file in contents)
+    return hashlib.sha256(listing.encode()).hexdigest()
 
 
 def outputs(folder: Path, stage: str) -> dict[str, str]:
@@ -173,19 +173,19 @@ def outputs(folder: Path, stage: str) -> dict[str, str]:
 
 
 def names(folder: Path) -> set[str]:
-    """The names of all files, but for those that tell of every attempt."""
-    kept = ("tensorboard", "pid", "lock")
-    found = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir() or path.name.startswith("."))
-    return {str(path) for path in found if not set(kept) & set(path.parts) and path.parts[0] not in workspace.NEEDED}
+    """The names of all files, except those that each attempt writes anew."""
+    of_attempts = {"tensorboard", "pid", "lock"}
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir() or path.name.startswith("."))
+    return {str(path) for path in paths if not of_attempts & set(path.parts) and path.parts[0] not in workspace.NEEDED}
 
 
 def hidden(folder: Path) -> list[Path]:
-    """What carries the name of something half-written or put aside, relative to `folder`."""
+    """The `.partial` and `.previous` files and folders, relative to `folder`."""
     return [path.relative_to(folder) for end in ("partial", "previous") for path in folder.rglob(f".*.{end}")]
 
 
-def earlier(folder: Path, stage: str) -> None:
-    """Put outputs of other bytes where the stage's own belong."""
+def write_earlier_outputs(folder: Path, stage: str) -> None:
+    """Replace the outputs of the stage by other bytes."""
     for name in OUTPUTS[stage]:
         path = folder / name
         files.remove(path)
@@ -195,78 +195,85 @@ def earlier(folder: Path, stage: str) -> None:
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A stage before an unhindered run, and after it."""
+class Reference:
+    """A stage's run without a fault."""
 
-    before: Path
-    old: dict[str, str]
-    right: dict[str, str]
-    left: set[str]
+    before: Path  # the folder before the run
+    earlier: dict[str, str]  # digests of the outputs before the run
+    right: dict[str, str]  # and after it
+    names: set[str]  # all files after it
     operations: int
 
 
-class Scene:
-    """The project with few images, stage after stage, and what each leaves when nothing fails."""
+class Project:
+    """The project with few images, and the reference run of each stage."""
 
     def __init__(self, base: Path, library: Any) -> None:
-        self._base, self._library, self._wholes = base, library, dict[str, Whole]()
+        self._base, self._library, self._references = base, library, dict[str, Reference]()
         self._done = base / "done"
         self._done.mkdir()
-        drawn = workspace.drawn(base / "drawn.tar", IMAGES, 32).params
-        workspace.workplace(base / "code", workspace.ONE_PROCESS, SMALL, drawn)
+        photos = workspace.draw_photos(base / "drawn.tar", IMAGES, 32).params
+        workspace.create(base / "code", workspace.ONE_PROCESS, SMALL, photos)
         for path in (base / "code").iterdir():  # one copy of the code for all
             (self._done / path.name).symlink_to(path)
 
-    def whole(self, stage: str) -> Whole:
-        """The stage, run once; those before it first."""
+    def reference(self, stage: str) -> Reference:
+        """The reference run of a stage, made on the first call, after those of the stages before it."""
         for name in STAGES[: STAGES.index(stage) + 1]:
-            if name not in self._wholes:
+            if name not in self._references:
                 before = self._base / f"before-{name}"
-                earlier(self._done, name)
+                write_earlier_outputs(self._done, name)
                 shutil.copytree(self._done, before, symlinks=True)
-                old, ended = outputs(self._done, name), run(self._library, name, self._done)
-                if ended.status:
-                    raise UserError(f"{name} fails by itself: {ended.said}")
+                earlier, done = outputs(self._done, name), run(self._library, name, self._done)
+                if done.status:
+                    raise UserError(f"{name} fails without a fault: {done.output}")
                 right = outputs(self._done, name)
-                self._wholes[name] = Whole(before, old, right, names(self._done), ended.operations)
-        return self._wholes[stage]
+                self._references[name] = Reference(before, earlier, right, names(self._done), done.operations)
+        return self._references[stage]
 
-    def strike(self, stage: str, at: int, error: int) -> tuple[Row, str]:
-        """Fail one operation, then run again; what of COUNTED came of it, 0 or 1 each, and what was said of it."""
-        whole, folder = self.whole(stage), self._base / "struck"
-        shutil.copytree(whole.before, folder, symlinks=True)
+    def run_with_fault(self, stage: str, at: int, error: int) -> tuple[Row, str]:
+        """Make one operation fail, then run again: 0 or 1 for each of COUNTED, and a description for people."""
+        reference, folder = self.reference(stage), self._base / "fault"
+        shutil.copytree(reference.before, folder, symlinks=True)
         try:
-            hit = run(self._library, stage, folder, at, error)
-            found, stays = outputs(folder, stage), [str(path) for path in hidden(folder)]
+            first = run(self._library, stage, folder, at, error)
+            digests, hidden_files = outputs(folder, stage), [str(path) for path in hidden(folder)]
             again = run(self._library, stage, folder)
-            stray = names(folder) ^ whole.left
+            stray = names(folder) ^ reference.names
             row = {
-                "tracebacks": any(word in hit.said + again.said for word in ("Traceback", "Exception ignored")),
-                "lies": hit.status == 0 and found != whole.right,
-                "halves": any(now not in (whole.old[name], whole.right[name], "") for name, now in found.items()),
-                "unnamed": error > 0 and not all(path in hit.said for path in stays),
-                "left_overs": again.status != 0 or outputs(folder, stage) != whole.right or bool(stray),
-                "hangs": hit.hung or again.hung,
+                "tracebacks": any(word in first.output + again.output for word in ("Traceback", "Exception ignored")),
+                "false_records": first.status == 0 and digests != reference.right,
+                "partial_outputs": any(
+                    digest not in (reference.earlier[name], reference.right[name], "")
+                    for name, digest in digests.items()
+                ),
+                "unreported_files": error > 0 and not all(path in first.output for path in hidden_files),
+                "leftovers": again.status != 0 or outputs(folder, stage) != reference.right or bool(stray),
+                "hangs": first.hung or again.hung,
             }
         finally:
             files.remove(folder)
-        said = f"{stage} {at} ({hit.struck}) {error}: {hit.status} {hit.said}\nagain: {again.status} {again.said}"
-        return {name: int(value) for name, value in row.items()}, f"{said}\nstayed: {stays}, stray: {sorted(stray)}\n"
+        description = (
+            f"{stage} {at} ({first.failed}) {error}: {first.status} {first.output}\n"
+            f"again: {again.status} {again.output}\n"
+            f"hidden: {hidden_files}, stray: {sorted(stray)}\n"
+        )
+        return {name: int(value) for name, value in row.items()}, description
 
 
 def worker(base: Path) -> None:
-    """Answer for a stage and an error: the row, and what was said of each fault that is counted."""
-    ready = Scene(base, loaded())
+    """A worker process. A turn is a stage and an error: the row, and a description of each fault that is counted."""
+    project = Project(base, loaded())
 
     def turn(stage: str, error: str, every: int) -> Row:
-        whole = ready.whole(stage)
-        struck = range(1 + (every - 1) // 2, whole.operations + 1, every)
-        found = [ready.strike(stage, at, ERRORS[error]) for at in struck]
+        operations = project.reference(stage).operations
+        tried = range(1 + (every - 1) // 2, operations + 1, every)
+        results = [project.run_with_fault(stage, at, ERRORS[error]) for at in tried]
         return {
-            "operations": whole.operations,
-            "tried": len(struck),
-            **{name: sum(row[name] for row, _ in found) for name in COUNTED},
-            "said": [said for row, said in found if any(row.values())],
+            "operations": operations,
+            "tried": len(tried),
+            **{name: sum(row[name] for row, _ in results) for name in COUNTED},
+            "descriptions": [description for row, description in results if any(row.values())],
         }
 
     measuring.serve(turn)
@@ -277,33 +284,33 @@ def worker(base: Path) -> None:
 
 @contextmanager
 def workers() -> Iterator[Worker]:
-    """A process with the library and everything imported, in a folder of its own."""
+    """A worker process with the library, in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="faults-") as base:
         library = build(Path(base))
         with Worker(__name__ if __name__ != "__main__" else "benchmarks.faults.faults", str(Path(base).resolve()),
-                    env={"LD_PRELOAD": str(library), **ONE_THREAD}) as found:  # fmt: skip
-            yield found
+                    env={"LD_PRELOAD": str(library), **ONE_THREAD}) as process:  # fmt: skip
+            yield process
 
 
 def main() -> int:
     parser = measuring.parser(__doc__, "faults")
-    parser.add_argument("--every", type=int, default=1, help="strike each so many operations (default: %(default)s)")
+    parser.add_argument("--every", type=int, default=1, help="one fault per so many operations (default: %(default)s)")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
     parser.add_argument("--errors", nargs="+", choices=tuple(ERRORS), default=tuple(ERRORS))
     options = parser.parse_args()
-    with measuring.refusals("faults"):
-        return strike_all(options)
+    with measuring.exit_on_user_error("faults"):
+        return run_all(options)
 
 
-def strike_all(options: argparse.Namespace) -> int:
-    """Print and write a row for each stage and error; the exit status."""
+def run_all(options: argparse.Namespace) -> int:
+    """Print and write a row for each stage and error. Returns the exit status."""
     report = Report("faults", options, every=options.every)
     wanted = {f"{stage} {error}": (stage, error) for stage in options.stages for error in options.errors}
-    with workers() as striking:
+    with workers() as process:
         for name in report.missing(wanted):
             stage, error = wanted[name]
-            row = striking.ask(stage=stage, error=error, every=options.every)
-            print(*row.pop("said"), sep="\n", end="", file=sys.stderr)
+            row = process.ask(stage=stage, error=error, every=options.every)
+            print(*row.pop("descriptions"), sep="\n", end="", file=sys.stderr)
             report.add(name, row)
     totals = {name: sum(row[name] for row in report.rows.values()) for name in ("tried", *COUNTED)}
     report.conclude(**totals)

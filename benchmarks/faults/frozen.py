@@ -1,18 +1,19 @@
-"""Stops processes of a real training or evaluation (SIGSTOP): each run ends in time, and says who was silent.
+"""Freezes processes of a real training or evaluation (SIGSTOP): each run ends in time and names the frozen process.
 
     python -m benchmarks frozen --timeout 20 --out benchmarks/results/frozen.json
 
 What the stages need is copied to a temporary folder, and the data are prepared there (a small ResNet-18 on CPU
-processes). Each case starts `python -m pipeline.launch`, as DVC does, in a copy of that, waits for the first epoch (in
-evaluate, for the processes), stops the processes it names, and in some cases sends TERM to the launcher. It counts
+processes). Each case starts `python -m pipeline.launch` in a copy of that folder, as DVC does. It waits for the first
+epoch (in evaluate: for the processes), sends SIGSTOP to the processes that it names, and in some cases TERM to the
+launcher. It counts
 
-    seconds    from the stop to the end of the launcher; wanted: run.timeout_seconds and 30 at most
-    named      whether what was said names every process that was stopped, and says so
-    lie        the launcher ended with 0, for which DVC records a stage, though the outputs are not those of a whole run
-    left       processes that still work in the copy
-    same       the next start ends well, with the outputs of a run that was left alone
+    seconds         from SIGSTOP to the end of the launcher; allowed: run.timeout_seconds and 30
+    named           whether the output names each frozen process, with the reason
+    false_record    the launcher ended with 0, so DVC records the stage, but the outputs are not the reference run's
+    orphans         processes that still work in the copy
+    same            the next start succeeds, with the outputs of the reference run
 
-The exit status is 1 if a case breaks one of these. Some cases run at a time, for most of a case is waiting.
+The exit status is 1 if a case breaks one of these. Several cases run at a time, because most of a case is waiting.
 """
 
 import argparse
@@ -35,11 +36,11 @@ import psutil
 from benchmarks.faults.plan import PARAMS
 from benchmarks.faults.watched_run import left_in
 from benchmarks.harness.measuring import machine
-from benchmarks.harness.workspace import Changes, call, environment, must, prepared, set_params
+from benchmarks.harness.workspace import Changes, call, create_prepared, environment, run_checked, set_params
 from pipeline.base import files
 
-MORE_SECONDS = 30  # beyond the timeout
-MOST_SECONDS = 400  # a case that has not ended by then has failed
+MORE_SECONDS = 30  # allowed after the timeout
+MOST_SECONDS = 400  # a longer case is killed, and has failed
 AT_A_TIME = 4
 TWO: Changes = PARAMS
 CHANGES: dict[str, Changes] = {
@@ -51,11 +52,11 @@ SAVED = r"train: stopped by process \d: {}.*saved at step \d+ of \d+; run again 
 
 @dataclass(frozen=True)
 class Case:
-    """Who is stopped, in what, what is sent to the launcher then, and what is said in the end."""
+    """The processes to freeze, the params, the signals to the launcher, and the expected output."""
 
     name: str
-    stopped: tuple[str, ...]  # "launcher", or the number of a process
-    said: str  # a pattern
+    frozen: tuple[str, ...]  # "launcher", or the rank of a process
+    output: str  # a pattern
     params: tuple[str, ...] = ()  # of CHANGES
     terms: int = 0  # how often TERM is sent to the launcher
     stage: str = "train"
@@ -63,12 +64,12 @@ class Case:
 
     @property
     def start(self) -> str:
-        """What of its params is tracked: cases that have it in common start from one state."""
+        """The name of the prepared state; cases with the same tracked params share one."""
         return "-".join(name for name in self.params if name != "spawn") or "plain"
 
 
 SILENT = r"process {0} of {1} \(pid \d+\).* (was silent for|was stopped).*\(state T\)"
-# A training of a few seconds ends well meanwhile; a longer one saves and leaves: see tests/test_watchdog.py.
+# A training of a few seconds completes meanwhile; a longer one saves and stops: see tests/test_watchdog.py.
 LAUNCHER_SAVED = SAVED.format(r"its launcher \(pid \d+\) was silent for \d+ s: stopped")
 LAUNCHER = rf"the launcher \(pid \d+\) was silent for \d+ s|{LAUNCHER_SAVED}"
 CASES = (
@@ -91,27 +92,32 @@ CASES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case."""
+    """The outcome of a case."""
 
     case: Case
     status: int
     seconds: float
     named: bool
-    lie: bool
-    left: int
+    false_record: bool
+    orphans: int
     same: bool
-    words: str
+    output: str
 
     def broken(self, timeout: int) -> bool:
-        """Whether something was not as wanted."""
+        """Whether the case broke a promise."""
         late = self.seconds > timeout + MORE_SECONDS
         return (
-            late or not self.named or self.lie or self.left > 0 or not self.same or self.status not in self.case.status
+            late
+            or not self.named
+            or self.false_record
+            or self.orphans > 0
+            or not self.same
+            or self.status not in self.case.status
         )
 
 
 def launcher_in(folder: Path) -> psutil.Process | None:
-    """The launcher of a stage that works in the folder, if it is there already."""
+    """The launcher that works in the folder; None if it is not there yet."""
     for process in psutil.process_iter():
         try:
             if "pipeline.launch" in process.cmdline() and Path(process.cwd()) == folder:
@@ -122,34 +128,34 @@ def launcher_in(folder: Path) -> psutil.Process | None:
 
 
 def ranks(launcher: psutil.Process) -> list[psutil.Process]:
-    """The processes that a launcher has started, by number."""
+    """The processes that a launcher has started, by rank."""
     started = [child for child in launcher.children() if "resource_tracker" not in " ".join(child.cmdline())]
     return sorted(started, key=lambda child: (child.create_time(), child.pid))
 
 
-def strike(folder: Path, case: Case, command: list[str], limit: float = MOST_SECONDS) -> tuple[int, float, str]:
-    """Start the command in the folder and stop the processes; its exit status, after how long, and what it said.
+def freeze(folder: Path, case: Case, command: list[str], limit: float = MOST_SECONDS) -> tuple[int, float, str]:
+    """Start the command in the folder and freeze processes. Returns exit status, seconds from then on, and output.
 
-    What has not ended within the limit is killed; the status is then that of SIGKILL.
+    After `limit` seconds the processes are killed; the status is then that of SIGKILL.
     """
-    said, environ = folder / "said", environment(folder.parent)
-    with said.open("w") as file:
+    log, environ = folder / "log", environment(folder.parent)
+    with log.open("w") as file:
         started = subprocess.Popen(
             command, cwd=folder, env=environ, stdout=file, stderr=file, text=True, start_new_session=True
         )
     launcher, processes = None, list[psutil.Process]()
     wanted = int(case.params[:1] != ("one",)) + 1
     while started.poll() is None and (
-        len(processes) < wanted or (case.stage == "train" and "epoch 1/" not in said.read_text())
+        len(processes) < wanted or (case.stage == "train" and "epoch 1/" not in log.read_text())
     ):
         time.sleep(0.02)
         launcher = launcher_in(folder)
         processes = ranks(launcher) if launcher else []
     if launcher is None:
-        raise RuntimeError(f"{case.name}: came too late, or it failed:\n{said.read_text()}")
-    named = {"launcher": launcher, **{str(rank): process for rank, process in enumerate(processes)}}
-    for name in case.stopped:
-        named[name].suspend()
+        raise RuntimeError(f"{case.name}: the command ended too early:\n{log.read_text()}")
+    by_name = {"launcher": launcher, **{str(rank): process for rank, process in enumerate(processes)}}
+    for name in case.frozen:
+        by_name[name].suspend()
     began = time.monotonic()
     for _ in range(case.terms):
         launcher.send_signal(signal.SIGTERM)
@@ -160,66 +166,68 @@ def strike(folder: Path, case: Case, command: list[str], limit: float = MOST_SEC
         for process in (*processes, launcher, psutil.Process(started.pid)):
             process.kill()
         started.wait()
-    return started.returncode, time.monotonic() - began, said.read_text()
+    return started.returncode, time.monotonic() - began, log.read_text()
 
 
 def command(stage: str) -> list[str]:
-    """As DVC starts a stage."""
+    """The command by which DVC starts a stage."""
     return [sys.executable, "-m", "pipeline.launch", stage]
 
 
 def outputs(folder: Path) -> dict[str, str]:
-    """The outputs of training and evaluation, those that are there, by their SHA-256."""
-    found = (path for top in ("models", "metrics", "reports") for path in (folder / top).rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): files.sha256(path) for path in sorted(found)}
+    """The SHA-256 of each output of training and evaluation that exists."""
+    paths = (path for top in ("models", "metrics", "reports") for path in (folder / top).rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): files.sha256(path) for path in sorted(paths)}
 
 
-def attempt(base: Path, case: Case, whole: dict[str, dict[str, str]]) -> Outcome:
-    """One case, and the run that goes on from it."""
+def run_case(base: Path, case: Case, reference: dict[str, dict[str, str]]) -> Outcome:
+    """Run a case, and the stage once more after it."""
     folder = base / re.sub(r"\W+", "-", case.name)
     shutil.copytree(base / f"{case.stage}-{case.start}", folder, symlinks=True)
     for name in case.params:
         set_params(folder, CHANGES[name])
-    status, seconds, words = strike(folder, case, command(case.stage))
+    status, seconds, output = freeze(folder, case, command(case.stage))
     left = left_in(folder)
     for process in left:
         process.kill()
-    wanted = whole[f"{case.stage}-{case.start}"]
-    lie = status == 0 and outputs(folder) != wanted
+    expected = reference[f"{case.stage}-{case.start}"]
+    false_record = status == 0 and outputs(folder) != expected
     again = call(folder, *command(case.stage))
     return Outcome(
         case=case,
         status=status,
         seconds=round(seconds, 1),
-        named=re.search(case.said, words) is not None,
-        lie=lie,
-        left=len(left),
-        same=again.returncode == 0 and outputs(folder) == wanted,
-        words="\n".join(line for line in words.splitlines() if re.match(r"(train|evaluate|launch|the launcher)", line)),
+        named=re.search(case.output, output) is not None,
+        false_record=false_record,
+        orphans=len(left),
+        same=again.returncode == 0 and outputs(folder) == expected,
+        output="\n".join(
+            line for line in output.splitlines() if re.match(r"(train|evaluate|launch|the launcher)", line)
+        ),
     )
 
 
 def prepare(base: Path, timeout: int, cases: list[Case]) -> dict[str, dict[str, str]]:
-    """What each stage starts from; returns the outputs of runs that were left alone."""
-    whole = {}
+    """Make the folders from which the cases start; the digests of the reference runs' outputs, by stage and start."""
+    reference = {}
     for start in sorted({case.start for case in cases}):
-        train, evaluate, end = (base / f"{name}-{start}" for name in ("train", "evaluate", "whole"))
-        prepared(train, TWO, {"run": {"timeout_seconds": timeout}}, CHANGES.get(start, {}))
+        train, evaluate, end = (base / f"{name}-{start}" for name in ("train", "evaluate", "reference"))
+        create_prepared(train, TWO, {"run": {"timeout_seconds": timeout}}, CHANGES.get(start, {}))
         shutil.copytree(train, evaluate, symlinks=True)
-        must(evaluate, *command("train"))
-        whole[f"train-{start}"] = outputs(evaluate)
+        run_checked(evaluate, *command("train"))
+        reference[f"train-{start}"] = outputs(evaluate)
         shutil.copytree(evaluate, end, symlinks=True)
-        must(end, *command("evaluate"))
-        whole[f"evaluate-{start}"] = outputs(end)
-    return whole
+        run_checked(end, *command("evaluate"))
+        reference[f"evaluate-{start}"] = outputs(end)
+    return reference
 
 
 def outcomes(timeout: int, cases: list[Case]) -> Iterator[Outcome]:
-    """Run the cases, some at a time."""
+    """Run the cases, several at a time."""
     with tempfile.TemporaryDirectory(prefix="frozen-") as temporary, ThreadPoolExecutor(AT_A_TIME) as pool:
         base = Path(temporary).resolve()
-        whole = prepare(base, timeout, cases)
-        yield from pool.map(lambda case: attempt(base, case, whole), cases)
+        reference = prepare(base, timeout, cases)
+        yield from pool.map(lambda case: run_case(base, case, reference), cases)
 
 
 def main() -> int:
@@ -232,20 +240,20 @@ def main() -> int:
     for outcome in outcomes(options.timeout, [case for case in CASES if options.only in case.name]):
         done.append(outcome)
         verdict = "BROKEN" if outcome.broken(options.timeout) else "ok"
-        print(f"{verdict:7}{outcome.seconds:7.1f} s  {outcome.case.name}\n{outcome.words}\n", flush=True)
+        print(f"{verdict:7}{outcome.seconds:7.1f} s  {outcome.case.name}\n{outcome.output}\n", flush=True)
         if options.out:
             files.write_json(options.out, report(done, options.timeout))
     return int(not done or any(outcome.broken(options.timeout) for outcome in done))
 
 
 def report(done: list[Outcome], timeout: int) -> dict[str, Any]:
-    """The figures; what was said stands there without the ids of processes and the name of the machine."""
+    """The content of the JSON file. PIDs and the name of the machine are replaced in the output."""
     host = os.uname().nodename
     rows = [
         {
             **{key: value for key, value in asdict(outcome).items() if key != "case"},
             "case": outcome.case.name,
-            "words": re.sub(r"pid \d+", "pid N", outcome.words).replace(host, "HOST").splitlines(),
+            "output": re.sub(r"pid \d+", "pid N", outcome.output).replace(host, "HOST").splitlines(),
         }
         for outcome in done
     ]
@@ -256,8 +264,8 @@ def report(done: list[Outcome], timeout: int) -> dict[str, Any]:
             "cases": len(done),
             "broken": sum(outcome.broken(timeout) for outcome in done),
             "most_seconds": max(outcome.seconds for outcome in done),
-            "recorded_as_success": sum(outcome.lie for outcome in done),
-            "processes_left": sum(outcome.left for outcome in done),
+            "recorded_as_success": sum(outcome.false_record for outcome in done),
+            "orphans": sum(outcome.orphans for outcome in done),
             "differing_outputs": sum(not outcome.same for outcome in done),
         },
         "cases": rows,

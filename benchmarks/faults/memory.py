@@ -1,11 +1,11 @@
-"""10. The most memory that split, prepare and predict take over a folder of hostile images, beside the stated bound.
+"""10. Peak memory of split, prepare and predict on a folder of hostile images, over the documented bound.
 
     python -m benchmarks memory
 
 200 files, a sixth of them at the limit of split.max_pixels (100 megapixels, also 32 pixels wide and 3,125,000 high):
-JPEG, progressive and with four inks; PNG, WebP, TIFF and GIF; 16-bit, palettes, transparency, turned by EXIF; truncated
-ones; headers that promise 3,600 megapixels, and comments that unpack to 60 MB. Eight threads. `share` is the peak over
-the bound of docs/performance.md: below 1.
+JPEG, progressive and CMYK; PNG, WebP, TIFF and GIF; 16-bit, palettes, transparency, rotated by EXIF; truncated files;
+headers that state 3,600 megapixels; comments that unpack to 60 MB. Eight threads. `share` is the peak over the bound in
+docs/performance.md; it must be below 1.
 """
 
 import io
@@ -32,27 +32,27 @@ THREADS = 8
 
 
 @dataclass(frozen=True)
-class Form:
-    side: int  # of the square images that have as many pixels as are allowed
+class Preset:
+    side: int  # of a square image with the maximum number of pixels
     files: int
     packed_size: int
 
 
-FORMS = {"cpu": Form(10_000, 200, 256), "cuda": Form(10_000, 200, 256), "tiny": Form(200, 32, 32)}
+PRESETS = {"cpu": Preset(10_000, 200, 256), "cuda": Preset(10_000, 200, 256), "tiny": Preset(200, 32, 32)}
 Encoded = Callable[[np.random.Generator, int], bytes]
 
 
-def drawn(draw: np.random.Generator, width: int, height: int) -> Image.Image:
-    """An image of coarse noise: no two are near duplicates, and it is encoded quickly."""
+def noise(draw: np.random.Generator, width: int, height: int) -> Image.Image:
+    """An image of coarse noise: no near duplicate of another one, and quick to encode."""
     noise = draw.integers(0, 256, (8, 8, 3), np.uint8)
     return Image.fromarray(noise).resize((width, height), Image.Resampling.NEAREST)
 
 
 def encoded(mode: str, kind: str, shape: tuple[float, float] = (1, 1), turned: bool = False, **options: Any) -> Encoded:
-    """Images of a mode and a kind of file; `shape` is width and height as multiples of the side."""
+    """An encoder for images of a mode and a file format; `shape` is width and height as multiples of the side."""
 
     def make(draw: np.random.Generator, side: int) -> bytes:
-        image = drawn(draw, max(1, round(side * shape[0])), max(1, round(side * shape[1])))
+        image = noise(draw, max(1, round(side * shape[0])), max(1, round(side * shape[1])))
         if mode == "I;16":
             image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
         elif mode == "RGBA":
@@ -68,11 +68,11 @@ def encoded(mode: str, kind: str, shape: tuple[float, float] = (1, 1), turned: b
     return make
 
 
-def cut(whole: Encoded) -> Encoded:
+def cut(encode: Encoded) -> Encoded:
     """Files that end in the middle."""
 
     def make(draw: np.random.Generator, side: int) -> bytes:
-        content = whole(draw, side)
+        content = encode(draw, side)
         return content[: len(content) // 2]
 
     return make
@@ -83,7 +83,7 @@ def chunk(name: bytes, content: bytes) -> bytes:
 
 
 def bomb(width: int, height: int, before: bytes = b"") -> Encoded:
-    """PNGs of a few bytes that promise so many pixels, with chunks before them."""
+    """PNGs of a few bytes whose header states this many pixels; `before` are more chunks."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     content = b"\x89PNG\r\n\x1a\n" + header + before + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
     return lambda draw, side: content
@@ -111,7 +111,7 @@ KINDS: dict[str, Encoded] = {
     "cut.jpg": cut(encoded("RGB", "JPEG", progressive=True)),
     "plain.bmp": encoded("L", "BMP"),
 }
-SMALL: dict[str, Encoded] = {  # in bytes: a promise, a comment, or nothing
+SMALL: dict[str, Encoded] = {  # files of few bytes
     "promise.png": bomb(60_000, 60_000),
     "comment.png": bomb(100, 100, COMMENT),
     "words.jpg": lambda draw, side: b"words",
@@ -120,7 +120,7 @@ SMALL: dict[str, Encoded] = {  # in bytes: a promise, a comment, or nothing
 
 
 def listed(count: int) -> Iterator[tuple[str, Encoded, bool]]:
-    """The name of every file, what is in it, and whether it is large: a sixth of them are."""
+    """The name of each file, its encoder, and whether it is large: a sixth of them are."""
     large, small = list(KINDS.items()), list(SMALL.items())
     for number in range(count):
         chosen, is_large = (large, True) if number % 6 == 0 else (small, False)
@@ -128,15 +128,15 @@ def listed(count: int) -> Iterator[tuple[str, Encoded, bool]]:
         yield f"{LABELS[number % 2]}/{number:03} {name}", make, is_large
 
 
-def draw(folder: Path, form: Form) -> tuple[int, int]:
-    """Fill the class folders; how many files there are, and how many of them are large."""
+def draw(folder: Path, preset: Preset) -> tuple[int, int]:
+    """Fill the class folders; the number of files, and the number of large ones."""
     for label in LABELS:
         (folder / label).mkdir(parents=True)
-    jobs = list(listed(form.files))
+    jobs = list(listed(preset.files))
 
     def write(job: tuple[int, tuple[str, Encoded, bool]]) -> None:
         number, (name, make, _) = job
-        (folder / name).write_bytes(make(np.random.default_rng(number), form.side))
+        (folder / name).write_bytes(make(np.random.default_rng(number), preset.side))
 
     with ThreadPoolExecutor(measuring.cores()) as pool:
         list(pool.map(write, enumerate(jobs)))
@@ -144,7 +144,7 @@ def draw(folder: Path, form: Form) -> tuple[int, int]:
 
 
 def put_model(models: Path, packed_size: int) -> None:
-    """An untrained model, for predict."""
+    """Write an untrained model, for predict."""
     from pipeline.models import exported, network
     from pipeline.models.exported import View
 
@@ -156,7 +156,7 @@ def put_model(models: Path, packed_size: int) -> None:
 
 
 def commands(images: Path) -> dict[str, tuple[str, ...]]:
-    """Every stage's command. Predict ends with 1, for it names what is no image."""
+    """The command of each stage. predict must end with 1, because some files are no images."""
     predict = f"{sys.executable} -m pipeline.predict {images} >predicted.txt 2>refused.txt; test $? -eq 1"
     return {
         "split": (sys.executable, "-m", "pipeline.split"),
@@ -167,25 +167,25 @@ def commands(images: Path) -> dict[str, tuple[str, ...]]:
 
 def main() -> int:
     options = measuring.parser(__doc__, "memory").parse_args()
-    form = FORMS[measuring.form(options)]
+    preset = PRESETS[measuring.preset(options)]
     with tempfile.TemporaryDirectory(prefix="memory-") as temporary:
         base = Path(temporary).resolve()
         changes = {
-            "split": {"max_pixels": form.side**2, "min_side": 8, "max_unreadable": form.files},
-            "prepare": {"size": form.packed_size},
+            "split": {"max_pixels": preset.side**2, "min_side": 8, "max_unreadable": preset.files},
+            "prepare": {"size": preset.packed_size},
             "run": {"workers": THREADS},
         }
-        workspace.workplace(base / "copy", workspace.ONE_PROCESS, changes)
+        workspace.create(base / "copy", workspace.ONE_PROCESS, changes)
         images = Path("data/images")
-        count, large = draw(base / "copy" / images, form)
+        count, large = draw(base / "copy" / images, preset)
         report = Report("memory", options, photos="hostile images", files=count, large=large, threads=THREADS)
-        put_model(base / "copy/models", form.packed_size)
+        put_model(base / "copy/models", preset.packed_size)
         for stage, command in commands(images).items():
-            watch = measuring.watched(command, base / "copy", workspace.environment(base))
+            done = measuring.run_watched(command, base / "copy", workspace.environment(base))
             lines = files.read_csv(base / "copy/data/split.csv")
             kept = sum(not line["reason"] for line in lines)
-            row = {"kept": kept, "excluded": len(lines) - kept, "seconds": watch.seconds}
-            report.add(stage, {**row, "peak_mb": watch.peak_mb(), "bound_mb": BOUNDS_MB[stage]})
+            row = {"kept": kept, "excluded": len(lines) - kept, "seconds": done.seconds}
+            report.add(stage, {**row, "peak_mb": done.peak_mb(), "bound_mb": BOUNDS_MB[stage]})
         report.conclude(share={name: row["peak_mb"] / row["bound_mb"] for name, row in report.rows.items()})
     return 0
 

@@ -1,22 +1,22 @@
-"""Cuts the power of a disk while the pipeline runs on it, and after: the next `make repro` ends with the right bytes.
+"""Cuts the power of a disk during and after a run of the pipeline: the next `make repro` gives the right bytes.
 
     python -m benchmarks power_cuts --cuts 20 --out benchmarks/results/power_cuts.json
 
-Needs root, mkfs.btrfs and mkfs.ext4. The project lies on an ext4 in a file, and that file on a btrfs: its reflink copy
-at a moment is the disk as a power cut at that moment leaves it. What was only in memory is not in it, and mounting it
-replays the journal. A small pipeline (drawn flowers, one epoch on one CPU process) runs there without interruption,
-once started by `python -m pipeline.repro`, which is `make repro`, and once by `dvc repro`. While it runs, and up to
-seconds after its end, the disk is copied. Then each copy is mounted where the disk was, and `python -m pipeline.repro`
-is run until it succeeds. A cut counts
+Needs root, mkfs.btrfs and mkfs.ext4. The project is on an ext4 file system in a file, and that file is on a btrfs. A
+reflink copy of the file is the disk as a power cut at that moment leaves it: data that was only in memory is missing,
+and mounting the copy replays the journal. A small pipeline (drawn flowers, one epoch on one CPU process) runs there
+without interruption: once started by `python -m pipeline.repro`, which is `make repro`, and once by `dvc repro`. The
+disk is copied during the run and in the seconds after it. Then each copy is mounted in place of the disk, and
+`python -m pipeline.repro` runs until it succeeds. A cut counts
 
-    repros    runs until one succeeded: more than one is a round of errors
-    said      sentences about what was damaged and put right
-    ran       stages that ran
-    wrong     dvc.lock in the end is another one, or an output or an object in DVC's cache is not what its hash says
-    lost      something was damaged, or ran again, though `make repro` had ended before the cut
+    repros        runs until one succeeded; more than one means that the user saw an error
+    repairs       lines about damage that was repaired
+    stages_run    stages that ran
+    wrong         dvc.lock in the end differs from the reference run's, or an output or cache object from its hash
+    lost          something was damaged, or ran again, although `make repro` had ended before the cut
 
-The exit status is 1 if a cut was wrong, lost something, or took more than one run; 0, with the reason, where nothing
-can be mounted.
+The exit status is 1 if a cut is wrong, lost something, or took more than one run. It is 0, with the reason, if nothing
+can be mounted here.
 """
 
 import argparse
@@ -54,25 +54,25 @@ LOOK = "from benchmarks.faults import power_cuts; print(power_cuts.look())"  # f
 
 @dataclass(frozen=True)
 class Cut:
-    """A power cut, and what came of it."""
+    """The outcome of a power cut."""
 
-    started: str  # what ran
+    command: str  # that ran during or before the cut
     moment: str
     repros: int
-    said: list[str]
-    ran: int
+    repairs: list[str]
+    stages_run: int
     wrong: bool
     lost: bool
     seconds: float
 
     @property
     def broken(self) -> bool:
-        """Whether a promise was."""
+        """Whether the cut broke a promise."""
         return self.wrong or self.lost or self.repros != 1
 
 
 def why_not() -> str:
-    """Why no disk can be mounted here; empty if it can."""
+    """Why no disk can be mounted here; empty if one can."""
     if os.geteuid() != 0:
         return "it needs root, to mount a disk in a file"
     missing = [name for name in ("mkfs.btrfs", "mkfs.ext4", "unshare", "mount") if not shutil.which(name)]
@@ -88,7 +88,7 @@ def why_not() -> str:
     return "" if tried.returncode == 0 else f"a btrfs in a file cannot be mounted here: {tried.stderr.strip()}"
 
 
-def must(*command: str | Path) -> None:
+def run_checked(*command: str | Path) -> None:
     subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
 
 
@@ -99,47 +99,48 @@ def look() -> str:
 
 
 class Disk:
-    """An ext4 in a file on a btrfs, mounted at `at`."""
+    """An ext4 file system in a file on a btrfs, mounted at `at`."""
 
     def __init__(self, base: Path) -> None:
         """Make both, below `base`, and mount them."""
         self.outer, self.at = base / "outer", base / "disk"
         for folder in (self.outer, self.at):
             folder.mkdir()
-        must("truncate", "-s", str(4 * SIZE), base / "btrfs")
-        must("mkfs.btrfs", "-q", base / "btrfs")
-        must("mount", "-o", "loop", base / "btrfs", self.outer)
-        must("truncate", "-s", str(SIZE), self.outer / "ext4")
-        must("mkfs.ext4", "-q", self.outer / "ext4")
+        run_checked("truncate", "-s", str(4 * SIZE), base / "btrfs")
+        run_checked("mkfs.btrfs", "-q", base / "btrfs")
+        run_checked("mount", "-o", "loop", base / "btrfs", self.outer)
+        run_checked("truncate", "-s", str(SIZE), self.outer / "ext4")
+        run_checked("mkfs.ext4", "-q", self.outer / "ext4")
         self.mount("ext4")
 
     def mount(self, name: str) -> None:
-        """Mount a disk by its name; its journal is replayed."""
-        must("mount", "-o", "loop", self.outer / name, self.at)
+        """Mount a disk by its name. The kernel replays its journal."""
+        run_checked("mount", "-o", "loop", self.outer / name, self.at)
 
     def unmount(self) -> None:
-        """Take the disk away."""
-        must("umount", self.at)
+        """Unmount the disk."""
+        run_checked("umount", self.at)
 
     def cut(self, name: str) -> None:
-        """Keep the disk as a power cut now would leave it."""
-        must("cp", "--reflink=always", self.outer / "ext4", self.outer / name)
+        """Copy the disk as a power cut now would leave it."""
+        run_checked("cp", "--reflink=always", self.outer / "ext4", self.outer / name)
 
 
-def started(command: str) -> list[str]:
-    """A command as this environment runs it."""
+def arguments(command: str) -> list[str]:
+    """The command line, with this environment's Python."""
     return [sys.executable, "-m", *command.replace("python -m ", "").split()]
 
 
 def run_and_cut(disk: Disk, project: Path, command: str, moments: list[float], after: list[float]) -> dict[str, str]:
-    """Run the pipeline once, cutting at seconds after its start and after its end; name of the copy → moment.
+    """Run the pipeline once and copy the disk at seconds after its start and after its end; name of the copy → moment.
 
-    Raises RuntimeError if it fails.
+    Raises RuntimeError if the pipeline fails.
     """
     began, cuts = time.monotonic(), {}
-    with (project.parent / "said").open("wb") as said:
+    log = project.parent / "log"
+    with log.open("wb") as output:
         process = subprocess.Popen(
-            started(command), cwd=project, env=environment(project.parent), stdout=said, stderr=said
+            arguments(command), cwd=project, env=environment(project.parent), stdout=output, stderr=output
         )
         for moment in moments:
             while process.poll() is None and time.monotonic() - began < moment:
@@ -150,7 +151,7 @@ def run_and_cut(disk: Disk, project: Path, command: str, moments: list[float], a
             cuts[name] = f"{time.monotonic() - began:.1f} s after its start"
             disk.cut(name)
         if process.wait() != 0:
-            raise RuntimeError((project.parent / "said").read_text())
+            raise RuntimeError(log.read_text())
     ended = time.monotonic()
     for moment in after:
         time.sleep(max(0.0, ended + moment - time.monotonic()))
@@ -160,64 +161,65 @@ def run_and_cut(disk: Disk, project: Path, command: str, moments: list[float], a
     return cuts
 
 
-def attempt(disk: Disk, project: Path, name: str, command: str, moment: str, expected: str) -> Cut:
-    """Mount a copy where the disk was, and run until that succeeds."""
+def recover(disk: Disk, project: Path, name: str, command: str, moment: str, expected: str) -> Cut:
+    """Mount a copy in place of the disk, and run `make repro` there until it succeeds."""
     began = time.monotonic()
     disk.mount(name)
-    repros, said, status = 0, "", 1
+    repros, output, status = 0, "", 1
     while status != 0 and repros < MOST_REPROS:
-        done = call(project, *started(OURS))
-        repros, said, status = repros + 1, said + done.stdout + done.stderr, done.returncode
-    found = call(project, sys.executable, "-c", LOOK).stdout.strip()
-    sentences = [line.removeprefix("repro: ") for line in said.splitlines() if line.startswith("repro: ")]
-    ran, wrong = said.count("Running stage"), status != 0 or found != expected
+        done = call(project, *arguments(OURS))
+        repros, output, status = repros + 1, output + done.stdout + done.stderr, done.returncode
+    state = call(project, sys.executable, "-c", LOOK).stdout.strip()
+    repairs = [line.removeprefix("repro: ") for line in output.splitlines() if line.startswith("repro: ")]
+    stages_run, wrong = output.count("Running stage"), status != 0 or state != expected
     if wrong or repros != 1:
-        print(f"{name}: {found}\n{said}", file=sys.stderr)
+        print(f"{name}: {state}\n{output}", file=sys.stderr)
     disk.unmount()
     (disk.outer / name).unlink()
-    lost = command == OURS and moment.endswith("end") and bool(sentences or ran)
-    return Cut(command, moment, repros, sentences, ran, wrong, lost, round(time.monotonic() - began, 1))
+    lost = command == OURS and moment.endswith("end") and bool(repairs or stages_run)
+    return Cut(command, moment, repros, repairs, stages_run, wrong, lost, round(time.monotonic() - began, 1))
 
 
 def sweep(count: int, base: Path) -> Iterator[Cut]:
-    """Two runs, cut `count` times in all, and what came of each cut."""
+    """Two runs with `count` cuts in all, and the outcome of each cut."""
     disk, expected, seconds = Disk(base), "", 0.0
     for command, share in ((OURS, count - count // 3), (PLAIN, count // 3)):
         project = disk.at / "project"
         shutil.rmtree(disk.at / "site", ignore_errors=True)
         shutil.rmtree(project, ignore_errors=True)
         copy_project(project, PARAMS)
-        must("sync")
+        run_checked("sync")
         began = time.monotonic()
-        if not expected:  # the uninterrupted run, which tells how long one takes
+        if not expected:  # the reference run, whose time gives the moments of the cuts
             shutil.copytree(project, disk.at / "first", symlinks=True)
-            first = call(disk.at / "first", *started(OURS))
+            first = call(disk.at / "first", *arguments(OURS))
             if first.returncode != 0:
                 raise RuntimeError(first.stdout + first.stderr)
             seconds = time.monotonic() - began
             expected = call(disk.at / "first", sys.executable, "-c", LOOK).stdout.strip()
             shutil.rmtree(disk.at / "first")
-            must("sync")
+            run_checked("sync")
         after = list(AFTER[:share])
         during = share - len(after)
         moments = [seconds * (index + 1) / (during + 1) for index in range(during)]
         cuts = run_and_cut(disk, project, command, moments, after)
         disk.unmount()
         for name, moment in cuts.items():
-            yield attempt(disk, project, name, command, moment, expected)
+            yield recover(disk, project, name, command, moment, expected)
         disk.mount("ext4")
     disk.unmount()
 
 
-ROW = "{:<26} {:<22} {:>6} {:>5} {:>4} {:<5} {:<5} {:>7}"
+ROW = "{:<26} {:<22} {:>6} {:>7} {:>4} {:<5} {:<5} {:>7}"
 
 
 def row(cut: Cut) -> str:
     """A cut as a line of the table."""
     no_yes = ("no", "YES")
     return ROW.format(
-        cut.started, cut.moment, cut.repros, len(cut.said), cut.ran, no_yes[cut.wrong], no_yes[cut.lost], cut.seconds
-    )
+        cut.command, cut.moment, cut.repros, len(cut.repairs), cut.stages_run,
+        no_yes[cut.wrong], no_yes[cut.lost], cut.seconds,
+    )  # fmt: skip
 
 
 def summary(done: list[Cut]) -> dict[str, Any]:
@@ -227,7 +229,7 @@ def summary(done: list[Cut]) -> dict[str, Any]:
         "wrong": sum(cut.wrong for cut in done),
         "lost": sum(cut.lost for cut in done),
         "rounds_of_errors": sum(cut.repros - 1 for cut in done),
-        "with_damage": sum(bool(cut.said) for cut in done),
+        "with_damage": sum(bool(cut.repairs) for cut in done),
     }
 
 
@@ -242,7 +244,7 @@ def main() -> int:
             return 0
         command = ["unshare", "--mount", sys.executable, "-m", "benchmarks", "power_cuts", *sys.argv[1:]]
         return subprocess.run(command, env={**os.environ, INSIDE: "1"}, check=False).returncode
-    print(ROW.format("started", "cut", "repros", "said", "ran", "wrong", "lost", "seconds"), flush=True)
+    print(ROW.format("command", "cut", "repros", "repairs", "ran", "wrong", "lost", "seconds"), flush=True)
     with tempfile.TemporaryDirectory(prefix="power-cuts-", ignore_cleanup_errors=True) as temporary:
         done = []
         for cut in sweep(options.cuts, Path(temporary).resolve()):

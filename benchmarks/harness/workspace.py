@@ -1,4 +1,4 @@
-"""What the benchmarks measure on: photos, copies of the project with params of their own, prepared images."""
+"""Shared by benchmarks and tests: photos, copies of the project with other params, and prepared images."""
 
 import argparse
 import io
@@ -22,8 +22,8 @@ from pipeline.base.errors import UserError
 from pipeline.data import synthetic
 
 Changes = Mapping[str, Mapping[str, Any]]  # section → key → value
-NEEDED = ("pipeline", "requirements", "docker")  # what a stage looks at, besides params.yaml and dvc.yaml
-ONE_PROCESS: Changes = {  # what any machine can train with
+NEEDED = ("pipeline", "requirements", "docker")  # folders that a stage reads, beside params.yaml and dvc.yaml
+ONE_PROCESS: Changes = {  # runs on every machine
     "train": {"device": "cpu", "precision": "fp32", "parallel": "single"},
     "run": {"log_steps": 1_000_000},
 }
@@ -33,21 +33,21 @@ ONE_PROCESS: Changes = {  # what any machine can train with
 
 
 def environment(base: Path) -> dict[str, str]:
-    """This environment's programs, and none of this checkout's modules; DVC's notes on files stay in `base`."""
+    """Environment variables: this environment's programs, no modules of this checkout, DVC's site cache in `base`."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    others = os.pathsep.join(folder for folder in folders if folder and not (Path(folder) / "pipeline").is_dir())
-    return {**os.environ, "PATH": path, "PYTHONPATH": others, "DVC_SITE_CACHE_DIR": str(base / "site")}
+    python_path = os.pathsep.join(folder for folder in folders if folder and not (Path(folder) / "pipeline").is_dir())
+    return {**os.environ, "PATH": path, "PYTHONPATH": python_path, "DVC_SITE_CACHE_DIR": str(base / "site")}
 
 
 def call(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """A command in `folder`, to its end."""
+    """Run a command in `folder` to its end."""
     environ = environment(folder.parent)
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
 
 
-def must(folder: Path, *command: str) -> None:
-    """The same; raises RuntimeError with what it said if it fails."""
+def run_checked(folder: Path, *command: str) -> None:
+    """The same; raises RuntimeError with its output if it fails."""
     done = call(folder, *command)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
@@ -73,31 +73,31 @@ def copy_project(folder: Path, params: Changes) -> None:
     call(folder, "git", "init", "--quiet")
 
 
-def workplace(folder: Path, *params: Changes) -> None:
-    """What the stages need, with these params: no repository, for where there is neither git nor DVC."""
+def create(folder: Path, *params: Changes) -> None:
+    """Copy to `folder` what the stages need, with these params. It is no repository: it needs neither git nor DVC."""
     for name in NEEDED:
-        shutil.copytree(name, folder / name)  # with what is compiled already
+        shutil.copytree(name, folder / name)  # with numba's compiled functions
     for name in ("params.yaml", "dvc.yaml"):
         shutil.copy2(name, folder)
     for changes in params:
         set_params(folder, changes)
 
 
-def prepared(folder: Path, *params: Changes) -> None:
-    """A workplace with everything that training needs."""
-    workplace(folder, *params)
+def create_prepared(folder: Path, *params: Changes) -> None:
+    """The same, with the stages before training run."""
+    create(folder, *params)
     prepare(folder)
 
 
 def prepare(folder: Path) -> None:
     """Run the stages before training."""
     for stage in ("download", "split", "prepare"):
-        must(folder, sys.executable, "-m", f"pipeline.{stage}")
+        run_checked(folder, sys.executable, "-m", f"pipeline.{stage}")
 
 
 def events(folder: Path) -> list[tuple[str, int, float]]:
-    """TensorBoard's events of all runs in a copy: tag, step and time, as they were written."""
-    with warnings.catch_warnings():  # its import touches interfaces that its dependencies deprecate
+    """TensorBoard's events of all runs in a copy: (tag, step, time), in the order of writing."""
+    with warnings.catch_warnings():  # its import uses interfaces that its dependencies have deprecated
         warnings.simplefilter("ignore")
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     return [
@@ -109,12 +109,12 @@ def events(folder: Path) -> list[tuple[str, int, float]]:
 
 
 def ends_of_epochs(folder: Path) -> list[float]:
-    """When each epoch's validation had ended, of all runs in a copy: seconds since 1970."""
+    """The end of each epoch's validation, of all runs in a copy: seconds since 1970."""
     return [time for tag, _, time in events(folder) if tag == "accuracy"]
 
 
 def forget_runs(folder: Path) -> None:
-    """Remove what runs left, so that the next one begins anew."""
+    """Remove the runs, so that the next one begins anew."""
     files.remove(folder / "runs")
 
 
@@ -127,19 +127,24 @@ class Photos:
 
     archive: Path
     sha256: str
-    words: str  # what they are
+    description: str
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a report records of the photos."""
+        return {"photos": self.description, "sha256": self.sha256}
 
     @property
     def params(self) -> Changes:
-        """The params that read it. Drawn flowers are near duplicates of one another by nature."""
+        """The params that read the archive. Near duplicates are not grouped in drawn flowers: most of them are."""
         data = {"source": "archive", "url": f"file://{self.archive}", "sha256": self.sha256}
-        return {"data": data, **({"split": {"phash_distance": 0}} if self.words.startswith("drawn") else {})}
+        return {"data": data, **({"split": {"phash_distance": 0}} if self.description.startswith("drawn") else {})}
 
 
 def photos(options: argparse.Namespace, base: Path, count: int, side: int) -> Photos:
     """The archive that the options name, or one of drawn flowers. Raises UserError if there is no such archive."""
     if not options.archive:
-        return drawn(base / "drawn.tar", count, side)
+        return draw_photos(base / "drawn.tar", count, side)
     archive = Path(unquote(options.archive.removeprefix("file://"))).resolve()
     if not archive.is_file():
         raise UserError(f"--archive: {options.archive!r}: no such file; allowed: file:// and the path of an archive")
@@ -151,8 +156,8 @@ def photos(options: argparse.Namespace, base: Path, count: int, side: int) -> Ph
     return Photos(archive, sha256, archive.name)
 
 
-def drawn(archive: Path, count: int, side: int) -> Photos:
-    """An archive of drawn flowers saved as JPEG, in class folders."""
+def draw_photos(archive: Path, count: int, side: int) -> Photos:
+    """Write an archive of drawn flowers, saved as JPEG, in class folders."""
     kinds = list(synthetic.KINDS)
 
     def jpeg(index: int) -> bytes:

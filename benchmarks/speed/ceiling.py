@@ -1,10 +1,10 @@
-"""2. Our training, images a second, over what the very same step does when it is fed one batch that never changes.
+"""2. Images per second of our training, over the same training step with one batch that stays on the device.
 
     python -m benchmarks ceiling --device cuda
 
-1.00 means that the model never waits for images. Both streams feed the same model, and take turns. On a GPU also what
-the host needs for a step (from the device being idle to everything being issued), and, model by model in two processes
-that take turns, the price of `train.deterministic: true`.
+1.00 means that the model never waits for images. Both streams feed the same model and take turns. `host_ms` is the time
+of the host for one step: from an idle device until all its work is issued. On a GPU, two processes that take turns also
+measure the cost of `train.deterministic: true`.
 """
 
 import gc
@@ -30,14 +30,14 @@ Case = dict[str, Any]  # params of train
 
 
 @dataclass(frozen=True)
-class Form:
+class Preset:
     images: int
     side: int  # of the drawn images
     packed_size: int  # of the packed ones
     turns: int
-    seconds: float  # that a turn of each stream lasts
+    seconds: float  # of a turn of each stream
     cases: tuple[Case, ...]
-    both: tuple[Case, ...]  # those also run with deterministic: false
+    both: tuple[Case, ...]  # the cases that also run with deterministic: false
 
 
 def case(model: str, batch: int, precision: str, crop: int = 224, **others: Any) -> Case:
@@ -51,10 +51,10 @@ GPU_CASES = (
 )
 CPU_CASES = tuple(case("resnet18", 32, precision, 64) for precision in ("fp32", "bf16"))
 TINY = (case("resnet18", 8, "fp32", 32),)
-FORMS = {
-    "cuda": Form(600, 240, 256, 5, 0.5, GPU_CASES, tuple(case("resnet34", 256, p) for p in ("bf16", "O1"))),
-    "cpu": Form(200, 96, 128, 7, 1.5, CPU_CASES, ()),
-    "tiny": Form(50, 48, 64, 1, 0.0, TINY, TINY),
+PRESETS = {
+    "cuda": Preset(600, 240, 256, 5, 0.5, GPU_CASES, tuple(case("resnet34", 256, p) for p in ("bf16", "O1"))),
+    "cpu": Preset(200, 96, 128, 7, 1.5, CPU_CASES, ()),
+    "tiny": Preset(50, 48, 64, 1, 0.0, TINY, TINY),
 }
 
 
@@ -67,7 +67,7 @@ def title(case: Case) -> str:
 
 
 def worker(folder: Path, device: str, deterministic: bool) -> None:
-    """Be a process: a turn takes steps of a case, fed by our batches and by one that stays, each for some seconds."""
+    """A worker process. A turn takes steps of one case for some seconds: with our batches, then with one that stays."""
     import torch
 
     from benchmarks.speed import ours
@@ -85,9 +85,9 @@ def worker(folder: Path, device: str, deterministic: bool) -> None:
             gc.collect()
             if device == "cuda":
                 torch.cuda.empty_cache()
-            mine = ready.having(**settings)
-            trainer = ours.Trainer.of(mine)
-            batches = mine.batches(trainer.recipe.precision)
+            changed = ready.having(**settings)
+            trainer = ours.Trainer.of(changed)
+            batches = changed.batches(trainer.recipe.precision)
             batch = next(batches)
             streams.update(ours=trainer.steps(batches), resident=trainer.steps(ours.resident(batch)))
             for stream in streams.values():  # the first steps choose algorithms, compile, and fill caches
@@ -95,7 +95,7 @@ def worker(folder: Path, device: str, deterministic: bool) -> None:
             wait()
 
         def timed(stream: Iterator[Any], steps: int) -> tuple[float, float]:
-            """Seconds a step, and those until its work was issued if there is but one."""
+            """Seconds per step, and seconds until the work of all steps was issued."""
             wait()
             began = time.perf_counter()
             deque(islice(stream, steps), maxlen=0)
@@ -109,21 +109,20 @@ def worker(folder: Path, device: str, deterministic: bool) -> None:
                 known[:] = [case]
             one, host = timed(streams["ours"], 1)
             steps = max(2, math.ceil(seconds / one))
-            found = {name: timed(stream, steps)[0] for name, stream in streams.items()}
-            return {**found, "host": host}
+            return {**{name: timed(stream, steps)[0] for name, stream in streams.items()}, "host": host}
 
         measuring.serve(turn)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where it is measured."""
+class Workplace:
+    """The folder and device on which a worker trains."""
 
     folder: Path
     device: str
 
     def worker(self, deterministic: bool) -> Worker:
-        """A process there."""
+        """Start a worker."""
         arguments = (str(self.folder), self.device, str(int(deterministic)))
         return Worker("benchmarks.speed.ceiling", *arguments, env=required_variables(1, deterministic))
 
@@ -132,37 +131,37 @@ class Place:
 
 
 def groups(cases: Sequence[Case]) -> list[list[Case]]:
-    """The cases that share a process: all but those of Apex, which patches torch for as long as a process lives."""
+    """Cases that share a process. An Apex case has its own, because Apex patches torch until the process ends."""
     native, apex = ([one for one in cases if (one["precision"] in APEX) is needed] for needed in (False, True))
     return [native, *([one] for one in apex)]
 
 
-def measure(group: list[Case], form: Form, place: Place, report: Report) -> None:
-    """A row for every case of a group, and for those of `form.both` another without `deterministic`, with its price."""
-    with place.worker(True) as strict:
+def measure(group: list[Case], preset: Preset, workplace: Workplace, report: Report) -> None:
+    """Add a row for each case; for those in `preset.both` a second without `deterministic`, with the cost of it."""
+    with workplace.worker(True) as strict:
         for one in group:
             if report.missing([title(one)]):
-                report.add(title(one), row(one, race([strict], one, form)[0]))
-            if one in form.both and report.missing([title(one) + FREELY]):
-                with place.worker(False) as free:
-                    turns = race([strict, free], one, form)
-                on, off = (measuring.medians(found) for found in turns)
-                report.add(title(one) + FREELY, {**row(one, turns[1]), "price": on["ours"] / off["ours"] - 1})
+                report.add(title(one), row(one, race([strict], one, preset)[0]))
+            if one in preset.both and report.missing([title(one) + FREELY]):
+                with workplace.worker(False) as free:
+                    turns = race([strict, free], one, preset)
+                on, off = map(measuring.medians, turns)
+                report.add(title(one) + FREELY, {**row(one, turns[1]), "cost": on["ours"] / off["ours"] - 1})
 
 
-def race(workers: list[Worker], one: Case, form: Form) -> list[list[Row]]:
-    """The turns of each process; the first, in which a model is made, is not counted."""
+def race(workers: list[Worker], one: Case, preset: Preset) -> list[list[Row]]:
+    """The turns of each worker. The first turn builds the model and is not counted."""
     for worker in workers:
         worker.ask(case=one, seconds=0.0)
     turns: list[list[Row]] = [[] for _ in workers]
-    for _ in range(form.turns):
-        for worker, found in zip(workers, turns, strict=True):
-            found.append(worker.ask(case=one, seconds=form.seconds))
+    for _ in range(preset.turns):
+        for worker, done in zip(workers, turns, strict=True):
+            done.append(worker.ask(case=one, seconds=preset.seconds))
     return turns
 
 
 def row(one: Case, turns: list[Row]) -> Row:
-    """Images a second of both streams, their ratio, and the host's milliseconds of a step."""
+    """Images per second of both streams, their ratio, and milliseconds per step."""
     middle = measuring.medians([{**turn, "share": turn["resident"] / turn["ours"]} for turn in turns])
     return {
         "ours": one["batch_size"] / middle["ours"],
@@ -175,31 +174,31 @@ def row(one: Case, turns: list[Row]) -> Row:
 
 def main() -> int:
     options = measuring.parser(__doc__, "ceiling").parse_args()
-    form = FORMS[measuring.form(options)]
-    with measuring.refusals("ceiling"), tempfile.TemporaryDirectory(prefix="ceiling-") as temporary:
+    preset = PRESETS[measuring.preset(options)]
+    with measuring.exit_on_user_error("ceiling"), tempfile.TemporaryDirectory(prefix="ceiling-") as temporary:
         base = Path(temporary).resolve()
-        photos = workspace.photos(options, base, form.images, form.side)
-        report = Report("ceiling", options, photos=photos.words, sha256=photos.sha256)
-        form = left_out(form, report)
-        place = Place(base / "copy", options.device)
-        missing = report.missing([*map(title, form.cases), *(title(one) + FREELY for one in form.both)])
+        photos = workspace.photos(options, base, preset.images, preset.side)
+        report = Report("ceiling", options, **photos.facts)
+        preset = left_out(preset, report)
+        workplace = Workplace(base / "copy", options.device)
+        missing = report.missing([*map(title, preset.cases), *(title(one) + FREELY for one in preset.both)])
         if missing:
             training = {"train": {"epochs": 1000, "lr": 0.001}}
-            packed_size = {"prepare": {"size": form.packed_size}}
-            workspace.prepared(place.folder, workspace.ONE_PROCESS, packed_size, training, photos.params)
-        for group in groups(form.cases):
+            packed_size = {"prepare": {"size": preset.packed_size}}
+            workspace.create_prepared(workplace.folder, workspace.ONE_PROCESS, packed_size, training, photos.params)
+        for group in groups(preset.cases):
             if any(name.removesuffix(FREELY) in map(title, group) for name in missing):
-                measure(group, form, place, report)
+                measure(group, preset, workplace, report)
         rows = report.rows
         report.conclude(
-            share={name: row["share"] for name, row in rows.items() if "price" not in row},
-            price_of_deterministic={name: row["price"] for name, row in rows.items() if "price" in row},
+            share={name: row["share"] for name, row in rows.items() if "cost" not in row},
+            cost_of_deterministic={name: row["cost"] for name, row in rows.items() if "cost" in row},
         )
     return 0
 
 
-def left_out(form: Form, report: Report) -> Form:
-    """The form without what needs Apex or a compiler, where it cannot be had; the report names it."""
+def left_out(preset: Preset, report: Report) -> Preset:
+    """The preset without the cases that need Apex or a compiler, where it is missing. The report names them."""
     here = machine.read()
 
     def reason(one: Case) -> str:
@@ -207,11 +206,11 @@ def left_out(form: Form, report: Report) -> Form:
             return f"needs {validity.NO_APEX[here.apex]}"
         return "needs a C++ compiler" if one.get("compile", False) and not here.compiler else ""
 
-    for one in form.cases:
-        if said := reason(one):
-            report.leave_out(title(one), said)
-    cases, both = (tuple(one for one in cases if not reason(one)) for cases in (form.cases, form.both))
-    return replace(form, cases=cases, both=both)
+    for one in preset.cases:
+        if missing := reason(one):
+            report.leave_out(title(one), missing)
+    cases, both = (tuple(one for one in cases if not reason(one)) for cases in (preset.cases, preset.both))
+    return replace(preset, cases=cases, both=both)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """All that is owed to a GPU, in one command that can be cut in two: tests/gpu, then the benchmarks 1 to 5 and 9.
 
     python -m benchmarks gpu --out FOLDER --archive file:///…/flower_photos_240.tgz --wheels FOLDER
-    python -m benchmarks gpu --out FOLDER --device cpu       the dry run: everything in a tiny form, about 3 minutes
+    python -m benchmarks gpu --out FOLDER --device cpu       the dry run: everything in a tiny preset, about 3 minutes
 
 No network: photos come as an archive, and packages that the machine lacks as wheels (pip download --no-deps pooch …),
 which are installed into a temporary folder. The tests need pytest, iniconfig, pluggy, packaging, pygments, hypothesis,

@@ -1,11 +1,11 @@
-"""1. CPU seconds and wall time an image of loading, ours beside what people use, each ending in a normalized batch.
+"""1. CPU and wall time per image to load normalized batches: our loader and the usual ones.
 
     python -m benchmarks loader --archive file:///…/flower_photos_mini.tgz
 
-Ours cuts from the packed images, which `prepare` makes once: that costs `prepare` CPU milliseconds an image, told
-beside; it takes one thread, as training does by default, or one a core. The others decode the same files every epoch. A
-turn is whole epochs for about a second; a first one is not counted. DALI and FFCV take part where they are installed
-(DALI: pip install nvidia-dali-cuda130; FFCV is built on OpenCV and libturbojpeg).
+Ours reads the packed images, which `prepare` writes once; the row `prepare, once` has the CPU time per image for that.
+It uses one thread, as training does by default, or one thread per core. The others decode the same files in each epoch.
+A turn is complete epochs for about a second; the first turn is not counted. DALI and FFCV take part if they are
+installed (DALI: pip install nvidia-dali-cuda130; FFCV needs OpenCV and libturbojpeg).
 """
 
 import resource
@@ -27,21 +27,25 @@ OURS, OURS_THREADS, OURS_GPU, PREPARE = "ours", "ours, a thread a core", "ours o
 
 
 @dataclass(frozen=True)
-class Form:
+class Preset:
     images: int  # of the drawn archive
     side: int  # of its images
     batch: int
     turns: int
-    seconds: float  # the least that a turn lasts
+    seconds: float  # minimum length of a turn
     sides: tuple[int, ...] = (64, 128, 224)  # of the crops
 
 
-FORMS = {"cpu": Form(200, 320, 64, 5, 1.0), "cuda": Form(400, 320, 64, 5, 1.0), "tiny": Form(50, 48, 8, 1, 0.3, (32,))}
+PRESETS = {
+    "cpu": Preset(200, 320, 64, 5, 1.0),
+    "cuda": Preset(400, 320, 64, 5, 1.0),
+    "tiny": Preset(50, 48, 8, 1, 0.3, (32,)),
+}
 
 
-def packed_size(form: Form) -> workspace.Changes:
-    """Params of a training that no turn comes to the end of."""
-    train = {"model": "resnet18", "batch_size": form.batch, "epochs": 1000}
+def training(preset: Preset) -> workspace.Changes:
+    """Params of a training that is longer than any turn."""
+    train = {"model": "resnet18", "batch_size": preset.batch, "epochs": 1000}
     return {"train": {**workspace.ONE_PROCESS["train"], **train}}
 
 
@@ -49,7 +53,7 @@ def packed_size(form: Form) -> workspace.Changes:
 
 
 def worker(name: str, folder: Path, batch: int) -> None:
-    """Be the process of a contender: a turn counts the images of whole epochs for so many seconds."""
+    """The process of a contender. A turn loads complete epochs for at least the given seconds and counts the images."""
     import torch
 
     from benchmarks.harness import contenders
@@ -59,7 +63,7 @@ def worker(name: str, folder: Path, batch: int) -> None:
     with ours.ready(folder, device="cuda" if cuda else "cpu", threads=threads) as ready:
         epoch, rows = ready.rows // batch, ready.data.rows("train")
         if epoch == 0:
-            raise UserError(f"--archive: {ready.rows} photos to train on are less than a batch; needed: {batch}")
+            raise UserError(f"--archive: {ready.rows} training photos, less than one batch; needed: {batch}")
         images = Path(ready.config.paths.images).resolve()
         files = [(str(images / ready.data.paths[row]), int(ready.data.labels[row])) for row in rows]
         loaded: dict[int, Iterator[torch.Tensor]] = {}
@@ -77,9 +81,9 @@ def worker(name: str, folder: Path, batch: int) -> None:
                 loaded[side] = batches(side)
             began, count = time.perf_counter(), 0
             while count == 0 or time.perf_counter() - began < seconds:
-                for found in islice(loaded[side], epoch):
-                    assert (found.shape[1:], found.dtype) == ((3, side, side), torch.float32)
-                    count += len(found)
+                for tensor in islice(loaded[side], epoch):
+                    assert (tensor.shape[1:], tensor.dtype) == ((3, side, side), torch.float32)
+                    count += len(tensor)
             if cuda:
                 torch.cuda.synchronize()
             return {"images": count, "seconds": time.perf_counter() - began}
@@ -91,31 +95,31 @@ def worker(name: str, folder: Path, batch: int) -> None:
 
 
 def taking_part(report: Report, device: str) -> list[str]:
-    """Those of the contenders that can run here; the report names the others, and why."""
+    """The contenders that can run here. The report names the others, with the reason."""
     from benchmarks.harness.contenders import LOADERS, missing
 
     for name, loader in LOADERS.items():
         if reason := missing(loader.needs):
             report.leave_out(name, reason)
-    others = [name for name, loader in LOADERS.items() if not missing(loader.needs)]
-    return [OURS, OURS_THREADS, *([OURS_GPU] if device == "cuda" else []), *others]
+    installed = [name for name, loader in LOADERS.items() if not missing(loader.needs)]
+    return [OURS, OURS_THREADS, *([OURS_GPU] if device == "cuda" else []), *installed]
 
 
-def race(names: list[str], folder: Path, form: Form, report: Report) -> None:
-    """A row for every contender and side; contenders take turns."""
+def race(names: list[str], folder: Path, preset: Preset, report: Report) -> None:
+    """Add a row for each contender and side; contenders take turns."""
     with ExitStack() as stack:
         workers = {
-            name: stack.enter_context(Worker("benchmarks.speed.loader", name, str(folder), str(form.batch)))
+            name: stack.enter_context(Worker("benchmarks.speed.loader", name, str(folder), str(preset.batch)))
             for name in names
         }
-        for side in form.sides:
+        for side in preset.sides:
             if not report.missing(f"{name} {side}" for name in names):
                 continue
             for contender in workers.values():
                 contender.ask(side=side, seconds=0.0)
             turns: dict[str, list[Row]] = {name: [] for name in names}
-            for name, contender in list(workers.items()) * form.turns:
-                turn = contender.ask(side=side, seconds=form.seconds)
+            for name, contender in list(workers.items()) * preset.turns:
+                turn = contender.ask(side=side, seconds=preset.seconds)
                 cpu, wall = (1e3 * turn[key] / turn["images"] for key in ("cpu_seconds", "seconds"))
                 turns[name].append({"cpu_ms": cpu, "wall_ms": wall})
             for name in names:
@@ -123,9 +127,9 @@ def race(names: list[str], folder: Path, form: Form, report: Report) -> None:
 
 
 def prepared(folder: Path) -> Row:
-    """Run the stage that makes the packed images: what an image costs, the start of the stage included."""
+    """Run `prepare`: milliseconds per image, with the start of the stage."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    workspace.must(folder, sys.executable, "-m", "pipeline.prepare")
+    workspace.run_checked(folder, sys.executable, "-m", "pipeline.prepare")
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     images = len(split_table.kept_rows(folder / "data/split.csv"))
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -134,24 +138,24 @@ def prepared(folder: Path) -> Row:
 
 def main() -> int:
     options = measuring.parser(__doc__, "loader").parse_args()
-    form = FORMS[measuring.form(options)]
-    with measuring.refusals("loader"), tempfile.TemporaryDirectory(prefix="loader-") as temporary:
+    preset = PRESETS[measuring.preset(options)]
+    with measuring.exit_on_user_error("loader"), tempfile.TemporaryDirectory(prefix="loader-") as temporary:
         base = Path(temporary).resolve()
-        photos = workspace.photos(options, base, form.images, form.side)
-        report = Report("loader", options, photos=photos.words, sha256=photos.sha256, batch=form.batch)
+        photos = workspace.photos(options, base, preset.images, preset.side)
+        report = Report("loader", options, **photos.facts, batch=preset.batch)
         names = taking_part(report, options.device)
-        if report.missing([PREPARE, *(f"{name} {side}" for name in names for side in form.sides)]):
-            workspace.workplace(base / "copy", workspace.ONE_PROCESS, packed_size(form), photos.params)
+        if report.missing([PREPARE, *(f"{name} {side}" for name in names for side in preset.sides)]):
+            workspace.create(base / "copy", workspace.ONE_PROCESS, training(preset), photos.params)
             for stage in ("download", "split"):
-                workspace.must(base / "copy", sys.executable, "-m", f"pipeline.{stage}")
+                workspace.run_checked(base / "copy", sys.executable, "-m", f"pipeline.{stage}")
             report.add(PREPARE, prepared(base / "copy"))
-            race(names, base / "copy", form, report)
+            race(names, base / "copy", preset, report)
         rows = report.rows
         report.conclude(
             prepare_cpu_ms=rows[PREPARE]["cpu_ms"],
             times_our_cpu={
                 f"{name} {side}": rows[f"{name} {side}"]["cpu_ms"] / rows[f"{OURS} {side}"]["cpu_ms"]
-                for side in form.sides
+                for side in preset.sides
                 for name in names
                 if not name.startswith(OURS)
             },

@@ -1,13 +1,13 @@
-"""3. Whole training steps, loading included: ours beside what people train with, on the same photos.
+"""3. Training with loading: images per second of ours and of other training programs, on the same photos.
 
     python -m benchmarks peers --device cuda --archive file:///…/flower_photos_240.tgz
 
-Images a second and seconds an epoch of the same model, batch size and crop. `tutorial`: Pillow in a DataLoader on all
-cores, the loss read back every step for its progress bar. `torchvision`: its reference script's settings, on Pillow,
-with its metrics read back every step. `timm`: its own loader, optimizer and scaler; left out where it is not installed.
-Peers are as fast as torch lets them be by default, so their fp32 has convolutions in TF32; only ours are deterministic.
-A turn is an epoch; a first one is not counted. Ours trains from images that `prepare` packed once; like timm's, it has
-its channels last in half precision.
+Images per second and seconds per epoch of the same model, batch size and crop. `tutorial`: Pillow in a DataLoader on
+all cores; the loss is read back in each step, for the progress bar. `torchvision`: the settings of its reference script
+with Pillow; its metrics are read back in each step. `timm`: its own loader, optimizer and scaler; left out if it is not
+installed. The others run with torch's defaults, so their fp32 has convolutions in TF32. Only ours is deterministic. A
+turn is one epoch; the first turn is not counted. Ours reads the images that `prepare` packed once. In half precision
+ours and timm use the channels-last format.
 """
 
 import importlib
@@ -43,7 +43,7 @@ PEERS = (
 
 
 @dataclass(frozen=True)
-class Form:
+class Preset:
     images: int
     side: int  # of the drawn images
     packed_size: int
@@ -54,10 +54,12 @@ class Form:
     peers: tuple[str, ...]
 
 
-FORMS = {
-    "cuda": Form(1500, 320, 256, "resnet34", 64, 224, 3, PEERS),
-    "cpu": Form(200, 320, 128, "resnet18", 32, 64, 3, ("ours fp32", "tutorial fp32", "torchvision fp32", "timm bf16")),
-    "tiny": Form(60, 48, 48, "resnet18", 16, 32, 1, ("ours fp32", "tutorial fp32", "timm bf16")),
+PRESETS = {
+    "cuda": Preset(1500, 320, 256, "resnet34", 64, 224, 3, PEERS),
+    "cpu": Preset(
+        200, 320, 128, "resnet18", 32, 64, 3, ("ours fp32", "tutorial fp32", "torchvision fp32", "timm bf16")
+    ),
+    "tiny": Preset(60, 48, 48, "resnet18", 16, 32, 1, ("ours fp32", "tutorial fp32", "timm bf16")),
 }
 EPOCHS = 30  # the tutorial's
 
@@ -66,7 +68,7 @@ EPOCHS = 30  # the tutorial's
 
 
 def worker(name: str, folder: Path, device: str) -> None:
-    """Be the process of a peer: a turn is an epoch."""
+    """The process of a peer. A turn is one epoch."""
     import torch
 
     from benchmarks.speed import ours
@@ -94,13 +96,13 @@ def worker(name: str, folder: Path, device: str) -> None:
 
 
 def photos_of(ready: Any) -> list[tuple[str, int]]:
-    """The training photos' files and labels."""
+    """Path and label of each training photo."""
     images, data = Path(ready.config.paths.images).resolve(), ready.data
     return [(str(images / data.paths[row]), int(data.labels[row])) for row in data.rows("train")]
 
 
 def autocast_step(model: Any, criterion: Any, optimizer: Any, device: Any, precision: str) -> Callable[..., Any]:
-    """A training step as torch's documentation writes it; returns the loss and the logits."""
+    """A training step as in torch's documentation. It returns loss and logits."""
     import torch
 
     half = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
@@ -139,7 +141,7 @@ def tutorial(ready: Any, device: Any, precision: str) -> Iterator[None]:
 
 
 def torchvision(ready: Any, device: Any, precision: str) -> Iterator[None]:
-    """The loop of torchvision's references: cuDNN may choose, and loss, top-1 and top-5 are read back every step."""
+    """The loop of torchvision's reference script: cuDNN benchmark mode; loss, top-1 and top-5 are read in each step."""
     import torch
     from torchvision import models
 
@@ -162,7 +164,7 @@ def torchvision(ready: Any, device: Any, precision: str) -> Iterator[None]:
 
 
 def timm(ready: Any, device: Any, precision: str) -> Iterator[None]:
-    """timm's own loader, model, optimizer and step, channels last; its log is read back every 50 steps."""
+    """timm's own loader, model, optimizer and step, channels last; the loss is read back every 50 steps."""
     import torch
 
     data, models, optim = (importlib.import_module(f"timm.{name}") for name in ("data", "models", "optim"))
@@ -200,7 +202,7 @@ def forever(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def lacks(name: str) -> str:
-    """Why a peer cannot take part here; nothing if it can."""
+    """Why a peer cannot run here; empty if it can."""
     from benchmarks.harness.contenders import missing
 
     if name.startswith("timm"):
@@ -211,27 +213,33 @@ def lacks(name: str) -> str:
 
 def main() -> int:
     options = measuring.parser(__doc__, "peers").parse_args()
-    form = FORMS[measuring.form(options)]
-    with measuring.refusals("peers"), tempfile.TemporaryDirectory(prefix="peers-") as temporary:
+    preset = PRESETS[measuring.preset(options)]
+    with measuring.exit_on_user_error("peers"), tempfile.TemporaryDirectory(prefix="peers-") as temporary:
         base = Path(temporary).resolve()
-        photos = workspace.photos(options, base, form.images, form.side)
-        same = {"model": form.model, "batch": form.batch, "crop": form.crop}
-        report = Report("peers", options, photos=photos.words, sha256=photos.sha256, **same)
+        photos = workspace.photos(options, base, preset.images, preset.side)
+        same = {"model": preset.model, "batch": preset.batch, "crop": preset.crop}
+        report = Report("peers", options, **photos.facts, **same)
         taking_part = []
-        for name in form.peers:
+        for name in preset.peers:
             if reason := lacks(name):
                 report.leave_out(name, reason)
             else:
                 taking_part.append(name)
         if report.missing(taking_part):
-            train = {"model": form.model, "batch_size": form.batch, "crop": form.crop, "epochs": 1000, "lr": 0.001}
-            workspace.prepared(
+            train = {
+                "model": preset.model,
+                "batch_size": preset.batch,
+                "crop": preset.crop,
+                "epochs": 1000,
+                "lr": 0.001,
+            }
+            workspace.create_prepared(
                 base / "copy",
                 workspace.ONE_PROCESS,
-                {"train": train, "prepare": {"size": form.packed_size}},
+                {"train": {**train, "epochs": 1000, "lr": 0.001}, "prepare": {"size": preset.packed_size}},
                 photos.params,
             )
-            race(taking_part, base / "copy", options.device, form, report)
+            race(taking_part, base / "copy", options.device, preset, report)
         rows = report.rows
         fastest = {
             kind: max((row["images_per_s"] for name, row in rows.items() if name.startswith(kind)), default=None)
@@ -250,8 +258,8 @@ def main() -> int:
     return 0
 
 
-def race(names: list[str], folder: Path, device: str, form: Form, report: Report) -> None:
-    """A row for every peer; they take turns."""
+def race(names: list[str], folder: Path, device: str, preset: Preset, report: Report) -> None:
+    """Add a row for each peer; they take turns."""
     turns: dict[str, list[Row]] = {name: [] for name in names}
     with ExitStack() as stack:
         workers = {}
@@ -260,7 +268,7 @@ def race(names: list[str], folder: Path, device: str, form: Form, report: Report
             workers[name] = stack.enter_context(Worker("benchmarks.speed.peers", name, str(folder), device, env=env))
         for peer in workers.values():
             peer.ask()
-        for name, peer in list(workers.items()) * form.turns:
+        for name, peer in list(workers.items()) * preset.turns:
             turn = peer.ask()
             turns[name].append({"images_per_s": turn["images"] / turn["seconds"], "epoch_s": turn["seconds"]})
     for name in names:

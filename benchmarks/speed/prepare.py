@@ -1,9 +1,9 @@
-"""8. Packing the images beside plain decoding and resizing of the same files by libraries, on all cores.
+"""8. Images per second of `prepare`, and of decoding and resizing alone with libraries, on all cores.
 
     python -m benchmarks prepare --archive file:///…/flower_photos_mini.tgz
 
-Ours, with Pillow, writes, hashes and syncs the packed file; the others throw their images away. `throughput` is ours
-over each of them.
+Ours uses Pillow and also writes, hashes and syncs the packed file; the others discard their images. `throughput` is
+ours over each of them.
 """
 
 import os
@@ -28,18 +28,18 @@ CONTENDERS = (OURS, PILLOW, TORCHVISION)
 
 
 @dataclass(frozen=True)
-class Form:
+class Preset:
     images: int
     side: int  # of the drawn images
     packed_size: int
     turns: int
 
 
-FORMS = {"cpu": Form(200, 320, 256, 5), "cuda": Form(600, 320, 256, 5), "tiny": Form(50, 48, 32, 1)}
+PRESETS = {"cpu": Preset(200, 320, 256, 5), "cuda": Preset(600, 320, 256, 5), "tiny": Preset(50, 48, 32, 1)}
 
 
 def worker(name: str, folder: Path) -> None:
-    """Be the process of a contender: a turn is all images once."""
+    """The process of a contender. A turn is all images once."""
     os.chdir(folder)
     config, cores = params.load(), measuring.cores()
     images, split_csv = Path(config.paths.images), Path(config.paths.split)
@@ -51,27 +51,27 @@ def worker(name: str, folder: Path) -> None:
     def pillow() -> None:
         from PIL import Image
 
-        def squeeze(path: Path) -> None:
+        def decode_and_resize(path: Path) -> None:
             with Image.open(path) as image:
                 image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)
 
-        in_threads(squeeze)
+        in_threads(decode_and_resize)
 
     def torchvision() -> None:
         import torch
         from torchvision import io
         from torchvision.transforms.v2 import InterpolationMode, functional
 
-        def squeeze(path: Path) -> None:
+        def decode_and_resize(path: Path) -> None:
             image = io.decode_image(io.read_file(str(path)), mode=io.ImageReadMode.RGB)
             functional.resize(image, [size, size], InterpolationMode.BICUBIC, antialias=True)
 
         torch.set_num_threads(1)
-        in_threads(squeeze)
+        in_threads(decode_and_resize)
 
-    def in_threads(squeeze: Callable[[Path], None]) -> None:
+    def in_threads(decode_and_resize: Callable[[Path], None]) -> None:
         with ThreadPoolExecutor(cores) as pool:
-            for _ in pool.map(squeeze, paths):
+            for _ in pool.map(decode_and_resize, paths):
                 pass
 
     if name == OURS:
@@ -89,16 +89,14 @@ def worker(name: str, folder: Path) -> None:
 
 def main() -> int:
     options = measuring.parser(__doc__, "prepare").parse_args()
-    form = FORMS[measuring.form(options)]
-    with measuring.refusals("prepare"), tempfile.TemporaryDirectory(prefix="prepare-") as temporary:
+    preset = PRESETS[measuring.preset(options)]
+    with measuring.exit_on_user_error("prepare"), tempfile.TemporaryDirectory(prefix="prepare-") as temporary:
         base = Path(temporary).resolve()
-        photos = workspace.photos(options, base, form.images, form.side)
-        report = Report("prepare", options, photos=photos.words, sha256=photos.sha256, packed_size=form.packed_size)
-        workspace.workplace(
-            base / "copy", workspace.ONE_PROCESS, photos.params, {"prepare": {"size": form.packed_size}}
-        )
+        photos = workspace.photos(options, base, preset.images, preset.side)
+        report = Report("prepare", options, **photos.facts, packed_size=preset.packed_size)
+        workspace.create(base / "copy", workspace.ONE_PROCESS, photos.params, {"prepare": {"size": preset.packed_size}})
         for stage in ("download", "split"):
-            workspace.must(base / "copy", sys.executable, "-m", f"pipeline.{stage}")
+            workspace.run_checked(base / "copy", sys.executable, "-m", f"pipeline.{stage}")
         turns: dict[str, list[Row]] = {name: [] for name in CONTENDERS}
         with ExitStack() as stack:
             workers = {
@@ -106,7 +104,7 @@ def main() -> int:
             }
             for contender in workers.values():
                 contender.ask()
-            for name, contender in list(workers.items()) * form.turns:
+            for name, contender in list(workers.items()) * preset.turns:
                 turn = contender.ask()
                 images = turn["images"]
                 cpu = 1e3 * turn["cpu_seconds"] / images

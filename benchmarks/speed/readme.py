@@ -43,9 +43,9 @@ def prepare(report: Report) -> list[Line]:
 def ceiling(report: Report) -> list[Line]:
     shares = ", ".join(f"{name}: {share:.3f}" for name, share in report["figures"]["share"].items())
     lines = [("training speed, relative to the same step on one fixed batch", shares, "1: it never waits for images")]
-    if price := report["figures"]["price_of_deterministic"]:
-        prices = ", ".join(f"{name.split(' not')[0]}: {100 * value:.1f} %" for name, value in price.items())
-        lines.append(("what `deterministic: true` costs", prices, ""))
+    if costs := report["figures"]["cost_of_deterministic"]:
+        percent = ", ".join(f"{name.split(' not')[0]}: {100 * value:.1f} %" for name, value in costs.items())
+        lines.append(("what `deterministic: true` costs", percent, ""))
     return lines
 
 
@@ -63,10 +63,10 @@ STAGES = ("split", "prepare")
 
 
 def pipeline(report: Report) -> list[Line]:
-    figures = report["figures"]
+    figures, conditions = report["figures"], report["conditions"]
     return [
         (
-            f"`dvc repro` from a local archive ({report['of']['photos']}; epochs: {report['of']['epochs']})",
+            f"`dvc repro` from a local archive ({conditions['photos']}; epochs: {conditions['epochs']})",
             f"{figures['whole_s']:.1f} s; first step after {figures['first_step_s']:.1f} s",
             f"again, with nothing changed: {figures['again_s']:.1f} s; `dvc status`: {figures['status_s']:.1f} s",
         )
@@ -74,12 +74,13 @@ def pipeline(report: Report) -> list[Line]:
 
 
 def time_to_accuracy(report: Report) -> list[Line]:
-    of, found = report["of"], report["figures"]
+    conditions, figures = report["conditions"], report["figures"]
+    model = f"{conditions['photos']}; {conditions['model']}, {conditions['epochs']} epochs"
     return [
         (
-            f"time to validation accuracy {found['target']} ({of['photos']}; {of['model']}, {of['epochs']} epochs)",
-            f"{found['from_first_step_s']:.1f} s from the first step, {found['from_start_s']:.1f} s from the start",
-            f"median; {found['reached']} seeds reached it",
+            f"time to validation accuracy {figures['target']} ({model})",
+            f"{figures['from_first_step_s']:.1f} s from the first step, {figures['from_start_s']:.1f} s from the start",
+            f"median; {figures['reached']} seeds reached it",
         )
     ]
 
@@ -95,7 +96,7 @@ def peers(report: Report) -> list[Line]:
 
 def ways(report: Report) -> list[Line]:
     seconds = ", ".join(f"{name} {row['epoch_s']:.1f}" for name, row in report["rows"].items())
-    return [(f"seconds per epoch, {report['of']['devices']} devices", seconds, "")]
+    return [(f"seconds per epoch, {report['conditions']['devices']} devices", seconds, "")]
 
 
 LINES: dict[str, Callable[[Report], list[Line]]] = {
@@ -125,9 +126,9 @@ def table(results: Path) -> str:
             if not (path := results / f"{name}_{device}.json").is_file():
                 continue
             report = json.loads(path.read_text())
-            if report["of"]["form"] == "tiny":
-                raise ValueError(f"{path}: of a tiny form, which measures nothing")
-            if (where := machine(report["of"])) not in machines:
+            if report["conditions"]["preset"] == "tiny":
+                raise ValueError(f"{path}: of the tiny preset, which measures nothing")
+            if (where := machine(report["conditions"])) not in machines:
                 machines.append(where)
             mark = f" [{machines.index(where) + 1}]"
             lines += [f"| {what}{mark} | {ours} | {others} |" for what, ours, others in describe(report)]

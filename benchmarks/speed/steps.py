@@ -24,7 +24,7 @@ Case = tuple[str, str]  # precision, optimizer
 
 
 @dataclass(frozen=True)
-class Form:
+class Preset:
     model: str
     batch: int
     side: int  # of the images
@@ -34,14 +34,14 @@ class Form:
 
 
 EVERY = (*((precision, "sgd") for precision in (*NATIVE, *params.APEX_LEVELS)), ("fp16", "fused_sgd"))
-FORMS = {
-    "cuda": Form("resnet34", 64, 224, 3, 20, EVERY),
-    "cpu": Form("resnet18", 32, 64, 5, 5, (("fp32", "sgd"), ("bf16", "sgd"))),
-    "tiny": Form("shufflenet_v2_x0_5", 4, 32, 1, 1, (("fp32", "sgd"), ("fp16", "fused_sgd"))),
+PRESETS = {
+    "cuda": Preset("resnet34", 64, 224, 3, 20, EVERY),
+    "cpu": Preset("resnet18", 32, 64, 5, 5, (("fp32", "sgd"), ("bf16", "sgd"))),
+    "tiny": Preset("shufflenet_v2_x0_5", 4, 32, 1, 1, (("fp32", "sgd"), ("fp16", "fused_sgd"))),
 }
 
 
-def worker(device: str, form: Form, case: Case) -> None:
+def worker(device: str, preset: Preset, case: Case) -> None:
     """Be a process: a turn takes some steps of a case."""
     import torch
 
@@ -52,13 +52,13 @@ def worker(device: str, form: Form, case: Case) -> None:
     linux.keep_freed_memory()  # as stage.main does
     precision, optimizer = case
     settings = {
-        "device": device, "parallel": "single", "model": form.model, "batch_size": form.batch, "crop": form.side,
+        "device": device, "parallel": "single", "model": preset.model, "batch_size": preset.batch, "crop": preset.side,
         "precision": precision, "optimizer": optimizer, "epochs": 1000,
     }  # fmt: skip
     config = ours.changed(params.load(), settings)
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
     world = World.from_env({}, config.train.device)
-    ready = ours.Ready.of_noise(config, world, form.batch, form.side)
+    ready = ours.Ready.of_noise(config, world, preset.batch, preset.side)
     trainer = ours.Trainer.of(ready)
     steps = trainer.steps(ours.resident(next(ready.batches(trainer.recipe.precision))))
 
@@ -74,7 +74,7 @@ def worker(device: str, form: Form, case: Case) -> None:
         take(count)
         seconds = time.perf_counter() - began
         memory = torch.cuda.max_memory_allocated() / 1e6 if device == "cuda" else 0.0
-        return {"images_per_s": count * form.batch / seconds, "gpu_memory_mb": memory}
+        return {"images_per_s": count * preset.batch / seconds, "gpu_memory_mb": memory}
 
     take(5)  # the first choose algorithms, and fill caches
     measuring.serve(turn)
@@ -87,25 +87,25 @@ def lacks(case: Case) -> str:
     return f"needs {validity.NO_APEX[apex]}" if needs_apex and apex != "usable" else ""
 
 
-def measure(form: Form, case: Case, name: str, device: str) -> Row:
+def measure(preset: Preset, case: Case, name: str, device: str) -> Row:
     """A case in a process of its own."""
     with Worker("benchmarks.speed.steps", device, name, *case, env=required_variables(1, True)) as worker:
-        middle = measuring.medians([worker.ask(count=form.steps) for _ in range(form.turns)])
+        middle = measuring.medians([worker.ask(count=preset.steps) for _ in range(preset.turns)])
     return {figure: middle[figure] for figure in ("images_per_s", "gpu_memory_mb")}
 
 
 def main() -> int:
     options = measuring.parser(__doc__, "steps", photos=False).parse_args()
-    name = measuring.form(options)
-    form = FORMS[name]
-    with measuring.refusals("steps"):
-        report = Report("steps", options, model=form.model, batch=form.batch, side=form.side)
-        for case in form.cases:
+    name = measuring.preset(options)
+    preset = PRESETS[name]
+    with measuring.exit_on_user_error("steps"):
+        report = Report("steps", options, model=preset.model, batch=preset.batch, side=preset.side)
+        for case in preset.cases:
             title = " ".join(case)
             if reason := lacks(case):
                 report.leave_out(title, reason)
             elif report.missing([title]):
-                report.add(title, measure(form, case, name, options.device))
+                report.add(title, measure(preset, case, name, options.device))
         report.conclude(times_fp32=over_fp32(report.rows))
     return 0
 
@@ -118,6 +118,6 @@ def over_fp32(rows: dict[str, Row]) -> dict[str, float]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["worker"]:
-        worker(sys.argv[2], FORMS[sys.argv[3]], (sys.argv[4], sys.argv[5]))
+        worker(sys.argv[2], PRESETS[sys.argv[3]], (sys.argv[4], sys.argv[5]))
     else:
         sys.exit(main())

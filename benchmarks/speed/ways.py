@@ -1,11 +1,11 @@
-"""4. Every way of spreading a training over the devices: seconds an epoch and memory of each device, and an image.
+"""4. Every way to train on several devices: seconds per epoch and memory per device, also as an image.
 
     python -m benchmarks ways --device cuda
 
-Each way is a real run of the train stage, twice, in turns. An epoch is from one validation's end to the next one's; the
-first is not counted. The batch is the same for all, over all devices. Memory is a process's peak of resident memory on
-the CPU, and a GPU's own peak, as the driver tells it, on GPUs: with DataParallel the first has more than the others.
-FOLDER/ways_<device>.svg shows both.
+Each way is a real run of the train stage, twice; the ways take turns. An epoch is from the end of one validation to the
+end of the next; the first is not counted. The global batch is the same for all. Memory on the CPU is the peak resident
+memory of each process; on GPUs it is the peak of each GPU, as the driver reports it. FOLDER/ways_<device>.svg shows
+time and memory.
 """
 
 import subprocess
@@ -36,12 +36,12 @@ WAYS: tuple[Way, ...] = (
     ("apex_ddp", "torchrun", "apex"),
     ("elastic", "torchrun", "none"),
 )
-ALONE = ("single", "dp")  # one process, whatever devices there are
+ALONE = ("single", "dp")  # these have one process, also on several devices
 POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
-class Form:
+class Preset:
     images: int
     side: int  # of the drawn images
     packed_size: int  # of the packed ones
@@ -52,10 +52,10 @@ class Form:
 
 
 SMALL = {"model": "resnet18", "batch_size": 32, "crop": 64, "eval_crop": 64, "eval_resize": 64}
-FORMS = {
-    "cuda": Form(1500, 240, 256, 4, 2, {"model": "resnet34", "batch_size": 64, "precision": "fp16"}),
-    "cpu": Form(160, 96, 64, 2, 2, SMALL),
-    "tiny": Form(60, 48, 32, 2, 1, {**SMALL, "batch_size": 16, "crop": 32}, WAYS[:4:3]),
+PRESETS = {
+    "cuda": Preset(1500, 240, 256, 4, 2, {"model": "resnet34", "batch_size": 64, "precision": "fp16"}),
+    "cpu": Preset(160, 96, 64, 2, 2, SMALL),
+    "tiny": Preset(60, 48, 32, 2, 1, {**SMALL, "batch_size": 16, "crop": 32}, WAYS[:4:3]),
 }
 
 
@@ -74,43 +74,43 @@ def changes(way: Way, devices: int) -> workspace.Changes:
 
 
 def refused(folder: Path, way: Way, devices: int) -> str:
-    """Why a way cannot be had here; nothing if it can."""
+    """Why a way cannot run here; empty if it can."""
     workspace.set_params(folder, changes(way, devices))
     return next(iter(validity.faults(params.load(folder / "params.yaml"), machine.read())), "")
 
 
 def run(folder: Path, way: Way, devices: int, cuda: bool) -> Row:
-    """Train once: seconds of each epoch but the first, megabytes of each device."""
+    """Train once: seconds of each epoch except the first, megabytes of each device."""
     workspace.set_params(folder, changes(way, devices))
     before = gpu_memory() if cuda else []
     peaks = list(before)
     with polling(peaks) if cuda else nullcontext():
         command = (sys.executable, "-m", "pipeline.launch", "train")
-        watch = measuring.watched(command, folder, workspace.environment(folder.parent))
+        done = measuring.run_watched(command, folder, workspace.environment(folder.parent))
     ends = workspace.ends_of_epochs(folder)
-    ranks = {pid: one for pid, one in sorted(watch.seen.items()) if is_rank(one.words)}
+    ranks = {pid: record for pid, record in sorted(done.processes.items()) if is_rank(record.command)}
     workspace.forget_runs(folder)
     if cuda:
         memory = [peak - idle for peak, idle in zip(peaks, before, strict=True)]
-    else:  # without what a process has forked for a moment
-        memory = [one.peak_mb for one in ranks.values() if one.parent not in ranks]
+    else:  # without short-lived forks of a rank
+        memory = [record.peak_mb for record in ranks.values() if record.parent not in ranks]
     return {"epochs": [after - end for end, after in pairwise(ends)], "memory": memory}
 
 
-def is_rank(words: list[str]) -> bool:
-    """Whether a command line is that of a process that trains: torchrun's, or multiprocessing's for `spawn`."""
-    return "pipeline.train" in words or any("spawn_main" in word for word in words)
+def is_rank(command: list[str]) -> bool:
+    """Whether a command line is that of a rank: started by torchrun, or by multiprocessing for `spawn`."""
+    return "pipeline.train" in command or any("spawn_main" in word for word in command)
 
 
 def gpu_memory() -> list[float]:
-    """Megabytes in use on every GPU."""
+    """Megabytes in use on each GPU."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return [float(line) for line in subprocess.check_output(query, text=True).splitlines()]
 
 
 @contextmanager
 def polling(peaks: list[float]) -> Iterator[None]:
-    """Inside the block `peaks` grow to the most memory in use."""
+    """Inside the block `peaks` is updated to the peak memory of each GPU."""
     over = threading.Event()
 
     def poll() -> None:
@@ -128,18 +128,18 @@ def polling(peaks: list[float]) -> Iterator[None]:
 
 def main() -> int:
     options = measuring.parser(__doc__, "ways").parse_args()
-    form, cuda = FORMS[measuring.form(options)], options.device == "cuda"
-    devices = machine.read().cuda_devices if cuda else 2  # two processes, which meet over gloo, on a CPU
-    with measuring.refusals("ways"), tempfile.TemporaryDirectory(prefix="ways-") as temporary:
+    preset, cuda = PRESETS[measuring.preset(options)], options.device == "cuda"
+    devices = machine.read().cuda_devices if cuda else 2  # on a CPU two processes with gloo
+    with measuring.exit_on_user_error("ways"), tempfile.TemporaryDirectory(prefix="ways-") as temporary:
         base = Path(temporary).resolve()
-        photos = workspace.photos(options, base, form.images, form.side)
-        report = Report("ways", options, photos=photos.words, sha256=photos.sha256, devices=devices, **form.train)
-        training = {"train": {"device": options.device, **form.train, "epochs": form.epochs}}
-        workspace.workplace(
-            base / "copy", workspace.ONE_PROCESS, {"prepare": {"size": form.packed_size}}, training, photos.params
+        photos = workspace.photos(options, base, preset.images, preset.side)
+        report = Report("ways", options, **photos.facts, devices=devices, **preset.train)
+        training = {"train": {"device": options.device, **preset.train, "epochs": preset.epochs}}
+        workspace.create(
+            base / "copy", workspace.ONE_PROCESS, {"prepare": {"size": preset.packed_size}}, training, photos.params
         )
         ways = []
-        for way in form.ways:
+        for way in preset.ways:
             if reason := refused(base / "copy", way, devices):
                 report.leave_out(title(way), reason)
             else:
@@ -148,11 +148,11 @@ def main() -> int:
         if wanted:
             workspace.prepare(base / "copy")
         turns: dict[str, list[Row]] = {name: [] for name in wanted}
-        for way in [way for way in ways if title(way) in wanted] * form.turns:
+        for way in [way for way in ways if title(way) in wanted] * preset.turns:
             turns[title(way)].append(run(base / "copy", way, devices, cuda))
-        for name, found in turns.items():
-            seconds = median(epoch for turn in found for epoch in turn["epochs"])
-            memory = [round(max(each), 1) for each in zip(*(turn["memory"] for turn in found), strict=True)]
+        for name, of_way in turns.items():
+            seconds = median(epoch for turn in of_way for epoch in turn["epochs"])
+            memory = [round(max(each), 1) for each in zip(*(turn["memory"] for turn in of_way), strict=True)]
             report.add(name, {"epoch_s": seconds, "memory_mb": memory})
         image = options.out / f"ways_{options.device}.svg"
         image.write_text(drawn(report.rows), encoding="utf-8")
@@ -162,16 +162,16 @@ def main() -> int:
 
 # ---------------------------------------------------------------- the image
 
-LINE, LEFT, WIDTH = 22, 230, 300  # pixels: a bar's line, the names' column, the longest bar
+LINE, LEFT, WIDTH = 22, 230, 300  # pixels: height of a line, width of the names' column, length of the longest bar
 BLUE, ORANGE = "#4878a8", "#d08040"
 
 
 def drawn(rows: dict[str, Row]) -> str:
-    """Bars as SVG: on the left seconds an epoch, on the right the memory of every device, one bar each."""
+    """An SVG of bars: on the left seconds per epoch, on the right one bar for the memory of each device."""
     height = LINE * (2 + len(rows))
     slowest = max(row["epoch_s"] for row in rows.values())
     fullest = max(max(row["memory_mb"]) for row in rows.values())
-    marks = [text(LEFT, 0, "seconds an epoch"), text(LEFT + WIDTH + 90, 0, "MB of each device")]
+    marks = [text(LEFT, 0, "seconds per epoch"), text(LEFT + WIDTH + 90, 0, "MB of each device")]
     for line, (name, row) in enumerate(rows.items(), 1):
         marks += [text(0, line, name), bar(LEFT, line, WIDTH * row["epoch_s"] / slowest, BLUE)]
         marks.append(text(LEFT + 4 + WIDTH * row["epoch_s"] / slowest, line, f"{row['epoch_s']:.2f}"))

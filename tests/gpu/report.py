@@ -32,7 +32,7 @@ class Report:
 
     def _earlier(self, path: Path) -> dict[str, Result]:
         earlier = json.loads(path.read_text())
-        if earlier["of"] != self._of:
+        if earlier["conditions"] != self._of:
             raise ValueError(
                 f"{path}: of another machine, environment or commit; remove it, or choose another --gpu-report"
             )
@@ -42,7 +42,7 @@ class Report:
         """Note a result, and write the report."""
         self.cases[name] = result
         if self.path:
-            files.write_json(self.path, {"of": self._of, "cases": self.cases})
+            files.write_json(self.path, {"conditions": self._of, "cases": self.cases})
 
     def lines(self) -> list[str]:
         """A line for every case that found figures, and one for all of them."""
@@ -54,7 +54,7 @@ class Report:
 
 def told(figures: dict[str, Any]) -> str:
     """Figures in one line."""
-    return ", ".join(f"{key} {measuring.shown(value)}" for key, value in figures.items())
+    return ", ".join(f"{key} {measuring.formatted(value)}" for key, value in figures.items())
 
 
 def head(device: str) -> dict[str, Any]:
