@@ -1,12 +1,13 @@
-"""Small wrong changes of modules, each tried against the module's own tests: those that no test notices are listed.
+"""Small wrong changes (mutants) of modules: lists those that no test of the module's own test file notices.
 
     python -m tests.mutants training.schedule     60 changes of this module against tests/test_schedule.py
-    python -m tests.mutants loader.sampler split --count 200 --seed 1     200 of two modules' changes, others
+    python -m tests.mutants loader.sampler split --count 200 --seed 1     200 changes of two modules, another selection
 
-A change is one of the syntax tree: another comparison, number, operand, argument, order, constant, branch or attribute,
-or a statement or keyword left out. The same seed takes the same changes. Messages and types are left alone.
-Each change runs in a fork of a process that has the libraries imported, until the first test fails. An endless loop and
-a crash are noticed, too. What is not seen here: processes that a test starts read the module as it is in its file.
+Each change alters one node of the syntax tree: a comparison, number, operand, argument, order, constant, branch or
+attribute is replaced, or a statement or keyword is left out. The same seed selects the same changes. Messages and types
+are not changed. Changes that no test can notice are listed in EQUIVALENT and are not tried.
+Each change runs in a fork of a process that has imported the libraries, until the first test fails. An endless loop and
+a crash count as noticed. A limit: processes that a test starts read the module from its file, without the change.
 """
 
 import argparse
@@ -27,9 +28,9 @@ import pytest
 
 from tests.conftest import PROJECT
 
-SECONDS = 20  # of processor time, and three times what the tests take by themselves: then it is an endless loop
-MEMORY = 8 * 2**30  # bytes more than the process has
-OTHERS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
+SECONDS = 20  # CPU seconds, plus three times what the tests need without a change: more is an endless loop
+MEMORY = 8 * 2**30  # bytes that a fork may allocate
+OPERATORS: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.Lt: (ast.LtE, ast.Gt), ast.LtE: (ast.Lt, ast.GtE), ast.Gt: (ast.GtE, ast.Lt), ast.GtE: (ast.Gt, ast.LtE),
     ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.In: (ast.NotIn,), ast.NotIn: (ast.In,), ast.Is: (ast.IsNot,),
     ast.IsNot: (ast.Is,), ast.Add: (ast.Sub,), ast.Sub: (ast.Add,), ast.Mult: (ast.FloorDiv,), ast.Div: (ast.Mult,),
@@ -45,20 +46,45 @@ NAMES = dict(
     )
     for pair in ((one, other), (other, one))
 )  # fmt: skip
-OPTIONS = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+PYTEST_OPTIONS = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 LIBRARIES = {"ast", "hashlib", "imagehash", "json", "math", "np", "os", "self", "sys", "torch"}
-SYMMETRIC = {"min", "max", "minimum", "maximum"}  # the order of their arguments says nothing
-MORE = {"config.params": ["tests/test_odd_params.py"]}  # own tests in a second file
-UNTOUCHED = {"annotation", "returns", "decorator_list", "exc", "type_params"}  # types, and the texts of refusals
+SYMMETRIC = {"min", "max", "minimum", "maximum"}  # the order of their arguments does not matter
+MORE_TESTS = {"config.params": ["tests/test_odd_params.py"]}  # modules whose tests are in a second file, too
+UNCHANGED = {"annotation", "returns", "decorator_list", "exc", "type_params"}  # types, and the texts of error messages
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """Changes that no test can notice. They are found by their text, so the code may move to another module."""
+
+    function: str  # the outermost function or class; empty at the top of a module
+    statement: str  # the beginning of the statement, as ast.unparse writes it
+    before: str  # the changed expression; empty: any expression of the statement
+    after: str  # its replacement; empty: any
+    reason: str
+
+    def matches(self, change: "Change") -> bool:
+        return (
+            change.function == self.function
+            and source(change.statement).startswith(self.statement)
+            and self.before in ("", source(change.before))
+            and self.after in ("", source(change.after))
+        )
+
+
+EQUIVALENT = (
+    Equivalent("", "CANDIDATES = ", "", "", "the size of a chunk: it bounds the memory and changes no result"),
+)
 
 
 @dataclass(frozen=True)
 class Change:
-    """One place of a module's syntax tree, and what shall stand there."""
+    """One node of a module's syntax tree, and its replacement."""
 
     module: str
     tree: ast.Module
-    function: str  # that the place is in, outermost
+    function: str  # the outermost function or class around the node
+    statement: ast.AST  # the smallest statement around the node
     parent: ast.AST
     field: str
     index: int | None  # in a field that is a list
@@ -66,11 +92,11 @@ class Change:
     after: ast.AST
 
     def __str__(self) -> str:
-        before, after = (" ".join(ast.unparse(node).split())[:110] for node in (self.before, self.after))
+        before, after = (source(node)[:110] for node in (self.before, self.after))
         return f"{path_of(self.module).relative_to(PROJECT)}:{self.before.lineno}: {before}  →  {after}"
 
     def make(self) -> ast.Module:
-        """The changed tree. The tree stays so: call it in a process of its own."""
+        """The changed tree. It stays changed, so call this in a process of its own."""
         ast.copy_location(self.after, self.before)
         if self.index is None:
             setattr(self.parent, self.field, self.after)
@@ -79,46 +105,53 @@ class Change:
         return ast.fix_missing_locations(self.tree)
 
 
+def source(node: ast.AST) -> str:
+    """The source text of a node, in one line."""
+    return " ".join(ast.unparse(node).split())
+
+
 def path_of(module: str) -> Path:
     return PROJECT / "pipeline" / f"{module.replace('.', '/')}.py"
 
 
 def tests_of(module: str) -> list[str]:
-    """A module's own tests; those of engine.loop are in test_engine_loop.py or test_loop.py."""
+    """The module's test files; those of engine.loop are test_engine_loop.py or test_loop.py."""
     names = [f"tests/test_{name}.py" for name in (module.replace(".", "_"), module.rpartition(".")[2])]
-    return [next((name for name in names if (PROJECT / name).exists()), names[0]), *MORE.get(module, [])]
+    return [next((name for name in names if (PROJECT / name).exists()), names[0]), *MORE_TESTS.get(module, [])]
 
 
 def changes(module: str) -> list[Change]:
-    """Every change of a module that is known here, in the order of its lines."""
-    tree, found = ast.parse(path_of(module).read_text()), []
+    """Every change of a module, in the order of its lines."""
+    tree, result = ast.parse(path_of(module).read_text()), []
     stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     constants = sorted(name for name in stored if name.isupper() and len(name) > 1)
     for top in tree.body:
         if isinstance(top, ast.If):  # __name__ == "__main__"
             continue
         attributes = {(ast.unparse(n.value), n.attr) for n in ast.walk(top) if isinstance(n, ast.Attribute)}
-        for parent, field, index, node in places(top):
-            place = module, tree, getattr(top, "name", ""), parent, field, index, node
-            those = variants(node, constants, attributes)
-            found += [Change(*place, other) for other in those if ast.dump(other) != ast.dump(node)]  # (0, 0) turned
-    return found
+        for statement, parent, field, index, node in nodes(top, top):
+            where = module, tree, getattr(top, "name", ""), statement, parent, field, index, node
+            replacements = variants(node, constants, attributes)
+            # (0, 0) with its items swapped is no change.
+            result += [Change(*where, other) for other in replacements if ast.dump(other) != ast.dump(node)]
+    return result
 
 
-def places(parent: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, Any]]:
-    """Every expression and statement below a node: its parent, the parent's field, its number there, and itself."""
+def nodes(parent: ast.AST, statement: ast.AST) -> Iterator[tuple[ast.AST, ast.AST, str, int | None, Any]]:
+    """Every expression and statement below a node: (smallest statement around it, parent, field, index, node)."""
     for field, value in ast.iter_fields(parent):
-        if field in UNTOUCHED or isinstance(parent, ast.JoinedStr):
+        if field in UNCHANGED or isinstance(parent, ast.JoinedStr):
             continue
         for index, node in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            inner = node if isinstance(node, ast.stmt) else statement
             if isinstance(node, ast.expr | ast.stmt):
-                yield parent, field, index, node
+                yield inner, parent, field, index, node
             if isinstance(node, ast.AST):
-                yield from places(node)
+                yield from nodes(node, inner)
 
 
 def variants(node: ast.AST, constants: list[str], attributes: set[tuple[str, str]]) -> Iterator[ast.AST]:
-    """What could stand wrongly in the place of an expression or statement."""
+    """Wrong replacements of an expression or statement."""
     yield from operations(node)
     yield from orders(node)
     yield from names(node, constants, attributes)
@@ -128,7 +161,7 @@ def variants(node: ast.AST, constants: list[str], attributes: set[tuple[str, str
 
 
 def operations(node: ast.AST) -> Iterator[ast.AST]:
-    """Another number, comparison or operator, an operand left out, the other branch, a condition left out."""
+    """Another number, comparison or operator; an operand or condition left out; the other branch."""
     match node:
         case ast.Constant(value=bool(value)):
             yield ast.Constant(not value)
@@ -151,28 +184,29 @@ def operations(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def others(op: Any) -> list[Any]:
-    return [other() for other in OTHERS.get(type(op), ())]
+    """Operators that may be written by mistake instead of this one."""
+    return [other() for other in OPERATORS.get(type(op), ())]
 
 
 def orders(node: ast.AST) -> Iterator[ast.AST]:
-    """Neighbours that have changed places."""
+    """The same with two neighbouring items swapped."""
     match node:
         case ast.BinOp(left, ast.Sub() | ast.Div() | ast.FloorDiv() | ast.Mod() | ast.Pow() as op, right):
             yield ast.BinOp(right, op, left)
         case ast.Tuple(elts, ast.Load()) | ast.List(elts, ast.Load()):
-            yield from (type(node)(turned, ast.Load()) for turned in swapped(elts))
+            yield from (type(node)(items, ast.Load()) for items in swapped(elts))
         case ast.Dict(keys, values):
-            yield from (ast.Dict(keys, turned) for turned in swapped(values))
+            yield from (ast.Dict(keys, items) for items in swapped(values))
 
 
 def swapped(items: list[ast.expr]) -> Iterator[list[ast.expr]]:
-    """The list with a neighbouring pair in the other order, for each pair."""
+    """The list with one neighbouring pair swapped, for each pair."""
     for k in range(len(items) - 1):
         yield [*items[:k], items[k + 1], items[k], *items[k + 2 :]]
 
 
 def names(node: ast.AST, constants: list[str], attributes: set[tuple[str, str]]) -> Iterator[ast.AST]:
-    """Another constant of the module, another attribute that is taken of the same object, another function."""
+    """Another constant of the module, another attribute of the same object, another function."""
     match node:
         case ast.Name(name, ast.Load()) if name in constants:
             k = constants.index(name)
@@ -183,18 +217,18 @@ def names(node: ast.AST, constants: list[str], attributes: set[tuple[str, str]])
         case ast.Attribute(value, name, ast.Load()) if name in NAMES:
             yield ast.Attribute(value, NAMES[name], ast.Load())
         case ast.Attribute(ast.Name(owner), name, ast.Load()) if owner not in LIBRARIES:
-            those = sorted(other for whose, other in attributes if whose == owner and other != name)
-            yield from (ast.Attribute(ast.Name(owner, ast.Load()), other, ast.Load()) for other in those[:2])
+            used = sorted(other for object_, other in attributes if object_ == owner and other != name)
+            yield from (ast.Attribute(ast.Name(owner, ast.Load()), other, ast.Load()) for other in used[:2])
 
 
 def calls(func: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> Iterator[ast.AST]:
-    """A call left out, arguments left out, in the wrong order, or 0."""
+    """The argument without the call; arguments left out, swapped, or 0."""
     if len(args) == 1 and not keywords:
         yield args[0]
     if len(args) > 1:
         yield ast.Call(func, args[:-1], keywords)
     if ast.unparse(func).split(".")[-1] not in SYMMETRIC:
-        yield from (ast.Call(func, turned, keywords) for turned in swapped(args))
+        yield from (ast.Call(func, items, keywords) for items in swapped(args))
     for k, one in enumerate(args):
         if isinstance(one, ast.Name | ast.Attribute):
             yield ast.Call(func, [*args[:k], ast.Constant(0), *args[k + 1 :]], keywords)
@@ -205,7 +239,7 @@ def calls(func: ast.expr, args: list[ast.expr], keywords: list[ast.keyword]) -> 
 
 
 def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """A statement left out or another, a condition that holds always or never."""
+    """A statement left out or replaced; a condition that is always true or always false."""
     match node:
         case ast.If(_, body, orelse):
             yield from (ast.If(ast.Constant(value), body, orelse) for value in (True, False))
@@ -222,7 +256,7 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 class Quick:
-    """A plugin of pytest: a failing example of hypothesis is not made smaller."""
+    """A pytest plugin: hypothesis does not shrink a failing example."""
 
     def pytest_configure(self) -> None:
         phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
@@ -231,7 +265,7 @@ class Quick:
 
 
 def load(change: Change) -> None:
-    """Import the changed module in the place of its own."""
+    """Import the changed module instead of the real one."""
     name, path = f"pipeline.{change.module}", path_of(change.module)
     if any("compiled(" in ast.unparse(top) for top in change.tree.body if getattr(top, "name", "") == change.function):
         importlib.import_module("pipeline.loader.compiled").KEPT = False  # type: ignore[attr-defined]
@@ -244,14 +278,14 @@ def load(change: Change) -> None:
 
 
 def run(tests: list[str], change: Change | None) -> int:
-    """Run tests with a change; pytest's exit status. For a process of its own."""
+    """pytest's exit status with a change. Call it in a process of its own."""
     if change:
         load(change)
-    return int(pytest.main([*OPTIONS, *tests], plugins=[Quick()]))
+    return int(pytest.main([*PYTEST_OPTIONS, *tests], plugins=[Quick()]))
 
 
 def fork(tests: list[str], change: Change | None, seconds: int) -> int:
-    """Start `run` in a fork, silent and with so much processor time; the process's number."""
+    """Start `run` in a fork without output and with this many CPU seconds; the PID."""
     if child := os.fork():
         return child
     status = 1
@@ -267,15 +301,20 @@ def fork(tests: list[str], change: Change | None, seconds: int) -> int:
         os._exit(status)
 
 
-def unseen(modules: list[str], count: int, seed: int, jobs: int) -> Iterator[Change]:
-    """Those of `count` changes that pass all tests of their module, as they are found."""
+def select(modules: list[str], count: int, seed: int) -> list[Change]:
+    """At most `count` changes at random, without the equivalent ones."""
     everything = [change for module in modules for change in changes(module)]
-    chosen = random.Random(seed).sample(everything, min(count, len(everything)))
+    random.Random(seed).shuffle(everything)
+    return [change for change in everything if not any(one.matches(change) for one in EQUIVALENT)][:count]
+
+
+def unseen(modules: list[str], chosen: list[Change], jobs: int) -> Iterator[Change]:
+    """The changes with which all tests of their module pass."""
     seconds = {}
     for module in modules:
         _, status, usage = os.wait4(fork(tests_of(module), None, 3600), 0)
         if status:
-            sys.exit(f"{' '.join(tests_of(module))}: fails without any change")
+            sys.exit(f"{' '.join(tests_of(module))}: fails without a change")
         seconds[module] = SECONDS + 3 * int(usage.ru_utime + usage.ru_stime)
     running: dict[int, Change] = {}
     for change in [*chosen, *[None] * jobs]:
@@ -294,16 +333,16 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    chosen = parser.parse_args()
-    for module in chosen.modules:
+    options = parser.parse_args()
+    for module in options.modules:
         for tests in tests_of(module):
             importlib.import_module(tests.removesuffix(".py").replace("/", "."))
     for name in [name for name in sys.modules if name.split(".")[0] in {"pipeline", "tests"}]:
         del sys.modules[name]
-    found = list(unseen(chosen.modules, chosen.count, chosen.seed, chosen.jobs))
-    print(
-        *sorted(map(str, found)), f"{len(found)} of {chosen.count} changes (or of all there are) pass unseen", sep="\n"
-    )
+    chosen, number = select(options.modules, options.count, options.seed), 0
+    for number, change in enumerate(unseen(options.modules, chosen, options.jobs), 1):  # noqa: B007 (the last is used)
+        print(change, flush=True)
+    print(f"{number} of {len(chosen)} changes are not noticed by any test")
     return 0
 
 
