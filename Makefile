@@ -1,4 +1,4 @@
-# Everything a person or a machine does here. `make` alone lists it.
+# All commands of the project. `make` alone lists them.
 # Needed: git, make, python3 (3.11.4 or later, 3.12), about 5 GB of disk. Linux on x86-64.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -19,7 +19,7 @@ help:  ## this list
 
 setup: $(READY)  ## the environment in .venv (about 5 GB), from requirements/lock.txt, every hash checked
 
-# The stamp is newer than the lock only after an installation that went well.
+# The stamp is newer than the lock only after a successful installation.
 $(READY): requirements/lock.txt
 	@command -v git >/dev/null || { echo "setup: git is missing; install it (apt-get install git)" >&2; exit 1; }
 	@command -v setpriv >/dev/null || { echo "setup: setpriv is missing; install util-linux" >&2; exit 1; }
@@ -39,25 +39,25 @@ $(READY): requirements/lock.txt
 demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes, no GPU)
 	@python -m pipeline.demo
 
-repro: setup  ## run what params.yaml describes (dvc repro), also after a kill in the middle of DVC's own work
+repro: setup  ## run what params.yaml describes (dvc repro), and repair first what a kill or a power cut left
 	@python -m pipeline.repro
 
 verify: setup  ## repeat what the committed dvc.lock claims, and compare every byte
 	@python -m pipeline.verify
 
-# Three rings. A test is in the first, unless its mark says why not: slow("the reason"), or gpu.
-# First: for whoever comes, and before every commit. What it leaves out is dear, and it has another of its kind.
-test: lint  ## lint, types, every unit, one of each kind of real process (about 9 minutes on 2 idle cores)
+# Three rings of tests. A test is in the first ring, unless its mark says why not: slow("the reason"), or gpu.
+# First: for new contributors, and before every commit. It leaves out slow tests, but runs another one of each kind.
+test: lint  ## lint, types, every unit test, one test of each kind of real process (about 9 minutes on 2 idle cores)
 	@python -m pytest -n auto --dist worksteal -m "not gpu and not slow"
 
-# Second: what continuous integration runs, for nothing may be broken that a machine without a GPU can show.
+# Second: continuous integration runs this. It finds everything that a machine without a GPU can find.
 test-all: test-code image-test  ## everything that needs no GPU: all tests, then the container (about 45 minutes on 2 cores)
 
 test-code: lint  ## lint, types, every test that needs no GPU, without the container
 	@python -m pytest -n auto --dist worksteal -m "not gpu"
 
-# Third: what only a GPU can show. Several at once on many cores, without -n.
-test-gpu: setup  ## what only an NVIDIA GPU can show (tests/gpu), with a report; started again, it goes on
+# Third: what only a GPU can show. Several tests run at once on many cores, without -n.
+test-gpu: setup  ## what only an NVIDIA GPU can show (tests/gpu), with a report; a second start resumes
 	@python -m pytest tests/gpu --gpu-report benchmarks/results
 
 MODULE ?= data.duplicates data.assignment loader.sampler split evaluation.metrics training.schedule
@@ -75,7 +75,7 @@ lint: setup  ## Python, types, Dockerfiles, shell, YAML, workflows, compose file
 	@check-jsonschema --quiet --builtin-schema vendor.compose-spec docker/compose.yaml
 	@check-jsonschema --quiet --builtin-schema vendor.citation-file-format CITATION.cff
 
-format: setup  ## put the code into shape
+format: setup  ## format the code, and fix what ruff can fix
 	@ruff check --fix . && ruff format .
 
 bench: setup  ## measure what needs no GPU, 15 minutes on 2 idle cores (photos: ARCHIVE=file:///…); python -m benchmarks lists
@@ -83,27 +83,27 @@ bench: setup  ## measure what needs no GPU, 15 minutes on 2 idle cores (photos: 
 		python -m benchmarks $$name $(if $(ARCHIVE),--archive "$(ARCHIVE)") $(if $(SHA256),--sha256 "$(SHA256)") || exit; \
 	done
 
-doctor: setup  ## what this machine has, and what the current params would be refused for
+doctor: setup  ## what this machine has, and why it would refuse the current params
 	@python -m pipeline.doctor
 
 tensorboard: setup  ## show the runs on http://localhost:6006
 	@tensorboard --logdir runs
 
-image:  ## the container's image, from docker/pins.env (without a way to Apex's host: APEX_SRC=<folder>)
+image:  ## the container's image, from docker/pins.env (if Apex's host cannot be reached: APEX_SRC=<folder>)
 	@docker build --file docker/Dockerfile --target $(TARGET) --tag $(PERENNIAL_IMAGE) \
 		$$(sed -n 's/^[A-Z]/--build-arg &/p' docker/pins.env) $(if $(APEX_SRC),--build-context apex-src=$(APEX_SRC)) .
 
-image-repro:  ## dvc repro in the container, with all GPUs, on these files, as you
+image-repro:  ## dvc repro in the container, with all GPUs, on these files, as your user
 	@PERENNIAL_IMAGE="$(PERENNIAL_IMAGE)" PERENNIAL_USER="$$(id -u):$$(id -g)" docker compose --file docker/compose.yaml run --rm repro
 
-image-test: setup  ## the container built and tried without a GPU or a registry (25 GB of disk, about 20 minutes)
+image-test: setup  ## build and test the container without a GPU or a registry (25 GB of disk, about 20 minutes)
 	@docker/image_test.sh
 
-lock: setup  ## make requirements/lock.txt anew from pyproject.toml
+lock: setup  ## write requirements/lock.txt again, from pyproject.toml
 	@uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --upgrade \
 		--no-header --no-annotate --quiet --output-file requirements/lock.txt
 
-clean-runs: setup  ## remove what finished and stale runs left in runs/, and say how much it freed
+clean-runs: setup  ## remove what finished and stale runs left in runs/, and print how much space that freed
 	@python -m pipeline.training.runs --clean
 
 clean:  ## remove .demo and the caches of tools; never data, models or runs
