@@ -29,7 +29,7 @@ class Bin:
 def summary(
     log_probabilities: NDArray[np.float64], labels: NDArray[np.int64], classes: Sequence[str], bins: int
 ) -> dict[str, Any]:
-    """Every figure of log-probabilities [n, classes] and labels [n], n >= 1, as a tree of plain numbers."""
+    """All figures of log-probabilities [n, classes] and labels [n], n >= 1, as nested dicts of plain numbers."""
     counts = confusion(log_probabilities.argmax(1), labels, len(classes))
     right, total = int(counts.trace()), len(labels)
     low, high = wilson(right, total)
