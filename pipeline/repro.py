@@ -139,10 +139,10 @@ def repro(arguments: list[str]) -> int:
     if not (DVC.is_dir() and NOTHING_KEPT.isdisjoint(arguments)) or dvc_lives(Path.cwd()):
         return run(arguments)
     cache = integrity.cache_folder()
-    say(cache_repair.look_after(cache))
+    say(cache_repair.repair(cache))
     status = run(arguments)
     dvc_lock.backup()
-    if status == 0 and say(cache_repair.look_after(cache)):
+    if status == 0 and say(cache_repair.repair(cache)):
         raise UserError("this was damaged while it ran: the disk or the memory may be failing; run again")
     return status
 

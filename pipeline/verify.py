@@ -44,7 +44,7 @@ def verify(only: str | None) -> bool:
         raise UserError(f"--stage: {only!r} is no stage of dvc.lock; allowed: {', '.join(claims)}")
     raise_if_any(uncommitted(claims))
     raise_if_any(unclean(config, claims))
-    raise_if_any(integrity.damaged(claims))
+    raise_if_any(integrity.damage(claims))
     arguments, repeated = plan(config, claims, only)
     with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
         clone = Path(temporary) / "clone"

@@ -172,7 +172,7 @@ def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
     again = repro(project)
     assert "Running stage 'prepare'" in again.stdout
     assert outs(project)["data/packed"] in lock.decode()
-    assert integrity.look(outs(project), {})
+    assert integrity.inspect_outputs(outs(project), {})
 
 
 def test_the_run_cache_hands_on_no_damage(project: Path) -> None:
@@ -222,9 +222,7 @@ def test_no_empty_folder_stays_in_the_run_cache(tmp_path: Path, monkeypatch: pyt
         (cache / "runs/00/empty").mkdir(parents=True)
         (cache / "runs/00/with a cut entry").mkdir()
         (cache / "runs/00/with a cut entry/0").write_text("cmd: x\nouts:\n- path: y\n")
-        assert cache_repair.look_after(cache) == [
-            f"{cache}/runs/00/with a cut entry/0: cut in DVC's run cache: removed"
-        ]
+        assert cache_repair.repair(cache) == [f"{cache}/runs/00/with a cut entry/0: cut in DVC's run cache: removed"]
         assert not (cache / "runs/00/with a cut entry").exists()
         assert (cache / "runs/00/empty").exists() == stays
 
@@ -244,11 +242,11 @@ def test_compiled_code_that_was_emptied_is_removed(tmp_path: Path, monkeypatch: 
     folder.mkdir(parents=True)
     for name, content in (("a.nbi", b"x"), ("a.1.nbc", b"x"), ("a.pyc", b"")):
         (folder / name).write_bytes(content)
-    assert cache_repair.look_after(Path(".dvc/cache")) == []
+    assert cache_repair.repair(Path(".dvc/cache")) == []
     assert len(list(folder.iterdir())) == 3
     (folder / "a.nbi").write_bytes(b"")
-    (said,) = cache_repair.look_after(Path(".dvc/cache"))
-    assert said.startswith("pipeline/loader/__pycache__: what numba had compiled was emptied by a power cut")
+    (said,) = cache_repair.repair(Path(".dvc/cache"))
+    assert said.startswith("pipeline/loader/__pycache__: a power cut emptied numba's compiled code")
     assert [path.name for path in folder.iterdir()] == ["a.pyc"]
 
 
@@ -257,8 +255,8 @@ def test_what_is_synced_before_the_end(project: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(project)
     order: list[str] = []
     monkeypatch.setattr("pipeline.base.linux.sync", lambda folder: order.append(f"sync {folder}"))
-    monkeypatch.setattr(integrity, "remember", lambda seen: order.append("remember"))
-    cache_repair.look_after(Path(".dvc/cache"))
+    monkeypatch.setattr(integrity, "save_memory", lambda seen: order.append("remember"))
+    cache_repair.repair(Path(".dvc/cache"))
     assert order == ["sync .dvc/cache", f"sync {project}", "remember"]
 
 
@@ -268,7 +266,7 @@ def test_an_image_removed_by_hand_is_named_and_can_be_meant(project: Path) -> No
     refused = call(project, "dvc", "repro", "--downstream", "split", check=False)
     assert refused.returncode != 0
     assert "split: data/images/" in refused.stderr
-    assert "where a change is meant: dvc commit" in refused.stderr
+    assert "if the change is intended: dvc commit" in refused.stderr
     call(project, "dvc", "commit", "--force", "download")
     call(project, "dvc", "repro", "--single-item", "split")
 
@@ -277,13 +275,13 @@ def test_a_file_that_is_known_by_its_marks_is_not_read(tmp_path: Path) -> None:
     """Any write changes a mark, also one that puts size and time back."""
     path = tmp_path / "file"
     path.write_bytes(b"content")
-    seen = integrity.read([str(path)], {})
+    seen = integrity.hash_files([str(path)], {})
     ((md5, *marks),) = seen.values()
-    assert integrity.read([str(path)], {str(path): ["remembered", *marks]})[str(path)][0] == "remembered"
-    while integrity.read([str(path)], {})[str(path)][1:] == marks:  # the clock of a file system has coarse ticks
+    assert integrity.hash_files([str(path)], {str(path): ["remembered", *marks]})[str(path)][0] == "remembered"
+    while integrity.hash_files([str(path)], {})[str(path)][1:] == marks:  # the clock of a file system has coarse ticks
         flip(path)
-    assert integrity.read([str(path)], seen)[str(path)][0] != md5
-    assert integrity.read([str(tmp_path / "nothing")], seen) == {}
+    assert integrity.hash_files([str(path)], seen)[str(path)][0] != md5
+    assert integrity.hash_files([str(tmp_path / "nothing")], seen) == {}
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"a": 1}', '{"a": [1, 2]}'])
@@ -292,19 +290,19 @@ def test_a_damaged_memory_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     integrity.MEMORY.parent.mkdir(parents=True)
     integrity.MEMORY.write_text(content)
-    assert integrity.remembered() == {}
+    assert integrity.load_memory() == {}
 
 
 def test_a_folder_is_hashed_as_dvc_does(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every output is found as dvc.lock claims; what .dvcignore names is not counted."""
     monkeypatch.chdir(project)
     (project / "data/images/.unfinished.partial").write_bytes(b"x")
-    found, _ = integrity.look(outs(project), {})
+    found, _ = integrity.inspect_outputs(outs(project), {})
     assert len(found) >= 10
-    assert [output.path for output in found if output.wrong or not output.found] == []
-    assert integrity.damaged(dvc_lock.read(Path("dvc.lock"))) == []
+    assert [output.path for output in found if output.differs or not output.actual] == []
+    assert integrity.damage(dvc_lock.read(Path("dvc.lock"))) == []
     flip(stored(project, "models/model.json"))
-    (said,) = integrity.damaged(dvc_lock.read(Path("dvc.lock")))
+    (said,) = integrity.damage(dvc_lock.read(Path("dvc.lock")))
     assert said.endswith(f"damaged in DVC's cache (models/model.json); {integrity.REMEDY}")
 
 

@@ -209,8 +209,8 @@ def test_an_output_that_is_closed_ends_in_a_sentence(
         monkeypatch.setattr(sys, "stdout", sys.__stdout__)
     assert status == 1
     assert capsys.readouterr().err == (
-        "predict: standard output: Broken pipe; whoever read it ended before all was written; let it read to the end, "
-        "then run again\n"
+        "predict: standard output: Broken pipe; the reading program ended before everything was written; "
+        "let it read to the end, then run again\n"
     )
 
 

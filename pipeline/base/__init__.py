@@ -1,1 +1,1 @@
-"""What every layer uses: errors, files, DVC's own files, schemas, system calls. It imports no other layer."""
+"""Used by every layer: errors, atomic files, DVC's files, schemas, system calls. Imports no other layer."""

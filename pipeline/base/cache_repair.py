@@ -1,13 +1,13 @@
-"""What a power cut, a failing disk or a slip of the hand damaged in DVC's cache and in outputs: found, and taken away.
+"""Finds and removes damage in outputs and in DVC's cache, as after a power cut, a disk fault or an edit by mistake.
 
-DVC copies outputs into its cache, and back, and syncs nothing of it: a power cut within half a minute after its end
-empties both. Of an object in its cache DVC asks only whether it is there. Hence, before DVC starts:
+DVC copies outputs into its cache and back, and syncs none of it: a power cut within half a minute after a run can empty
+both copies. DVC never reads an object in its cache again; it only asks whether the file exists. So before DVC starts:
 
-- every object that was written since it was last read is read; one that is not what its name says is removed, or put
-  back from an output that still has its content
-- an entry of the run cache that was cut is removed
-- an output that is not what dvc.lock says gets a new time: DVC then looks at it, and takes it from its cache, or makes
-  it anew
+- every cache object that was written since it was last read is read; if its content does not fit its name, it is
+  removed, or restored from an output that still has the content
+- an incomplete entry of the run cache is removed
+- an output that is not what dvc.lock says gets a new time; DVC then notices it, and takes it from its cache or makes it
+  again
 
 After DVC everything is synced, and then read in the same way.
 """
@@ -21,46 +21,49 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.base import dvc_lock, files, integrity, linux
-from pipeline.base.integrity import Output, Seen
+from pipeline.base.integrity import Hashed, Output
 
 NAME = re.compile(r"[0-9a-f]{30}(\.dir)?")  # of an object, in a folder of two more digits
-MUCH = 4e9  # bytes to read, from which on it is said before
-YOUNG_SECONDS = 60  # as old is a folder that nobody is about to fill any more
-PROTECTED = 0o444  # as DVC leaves what is in its cache
+LARGE = 4e9  # bytes to read; from this size on, a message comes first
+IDLE_SECONDS = 60  # nobody fills an empty folder that is older than this
+PROTECTED = 0o444  # the mode that DVC gives to files in its cache
 
 
-def look_after(cache: Path) -> list[str]:
-    """Take away what is damaged in this folder's outputs and in DVC's `cache`; what was done, a sentence each.
+def repair(cache: Path) -> list[str]:
+    """Remove damage in this folder's outputs and in DVC's `cache`. Returns what was done, one sentence each.
 
-    All that was found right is synced, and then remembered.
+    Everything that is right is synced, and then remembered.
     """
-    memory = integrity.remembered()
+    memory = integrity.load_memory()
     claims = dvc_lock.read() if dvc_lock.LOCK.is_file() else {}
-    objects, entries = _objects(cache), _entries(cache)
+    objects, entries = _objects(cache), _run_cache_entries(cache)
     _announce(objects, memory)
-    found, seen = integrity.look(
-        {path: md5 for claim in claims.values() for path, md5 in claim["outs"].items()}, memory
-    )
-    stored, noted = integrity.read(objects, memory), integrity.read(entries, memory)
-    damaged = [path for path, (md5, *_) in stored.items() if md5 != integrity.claimed_by(path)]
-    cut = [path for path, entry in noted.items() if memory.get(path) != entry and not _is_whole(Path(path))]
-    wrong = [output for output in found if output.wrong]
-    said = [_make_dvc_look(output, cache) for output in wrong] + _take_away(damaged, found, cache) + _compiled()
-    said += [f"{path}: cut in DVC's run cache: removed" for path in cut]
-    for path in cut:
+    outs = {path: md5 for claim in claims.values() for path, md5 in claim["outs"].items()}
+    outputs, hashed_outputs = integrity.inspect_outputs(outs, memory)
+    hashed_objects, hashed_entries = integrity.hash_files(objects, memory), integrity.hash_files(entries, memory)
+    damaged = [path for path, (md5, *_) in hashed_objects.items() if md5 != integrity.md5_of_object(path)]
+    incomplete = [
+        path for path, entry in hashed_entries.items() if memory.get(path) != entry and not _is_complete(Path(path))
+    ]
+    done = [_make_dvc_look(output, cache) for output in outputs if output.differs]
+    done += _remove_objects(damaged, outputs, cache) + _remove_compiled()
+    done += [f"{path}: cut in DVC's run cache: removed" for path in incomplete]
+    for path in incomplete:
         Path(path).unlink(missing_ok=True)
-        with suppress(OSError):  # another entry lies there
+        with suppress(OSError):  # the folder has another entry
             Path(path).parent.rmdir()
     _remove_empty(cache)
-    known = {path: entry for path, entry in (seen | stored | noted).items() if path not in {*damaged, *cut}}
-    if known != memory:
+    removed = {*damaged, *incomplete}
+    hashed = hashed_outputs | hashed_objects | hashed_entries
+    current = {path: entry for path, entry in hashed.items() if path not in removed}
+    if current != memory:
         sync(cache)
-        integrity.remember(known)
-    return said
+        integrity.save_memory(current)
+    return done
 
 
 def sync(cache: Path) -> None:
-    """Have everything on the disk that DVC and the stages wrote: its cache, the outputs, and dvc.lock."""
+    """Have the system write everything of DVC and the stages to the disk: the cache, the outputs, and dvc.lock."""
     for folder in (cache, Path.cwd()):
         if folder.is_dir():
             linux.sync(folder)
@@ -73,78 +76,76 @@ def _objects(cache: Path) -> list[str]:
     return [f"{folder}/{name}" for folder in folders for name in sorted(os.listdir(folder)) if NAME.fullmatch(name)]  # noqa: PTH208  (very many)
 
 
-def _entries(cache: Path) -> list[str]:
-    """Every entry of DVC's run cache: what a stage wrote, by a hash of what it read."""
+def _run_cache_entries(cache: Path) -> list[str]:
+    """Every entry of DVC's run cache: what a stage wrote, by a hash of its inputs."""
     return sorted(str(path) for path in cache.glob("runs/*/*/*") if path.is_file())
 
 
-def _announce(paths: list[str], memory: Seen) -> None:
-    """Say it if there is much to read."""
+def _announce(paths: list[str], memory: Hashed) -> None:
+    """Print a message if there is much to read."""
     size = sum(Path(path).stat().st_size for path in paths if path not in memory)
-    if size > MUCH:
+    if size > LARGE:
         print(f"repro: reading {size / 1e9:.0f} GB of DVC's cache, which is new here", file=sys.stderr)
 
 
-def _is_whole(entry: Path) -> bool:
+def _is_complete(entry: Path) -> bool:
     return dvc_lock.states_a_stage(entry.read_text(encoding="utf-8", errors="replace"))
 
 
 def _remove_empty(cache: Path) -> None:
-    """Remove empty folders of the run cache: DVC fails at one.
+    """Remove empty folders of the run cache, because DVC fails at one.
 
-    No DVC works in this folder. One of another folder may share the cache, and be about to fill a young one.
+    No DVC works in this folder. A DVC in another folder may share the cache, and may be about to fill a new folder.
     """
-    age = 0 if cache.resolve().is_relative_to(Path.cwd().resolve()) else YOUNG_SECONDS
+    age = 0 if cache.resolve().is_relative_to(Path.cwd().resolve()) else IDLE_SECONDS
     for folder in (cache / "runs").glob("*/*"):
-        with suppress(OSError):  # not empty, no folder, or gone
+        with suppress(OSError):  # not empty, not a folder, or already removed
             if time.time() - folder.stat().st_mtime >= age:
                 folder.rmdir()
 
 
-def _compiled() -> list[str]:
-    """Remove what numba keeps of compiled code if some of it was emptied: it fails at that, again and again."""
-    kept = sorted(Path("pipeline/loader/__pycache__").glob("*.nb[ic]"))
-    if all(path.stat().st_size for path in kept):
+def _remove_compiled() -> list[str]:
+    """Remove numba's cache of compiled code if a file of it is empty: numba fails at such a file every time."""
+    compiled = sorted(Path("pipeline/loader/__pycache__").glob("*.nb[ic]"))
+    if all(path.stat().st_size for path in compiled):
         return []
-    for path in kept:
+    for path in compiled:
         path.unlink(missing_ok=True)
-    return [
-        "pipeline/loader/__pycache__: what numba had compiled was emptied by a power cut: removed, to be compiled anew"
-    ]
+    return ["pipeline/loader/__pycache__: a power cut emptied numba's compiled code: removed, to be compiled again"]
 
 
 def _make_dvc_look(output: Output, cache: Path) -> str:
-    """Give the wrong files of an output a new time: as long as they have the old one, DVC does not look at them."""
-    wrong = integrity.differing(output, integrity.claims_of(output, cache))
-    for path in wrong:
+    """Give the changed files of an output a new time, because DVC reads no file whose time is the same."""
+    changed = integrity.changed_files(output, integrity.claimed_files(output, cache))
+    for path in changed:
         with suppress(FileNotFoundError):
             os.utime(path)
     return (
-        f"{integrity.named(wrong)}: not what dvc.lock says of {output.path}: to be taken from DVC's cache again, "
-        f"or made anew"
+        f"{integrity.listed(changed)}: not what dvc.lock says of {output.path}: DVC takes it from its cache, "
+        f"or makes it again"
     )
 
 
-def _take_away(damaged: list[str], found: list[Output], cache: Path) -> list[str]:
-    """Remove damaged objects, and put back those whose content an output still has."""
+def _remove_objects(damaged: list[str], outputs: list[Output], cache: Path) -> list[str]:
+    """Remove damaged cache objects, and restore those whose content is still in an output; one sentence each."""
     if not damaged:
         return []
-    holders = {md5: path for output in found for path, md5 in output.files.items()}
-    listings = {output.found: output for output in found}
-    owners = {md5: path for output in found for path, md5 in integrity.claims_of(output, cache).items()}
-    owners |= {output.claimed: output.path for output in found}
-    said: dict[str, list[str]] = {"put back from the output": [], "removed": []}
+    files_by_md5 = {md5: path for output in outputs for path, md5 in output.files.items()}
+    folders_by_md5 = {output.actual: output for output in outputs}
+    owners = {md5: path for output in outputs for path, md5 in integrity.claimed_files(output, cache).items()}
+    owners |= {output.claimed: output.path for output in outputs}
+    done: dict[str, list[str]] = {"put back from the output": [], "removed": []}
     for name in damaged:
-        path, md5 = Path(name), integrity.claimed_by(name)
-        whole = md5 + ".dir" * name.endswith(".dir")
+        path = Path(name)
+        md5 = integrity.md5_of_object(name) + (".dir" if name.endswith(".dir") else "")
         path.unlink(missing_ok=True)
-        if whole in listings or whole in holders:
+        if md5 in folders_by_md5 or md5 in files_by_md5:
             with files.atomic_file(path) as partial:
-                if whole in holders:
-                    shutil.copyfile(holders[whole], partial)
+                if md5 in files_by_md5:
+                    shutil.copyfile(files_by_md5[md5], partial)
                 else:
-                    partial.write_bytes(integrity.listing_of(listings[whole]))
+                    partial.write_bytes(integrity.listing_of(folders_by_md5[md5]))
                 partial.chmod(PROTECTED)
         how = "put back from the output" if path.exists() else "removed"
-        said[how].append(f"{name} ({owners[whole]})" if whole in owners else name)
-    return [f"{integrity.named(names)}: damaged in DVC's cache: {how}" for how, names in said.items() if names]
+        done[how].append(f"{name} ({owners[md5]})" if md5 in owners else name)
+    return [f"{integrity.listed(names)}: damaged in DVC's cache: {how}" for how, names in done.items() if names]

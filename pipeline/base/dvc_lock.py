@@ -20,7 +20,7 @@ Hashes = dict[str, str]  # path → MD5; for a folder: the MD5 of its listing, f
 
 
 def read(path: Path = LOCK) -> dict[str, dict[str, Hashes]]:
-    """The `deps` and `outs` of every stage of a dvc.lock. Raises UserError if it is missing or cannot be understood."""
+    """stage → `deps` and `outs` → hashes, from a dvc.lock. Raises UserError if it is missing or not readable."""
     try:
         stages = YAML(typ="safe", pure=True).load(path)["stages"]
         return {
@@ -28,15 +28,15 @@ def read(path: Path = LOCK) -> dict[str, dict[str, Hashes]]:
             for stage, content in stages.items()
         }
     except FileNotFoundError:
-        raise UserError(f"{path}: not found; nothing is claimed before the pipeline has run: dvc repro") from None
+        raise UserError(f"{path}: not found; it is written by the first run: dvc repro") from None
     except (YAMLError, ValueError, AttributeError, KeyError, TypeError, RecursionError, IsADirectoryError):
         raise UserError(f"{path}: not readable; restore it (git checkout {path.name}), or run the pipeline") from None
 
 
 def code(stage: str, path: Path = Path("dvc.yaml")) -> list[Path]:
-    """The files of the project that a stage depends on by dvc.yaml, sorted: code, lock and pins, no data.
+    """The files of the project among a stage's deps in dvc.yaml, sorted: code, lock and pins, no data.
 
-    Raises UserError if dvc.yaml is missing or cannot be understood.
+    Raises UserError if dvc.yaml is missing or not readable.
     """
     try:
         deps = YAML(typ="safe", pure=True).load(path)["stages"][stage]["deps"]
@@ -89,12 +89,12 @@ def is_whole(text: str) -> bool:
 
 
 def states_a_stage(text: str) -> bool:
-    """Whether the text of an entry of DVC's run cache, which is a stage of a dvc.lock, was written to its end."""
+    """Whether the text of an entry of DVC's run cache (one stage of a dvc.lock) is complete."""
     return _stage_is_whole(content := _table(text)) and bool(content.get("outs"))
 
 
 def _table(text: str) -> dict[str, Any]:
-    """A text of YAML as a table; an empty one if it is none, or does not end with a line's end."""
+    """A text of YAML as a table; empty if it is not a table, or its last line has no end."""
     try:
         content = YAML(typ="safe", pure=True).load(text)
     except YAMLError:

@@ -1,8 +1,7 @@
-"""How a program ends: in a line instead of a traceback, where the fault is not its own.
+"""Ends a command with one line instead of a traceback, if the cause is not a bug.
 
-UserError and Stopped are shown as they stand. An error of the system (disk, memory, limits) is named with its remedy.
-Every command ends in `exit_status`, so all of them end alike. Any other exception is a fault of the program: a
-traceback.
+The texts of UserError and Stopped are printed as they are. An error of the system (disk, memory, limits) is printed
+with its remedy. Any other exception is a bug and keeps its traceback. Every command ends in `exit_status`.
 """
 
 import errno
@@ -18,28 +17,28 @@ from pathlib import Path
 from types import TracebackType
 
 STOPPED = 75  # exit status: saved, run again to go on (EX_TEMPFAIL of sysexits.h)
-INTERRUPTED = "nothing half-done is left; run again to go on"
+INTERRUPTED = "no incomplete output is left; run again to go on"
 
 SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
 REMEDIES = {
-    errno.EIO: "the disk failed, or the way to it; what the system says of it: dmesg; mend that",
-    errno.EFBIG: "a file may not be so large here; raise the limit (ulimit -f), or take another file system",
+    errno.EIO: "the disk or its connection failed; dmesg shows the system's messages; repair it",
+    errno.EFBIG: "the file is larger than allowed here; raise the limit (ulimit -f), or use another file system",
     errno.EMFILE: "raise the limit of open files (ulimit -n), or lower run.workers",
     errno.ENFILE: "raise the system's limit of open files (sysctl fs.file-max), or end other programs",
-    errno.EISDIR: "a folder is where a file belongs; move it away",
-    errno.ENOTDIR: "a file is where a folder belongs; move it away",
-    errno.EEXIST: "a file is where a folder belongs; move it away",
-    errno.ENOTEMPTY: "somebody else writes there; end that program",
-    errno.ENOENT: "something took it away while it was needed",
-    errno.ESTALE: "the network file system lost it; mount that again",
+    errno.EISDIR: "a folder stands where a file belongs; move it away",
+    errno.ENOTDIR: "a file stands where a folder belongs; move it away",
+    errno.EEXIST: "a file stands where a folder belongs; move it away",
+    errno.ENOTEMPTY: "another program writes there; end it",
+    errno.ENOENT: "end the program that removed it",
+    errno.ESTALE: "the network file system lost it; mount it again",
     errno.EAGAIN: "raise the limit of processes (ulimit -u, or a container's pids), or lower run.workers",
-    errno.EPIPE: "whoever read it ended before all was written; let it read to the end",
+    errno.EPIPE: "the reading program ended before everything was written; let it read to the end",
     **dict.fromkeys(
         (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP),
-        "this file system has no locks; mount it with them, or put the project elsewhere",
+        "this file system has no locks; mount it with locks, or move the project",
     ),
 }
-# torch has no class of its own for these; of an extension, the class is known by name alone.
+# torch has no exception class for these, so the text decides.
 NO_MEMORY = re.compile(
     r"can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|out of memory|can't start new thread"
     r"|failed to map segment|ALLOC_FAILED|unable to mmap",
@@ -49,117 +48,120 @@ OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
 
 
 class UserError(Exception):
-    """What cannot be done as asked. Its text names the key or file, the value, what is allowed, and the remedy."""
+    """A mistake of the user, or a damaged file. The text has key or file, value, what is allowed, and the remedy."""
 
 
 class Stopped(Exception):
-    """Somebody asked to stop, and what was done so far is saved. Its text says who, where, and how to go on."""
+    """The run was asked to stop, and its work is saved. The text says by which signal, where, and how to go on."""
 
 
 def exit_status(name: str, work: Callable[[], int], interrupted: str = INTERRUPTED) -> int:
-    """Do a command's work; returns its exit status. What is no fault of the program is said on stderr, after `name`.
+    """Run `work`, a command's main function, and return the exit status. Errors go to stderr, after `name`.
 
-    The status is what `work` returns, or 1 for what the user can mend, 75 if it was stopped and can go on, 130 if it
-    was interrupted.
+    The status is the result of `work`; 1 for an error that the user can correct; 75 if the run was stopped and can go
+    on; 130 if it was interrupted. Any other exception is raised.
     """
-    of_threads: list[str] = []
-    before, threading.excepthook = threading.excepthook, partial(_thread_error_hook, name, of_threads)
+    printed: list[str] = []  # what errors of threads have printed
+    before, threading.excepthook = threading.excepthook, partial(_thread_error_hook, name, printed)
     status = 1
     try:
         status = work()
         sys.stdout.flush()
         return status
-    except UserError as refusal:
-        said = str(refusal)
+    except UserError as error:
+        message = str(error)
     except Stopped as stopped:
-        status, said = STOPPED, str(stopped)
+        status, message = STOPPED, str(stopped)
     except KeyboardInterrupt:
-        status, said = 130, f"interrupted; {interrupted}"
+        status, message = 130, f"interrupted; {interrupted}"
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
-        status, said = 1, describe_system_error(error)
-        if not said:
+        status, message = 1, describe_system_error(error)
+        if not message:
             raise
         _give_up_output()
     finally:
         threading.excepthook = before
-    if said not in of_threads:
-        _say(name, said)
+    if message not in printed:
+        _print(name, message)
     return status
 
 
-def _say(name: str, said: str) -> None:
-    """Each line on stderr, after the name."""
-    with suppress(OSError):  # nobody reads it
-        print(*(f"{name}: {line}" for line in said.splitlines()), sep="\n", file=sys.stderr)
+def _print(name: str, message: str) -> None:
+    """Print each line of a message to stderr, after the command's name."""
+    with suppress(OSError):  # stderr is closed
+        print(*(f"{name}: {line}" for line in message.splitlines()), sep="\n", file=sys.stderr)
 
 
-def _thread_error_hook(name: str, told: list[str], end: threading.ExceptHookArgs) -> None:
-    """Say in a line, too, what ended a thread: a library's own, of which the error may come up again later."""
-    said = describe_system_error(end.exc_value) if end.exc_value else ""
-    if not said:
+def _thread_error_hook(name: str, printed: list[str], end: threading.ExceptHookArgs) -> None:
+    """As threading.excepthook: print a system error of a thread in one line, once, else a traceback.
+
+    A library's thread may fail, and the library may raise the same error in the main thread later.
+    """
+    message = describe_system_error(end.exc_value) if end.exc_value else ""
+    if not message:
         threading.__excepthook__(end)
-    elif said not in told:
-        told.append(said)
-        _say(name, said)
+    elif message not in printed:
+        printed.append(message)
+        _print(name, message)
 
 
 def describe_system_error(error: BaseException) -> str:
-    """An error of the disk, of memory or of a limit in one line; nothing if the error is of another kind."""
+    """An error of the disk, of memory or of a limit, in one line; empty for any other error."""
     if isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM):
         return "; ".join([_describe_file_error(error), *_notes(error)])
     cause: BaseException | None = error
-    while cause:  # a library may say of it that something could not be loaded
-        said = " ".join(str(cause).split())
-        if isinstance(cause, MemoryError) or NO_MEMORY.search(said):
-            return _describe_memory_error(said)
+    while cause:  # a library may report a lack of memory as a file that could not be loaded
+        text = " ".join(str(cause).split())
+        if isinstance(cause, MemoryError) or NO_MEMORY.search(text):
+            return _describe_memory_error(text)
         cause = cause.__cause__ or cause.__context__
     return ""
 
 
 def import_error_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """As sys.excepthook of a command: print one line if the memory was too small for its imports, else a traceback."""
-    said = describe_system_error(error)
-    if said:
-        _say(Path(sys.argv[0]).stem, said)
+    message = describe_system_error(error)
+    if message:
+        _print(Path(sys.argv[0]).stem, message)
     else:
         sys.__excepthook__(kind, error, trace)
 
 
 def _notes(error: BaseException | None) -> list[str]:
-    """What was added to an error, and to those that it came up after: on a failing disk one follows another."""
+    """The notes of an error and of its causes: on a failing disk one error follows another."""
     return [*getattr(error, "__notes__", []), *_notes(error.__cause__ or error.__context__)] if error else []
 
 
 def _describe_file_error(error: OSError) -> str:
-    """The file, what the system says of it, and the remedy."""
+    """The file, the system's message, and the remedy."""
     where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else Path.cwd()
     if error.errno in SPACE:
         with suppress(OSError):
             folder = next(parent for parent in [where, *where.absolute().parents] if parent.is_dir())
             free = shutil.disk_usage(folder).free / 1e6
             return f"{where}: {error.strerror} ({free:,.0f} MB free there); {_again('make room or give write access')}"
-    return f"{where}: {error.strerror}; {_again(REMEDIES.get(error.errno or 0, 'mend that'))}"
+    return f"{where}: {error.strerror}; {_again(REMEDIES.get(error.errno or 0, 'correct this'))}"
 
 
 def _again(remedy: str) -> str:
     return f"{remedy}, then run again"
 
 
-def _describe_memory_error(said: str) -> str:
-    """Which memory is full, and what takes less of it."""
-    if OF_A_GPU.search(said):
+def _describe_memory_error(text: str) -> str:
+    """Which memory is full, and the settings that need less. `text` is the message of the error."""
+    if OF_A_GPU.search(text):
         return (
-            f"the GPU's memory is full: {said[:200]}; raise train.accumulation_steps, lower train.batch_size or "
+            f"the GPU's memory is full: {text[:200]}; raise train.accumulation_steps, lower train.batch_size or "
             "evaluate.batch_size, set train.gradient_checkpointing: true, or run.residency: host"
         )
     return (
-        f"no memory is left: {said[:200] or 'MemoryError'}; lower run.workers, raise train.accumulation_steps, lower "
+        f"no memory is left: {text[:200] or 'MemoryError'}; lower run.workers, raise train.accumulation_steps, lower "
         "train.batch_size or evaluate.batch_size, set run.residency: disk, or raise the limit (ulimit -v)"
     )
 
 
 def _give_up_output() -> None:
-    """Let nothing that could not be printed (a full disk, a closed pipe) be tried again when Python ends."""
+    """Discard output that could not be printed (full disk, closed pipe): Python would try again at its end."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,7 +1,7 @@
-"""How outputs reach the disk: atomically, and as the same bytes for the same content.
+"""Writes outputs atomically, and as the same bytes for the same content.
 
-A file or folder appears under its final name only when it is complete. What a killed run left behind has a fixed
-name (`.<name>.partial`), so the next run removes it. Text has sorted keys, `\\n` line ends and floats as `repr`.
+A file or folder gets its final name only when it is complete. A killed run leaves it under a fixed name
+(`.<name>.partial`), so the next run removes it. Text has sorted keys, `\\n` line ends and floats as `repr`.
 """
 
 import csv
@@ -19,12 +19,12 @@ JUNK_NAMES = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini", "Icon\r"})
 
 
 def is_junk(path: Path) -> bool:
-    """Whether a relative path is something an operating system left among the images (hidden, Thumbs.db, …)."""
+    """Whether a relative path is a file of the operating system among the images (hidden, Thumbs.db, …)."""
     return any(part.startswith(".") or part in JUNK_NAMES for part in path.parts)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename inside `folder` survive a power failure."""
+    """Write the names in `folder` to the disk, so that a rename survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -36,12 +36,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def partial(path: Path) -> Path:
-    """The name under which `path` is being written."""
+    """The name of `path` while it is written."""
     return path.with_name(f".{path.name}.partial")
 
 
 def previous(path: Path) -> Path:
-    """The name that an earlier folder `path` has while it steps aside."""
+    """The name of the earlier folder `path` while it is replaced."""
     return path.with_name(f".{path.name}.previous")
 
 
@@ -58,9 +58,9 @@ def remove(path: Path) -> None:
 
 
 def _failed(error: BaseException, path: Path, temporary: Path, aside: Path) -> None:
-    """Clean up after an error, which must not be hidden by another: what stays is told in a note.
+    """Clean up after an error. Files that cannot be removed become notes of the error, because no error may hide it.
 
-    The error is told which output it hit: one from writing to an open file does not know.
+    An error from writing to an open file has no file name: it gets that of the output.
     """
     if isinstance(error, OSError) and error.errno is not None and error.filename is None:
         error.filename = str(path)
@@ -77,7 +77,7 @@ def _failed(error: BaseException, path: Path, temporary: Path, aside: Path) -> N
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield the path to write to; rename it to `path` when the block ends well, remove it when it does not."""
+    """Yield the path to write to; rename it to `path` after the block, or remove it if the block raises."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = partial(path)
     remove(temporary)
@@ -94,14 +94,14 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill; rename it to `path` when the block ends well, remove it when it does not.
+    """Yield an empty folder to fill; rename it to `path` after the block, or remove it if the block raises.
 
-    A folder cannot be renamed onto a full one, so an earlier `path` steps aside for the length of two renames.
+    A folder cannot be renamed onto one that is not empty, so an earlier `path` is renamed first.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary, aside = partial(path), previous(path)
     remove(temporary)
-    if aside.exists() and not path.exists():  # killed between the two renames: the earlier output is still whole
+    if aside.exists() and not path.exists():  # killed between the two renames: the earlier output is complete
         aside.replace(path)
     remove(aside)
     temporary.mkdir()
@@ -116,7 +116,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     try:
         sync_folder(path.parent)
     except OSError as error:
-        if aside.exists():  # until the renames are on the disk, it may be the only one there
+        if aside.exists():  # until the renames are on the disk, it may be the only complete one
             error.add_note(f"{aside} stays, and is the earlier {path}; the next run removes it")
         raise
     remove(aside)
@@ -143,7 +143,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Read a table written by `write_csv`, a dict a row."""
+    """Read a table written by `write_csv`: one dict per row."""
     with path.open(encoding="utf-8", newline="") as lines:
         return list(csv.DictReader(lines))
 

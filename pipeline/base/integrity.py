@@ -1,11 +1,11 @@
-"""Whether files are, byte for byte, what dvc.lock says of them.
+"""Compares files with dvc.lock, byte by byte.
 
-DVC knows a file by its inode, time and size, and takes what it checks out of its cache for what it once put there. So a
-bit that flipped in the cache, or a file that a power cut emptied, is handed on without a word. Here the bytes are read.
+DVC identifies a file by its inode, time and size, and trusts its own cache. If a bit flips in the cache, or a power cut
+empties a file, DVC uses that file without a message. The functions here read the bytes.
 
-MEMORY has the MD5 of every file that was read, beside its marks: inode, size and times. A file whose marks are the same
-is not read again, as in Git's index: whoever writes to a file changes its ctime, and nobody can set that. What a disk
-does by itself stays unseen then; `python -m pipeline.verify` remembers nothing and reads everything.
+MEMORY holds the MD5 of every file that was read, with its inode, size and times. A file for which these have not
+changed is not read again, as in Git's index: every write changes the ctime, and no program can set it. A disk that
+changes a file by itself is not noticed in this way; `python -m pipeline.verify` uses no memory and reads everything.
 """
 
 import errno
@@ -27,11 +27,11 @@ from pipeline.base.errors import UserError
 
 MEMORY = Path(".dvc/tmp/hashed.json")  # beside DVC's own working files: Git ignores it
 IGNORE = Path(".dvcignore")
-UNDER_DVC = "DVC_STAGE"  # DVC sets it for the commands that it runs
-NAMED = 10  # how many files are written out
+UNDER_DVC = "DVC_STAGE"  # DVC sets this variable for the commands that it runs
+MOST_LISTED = 10  # paths in one message
 REMEDY = (
-    "python -m pipeline.repro (make repro) takes away what is damaged and makes it anew; "
-    "with a remote: remove what is named, then dvc pull"
+    "python -m pipeline.repro (make repro) removes damaged files and makes them again; "
+    "with a remote: remove the files that are listed, then dvc pull"
 )
 # The outputs of other stages that a stage reads, by their keys in `paths`.
 READ: dict[str, tuple[str, ...]] = {
@@ -42,26 +42,27 @@ READ: dict[str, tuple[str, ...]] = {
     "evaluate": ("images", "models", "packed", "split"),
 }
 
-Seen = dict[str, list[str | int]]  # path → MD5, inode, size, mtime and ctime
+Hashed = dict[str, list[str | int]]  # path → MD5, inode, size, mtime and ctime
 
 
 @dataclass(frozen=True)
 class Output:
-    """An output, a file or a folder, as it is found."""
+    """An output (a file or a folder): its hash in dvc.lock, and its hash now."""
 
     path: str
-    claimed: str  # its MD5 in dvc.lock; of a folder that of its listing, with ".dir" behind it
-    found: str  # the same of what is there; empty if nothing is
+    claimed: str  # its MD5 in dvc.lock; for a folder: the MD5 of its listing, followed by ".dir"
+    actual: str  # the same of the files that are there; empty if there is none
     files: dict[str, str]  # path → MD5 of each file
 
     @property
-    def wrong(self) -> bool:
-        """Whether it is there, and is not what is claimed."""
-        return self.found not in ("", self.claimed)
+    def differs(self) -> bool:
+        """Whether it is there, and has another hash than dvc.lock claims."""
+        return self.actual not in ("", self.claimed)
 
 
-def _marks(path: str) -> list[str | int]:
-    facts = os.stat(path)  # noqa: PTH116  (of very many files: a Path each would take longer than the rest)
+def _stat(path: str) -> list[str | int]:
+    """Inode, size, mtime and ctime of a file."""
+    facts = os.stat(path)  # noqa: PTH116  (with very many files, creating the Path objects would take most of the time)
     return [facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
 
 
@@ -75,26 +76,26 @@ def _md5(path: str) -> str:
         return ""
 
 
-def read(paths: Iterable[str], memory: Seen) -> Seen:
-    """MD5 and marks of the files that are there; those with the marks that `memory` has are not read again."""
-    found, unknown = {}, {}
+def hash_files(paths: Iterable[str], memory: Hashed) -> Hashed:
+    """MD5, inode, size and times of the files that exist. Files that are as in `memory` are not read again."""
+    known, unknown = {}, {}
     for path in paths:
         try:
-            marks = _marks(path)
+            facts = _stat(path)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        known = memory.get(path)
-        if known and known[1:] == marks:
-            found[path] = known
+        entry = memory.get(path)
+        if entry and entry[1:] == facts:
+            known[path] = entry
         else:
-            unknown[path] = marks
+            unknown[path] = facts
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         hashes = pool.map(_md5, unknown)
-        return found | {path: [md5, *marks] for (path, marks), md5 in zip(unknown.items(), hashes, strict=True)}
+        return known | {path: [md5, *facts] for (path, facts), md5 in zip(unknown.items(), hashes, strict=True)}
 
 
-def remembered() -> Seen:
-    """What MEMORY has; nothing if it is not there or was damaged itself."""
+def load_memory() -> Hashed:
+    """The content of MEMORY; empty if the file is missing or damaged."""
     try:
         content = json.loads(MEMORY.read_bytes())
         return {str(path): list(entry) for path, entry in content.items() if len(entry) == 5}
@@ -102,55 +103,56 @@ def remembered() -> Seen:
         return {}
 
 
-def remember(seen: Seen) -> None:
-    """Write MEMORY. What it names must be on the disk: a file that a power cut emptied would have other marks."""
+def save_memory(memory: Hashed) -> None:
+    """Write MEMORY. The files in it must be synced: a power cut would empty one that is not, and change its times."""
     MEMORY.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(MEMORY, json.dumps(seen))
+    files.write_text(MEMORY, json.dumps(memory))
 
 
-def _within(folder: str) -> list[str]:
-    """The files in a folder that DVC counts in, relative to it, in the order of its listings."""
+def _files_in(folder: str) -> list[str]:
+    """The files in a folder that DVC does not ignore, relative to it, in the order of DVC's listings."""
     lines = IGNORE.read_text(encoding="utf-8").splitlines() if IGNORE.is_file() else []
     patterns = [fnmatch.translate(line) for line in lines if line and line[0] not in "#/"]
     ignored = re.compile("|".join(patterns) or r"(?!)")
-    found = []
+    relative = []
     for top, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not ignored.match(name)]
-        inside = top[len(folder) :].lstrip("/")
-        found += [f"{inside}/{name}" if inside else name for name in names if not ignored.match(name)]
-    return sorted(found)
+        parent = top[len(folder) :].lstrip("/")
+        relative += [f"{parent}/{name}" if parent else name for name in names if not ignored.match(name)]
+    return sorted(relative)
 
 
 def _listing(hashes: dict[str, str]) -> bytes:
-    """What DVC stores of a folder: the MD5 of each file by its path in it."""
+    """DVC's cache object for a folder: a JSON list of the MD5 and relative path of each file."""
     entries = [{"md5": hashes[path], "relpath": path} for path in sorted(hashes)]
     return json.dumps(entries, sort_keys=True).encode()
 
 
 def listing_of(output: Output) -> bytes:
-    """The listing of a folder as it is found."""
+    """DVC's cache object for an output that is a folder, made from the files that are there."""
     return _listing({path.removeprefix(f"{output.path}/"): md5 for path, md5 in output.files.items()})
 
 
-def look(outs: dvc_lock.Hashes, memory: Seen) -> tuple[list[Output], Seen]:
-    """Read outputs (path → claimed MD5); how each is found, and what is to be remembered of their files."""
-    inside = {path: _within(path) for path, md5 in outs.items() if md5.endswith(".dir") and Path(path).is_dir()}
-    paths = [path for path in outs if path not in inside]
-    seen = read([*paths, *(f"{folder}/{name}" for folder, names in inside.items() for name in names)], memory)
-    found = []
+def inspect_outputs(outs: dvc_lock.Hashes, memory: Hashed) -> tuple[list[Output], Hashed]:
+    """Hash outputs (path → claimed MD5). Returns each with its actual hash, and the hashes of all their files."""
+    folders = {path: _files_in(path) for path, md5 in outs.items() if md5.endswith(".dir") and Path(path).is_dir()}
+    paths = [path for path in outs if path not in folders]
+    in_folders = (f"{folder}/{name}" for folder, names in folders.items() for name in names)
+    hashed = hash_files([*paths, *in_folders], memory)
+    outputs = []
     for path, claimed in outs.items():
-        if path in inside:
-            hashes = {name: str(seen[f"{path}/{name}"][0]) for name in inside[path] if f"{path}/{name}" in seen}
+        if path in folders:
+            hashes = {name: str(hashed[f"{path}/{name}"][0]) for name in folders[path] if f"{path}/{name}" in hashed}
             md5 = hashlib.md5(_listing(hashes), usedforsecurity=False).hexdigest() + ".dir"
-            found.append(Output(path, claimed, md5, {f"{path}/{name}": md5 for name, md5 in hashes.items()}))
+            outputs.append(Output(path, claimed, md5, {f"{path}/{name}": md5 for name, md5 in hashes.items()}))
         else:
-            hashes = {path: str(seen[path][0])} if path in seen else {}
-            found.append(Output(path, claimed, hashes.get(path, ""), hashes))
-    return found, seen
+            hashes = {path: str(hashed[path][0])} if path in hashed else {}
+            outputs.append(Output(path, claimed, hashes.get(path, ""), hashes))
+    return outputs, hashed
 
 
 def environment() -> dict[str, str]:
-    """What DVC has to be told: where `python` is; a name and a home for a user without (any container's --user)."""
+    """The environment for DVC: PATH with this `python`; a name and a home for a user without them (docker --user)."""
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
     try:
         getpass.getuser()
@@ -164,100 +166,101 @@ def environment() -> dict[str, str]:
 
 
 def cache_folder() -> Path:
-    """Where DVC keeps its cache. Raises UserError if DVC does not tell."""
+    """The folder of DVC's cache, relative to this one. Raises UserError if DVC does not name it."""
     command = [sys.executable, "-m", "dvc", "cache", "dir"]
-    asked = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    if asked.returncode:
-        raise UserError(f"dvc cache dir ended with exit status {asked.returncode}: {asked.stderr.strip()}")
-    return Path(os.path.relpath(asked.stdout.strip()))
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"dvc cache dir ended with exit status {done.returncode}: {done.stderr.strip()}")
+    return Path(os.path.relpath(done.stdout.strip()))
 
 
 def object_of(cache: Path, md5: str) -> Path:
-    """The file in DVC's cache that has the content of this MD5."""
+    """The file in DVC's cache for this MD5."""
     return cache / "files" / "md5" / md5[:2] / md5[2:]
 
 
-def claims_of(output: Output, cache: Path) -> dict[str, str]:
-    """path → MD5 of every file of an output as it should be; only its own if the cache no longer has the listing."""
-    if output.found == output.claimed:
+def md5_of_object(path: str) -> str:
+    """The MD5 that a file in DVC's cache should have, by its name."""
+    stored = Path(path)
+    return f"{stored.parent.name}{stored.name}".removesuffix(".dir")
+
+
+def claimed_files(output: Output, cache: Path) -> dict[str, str]:
+    """path → claimed MD5 of every file of an output; only of the output itself if its listing is not in the cache."""
+    if output.actual == output.claimed:
         return output.files
-    stored = object_of(cache, output.claimed)
-    if not output.claimed.endswith(".dir") or _md5_if_there(stored) + ".dir" != output.claimed:
+    listing = object_of(cache, output.claimed)
+    md5 = _md5(str(listing)) if listing.is_file() else ""
+    if not output.claimed.endswith(".dir") or md5 + ".dir" != output.claimed:
         return {output.path: output.claimed}
-    entries = json.loads(stored.read_bytes())
+    entries = json.loads(listing.read_bytes())
     return {f"{output.path}/{entry['relpath']}": str(entry["md5"]) for entry in entries}
 
 
-def _md5_if_there(path: Path) -> str:
-    return _md5(str(path)) if path.is_file() else ""
-
-
-def differing(output: Output, claimed: dict[str, str]) -> list[str]:
-    """The files of a wrong output that are not as they should be; all of them if that is not known file by file."""
+def changed_files(output: Output, claimed: dict[str, str]) -> list[str]:
+    """The files of an output that differ from `claimed` (see `claimed_files`); all if no single file is known."""
     if output.path in claimed:
         return sorted(output.files) or [output.path]
     return sorted(path for path in claimed | output.files if claimed.get(path) != output.files.get(path))
 
 
-def named(paths: list[str]) -> str:
-    """Paths in words, the first of them written out."""
-    return ", ".join(paths[:NAMED]) + (f" and {len(paths) - NAMED:,} more" if len(paths) > NAMED else "")
-
-
-def claimed_by(stored: str) -> str:
-    """The MD5 that the content of an object in DVC's cache should have, from its name."""
-    path = Path(stored)
-    return f"{path.parent.name}{path.name}".removesuffix(".dir")
+def listed(paths: list[str]) -> str:
+    """The first ten paths and the number of the others, as text."""
+    more = f" and {len(paths) - MOST_LISTED:,} more" if len(paths) > MOST_LISTED else ""
+    return ", ".join(paths[:MOST_LISTED]) + more
 
 
 def _damaged_objects(claimed: dict[str, str], cache: Path) -> dict[str, str]:
-    """Object → path of those files (path → MD5) whose object in DVC's cache is there, and damaged."""
-    owners = {str(object_of(cache, md5)): path for path, md5 in claimed.items()}
-    return {stored: owners[stored] for stored, (md5, *_) in read(owners, {}).items() if md5 != claimed_by(stored)}
+    """Object → path, for the files (path → MD5) whose object in DVC's cache exists and is damaged."""
+    paths = {str(object_of(cache, md5)): path for path, md5 in claimed.items()}
+    return {
+        stored: paths[stored] for stored, (md5, *_) in hash_files(paths, {}).items() if md5 != md5_of_object(stored)
+    }
 
 
-def _described(output: Output, cache: Path) -> str:
-    """What is wrong with an output, with the objects in DVC's cache that are damaged, too."""
-    claimed = claims_of(output, cache)
-    wrong = differing(output, claimed)
-    objects = _damaged_objects({path: claimed[path] for path in claimed.keys() & {*wrong, output.path}}, cache)
-    also = f"; damaged in DVC's cache, too: {named(sorted(objects))}" if objects else ""
+def _describe(output: Output, cache: Path) -> str:
+    """A sentence about an output that differs: its changed files, and their damaged objects in DVC's cache."""
+    claimed = claimed_files(output, cache)
+    changed = changed_files(output, claimed)
+    objects = _damaged_objects({path: claimed[path] for path in claimed.keys() & {*changed, output.path}}, cache)
+    also = f"; damaged in DVC's cache, too: {listed(sorted(objects))}" if objects else ""
     return (
-        f"{named(wrong)}: not what dvc.lock says of {output.path}{also}; {REMEDY}; where a change is meant: dvc commit"
+        f"{listed(changed)}: not what dvc.lock says of {output.path}{also}; {REMEDY}; "
+        f"if the change is intended: dvc commit"
     )
 
 
-def damaged(claims: dict[str, dict[str, dvc_lock.Hashes]]) -> list[str]:
-    """What of the outputs of a dvc.lock is damaged, here or in DVC's cache, a sentence each; every byte is read."""
+def damage(claims: dict[str, dict[str, dvc_lock.Hashes]]) -> list[str]:
+    """Every output of a dvc.lock that is damaged, here or in DVC's cache, one sentence each. Reads every byte."""
     cache = cache_folder()
-    found, _ = look({path: md5 for claim in claims.values() for path, md5 in claim["outs"].items()}, {})
-    said = [_described(output, cache) for output in found if output.wrong]
-    for output in found:
-        claimed = {output.path: output.claimed} | claims_of(output, cache)
-        said += [
+    outputs, _ = inspect_outputs({path: md5 for claim in claims.values() for path, md5 in claim["outs"].items()}, {})
+    sentences = [_describe(output, cache) for output in outputs if output.differs]
+    for output in outputs:
+        claimed = {output.path: output.claimed} | claimed_files(output, cache)
+        sentences += [
             f"{stored}: damaged in DVC's cache ({path}); {REMEDY}"
             for stored, path in _damaged_objects(claimed, cache).items()
-            if not output.wrong
+            if not output.differs
         ]
-    return said
+    return sentences
 
 
 def check(stage: str, paths: Mapping[str, str]) -> None:
-    """Read what a stage of DVC's reads of other stages' outputs. Raises UserError if it is not what dvc.lock says.
+    """Compare the outputs of other stages that `stage` reads with dvc.lock. Raises UserError if one differs.
 
-    Only for a stage that DVC runs: what somebody makes by hand is in no lock.
+    Only if DVC runs the stage: files that were made by hand are in no dvc.lock.
     """
     if UNDER_DVC not in os.environ or not dvc_lock.LOCK.is_file():
         return
-    folders = {Path(paths[key]).as_posix() for key in READ[stage]}
+    inputs = {Path(paths[key]).as_posix() for key in READ[stage]}
     outs = {
         path: md5
         for maker, claim in dvc_lock.read().items()
         if maker != stage
         for path, md5 in claim["outs"].items()
-        if path in folders or any(path.startswith(f"{folder}/") for folder in folders)
+        if path in inputs or any(path.startswith(f"{folder}/") for folder in inputs)
     }
-    found, _ = look(outs, remembered())
-    if wrong := [output for output in found if output.wrong]:
+    outputs, _ = inspect_outputs(outs, load_memory())
+    if differing := [output for output in outputs if output.differs]:
         cache = cache_folder()
-        raise UserError("\n".join(_described(output, cache) for output in wrong))
+        raise UserError("\n".join(_describe(output, cache) for output in differing))

@@ -87,7 +87,7 @@ def _mapped(folder: Path, digest: Digest) -> NDArray[np.uint8]:
     """
     path, header = folder / IMAGES, _header(digest.images, digest.size)
     shape = (digest.images, digest.size, digest.size, 3)
-    with schema.ours(path, schema.checkout(folder)), path.open("rb") as file:
+    with schema.reading(path, schema.checkout(folder)), path.open("rb") as file:
         if file.read(len(header)) != header:
             raise ValueError(f"it does not begin as an array of uint8 {list(shape)}, which {DIGEST} describes")
         found, needed = os.fstat(file.fileno()).st_size, len(header) + math.prod(shape)

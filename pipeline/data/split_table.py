@@ -11,7 +11,7 @@ READ = ("path", "class", "split", "reason", "width", "height")  # the columns th
 
 def kept_rows(path: Path) -> list[dict[str, str]]:
     """The rows of the kept images, in order; row i is image i of images.npy. Raises UserError if it is damaged."""
-    with schema.ours(path, schema.checkout(path)):
+    with schema.reading(path, schema.checkout(path)):
         rows = files.read_csv(path)
         for number, row in enumerate(rows, start=2):
             if fault := _fault(row):

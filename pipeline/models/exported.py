@@ -93,7 +93,7 @@ def load(models: Path) -> ExportedModel:
             f"{list(augment.MEAN)} and {list(augment.STD)}; train again (dvc repro), or use the code that trained it"
         )
     with (
-        schema.ours(weights, remedy, SafetensorError),
+        schema.reading(weights, remedy, SafetensorError),
         weights.open("rb"),
     ):  # it tells more than the library
         stored = safetensors.torch.load_file(weights)

@@ -75,7 +75,7 @@ def load_into(net: nn.Module, path: Path, head: nn.Module) -> str:
     If the file's head has another number of classes, the model's own `head` stays as it is. Raises UserError, with the
     first names, if any other tensor is missing, not of this model, or of another shape.
     """
-    with schema.ours(path, schema.checkout(path.parent), SafetensorError), path.open("rb"):
+    with schema.reading(path, schema.checkout(path.parent), SafetensorError), path.open("rb"):
         own, theirs = net.state_dict(), safetensors.torch.load_file(path)
     name = next(name for name, module in net.named_modules() if module is head)
     of_head = [f"{name}.{part}" for part in head.state_dict()]
