@@ -23,6 +23,7 @@ from pipeline.data import synthetic
 
 Changes = Mapping[str, Mapping[str, Any]]  # section → key → value
 NEEDED = ("pipeline", "requirements", "docker")  # folders that a stage reads, beside params.yaml and dvc.yaml
+LEFT_OUT = ("tests/", "docs/", "results/", "dvc.lock")  # a copy begins without a run
 ONE_PROCESS: Changes = {  # runs on every machine
     "train": {"device": "cpu", "precision": "fp32", "parallel": "single"},
     "run": {"log_steps": 1_000_000},
@@ -61,16 +62,16 @@ def set_params(folder: Path, params: Changes) -> None:
     YAML().dump(raw, folder / "params.yaml")
 
 
-def copy_project(folder: Path, params: Changes) -> None:
-    """The project's files as they are now, with these params, in a repository of their own."""
+def copy_project(folder: Path, params: Changes | None = None, source: Path = Path()) -> None:
+    """Copy the files of the project `source` as they are now, without tests and documents, into a new repository."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0")
-    for name in listed:
-        if name and Path(name).is_file() and not name.startswith(("tests/", "docs/", "results/", "dvc.lock")):
+    names = subprocess.run(listing, cwd=source, capture_output=True, text=True, check=True).stdout.split("\0")
+    for name in names:
+        if name and (source / name).is_file() and not name.startswith(LEFT_OUT):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(name, folder / name, follow_symlinks=False)
-    set_params(folder, params)
-    call(folder, "git", "init", "--quiet")
+            shutil.copy2(source / name, folder / name, follow_symlinks=False)
+    set_params(folder, params or {})
+    run_checked(folder, "git", "init", "--quiet")
 
 
 def create(folder: Path, *params: Changes) -> None:

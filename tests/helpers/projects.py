@@ -1,39 +1,28 @@
-"""Copies of the project with params of their own, for what needs a repository: DVC, and git."""
+"""Copies of the project under Git, with a CPU-sized training, for tests that need DVC."""
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import workspace
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 
 
 def copy_project(folder: Path, **changes: Any) -> Path:
-    """The project's files as they are now, in a repository of their own, with a CPU-sized training."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=PROJECT, capture_output=True, text=True, check=True,
-    ).stdout.split("\0")  # fmt: skip
-    for name in listed:
-        if name and (PROJECT / name).is_file() and not name.startswith(("tests/", "docs/", "results/")):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(PROJECT / name, folder / name, follow_symlinks=False)
+    """A commit of the project's files as they are now, in a new repository, with these params (section__key=value)."""
+    workspace.copy_project(folder, source=PROJECT)
     (folder / "pipeline/loader/__pycache__").mkdir()
-    for compiled in PROJECT.glob("pipeline/loader/__pycache__/*.nb?"):  # by numba, which goes by the hash of the source
+    for compiled in PROJECT.glob("pipeline/loader/__pycache__/*.nb?"):  # by numba, which compares the source's hash
         shutil.copy2(compiled, folder / "pipeline/loader/__pycache__")
     write_params(folder / "params.yaml", change(on_cpu(read_params()), **changes))
-    call(folder, "git", "init", "--quiet")
     call(folder, "git", "add", "--all")
     call(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "Copy")
     return folder
 
 
 def call(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """A command in the copy, with this environment's programs and none of this checkout's modules."""
-    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    environ.pop("PYTHONPATH", None)
-    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    """Run a command in the copy, with this environment's programs and no module of this checkout."""
+    done = workspace.call(folder, *command)
     assert not check or done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
     return done
