@@ -72,8 +72,23 @@ class Equivalent:
         )
 
 
+COLUMNS = "zip(classes, precision.tolist(), recall.tolist(), f1.tolist(), counts.sum(1).tolist())"
 EQUIVALENT = (
+    # data/duplicates.py
     Equivalent("", "CANDIDATES = ", "", "", "the size of a chunk: it bounds the memory and changes no result"),
+    Equivalent("_expand", "cuts = ", "1", "0", "where chunks are cut changes no result"),
+    Equivalent("near_pairs", "starts = ", "1", "2", "no band has a value this high: the last start is not used"),
+    Equivalent("near_pairs", "starts = ", "16", "17", "no band has a value this high: the last starts are not used"),
+    Equivalent("near_pairs", "for band, (values, radius) in", "True", "False", "both lists have one entry per band"),
+    Equivalent(
+        "near_pairs", "for band, (values, radius) in", "", "zip(bands, radii)", "both lists have one entry per band"
+    ),
+    # loader/sampler.py: `full` has the shape [n, 1, 2]
+    Equivalent("crop_boxes", "start = ", "0", "-1", "the first entry of an axis of length 1 is also the last"),
+    Equivalent("crop_boxes", "corners = ", "0", "-1", "the first entry of an axis of length 1 is also the last"),
+    # evaluation/metrics.py
+    Equivalent("summary", "columns = zip(", "True", "False", "all columns have one entry per class"),
+    Equivalent("summary", "columns = zip(", "", COLUMNS, "all columns have one entry per class"),
 )
 
 
@@ -92,8 +107,9 @@ class Change:
     after: ast.AST
 
     def __str__(self) -> str:
-        before, after = (source(node)[:110] for node in (self.before, self.after))
-        return f"{path_of(self.module).relative_to(PROJECT)}:{self.before.lineno}: {before}  →  {after}"
+        before, after, statement = (source(node)[:110] for node in (self.before, self.after, self.statement))
+        where = f"{path_of(self.module).relative_to(PROJECT)}:{self.before.lineno}: {before}  →  {after}"
+        return where if before == statement else f"{where}  in  {statement}"
 
     def make(self) -> ast.Module:
         """The changed tree. It stays changed, so call this in a process of its own."""

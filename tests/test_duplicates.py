@@ -101,13 +101,14 @@ def test_near_pairs_are_the_same_in_small_chunks(monkeypatch: pytest.MonkeyPatch
         assert sorted(pairs) == sorted(near_by_brute_force(hashes, 2))
 
 
-@given(st.lists(st.tuples(st.integers(0, 255), st.integers(0, 2)), min_size=1, max_size=40), st.integers(0, 3))
+@given(st.lists(st.tuples(st.integers(0, 15), st.integers(0, 2)), min_size=1, max_size=40), st.integers(0, 3))
 def test_components_and_counts_are_those_of_brute_force(drawn: list[tuple[int, int]], threshold: int) -> None:
     """Pairs, pairs in different splits and components are right, also for equal hashes."""
     hashes = np.array([number * 0x0101 for number, _ in drawn], np.uint64)
     given_splits = np.array([number for _, number in drawn], np.int64)
     near = duplicates.near_duplicates(hashes, given_splits, threshold)
     pairs = near_by_brute_force(hashes, threshold)
+    assert (type(near.pairs), type(near.pairs_across)) == (int, int)  # JSON knows no numbers of numpy
     assert near.pairs == len(pairs)
     assert near.pairs_across == sum(given_splits[a] != given_splits[b] for a, b in pairs)
     component = np.arange(len(hashes))

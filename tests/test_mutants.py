@@ -1,0 +1,27 @@
+"""The tool that tries wrong changes: which it tries, and which it leaves out."""
+
+from pathlib import Path
+
+from tests import mutants
+from tests.conftest import PROJECT
+
+
+def modules() -> list[str]:
+    """Every module below pipeline/, as the tool names it."""
+    paths = [path.relative_to(PROJECT / "pipeline") for path in (PROJECT / "pipeline").rglob("[!_]*.py")]
+    return sorted(".".join(Path(path).with_suffix("").parts) for path in paths)
+
+
+def test_each_equivalent_change_is_still_in_the_code() -> None:
+    """An entry whose statement has changed is removed or written anew: else it hides nothing, or too much."""
+    everything = [change for module in modules() for change in mutants.changes(module)]
+    assert [one for one in mutants.EQUIVALENT if not any(one.matches(change) for change in everything)] == []
+
+
+def test_the_same_seed_selects_the_same_changes_without_equivalent_ones() -> None:
+    """Another seed selects others; no selected change is listed as equivalent."""
+    chosen = [list(map(str, mutants.select(["training.schedule", "data.duplicates"], 60, seed))) for seed in (0, 0, 1)]
+    assert chosen[0] == chosen[1] != chosen[2]
+    everything = mutants.select(["data.duplicates"], 10**6, 0)
+    assert len(everything) < len(mutants.changes("data.duplicates"))
+    assert not any(one.matches(change) for one in mutants.EQUIVALENT for change in everything)
