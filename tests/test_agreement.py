@@ -1,4 +1,4 @@
-"""Processes that have other params, data, code, packages or variables than process 0 do not train with it."""
+"""Processes whose params, data, code, packages or variables differ from those of process 0 do not train."""
 
 import os
 import shutil
@@ -19,13 +19,13 @@ from pipeline.engine import agreement, environment
 from pipeline.engine.agreement import Facts
 from pipeline.engine.world import World
 from pipeline.training import runs
-from tests.conftest import change, read_params, write_params
+from tests.conftest import PROJECT, change, read_params, write_params
 from tests.test_nodes import TRAIN, nodes, start
 from tests.test_train import launch, outputs, small_world
 
 
-def both_say(*started: subprocess.Popen[str]) -> list[str]:
-    """What both nodes say on standard error, once both have failed."""
+def failures(*started: subprocess.Popen[str]) -> list[str]:
+    """The standard errors of both nodes, after both have failed."""
     said = [process.communicate()[1] for process in started]
     assert [process.returncode for process in started] == [1, 1], "\n---\n".join(said)
     assert not any("Traceback" in words for words in said), "\n---\n".join(said)
@@ -33,7 +33,7 @@ def both_say(*started: subprocess.Popen[str]) -> list[str]:
 
 
 def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
-    """Other params, data, code and variables on the second node: no step is taken, and both nodes name each of them."""
+    """Params, data, code and variables differ on the second node: no step is taken, and both nodes name them."""
     first, second = nodes(tmp_path, run__timeout_seconds=300)
     raw = read_params(second / "params.yaml")
     write_params(second / "params.yaml", change(raw, train__lr=0.05, train__seed=7, run__log_steps=7))
@@ -43,7 +43,7 @@ def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
     shutil.copytree(first / "pipeline", second / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
     with (second / "pipeline/training/schedule.py").open("a") as code:
         code.write("# other code\n")
-    said = both_say(start(first, TRAIN), start(second, TRAIN, NCCL_PROTO="LL"))
+    said = failures(start(first, TRAIN), start(second, TRAIN, NCCL_PROTO="LL"))
     where = ("process 1 of 2 (on ", ") has ", ", process 0 (on ", ") has ")
     for words in said:
         for name, theirs, ours, remedy in (
@@ -64,38 +64,38 @@ def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_node_without_data_ends_the_others_too(tmp_path: Path) -> None:
-    """The node that has no packed images says so, and the other, which has them, says the same instead of waiting."""
+    """One node has no packed images and says so. The other node has them, does not wait, and says the same."""
     first, second = nodes(tmp_path, run__timeout_seconds=300)
     shutil.rmtree(second / "data/packed")
-    said = both_say(start(first, TRAIN), start(second, TRAIN))
+    said = failures(start(first, TRAIN), start(second, TRAIN))
     assert "process 1 of 2 (on " in said[0]
     assert ") cannot begin, so none does: data/packed" in said[0]
     assert "train: data/packed" in said[1]
 
 
 def both(*facts: Facts) -> list[str]:
-    """What two processes that hold these facts refuse; nothing, if they go on."""
-    store, refused = dist.HashStore(), ["", ""]
+    """The refusals of two processes with these facts; empty if they go on."""
+    store, refusals = dist.HashStore(), ["", ""]
 
     def be(rank: int) -> None:
         try:
-            with agreement.agreed(store, World(rank, rank, 2, torch.device("cpu"))) as mine:
-                mine.update(facts[rank])
-        except UserError as refusal:
-            refused[rank] = str(refusal)
+            with agreement.agreed(store, World(rank, rank, 2, torch.device("cpu"))) as own_facts:
+                own_facts.update(facts[rank])
+        except UserError as error:
+            refusals[rank] = str(error)
 
     threads = [threading.Thread(target=be, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return refused
+    return refusals
 
 
 def test_processes_of_other_versions_or_of_other_kinds_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Versions of what computes, for every way; instructions of the CPU, for elastic alone, where shards move."""
+    """Versions of libraries are compared for every way; CPU instructions only for elastic, whose shards can move."""
     small_world(tmp_path, train__parallel="elastic")
     monkeypatch.chdir(tmp_path)
     config, world = params.load(), World(0, 0, 2, torch.device("cpu"))
@@ -119,14 +119,14 @@ def test_processes_of_other_versions_or_of_other_kinds_are_refused(
 
 
 def test_many_differences_are_counted() -> None:
-    """Ten are named; of another commit, hundreds of files can differ."""
+    """A message names ten and counts the rest: another commit can differ in hundreds of files."""
     said = both({"mend it": {str(k): 0 for k in range(25)}}, {"mend it": {str(k): 1 for k in range(1, 25)}})
     assert said[0].splitlines()[0].startswith("0: process 1 of 2 (on ")
     assert ") has not set, process 0 (on " in said[0].splitlines()[0]
     assert said[0].splitlines()[10:] == ["and 15 more"]
 
 
-# Variables that reach the arithmetic of a library, and whether deterministic mode refuses this value.
+# Variables that change a library's results. Deterministic mode refuses the values of those in REFUSED.
 VARIABLES = {
     "MKL_CBWR": "COMPATIBLE", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "MKL_DEBUG_CPU_TYPE": "5", "MKL_DYNAMIC": "TRUE",
     "MKL_THREADING_LAYER": "SEQUENTIAL", "MKL_NUM_STRIPES": "2", "MKL_DISABLE_FAST_MM": "1",
@@ -155,8 +155,8 @@ QUIET = {
 def test_a_variable_that_reaches_the_arithmetic_is_refused_or_compared(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deterministic mode refuses it by name, or it stands in what a resume and the processes compare, and provenance
-    holds; without the promise of the same bytes it is compared, too."""
+    """Deterministic mode refuses it by name, or a resume and the processes compare it, and provenance records it.
+    Without deterministic mode it is compared too."""
     for variable in {**VARIABLES, **QUIET}:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(environment, "at_start", lambda: os.environ)  # as if this process began here
@@ -173,7 +173,7 @@ def test_a_variable_that_reaches_the_arithmetic_is_refused_or_compared(
 
 
 def test_a_variable_that_is_not_compared_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only says or keeps something of these libraries: the bytes are the same, and provenance does not name it."""
+    """Variables for logging and caches: the bytes are the same, and provenance does not name them."""
     folders = [small_world(tmp_path / name) for name in ("without", "with")]
     launch(folders[0])
     for name, value in QUIET.items():
@@ -183,28 +183,18 @@ def test_a_variable_that_is_not_compared_changes_nothing(tmp_path: Path, monkeyp
     assert outputs(folders[0]) == outputs(folders[1])
 
 
-STOP_AT_ONCE = """
-import os, signal, sys
-from pipeline import train
-from pipeline.engine import loop
-sys.argv = ["train"]
-before = loop.train
-def struck(*arguments):
-    for batch in before(*arguments):
-        os.kill(os.getpid(), signal.SIGTERM)
-        yield batch
-loop.train = struck
-sys.exit(train.main())
-"""
-
-
 def test_a_resume_under_another_variable_is_refused(tmp_path: Path) -> None:
-    """Begun without MKL_CBWR, gone on with it: refused by its name, with both values; without it, it goes on."""
+    """A run that began without MKL_CBWR is refused with it: name and both values are shown. Without it, it goes on."""
     environ: dict[str, Any] = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     folder = small_world(tmp_path)
-    fixed = {**environ, **environment.required_variables(1, deterministic=True)}
+    fixed = {**environ, **environment.required_variables(1, deterministic=True), "PYTHONPATH": str(PROJECT)}
     stopped = subprocess.run(
-        [sys.executable, "-c", STOP_AT_ONCE], cwd=folder, env=fixed, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.ranks.stop_at_once"],
+        cwd=folder,
+        env=fixed,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert stopped.returncode == 75, stopped.stderr
     refused, done = (

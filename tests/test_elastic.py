@@ -17,72 +17,11 @@ from pipeline.engine import elastic
 from pipeline.engine.world import share
 from pipeline.training import runs
 from tests.conftest import change, read_params, write_params
-from tests.test_interruption import ranks, start, wait_for
-from tests.test_interruption import said as words_of
-from tests.test_train import launch, outputs, run_ranks, small_world
+from tests.helpers.ranks import run_ranks
+from tests.helpers.trainings import messages, rank_processes, start, wait_for
+from tests.test_train import launch, outputs, small_world
 
 STEPS, SHARDS, IMAGES = 4, 4, 12
-
-# Trains for STEPS steps with the engine's own loop. For every case it is given (model, parallel, precision, optimizer,
-# options) it writes a SHA-256 of the weights, and one of statistics, averages and counts with the loss scale's state.
-TRAINING = """
-    import hashlib, json, os, sys
-    import torch
-    from torch import nn
-    from pipeline.models import network
-    from pipeline.loader import sampler
-    from pipeline.engine import determinism, distributed, loop
-    from pipeline.engine.ema import Ema
-    from pipeline.engine.loop import Batch, Totals, Recipe
-    from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
-    from pipeline.engine.world import World
-    folder, steps, shards, count = sys.argv[1], *map(int, sys.argv[2:5])
-    determinism.make_deterministic(1, True)
-    world = World.from_env(os.environ, "cpu")
-
-    def digest(tensors):
-        found = hashlib.sha256()
-        for tensor in tensors:
-            found.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
-
-    def trained(name, parallel, precision_name, optimizer_name, options):
-        net = network.build(name, 3, 0)
-        if options.get("checkpointing"):
-            network.checkpointed(net, name)
-        precision = PRECISIONS[precision_name]("cpu")
-        groups = network.parameter_groups(net, 1e-3, False)
-        optimizer = OPTIMIZERS[optimizer_name](groups, 0.01, 0.9, True, (0.9, 0.999))
-        net, optimizer = precision.prepare(net, optimizer)
-        ema = Ema.of(net, options.get("ema", 0.0))
-        parts = shards if parallel == "elastic" else world.size
-        parallel_model = PARALLELS[parallel](net, world, True, parts)
-        totals = Totals.zero(world.device, parts)
-
-        def batches():
-            for step in range(steps):
-                source = torch.Generator().manual_seed(step)
-                images = torch.randn(count, 3, 32, 32, generator=source)
-                labels = torch.randint(3, (count,), generator=source)
-                rows = torch.from_numpy(sampler.part(torch.arange(count).numpy(), world.share(parts), parts))
-                rate = 1e-3 if optimizer_name == "adamw" else 0.01
-                yield Batch(step, images[rows], labels[rows], labels[rows], rate, sampler.dropout_seed(0, step))
-
-        recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, ema, options.get("clip", 0.0))
-        for _ in loop.train(parallel_model, batches(), recipe, totals):
-            pass
-        sums = distributed.all_reduce_sum(totals.sums).sum(0)
-        state = json.dumps(precision.state_dict(optimizer), sort_keys=True, default=str)
-        return digest([*net.parameters()]), digest([*net.buffers(), *ema.averages, sums]) + state
-
-    with distributed.join(world, 300):
-        for case in json.loads(sys.argv[5]):
-            found = distributed.all_gather_object(trained(*case))
-            assert len(set(found)) == 1 or case[1] != "elastic", "the processes differ"  # ddp's statistics are its own
-            if world.is_main:
-                with open(f"{folder}/{world.size}", "a") as table:
-                    print(*found[0], *case, sep="\t", file=table)
-"""
 
 PLAIN = [(precision, optimizer) for precision in ("fp32", "bf16") for optimizer in ("sgd", "adamw")]
 CASES: dict[str, list[tuple[str, str, str, str, dict[str, Any]]]] = {
@@ -106,10 +45,10 @@ CASES["mobilenet_v3_small"] += [
     ],
 )
 def test_the_weights_are_one_for_every_number_of_processes(tmp_path: Path, model: str) -> None:
-    """After some steps on 1, 2, 3 and 4 processes each case has one hash, but for plain ddp, which has four."""
+    """After some steps on 1, 2, 3 and 4 processes each case has one hash. Plain ddp has four."""
     cases = CASES[model]
     for size in (1, 2, 3, 4):
-        run_ranks(size, TRAINING, str(tmp_path), str(STEPS), str(SHARDS), str(IMAGES), json.dumps(cases))
+        run_ranks(size, "elastic", str(tmp_path), str(STEPS), str(SHARDS), str(IMAGES), json.dumps(cases))
     tables = [(tmp_path / str(size)).read_text().splitlines() for size in (1, 2, 3, 4)]
     for lines in zip(*tables, strict=True):
         weights, others, *case = (set(column) for column in zip(*(line.split("\t") for line in lines), strict=True))
@@ -121,7 +60,7 @@ def test_the_weights_are_one_for_every_number_of_processes(tmp_path: Path, model
 
 @given(shards=st.integers(1, 40), data=st.data())
 def test_the_tree_does_not_depend_on_who_adds(shards: int, data: st.DataObject) -> None:
-    """Sums of rounding numbers, taken by subtrees of any number of processes: the same bits."""
+    """Sums that round have the same bits for every number of processes."""
     size = data.draw(st.integers(1, shards))
     leaves = torch.from_numpy(np.random.default_rng(shards).normal(size=(shards, 5)).astype(np.float32))
 
@@ -145,7 +84,7 @@ def test_the_tree_does_not_depend_on_who_adds(shards: int, data: st.DataObject) 
 
 LINES: dict[str, Any] = {
     "train__parallel": "elastic", "train__shards": 4, "train__epochs": 8, "train__mixup": 0.2, "run__log_steps": 2,
-    "train__model": "mobilenet_v3_small",  # its BatchNorm bears parts of two images
+    "train__model": "mobilenet_v3_small",  # its BatchNorm works with two images
 }  # fmt: skip
 
 
@@ -154,15 +93,15 @@ def with_processes(folder: Path, count: int) -> None:
 
 
 def stop_in_epoch(folder: Path, epoch: int) -> None:
-    """Start a run, and ask its last process to stop after so many epochs."""
+    """Start a run, and ask its last process to stop after an epoch."""
     launcher = start(folder)
-    wait_for(lambda: f"epoch {epoch}/" in words_of(folder) or launcher.poll() is not None, "not so far")
-    ranks(launcher)[-1].send_signal(signal.SIGTERM)
-    assert launcher.wait(600) == 75, words_of(folder)
+    wait_for(lambda: f"epoch {epoch}/" in messages(folder) or launcher.poll() is not None, "not so far")
+    rank_processes(launcher)[-1].send_signal(signal.SIGTERM)
+    assert launcher.wait(600) == 75, messages(folder)
 
 
 def test_a_run_moves_to_another_number_of_processes_in_the_middle(tmp_path: Path) -> None:
-    """Stopped on four processes, gone on with two and with three: the bytes of one process; the fingerprint is one."""
+    """A run on four, then two, then three processes has the bytes of one process, and one run folder."""
     straight = small_world(tmp_path / "straight", **LINES)
     launch(straight)
     folder = small_world(tmp_path / "moved", **LINES)
@@ -179,7 +118,7 @@ def test_a_run_moves_to_another_number_of_processes_in_the_middle(tmp_path: Path
 def test_the_number_of_processes_is_in_the_fingerprint_of_the_others_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ddp begins another run with another number of processes; elastic goes on with the one it has."""
+    """With another number of processes, ddp begins a new run, and elastic resumes its run."""
     folder = small_world(tmp_path, **LINES)
     monkeypatch.chdir(folder)
     found = {}

@@ -1,4 +1,4 @@
-"""That the tests of tests/gpu are run, told, and gone on with as they say: what any machine can show of them."""
+"""The tests of tests/gpu run, report and go on as documented, as far as a machine without a GPU can show it."""
 
 import json
 import time
@@ -20,7 +20,7 @@ NO_GPU = machine.Machine(cuda_devices=0, apex="missing", compiler=True)
 
 
 class Listener:
-    """What a run of pytest collects, and how each test ends."""
+    """The tests that a run of pytest collects, and their outcomes."""
 
     def __init__(self) -> None:
         self.items: list[pytest.Function] = []
@@ -35,7 +35,7 @@ class Listener:
 
 
 def run(*options: str) -> tuple[int, Listener]:
-    """Run pytest on tests/gpu. In this process, which has imported torch already."""
+    """Run pytest on tests/gpu, in this process, which has imported torch already."""
     listener = Listener()
     words = [str(FOLDER), "--confcutdir", str(FOLDER), "-o", "addopts=", "-p", "no:cacheprovider", *options]
     return int(pytest.main(words, [listener])), listener
@@ -43,14 +43,14 @@ def run(*options: str) -> tuple[int, Listener]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranks are forked (tests/helpers/starts.py): the environment is already the one that they are started in."""
+    """Set the environment of the ranks in this process, so that they can be forked (tests/helpers/starts.py)."""
     for name, value in required_variables(1, True).items():
         monkeypatch.setenv(name, value)
 
 
 def test_every_precision_is_trained_in_every_parallel_way() -> None:
-    """But for dp, which needs several GPUs to be more than single, and for what is refused: bf16 under Apex's DDP, and
-    Apex's levels with elastic."""
+    """Except dp, which on one GPU is the same as single, and refused pairs: bf16 with Apex's DDP, and Apex's levels
+    with elastic."""
     expected = {
         (precision, parallel)
         for precision in get_args(params.Precision)
@@ -70,7 +70,7 @@ def test_every_precision_is_trained_in_every_parallel_way() -> None:
 
 
 def test_the_dry_run_shows_what_a_cpu_can_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Native cases run for real, on two ranks; the others are listed with what they need; a second start goes on."""
+    """Native cases run on two ranks, the others are listed with what they need, and a second start goes on."""
     asked = ["--gpu-device", "cpu", "--gpu-report", str(tmp_path), "-rs", "-k", "accumulation and fp32"]
     ddp, apex_ddp = "test_accumulation[fp32-ddp]", "test_accumulation[fp32-apex_ddp]"
     status, listener = run(*asked)
@@ -86,7 +86,7 @@ def test_the_dry_run_shows_what_a_cpu_can_show(tmp_path: Path, capsys: pytest.Ca
     assert skipped == {"outcome": "skipped", "reason": "needs a GPU and Apex with its extensions"}
     ran |= {"outcome": "failed", "reason": "as said by this test"}
     path.write_text(json.dumps(written))
-    status, listener = run(*asked)  # what is in the report is not run again, and a broken promise is said
+    status, listener = run(*asked)  # cases in the report are not run again, and a failed one is named
     assert (status, listener.outcomes) == (1, {ddp: "failed", apex_ddp: "skipped"})
     said = capsys.readouterr().out
     assert "as said by this test" in said
@@ -94,7 +94,7 @@ def test_the_dry_run_shows_what_a_cpu_can_show(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_every_test_for_a_gpu_lies_in_the_folder_of_its_command() -> None:
-    """`make test-gpu` runs tests/gpu, and no other command takes what is marked so."""
+    """`make test-gpu` runs tests/gpu, and no other folder has a test with this mark."""
     mark = "pytest.mark." + "gpu"
     assert [path.name for path in FOLDER.parent.glob("*.py") if mark in path.read_text()] == []
     assert all(mark in path.read_text() for path in FOLDER.glob("test_*.py"))
@@ -103,7 +103,7 @@ def test_every_test_for_a_gpu_lies_in_the_folder_of_its_command() -> None:
 def test_without_a_gpu_every_test_is_skipped_with_its_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is shown that was not run; and a report, which would stand for a GPU, is refused."""
+    """Every test is skipped with its reason, and a report is refused, because it would be one of a GPU."""
     monkeypatch.setattr(machine, "read", lambda: NO_GPU)
     status, listener = run("-rs")
     assert status == 0
@@ -115,24 +115,24 @@ def test_without_a_gpu_every_test_is_skipped_with_its_reason(
 
 
 def breaks(world: World) -> Figures:
-    """A promise that is not kept."""
+    """A case that fails."""
     raise AssertionError("the loss falls")
 
 
 def warns(world: World) -> Figures:
-    """A promise that is kept with a warning."""
+    """A case that passes with a warning."""
     warnings.warn("this will end badly", stacklevel=1)
     return {"figure": 1.0}
 
 
 def hangs(world: World) -> Figures:
-    """A process that does not end."""
+    """A case that does not end."""
     time.sleep(1000)
     return {}
 
 
 def test_a_broken_promise_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failing case's reason is the last line that its process said; a warning fails, and a case that hangs ends."""
+    """A failed case's reason is the last line of its output. A warning fails a case. A case that hangs is ended."""
     broken = ranks.prove(ranks.case(__name__, breaks.__name__, {}), "cpu")
     assert (broken["outcome"], broken["reason"]) == ("failed", "[rank0]: AssertionError: the loss falls")
     assert "Traceback" in broken["said"]
@@ -159,7 +159,7 @@ def test_what_cannot_be_run_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A report of another machine or commit, which would be mixed with this one's; a report of no GPU."""
+    """A report of another machine or commit is refused, and so is a report without a GPU."""
     monkeypatch.setattr(machine, "read", lambda: NO_GPU)
     (tmp_path / "gpu_tests_cpu.json").write_text('{"conditions": {}, "cases": {}}')
     assert run(*asked, "--gpu-report", str(tmp_path), "-k", "test_ema")[0] == status
@@ -167,7 +167,7 @@ def test_what_cannot_be_run_is_refused(
 
 
 def test_a_change_of_the_code_is_another_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where there is no git: a result of other code is not gone on with."""
+    """A report of other code is not continued, even without git."""
     for folder in ("pipeline", "tests/gpu"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "code.py").write_text("before")

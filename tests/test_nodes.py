@@ -1,6 +1,6 @@
-"""Several nodes, several launches at a time, and Slurm: real agents, real processes, the bytes of one node.
+"""Several nodes, several launches at a time, and Slurm write the bytes of one node.
 
-Nodes are folders on this machine: each has its own params and data, and the agents meet over the network.
+A node is a folder on this machine with its own params and data. The agents are real and meet over the network.
 """
 
 import os
@@ -31,31 +31,31 @@ TRAIN = [sys.executable, "-m", "pipeline.launch", "train"]
 
 
 def free_port() -> int:
-    """A port that nothing listens on just now."""
+    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def nodes(top: Path, **changes: Any) -> list[Path]:
-    """Two folders that are two nodes of one training."""
+    """Two folders, one for each node of a training."""
     lines = {**TWO, "run__nodes": 2, "run__rendezvous": f"127.0.0.1:{free_port()}", **changes}
     return [small_world(top / f"node{rank}", **lines, run__node_rank=rank) for rank in (0, 1)]
 
 
 def start(folder: Path, command: list[str], **environment: str) -> subprocess.Popen[str]:
-    """Start a command in a folder, a process group of its own; its standard error can be read."""
+    """Start a command in a folder and a new process group. Its standard error is a pipe."""
     environ = {**os.environ, **environment}
     return starts.Popen(command, 2, cwd=folder, env=environ, stderr=subprocess.PIPE, start_new_session=True)
 
 
 def start_to_strike(folder: Path) -> subprocess.Popen[str]:
-    """Really start a node, for a test that ends its processes or has torchrun do so."""
+    """Start a node without forking, for a test in which its processes are killed."""
     return subprocess.Popen(TRAIN, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def finish(*started: subprocess.Popen[str]) -> list[str]:
-    """Wait for all of them to end well. Returns what each said on standard error."""
+    """Wait until all end with status 0. Returns their standard errors."""
     said = [process.communicate()[1] for process in started]
     assert [process.returncode for process in started] == [0] * len(started), "\n---\n".join(said)
     return said
@@ -70,7 +70,7 @@ def one_node(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def test_two_nodes_write_the_bytes_of_one(one_node: dict[str, str], tmp_path: Path) -> None:
-    """Two torchrun agents with a process each: the first node writes what one node would, the other writes nothing."""
+    """Two torchrun agents with one process each: the first node writes what one node would, the other nothing."""
     first, second = nodes(tmp_path)
     _, said = finish(start(first, TRAIN), start(second, TRAIN))
     assert outputs(first) == one_node
@@ -80,7 +80,7 @@ def test_two_nodes_write_the_bytes_of_one(one_node: dict[str, str], tmp_path: Pa
 
 
 def test_two_nodes_go_on_from_the_checkpoint_of_the_first(one_node: dict[str, str], tmp_path: Path) -> None:
-    """Both nodes killed after the first epoch and started again: the first has the only checkpoint, which is enough."""
+    """Both nodes are killed after the first epoch and started again. The first node has the only checkpoint."""
     first, second = nodes(tmp_path, run__timeout_seconds=60)
     running = [start_to_strike(first), start_to_strike(second)]
     assert running[0].stderr is not None
@@ -98,7 +98,7 @@ def test_two_nodes_go_on_from_the_checkpoint_of_the_first(one_node: dict[str, st
 
 @pytest.mark.slow("trains long enough to lose a node; make test moves a run to other numbers of processes")
 def test_a_lost_node_costs_no_byte(tmp_path: Path) -> None:
-    """elastic, with run.min_processes: the first node goes on alone when the second is killed, to the bytes of one."""
+    """elastic, with run.min_processes: the second node is killed. The first goes on alone, to the bytes of one."""
     lines = {"run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 30}
     first, second = nodes(tmp_path, **ELASTIC, **lines)
     running, lost = start_to_strike(first), start_to_strike(second)
@@ -108,7 +108,7 @@ def test_a_lost_node_costs_no_byte(tmp_path: Path) -> None:
             break
     gone = psutil.Process(lost.pid).children(recursive=True)
     for process in gone:
-        process.suspend()  # a lost node has no time to ask the others to stop, as a killed launcher's processes do
+        process.suspend()  # a lost node cannot ask the others to stop, but the processes of a killed launcher can
     for process in (psutil.Process(lost.pid), *gone):
         process.kill()
     lost.communicate()
@@ -122,7 +122,7 @@ def test_a_lost_node_costs_no_byte(tmp_path: Path) -> None:
 
 @pytest.mark.slow("trains long enough to be joined; make test moves a run to other numbers of processes")
 def test_a_node_that_joins_late_costs_no_byte(tmp_path: Path) -> None:
-    """elastic, with run.min_processes: torchrun stops the first node's process for it, and the end is no stop."""
+    """elastic, with run.min_processes: torchrun restarts the first node's process for it, and the run ends normally."""
     lines = {"run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 5, "train__epochs": 30}
     first, second = nodes(tmp_path, **{**ELASTIC, **lines})
     running = start_to_strike(first)
@@ -139,14 +139,14 @@ def test_a_node_that_joins_late_costs_no_byte(tmp_path: Path) -> None:
 
 
 def test_trainings_at_the_same_time_do_not_collide(one_node: dict[str, str], tmp_path: Path) -> None:
-    """Two launches of two processes each, by torchrun and by spawn, side by side: both write the same bytes."""
+    """Two launches of two processes each, with torchrun and spawn, run at the same time and write the same bytes."""
     folders = [small_world(tmp_path / name, **TWO, run__launcher=name) for name in ("torchrun", "spawn")]
     finish(*(start(folder, TRAIN) for folder in folders))
     assert [outputs(folder) for folder in folders] == [one_node, one_node]
 
 
 def in_a_slurm_step(rank: int) -> dict[str, str]:
-    """What srun tells a task of a step with two tasks on this machine; the job has our process's number."""
+    """The variables that srun sets in a task of a step with two tasks on this machine."""
     return {
         "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost",
         "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
@@ -154,7 +154,7 @@ def in_a_slurm_step(rank: int) -> dict[str, str]:
 
 
 def test_slurms_variables_tell_a_process_its_place(one_node: dict[str, str], tmp_path: Path) -> None:
-    """Two processes started as srun starts them, in one folder, write the bytes that torchrun's write."""
+    """Two processes in one folder, with the variables of srun, write the bytes of torchrun."""
     folder = small_world(tmp_path, **TWO, run__launcher="slurm")
     command = [sys.executable, "-m", "pipeline.train"]
     finish(*(start(folder, command, **in_a_slurm_step(rank)) for rank in (0, 1)))
@@ -170,12 +170,12 @@ def test_slurms_variables_tell_a_process_its_place(one_node: dict[str, str], tmp
     ],
 )  # fmt: skip
 def test_the_first_host_of_a_node_list(nodelist: str, first: str) -> None:
-    """Names, lists and ranges, as Slurm writes them."""
+    """Node lists with names, lists and ranges give their first host."""
     assert rendezvous.first_host(nodelist) == first
 
 
 def test_the_interface_that_processes_talk_over_is_passed_on(one_node: dict[str, str], tmp_path: Path) -> None:
-    """GLOO_SOCKET_IFNAME reaches every process: the loopback serves, and one that does not exist ends the run."""
+    """GLOO_SOCKET_IFNAME reaches every process: the loopback works, and a missing interface ends the run."""
     folder = small_world(tmp_path, **TWO)
     finish(start(folder, TRAIN, GLOO_SOCKET_IFNAME="lo"))
     assert outputs(folder) == one_node
@@ -186,7 +186,7 @@ def test_the_interface_that_processes_talk_over_is_passed_on(one_node: dict[str,
 
 @pytest.mark.parametrize("inside", [{}, {"SLURM_JOB_ID": "1", "PATH": ""}], ids=["no job", "no srun"])
 def test_slurm_outside_a_job_is_refused(inside: dict[str, str], tmp_path: Path) -> None:
-    """run.launcher: slurm wants to be started in a job; in these words."""
+    """run.launcher: slurm outside a job is refused with a message that says how to start one."""
     folder = small_world(tmp_path, **TWO, run__launcher="slurm")
     stopped = start(folder, TRAIN, **inside)
     assert stopped.communicate()[1] == (
@@ -225,9 +225,9 @@ PartitionName=main Nodes=ALL Default=YES State=UP
 
 @contextmanager
 def slurm_cluster(folder: Path) -> Iterator[dict[str, str]]:
-    """A Slurm cluster of this machine alone, with two processors; yields the environment that its commands need.
+    """A Slurm cluster of this machine, with two processors. Yields the environment that its commands need.
 
-    Nobody has to prove who he is (auth/none), so it listens no longer than the block lasts.
+    It has no authentication (auth/none), so it runs only during the block.
     """
     for name in ("state", "spool"):
         (folder / name).mkdir(parents=True)
@@ -251,7 +251,7 @@ def slurm_cluster(folder: Path) -> Iterator[dict[str, str]]:
         yield environment
     finally:
         command_output(["scancel", "--user=root"], environment)
-        while command_output(["squeue", "--noheader"], environment):  # what a failed test left running
+        while command_output(["squeue", "--noheader"], environment):  # jobs that a failed test left
             time.sleep(0.2)
         for daemon in reversed(daemons):
             daemon.terminate()
@@ -266,7 +266,7 @@ def command_output(command: list[str], environment: dict[str, str]) -> str:
 
 @pytest.mark.slow("a cluster that has to start; make test gives two processes the variables that srun gives")
 def test_a_real_slurm_writes_the_bytes_of_torchrun(one_node: dict[str, str], tmp_path: Path) -> None:
-    """In a job of a real cluster, sbatch's and salloc's, srun starts two tasks, which write what torchrun's write."""
+    """In jobs of sbatch and salloc on a real cluster, srun starts two tasks. They write the bytes of torchrun."""
     absent = [name for name in ("slurmctld", "slurmd", "srun", "sbatch") if shutil.which(name) is None]
     if absent:
         pytest.skip(f"needs Slurm (apt-get install slurm-wlm): no {', '.join(absent)}")

@@ -19,7 +19,7 @@ from pipeline.base import dvc_lock, files
 from pipeline.base.errors import UserError
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, copy_project
-from tests.test_interruption import gone, wait_for
+from tests.helpers.trainings import gone, wait_for
 
 
 @pytest.fixture(scope="module")

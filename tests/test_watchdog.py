@@ -1,4 +1,4 @@
-"""A process that does nothing any more is noticed: the run ends within its timeout, with the name of who was silent."""
+"""A run with a process that does nothing any more ends within its timeout, and names the silent process."""
 
 import re
 import signal
@@ -21,21 +21,21 @@ from pipeline.engine import watchdog as frozen_processes
 from pipeline.engine.distributed import ENDED_NOTE
 from pipeline.engine.watchdog import Silence, Watch, stopped
 from tests.conftest import on_cpu
-from tests.test_interruption import LONG, gone, ranks, said, start, wait_for
+from tests.helpers.trainings import LONG, gone, messages, rank_processes, start, wait_for
 from tests.test_nodes import nodes
 from tests.test_nodes import start as start_node
 from tests.test_train import small_world
 
 TRAIN = [sys.executable, "-m", "pipeline.launch", "train"]
-# By a case of `python -m benchmarks frozen`, which has the others: processes, run.timeout_seconds, exit status. A
-# process alone waits for nobody, so a short time is no risk on a busy machine.
+# A case of `python -m benchmarks frozen`, which has more → processes, run.timeout_seconds, exit status.
+# A single process waits for no other, so its short time is no risk on a busy machine.
 TRIED = {"torchrun, process 0": (2, 30, 1), "spawn, the launcher": (1, 5, 75), "one process, then TERM": (1, 30, 75)}
 
 
 def test_a_frozen_process_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
-    """Stopped by SIGSTOP: process 0, which the other needs; the launcher; the only process, which is asked to stop.
+    """SIGSTOP stops process 0, which the other one needs; the launcher; or a single process that is asked to stop.
 
-    The waits are sleep, so the cases run at the same time. What was saved is what a resume needs.
+    The cases mostly sleep, so they run at the same time. A checkpoint is left for a resume.
     """
     cases, folders = [], []
     for case in (case for case in frozen.CASES if case.name in TRIED):
@@ -58,32 +58,32 @@ def test_a_frozen_process_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_the_process_that_ended_first_is_named(tmp_path: Path) -> None:
-    """Process 1 is killed while the launcher is stopped, so that process 0, which leaves for that, is seen first.
+    """Process 1 is killed while the launcher is stopped. So the launcher sees the exit of process 0 first.
 
-    Before, Ctrl-Z: it stops the processes together with the launcher, and they go on together.
+    Before that, Ctrl-Z stops the launcher and its processes together, and they go on together.
     """
     lines = {**LONG, "train__epochs": 4000, "run__timeout_seconds": 300}
     folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, run__launcher="spawn", **lines)
     launcher = start(folder)
-    wait_for(lambda: "epoch 1/" in said(folder) or launcher.poll() is not None, "no first epoch")
-    all_of_them = [launcher.pid, *(rank.pid for rank in ranks(launcher))]
+    wait_for(lambda: "epoch 1/" in messages(folder) or launcher.poll() is not None, "no first epoch")
+    pids = [launcher.pid, *(rank.pid for rank in rank_processes(launcher))]
     launcher.send_signal(signal.SIGTSTP)
-    wait_for(lambda: all(stopped(pid) for pid in all_of_them), "not all are stopped")
+    wait_for(lambda: all(stopped(pid) for pid in pids), "not all are stopped")
     launcher.send_signal(signal.SIGCONT)
-    wait_for(lambda: not any(stopped(pid) for pid in all_of_them), "not all go on")
-    _, killed = ranks(launcher)
+    wait_for(lambda: not any(stopped(pid) for pid in pids), "not all go on")
+    _, killed = rank_processes(launcher)
     launcher.send_signal(signal.SIGSTOP)
     killed.kill()
-    assert launcher.wait(600) == 1  # it goes on, for the process that leaves makes it
-    assert "train: process 1 of 2 ended with signal SIGKILL; see above" in said(folder)
-    assert re.search(r"train: process 1 of 2 \(pid \d+\) on \S+ ended; process 0 leaves too", said(folder))
+    assert launcher.wait(600) == 1  # the process that leaves continues it
+    assert "train: process 1 of 2 ended with signal SIGKILL; see above" in messages(folder)
+    assert re.search(r"train: process 1 of 2 \(pid \d+\) on \S+ ended; process 0 leaves too", messages(folder))
 
 
 @pytest.mark.parametrize("codes", [{0: 76, 1: -9}, {1: -9, 0: 76}, {0: 1, 1: -9}], ids=str)
 def test_the_order_of_exits_names_nobody(
     codes: dict[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: dict[str, Any]
 ) -> None:
-    """What the processes saw does: also where the one that was left by its peer failed by itself, a moment later."""
+    """The note of the processes names the first one, even if another one fails by itself a moment later."""
     monkeypatch.setenv(ENDED_NOTE, str(tmp_path / "ended"))
     (tmp_path / "ended").write_text("1")
     run = params.parse(on_cpu(raw, run__processes=2)).run
@@ -93,22 +93,22 @@ def test_the_order_of_exits_names_nobody(
 
 
 def test_a_silent_listener_at_the_rendezvous_ends_the_launcher(tmp_path: Path) -> None:
-    """A port where something listens and never answers: a word at once, and an end in time that names it."""
+    """A program listens at the port and never answers: a message at once, and an end in time that names the address."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        where = f"127.0.0.1:{listener.getsockname()[1]}"
-        _, second = nodes(tmp_path, run__rendezvous=where, run__timeout_seconds=5)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        _, second = nodes(tmp_path, run__rendezvous=address, run__timeout_seconds=5)
         node = start_node(second, TRAIN)
         words = node.communicate()[1].splitlines()
     assert node.returncode == 1
-    assert words[0] == f"launch: node 1 of 2 waits for the others at {where} (run.rendezvous), 5 s at most"
-    assert words[1].startswith(f"launch: run.rendezvous: '{where}': the nodes did not meet there within 5 s")
+    assert words[0] == f"launch: node 1 of 2 waits for the others at {address} (run.rendezvous), 5 s at most"
+    assert words[1].startswith(f"launch: run.rendezvous: '{address}': the nodes did not meet there within 5 s")
 
 
 def test_who_works_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that computes, or that waits for one that it has started and that computes, is left alone; one that
-    only waits is counted, look by look, and killed by the launcher's watch after its time."""
+    """A process that computes, or whose child computes, is left alone. A process that only waits is counted at every
+    check, and killed by the launcher's watch after its time."""
     sleeper = [sys.executable, "-c", "import time; time.sleep(1000)"]
     computing = "while True: pass"
     waiting = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {computing!r}])"

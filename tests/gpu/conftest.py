@@ -1,12 +1,12 @@
-"""What only a GPU can show. A test here is run in fresh processes: its body in every rank, which is given its `world`.
+"""Tests that need a GPU. The body of each test runs in new processes, one per rank, with its `world`.
 
-    python -m pytest tests/gpu                                     on one NVIDIA GPU; what it lacks is skipped
+    python -m pytest tests/gpu                                     on one NVIDIA GPU; tests that need more are skipped
     python -m pytest tests/gpu --gpu-report benchmarks/results     the same with a report; started again, it goes on
     python -m pytest tests/gpu --gpu-device cpu                    the dry run: what a CPU can show; the rest is listed
 
-`@pytest.mark.gpu(ranks=2, needs="apex")`: how many ranks the body has, and what it needs (nothing, cuda, compiler or
-apex); an argument that names Apex or TF32 needs that, too. What the body returns are figures for the report. No network
-and no data: images are drawn from noise. Most of a case is the start of its processes, so several run at once.
+`@pytest.mark.gpu(ranks=2, needs="apex")`: the number of ranks, and what the body needs (nothing, cuda, compiler or
+apex). An argument that names Apex or TF32 needs that too. The body returns figures for the report. It uses no network
+and no data: images are noise. Starting the processes takes most of the time, so several cases run at once.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def device(config: pytest.Config) -> str:
-    """Where the bodies compute. Without this folder on the command line there are no options, and a GPU is meant."""
+    """The device of the bodies. The options exist only if this folder is on the command line; the default is a GPU."""
     return str(config.getoption("--gpu-device", "cuda"))
 
 
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def case(item: pytest.Function) -> Case:
-    """What is run for a test."""
+    """The case that runs for a test."""
     mark = item.get_closest_marker("gpu")
     assert mark is not None, f"{item.nodeid}: @pytest.mark.gpu is missing"
     arguments: Any = item.callspec.params if hasattr(item, "callspec") else {}
@@ -59,7 +59,7 @@ def case(item: pytest.Function) -> Case:
 
 @pytest.fixture(scope="session")
 def ahead(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Result]]]:
-    """The results of the cases to come, which run several at once."""
+    """The results of the cases, by test. Several cases run at once."""
     config, known = request.config, request.config.stash[REPORT].cases
     items = [
         item for item in request.session.items if isinstance(item, pytest.Function) and "world" in item.fixturenames
@@ -79,7 +79,7 @@ def ahead(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Result]]]
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest, ahead: dict[str, Future[Result]]) -> Result:
-    """For the body: its World. Here: what its ranks found, now or at an earlier start."""
+    """In the ranks: the body's World. In this process: the result of the ranks, from now or from the report."""
     report, item = request.config.stash[REPORT], request.node
     if item.nodeid not in report.cases:
         found = ahead[item.nodeid].result() if item.nodeid in ahead else ranks.prove(case(item), device(request.config))
@@ -89,7 +89,7 @@ def world(request: pytest.FixtureRequest, ahead: dict[str, Future[Result]]) -> R
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
-    """Judge what the ranks found: the body has run there, and is not called here."""
+    """Skip or fail by the result of the ranks. The body has run there, and is not called here."""
     result: Any = pyfuncitem.funcargs["world"]
     if result["outcome"] == "skipped":
         pytest.skip(result["reason"])

@@ -1,7 +1,7 @@
-"""A test's body in fresh processes, one per rank. `python -m tests.gpu.ranks DEVICE RANK FOLDER` is such a process.
+"""Run a test's body in new processes, one per rank: `python -m tests.gpu.ranks DEVICE RANK FOLDER` is one of them.
 
-Fresh, because Apex O1 patches torch for as long as a process lives. Two ranks share the one GPU and exchange over gloo
-(NCCL refuses two ranks on one GPU), so that what is summed are really two ranks' numbers.
+New processes, because Apex O1 patches torch until the process ends. Two ranks share the one GPU and exchange over gloo:
+NCCL refuses two ranks on one GPU.
 """
 
 import importlib
@@ -31,13 +31,13 @@ from tests.helpers import starts
 PROJECT = Path(__file__).resolve().parents[2]
 Needs = Literal["nothing", "cuda", "compiler", "apex"]
 Result = dict[str, Any]  # outcome (passed, failed, skipped), reason, figures, warnings, seconds, said
-LIMIT_SECONDS = {"cuda": 120, "cpu": 600}  # on a GPU a case takes a tenth of it; what hangs is broken
+LIMIT_SECONDS = {"cuda": 120, "cpu": 600}  # on a GPU a case takes a tenth of this
 NAMES_APEX = {*params.APEX_LEVELS, "apex", "apex_ddp", "fused_sgd"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A test with its arguments: the function that runs in every rank, how many ranks, and what they need."""
+    """A test with its arguments: the function of every rank, the number of ranks, and what they need."""
 
     module: str
     function: str
@@ -47,7 +47,7 @@ class Case:
 
 
 def case(module: str, function: str, arguments: Mapping[str, str], ranks: int = 1, needs: Needs = "nothing") -> Case:
-    """The case of a test that asks for so many ranks and needs so much. Its arguments may ask for less or need more."""
+    """The case of a test. With the argument `single` it has one rank; with tf32 or a name of Apex it needs that."""
     chosen = set(arguments.values())
     if chosen & NAMES_APEX:
         needs = "apex"
@@ -57,7 +57,7 @@ def case(module: str, function: str, arguments: Mapping[str, str], ranks: int = 
 
 
 def lacks(needs: Needs, device: str) -> str:
-    """What a case needs and this machine has not, or nothing."""
+    """What a case needs and this machine does not have; empty if nothing is missing."""
     here = machine.read()
     if needs == "nothing" and device == "cpu":
         return ""
@@ -94,9 +94,9 @@ def _said(folder: Path, rank: int) -> Path:
 
 
 def _run(device: str, ranks: int, folder: Path, deadline: float) -> list[int]:
-    """The exit statuses of the ranks of FOLDER/case.json; one that is still there at the deadline is killed."""
+    """The exit statuses of the ranks of FOLDER/case.json. Ranks that run at the deadline are killed."""
     environ = {**os.environ, **required_variables(1, True)}
-    environ.pop("PYTHONOPTIMIZE", None)  # it leaves out what a test asserts
+    environ.pop("PYTHONOPTIMIZE", None)  # it removes assertions
     if device == "cuda":
         environ["PERENNIAL_REAL_STARTS"] = "1"
     processes = []
@@ -108,7 +108,7 @@ def _run(device: str, ranks: int, folder: Path, deadline: float) -> list[int]:
 
 
 def _ended(process: subprocess.Popen[str], deadline: float) -> int:
-    """The exit status of a process, which is killed at the deadline."""
+    """The exit status of a process. It is killed at the deadline."""
     try:
         return process.wait(max(0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -117,7 +117,7 @@ def _ended(process: subprocess.Popen[str], deadline: float) -> int:
 
 
 def main(device: str, rank: str, folder: str) -> None:
-    """Be one rank of a case. Rank 0 writes the figures and the warnings to FOLDER/found.json."""
+    """Run one rank of a case. Rank 0 writes the figures and the warnings to FOLDER/found.json."""
     case = Case(**json.loads((Path(folder) / "case.json").read_text()))
     body = getattr(importlib.import_module(case.module), case.function)
     world = World(int(rank), 0, case.ranks, torch.device("cuda", 0) if device == "cuda" else torch.device("cpu"))

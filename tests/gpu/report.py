@@ -1,4 +1,4 @@
-"""FOLDER/gpu_tests_<device>.json: what every case found, written after each, so that a second start can go on."""
+"""FOLDER/gpu_tests_<device>.json: the results of all cases, written after each case, so that a second start goes on."""
 
 import hashlib
 import json
@@ -19,10 +19,10 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 class Report:
-    """The results by the tests' names: those of an earlier start, and those that are added."""
+    """The results by test name, of an earlier start and of this one."""
 
     def __init__(self, folder: Path | None, device: str) -> None:
-        """Without a folder nothing is read or written. Raises ValueError for a report of another machine or commit."""
+        """Read the report in `folder`, if any. Raises ValueError for a report of another machine or commit."""
         self.path = folder / f"gpu_tests_{device}.json" if folder else None
         self.cases: dict[str, Result] = {}
         if self.path:
@@ -39,26 +39,26 @@ class Report:
         return dict(earlier["cases"])
 
     def add(self, name: str, result: Result) -> None:
-        """Note a result, and write the report."""
+        """Add a result and write the report."""
         self.cases[name] = result
         if self.path:
             files.write_json(self.path, {"conditions": self._of, "cases": self.cases})
 
     def lines(self) -> list[str]:
-        """A line for every case that found figures, and one for all of them."""
+        """One line for every case with figures, and a line with the number of outcomes."""
         outcomes = Counter(result["outcome"] for result in self.cases.values())
-        found = [f"{name}: {told(result['figures'])}" for name, result in self.cases.items() if "figures" in result]
+        lines = [f"{name}: {as_text(result['figures'])}" for name, result in self.cases.items() if "figures" in result]
         total = ", ".join(f"{outcomes[outcome]} {outcome}" for outcome in ("passed", "failed", "skipped"))
-        return [*found, f"{total}: {self.path}" if self.path else total]
+        return [*lines, f"{total}: {self.path}" if self.path else total]
 
 
-def told(figures: dict[str, Any]) -> str:
-    """Figures in one line."""
+def as_text(figures: dict[str, Any]) -> str:
+    """Figures as one line."""
     return ", ".join(f"{key} {measuring.formatted(value)}" for key, value in figures.items())
 
 
 def head(device: str) -> dict[str, Any]:
-    """What the report is valid for: the machine, the versions, the commit, and the code (there may be no git)."""
+    """What a report is valid for: machine, versions, commit, and a digest of the code, as there may be no git."""
     world = World(0, 0, 1, torch.device("cuda", 0) if device == "cuda" else torch.device("cpu"))
     pins = (PROJECT / "docker/pins.env").read_text().splitlines()
     of = {
@@ -74,8 +74,8 @@ def head(device: str) -> dict[str, Any]:
 
 
 def code() -> str:
-    """SHA-256 over the code that is shown, and that of these tests."""
-    found = hashlib.sha256()
+    """SHA-256 of the pipeline's code and of these tests."""
+    sha = hashlib.sha256()
     for path in sorted(path for folder in ("pipeline", "tests/gpu") for path in (PROJECT / folder).rglob("*.py")):
-        found.update(f"{path.relative_to(PROJECT)}\n".encode() + path.read_bytes())
-    return found.hexdigest()
+        sha.update(f"{path.relative_to(PROJECT)}\n".encode() + path.read_bytes())
+    return sha.hexdigest()

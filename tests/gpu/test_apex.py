@@ -1,4 +1,4 @@
-"""What Apex's kernels, masters and casts do, which its Python code on a CPU (tests/test_apex.py) cannot show."""
+"""Apex's kernels, masters and casts on a GPU. tests/test_apex.py shows its Python code on a CPU."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ from tests.gpu.training import (
 
 @pytest.mark.gpu(ranks=2, needs="apex")
 def test_masters(world: World) -> Figures:
-    """Under O2 the half weights are the masters' roundings, on all ranks, and the masters are more than these."""
+    """Under O2 the half weights are the rounded masters, on all ranks, and the masters have more bits."""
     ready = setup(world, "O2", "ddp")
     train(ready, batches(world, 0, 10))
     weights = list(ready.bare.parameters())
@@ -43,7 +43,7 @@ def test_masters(world: World) -> Figures:
 @pytest.mark.gpu(needs="apex")
 @pytest.mark.parametrize("precision", ["fp32", "O2"])
 def test_fused_sgd(world: World, precision: str) -> Figures:
-    """FusedSGD moves the weights as SGD does: momentum, Nesterov, decay; under O2 weights round masters."""
+    """FusedSGD changes the weights as SGD does: momentum, Nesterov, decay. Under O2 the weights are rounded masters."""
     found = {}
     for optimizer in ("sgd", "fused_sgd"):
         ready = setup(world, precision, optimizer=optimizer)
@@ -64,7 +64,7 @@ def test_fused_sgd(world: World, precision: str) -> Figures:
 
 @pytest.mark.gpu(needs="apex")
 def test_overflow_kernel(world: World) -> Figures:
-    """amp_C scales half to float exactly, and sees an infinity or a NaN at either end of a tensor of any size."""
+    """amp_C scales half to float exactly, and finds an infinity or a NaN at both ends of a tensor of any size."""
     import amp_C  # type: ignore[import-not-found]
 
     chunk = 2048 * 32
@@ -87,7 +87,7 @@ def test_overflow_kernel(world: World) -> Figures:
 
 @pytest.mark.gpu(needs="apex")
 def test_o1_cache(world: World) -> Figures:
-    """Loaded weights answer in an evaluation, as they do not without our guard; gradients after it are unharmed."""
+    """An evaluation uses loaded weights, but not without our guard. The gradients after it are right."""
     ready = setup(world, "O1")
     other = small_resnet().to(world.device).eval()
     with torch.no_grad():
@@ -123,7 +123,7 @@ def test_o1_cache(world: World) -> Figures:
 
 @pytest.mark.gpu(needs="apex")
 def test_o1_casts(world: World) -> Figures:
-    """What O1 computes in which type, what it refuses, and that `exact` computes what is written."""
+    """The types of O1's computations, what O1 refuses, and that `exact` switches its casts off."""
     ready = setup(world, "O1")
     single = torch.rand(4, 4, device=world.device)
     half, double = single.half(), single.double()

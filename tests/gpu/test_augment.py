@@ -1,4 +1,4 @@
-"""What training does to images gives the same bits on a GPU as on a CPU."""
+"""Cropping and augmentation give the same bits on a GPU as on a CPU."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.test_resample import random_images
 
 @pytest.mark.gpu(needs="cuda")
 def test_a_gpu_makes_the_same_bits(world: World) -> Figures:
-    """Cropped, jittered, erased and mixed on the GPU and on the CPU: the same bits, and the same targets."""
+    """Images that are cropped, jittered, erased and mixed on both have the same bits and targets."""
     images, draws, labels = random_images(12, 256), drawn(12, 256, 224), torch.arange(12) % 5
     for deterministic in (True, False):
         determinism.make_deterministic(1, deterministic)

@@ -1,4 +1,4 @@
-"""Gradients and statistics over two ranks are those of the whole batch."""
+"""Gradients and statistics over two ranks equal those of the whole batch."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -32,7 +32,7 @@ from tests.gpu.training import (
 @pytest.mark.parametrize("parallel", ["ddp", "apex_ddp"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "O1", "O2"])
 def test_accumulation(world: World, precision: str, parallel: str) -> Figures:
-    """Two parts of a batch on each of two ranks move the weights as one part does, and all ranks alike."""
+    """Two microbatches on each of two ranks change the weights as one does, and equally on all ranks."""
     ready = setup(world, precision, parallel, make=plain_net, momentum=0)
     train(ready, batches(world, 0, 5, rate=0.0))  # the loss scale settles
     weights = deepcopy(ready.bare.state_dict())
@@ -53,7 +53,7 @@ def test_accumulation(world: World, precision: str, parallel: str) -> Figures:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("kind", ["torch", "apex"])
 def test_sync_bn(world: World, kind: str, dtype: str) -> Figures:
-    """Synchronized over two ranks, BatchNorm gives what plain BatchNorm gives for both ranks' images together."""
+    """Synchronized BatchNorm over two ranks gives the result of plain BatchNorm over the images of both."""
     source = torch.Generator().manual_seed(0)
     images, weight = (
         torch.randn((16, 6, 5, 7), generator=source).to(world.device, getattr(torch, dtype)) for _ in range(2)
@@ -88,7 +88,7 @@ def test_sync_bn(world: World, kind: str, dtype: str) -> Figures:
 @pytest.mark.gpu(ranks=2)
 @pytest.mark.parametrize("precision", NATIVE)
 def test_elastic(world: World, precision: str) -> Figures:
-    """Four shards give the same bits on two ranks as on one, and so do six steps begun on two and ended on one."""
+    """Four shards give the same bits on two ranks and on one, also for six steps that move from two ranks to one."""
     steps = batches(World(0, 0, 1, world.device), 0, 6)
     ready = setup(world, precision, "elastic", parts=4)
     mine = slice(*(len(steps[0].labels) * rank // world.size for rank in (world.rank, world.rank + 1)))
@@ -122,7 +122,7 @@ def test_apex_ddp_gradients(world: World) -> Figures:
 
 @pytest.mark.gpu(ranks=2, needs="apex")
 def test_apex_ddp_buckets(world: World) -> Figures:
-    """The same with several buckets under way at once, which a race would spoil."""
+    """The same with several buckets in transfer at once. A race would change the gradients."""
 
     def wide() -> nn.Module:
         torch.manual_seed(0)
@@ -141,7 +141,7 @@ def test_apex_ddp_buckets(world: World) -> Figures:
 
 @pytest.mark.gpu(needs="apex")
 def test_apex_ddp_channels_last(world: World) -> Figures:
-    """Whether Apex's DDP scrambles the gradients of channels_last convolutions, already alone: shown or refuted."""
+    """Shows whether Apex's DDP scrambles the gradients of channels_last convolutions, even on one rank."""
     apart = {}
     for name, layout in (("contiguous", torch.contiguous_format), ("channels_last", torch.channels_last)):
         model = small_resnet().to(world.device).to(memory_format=layout)  # type: ignore[call-overload]
@@ -157,7 +157,7 @@ def test_apex_ddp_channels_last(world: World) -> Figures:
 
 
 def _apart(one: nn.Module, other: nn.Module, batch: loop.Batch) -> float:
-    """How far apart the gradients of two wrapped models are on a batch."""
+    """The largest difference between the gradients of two wrapped models on a batch."""
     found = []
     for model in (one, other):
         model.zero_grad()

@@ -1,4 +1,4 @@
-"""Every precision trains in every parallel way, and a step does what it should."""
+"""Every precision trains with every parallel wrapper, and a step is right."""
 
 import warnings
 
@@ -38,7 +38,7 @@ WAYS = [
 @pytest.mark.gpu(ranks=2)
 @pytest.mark.parametrize(("precision", "parallel"), WAYS)
 def test_trains(world: World, precision: str, parallel: str) -> Figures:
-    """The loss falls, convolutions run in the precision's type, ranks stay equal, and what is saved is float32."""
+    """The loss falls, convolutions run in the precision's type, ranks stay equal, and saved weights are float32."""
     ready = setup(world, precision, parallel)
     types: set[torch.dtype] = set()
     convolution = ready.bare.get_submodule("0")
@@ -56,7 +56,7 @@ def test_trains(world: World, precision: str, parallel: str) -> Figures:
 
 @pytest.mark.gpu(needs="cuda")
 def test_tf32(world: World) -> Figures:
-    """TF32 is used where it is asked for, for matrices and convolutions, and nowhere else."""
+    """Only the precision tf32 uses TF32, for matrices and convolutions."""
     torch.manual_seed(0)
     matrix = torch.randn(1024, 1024, device=world.device)
     images, weights = torch.randn(8, 64, 32, 32, device=world.device), torch.randn(64, 64, 3, 3, device=world.device)
@@ -78,7 +78,7 @@ def test_tf32(world: World) -> Figures:
     [*((precision, "sgd") for precision in ("fp32", "fp16", "O1", "O2")), ("fp16", "fused_sgd"), ("O2", "fused_sgd")],
 )
 def test_step(world: World, precision: str, optimizer: str) -> Figures:
-    """The weights move by rate × clipped norm; an overflow skips one step, halves the scale, and leaves no trace."""
+    """The weights change by rate × clipped norm. An overflow skips one step and halves the scale, no more."""
     ready = setup(world, precision, optimizer=optimizer, momentum=0)
     train(ready, batches(world, 0, 1, rate=0.0) * 10, clip_norm=1.0)  # the loss scale settles
     figures: Figures = {}
@@ -109,8 +109,8 @@ def _scale(ready: Setup) -> float:
 @pytest.mark.gpu(needs="compiler")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_graphs(world: World, precision: str) -> Figures:
-    """CUDA graphs replay the kernels that the compiled model starts one by one: the same bits, in an evaluation too."""
-    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # that fp32 is not TF32 is meant
+    """CUDA graphs give the same bits as the compiled model without them, in an evaluation too."""
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # fp32 must not be TF32
     found = {}
     for mode in ("default", "reduce-overhead"):
         torch.compiler.reset()

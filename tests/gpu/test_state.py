@@ -1,4 +1,4 @@
-"""The average of the weights, and a resume: what is kept beside the weights, and comes back."""
+"""The state beside the weights: their average, and what a resume restores."""
 
 import multiprocessing
 import tempfile
@@ -18,7 +18,7 @@ from tests.gpu.training import NATIVE, Figures, batches, begin, distance, setup,
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "O1", "O2"])
 def test_ema(world: World, precision: str) -> Figures:
-    """The average has its closed form; it answers inside `applied`, the weights before and after."""
+    """The average equals its closed form. The model has it inside `applied`, and the weights before and after."""
     ready = setup(world, precision)
     ema = Ema.of(ready.bare, 0.75)
     expected = [average.double() for average in ema.averages]
@@ -48,7 +48,7 @@ def test_ema(world: World, precision: str) -> Figures:
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", [*NATIVE, "O1", "O2"])
 def test_resume(world: World, precision: str) -> Figures:
-    """Three steps, a save, a new process and three more steps have the bits of six steps."""
+    """Three steps, a save, a new process and three more steps give the bits of six steps."""
     with tempfile.TemporaryDirectory() as folder:
         ready = setup(world, precision)
         train(ready, batches(world, 0, 3))

@@ -1,4 +1,4 @@
-"""How often the host waits for the GPU."""
+"""The number of times that the host waits for the GPU."""
 
 import warnings
 
@@ -19,9 +19,9 @@ from tests.gpu.training import NATIVE, Figures, setup
     ("precision", "optimizer"), [*((native, "sgd") for native in NATIVE), ("bf16", "adamw"), ("O1", "sgd")]
 )
 def test_waits(world: World, precision: str, optimizer: str) -> Figures:
-    """How often a step waits for the GPU, with train.py's own batches and all that may be done to them: never. But the
-    host asks whether a step overflowed before it takes it: with fp16 once, with Apex's levels as often as Apex does."""
-    from benchmarks.speed import ours  # here, for it brings TensorBoard, which no other case needs
+    """A step never waits for the GPU, with train.py's batches and all augmentations. Exceptions: before a step, fp16
+    asks once whether a gradient overflowed, and Apex's levels ask as often as Apex does."""
+    from benchmarks.speed import ours  # imports TensorBoard, which no other case needs
     from pipeline import train as training
 
     settings = params.load().train.model_copy(

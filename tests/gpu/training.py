@@ -1,4 +1,4 @@
-"""A training like train.py's, in small, for the tests of this folder: the same engine, and images drawn from noise."""
+"""A small training with the engine, like train.py's, for the tests of this folder. Its images are noise."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ HALF = ("fp16", "O1", "O2", "O3")
 
 
 def begin(world: World) -> None:
-    """Pin what decides bits, as train.py does."""
+    """Make torch deterministic, as train.py does."""
     determinism.make_deterministic(1, True)
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
 
 
 def small_resnet() -> nn.Module:
-    """A residual network with all that torchvision's have, 48 thousand weights of it; the same ones each time."""
+    """A residual network of torchvision's blocks with 48,000 weights. They are always the same."""
     torch.manual_seed(0)
     shortcut = nn.Sequential(nn.Conv2d(32, 48, 1, 2, bias=False), nn.BatchNorm2d(48))
     stem = [nn.Conv2d(3, 32, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
@@ -40,7 +40,7 @@ def small_resnet() -> nn.Module:
 
 
 def plain_net() -> nn.Module:
-    """Convolutions without BatchNorm: its gradients do not depend on how a batch is cut."""
+    """Convolutions without BatchNorm: the gradients do not depend on the microbatches."""
     torch.manual_seed(0)
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4)]
     return nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), *head)
@@ -48,7 +48,7 @@ def plain_net() -> nn.Module:
 
 @dataclass(frozen=True)
 class Setup:
-    """A model ready to train: bare, and as it is spread over the processes."""
+    """A model ready to train, unwrapped and wrapped for several processes."""
 
     bare: nn.Module
     parallel_model: ParallelModel
@@ -57,7 +57,7 @@ class Setup:
 
     @property
     def model(self) -> nn.Module:
-        """What is called with images."""
+        """The wrapped model, which is called with images."""
         return self.parallel_model.model
 
 

@@ -1,0 +1,23 @@
+"""Starts of the programs in tests/ranks/ as the ranks of a world."""
+
+import os
+import socket
+import sys
+
+from tests.helpers import starts
+
+
+def run_ranks(size: int, program: str, *arguments: str) -> None:
+    """Run `python -m tests.ranks.<program>` in `size` processes that form a world. All of them must end with 0."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
+    processes = [
+        starts.Popen(
+            [sys.executable, "-m", f"tests.ranks.{program}", *arguments],
+            cwd=starts.PROJECT, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    assert [process.wait() for process in processes] == [0] * size

@@ -1,0 +1,53 @@
+"""Trainings as processes of their own, to be watched and interrupted."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+LONG: dict[str, Any] = {"train__epochs": 24, "run__log_steps": 2}  # 108 steps: long enough to be hit in the middle
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    """`python -m pipeline.launch train` in a session of its own. Its messages go to a file (see `messages`)."""
+    with (folder / "said").open("w") as file:
+        return subprocess.Popen(
+            [sys.executable, "-m", "pipeline.launch", "train"],
+            cwd=folder, stderr=file, text=True, start_new_session=True,
+        )  # fmt: skip
+
+
+def messages(folder: Path) -> str:
+    """What the training in a folder has written to standard error."""
+    return (folder / "said").read_text()
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    """Wait until a condition holds. Fails with `what` after ten minutes."""
+    for _ in range(60_000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError(what)
+
+
+def rank_processes(launcher: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The training processes below a launcher, by rank."""
+    children = psutil.Process(launcher.pid).children()
+    started = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+    return sorted(started, key=lambda child: (child.create_time(), child.pid))
+
+
+def gone(folder: Path) -> bool:
+    """Whether no process has the folder as its working directory any more."""
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == folder:
+                return False
+        except (psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):
+            continue
+    return True

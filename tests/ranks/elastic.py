@@ -1,0 +1,86 @@
+"""Train with the engine's loop, and write digests of the result.
+
+    python -m tests.ranks.elastic FOLDER STEPS SHARDS IMAGES CASES
+
+CASES is a JSON list of (model, parallel, precision, optimizer, options). For each case, rank 0 appends a line to
+FOLDER/<world size>: the SHA-256 of the weights, and the SHA-256 of buffers, averages and totals with the loss scale.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.engine import determinism, distributed, loop
+from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
+from pipeline.engine.ema import Ema
+from pipeline.engine.loop import Batch, Recipe, Totals
+from pipeline.engine.world import World
+from pipeline.loader import sampler
+from pipeline.models import network
+
+Case = tuple[str, str, str, str, dict[str, Any]]
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    sha = hashlib.sha256()
+    for tensor in tensors:
+        sha.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def batches(world: World, steps: int, images: int, microbatches: int, rate: float) -> Iterator[Batch]:
+    """This process's share of every global batch of so many random images."""
+    rows = torch.from_numpy(sampler.part(torch.arange(images).numpy(), world.share(microbatches), microbatches))
+    for step in range(steps):
+        source = torch.Generator().manual_seed(step)
+        pixels = torch.randn(images, 3, 32, 32, generator=source)
+        labels = torch.randint(3, (images,), generator=source)
+        yield Batch(step, pixels[rows], labels[rows], labels[rows], rate, sampler.dropout_seed(0, step))
+
+
+def trained(world: World, case: Case, steps: int, shards: int, images: int) -> tuple[str, str]:
+    """The two digests after a training."""
+    model, parallel, precision_name, optimizer_name, options = case
+    net = network.build(model, 3, 0)
+    if options.get("checkpointing"):
+        network.checkpointed(net, model)
+    precision = PRECISIONS[precision_name]("cpu")
+    groups = network.parameter_groups(net, 1e-3, False)
+    optimizer = OPTIMIZERS[optimizer_name](groups, 0.01, 0.9, True, (0.9, 0.999))
+    net, optimizer = precision.prepare(net, optimizer)
+    ema = Ema.of(net, options.get("ema", 0.0))
+    microbatches = shards if parallel == "elastic" else world.size
+    parallel_model = PARALLELS[parallel](net, world, True, microbatches)
+    totals = Totals.zero(world.device, microbatches)
+    recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, ema, options.get("clip", 0.0))
+    rate = 1e-3 if optimizer_name == "adamw" else 0.01
+    for _ in loop.train(parallel_model, batches(world, steps, images, microbatches, rate), recipe, totals):
+        pass
+    sums = distributed.all_reduce_sum(totals.sums).sum(0)
+    state = json.dumps(precision.state_dict(optimizer), sort_keys=True, default=str)
+    return digest(net.parameters()), digest([*net.buffers(), *ema.averages, sums]) + state
+
+
+def main() -> None:
+    folder, (steps, shards, images), cases = Path(sys.argv[1]), map(int, sys.argv[2:5]), json.loads(sys.argv[5])
+    determinism.make_deterministic(1, True)
+    world = World.from_env(os.environ, "cpu")
+    with distributed.join(world, 300):
+        for case in cases:
+            digests = distributed.all_gather_object(trained(world, case, steps, shards, images))
+            # ddp's statistics differ between processes
+            assert len(set(digests)) == 1 or case[1] != "elastic", "the processes differ"
+            if world.is_main:
+                with (folder / str(world.size)).open("a") as table:
+                    print(*digests[0], *case, sep="\t", file=table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""`python -m pipeline.train` that receives TERM after its first step.
+
+python -m tests.ranks.stop_at_once
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pipeline import train
+from pipeline.engine import loop
+from pipeline.engine.loop import Batch
+
+take_steps: Callable[..., Iterator[Batch]] = loop.train
+
+
+def interrupted(*arguments: Any) -> Iterator[Batch]:
+    for batch in take_steps(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield batch
+
+
+if __name__ == "__main__":
+    sys.argv = ["train"]
+    loop.train = interrupted  # type: ignore[assignment]
+    sys.exit(train.main())

@@ -1,0 +1,71 @@
+"""Variables and operators that are not deterministic are refused in one line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline import train
+from pipeline.base.errors import UserError
+from pipeline.config import params
+from tests.conftest import on_cpu
+from tests.test_train import launch, small_world
+
+
+def test_deterministic_mode_refuses_what_it_cannot_vouch_for(tmp_path: Path) -> None:
+    """A variable that contradicts train.deterministic is named, with the allowed values."""
+    folder = small_world(tmp_path)
+    environ = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":0:0"}
+    refused = subprocess.run(
+        [sys.executable, "-m", "pipeline.launch", "train"],
+        cwd=folder, env=environ, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "train: CUBLAS_WORKSPACE_CONFIG: ':0:0' contradicts train.deterministic: true; "
+        "allowed: :4096:8, :16:8, or unset it\n"
+    )
+
+
+def test_an_operator_without_a_deterministic_version_is_named(raw: dict[str, Any]) -> None:
+    """An operator that torch has no deterministic version of is named, with what is allowed instead."""
+    settings = params.parse(on_cpu(raw)).train
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with (
+            pytest.raises(
+                UserError,
+                match=r"train.deterministic: true × train.model: 'shufflenet_v2_x0_5': put_ has no deterministic",
+            ),
+            train.explain_torch_errors(settings),
+        ):
+            torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+    finally:
+        torch.use_deterministic_algorithms(before)
+    with pytest.raises(RuntimeError, match="something else"), train.explain_torch_errors(settings):
+        raise RuntimeError("something else")
+
+
+def test_batchnorm_over_a_single_value_is_refused(raw: dict[str, Any]) -> None:
+    """torch's error about a layer in the middle of a model becomes a message about the params. Other errors stay."""
+    settings = params.parse(on_cpu(raw)).train
+    with (
+        pytest.raises(UserError, match=r"train.batch_size: 8: a part of the batch is one image.* train.crop: 32, and"),
+        train.explain_torch_errors(settings),
+    ):
+        torch.nn.BatchNorm2d(4)(torch.ones(1, 4, 1, 1))
+    with pytest.raises(ValueError, match="something else"), train.explain_torch_errors(settings):
+        raise ValueError("something else")
+
+
+def test_provenance_says_when_the_bytes_are_not_promised(tmp_path: Path) -> None:
+    """train.deterministic: false is allowed and recorded."""
+    folder = small_world(tmp_path, train__deterministic=False)
+    launch(folder)
+    assert json.loads(next(folder.glob("runs/*/provenance.json")).read_text())["bytes_promised"] is False

@@ -1,0 +1,77 @@
+"""A resumed training has the bytes of an uninterrupted one, for every kind of state."""
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from pipeline.base import files
+from tests.helpers.trainings import messages, rank_processes, start, wait_for
+from tests.test_train import launch, outputs, small_world
+
+FURTHER_STATE = pytest.mark.slow("further kinds of state and numbers of processes; make test has two of the five")
+
+
+@pytest.mark.parametrize(
+    ("processes", "lines"),
+    [
+        (1, {"train__optimizer": "adamw", "train__lr": 0.001, "train__ema_decay": 0.9, "train__export": "ema",
+             "train__model": "mobilenet_v3_small", "train__gradient_checkpointing": True}),
+        (2, {"train__precision": "bf16", "run__launcher": "spawn", "train__accumulation_steps": 2, "train__mixup": 0.2,
+             "train__model": "mobilenet_v3_small", "train__epochs": 12}),
+        pytest.param(
+            2, {"train__precision": "fp16", "train__model": "mobilenet_v3_small", "train__epochs": 6,
+                "train__clip_norm": 1.0, "train__export": "best"}, marks=FURTHER_STATE,
+        ),
+        # A model that is large enough for several buckets of gradients.
+        pytest.param(
+            3, {"train__model": "resnet18", "train__epochs": 4, "train__batch_size": 12}, marks=FURTHER_STATE,
+        ),
+        pytest.param(
+            4, {"train__model": "resnet18", "train__epochs": 4, "train__optimizer": "adam", "train__lr": 0.001},
+            marks=FURTHER_STATE,
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_resume_is_exact_in_the_middle_of_an_epoch(tmp_path: Path, processes: int, lines: dict[str, Any]) -> None:
+    """On 1 to 4 processes, a stop and a resume change no byte, for every kind of state."""
+    lines = {
+        "train__parallel": "ddp", "run__processes": processes, "train__epochs": 24, "run__log_steps": 1,
+        "train__label_smoothing": 0.0, **lines,
+    }  # fmt: skip
+    straight = small_world(tmp_path / "straight", **lines)
+    launch(straight)
+    folder = small_world(tmp_path / "cut", **lines)
+    launcher = start(folder)
+    wait_for(lambda: "epoch 2/" in messages(folder) or launcher.poll() is not None, "no second epoch")
+    rank_processes(launcher)[-1].send_signal(signal.SIGTERM)
+    assert launcher.wait(600) == 75, messages(folder)
+    launch(folder)
+    assert outputs(folder) == outputs(straight)
+
+
+def test_a_finished_run_that_dvc_did_not_record_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between its last step and DVC's record, a run goes on from its end. Once recorded, a start trains anew."""
+    folder = small_world(tmp_path, run__log_steps=2)
+    monkeypatch.setenv("DVC_STAGE", "train")  # as DVC starts it
+    launch(folder)
+    first = outputs(folder)
+    shutil.rmtree(folder / "models")  # DVC removes outputs that it has no record of
+    again = launch(folder)
+    assert "going on from step 9" in again.stderr
+    assert "epoch 1/2" not in again.stderr
+    assert outputs(folder) == first
+    outs = [{"path": "models/model.safetensors", "md5": files.md5(folder / "models/model.safetensors")}]
+    with (folder / "dvc.lock").open("w") as lock:
+        YAML().dump({"schema": "2.0", "stages": {"train": {"cmd": "", "outs": outs}}}, lock)
+    forced = launch(folder)
+    assert "going on" not in forced.stderr
+    assert "epoch 1/2" in forced.stderr
+    assert outputs(folder) == first
+    assert not list(folder.glob("runs/*/*checkpoint.pt"))
