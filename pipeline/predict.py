@@ -162,8 +162,8 @@ def main() -> int:
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="an image, or a folder to look through")
     parser.add_argument("--json", action="store_true", help="print one JSON list with the probabilities of all classes")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute (default: cpu)")
-    given = parser.parse_args()
-    return exit_status("predict", lambda: 1 if predict(given.images, given.json, given.device) else 0)
+    arguments = parser.parse_args()
+    return exit_status("predict", lambda: 1 if predict(arguments.images, arguments.json, arguments.device) else 0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Stage `prepare`: decode every kept image once and pack it, resized to a square, so that training never decodes.
+"""Stage `prepare`: decode every kept image once, resize it to a square and pack it, so that training never decodes.
 
-python -m pipeline.prepare       reads paths.images and paths.split; writes paths.packed (see packed.py)
+python -m pipeline.prepare       reads paths.images and paths.split; writes paths.packed (data/packed.py)
 """
 
 import sys
@@ -17,24 +17,24 @@ from pipeline.data import images, packed, split_table
 
 
 def prepare(folder: Path, split_csv: Path, output: Path, size: int, workers: int) -> None:
-    """Pack the kept images of `split_csv`, found below `folder`, into the folder `output`.
+    """Pack the kept images of `split_csv`, which are below `folder`, into the folder `output`.
 
-    The bytes are the same for any number of workers. Raises UserError if an image is no longer there or broken.
+    The bytes are the same for any number of workers. Raises UserError if an image is missing or broken.
     """
-    lines = split_table.kept_rows(split_csv)
+    rows = split_table.kept_rows(split_csv)
 
-    def resize(line: dict[str, str]) -> NDArray[np.uint8]:
-        path = folder / line["path"]
+    def resize(row: dict[str, str]) -> NDArray[np.uint8]:
+        path = folder / row["path"]
         try:
-            return images.resize_to_square(path, size, int(line["width"]) * int(line["height"]))
+            return images.resize_to_square(path, size, int(row["width"]) * int(row["height"]))
         except FileNotFoundError:
             raise UserError(
                 f"{path}: in {split_csv}, but not there; run the split stage again (dvc repro does)"
             ) from None
 
     with files.atomic_folder(output) as partial:
-        resized = threads.ordered_map(resize, lines, workers, "prepare", result_bytes=3 * size**2)
-        packed.write(partial, resized, len(lines), size)
+        resized = threads.ordered_map(resize, rows, workers, "prepare", result_bytes=3 * size**2)
+        packed.write(partial, resized, len(rows), size)
 
 
 def run(config: Params) -> None:

@@ -48,20 +48,20 @@ def split(folder: Path, settings: params.Split, workers: int) -> tuple[list[Row]
     infos = inspect(folder, image_files, settings, workers)
     check_unreadable_count(image_files, infos, settings.max_unreadable)
     reasons = duplicates.exclusions(image_files, infos)
-    kept = [row for row, reason in enumerate(reasons) if not reason]
-    assignment.check_class_sizes(classes, [image_files[row] for row in kept])
+    usable = [row for row, reason in enumerate(reasons) if not reason]
+    assignment.check_class_sizes(classes, [image_files[row] for row in usable])
 
-    given = bool(image_files[0].given_split)
+    is_given = bool(image_files[0].given_split)
     near = duplicates.near_duplicates(
-        np.array([infos[row].phash for row in kept], np.uint64),
-        np.array([SPLITS.index(image_files[row].given_split) if given else 0 for row in kept], np.int64),
+        np.array([infos[row].phash for row in usable], np.uint64),
+        np.array([SPLITS.index(image_files[row].given_split) if is_given else 0 for row in usable], np.int64),
         settings.phash_distance,
     )
     keys, groups = assignment.make_groups(
-        near.component.tolist(), [image_files[row].label for row in kept], [infos[row].pixels for row in kept]
+        near.component.tolist(), [image_files[row].label for row in usable], [infos[row].pixels for row in usable]
     )
-    splits, moved = ({}, 0) if given else assignment.assign(groups, settings)
-    key_of = dict(zip(kept, keys, strict=True))
+    splits, moved = ({}, 0) if is_given else assignment.assign(groups, settings)
+    key_of = dict(zip(usable, keys, strict=True))
     rows = []
     for number, (image_file, reason, info) in enumerate(zip(image_files, reasons, infos, strict=True)):
         key = key_of.get(number, "")

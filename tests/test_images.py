@@ -1,4 +1,4 @@
-"""Images of every kind come out upright 8-bit RGB, and what is no image gets its reason."""
+"""Images of every kind become upright 8-bit RGB; for any other file there is a reason."""
 
 import struct
 import zlib
@@ -14,14 +14,14 @@ from pipeline.base.errors import UserError
 from pipeline.data import images
 from tests.helpers.datasets import decode
 
-# pytest turns warnings into errors again; the module itself ignores Pillow's warnings about odd metadata
+# pytest makes warnings errors again; the module itself ignores Pillow's warnings about odd metadata
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 WIDTH, HEIGHT = 60, 40
 
 
 def scene() -> Image.Image:
-    """A smooth image that differs under every turn: red grows to the right, green downwards, blue in one corner."""
+    """A smooth image that no turn leaves the same: red grows to the right, green downwards, blue is in one corner."""
     x, y = np.meshgrid(np.linspace(0, 1, WIDTH), np.linspace(0, 1, HEIGHT))
     return Image.fromarray(np.round(255 * np.stack([x, y, (1 - x) * (1 - y)], axis=-1)).astype(np.uint8))
 
@@ -52,7 +52,7 @@ def saved(path: Path, image: Image.Image, **options: Any) -> Path:
     ],
 )
 def test_lossless_formats_keep_every_pixel(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
-    """Each lossless format gives back exactly what was saved, whatever the case of its extension."""
+    """Each lossless format gives exactly the saved pixels, with any case of the extension."""
     image = decode(saved(tmp_path / name, scene(), **options))
     assert image.mode == "RGB"
     assert (pixels(image) == pixels(scene())).all()
@@ -60,14 +60,14 @@ def test_lossless_formats_keep_every_pixel(tmp_path: Path, name: str, options: d
 
 @pytest.mark.parametrize(("name", "tolerance"), [("a.jpg", 6), ("a.JPEG", 6), ("a.webp", 10), ("a.gif", 20)])
 def test_lossy_formats_come_close(tmp_path: Path, name: str, tolerance: float) -> None:
-    """JPEG, WebP and GIF give back about what was saved."""
+    """JPEG, WebP and GIF give nearly the saved pixels."""
     assert abs(pixels(decode(saved(tmp_path / name, scene()))) - pixels(scene())).mean() < tolerance
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "PA", "I;16"])
 @pytest.mark.parametrize("suffix", ["png", "tiff"])
 def test_every_mode_becomes_rgb(tmp_path: Path, mode: str, suffix: str) -> None:
-    """Black and white, grey, palette and alpha come out as RGB of the same size and about the same brightness."""
+    """Black and white, grey, palette and alpha become RGB of the same size and nearly the same brightness."""
     if mode == "PA" and suffix == "png":
         image = scene().convert("P")
         path = saved(tmp_path / "a.png", image, transparency=bytes([255] * 256))
@@ -80,8 +80,8 @@ def test_every_mode_becomes_rgb(tmp_path: Path, mode: str, suffix: str) -> None:
     assert abs(pixels(decoded.convert("L")).mean() - pixels(scene().convert("L")).mean()) < 4
 
 
-def test_adobe_inverted_cmyk_is_turned_the_right_way(tmp_path: Path) -> None:
-    """A CMYK JPEG, which stores its inks inverted, shows the same image as a CMYK TIFF, which does not."""
+def test_inverted_cmyk_of_adobe_is_decoded(tmp_path: Path) -> None:
+    """A CMYK JPEG, which stores its inks inverted, gives the same image as a CMYK TIFF, which does not."""
     inks = scene().convert("CMYK")
     jpeg = saved(tmp_path / "a.jpg", inks, quality=95)
     assert b"Adobe" in jpeg.read_bytes()
@@ -90,7 +90,7 @@ def test_adobe_inverted_cmyk_is_turned_the_right_way(tmp_path: Path) -> None:
 
 
 def test_16_bit_grey_is_scaled_and_not_clipped(tmp_path: Path) -> None:
-    """Every 16-bit grey value v becomes v / 257, rounded: from a PNG, a TIFF of either byte order, and a PGM."""
+    """Every 16-bit grey value v becomes v / 257, rounded: in a PNG, a TIFF of either byte order, and a PGM."""
     values = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
     expected = np.floor(values / 257 + 0.5).astype(np.int64)
     paths = [saved(tmp_path / name, Image.fromarray(values)) for name in ("a.png", "a.tiff", "a.pgm")]
@@ -101,7 +101,7 @@ def test_16_bit_grey_is_scaled_and_not_clipped(tmp_path: Path) -> None:
 
 
 def test_the_transparent_value_of_16_bit_grey_is_white(tmp_path: Path) -> None:
-    """A 16-bit grey PNG with a transparent value shows white there."""
+    """In a 16-bit grey PNG, pixels of the transparent value become white."""
     values = np.full((16, 16), 1000, np.uint16)
     values[:8] = 40000
     image = decode(saved(tmp_path / "a.png", Image.fromarray(values), transparency=1000))
@@ -110,13 +110,13 @@ def test_the_transparent_value_of_16_bit_grey_is_white(tmp_path: Path) -> None:
 
 
 def test_grey_without_a_known_white_is_not_decodable(tmp_path: Path) -> None:
-    """32-bit and floating-point grey, whose white nobody knows, is excluded rather than shown wrong."""
+    """32-bit and floating-point grey have no known white, so they are excluded."""
     for grey in (np.full((16, 16), 70000, np.int32), np.full((16, 16), 0.5, np.float32)):
         assert inspect_image(saved(tmp_path / "a.tiff", Image.fromarray(grey))).reason == "not decodable"
 
 
 def test_alpha_lies_over_white(tmp_path: Path) -> None:
-    """A clear pixel is white, a half clear one halfway, also in a palette and as one transparent colour."""
+    """A transparent pixel becomes white, a half transparent one half white, also in a palette and as one colour."""
     rgba = Image.new("RGBA", (16, 16), (0, 0, 200, 0))
     rgba.paste((0, 0, 200, 128), (0, 0, 16, 8))
     half = pixels(decode(saved(tmp_path / "a.png", rgba)))
@@ -134,7 +134,7 @@ def test_alpha_lies_over_white(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tiff"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_applied(tmp_path: Path, suffix: str, orientation: int) -> None:
-    """An image stored turned, with the EXIF orientation that says how, comes out upright, and is measured so."""
+    """An image that is stored turned, with its EXIF orientation, becomes upright, and so does its size."""
     stored = {  # the inverse of each turn
         1: lambda s: s, 2: lambda s: s[:, ::-1], 3: lambda s: s[::-1, ::-1], 4: lambda s: s[::-1],
         5: lambda s: s.transpose(1, 0, 2), 6: lambda s: np.rot90(s, 1), 7: lambda s: s[::-1, ::-1].transpose(1, 0, 2),
@@ -160,15 +160,15 @@ def test_exif_orientation_is_applied(tmp_path: Path, suffix: str, orientation: i
     ],
 )
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
-def test_broken_exif_fails_no_image(tmp_path: Path, exif: bytes, suffix: str) -> None:
+def test_broken_exif_is_no_reason_to_exclude(tmp_path: Path, exif: bytes, suffix: str) -> None:
     """An image with broken EXIF data is decoded as it is stored."""
     path = saved(tmp_path / f"a.{suffix}", scene(), exif=exif)
     assert inspect_image(path).reason == ""
     assert decode(path).size == (WIDTH, HEIGHT)
 
 
-def test_a_long_text_fails_no_png(tmp_path: Path) -> None:
-    """A PNG with a compressed comment of 3 MB, such as image generators write, is decoded."""
+def test_a_long_text_is_no_reason_to_exclude_a_png(tmp_path: Path) -> None:
+    """A PNG with a compressed comment of 3 MB, as image generators write it, is decoded."""
     text = PngImagePlugin.PngInfo()
     text.add_text("comment", "x" * 3_000_000, zip=True)
     assert inspect_image(saved(tmp_path / "a.png", scene(), pnginfo=text)).reason == ""
@@ -181,8 +181,8 @@ def test_an_animation_counts_as_its_first_image(tmp_path: Path) -> None:
     assert pixels(decode(path))[0, 0].tolist() == [255, 0, 0]
 
 
-def test_a_good_image_is_kept_with_its_measures(tmp_path: Path) -> None:
-    """A kept image has its size, a hash of its pixels that the format does not change, and its fingerprint."""
+def test_a_good_image_has_size_hash_and_fingerprint(tmp_path: Path) -> None:
+    """The hash of the pixels does not depend on the format."""
     png, bmp = (inspect_image(saved(tmp_path / f"a.{suffix}", scene())) for suffix in ("png", "bmp"))
     assert (png.reason, png.width, png.height, png.phash) == ("", WIDTH, HEIGHT, WIDTH)
     assert png == bmp
@@ -191,7 +191,7 @@ def test_a_good_image_is_kept_with_its_measures(tmp_path: Path) -> None:
 
 
 def test_equal_bytes_of_another_shape_are_other_pixels(tmp_path: Path) -> None:
-    """Two plain images of equal bytes but another width and height do not count as the same."""
+    """Two images of one colour with equal bytes but other sides have different hashes."""
     wide, tall = (
         inspect_image(saved(tmp_path / f"{w}.png", Image.new("RGB", (w, h), "red"))) for w, h in ((20, 10), (10, 20))
     )
@@ -199,15 +199,15 @@ def test_equal_bytes_of_another_shape_are_other_pixels(tmp_path: Path) -> None:
 
 
 def png_with_size(width: int, height: int, content: bytes = b"") -> bytes:
-    """A PNG whose header promises a size, with this for compressed pixels."""
+    """A PNG with this size in its header, and with this content as compressed pixels."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
     data = struct.pack(">I", len(content)) + b"IDAT" + content + struct.pack(">I", zlib.crc32(b"IDAT" + content))
     return b"\x89PNG\r\n\x1a\n" + chunk + data
 
 
-def test_a_size_beyond_the_limits_is_judged_from_the_header(tmp_path: Path) -> None:
-    """Too large and too small are told without decoding, with the header's size: a bomb never goes off."""
+def test_a_size_beyond_the_limits_is_read_from_the_header(tmp_path: Path) -> None:
+    """Too large and too small images are not decoded; their size is that of the header."""
     (tmp_path / "bomb.png").write_bytes(png_with_size(60_000, 60_000))
     assert inspect_image(tmp_path / "bomb.png") == images.ImageInfo("too large", 60_000, 60_000)
     path = saved(tmp_path / "a.png", scene())
@@ -219,7 +219,7 @@ def test_a_size_beyond_the_limits_is_judged_from_the_header(tmp_path: Path) -> N
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9])
 @pytest.mark.parametrize("suffix", ["jpg", "png", "bmp", "ppm"])
 def test_a_cut_file_is_truncated(tmp_path: Path, suffix: str, share: float) -> None:
-    """A JPEG, PNG, BMP or PPM cut anywhere is called truncated, and refused by name when it is to be shown."""
+    """A JPEG, PNG, BMP or PPM cut at any point is truncated; decoding it is refused by name."""
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8))
     content = saved(tmp_path / f"whole.{suffix}", noise).read_bytes()
     path = tmp_path / f"cut.{suffix}"
@@ -239,15 +239,15 @@ def test_a_cut_file_is_truncated(tmp_path: Path, suffix: str, share: float) -> N
         (png_with_size(64, 64, b"nothing that zlib knows"), "not decodable"),
     ],
 )
-def test_what_is_no_image_gets_its_reason(tmp_path: Path, content: bytes, reason: str) -> None:
-    """An empty file, text or EPS named .jpg and a broken PNG get their own reasons."""
+def test_a_file_that_is_no_image_has_its_reason(tmp_path: Path, content: bytes, reason: str) -> None:
+    """An empty file, text or EPS named .jpg, and a broken PNG have different reasons."""
     path = tmp_path / "a.jpg"
     path.write_bytes(content)
     assert inspect_image(path).reason == reason
 
 
 def test_damaged_bytes_never_end_in_a_crash(tmp_path: Path) -> None:
-    """Whatever 300 damages do to a file, it gets a verdict."""
+    """For 300 damaged files there is a reason, or the image."""
     draw = np.random.default_rng(0)
     for suffix in ("jpg", "png", "gif", "bmp", "webp", "tiff"):
         content = np.frombuffer(saved(tmp_path / f"a.{suffix}", scene()).read_bytes(), np.uint8)
@@ -259,8 +259,8 @@ def test_damaged_bytes_never_end_in_a_crash(tmp_path: Path) -> None:
             assert inspect_image(path).reason in ("", *images.REASONS)
 
 
-def test_a_file_that_cannot_be_read_is_no_verdict(tmp_path: Path) -> None:
-    """The disk's fault is raised, and not held against the image."""
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    """A fault of the disk is raised, and is no reason to exclude the image."""
     with pytest.raises(FileNotFoundError):
         inspect_image(tmp_path / "absent.jpg")
     with pytest.raises(FileNotFoundError):
@@ -271,18 +271,18 @@ def test_a_file_that_cannot_be_read_is_no_verdict(tmp_path: Path) -> None:
     ("sides", "decoded"),
     [((640, 400), (320, 200)), ((640, 399), (640, 399)), ((1700, 800), (425, 200)), ((200, 150), (200, 150))],
 )
-def test_a_large_jpeg_is_decoded_at_the_scale_that_will_do(
+def test_a_large_jpeg_is_decoded_at_a_reduced_scale(
     tmp_path: Path, sides: tuple[int, int], decoded: tuple[int, int]
 ) -> None:
-    """A draft is the smallest scale with no side below what was asked for, and looks like the whole."""
+    """A draft has the smallest scale with both sides large enough, and looks like the full image."""
     path = saved(tmp_path / "a.jpg", scene().resize(sides), quality=95)
     draft = decode(path, draft=200)
     assert draft.size == decoded
-    small, whole = (pixels(image.resize((50, 50))) for image in (draft, decode(path)))
-    assert abs(small - whole).max() <= 2
+    small, full = (pixels(image.resize((50, 50))) for image in (draft, decode(path)))
+    assert abs(small - full).max() <= 2
 
 
-def test_any_name_will_do(tmp_path: Path) -> None:
-    """A name with spaces, quotes, a newline and other letters is a name like any other."""
+def test_any_name_is_allowed(tmp_path: Path) -> None:
+    """A name with spaces, quotes, a newline and other letters makes no difference."""
     path = saved(tmp_path / "plain.png", scene()).rename(tmp_path / 'a b, "c"\nñ 花.png')
     assert inspect_image(path).reason == ""

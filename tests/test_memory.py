@@ -1,4 +1,4 @@
-"""Images in flight share one budget of memory, whatever lies in a folder; what is no file is refused by name."""
+"""Images that are decoded at the same time share one budget of memory. What is not a file is refused by name."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.test_images import png_with_size
 
 MARGIN = 12_000_000  # bytes: strips, and what Python takes in between
 
-# Prints, for every (folder, budget, threads), by how much judging all of the folder raised the memory at most.
+# Prints, for every (folder, budget, threads), the most memory that inspecting the folder took, and its pixel hashes.
 PEAKS = """
 import json, sys
 from pathlib import Path
@@ -36,7 +36,7 @@ def status(field):
 
 def peak(folder, budget, workers):
     limit, before = MemoryBudget(budget), status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the mark of the most starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     look = lambda path: images.inspect_image(path, 1, 10**8, seen, limit)
     infos = list(threads.ordered_map(look, sorted(Path(folder).iterdir()), workers))
     return status("VmHWM") - before, [info.pixels for info in infos]
@@ -51,14 +51,14 @@ print(json.dumps([peak(*case) for case in json.loads(sys.argv[1])]))
 
 
 def peaks(*cases: tuple[Path, int, int]) -> list[tuple[int, list[str]]]:
-    """For every (folder, budget, threads): the bytes that judging its images took at most, and their hashes."""
-    asked = json.dumps([(str(folder), budget, threads) for folder, budget, threads in cases])
-    done = subprocess.run([sys.executable, "-c", PEAKS, asked], capture_output=True, text=True, check=True)
+    """For every (folder, budget, threads): the most bytes that inspecting its images took, and their pixel hashes."""
+    cases_as_json = json.dumps([(str(folder), budget, threads) for folder, budget, threads in cases])
+    done = subprocess.run([sys.executable, "-c", PEAKS, cases_as_json], capture_output=True, text=True, check=True)
     return [(peak, pixels) for peak, pixels in json.loads(done.stdout)]
 
 
-def test_what_is_lent_is_never_more_than_there_is() -> None:
-    """Threads that take and wait hold no more than all at any time; one that wants more than that holds it alone."""
+def test_never_more_is_reserved_than_there_is() -> None:
+    """Threads together never hold more than the budget; one that wants more holds all of it alone."""
     budget, guard, held, most = MemoryBudget(100), threading.Lock(), [0], [0]
     alone: list[int] = []
 
@@ -77,20 +77,20 @@ def test_what_is_lent_is_never_more_than_there_is() -> None:
     assert set(alone) == {100}
 
 
-def test_who_holds_something_never_waits_for_more() -> None:
-    """What is held can be raised at once or not at all, so two that want all of it cannot wait for each other."""
+def test_a_thread_that_holds_memory_never_waits_for_more() -> None:
+    """`grow` returns at once, so two threads that want everything cannot wait for each other."""
     budget = MemoryBudget(100)
     with budget.reserve(40) as first:
         with budget.reserve(50) as second:
             assert first(50)
             assert not first(51)
-            assert second(20)  # never less
+            assert second(20)  # it keeps what it has
         assert first(100)
-        assert first(1000)  # there is no more than all
+        assert first(1000)  # the whole budget is enough
 
 
 def test_a_budget_bounds_the_memory_and_changes_no_result(tmp_path: Path) -> None:
-    """16 images by 8 threads, a budget for one: the peak is that of one, and every result is the same."""
+    """16 images, 8 threads and a budget for one image: the peak is that of one image, and the results are the same."""
     for number, colour in enumerate(np.random.default_rng(0).integers(0, 256, (16, 3)).tolist()):
         drawn = Image.new("RGB", (1600, 1250), tuple(colour))
         drawn.save(tmp_path / f"{number}.jpg", quality=50, progressive=True, subsampling=0)
@@ -102,8 +102,8 @@ def test_a_budget_bounds_the_memory_and_changes_no_result(tmp_path: Path) -> Non
     assert free > 2 * bounded
 
 
-def test_no_image_takes_more_than_is_lent_to_it(tmp_path: Path) -> None:
-    """Of every kind of file: the peak of judging it is below what was reckoned from its header."""
+def test_no_image_takes_more_than_its_estimate(tmp_path: Path) -> None:
+    """For every kind of file, the peak of inspecting it is below the estimate from its header."""
     plain, turned = Image.new("RGB", (2000, 1500), "teal"), Image.Exif()
     turned[0x0112] = 6
     grey16 = Image.fromarray(np.full((1500, 2000), 30000, np.uint16))
@@ -119,25 +119,25 @@ def test_no_image_takes_more_than_is_lent_to_it(tmp_path: Path) -> None:
         ("strip.tiff", plain.convert("RGBA"), {"compression": "tiff_lzw", "tiffinfo": {278: 1500}}),
         ("grey.pgm", grey16, {}),
     ]
-    reckoned = []
+    estimates = []
     for name, drawn, options in kinds:
         path = tmp_path / name.replace(".", "_") / name
         path.parent.mkdir()
         drawn.save(path, **options)
         with Image.open(path) as image, path.open("rb") as content:
-            reckoned.append(memory.opening_bytes(content) + images._decoding_bytes(image, 0))
-    found = peaks(*((tmp_path / name.replace(".", "_"), 2**31, 1) for name, _, _ in kinds))
-    for (name, _, _), most, (peak, _) in zip(kinds, reckoned, found, strict=True):
+            estimates.append(memory.opening_bytes(content) + images._decoding_bytes(image, 0))
+    measured = peaks(*((tmp_path / name.replace(".", "_"), 2**31, 1) for name, _, _ in kinds))
+    for (name, _, _), most, (peak, _) in zip(kinds, estimates, measured, strict=True):
         assert peak < most + MARGIN, name
 
 
-def test_long_images_are_reckoned_with_their_lines(tmp_path: Path) -> None:
-    """An image one pixel wide takes far more than its pixels do."""
+def test_the_estimate_of_a_long_image_includes_its_lines(tmp_path: Path) -> None:
+    """An image of one pixel width takes far more memory than its pixels."""
     with Image.new("RGB", (1, 100_000)) as image:
         assert images._decoding_bytes(image, 0) > 5 * memory.PIXEL * 100_000
 
 
-# ---- what is no image, and no file ----
+# ---- what is not an image or not a file ----
 
 
 def put(path: Path, what: str) -> None:
@@ -154,23 +154,21 @@ def put(path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["a pipe", "a socket", "a device", "a folder"])
-def test_what_is_no_file_is_refused_and_not_waited_for(
-    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody writes into the pipe; the sentence comes at once."""
+def test_what_is_not_a_file_is_refused_at_once(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process writes into the pipe; it is refused without waiting."""
     monkeypatch.chdir(tmp_path)
     put(tmp_path / "a.jpg", what)
-    for look in (
+    for open_image in (
         decode,
         lambda path: images.resize_to_square(path, 32),
         lambda path: images.inspect_image(path, 1, 1, id),
     ):
         with pytest.raises(UserError, match=rf"a\.jpg: {what}; allowed: a file; remove it"):
-            look(tmp_path / "a.jpg")
+            open_image(tmp_path / "a.jpg")
 
 
 def test_an_image_beyond_the_limit_is_refused_from_its_header(tmp_path: Path) -> None:
-    """The same limit for whoever shows an image as for split: a promise of 900 megapixels is not believed in."""
+    """Resizing has the same limit as the split: a header with 900 megapixels is refused without decoding."""
     (tmp_path / "bomb.png").write_bytes(png_with_size(30_000, 30_000))
     with pytest.raises(UserError) as refusal:
         images.resize_to_square(tmp_path / "bomb.png", 32, max_pixels=10**8)
@@ -181,7 +179,7 @@ def test_an_image_beyond_the_limit_is_refused_from_its_header(tmp_path: Path) ->
 
 
 def test_a_file_far_longer_than_its_image_could_be_is_not_read(tmp_path: Path) -> None:
-    """A file of 1 GB (with holes) is too large for 100 megapixels, whatever is in it."""
+    """A sparse file of 1 GB is too large for 100 megapixels; its content is not read."""
     with (tmp_path / "a.webp").open("wb") as file:
         file.write(b"RIFF\xff\xff\xff\x7fWEBPVP8 ")
         file.truncate(10**9)

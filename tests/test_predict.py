@@ -45,13 +45,13 @@ def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_test_image_gets_the_evaluations_probabilities(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The probabilities of every test image are those of predictions.csv to rounding, whatever is asked beside it."""
+    """The probabilities of every test image are those of predictions.csv up to rounding, in any order of the images."""
     rows = files.read_csv(folder / "metrics/predictions.csv")
-    given = [Path("data/images") / row["path"] for row in reversed(rows)]
-    assert predict.predict(given, as_json=True, device="cpu") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [answer["path"] for answer in found] == [str(path) for path in given]
-    for answer, row in zip(found, reversed(rows), strict=True):
+    paths = [Path("data/images") / row["path"] for row in reversed(rows)]
+    assert predict.predict(paths, as_json=True, device="cpu") == 0
+    answers = json.loads(capsys.readouterr().out)
+    assert [answer["path"] for answer in answers] == [str(path) for path in paths]
+    for answer, row in zip(answers, reversed(rows), strict=True):
         assert list(answer["probabilities"]) == list(CLASSES)
         assert list(answer["probabilities"].values()) == pytest.approx(
             [float(row[f"p_{name}"]) for name in CLASSES], abs=1e-5
@@ -62,8 +62,8 @@ def test_a_test_image_gets_the_evaluations_probabilities(folder: Path, capsys: p
         assert answer["class"] == row["prediction"]
 
 
-def test_files_folders_and_what_is_no_image(folder: Path, tmp_path: Path) -> None:
-    """Files and folders are done in the given order; junk is left out, a broken file is named, and the status is 1."""
+def test_files_folders_and_files_that_are_no_images(folder: Path, tmp_path: Path) -> None:
+    """Files and folders are answered in the given order; junk is left out, other files are named, the status is 1."""
     (tmp_path / "two/__MACOSX").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
     for name in ("two/b.png", "two/A.PNG", "one.png", "two/__MACOSX/b.png", "two/.hidden.png"):
@@ -117,7 +117,7 @@ def test_an_answer_in_the_list_is_printed_before_the_next_is_made() -> None:
 
 
 def test_one_image(folder: Path) -> None:
-    """An image alone prints one line, nothing on stderr, and ends with status 0."""
+    """One image prints one line, nothing on stderr, and ends with status 0."""
     done = call(folder, "data/images/daisy/00 é.png")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("data/images/daisy/00 é.png: ")
@@ -125,7 +125,7 @@ def test_one_image(folder: Path) -> None:
 
 
 def test_nothing_but_refused_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With no image among the given, --json still prints a list, an empty one."""
+    """Without an image, --json prints an empty list."""
     assert predict.predict([Path("params.yaml")], as_json=True, device="cpu") == 1
     assert json.loads(capsys.readouterr().out) == []
 
@@ -142,7 +142,7 @@ def test_a_machine_without_a_gpu(folder: Path) -> None:
 
 
 def test_no_model_yet(project: Path, tmp_path: Path) -> None:
-    """Without a model one line says how to get one, even where the params could not train on this machine."""
+    """Without a model one line says how to get one, also if this machine could not train with these params."""
     (tmp_path / "params.yaml").write_bytes((project / "params.yaml").read_bytes())
     done = call(tmp_path, "x.png")
     assert done.returncode == 1
@@ -151,7 +151,7 @@ def test_no_model_yet(project: Path, tmp_path: Path) -> None:
     )
 
 
-# ---- odd names, odd outputs, what is no file ----
+# ---- odd names, odd outputs, what is not a file ----
 
 
 @pytest.fixture(scope="module")
@@ -163,30 +163,30 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def printed(given: Path, encoding: str, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> str:
+def printed(folder: Path, encoding: str, as_json: bool, monkeypatch: pytest.MonkeyPatch) -> str:
     """What prediction prints on an output of this encoding."""
     output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", output)
-    assert predict.predict([given], as_json=as_json, device="cpu") == 0
+    assert predict.predict([folder], as_json=as_json, device="cpu") == 0
     return output.buffer.getvalue().decode(encoding)
 
 
 @pytest.mark.parametrize(
-    ("encoding", "shown"),
+    ("encoding", "names"),
     [("utf-8", [r"a.png", r"caf\udce9.png", "é 花.png"]), ("ascii", [r"\xe9 \u82b1.png", r"a.png", r"caf\udce9.png"])],
 )
-def test_any_name_is_shown_on_any_output(
-    folder: Path, odd: Path, encoding: str, shown: list[str], monkeypatch: pytest.MonkeyPatch
+def test_any_name_is_printed_on_any_output(
+    folder: Path, odd: Path, encoding: str, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A line an image; what cannot be printed there is written as Python does. From JSON the names come back."""
+    """One line per image, with Python's escapes for letters that the output lacks. JSON gives the names back."""
     lines = printed(odd, encoding, False, monkeypatch).splitlines()
-    assert sorted(line.rpartition(": ")[0] for line in lines) == sorted(f"{odd}/{name}" for name in shown)
-    found = json.loads(printed(odd, encoding, True, monkeypatch))
-    assert sorted(answer["path"] for answer in found) == sorted(map(str, odd.iterdir()))
+    assert sorted(line.rpartition(": ")[0] for line in lines) == sorted(f"{odd}/{name}" for name in names)
+    answers = json.loads(printed(odd, encoding, True, monkeypatch))
+    assert sorted(answer["path"] for answer in answers) == sorted(map(str, odd.iterdir()))
 
 
-def test_a_system_without_letters_is_shown_them_all_the_same(folder: Path, odd: Path) -> None:
-    """With LC_ALL=C, where Python reads names as ASCII bytes, every image has its line."""
+def test_a_system_without_utf8_prints_every_name(folder: Path, odd: Path) -> None:
+    """With LC_ALL=C, where Python reads names as ASCII bytes, every image has one line."""
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
     command = [sys.executable, "-m", "pipeline.predict", str(odd)]
     done = subprocess.run(command, cwd=folder, env=os.environ | plain, capture_output=True, text=True, check=False)
@@ -197,10 +197,10 @@ def test_a_system_without_letters_is_shown_them_all_the_same(folder: Path, odd: 
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_an_output_that_is_closed_ends_in_a_sentence(
+def test_a_closed_output_ends_in_one_line(
     folder: Path, odd: Path, as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever read the answers has ended: the output is named, and no file."""
+    """If the reader of the output has ended, the message names the output, and no file."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
@@ -214,10 +214,10 @@ def test_an_output_that_is_closed_ends_in_a_sentence(
     )
 
 
-def test_what_is_no_file_or_far_too_large_is_named_at_once(
+def test_what_is_not_a_file_or_far_too_large_is_named_at_once(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A pipe that nobody writes to, given or in a folder, and a PNG that promises 900 megapixels."""
+    """A pipe without a writer, as an argument or in a folder, and a PNG with 900 megapixels in its header."""
     os.mkfifo(tmp_path / "pipe.jpg")
     (tmp_path / "folder").symlink_to(folder)
     (tmp_path / "large.png").write_bytes(png_with_size(30_000, 30_000))

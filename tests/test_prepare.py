@@ -1,4 +1,4 @@
-"""The packed images: one row a kept line of split.csv, the same bytes however they are made."""
+"""The packed images: one per kept row of split.csv, with the same bytes for any number of threads."""
 
 import hashlib
 import io
@@ -56,25 +56,30 @@ def drawn(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def do(folder: Path, output: Path, workers: int = 2, size: int = SIZE) -> bytes:
-    """Prepare, and all bytes of the output."""
+def do_prepare(folder: Path, output: Path, workers: int = 2, size: int = SIZE) -> bytes:
+    """Run prepare; all bytes of its output."""
     prepare.prepare(folder / "images", folder / "split.csv", output, size, workers)
     return content(output)
 
 
 def content(output: Path) -> bytes:
+    """All bytes of a packed folder."""
     assert sorted(path.name for path in output.iterdir()) == ["digest.json", "images.npy"]
     return (output / "digest.json").read_bytes() + (output / "images.npy").read_bytes()
 
 
 def test_the_number_of_workers_changes_no_byte(photos: Path, tmp_path: Path) -> None:
     """One, two and five threads pack the real photos into the same bytes."""
-    assert do(photos, tmp_path / "1", 1) == do(photos, tmp_path / "2", 2) == do(photos, tmp_path / "5", 5)
+    assert (
+        do_prepare(photos, tmp_path / "1", 1)
+        == do_prepare(photos, tmp_path / "2", 2)
+        == do_prepare(photos, tmp_path / "5", 5)
+    )
 
 
-def test_rows_stand_in_the_order_of_the_table(drawn: Path, tmp_path: Path) -> None:
-    """Row i shows the i-th kept line of split.csv, with its class, size and split."""
-    do(drawn, tmp_path / "packed")
+def test_images_are_in_the_order_of_the_table(drawn: Path, tmp_path: Path) -> None:
+    """Image i belongs to the i-th kept row of split.csv, with its class, size and split."""
+    do_prepare(drawn, tmp_path / "packed")
     data = packed.load(tmp_path / "packed", drawn / "split.csv")
     lines = [line for line in files.read_csv(drawn / "split.csv") if not line["reason"]]
     assert data.images.shape == (12, SIZE, SIZE, 3)
@@ -86,13 +91,13 @@ def test_rows_stand_in_the_order_of_the_table(drawn: Path, tmp_path: Path) -> No
         assert data.classes[data.labels[row]] == line["class"]
         assert data.sizes[row].tolist() == [int(line["width"]), int(line["height"])] == [30, 20 + row % 6]
         assert (data.images[row] == images.resize_to_square(drawn / "images" / line["path"], SIZE)).all()
-    for part in ("train", "val", "test"):
-        assert data.rows(part).tolist() == [row for row, line in enumerate(lines) if line["split"] == part]
+    for name in split_table.SPLITS:
+        assert data.rows(name).tolist() == [row for row, line in enumerate(lines) if line["split"] == name]
 
 
 def test_the_digest_is_that_of_the_file(drawn: Path, tmp_path: Path) -> None:
-    """digest.json tells the SHA-256 of images.npy, and images.npy is what numpy would have saved."""
-    do(drawn, tmp_path / "packed")
+    """digest.json has the SHA-256 of images.npy, and images.npy has the bytes that numpy would save."""
+    do_prepare(drawn, tmp_path / "packed")
     array = np.load(tmp_path / "packed/images.npy")
     digest = json.loads((tmp_path / "packed/digest.json").read_text())
     assert digest == {"sha256": files.sha256(tmp_path / "packed/images.npy"), "images": 12, "size": SIZE}
@@ -103,8 +108,8 @@ def test_the_digest_is_that_of_the_file(drawn: Path, tmp_path: Path) -> None:
 
 
 def test_packed_images_are_mapped_and_cannot_be_changed(drawn: Path, tmp_path: Path) -> None:
-    """The array lies on disk, and writing to it is an error."""
-    do(drawn, tmp_path / "packed")
+    """The array is a memory map of the file, and writing to it is an error."""
+    do_prepare(drawn, tmp_path / "packed")
     data = packed.load(tmp_path / "packed", drawn / "split.csv")
     assert isinstance(data.images, np.memmap)
     with pytest.raises(ValueError, match="read-only"):
@@ -112,8 +117,8 @@ def test_packed_images_are_mapped_and_cannot_be_changed(drawn: Path, tmp_path: P
 
 
 def test_another_table_is_refused(drawn: Path, tmp_path: Path) -> None:
-    """A split.csv with another number of kept lines is refused, naming both files."""
-    do(drawn, tmp_path / "packed")
+    """A split.csv with another number of kept rows is refused; the message names both files."""
+    do_prepare(drawn, tmp_path / "packed")
     lines = (drawn / "split.csv").read_text().splitlines(keepends=True)
     (tmp_path / "other.csv").write_text("".join(lines[:-1]))
     with pytest.raises(UserError, match=r"images\.npy: 12 images, but .*other\.csv keeps 11"):
@@ -121,27 +126,27 @@ def test_another_table_is_refused(drawn: Path, tmp_path: Path) -> None:
 
 
 def test_packed_images_of_another_size_than_the_params_say_are_refused(drawn: Path, tmp_path: Path) -> None:
-    """The key, both sizes, the file and what helps are named; the right size is taken."""
-    do(drawn, tmp_path / "packed")
+    """The message names the key, both sizes, the file and the remedy; the right size is accepted."""
+    do_prepare(drawn, tmp_path / "packed")
     data = packed.load(tmp_path / "packed", drawn / "split.csv")
     packed.check_packed_size(data, tmp_path / "packed", SIZE)
-    said = rf"prepare\.size: 80, but the packed images in .*images\.npy have {SIZE} pixels; .*--single-item prepare"
-    with pytest.raises(UserError, match=said):
+    message = rf"prepare\.size: 80, but the packed images in .*images\.npy have {SIZE} pixels; .*--single-item prepare"
+    with pytest.raises(UserError, match=message):
         packed.check_packed_size(data, tmp_path / "packed", 80)
 
 
 def test_a_missing_image_is_refused_and_the_earlier_output_stays(drawn: Path, tmp_path: Path) -> None:
-    """An image that vanished after the split ends the stage by name; what was packed before is whole."""
-    before = do(drawn, tmp_path / "packed")
+    """An image that is missing since the split is named; the earlier packed images are not changed."""
+    before = do_prepare(drawn, tmp_path / "packed")
     (drawn / "images/b/3.png").unlink()
     with pytest.raises(UserError, match=r"b/3\.png: in .*split\.csv, but not there; run the split stage again"):
-        do(drawn, tmp_path / "packed")
+        do_prepare(drawn, tmp_path / "packed")
     assert content(tmp_path / "packed") == before
     assert not files.partial(tmp_path / "packed").exists()
 
 
 def test_wrong_images_are_not_written(tmp_path: Path) -> None:
-    """Too few, too many and misshapen images are errors of the program."""
+    """Too few or too many images, or a wrong shape, are a ValueError."""
     image = np.zeros((4, 4, 3), np.uint8)
     cases: list[list[Any]] = [[image], [image] * 3, [image, image[:3]], [image, image.astype(np.int64)]]
     for wrong in cases:
@@ -152,7 +157,7 @@ def test_wrong_images_are_not_written(tmp_path: Path) -> None:
 def test_a_killed_run_leaves_nothing_and_the_next_gives_the_same_bytes(
     photos: Path, raw: dict[str, Any], tmp_path: Path
 ) -> None:
-    """SIGKILL amid the work leaves no packed folder; running again ends well, with the bytes of an unbroken run."""
+    """SIGKILL leaves no packed folder; the next run succeeds, with the bytes of an uninterrupted run."""
     (tmp_path / "images").symlink_to(photos / "images")
     (tmp_path / "split.csv").symlink_to(photos / "split.csv")
     changes = {"paths__images": "images", "paths__split": "split.csv", "paths__packed": "packed", "prepare__size": 256}
@@ -167,12 +172,12 @@ def test_a_killed_run_leaves_nothing_and_the_next_gives_the_same_bytes(
     assert growing.exists()
     assert not (tmp_path / "packed").exists()
     subprocess.run(command, cwd=tmp_path, check=True)
-    assert content(tmp_path / "packed") == do(photos, tmp_path / "unbroken", size=256)
+    assert content(tmp_path / "packed") == do_prepare(photos, tmp_path / "uninterrupted", size=256)
     assert not growing.parent.exists()
 
 
 def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path: Path) -> None:
-    """With sides of eight times the square's and more it is decoded at a half, and looks like the whole."""
+    """With sides of at least 8 times the square's it is decoded at a half, and looks like the full image."""
     path = tmp_path / "a.jpg"
     noise = np.random.default_rng(3).integers(0, 256, (9, 12, 3), np.uint8)
     Image.fromarray(noise).resize((640, 400), Image.Resampling.BICUBIC).save(path, quality=95)
@@ -187,7 +192,7 @@ def test_a_large_jpeg_is_decoded_at_a_reduced_scale(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sides", [(64, 48), (20, 90), (1, 3000), (3000, 1), (700, 900)])
 def test_an_image_of_any_shape_becomes_square(tmp_path: Path, sides: tuple[int, int]) -> None:
-    """Larger, smaller, of one line: uint8 [size, size, 3], and an image of one colour keeps it."""
+    """Larger, smaller or one line: uint8 [size, size, 3], and an image of one colour keeps its colour."""
     Image.new("RGB", sides, (10, 200, 30)).save(tmp_path / "a.png")
     image = images.resize_to_square(tmp_path / "a.png", 40)
     assert image.dtype == np.uint8
@@ -196,7 +201,7 @@ def test_an_image_of_any_shape_becomes_square(tmp_path: Path, sides: tuple[int, 
 
 
 def test_the_bits_of_a_square_are_these(tmp_path: Path) -> None:
-    """A release of Pillow that resizes otherwise would change every packed image: then this hash says so first."""
+    """If a release of Pillow resizes differently, every packed image changes, and this hash shows it."""
     noise = np.random.default_rng(0).integers(0, 256, (75, 100, 3), np.uint8)
     Image.fromarray(noise).save(tmp_path / "a.png")
     image = images.resize_to_square(tmp_path / "a.png", 40)

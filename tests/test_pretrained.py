@@ -1,4 +1,4 @@
-"""Pretrained weights: fetched, checked, made safe, and loaded so that a model answers as the one they came from."""
+"""Pretrained weights are fetched, checked, converted and loaded; the model then gives the outputs of the original."""
 
 import io
 import os
@@ -24,7 +24,7 @@ from tests.helpers.sources import NO_WAITS, project, reply, server
 
 
 def small(classes: int = 3) -> nn.Module:
-    """The smallest of the models, with statistics that are not those of a fresh one."""
+    """The smallest model, with other statistics than a new one."""
     net = network.build("shufflenet_v2_x0_5", classes, seed=1)
     for name, buffer in net.named_buffers():
         if name.endswith("running_mean"):
@@ -33,18 +33,19 @@ def small(classes: int = 3) -> nn.Module:
 
 
 def converted(folder: Path, state: Any, name: str = "mine.pth") -> Path:
-    """What `convert` makes of this, saved by torch."""
+    """The file that `convert` writes for this content, saved by torch."""
     torch.save(state, folder / name)
     pretrained.convert(folder / name, folder / "converted.safetensors")
     return folder / "converted.safetensors"
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Whether two dicts have the same names and equal tensors."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def said(folder: Path, state: Any, name: str = "mine.pth") -> str:
-    """The one line a file is refused with; nothing of it may be left."""
+def refusal(folder: Path, state: Any, name: str = "mine.pth") -> str:
+    """The one line with which a file is refused; checks that no other file is left."""
     with pytest.raises(UserError) as refused:
         converted(folder, state, name)
     assert [path.name for path in folder.iterdir()] == [name]
@@ -55,23 +56,23 @@ def said(folder: Path, state: Any, name: str = "mine.pth") -> str:
 @pytest.mark.parametrize(
     "name", ["resnet18", "mobilenet_v3_small", "densenet121", "squeezenet1_1", "googlenet", "mnasnet0_5"]
 )
-def test_a_model_answers_as_the_one_its_weights_are_from(name: str, tmp_path: Path) -> None:
-    """Loaded weights give torchvision's own model's outputs before the head, bit for bit; the head is our own."""
+def test_a_model_gives_the_outputs_of_the_original(name: str, tmp_path: Path) -> None:
+    """Before the head, the outputs equal those of torchvision's model bit for bit; the head is not loaded."""
     torch.manual_seed(0)
     options = {"init_weights": False, "transform_input": True} if name == "googlenet" else {}
-    theirs = torchvision.models.get_model(name, num_classes=10, **options)
-    ours = network.build(name, 3, seed=1)
-    own_head = deepcopy(network.head(ours))
-    sentence = pretrained.load_into(ours, converted(tmp_path, theirs.state_dict()), network.head(ours))
-    assert sentence.endswith("(10 classes there, 3 here): it begins afresh")
-    assert same(network.head(ours).state_dict(), own_head.state_dict())
+    original = torchvision.models.get_model(name, num_classes=10, **options)
+    net = network.build(name, 3, seed=1)
+    own_head = deepcopy(network.head(net))
+    sentence = pretrained.load_into(net, converted(tmp_path, original.state_dict()), network.head(net))
+    assert sentence.endswith("(10 classes there, 3 here): it starts untrained")
+    assert same(network.head(net).state_dict(), own_head.state_dict())
 
     before_head: dict[nn.Module, Tensor] = {}
-    for net in (theirs, ours):
-        network.head(net).register_forward_hook(lambda _, given, __, net=net: before_head.update({net: given[0]}))
-        net.eval()(torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(2)))
-    assert before_head[ours].abs().sum() > 0
-    assert torch.equal(before_head[ours], before_head[theirs])
+    for model in (original, net):
+        network.head(model).register_forward_hook(lambda _, args, __, net=model: before_head.update({net: args[0]}))
+        model.eval()(torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(2)))
+    assert before_head[net].abs().sum() > 0
+    assert torch.equal(before_head[net], before_head[original])
 
 
 @pytest.mark.parametrize("ending", [".pth", ".pt", ".safetensors"])
@@ -79,7 +80,7 @@ def test_a_model_answers_as_the_one_its_weights_are_from(name: str, tmp_path: Pa
 def test_every_format_gives_the_same_bytes(
     ending: str, wrap: Callable[[dict[str, Tensor]], dict[str, Any]], tmp_path: Path
 ) -> None:
-    """Weights in any of the formats, bare or as training scripts wrap them, become the same file and the same model."""
+    """Every format, with or without a key of training scripts, gives the same file and the same model."""
     net = small()
     torch.save(net.state_dict(), tmp_path / "plain.pth")
     pretrained.convert(tmp_path / "plain.pth", tmp_path / "plain.safetensors")
@@ -95,12 +96,12 @@ def test_every_format_gives_the_same_bytes(
     assert same(fresh.state_dict(), net.state_dict())
 
 
-def test_the_prefix_of_ddp_is_taken_off_and_said(tmp_path: Path) -> None:
-    """Names that all begin with `module.` lose it."""
+def test_the_prefix_of_ddp_is_removed_with_a_note(tmp_path: Path) -> None:
+    """If all names begin with `module.`, it is removed."""
     net = small()
     torch.save({f"module.{name}": value for name, value in net.state_dict().items()}, tmp_path / "ddp.pth")
     notes = pretrained.convert(tmp_path / "ddp.pth", tmp_path / "converted")
-    assert notes == ["ddp.pth: names without the 'module.' that DistributedDataParallel puts before them"]
+    assert notes == ["ddp.pth: the prefix 'module.' of DistributedDataParallel removed from all names"]
     assert safetensors.torch.load_file(tmp_path / "converted").keys() == net.state_dict().keys()
 
 
@@ -114,32 +115,32 @@ def test_the_prefix_of_ddp_is_taken_off_and_said(tmp_path: Path) -> None:
         ("features.denseblock1.denselayer6.norm1.weight", "features.denseblock1.denselayer6.norm1.weight"),
     ],
 )
-def test_names_from_before_torchvision_renamed_are_understood(old: str, new: str, tmp_path: Path) -> None:
-    """The names in torchvision's published DenseNet and vision transformer files become today's."""
+def test_old_names_of_torchvision_are_translated(old: str, new: str, tmp_path: Path) -> None:
+    """The names in the published files of DenseNet and vision transformers become the present names."""
     assert list(safetensors.torch.load_file(converted(tmp_path, {old: torch.zeros(1)}))) == [new]
 
 
-def test_auxiliary_heads_are_left_out_and_said(tmp_path: Path) -> None:
-    """GoogLeNet's published weights hold two auxiliary heads, which our model has not."""
-    whole = torchvision.models.googlenet(init_weights=False, aux_logits=True)
-    torch.save(whole.state_dict(), tmp_path / "googlenet.pth")
+def test_auxiliary_heads_are_left_out_with_a_note(tmp_path: Path) -> None:
+    """GoogLeNet's published weights have two auxiliary heads; the model here has none."""
+    original = torchvision.models.googlenet(init_weights=False, aux_logits=True)
+    torch.save(original.state_dict(), tmp_path / "googlenet.pth")
     notes = pretrained.convert(tmp_path / "googlenet.pth", tmp_path / "converted")
     assert notes == ["googlenet.pth: 20 tensors of auxiliary heads left out; the models here have none"]
     net = network.build("googlenet", 1000, seed=0)
     pretrained.load_into(net, tmp_path / "converted", network.head(net))
-    assert same(net.state_dict(), {name: whole.state_dict()[name] for name in net.state_dict()})
+    assert same(net.state_dict(), {name: original.state_dict()[name] for name in net.state_dict()})
 
 
-def test_old_files_that_count_no_batches_load(tmp_path: Path) -> None:
-    """Files from before BatchNorm counted its batches fit."""
+def test_old_files_without_num_batches_tracked_load(tmp_path: Path) -> None:
+    """Files from before BatchNorm counted batches fit."""
     state = {name: value for name, value in small().state_dict().items() if "num_batches" not in name}
     net = network.build("shufflenet_v2_x0_5", 3, seed=0)
     pretrained.load_into(net, converted(tmp_path, state), network.head(net))
     assert same({name: net.state_dict()[name] for name in state}, state)
 
 
-def test_what_does_not_fit_is_refused_with_five_names(tmp_path: Path) -> None:
-    """Missing, unexpected and misshapen tensors are named, at most five, and the model stays as it was."""
+def test_tensors_that_do_not_fit_are_refused_with_five_names(tmp_path: Path) -> None:
+    """Missing tensors, unknown ones and wrong shapes are named, at most five; the model is not changed."""
     state = small().state_dict()
     del state["conv1.0.weight"]
     state |= {"new.weight": torch.zeros(1), "conv5.0.weight": torch.zeros(2, 3)}
@@ -151,7 +152,7 @@ def test_what_does_not_fit_is_refused_with_five_names(tmp_path: Path) -> None:
     assert str(refused.value) == (
         f"train.weights: {path} does not fit the model: conv1.0.weight is missing, new.weight is not of this model, "
         f"conv5.0.weight has shape [2, 3], not [1024, 192, 1, 1]; "
-        f"allowed: weights of train.model, whose head may have other classes; or none"
+        f"allowed: weights of train.model (only the number of classes may differ), or none"
     )
     assert same(net.state_dict(), before)
 
@@ -164,7 +165,7 @@ def test_what_does_not_fit_is_refused_with_five_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("shape", "fault"), [((5, 8), "fc.weight has shape"), (None, "fc.weight is missing")])
 def test_only_the_number_of_classes_may_differ(shape: tuple[int, ...] | None, fault: str, tmp_path: Path) -> None:
-    """A head that looks at another number of features, or is missing, is refused."""
+    """A head for another number of features, or no head, is refused."""
     net, state = small(), small().state_dict()
     del state["fc.weight"]
     path = converted(tmp_path, state | ({} if shape is None else {"fc.weight": torch.zeros(shape)}))
@@ -173,7 +174,7 @@ def test_only_the_number_of_classes_may_differ(shape: tuple[int, ...] | None, fa
 
 
 class Harmful:
-    """A pickle that runs a command when it is loaded by a reader that trusts it."""
+    """A pickle that runs a command if a reader trusts it."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -186,15 +187,15 @@ class Harmful:
 def test_a_pickle_with_code_is_refused_and_does_not_run(
     state: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A whole saved model, or anything else that is run when it is read, is refused with what to do."""
+    """A saved model, or another object that runs code when it is read, is refused with a remedy."""
     monkeypatch.chdir(tmp_path)
-    refusal = said(tmp_path, state)
-    assert "mine.pth holds Python objects besides tensors" in refusal
-    assert "save its network.state_dict()" in refusal
+    line = refusal(tmp_path, state)
+    assert "mine.pth has Python objects besides tensors" in line
+    assert "save its model.state_dict()" in line
 
 
 @pytest.mark.parametrize(
-    ("state", "holds"),
+    ("state", "what"),
     [
         ([torch.zeros(1)], "no dict"),
         ({}, "a dict with nothing in it"),
@@ -202,16 +203,16 @@ def test_a_pickle_with_code_is_refused_and_does_not_run(
         ({"state_dict": {"a": 1}}, "a dict with a"),
     ],
 )
-def test_what_holds_no_weights_is_refused(state: Any, holds: str, tmp_path: Path) -> None:
-    """A file whose content is not a dict of tensors is refused with what it holds."""
-    assert f"mine.pth holds {holds}; allowed: a dict of tensors by name" in said(tmp_path, state)
+def test_a_file_without_weights_is_refused(state: Any, what: str, tmp_path: Path) -> None:
+    """If the content is not a dict of tensors, the message names the content."""
+    assert f"mine.pth holds {what}; allowed: a dict of tensors by name" in refusal(tmp_path, state)
 
 
 def test_a_missing_file_and_an_unknown_format_are_refused(tmp_path: Path) -> None:
-    """A path of nothing, and a name with another ending, are refused with what is allowed."""
+    """A path without a file, and another ending, are refused with what is allowed."""
     with pytest.raises(UserError, match=r"no\.pth': there is no such file; allowed: none, imagenet"):
         pretrained.convert(tmp_path / "no.pth", tmp_path / "converted")
-    assert "has no known format; allowed: none, imagenet, .pth, .pt, .safetensors" in said(tmp_path, {}, "mine.ckpt")
+    assert "has no known format; allowed: none, imagenet, .pth, .pt, .safetensors" in refusal(tmp_path, {}, "mine.ckpt")
 
 
 def saved(ending: str) -> bytes:
@@ -227,7 +228,7 @@ def saved(ending: str) -> bytes:
 @pytest.mark.parametrize("ending", [".pth", ".safetensors"])
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_a_truncated_file_is_refused(ending: str, share: float, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Wherever a file of weights ends too early, it is refused by name, and nothing is written."""
+    """A file of weights cut at any point is refused by name, and nothing is written."""
     folder, content = tmp_path_factory.mktemp("cut"), saved(ending)
     (folder / f"cut{ending}").write_bytes(content[: int(share * len(content))])
     with pytest.raises(UserError, match=f"^train.weights: .*cut{ending} "):
@@ -263,7 +264,7 @@ def test_an_address_that_cannot_be_checked_is_refused(url: str) -> None:
 
 
 def published(folder: Path) -> tuple[bytes, str, str]:
-    """A file of weights as torchvision publishes them: its bytes, its name, what its SHA-256 begins with."""
+    """A file of weights like torchvision's: its bytes, its name, and the first digits of its SHA-256."""
     torch.save(small(1000).state_dict(), folder / "published")
     digest = files.sha256(folder / "published")
     content = (folder / "published").read_bytes()
@@ -271,10 +272,10 @@ def published(folder: Path) -> tuple[bytes, str, str]:
     return content, f"shufflenetv2_x0.5-{digest[:10]}.pth", digest[:10]
 
 
-def test_published_weights_are_fetched_kept_mended_and_loaded(
+def test_published_weights_are_fetched_kept_repaired_and_loaded(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A failed try is repeated; the second time needs no network; a damaged file is fetched again; the weights load."""
+    """A failed try is repeated; a kept file needs no network; a damaged one is fetched again; the weights load."""
     content, name, prefix = published(tmp_path)
     archives = tmp_path / "archives"
     with server(lambda request, n: reply(request, b"", 503) if n == 1 else reply(request, content)) as (base, asked):
@@ -299,8 +300,8 @@ def test_published_weights_are_fetched_kept_mended_and_loaded(
         (500, b"", "5 tries failed, the last: 500"),
     ],
 )
-def test_what_is_not_the_published_file_is_refused(status: int, body: bytes, refusal: str, tmp_path: Path) -> None:
-    """A file with another hash, a missing one and a broken server are refused with the way without network."""
+def test_another_file_than_the_published_one_is_refused(status: int, body: bytes, refusal: str, tmp_path: Path) -> None:
+    """Another hash, a missing file and a broken server are refused with what to do without a network."""
     _, name, prefix = published(tmp_path)
     with (
         server(lambda request, n: reply(request, body, status)) as (url, _),
@@ -316,21 +317,22 @@ def test_what_is_not_the_published_file_is_refused(status: int, body: bytes, ref
 def test_the_stage_brings_a_file_of_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """`train.weights` with a file's path leaves <train.model>.safetensors; a later failure leaves that as it is."""
+    """A path in `train.weights` gives <train.model>.safetensors; a later failure does not change it."""
     monkeypatch.chdir(tmp_path)
     config = project(tmp_path, source="inbox")
 
     def asking(path: str) -> Any:
+        """The params with this path."""
         changed = {"model": "shufflenet_v2_x0_5", "weights": path}
         return config.model_copy(update={"train": config.train.model_copy(update=changed)})
 
     torch.save({"state_dict": small().state_dict()}, "mine.pth")
     download.bring_weights(asking("mine.pth"))
-    [brought] = Path(config.paths.weights).iterdir()
-    assert brought.name == "shufflenet_v2_x0_5.safetensors"
-    assert same(safetensors.torch.load_file(brought), small().state_dict())
+    [weights] = Path(config.paths.weights).iterdir()
+    assert weights.name == "shufflenet_v2_x0_5.safetensors"
+    assert same(safetensors.torch.load_file(weights), small().state_dict())
     assert capfd.readouterr().out == "download: weights of shufflenet_v2_x0_5 in data/weights, from mine.pth\n"
     with pytest.raises(UserError, match="there is no such file"):
         download.run(asking("other.pth"))
-    assert list(Path(config.paths.weights).iterdir()) == [brought]
+    assert list(Path(config.paths.weights).iterdir()) == [weights]
     assert not Path(config.paths.images).exists()

@@ -108,18 +108,18 @@ def _distance(where: Fraction, interval: tuple[Fraction, Fraction]) -> Fraction:
     return min((start - where) % 1, (where - end) % 1)
 
 
-def check_class_sizes(classes: Sequence[str], kept: Sequence[ImageFile]) -> None:
-    """Raise UserError for a class with fewer than 3 images, or without an image in one of the given splits."""
-    counts = Counter((image_file.label, image_file.given_split) for image_file in kept)
-    given = any(image_file.given_split for image_file in kept)
+def check_class_sizes(classes: Sequence[str], image_files: Sequence[ImageFile]) -> None:
+    """Raise UserError for a class with fewer than 3 usable images, or without one in each given split."""
+    counts = Counter((image_file.label, image_file.given_split) for image_file in image_files)
+    is_given = any(image_file.given_split for image_file in image_files)
     for label in classes:
         lacking = [split for split in SPLITS if not counts[label, split]]
-        if given and lacking:
+        if is_given and lacking:
             raise UserError(
                 f"class {label!r} has no image to use in {', '.join(lacking)}; needed: at least 1 in each of "
                 f"{', '.join(SPLITS)}; add images, or remove the class folder"
             )
-        if not given and counts[label, ""] < len(SPLITS):
+        if not is_given and counts[label, ""] < len(SPLITS):
             raise UserError(
                 f"class {label!r} has {counts[label, '']} images to use; needed: at least 3, one each for "
                 f"{', '.join(SPLITS)}; add images, or remove the class folder"

@@ -44,10 +44,10 @@ def exclusions(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo]) -> 
             for row in rows:
                 reasons[row] = CONFLICT
             continue
-        kept = min(rows, key=lambda row: _preference(image_files[row]))
+        preferred = min(rows, key=lambda row: _preference(image_files[row]))
         for row in rows:
-            if row != kept:
-                reasons[row] = f"{DUPLICATE} of {image_files[kept].path}"
+            if row != preferred:
+                reasons[row] = f"{DUPLICATE} of {image_files[preferred].path}"
     return reasons
 
 

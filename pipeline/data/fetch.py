@@ -31,13 +31,13 @@ def obtain_archive(url: str, sha256: str, archives: Path, waits: Sequence[float]
         if (actual := files.sha256(path)) != sha256:
             raise UserError(_wrong_hash(str(path), actual, sha256))
         return path
-    kept = archives / sha256
-    if kept.exists() and (actual := files.sha256(kept)) != sha256:
-        print(f"download: {kept} has SHA-256 {actual}: damaged, removed; downloading it again", file=sys.stderr)
-        files.remove(kept)
-    if not kept.exists():
-        download(url, kept, sha256, waits)
-    return kept
+    target = archives / sha256
+    if target.exists() and (actual := files.sha256(target)) != sha256:
+        print(f"download: {target} has SHA-256 {actual}: damaged, removed; downloading it again", file=sys.stderr)
+        files.remove(target)
+    if not target.exists():
+        download(url, target, sha256, waits)
+    return target
 
 
 def obtain_weights(url: str, sha256_prefix: str, archives: Path, waits: Sequence[float] = WAITS) -> Path:
@@ -45,22 +45,23 @@ def obtain_weights(url: str, sha256_prefix: str, archives: Path, waits: Sequence
 
     Raises UserError if they cannot be downloaded, or have another hash.
     """
-    kept = archives / PurePosixPath(url).name
-    if kept.exists() and not files.sha256(kept).startswith(sha256_prefix):
+    target = archives / PurePosixPath(url).name
+    if target.exists() and not files.sha256(target).startswith(sha256_prefix):
         print(
-            f"download: {kept} has another hash than its name: damaged, removed; downloading it again", file=sys.stderr
+            f"download: {target} has another hash than its name: damaged, removed; downloading it again",
+            file=sys.stderr,
         )
-        files.remove(kept)
-    if not kept.exists():
+        files.remove(target)
+    if not target.exists():
         remedy = "to go on without the network: fetch that file elsewhere and name it in train.weights"
-        with files.atomic_file(kept) as temporary:
+        with files.atomic_file(target) as temporary:
             _get(url, temporary, waits, "train.weights", remedy)
             if not (actual := files.sha256(temporary)).startswith(sha256_prefix):
                 raise UserError(
                     f"train.weights: {url} has SHA-256 {actual}, its name promises {sha256_prefix}…; "
                     f"nothing was kept; try again later; {remedy}"
                 )
-    return kept
+    return target
 
 
 def download(url: str, target: Path, sha256: str, waits: Sequence[float] = WAITS) -> None:

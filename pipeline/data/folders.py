@@ -36,18 +36,18 @@ def find_image_files(folder: Path) -> tuple[list[ImageFile], list[str]]:
     """
     paths = _files(folder)
     classes = _subfolders(folder)
-    given = _given_splits(folder, classes)
-    if given:
-        classes = sorted({name for top in given for name in _subfolders(folder / top)})
+    split_of_top = _given_splits(folder, classes)
+    if split_of_top:
+        classes = sorted({name for top in split_of_top for name in _subfolders(folder / top)})
     _check_class_names(folder, classes)
     if len(classes) < 2:
         there = f"only one class folder ({classes[0]!r})" if classes else "no class folder"
         raise UserError(f"{folder}: {there}; needed: at least 2, each with the images of one class")
     image_files = []
     for path in paths:
-        top, *inner = path.split("/") if given else ["", *path.split("/")]
+        top, *inner = path.split("/") if split_of_top else ["", *path.split("/")]
         if len(inner) > 1:  # else the file is beside the class folders
-            image_files.append(ImageFile(path, inner[0], given.get(top, "")))
+            image_files.append(ImageFile(path, inner[0], split_of_top.get(top, "")))
     return image_files, classes
 
 
@@ -78,8 +78,8 @@ def _check_name(path: Path, name: str) -> None:
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
-        shown = ascii(path.as_posix())
-        raise UserError(f"{shown}: the name is not UTF-8; rename it (convmv -f latin1 -t utf8 does)") from None
+        escaped = ascii(path.as_posix())
+        raise UserError(f"{escaped}: the name is not UTF-8; rename it (convmv -f latin1 -t utf8 does)") from None
     if "\r" in name:  # Python 3.11 and 3.12 write it to a CSV file without quotes, and read it as the end of a line
         raise UserError(f"{path.as_posix()!r}: a carriage return in a name; rename or remove it")
 

@@ -1,7 +1,7 @@
-"""The file format of the packed images: `prepare` writes it, `train` and `evaluate` read it.
+"""The packed images: `prepare` writes them, `train` and `evaluate` read them.
 
-A folder with `images.npy`, uint8 [N, S, S, 3], one row a kept line of split.csv in its order, and `digest.json`
-(`sha256` of images.npy's bytes, `images` N, `size` S). What a row shows (path, class, split) stands in split.csv.
+A folder with `images.npy`, uint8 [N, S, S, 3], and `digest.json` (`sha256` of images.npy, `images` N, `size` S).
+Image i belongs to row i of the kept rows of split.csv, which has its path, class and split.
 """
 
 import hashlib
@@ -35,18 +35,18 @@ class Digest:
 
 @dataclass(frozen=True)
 class Packed:
-    """The images of a data set with what is known of them; row i of each field is one image."""
+    """The images of a data set and their rows of split.csv; element i of each field belongs to image i."""
 
-    images: NDArray[np.uint8]  # [N, S, S, 3], mapped from disk, read-only
+    images: NDArray[np.uint8]  # [N, S, S, 3], a read-only memory map
     paths: tuple[str, ...]  # relative to paths.images
     classes: tuple[str, ...]  # [K], sorted
-    labels: NDArray[np.int64]  # [N], row numbers of `classes`
+    labels: NDArray[np.int64]  # [N], index into `classes`
     sizes: NDArray[np.int32]  # [N, 2]: width and height of the original image, upright
     splits: NDArray[np.str_]  # [N]: train, val or test
     digest: str  # SHA-256 of images.npy
 
     def rows(self, split: str) -> NDArray[np.int64]:
-        """The row numbers of one split, ascending."""
+        """The indices of the images of one split, ascending."""
         return np.flatnonzero(self.splits == split)
 
 
@@ -73,7 +73,7 @@ def load(folder: Path, split_csv: Path) -> Packed:
 
 
 def _header(images: int, size: int) -> bytes:
-    """How images.npy begins."""
+    """The first bytes of images.npy, before the pixels."""
     header = io.BytesIO()
     layout = {"descr": "|u1", "fortran_order": False, "shape": (images, size, size, 3)}
     np.lib.format.write_array_header_1_0(header, layout)
@@ -81,35 +81,35 @@ def _header(images: int, size: int) -> bytes:
 
 
 def _mapped(folder: Path, digest: Digest) -> NDArray[np.uint8]:
-    """images.npy, mapped. Raises UserError if it is not what digest.json says.
+    """images.npy as a memory map. Raises UserError if it does not have the header and length for digest.json.
 
-    What its header claims is compared, never believed: it could claim Python objects, or more than any disk has.
+    The header is only compared, never parsed: a damaged one could stand for Python objects or a huge array.
     """
     path, header = folder / IMAGES, _header(digest.images, digest.size)
     shape = (digest.images, digest.size, digest.size, 3)
     with schema.reading(path, schema.checkout(folder)), path.open("rb") as file:
         if file.read(len(header)) != header:
-            raise ValueError(f"it does not begin as an array of uint8 {list(shape)}, which {DIGEST} describes")
-        found, needed = os.fstat(file.fileno()).st_size, len(header) + math.prod(shape)
-        if found != needed:
-            raise ValueError(f"{found:,} bytes, not {needed:,}")
+            raise ValueError(f"it does not begin like an array of uint8 {list(shape)}, which {DIGEST} describes")
+        actual, needed = os.fstat(file.fileno()).st_size, len(header) + math.prod(shape)
+        if actual != needed:
+            raise ValueError(f"{actual:,} bytes, not {needed:,}")
         return np.memmap(file, np.uint8, "r", len(header), shape)
 
 
 def check_packed_size(data: Packed, folder: Path, size: int) -> None:
     """Raise UserError if the images of the packed `folder` are not of `size` pixels (`prepare.size`)."""
-    if (found := data.images.shape[1]) != size:
+    if (actual := data.images.shape[1]) != size:
         raise UserError(
-            f"prepare.size: {size}, but the packed images in {folder / IMAGES} have {found} pixels; needed: the same; "
-            f"pack them anew (dvc repro --force --single-item prepare), or set prepare.size to {found}; then dvc repro"
+            f"prepare.size: {size}, but the packed images in {folder / IMAGES} have {actual} pixels; needed: the same; "
+            f"pack again (dvc repro --force --single-item prepare), or set prepare.size to {actual}; then dvc repro"
         )
 
 
 def write(folder: Path, images: Iterable[NDArray[np.uint8]], count: int, size: int) -> None:
-    """Write `count` images, uint8 [size, size, 3] each, one at a time, hashing them on the way.
+    """Write `count` images, uint8 [size, size, 3] each, and their digest. One image is in memory at a time.
 
-    Written as a plain stream: on a full disk that is an error, where a memory map would end the process (SIGBUS).
-    Raises ValueError for another number or another shape of images.
+    They are written as a plain stream: a full disk is then an error, but with a memory map it would end the process
+    (SIGBUS). Raises ValueError for another number or another shape of images.
     """
     header = _header(count, size)
     sha256 = hashlib.sha256(header)

@@ -16,10 +16,10 @@ def kept_rows(path: Path) -> list[dict[str, str]]:
         for number, row in enumerate(rows, start=2):
             if fault := _fault(row):
                 raise ValueError(f"line {number}: {fault}")
-        kept = [row for row in rows if not row["reason"]]
-        if not kept:
+        usable = [row for row in rows if not row["reason"]]
+        if not usable:
             raise ValueError("no image in it")
-    return kept
+    return usable
 
 
 def _fault(row: dict[str, str]) -> str:

@@ -1,11 +1,12 @@
-"""A drawn flower data set: five kinds in five class folders, for a demo that downloads nothing.
+"""A synthetic flower data set: five kinds in five class folders, for a demo that downloads nothing.
 
 The kinds differ in the number and the shape of their petals. Colour, size, position, rotation, tilt, background, blur
-and noise are drawn from ranges that overlap between kinds, so a classifier has to look at the shape.
+and noise are random, with ranges that overlap between kinds, so a classifier has to look at the shape.
 
-Image i is a pure function of (seed, i), and the same bytes on any machine: the random stream is counter-based,
-coordinates are rounded to integers before anything is drawn, all pixel arithmetic is on integers, and the PNG is not
-compressed (what a compressor writes may depend on the CPU). More images leave the earlier ones as they are.
+Image i is a pure function of (seed, i), with the same bytes on any machine. The random numbers are counter-based.
+Coordinates are rounded to integers before anything is drawn. All pixel arithmetic is in integers. The PNG is not
+compressed, because a compressor's output may depend on the CPU. A larger number of images does not change the earlier
+images.
 """
 
 import math
@@ -21,7 +22,7 @@ from PIL import Image, ImageDraw, ImageFilter
 Colour = tuple[int, int, int]
 Point = tuple[float, float]
 
-SCALE = 4  # images are drawn this many times larger, then averaged down: smooth edges without floats
+SCALE = 4  # images are drawn this number of times larger, then reduced: smooth edges without floats
 
 COLOURS: dict[str, Colour] = {
     "white": (240, 238, 230),
@@ -49,11 +50,11 @@ They are free to use for any purpose: CC0 1.0, https://creativecommons.org/publi
 
 @dataclass(frozen=True)
 class Kind:
-    """What makes a kind of flower: lengths are shares of a petal's length."""
+    """One kind of flower. Lengths are fractions of a petal's length."""
 
-    petals: tuple[int, int]  # the fewest and the most
-    outline: tuple[Point, ...]  # one side of a petal, from base to tip: (along, half the width)
-    twist: float  # how far the tip is bent sideways
+    petals: tuple[int, int]  # the smallest and the largest number
+    outline: tuple[Point, ...]  # one side of a petal, from base to tip: (position along the petal, half the width)
+    twist: float  # the sideways shift of the tip
     centre: tuple[float, float]  # the smallest and the largest radius of the disk in the middle
     colours: tuple[str, ...]
 
@@ -98,7 +99,7 @@ KINDS: dict[str, Kind] = {
 
 
 def draw(folder: Path, count: int, size: int, seed: int, workers: int) -> int:
-    """Fill `folder` with `count` images of about `size` pixels a side, the same number of each kind; their number."""
+    """Fill `folder` with `count` images of about `size` pixels per side, equally many of each kind; their number."""
     for name in KINDS:
         (folder / name).mkdir()
     (folder / "LICENSE.txt").write_text(LICENSE, encoding="utf-8", newline="\n")
@@ -113,7 +114,7 @@ def draw(folder: Path, count: int, size: int, seed: int, workers: int) -> int:
 
 
 def image(name: str, size: int, seed: int, index: int) -> Image.Image:
-    """One flower of a kind as RGB; either side is 0.8 to 1.25 of `size`."""
+    """One flower of a kind as RGB; each side is 0.8 to 1.25 times `size`."""
     random = Generator(Philox(key=np.array([seed, index], dtype=np.uint64)))
     width, height = (SCALE * round(size * random.uniform(0.8, 1.25)) for _ in range(2))
     canvas = _background(random, width, height)
@@ -123,7 +124,7 @@ def image(name: str, size: int, seed: int, index: int) -> Image.Image:
 
 
 def _background(random: Generator, width: int, height: int) -> Image.Image:
-    """A gradient with blobs of light and leaves, out of focus."""
+    """A blurred gradient with spots of light and leaves."""
     top, bottom = (_varied(random, colour, 24) for colour in BACKGROUNDS[random.integers(len(BACKGROUNDS))])
     rows = np.arange(height)[:, None]
     gradient = (np.array(top) * (height - 1 - rows) + np.array(bottom) * rows) // (height - 1)
@@ -142,7 +143,7 @@ def _background(random: Generator, width: int, height: int) -> Image.Image:
 
 
 def _flower(random: Generator, canvas: Image.Image, kind: Kind) -> None:
-    """Stem, petals and disk, seen a little from the side."""
+    """Draw stem, petals and disk, seen a little from the side."""
     brush = ImageDraw.Draw(canvas)
     side = min(canvas.size)
     length = random.uniform(0.3, 0.5) * side
@@ -156,7 +157,7 @@ def _flower(random: Generator, canvas: Image.Image, kind: Kind) -> None:
 
     petals = int(random.integers(kind.petals[0], kind.petals[1] + 1))
     turn = random.uniform(0, 2 * math.pi)
-    bend = kind.twist * random.choice([-1, 1])  # a pinwheel turns either way
+    bend = kind.twist * random.choice([-1, 1])  # to the left or to the right
     for petal in range(petals):
         angle = turn + 2 * math.pi * petal / petals + random.uniform(-0.3, 0.3) / petals
         long = length * random.uniform(0.9, 1.05)
@@ -175,7 +176,7 @@ def _flower(random: Generator, canvas: Image.Image, kind: Kind) -> None:
 
 
 def _noisy(random: Generator, image: Image.Image) -> Image.Image:
-    """Other light, and grain."""
+    """The image with another brightness and with grain."""
     pixels = np.asarray(image).astype(np.int32)
     pixels = pixels * random.integers(70, 116) // 100
     grain = int(random.integers(2, 18))
@@ -194,18 +195,18 @@ def _shape(
     tilt: float = 1,
     bend: float = 0,
 ) -> None:
-    """A petal or leaf that grows from `base` in the direction of `angle` (radians)."""
-    both = [*outline, *((along, -half) for along, half in reversed(outline))]
+    """Draw a petal or leaf from `base` in the direction of `angle` (radians)."""
+    both_sides = [*outline, *((along, -half) for along, half in reversed(outline))]
     cosine, sine = math.cos(angle), math.sin(angle)
     corners = []
-    for along, across in _smooth(both):
+    for along, across in _smooth(both_sides):
         x, y = length * along, length * (across + bend * along * along)
         corners.append((base[0] + x * cosine - y * sine, base[1] + tilt * (x * sine + y * cosine)))
     brush.polygon(_rounded(corners), fill=colour)
 
 
 def _smooth(corners: Sequence[Point]) -> Sequence[Point]:
-    """Cut the corners of a closed outline three times (Chaikin, 1974): it becomes a quadratic curve."""
+    """A closed outline with its corners cut three times (Chaikin, 1974): nearly a quadratic curve."""
     for _ in range(3):
         cut = []
         for (x, y), (next_x, next_y) in zip(corners, [*corners[1:], corners[0]], strict=True):
@@ -216,22 +217,23 @@ def _smooth(corners: Sequence[Point]) -> Sequence[Point]:
 
 
 def _disk(brush: ImageDraw.ImageDraw, centre: Point, radius: float, colour: Colour, tilt: float = 1) -> None:
+    """Draw a filled ellipse; `tilt` is its height per width."""
     corners = [(centre[0] - radius, centre[1] - tilt * radius), (centre[0] + radius, centre[1] + tilt * radius)]
     brush.ellipse(_rounded(corners), fill=colour)
 
 
 def _rounded(points: Sequence[Point]) -> list[tuple[int, int]]:
-    """Whole coordinates: the last bits of a sine may differ between machines, and must not decide a pixel."""
+    """Integer coordinates: the last bits of a sine may differ between machines, and must not change a pixel."""
     return [(round(x), round(y)) for x, y in points]
 
 
 def _varied(random: Generator, colour: Colour, most: int) -> Colour:
-    """A colour near another one."""
+    """A random colour near `colour`: each channel differs by at most `most`."""
     red, green, blue = np.clip(np.array(colour) + random.integers(-most, most + 1, 3), 0, 255).tolist()
     return red, green, blue
 
 
 def _mixed(colour: Colour, other: Colour, share: float) -> Colour:
-    """`colour` with a share of `other`."""
-    red, green, blue = (round(own + share * (its - own)) for own, its in zip(colour, other, strict=True))
+    """`colour` mixed with a share of `other`."""
+    red, green, blue = (round(a + share * (b - a)) for a, b in zip(colour, other, strict=True))
     return red, green, blue

@@ -1,6 +1,6 @@
-"""Pretrained weights: from what people have (.pth, .pt, .safetensors) to one safe format, and from there into a model.
+"""Pretrained weights: convert a user's file (.pth, .pt, .safetensors) to safetensors, and load that into a model.
 
-The stage download converts, so that what no model could use is refused before hours of work; train only loads.
+The stage download converts, so an unusable file is refused before hours of work. The stage train only loads.
 """
 
 import re
@@ -19,46 +19,46 @@ from pipeline.base import files, schema
 from pipeline.base.errors import UserError
 
 FORMATS = (".pth", ".pt", ".safetensors")
-WRAPPED_IN = ("state_dict", "model")  # keys under which training scripts keep the weights
-OF_DDP = "module."
-NAMED = 5  # how many tensors a refusal names
+WRAPPED_IN = ("state_dict", "model")  # keys under which training scripts save the weights
+DDP_PREFIX = "module."  # DistributedDataParallel puts it before every name
+MOST_NAMED = 5  # tensors in one error message
 
-# torchvision published some weights before it renamed parts of their models: densely connected layers, and the
-# perceptrons of vision transformers. (Its own loaders translate these too.)
+# torchvision published some weights before it renamed parts of their models: the dense layers of DenseNet, and the MLPs
+# of vision transformers. Its own loaders translate these names too.
 OLD_NAMES = (
     (re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)"), r"\1\2"),
     (re.compile(r"(encoder_layer_\d+\.mlp\.)linear_1\."), r"\g<1>0."),
     (re.compile(r"(encoder_layer_\d+\.mlp\.)linear_2\."), r"\g<1>3."),
 )
-AUXILIARY_HEAD = re.compile(r"(aux1|aux2|AuxLogits)\.")  # of GoogLeNet and Inception; our models have none
+AUXILIARY_HEAD = re.compile(r"(aux1|aux2|AuxLogits)\.")  # in GoogLeNet and Inception; the models here have none
 
 
 def published(model: str) -> tuple[str, str]:
-    """The address of torchvision's default weights of a model, and what their SHA-256 begins with."""
+    """The address of torchvision's default weights of a model, and the first digits of their SHA-256."""
     url: str = torchvision.models.get_model_weights(model).DEFAULT.url
     return url, hash_prefix(url)
 
 
 def hash_prefix(url: str) -> str:
-    """The 8 or more digits of the SHA-256 in a name like resnet18-f37072fd.pth. Raises UserError if there are none."""
-    found = re.search(r"^https://.*-([0-9a-f]{8,64})\.pth$", url)
-    if not found:
+    """The digits of the SHA-256 (8 or more) in a name like resnet18-f37072fd.pth. Raises UserError without them."""
+    match = re.search(r"^https://.*-([0-9a-f]{8,64})\.pth$", url)
+    if not match:
         raise UserError(
             f"train.weights: imagenet would be fetched from {url!r}, which cannot be checked; allowed: an https:// "
             f"address of a .pth file with 8 or more digits of its SHA-256 in its name; fetch and name a file instead"
         )
-    return found[1]
+    return match[1]
 
 
 def convert(source: Path, target: Path) -> list[str]:
-    """Write the weights in `source` to `target`: safetensors, without metadata, by the names torchvision has today.
+    """Write the weights of `source` to `target` as safetensors, without metadata, with torchvision's present names.
 
-    Returns a sentence for each change. Raises UserError if `source` is missing, or is no file of weights.
+    Returns one sentence per change. Raises UserError if `source` is missing, or is not a file of weights.
     """
     tensors, notes = _read(source), []
-    if all(name.startswith(OF_DDP) for name in tensors):
-        tensors = {name.removeprefix(OF_DDP): tensor for name, tensor in tensors.items()}
-        notes.append(f"{source.name}: names without the {OF_DDP!r} that DistributedDataParallel puts before them")
+    if all(name.startswith(DDP_PREFIX) for name in tensors):
+        tensors = {name.removeprefix(DDP_PREFIX): tensor for name, tensor in tensors.items()}
+        notes.append(f"{source.name}: the prefix {DDP_PREFIX!r} of DistributedDataParallel removed from all names")
     if auxiliary := [name for name in tensors if AUXILIARY_HEAD.match(name)]:
         notes.append(f"{source.name}: {len(auxiliary)} tensors of auxiliary heads left out; the models here have none")
     with files.atomic_file(target) as temporary:
@@ -70,33 +70,33 @@ def convert(source: Path, target: Path) -> list[str]:
 
 
 def load_into(net: nn.Module, path: Path, head: nn.Module) -> str:
-    """Load a file that `convert` wrote into a model. Returns a sentence that says what was loaded.
+    """Load a file written by `convert` into a model; one sentence about what was loaded.
 
-    If the file's head has another number of classes, the model's own `head` stays as it is. Raises UserError, with the
-    first names, if any other tensor is missing, not of this model, or of another shape.
+    If the head in the file has another number of classes, the `head` of the model is not changed. Raises UserError if
+    any other tensor is missing, unknown to the model, or of another shape. It has the first names.
     """
     with schema.reading(path, schema.checkout(path.parent), SafetensorError), path.open("rb"):
-        own, theirs = net.state_dict(), safetensors.torch.load_file(path)
+        state, loaded = net.state_dict(), safetensors.torch.load_file(path)
     name = next(name for name, module in net.named_modules() if module is head)
-    of_head = [f"{name}.{part}" for part in head.state_dict()]
-    said = f"{path}: {len(theirs)} tensors loaded"
-    if _other_classes(own, theirs, of_head):
-        classes = (len(theirs[of_head[0]]), len(own[of_head[0]]))
-        said += f", but for the head {name!r} ({classes[0]} classes there, {classes[1]} here): it begins afresh"
-        theirs |= {part: own[part] for part in of_head}
-    if faults := _faults(own, theirs):
-        more = f" and {len(faults) - NAMED} more" if len(faults) > NAMED else ""
+    head_names = [f"{name}.{part}" for part in head.state_dict()]
+    note = f"{path}: {len(loaded)} tensors loaded"
+    if _other_classes(state, loaded, head_names):
+        classes = (len(loaded[head_names[0]]), len(state[head_names[0]]))
+        note += f", except the head {name!r} ({classes[0]} classes there, {classes[1]} here): it starts untrained"
+        loaded |= {part: state[part] for part in head_names}
+    if faults := _faults(state, loaded):
+        more = f" and {len(faults) - MOST_NAMED} more" if len(faults) > MOST_NAMED else ""
         raise UserError(
-            f"train.weights: {path} does not fit the model: {', '.join(faults[:NAMED])}{more}; "
-            f"allowed: weights of train.model, whose head may have other classes; or none"
+            f"train.weights: {path} does not fit the model: {', '.join(faults[:MOST_NAMED])}{more}; "
+            f"allowed: weights of train.model (only the number of classes may differ), or none"
         )
-    own.update(theirs)  # so it keeps what old files do not count, and the versions that MNASNet asks for
-    net.load_state_dict(own)
-    return said
+    state.update(loaded)  # keeps num_batches_tracked, which old files lack, and the versions that MNASNet needs
+    net.load_state_dict(state)
+    return note
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """The tensors in a file, by name. No code in it is run."""
+    """Name → tensor of a file. No code in the file is run."""
     if path.suffix not in FORMATS:
         raise UserError(
             f"train.weights: {str(path)!r} has no known format; allowed: none, imagenet, {', '.join(FORMATS)}"
@@ -106,56 +106,60 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load_file(path))
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError:
         raise UserError(
-            f"train.weights: {path} holds Python objects besides tensors, or is damaged; reading it could run code; "
-            f"allowed: tensors alone; where you trust it, load it once and save its model.state_dict() with torch.save"
+            f"train.weights: {path} has Python objects besides tensors, or is damaged; reading it could run code; "
+            f"allowed: only tensors; if you trust it, load it once and save its model.state_dict() with torch.save"
         ) from None
     except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
         reason = str(error).partition("\n")[0] or "it ends too early"
-        raise UserError(f"train.weights: {path} cannot be read: {reason}; get the whole file again") from None
-    return _tensors(path, found)
+        raise UserError(f"train.weights: {path} cannot be read: {reason}; get the file again") from None
+    return _tensors(path, content)
 
 
-def _tensors(path: Path, found: Any) -> dict[str, Tensor]:
-    """The weights in what a training script saved: a dict of tensors, bare or under a usual key."""
+def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
+    """The weights in the content of a file: a dict of tensors, directly or under a key of WRAPPED_IN."""
     for key in WRAPPED_IN:
-        if isinstance(found, dict) and isinstance(found.get(key), dict):
-            found = found[key]
-    if not (isinstance(found, dict) and found and all(isinstance(value, Tensor) for value in found.values())):
-        keys = ", ".join(map(str, list(found)[:NAMED])) or "nothing in it" if isinstance(found, dict) else ""
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not (isinstance(content, dict) and content and all(isinstance(value, Tensor) for value in content.values())):
+        keys = ", ".join(map(str, list(content)[:MOST_NAMED])) or "nothing in it" if isinstance(content, dict) else ""
         raise UserError(
             f"train.weights: {path} holds {f'a dict with {keys}' if keys else 'no dict'}; "
-            f"allowed: a dict of tensors by name, bare or under {' or '.join(map(repr, WRAPPED_IN))}"
+            f"allowed: a dict of tensors by name, directly or under {' or '.join(map(repr, WRAPPED_IN))}"
         )
-    return found
+    return content
 
 
 def _new_name(name: str) -> str:
+    """The present name of a tensor that torchvision renamed."""
     for pattern, replacement in OLD_NAMES:
         name = pattern.sub(replacement, name)
     return name
 
 
-def _other_classes(own: Mapping[str, Tensor], theirs: Mapping[str, Tensor], of_head: list[str]) -> bool:
-    """Whether two heads differ in their number of classes, the first axis, and in nothing else."""
-    if not all(part in theirs and theirs[part].ndim > 0 for part in of_head):
+def _other_classes(state: Mapping[str, Tensor], loaded: Mapping[str, Tensor], head_names: list[str]) -> bool:
+    """Whether the two heads differ in their number of classes, the first axis, and in nothing else."""
+    if not all(name in loaded and loaded[name].ndim > 0 for name in head_names):
         return False
-    return all(theirs[part].shape[1:] == own[part].shape[1:] for part in of_head) and any(
-        len(theirs[part]) != len(own[part]) for part in of_head
+    return all(loaded[name].shape[1:] == state[name].shape[1:] for name in head_names) and any(
+        len(loaded[name]) != len(state[name]) for name in head_names
     )
 
 
-def _faults(own: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> list[str]:
-    """What keeps `theirs` from being loaded where `own` is. Files from before torch 0.4.1 count no batches: allowed."""
-    missing = sorted(name for name in own.keys() - theirs.keys() if not name.endswith("num_batches_tracked"))
+def _faults(state: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> list[str]:
+    """Why `loaded` does not fit the model's `state`, one sentence per tensor.
+
+    Files from before torch 0.4.1 do not count batches, which is allowed.
+    """
+    missing = sorted(name for name in state.keys() - loaded.keys() if not name.endswith("num_batches_tracked"))
     return [
         *(f"{name} is missing" for name in missing),
-        *(f"{name} is not of this model" for name in sorted(theirs.keys() - own.keys())),
+        *(f"{name} is not of this model" for name in sorted(loaded.keys() - state.keys())),
         *(
-            f"{name} has shape {list(theirs[name].shape)}, not {list(own[name].shape)}"
-            for name in own
-            if name in theirs and theirs[name].shape != own[name].shape
+            f"{name} has shape {list(loaded[name].shape)}, not {list(state[name].shape)}"
+            for name in state
+            if name in loaded and loaded[name].shape != state[name].shape
         ),
     ]
