@@ -1,4 +1,4 @@
-"""What the tests share: the project's folder, the params of the project, and the real photos where they are at hand."""
+"""Shared by the tests: the project's folder, its params, the real photos if they are there, and time limits."""
 
 import os
 import signal
@@ -20,41 +20,41 @@ PROJECT = Path(__file__).resolve().parents[1]
 MINI = PROJECT.parent / "shared/data/flower_photos_mini.tgz"
 MINI_SHA256 = "b6fcdfa50563d9d6acac6e32666ee5d7f612622c3d7fed0875e75f4382e88331"
 
-hypothesis.settings.register_profile("perennial", deadline=None, derandomize=True)  # no time limits; the same examples
+hypothesis.settings.register_profile("perennial", deadline=None, derandomize=True)  # the same examples in each run
 hypothesis.settings.load_profile("perennial")
-# A shell starts background jobs with INT ignored, and every process that a test starts would inherit that.
+# A shell starts background jobs with INT ignored, and each process that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["PYTHONPATH"] = str(PROJECT)  # for the processes that tests start in other folders
 
-SECONDS = 900  # for a test, for what is set up for it, and for cleaning up: far more than any needs, however slow
+SECONDS = 900  # limit for a test, its setup and its teardown, each: far more than any needs on a slow machine
 
 
 @contextmanager
 def limited(seconds: int, longer: int = 30) -> Iterator[None]:
-    """No test waits without end: after so many seconds every process that it started is killed, and it fails.
+    """Inside the block the time is limited: after `seconds` all child processes are killed, and the test fails.
 
-    What the test waited for has then ended, so it can tell what that said. If it waits still, it fails where it is.
+    The test may then go on and print the output of these processes. After `longer` more seconds it fails where it is.
     """
-    left: list[str] = []
+    killed: list[str] = []
 
-    def ring(_: int, __: FrameType | None) -> None:
-        if left:
-            pytest.fail(f"more than {seconds + longer} s; first killed: {left}")
-        left.append(f"after {seconds} s")
+    def on_alarm(_: int, __: FrameType | None) -> None:
+        if killed:
+            pytest.fail(f"more than {seconds + longer} s; first killed: {killed}")
+        killed.append(f"after {seconds} s")
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                left.append(f"{process.pid} ({process.status()}): {' '.join(process.cmdline())}")
+                killed.append(f"{process.pid} ({process.status()}): {' '.join(process.cmdline())}")
                 process.kill()
         signal.alarm(longer)
 
-    before, remaining = signal.signal(signal.SIGALRM, ring), signal.alarm(seconds)
+    before, remaining = signal.signal(signal.SIGALRM, on_alarm), signal.alarm(seconds)
     try:
         yield
     finally:
         signal.alarm(remaining)
         signal.signal(signal.SIGALRM, before)
-        if left:
-            pytest.fail(f"more than {seconds} s; killed: {left}")
+        if killed:
+            pytest.fail(f"more than {seconds} s; killed: {killed}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -67,21 +67,21 @@ pytest_runtest_setup = pytest_runtest_teardown = pytest_runtest_call
 
 
 def pytest_unconfigure() -> None:
-    """No process outlives the tests."""
+    """End the process that forks others, so that no process outlives the tests."""
     starts.stop()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What `make test` leaves out has a reason. Raises UsageError for what has none."""
+    """Raise UsageError for a test with the mark slow that gives no reason."""
     for item in items:
         for marker in item.iter_markers("slow"):
             if not (len(marker.args) == 1 and isinstance(marker.args[0], str) and len(marker.args[0]) > 20):
-                raise pytest.UsageError(f"{item.nodeid}: the mark slow wants the reason why `make test` leaves it out")
+                raise pytest.UsageError(f"{item.nodeid}: the mark slow needs the reason why `make test` leaves it out")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """How many processes run tests side by side with `-n auto`: each has 2 GB, with those that its tests start."""
+    """The number of processes for `-n auto`: one per core and 2 GB of memory, at most 8."""
     return max(1, min(len(os.sched_getaffinity(0)), psutil.virtual_memory().total // 2**31, 8))
 
 
@@ -101,7 +101,7 @@ def mini() -> Path:
 
 @pytest.fixture
 def raw() -> dict[str, Any]:
-    """params.yaml as plain tables, to be changed by a test."""
+    """params.yaml as plain tables, which the test may change."""
     return read_params()
 
 
@@ -116,7 +116,7 @@ def write_params(path: Path, raw: dict[str, Any]) -> None:
 
 
 def change(raw: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """The params with `section__key=value` put in place."""
+    """Change params in place: `section__key=value`. Returns them."""
     for dotted, value in changes.items():
         *sections, key = dotted.split("__")
         table = raw
@@ -127,7 +127,7 @@ def change(raw: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def on_cpu(raw: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """The params with a training that any machine can do: a small model, fp32, one process."""
+    """The params for a training that runs on every machine: a small model, fp32, one CPU process."""
     small = {
         "train__device": "cpu", "train__precision": "fp32", "train__parallel": "single",
         "train__model": "shufflenet_v2_x0_5", "train__lr": 0.01, "train__epochs": 1, "train__batch_size": 8,

@@ -1,9 +1,9 @@
-"""Several trainings in one start of the processes, for importing torch takes longer than a small training.
+"""Runs several trainings one after another in the same processes: importing torch takes longer than a small training.
 
-    python -m tests.in_turn FOLDER...        by itself, or by a launcher of pipeline.launch, which gives no arguments:
-    FOLDERS=FOLDER:FOLDER...                 then the folders are named here
+    python -m tests.in_turn FOLDER...        one process
+    FOLDERS=FOLDER:FOLDER...                 the folders, if a launcher of pipeline.launch starts it without arguments
 
-Each folder holds params.yaml and what prepare leaves. A process that fails ends with its status.
+Each folder has params.yaml and the outputs of prepare. If a training fails, the process ends with its exit status.
 """
 
 import os
@@ -20,11 +20,11 @@ def main() -> int:
         agents = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     for number, folder in enumerate(sys.argv[1:] or os.environ["FOLDERS"].split(":")):
         os.chdir(folder)
-        if agents:  # the processes meet anew, in a store of their own: one that has been met in is used up
-            own = None
+        if agents:  # each training has a new store: the keys of a rendezvous cannot be used twice
+            store = None
             if os.environ["RANK"] == "0":
-                own = TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False)
-                agents.set(f"port/{number}", str(own.port))
+                store = TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False)
+                agents.set(f"port/{number}", str(store.port))
             os.environ["MASTER_PORT"] = agents.get(f"port/{number}").decode()
         if status := train.main():
             print(f"in {folder}", file=sys.stderr)

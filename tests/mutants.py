@@ -5,7 +5,7 @@
 
 Each change alters one node of the syntax tree: a comparison, number, operand, argument, order, constant, branch or
 attribute is replaced, or a statement or keyword is left out. The same seed selects the same changes. Messages and types
-are not changed. Changes that no test can notice are listed in EQUIVALENT and are not tried.
+are not changed. Changes that no test can notice are listed in equivalent_mutants.py and are not tried.
 Each change runs in a fork of a process that has imported the libraries, until the first test fails. An endless loop and
 a crash count as noticed. A limit: processes that a test starts read the module from its file, without the change.
 """
@@ -27,6 +27,7 @@ import hypothesis
 import pytest
 
 from tests.conftest import PROJECT
+from tests.equivalent_mutants import EQUIVALENT
 
 SECONDS = 20  # CPU seconds, plus three times what the tests need without a change: more is an endless loop
 MEMORY = 8 * 2**30  # bytes that a fork may allocate
@@ -51,45 +52,6 @@ LIBRARIES = {"ast", "hashlib", "imagehash", "json", "math", "np", "os", "self", 
 SYMMETRIC = {"min", "max", "minimum", "maximum"}  # the order of their arguments does not matter
 MORE_TESTS = {"config.params": ["tests/test_odd_params.py"]}  # modules whose tests are in a second file, too
 UNCHANGED = {"annotation", "returns", "decorator_list", "exc", "type_params"}  # types, and the texts of error messages
-
-
-@dataclass(frozen=True)
-class Equivalent:
-    """Changes that no test can notice. They are found by their text, so the code may move to another module."""
-
-    function: str  # the outermost function or class; empty at the top of a module
-    statement: str  # the beginning of the statement, as ast.unparse writes it
-    before: str  # the changed expression; empty: any expression of the statement
-    after: str  # its replacement; empty: any
-    reason: str
-
-    def matches(self, change: "Change") -> bool:
-        return (
-            change.function == self.function
-            and source(change.statement).startswith(self.statement)
-            and self.before in ("", source(change.before))
-            and self.after in ("", source(change.after))
-        )
-
-
-COLUMNS = "zip(classes, precision.tolist(), recall.tolist(), f1.tolist(), counts.sum(1).tolist())"
-EQUIVALENT = (
-    # data/duplicates.py
-    Equivalent("", "CANDIDATES = ", "", "", "the size of a chunk: it bounds the memory and changes no result"),
-    Equivalent("_expand", "cuts = ", "1", "0", "where chunks are cut changes no result"),
-    Equivalent("near_pairs", "starts = ", "1", "2", "no band has a value this high: the last start is not used"),
-    Equivalent("near_pairs", "starts = ", "16", "17", "no band has a value this high: the last starts are not used"),
-    Equivalent("near_pairs", "for band, (values, radius) in", "True", "False", "both lists have one entry per band"),
-    Equivalent(
-        "near_pairs", "for band, (values, radius) in", "", "zip(bands, radii)", "both lists have one entry per band"
-    ),
-    # loader/sampler.py: `full` has the shape [n, 1, 2]
-    Equivalent("crop_boxes", "start = ", "0", "-1", "the first entry of an axis of length 1 is also the last"),
-    Equivalent("crop_boxes", "corners = ", "0", "-1", "the first entry of an axis of length 1 is also the last"),
-    # evaluation/metrics.py
-    Equivalent("summary", "columns = zip(", "True", "False", "all columns have one entry per class"),
-    Equivalent("summary", "columns = zip(", "", COLUMNS, "all columns have one entry per class"),
-)
 
 
 @dataclass(frozen=True)
@@ -119,6 +81,17 @@ class Change:
         else:
             getattr(self.parent, self.field)[self.index] = self.after
         return ast.fix_missing_locations(self.tree)
+
+
+def is_equivalent(change: Change) -> bool:
+    """Whether the change is listed as one that no test can notice."""
+    return any(
+        change.function == one.function
+        and source(change.statement).startswith(one.statement)
+        and one.before in ("", source(change.before))
+        and one.after in ("", source(change.after))
+        for one in EQUIVALENT
+    )
 
 
 def source(node: ast.AST) -> str:
@@ -321,7 +294,7 @@ def select(modules: list[str], count: int, seed: int) -> list[Change]:
     """At most `count` changes at random, without the equivalent ones."""
     everything = [change for module in modules for change in changes(module)]
     random.Random(seed).shuffle(everything)
-    return [change for change in everything if not any(one.matches(change) for one in EQUIVALENT)][:count]
+    return [change for change in everything if not is_equivalent(change)][:count]
 
 
 def unseen(modules: list[str], chosen: list[Change], jobs: int) -> Iterator[Change]:

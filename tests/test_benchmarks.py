@@ -1,4 +1,4 @@
-"""Every benchmark runs, for real, in a tiny form; the command for a GPU can be cut in two; the README is true."""
+"""Each benchmark runs with its tiny preset; the GPU command can be resumed; README has the right figures."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from benchmarks.speed import gpu, growth, pipeline, readme
 from pipeline.base.errors import UserError
 from tests.conftest import PROJECT
 
-# name → the rows and the figures that its report promises
+# name → the rows and figures that its report must have
 PROMISED: dict[str, tuple[set[str], set[str]]] = {
     "ceiling": (
         {"resnet18 8 fp32", "resnet18 8 fp32 not deterministic"},
@@ -43,21 +43,21 @@ PROMISED: dict[str, tuple[set[str], set[str]]] = {
 
 
 def run(name: str, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A benchmark as a person starts it."""
+    """Start a benchmark as a user does."""
     command = [sys.executable, "-m", "benchmarks", name, *options]
     env = {**os.environ, **environ}
     return subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False)
 
 
 IN_MAKE_TEST = ("ceiling", "prepare", "time_to_accuracy")
-DEAR = pytest.mark.slow("half a minute each; make test has three benchmarks, which share what these are made of")
+SLOW = pytest.mark.slow("half a minute each; make test has three benchmarks, which share the code of these")
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in IN_MAKE_TEST else pytest.param(name, marks=DEAR) for name in PROMISED]
+    "name", [name if name in IN_MAKE_TEST else pytest.param(name, marks=SLOW) for name in PROMISED]
 )
 def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
-    """Its JSON has the rows and figures that it is for, with machine, versions, commit and form; so has its table."""
+    """The JSON has the promised rows and figures, with machine, versions, commit and preset; the table has the rows."""
     done = run(name, "--tiny", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / f"{name}_cpu.json").read_text())
@@ -68,11 +68,11 @@ def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
     assert {"cpu", "cores", "gpus", "versions", "commit", "photos"} <= report["conditions"].keys()
     assert all(row in done.stdout for row in [*rows, *report["left_out"]])
     if name == "ways":
-        assert (tmp_path / "ways_cpu.svg").read_text().count("<rect") == 2 + 3  # a bar a way, and one a process
+        assert (tmp_path / "ways_cpu.svg").read_text().count("<rect") == 2 + 3  # one bar per way, and one per process
 
 
 def test_the_gpu_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """Stopped by its time it says where; started again it runs what is missing; what is there is not run again."""
+    """Stopped by --seconds it names the part; started again it runs only what is missing."""
     asked = ("--device", "cpu", "--only", "steps")
     stopped = run("gpu", *asked, "--seconds", "0", OUT=str(tmp_path))
     assert stopped.returncode == 75
@@ -91,7 +91,7 @@ def test_the_gpu_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_the_gpu_command_begins_with_the_tests(tmp_path: Path) -> None:
-    """What a GPU shows comes before what it measures: with a report that can be gone on with; in a dry run a part."""
+    """The GPU tests come before the benchmarks, with a report that can be resumed; a dry run has some of them."""
     options = argparse.Namespace(device="cuda", out=tmp_path, archive="file:///some.tgz")
     assert gpu.PARTS[0] == "tests"
     words = ["-m", "pytest", "tests/gpu", "--gpu-device", "cuda", "--gpu-report", str(tmp_path)]
@@ -106,8 +106,8 @@ def asked(out: Path, **changes: Any) -> argparse.Namespace:
     return argparse.Namespace(**{**vars(options), **changes})
 
 
-def test_rows_of_another_machine_are_not_gone_on_with(tmp_path: Path) -> None:
-    """A report whose machine, commit or data is another is refused, and left as it is."""
+def test_rows_of_another_machine_are_not_resumed(tmp_path: Path) -> None:
+    """A report of another machine, commit or data is refused and not changed."""
     Report("nothing", asked(tmp_path), photos="some").add("row", {"figure": 1.0})
     assert Report("nothing", asked(tmp_path, resume=True), photos="some").missing(["row", "other"]) == ["other"]
     with pytest.raises(UserError, match="measured with another machine, environment, commit or data; remove it"):
@@ -115,8 +115,8 @@ def test_rows_of_another_machine_are_not_gone_on_with(tmp_path: Path) -> None:
     assert Report("nothing", asked(tmp_path), photos="others").missing(["row"]) == ["row"]
 
 
-def test_an_archive_that_is_not_there_or_another_is_refused(tmp_path: Path) -> None:
-    """In one line, before anything is measured."""
+def test_a_missing_or_wrong_archive_is_refused(tmp_path: Path) -> None:
+    """With one line, before anything is measured."""
     with pytest.raises(UserError, match="no such file; allowed: file://"):
         workspace.photos(asked(tmp_path, archive="file:///no.tgz"), tmp_path, 1, 1)
     (tmp_path / "some.tgz").write_bytes(b"some")
@@ -125,7 +125,7 @@ def test_an_archive_that_is_not_there_or_another_is_refused(tmp_path: Path) -> N
 
 
 def test_a_program_is_watched_with_all_its_processes(tmp_path: Path) -> None:
-    """Its memory is the sum of its processes' peaks, also of memory that they gave back long ago."""
+    """Its memory is the sum of its processes' peaks, also if they have freed it since."""
     inner = "import time; held = b'1' * 60_000_000; del held; time.sleep(0.5)"
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
     watch = measuring.run_watched([sys.executable, "-c", outer], tmp_path, os.environ)
@@ -138,7 +138,7 @@ def test_a_program_is_watched_with_all_its_processes(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
-    """What it said is in the error; its process is gone."""
+    """Its output is in the error."""
     with (
         Worker("benchmarks.speed.prepare", "ours", str(tmp_path)) as worker,
         pytest.raises(RuntimeError, match="not found; run from the project"),
@@ -149,7 +149,7 @@ def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
 def test_a_report_names_the_commit_and_whether_the_code_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What benchmarks write, the README's table included, is no difference; without a repository nothing is named."""
+    """Reports and the README's table do not count as code; without a repository the commit is empty."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert measuring.commit() == ""
@@ -169,20 +169,20 @@ def test_a_report_names_the_commit_and_whether_the_code_differs(
 
 
 def test_linear_growth_is_one() -> None:
-    """What is linear, whatever a start costs, has 1; what is quadratic has more."""
+    """Linear time gives 1, with any constant; quadratic time gives more."""
     assert growth.linear([2 + 5 * times for times in growth.TIMES]) == 1
     assert growth.linear([float(times**2) for times in growth.TIMES]) > 3
 
 
 def test_the_readme_has_the_figures_of_the_reports() -> None:
-    """README.md's table is the one made from benchmarks/results."""
-    found = readme.BLOCK.search((PROJECT / "README.md").read_text())
-    assert found is not None
-    assert found.group().strip() == readme.table(PROJECT / measuring.RESULTS), "run: python -m benchmarks readme"
+    """README.md's table is that of the reports in benchmarks/results."""
+    block = readme.BLOCK.search((PROJECT / "README.md").read_text())
+    assert block is not None
+    assert block.group().strip() == readme.table(PROJECT / measuring.RESULTS), "run: python -m benchmarks readme"
 
 
 def test_the_table_names_the_machine_and_takes_no_tiny_preset(tmp_path: Path) -> None:
-    """Every line leads to the machine and commit of its figures; the tiny preset has none to show."""
+    """Each line refers to the machine and commit of its figures; a report of the tiny preset is refused."""
     report = Report("prepare", asked(tmp_path, tiny=False), photos="some")
     for name in ("ours", "Pillow", "torchvision"):
         report.add(name, {"images_per_s": 1234.5})
@@ -196,7 +196,7 @@ def test_the_table_names_the_machine_and_takes_no_tiny_preset(tmp_path: Path) ->
 
 
 def test_the_list_names_what_can_be_run() -> None:
-    """python -m benchmarks: every benchmark and its first line; not the modules that they share."""
+    """`python -m benchmarks` lists each benchmark with its first line, and no shared module."""
     done = subprocess.run([sys.executable, "-m", "benchmarks"], cwd=PROJECT, capture_output=True, text=True, check=True)
     assert all(f"python -m benchmarks {name} " in done.stdout for name in [*PROMISED, "steps", "gpu"])
     assert "measuring" not in done.stdout

@@ -1,4 +1,4 @@
-"""Forked starts of Python, which most tests take, do what real ones do."""
+"""Forked starts of Python, which most tests use, behave like real ones."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ raise SystemExit(7)
 
 
 def test_forked_processes_write_the_bytes_of_started_ones(tmp_path: Path) -> None:
-    """A launcher and two processes: really started, forked by torchrun's agent, and by multiprocessing's spawn."""
+    """A launcher and two processes: real starts, forks by torchrun's agent, and forks by multiprocessing's spawn."""
     written = []
     for name in ("started", "torchrun", "spawn"):
         launcher = "spawn" if name == "spawn" else "torchrun"
@@ -39,19 +39,19 @@ def test_forked_processes_write_the_bytes_of_started_ones(tmp_path: Path) -> Non
 
 
 def test_a_forked_process_is_one_of_its_own(tmp_path: Path) -> None:
-    """Its number, session, folder, arguments, environment, streams and exit status are those that were asked for."""
+    """It has its own PID, and the requested session, folder, arguments, environment, streams and exit status."""
     command, environ, pipe = [sys.executable, "-c", SAY, "one", 2], {**os.environ, "WORD": "a word"}, subprocess.PIPE
     with starts.Popen(
         command, cwd=tmp_path, env=environ, start_new_session=True, stdin=pipe, stdout=pipe, stderr=pipe
     ) as process:
         assert process.pid not in (os.getpid(), psutil.Process(process.pid).ppid())
-        said, error = process.communicate("input")
-    assert said == f"{process.pid} {process.pid} {tmp_path} ['-c', 'one', '2']  a word input\n"
+        output, error = process.communicate("input")
+    assert output == f"{process.pid} {process.pid} {tmp_path} ['-c', 'one', '2']  a word input\n"
     assert (error, process.returncode) == ("an error\n", 7)
 
 
 def test_a_forked_process_ends_as_others_do() -> None:
-    """By a signal, with a traceback, and after what it registered for its end."""
+    """By a signal, with a traceback, and after its atexit functions."""
     with starts.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as process:
         assert process.poll() is None
         process.terminate()
@@ -63,7 +63,7 @@ def test_a_forked_process_ends_as_others_do() -> None:
 
 
 def test_a_forked_process_imports_the_project_from_where_it_is(tmp_path: Path) -> None:
-    """Not what the server imported from here."""
+    """It does not use the modules that the server has imported."""
     (tmp_path / "pipeline").mkdir()
     (tmp_path / "pipeline/__init__.py").write_text("")
     (tmp_path / "pipeline/train.py").write_text("import torch, pipeline; print(pipeline.__file__)")
@@ -73,14 +73,14 @@ def test_a_forked_process_imports_the_project_from_where_it_is(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "ATEN_CPU_CAPABILITY", "PYTHONHASHSEED", "PERENNIAL_REAL_STARTS"])
 def test_what_is_read_at_the_start_takes_a_real_one(name: str) -> None:
-    """Where the environment has such a variable, or where real starts are asked for."""
+    """If the environment has such a variable, or if real starts are requested, the start is real."""
     ask = [sys.executable, "-c", "import sys; print('torch' in sys.modules)"]
     assert starts.run(ask, env={**os.environ, name: "1"}, check=True).stdout == "False\n"
     assert starts.run(ask, check=True).stdout == "True\n"
 
 
 def test_a_killed_server_is_started_again() -> None:
-    """As after a test that took too long: what it had started is killed with it."""
+    """As after a test that took too long: the processes that it had started are killed with it."""
     waiting = [sys.executable, "-c", "import time; time.sleep(1000)"]
     with starts.Popen(waiting) as process:
         for found in psutil.Process().children(recursive=True):

@@ -1,4 +1,4 @@
-"""A handful of real kills of a real `dvc repro`, and what `pipeline.repro` puts right after one of DVC itself."""
+"""Real kills of a real `dvc repro`, and what `pipeline.repro` repairs after a kill of DVC itself."""
 
 import json
 import os
@@ -70,7 +70,7 @@ stages:
     cmd: echo after > after
     outs: [after]
 """
-# A stage that, asked to stop, takes a second to save: as training does.
+# A stage that needs a second to save when it is interrupted, as training does.
 STAGE = """
 import ctypes, signal, sys, time
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
@@ -90,7 +90,7 @@ open("out", "w").write("out")
 
 @pytest.mark.slow("four minutes; make test kills stages, processes and launchers without DVC")
 def test_killed_at_seeded_moments_it_goes_on_to_the_same_lock() -> None:
-    """Five signals at five moments of train: no process left, nothing false recorded, the uninterrupted dvc.lock."""
+    """Five signals at five moments of train: no process stays, no false record, the usual dvc.lock."""
     done = list(kill_sweep.sweep(5, seed=4))
     assert len(done) == 5
     assert not [trial for trial in done if trial.broken]
@@ -118,7 +118,7 @@ def test_the_benchmarks_are_listed() -> None:
 
 
 def test_a_cut_lock_is_noticed_or_states_nothing_by_halves() -> None:
-    """Wherever dvc.lock is cut, it is not whole, or every file that it still names is named as before."""
+    """A dvc.lock cut at any byte is noticed, or each entry that is left is the same as before."""
     before = YAML(typ="safe", pure=True).load(LOCK)["stages"]
     whole = [length for length in range(len(LOCK)) if dvc_lock.is_whole(LOCK[:length])]
     assert 0 < len(whole) < 20
@@ -129,7 +129,7 @@ def test_a_cut_lock_is_noticed_or_states_nothing_by_halves() -> None:
 
 
 def test_a_whole_lock_is_whole() -> None:
-    """What DVC wrote to its end is; nothing, and another file's content, are not."""
+    """A complete file of DVC is whole; an empty file and other text are not."""
     assert dvc_lock.is_whole(LOCK)
     assert not dvc_lock.is_whole("")
     assert not dvc_lock.is_whole("a line of text\n")
@@ -137,7 +137,7 @@ def test_a_whole_lock_is_whole() -> None:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with a pipeline of two small stages under real DVC."""
+    """A repository with two small stages under real DVC."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / ".site"))
     subprocess.run(["git", "init", "--quiet"], check=True)
@@ -150,13 +150,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m pipeline.repro`, to its end."""
+    """Run `python -m pipeline.repro` to its end."""
     command = [sys.executable, "-m", "pipeline.repro", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_a_cut_lock_is_put_back(project: Path) -> None:
-    """Cut or empty, dvc.lock comes back as it was before, it is said, and nothing has to run again."""
+    """A cut or empty dvc.lock is restored, with a message, and no stage runs again."""
     assert run().returncode == 0
     whole = Path("dvc.lock").read_bytes()
     for cut in (b"", whole[: len(whole) // 2]):
@@ -171,7 +171,7 @@ def test_a_cut_lock_is_put_back(project: Path) -> None:
 
 
 def test_without_a_copy_the_committed_lock_is_taken_and_without_that_none(project: Path) -> None:
-    """Git's is the second choice; the last is to begin without, which is said."""
+    """The second choice is Git's; the last is to begin without one, with a message."""
     assert run().returncode == 0
     whole = Path("dvc.lock").read_bytes()
     subprocess.run(["git", "add", "dvc.lock"], check=True)
@@ -190,7 +190,7 @@ def test_without_a_copy_the_committed_lock_is_taken_and_without_that_none(projec
 
 
 def test_an_empty_rwlock_is_removed(project: Path) -> None:
-    """DVC by itself refuses to start with it; through pipeline.repro it starts, and what was done is said."""
+    """DVC alone refuses to start; pipeline.repro removes the file, with a message, and starts."""
     repro.RWLOCK.parent.mkdir(exist_ok=True)
     repro.RWLOCK.write_bytes(b"")
     command = [sys.executable, "-m", "dvc", "repro"]
@@ -217,7 +217,7 @@ def lock(project: Path, pid: int, after: float) -> None:
 def test_a_lock_of_a_killed_dvc_is_removed_though_another_process_has_its_pid(
     project: Path, argument: str, after: float
 ) -> None:
-    """DVC by itself takes any process of that number for the one that locked; containers use few numbers."""
+    """DVC alone takes any process with this PID for the holder of the lock; in containers PIDs repeat soon."""
     assert run().returncode == 0
     with subprocess.Popen([*SLEEP, argument]) as other:
         lock(project, other.pid, after)
@@ -236,7 +236,7 @@ def test_a_lock_of_a_killed_dvc_is_removed_though_another_process_has_its_pid(
 
 
 def test_a_lock_whose_holder_lives_stays(project: Path) -> None:
-    """Also where the holder cannot be told to be DVC: it is older than the lock, and has the arguments named there."""
+    """Also if the holder cannot be recognized as DVC: it is older than the lock and has the arguments named there."""
     assert run().returncode == 0
     with subprocess.Popen([*SLEEP, "repro"]) as holder:
         lock(project, holder.pid, after=1)
@@ -253,7 +253,7 @@ def test_a_lock_whose_holder_lives_stays(project: Path) -> None:
 
 @pytest.mark.parametrize("content", ["null", "[]", '{"read": null}', '{"write": {"out": {"pid": "x"}}}', "[" * 100_000])
 def test_an_rwlock_that_is_none_is_removed(project: Path, content: str) -> None:
-    """Whatever stands in it, nothing fails, and DVC starts."""
+    """Any content: nothing fails, and DVC starts."""
     repro.RWLOCK.parent.mkdir(exist_ok=True)
     repro.RWLOCK.write_text(content)
     assert repro.repair() == [
@@ -264,7 +264,7 @@ def test_an_rwlock_that_is_none_is_removed(project: Path, content: str) -> None:
 
 @pytest.mark.parametrize("words", [["-u", "-m"], ["-X", "utf8", "-m"]])
 def test_a_dvc_is_known_however_it_was_started(project: Path, words: list[str]) -> None:
-    """Options of Python before its name do not hide it."""
+    """Also with Python's options before its name."""
     Path("go").write_text("wait")
     with subprocess.Popen([sys.executable, *words, "dvc", "repro"], start_new_session=True) as dvc:
         while not Path("began").exists():
@@ -276,7 +276,7 @@ def test_a_dvc_is_known_however_it_was_started(project: Path, words: list[str]) 
 
 
 def begin() -> subprocess.Popen[bytes]:
-    """`python -m pipeline.repro`, with its stage at work."""
+    """Start `python -m pipeline.repro` and wait until its stage runs."""
     Path("go").write_text("wait")
     started = subprocess.Popen([sys.executable, "-m", "pipeline.repro"], start_new_session=True)
     while not Path("began").exists():
@@ -298,7 +298,7 @@ def test_nothing_is_put_right_while_a_dvc_works_here(project: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_signal_reaches_the_stage_and_it_ends_last(project: Path, number: signal.Signals) -> None:
-    """The stage has saved when `pipeline.repro` ends; that fails, no process is left, and the next run goes on."""
+    """The stage saves, `pipeline.repro` then ends with an error, no process stays, and the next run succeeds."""
     started = begin()
     started.send_signal(number)
     assert started.wait() != 0
@@ -321,7 +321,7 @@ def test_killed_itself_it_takes_dvc_and_the_stage_along(project: Path) -> None:
 
 
 def test_the_exit_status_is_dvcs(project: Path) -> None:
-    """Also where DVC refuses; its arguments are passed on."""
+    """Also if DVC refuses; the arguments are passed to DVC."""
     refused = run("no_such_stage")
     assert refused.returncode == 255
     assert "no_such_stage" in refused.stderr

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tests import mutants
 from tests.conftest import PROJECT
+from tests.equivalent_mutants import EQUIVALENT
 
 
 def modules() -> list[str]:
@@ -15,7 +16,9 @@ def modules() -> list[str]:
 def test_each_equivalent_change_is_still_in_the_code() -> None:
     """An entry whose statement has changed is removed or written anew: else it hides nothing, or too much."""
     everything = [change for module in modules() for change in mutants.changes(module)]
-    assert [one for one in mutants.EQUIVALENT if not any(one.matches(change) for change in everything)] == []
+    statements = {(change.function, mutants.source(change.statement)) for change in everything}
+    for one in EQUIVALENT:
+        assert any(function == one.function and text.startswith(one.statement) for function, text in statements), one
 
 
 def test_the_same_seed_selects_the_same_changes_without_equivalent_ones() -> None:
@@ -24,4 +27,4 @@ def test_the_same_seed_selects_the_same_changes_without_equivalent_ones() -> Non
     assert chosen[0] == chosen[1] != chosen[2]
     everything = mutants.select(["data.duplicates"], 10**6, 0)
     assert len(everything) < len(mutants.changes("data.duplicates"))
-    assert not any(one.matches(change) for one in mutants.EQUIVALENT for change in everything)
+    assert not any(map(mutants.is_equivalent, everything))

@@ -37,7 +37,7 @@ def real(tmp_path_factory: pytest.TempPathFactory, mini: Path) -> Path:
 
 
 def test_real_photos_become_a_measured_model(real: Path) -> None:
-    """From an archive of real photos: the counts of the data, a model, its figures; every image accounted for."""
+    """From an archive of real photos to counts, a model and its figures; the counts add up to all images."""
     counts = data(real, "data.json")
     assert counts["images"] == 735
     assert counts["exact_duplicate_pairs"] == 3
@@ -49,7 +49,7 @@ def test_real_photos_become_a_measured_model(real: Path) -> None:
 
 
 def test_nothing_changed_runs_nothing(real: Path) -> None:
-    """A second `dvc repro` says so, runs no stage, and leaves dvc.lock alone; `dvc status` agrees."""
+    """A second `dvc repro` runs no stage and does not change dvc.lock; `dvc status` reports no change."""
     before = (real / "dvc.lock").read_bytes()
     again = call(real, "dvc", "repro")
     assert "Running stage" not in again.stdout
@@ -59,7 +59,7 @@ def test_nothing_changed_runs_nothing(real: Path) -> None:
 
 
 def test_dvc_shows_the_run(real: Path) -> None:
-    """DVC's own commands read what the stages wrote."""
+    """DVC's own commands can read the outputs."""
     assert "evaluate" in call(real, "dvc", "dag").stdout
     assert str(data(real, "eval.json")["images"]) in call(real, "dvc", "metrics", "show").stdout
     call(real, "dvc", "plots", "show")
@@ -68,14 +68,14 @@ def test_dvc_shows_the_run(real: Path) -> None:
 
 
 def test_the_lock_and_the_outputs_hold_no_place_and_no_time(real: Path) -> None:
-    """No path of this machine stands in dvc.lock or in any output that is text."""
+    """dvc.lock and all outputs that are text contain no path of this machine."""
     for path in [real / "dvc.lock", real / "data/split.csv", *(real / "metrics").iterdir(), real / "models/model.json"]:
         assert str(real) not in path.read_text()
         assert "file://" not in path.read_text()
 
 
 def test_forced_again_gives_the_same_bytes(real: Path) -> None:
-    """Training and evaluation forced once more write the same dvc.lock, and truly train."""
+    """A forced second run of prepare, train and evaluate really trains, and writes the same dvc.lock."""
     before = (real / "dvc.lock").read_bytes()
     forced = call(real, "dvc", "repro", "--force", "--single-item", "prepare", "train", "evaluate")
     assert "epoch 1/1" in forced.stderr
@@ -85,7 +85,7 @@ def test_forced_again_gives_the_same_bytes(real: Path) -> None:
 
 @pytest.mark.slow("the same under DVC; make test compares the launchers' bytes without it")
 def test_spawn_writes_what_torchrun_wrote(real: Path) -> None:
-    """Another launcher changes no tracked param, and forced to run it writes the same bytes."""
+    """Another launcher is no tracked change; a forced run with it writes the same bytes."""
     before, params = (real / "dvc.lock").read_bytes(), (real / "params.yaml").read_bytes()
     try:
         write_params(real / "params.yaml", change(read_params(real / "params.yaml"), run__launcher="spawn"))
@@ -97,7 +97,7 @@ def test_spawn_writes_what_torchrun_wrote(real: Path) -> None:
 
 
 def test_going_back_to_old_params_trains_nothing(real: Path) -> None:
-    """Params A, then B, then A again: the third run takes every stage from DVC's run cache, to the same dvc.lock."""
+    """Params A, then B, then A again: the third run takes all stages from the run cache, with the same dvc.lock."""
     before, params = (real / "dvc.lock").read_bytes(), (real / "params.yaml").read_bytes()
     write_params(real / "params.yaml", change(read_params(real / "params.yaml"), train__lr=0.0123))
     call(real, "dvc", "repro")
@@ -110,7 +110,7 @@ def test_going_back_to_old_params_trains_nothing(real: Path) -> None:
 
 
 def test_the_number_of_processes_is_tracked_unless_the_way_is_elastic(real: Path) -> None:
-    """DVC sees another run.processes under ddp, and nothing of it under elastic."""
+    """A change of run.processes is a change for DVC with ddp, and none with elastic."""
     params, seen = (real / "params.yaml").read_bytes(), {}
     try:
         for parallel in ("ddp", "elastic"):
@@ -122,12 +122,12 @@ def test_the_number_of_processes_is_tracked_unless_the_way_is_elastic(real: Path
         (real / "params.yaml").write_bytes(params)
     assert json.loads(seen["ddp", 2]) == {}
     assert "run.processes" in seen["ddp", 3]
-    assert "pipeline/tracked/elastic.yaml" in seen["elastic", 2]  # which names no number
+    assert "pipeline/tracked/elastic.yaml" in seen["elastic", 2]  # it contains no number of processes
     assert seen["elastic", 2] == seen["elastic", 3]
 
 
 def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
-    """Sizes A, B, A, B with a warm run cache: what is drawn, and what is packed, always has the size asked for."""
+    """Sizes A, B, A, B with a warm run cache: the drawn and the packed images always have the requested size."""
     small, large = (32, 40), (48, 40)  # prepare.size, data.synthetic.size
     drawn = {"count": 50, "seed": 0}
     folder = copy_project(tmp_path / "sizes", data__source="synthetic", split__phash_distance=0)
@@ -142,7 +142,7 @@ def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
 
 
 def test_a_photo_in_the_inbox_moves_no_other(tmp_path: Path, mini: Path) -> None:
-    """A photo added to data/inbox reruns the pipeline and moves no other; a corrupt one is excluded and counted."""
+    """A photo added to data/inbox runs the stages and moves no other photo; a corrupt one is excluded and counted."""
     folder = copy_project(tmp_path / "inbox", data__source="inbox", split__folds=1)
     with tarfile.open(mini) as archive:
         photos = [member for member in archive.getmembers() if member.name.endswith(".jpg")]
@@ -150,13 +150,13 @@ def test_a_photo_in_the_inbox_moves_no_other(tmp_path: Path, mini: Path) -> None
             member.name = member.name.removeprefix("flower_photos/")
             archive.extract(member, folder / "data/inbox", filter="data")
     added = sorted((folder / "data/inbox/daisy").iterdir())[7]
-    kept_back = added.read_bytes()
+    content = added.read_bytes()
     added.unlink()
     call(folder, "dvc", "repro", "evaluate")
     before = splits(folder)
     assert len(before) == 79
-    added.write_bytes(kept_back)
-    (folder / 'data/inbox/tulips/broken ,"é".JPG').write_bytes(kept_back[:2000])
+    added.write_bytes(content)
+    (folder / 'data/inbox/tulips/broken ,"é".JPG').write_bytes(content[:2000])
     call(folder, "dvc", "repro", "evaluate")
     after = splits(folder)
     assert {path: after[path] for path in before} == before
@@ -167,7 +167,7 @@ def test_a_photo_in_the_inbox_moves_no_other(tmp_path: Path, mini: Path) -> None
 
 
 def test_a_refused_run_writes_nothing(tmp_path: Path) -> None:
-    """Params that this machine cannot run are refused by the first stage, before anything is made or downloaded."""
+    """The first stage refuses params that this machine cannot run, before anything is downloaded or written."""
     folder = copy_project(tmp_path / "refused", train__device="cuda", run__processes=64)
     refused = call(folder, "dvc", "repro", check=False)
     assert refused.returncode != 0

@@ -1,4 +1,4 @@
-"""Power cuts of a real disk: see benchmarks/faults/power_cuts.py; what one leaves behind is in test_damage.py, too."""
+"""Power cuts of a real disk: see benchmarks/faults/power_cuts.py. test_damage.py has single kinds of damage."""
 
 import json
 import os
@@ -12,10 +12,10 @@ from benchmarks.faults import power_cuts
 from tests.conftest import PROJECT
 
 
-def test_where_nothing_can_be_mounted_the_reason_is_said(
+def test_where_nothing_can_be_mounted_the_reason_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is cut then, and that is no failure."""
+    """Nothing is cut, and the exit status is 0."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(sys, "argv", ["power_cuts"])
     assert power_cuts.main() == 0
@@ -24,7 +24,7 @@ def test_where_nothing_can_be_mounted_the_reason_is_said(
 
 @pytest.mark.slow("three runs of the pipeline on a disk of its own, and one after each cut: minutes")
 def test_one_run_after_a_power_cut_ends_with_the_right_bytes(tmp_path: Path) -> None:
-    """One cut while the pipeline runs, four after its end, two after that of `dvc repro` alone."""
+    """One cut during the pipeline, four after its end, two after the end of `dvc repro` alone."""
     if reason := power_cuts.why_not():
         pytest.skip(reason)
     command = [sys.executable, "-m", "benchmarks", "power_cuts", "--cuts", "7", "--out", str(tmp_path / "cuts.json")]

@@ -1,4 +1,4 @@
-"""No output depends on a setting that DVC does not track: every setting is tracked, or shown to change nothing."""
+"""No output depends on a setting that DVC does not track: each setting is tracked, or a test shows no effect."""
 
 import ast
 import json
@@ -21,7 +21,7 @@ from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.test_structure import MODULES, closure, stages
 
 STAGES = ("download", "split", "prepare", "train", "evaluate")
-OTHERWISE: dict[str, Any] = {  # not tracked; with all of them changed at once, all outputs keep their bytes
+OTHERWISE: dict[str, Any] = {  # not tracked: other values; with all of them at once, all outputs keep their bytes
     **{f"paths.{name}": f"elsewhere/{name}" for name in params.Paths.model_fields},
     "data.url": "file://{folder}/the same archive.tgz",
     "run.save_every_epochs": 1, "run.workers": 3, "run.residency": "disk", "run.log_steps": 1,
@@ -35,7 +35,7 @@ ELSEWHERE = {  # not tracked; the test that compares bytes
     "run.min_processes": "test_nodes.py::test_a_lost_node_costs_no_byte",
     "run.max_restarts": "test_interruption.py::test_stops_are_not_restarted_and_deaths_are",
 }
-IN_A_STAGE = {  # tracked for another stage; in this one shown to change nothing, or compared with what that stage left
+IN_A_STAGE = {  # not tracked for this stage, but for an earlier one; the test that shows no effect
     ("evaluate", "prepare.size"): "test_prepare.py::test_packed_images_of_another_size_than_the_params_say_are_refused",
     ("evaluate", "run.processes"): "test_evaluate.py::test_the_number_of_processes_changes_no_byte",
 }
@@ -56,7 +56,7 @@ LEAVES = list(leaves())
 
 @cache
 def tracked(stage: str) -> frozenset[str]:
-    """The settings whose change has DVC run a stage again."""
+    """The settings for which DVC runs the stage again when they change."""
     keys: list[str] = []
     for entry in stages()[stage]["params"]:
         keys += [entry] if isinstance(entry, str) else [key for listed in entry.values() for key in listed]
@@ -94,9 +94,9 @@ RECORDER = """
 
 
 def pipeline(folder: Path, changes: dict[str, Any]) -> Path:
-    """A folder with what all stages write of a small archive, and the settings that each has read.
+    """A folder with the outputs of all stages for a small archive, and the list of settings that each stage has read.
 
-    A stage's refusals are not counted as reading: they decide whether there are bytes, not which.
+    Reads of config/validity.py do not count: it decides whether a stage runs, not which bytes it writes.
     """
     folder.mkdir()
     for name in ("pipeline", "requirements", "docker", "dvc.yaml"):
@@ -116,7 +116,7 @@ def pipeline(folder: Path, changes: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All stages, with the settings as they are."""
+    """The outputs of all stages with unchanged settings."""
     top = tmp_path_factory.mktemp("tracked")
     (top / "flowers").mkdir()
     synthetic.draw(top / "flowers", count=60, size=40, seed=0, workers=2)
@@ -127,36 +127,36 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outputs(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file that a stage is to keep, by the setting that names its place."""
+    """The SHA-256 of each output file, by the setting that names its path."""
     paths = params.load(folder / "params.yaml").paths
-    places = {name: folder / getattr(paths, name) for name in params.Paths.model_fields}
+    tops = {name: folder / getattr(paths, name) for name in params.Paths.model_fields}
     return {
-        f"{name}: {path.relative_to(place)}": files.sha256(path)
-        for name, place in places.items()
+        f"{name}: {path.relative_to(top)}": files.sha256(path)
+        for name, top in tops.items()
         if name not in {"runs", "archives"}
-        for path in ([place] if place.is_file() else sorted(place.rglob("*")))
+        for path in ([top] if top.is_file() else sorted(top.rglob("*")))
         if path.is_file()
     }
 
 
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_a_setting_is_tracked_or_shown_to_change_nothing(leaf: str) -> None:
-    """A new setting is in dvc.yaml, or it gets a line in a table above, and with it a test."""
-    shown = {**OTHERWISE, **ELSEWHERE}
-    found = any(leaf in tracked(stage) for stage in STAGES)
-    assert (leaf in shown) != found or leaf.startswith("paths.")  # DVC follows most paths by their content as well
+    """A new setting is in dvc.yaml, or in a table above with a test."""
+    without_effect = {**OTHERWISE, **ELSEWHERE}
+    is_tracked = any(leaf in tracked(stage) for stage in STAGES)
+    assert (leaf in without_effect) != is_tracked or leaf.startswith("paths.")  # DVC tracks the content of most paths
 
 
 def test_the_tables_name_settings_and_tests_that_are_there() -> None:
-    """Each key is a setting, each test is found."""
+    """Each key is a setting, and each test exists."""
     assert {*OTHERWISE, *ELSEWHERE, *(leaf for _, leaf in IN_A_STAGE)} <= set(LEAVES)
-    for place in [*ELSEWHERE.values(), *IN_A_STAGE.values()]:
-        file, _, test = place.partition("::")
-        assert f"\ndef {test}(" in (PROJECT / "tests" / file).read_text(), place
+    for name in [*ELSEWHERE.values(), *IN_A_STAGE.values()]:
+        file, _, test = name.partition("::")
+        assert f"\ndef {test}(" in (PROJECT / "tests" / file).read_text(), name
 
 
 def test_settings_that_are_not_tracked_change_no_byte(usual: Path) -> None:
-    """All of them changed at once: each output of each stage is the same."""
+    """With all of them changed at once, each output of each stage is the same."""
     before, after = outputs(usual), outputs(pipeline(usual.parent / "other", OTHERWISE))
     assert after == before
     assert {name.partition(":")[0] for name in before} == {
@@ -166,7 +166,7 @@ def test_settings_that_are_not_tracked_change_no_byte(usual: Path) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_reads_no_setting_that_it_does_not_track(stage: str, usual: Path) -> None:
-    """What a stage has asked the params for is tracked for this very stage, or shown to change nothing."""
+    """Each setting that a stage has read is tracked for this stage, or a test shows that it has no effect."""
     reads = set(json.loads((usual / f"{stage}.json").read_text())) & set(LEAVES)
     assert reads - tracked(stage) - {*OTHERWISE, *ELSEWHERE} == {leaf for name, leaf in IN_A_STAGE if name == stage}
     assert reads & tracked(stage)
@@ -174,11 +174,11 @@ def test_a_stage_reads_no_setting_that_it_does_not_track(stage: str, usual: Path
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_uses_every_setting_that_it_tracks(stage: str) -> None:
-    """The name of a tracked setting stands in the code that the stage runs: else a change would run it in vain."""
-    rooms = closure(f"pipeline.{stage}") - {
+    """The name of each tracked setting is in the code of the stage: else a change would run it for nothing."""
+    paths = closure(f"pipeline.{stage}") - {
         MODULES[f"pipeline.config.{name}"].relative_to(PROJECT) for name in ("params", "validity", "combinations")
     }
-    nodes = [node for room in rooms for node in ast.walk(ast.parse((PROJECT / room).read_text()))]
+    nodes = [node for path in paths for node in ast.walk(ast.parse((PROJECT / path).read_text()))]
     used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
     unused = {leaf for leaf in tracked(stage) if leaf.rpartition(".")[2] not in used}
-    assert unused <= {"split.fractions.train"}  # what val and test leave
+    assert unused <= {"split.fractions.train"}  # the rest after val and test

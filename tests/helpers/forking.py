@@ -1,9 +1,9 @@
-"""The process that has the libraries imported and forks one for every start that it is asked for; see starts.py.
+"""A server process that has imported the libraries, and forks a process for each request; see starts.py.
 
-    python -m tests.helpers.forking FD        the socket on which it is asked; it ends with that
+    python -m tests.helpers.forking FD        FD is the socket of the requests; the server ends when it is closed
 
-It has a single thread whenever it forks. A launcher's processes must be children of the launcher, which has threads by
-the time it starts them: so it forks them before its own work begins, and each waits to be told what it is to be.
+The server has one thread whenever it forks. The ranks of a launcher must be children of the launcher, but the launcher
+has several threads when it starts them. So it forks them before its own work begins, and each waits for its request.
 """
 
 import atexit
@@ -29,29 +29,29 @@ from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
-ANSWERS = 3  # where the number of the new process is answered, and its status
-SPARE = 512  # file descriptors from here on are nobody's
-OURS = ("pipeline", "benchmarks", "tests")  # imported anew by every process, from where it is started
+ANSWERS = 3  # the file descriptor on which the PID and the exit status are sent
+SPARE = 512  # file descriptors from here on are not in use
+OURS = ("pipeline", "benchmarks", "tests")  # imported anew by each process, from its own folder
 
 
 class Request(NamedTuple):
-    """`python words…`, started in this environment and folder."""
+    """A start of `python words…` in this environment and folder."""
 
     words: list[str]
     environ: dict[str, str]
     cwd: str
-    session: bool  # of its own
-    ranks: int = 0  # how many processes it can start by forking
+    session: bool  # whether in a new session
+    ranks: int = 0  # how many processes are forked for it in advance
     dies_with_parent: bool = False
 
 
 def send(connection: socket.socket, request: Request, fds: Mapping[int, int]) -> None:
-    """Ask for a process, giving it open files: its number of each → ours."""
+    """Request a process. `fds`: its file descriptors → ours."""
     socket.send_fds(connection, [json.dumps([request, list(fds)]).encode()], list(fds.values()))
 
 
 def receive(connection: socket.socket) -> tuple[Request, dict[int, int]] | None:
-    """What `send` sent; None when nobody can send any more."""
+    """The request and the received file descriptors; None if the socket is closed."""
     message, received, _, _ = socket.recv_fds(connection, 2**20, 64)
     if not message:
         return None
@@ -63,7 +63,7 @@ def receive(connection: socket.socket) -> tuple[Request, dict[int, int]] | None:
 
 
 def import_libraries() -> list[str]:
-    """Import what the stages import, and forget this project's own modules. Returns the libraries' part of sys.path."""
+    """Import the libraries of all stages, and remove the project's modules again. Returns sys.path of the libraries."""
     for name in ("launch", "download", "split", "prepare", "train", "evaluate", "predict"):
         importlib.import_module(f"pipeline.{name}")
     import numba
@@ -71,7 +71,7 @@ def import_libraries() -> list[str]:
     import torch.distributed.elastic.agent.server.local_elastic_agent
     import torch.utils.tensorboard  # noqa: F401
 
-    numba.njit(lambda x: x + 1)(1)  # numba imports a part of itself for its first loop
+    numba.njit(lambda x: x + 1)(1)  # numba imports more modules when it first compiles
     here = str(Path.cwd())
     forget_ours()
     gc.collect()
@@ -80,15 +80,17 @@ def import_libraries() -> list[str]:
 
 
 def forget_ours() -> None:
+    """Remove the project's modules from sys.modules."""
     for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
         del sys.modules[name]
 
 
 def next_start(control: socket.socket) -> tuple[Request, dict[int, int]] | None:
-    """Fork a process for every request and tell its status when it ends. Returns the request in each new process, and
-    None in this one when nobody can ask any more.
+    """Fork a process for each request, and send its status when it ends.
+
+    Returns the request in each new process, and None in this one when the socket is closed.
     """
-    answers: dict[int, tuple[int, socket.socket]] = {}  # a descriptor of the process → its number, where to tell
+    answers: dict[int, tuple[int, socket.socket]] = {}  # pidfd → PID, socket for its status
     with selectors.DefaultSelector() as selector, control:
         selector.register(control, selectors.EVENT_READ)
         while True:
@@ -98,13 +100,13 @@ def next_start(control: socket.socket) -> tuple[Request, dict[int, int]] | None:
                     selector.unregister(key.fd)
                     os.close(key.fd)
                     continue
-                if (asked := receive(control)) is None:
+                if (request := receive(control)) is None:
                     return None
-                _, fds = asked
+                _, fds = request
                 if (pid := os.fork()) == 0:
                     for _, answer in answers.values():
                         answer.close()
-                    return asked
+                    return request
                 answers[os.pidfd_open(pid)] = pid, socket.socket(fileno=fds.pop(ANSWERS))
                 selector.register(next(reversed(answers)), selectors.EVENT_READ)
                 for fd in fds.values():
@@ -112,9 +114,9 @@ def next_start(control: socket.socket) -> tuple[Request, dict[int, int]] | None:
 
 
 def tell(pid: int, answer: socket.socket) -> None:
-    """Send the status of a process that has ended to whoever asked for it."""
+    """Send the status of an ended process to the process that requested it."""
     _, status = os.waitpid(pid, 0)
-    with answer, suppress(BrokenPipeError):  # of one who does not want to know any more
+    with answer, suppress(BrokenPipeError):  # the receiver may have ended
         answer.send(str(status).encode())
 
 
@@ -126,7 +128,7 @@ def prctl_death(number: int) -> None:
 
 
 def become(request: Request, fds: dict[int, int], libraries: Sequence[str]) -> NoReturn:
-    """Be what was asked for, to its end."""
+    """Run the request in this forked process, and end the process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if request.session:
         os.setsid()
@@ -142,15 +144,15 @@ def become(request: Request, fds: dict[int, int], libraries: Sequence[str]) -> N
     show_environment(request.environ)
     os.environ.update(request.environ)
     os.chdir(request.cwd)
-    told = [folder for folder in request.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    sys.path[:] = [request.cwd if request.words[0] == "-m" else "", *told, *libraries]
+    python_path = [folder for folder in request.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    sys.path[:] = [request.cwd if request.words[0] == "-m" else "", *python_path, *libraries]
     if request.ranks:
         fork_ranks(request.ranks, libraries)
-    status = be(request.words)
-    # As Python ends, but that it does not take apart, object by object, what the server has imported.
+    status = run_python(request.words)
+    # The steps of Python's own exit, without freeing each object that the server has imported.
     threading._shutdown()  # type: ignore[attr-defined]  # it waits for threads
     atexit._run_exitfuncs()
-    for pid, connection in _waiting:  # for nothing
+    for pid, connection in _waiting:  # forked in advance and not needed
         connection.close()
         os.waitpid(pid, 0)
     for stream in (sys.stdout, sys.stderr):
@@ -160,9 +162,9 @@ def become(request: Request, fds: dict[int, int], libraries: Sequence[str]) -> N
 
 
 def show_environment(environ: Mapping[str, str]) -> None:
-    """Write the environment where the kernel reads it for /proc/self/environ: the pipeline looks there, too."""
-    facts = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = int(facts[47]), int(facts[48])  # proc_pid_stat(5): env_start, env_end
+    """Write the environment to the memory that /proc/self/environ shows, because the pipeline reads it there."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])  # proc_pid_stat(5): env_start, env_end
     block = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environ.items())
     if len(block) > end - start:
         raise RuntimeError(f"an environment of {len(block)} bytes; there is room for {end - start}: raise starts.ROOM")
@@ -170,8 +172,8 @@ def show_environment(environ: Mapping[str, str]) -> None:
     ctypes.memmove(start, block, len(block))
 
 
-def be(words: list[str]) -> int:
-    """Run `python words…`."""
+def run_python(words: list[str]) -> int:
+    """Run `python words…` in this process; the exit status."""
     sys.orig_argv = [sys.executable, *words]
     try:
         if words[0] == "-m":
@@ -194,68 +196,69 @@ def be(words: list[str]) -> int:
 
 # ---------------------------------------------------------------- a launcher and its processes
 
-_waiting: list[tuple[int, socket.socket]] = []  # processes that wait to be told what they are to be
+_waiting: list[tuple[int, socket.socket]] = []  # forked processes that wait for a request: PID, socket
 _real_spawn = multiprocessing.util.spawnv_passfds
 
 
 def fork_ranks(count: int, libraries: Sequence[str]) -> None:
-    """Fork processes that wait, and have this launcher take them where it would start Python."""
+    """Fork processes that wait for a request, and make this launcher use them instead of starting Python."""
     for _ in range(count):
-        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        launcher_end, rank_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if (pid := os.fork()) == 0:
-            ours.close()
-            wait_to_be_told(its, libraries)
-        its.close()
-        _waiting.append((pid, ours))
+            launcher_end.close()
+            wait_for_request(rank_end, libraries)
+        rank_end.close()
+        _waiting.append((pid, launcher_end))
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-    setattr(subprocess_handler, "Popen", Rank)  # noqa: B010  # their types need not know
+    setattr(subprocess_handler, "Popen", Rank)  # noqa: B010  # setattr, because mypy refuses the assignment
     setattr(multiprocessing.util, "spawnv_passfds", spawned)  # noqa: B010
 
 
-def wait_to_be_told(connection: socket.socket, libraries: Sequence[str]) -> NoReturn:
-    """In a new process: become what the launcher says; end with it, or when it ends without a word."""
+def wait_for_request(connection: socket.socket, libraries: Sequence[str]) -> NoReturn:
+    """In a forked process: wait for the launcher's request and run it. Ends if the launcher ends."""
     prctl_death(signal.SIGKILL)
-    for _, anothers in _waiting:
-        anothers.close()
+    for _, of_another_rank in _waiting:
+        of_another_rank.close()
     _waiting.clear()
-    if (asked := receive(connection)) is None:
+    if (received := receive(connection)) is None:
         os._exit(0)
-    request, fds = asked
+    request, fds = received
     become(request, {**fds, ANSWERS: connection.detach()}, libraries)
 
 
 def take(request: Request, fds: Mapping[int, int]) -> int | None:
-    """Tell a process that waits what to become. Returns its number, or None when none is left."""
+    """Send the request to a waiting process. Returns its PID, or None if no process is left."""
     while _waiting:
         pid, connection = _waiting.pop(0)
         with connection, suppress(BrokenPipeError, ConnectionResetError):
             send(connection, request, fds)
             if connection.recv(64):
                 return pid
-        os.waitpid(pid, 0)  # a signal to this launcher's children has ended it
+        os.waitpid(pid, 0)  # it was killed by a signal to the children of this launcher
     return None
 
 
 class Rank(subprocess.Popen[bytes]):
-    """What torchrun's agent starts a process with."""
+    """Replaces Popen in torchrun's agent."""
 
-    def _execute_child(self, *given: Any) -> None:
+    def _execute_child(self, *arguments: Any) -> None:
         base = subprocess.Popen._execute_child  # type: ignore[attr-defined]
-        of = inspect.signature(base).bind(self, *given).arguments
+        of = inspect.signature(base).bind(self, *arguments).arguments
         setpriv = ["setpriv", "--pdeathsig", "TERM"]
-        mortal = list(of["args"][:3]) == setpriv
-        python, *words = of["args"][3:] if mortal else of["args"]
-        request = Request(words[words[0] == "-u" :], of["env"], str(Path.cwd()), of["start_new_session"], 0, mortal)
+        dies_with_parent = list(of["args"][:3]) == setpriv
+        python, *words = of["args"][3:] if dies_with_parent else of["args"]
+        words = words[words[0] == "-u" :]
+        request = Request(words, of["env"], str(Path.cwd()), of["start_new_session"], 0, dies_with_parent)
         pid = take(request, {}) if python == sys.executable and of["c2pwrite"] == of["errwrite"] == -1 else None
         if pid is None:
-            base(self, *given)
+            base(self, *arguments)
         else:
             self.pid, self._child_created = pid, True
 
 
 def spawned(path: bytes, args: Sequence[bytes | str], passfds: Sequence[int]) -> int:
-    """What multiprocessing's spawn starts a process with."""
+    """Replaces spawnv_passfds in multiprocessing."""
     words = [os.fsdecode(word) for word in args]
     if "-c" in words and "spawn_main" in (code := words[words.index("-c") :])[1]:
         pid = take(Request(code, dict(os.environ), str(Path.cwd()), False), {fd: fd for fd in passfds})
@@ -267,10 +270,10 @@ def spawned(path: bytes, args: Sequence[bytes | str], passfds: Sequence[int]) ->
 def main() -> None:
     libraries = import_libraries()
     with socket.socket(fileno=int(sys.argv[1])) as control:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with whoever asks
-        asked = next_start(control)
-    if asked:
-        become(*asked, libraries)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends when its socket is closed
+        request = next_start(control)
+    if request:
+        become(*request, libraries)
 
 
 if __name__ == "__main__":
