@@ -30,7 +30,7 @@ PROMISED: dict[str, tuple[set[str], set[str]]] = {
         {"whole_s", "first_step_s", "again_s", "status_s"},
     ),
     "loader": (
-        {"prepare, once", "ours 32", "ours, a thread a core 32", "tutorial 32", "torchvision v2 32"},
+        {"prepare, once", "ours 32", "ours, one thread per core 32", "tutorial 32", "torchvision v2 32"},
         {"prepare_cpu_ms", "times_our_cpu"},
     ),
     "prepare": ({"ours", "Pillow", "torchvision"}, {"throughput"}),

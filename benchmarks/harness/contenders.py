@@ -1,7 +1,7 @@
-"""What people load training images with, each from its own documentation: the contenders of `loader` and `peers`.
+"""Other loaders of training images, written after their own documentation: the contenders of `loader` and `peers`.
 
-Every one is given the same files, cuts random resized crops with flips, and ends in batches of normalized float32
-images [n, 3, s, s] with their labels, an epoch at a time, on all cores; torch's own in as many worker processes.
+Each reads the same files, takes random resized crops with flips, and gives batches of normalized float32 images
+[n, 3, s, s] with labels, one epoch per iteration. All use every core; torch's own has one worker process per core.
 """
 
 import importlib
@@ -26,11 +26,11 @@ Labelled = Sequence[tuple[str, int]]
 
 
 class Files(Dataset[tuple[Any, int]]):
-    """Files and labels, opened and then transformed."""
+    """A dataset of (transformed image, label)."""
 
     def __init__(self, files: Labelled, open_: Callable[[str], Any], transform: Callable[[Any], Any] | None = None):
         self._files, self._open = files, open_
-        self.transform = transform  # timm puts its own there
+        self.transform = transform  # timm assigns its own
 
     def __len__(self) -> int:
         return len(self._files)
@@ -42,7 +42,7 @@ class Files(Dataset[tuple[Any, int]]):
 
 
 def pillow(path: str) -> Any:
-    """A photo as Pillow decodes it."""
+    """A photo, decoded with Pillow."""
     from PIL import Image
 
     with Image.open(path) as image:
@@ -50,13 +50,13 @@ def pillow(path: str) -> Any:
 
 
 def decoded(path: str) -> Tensor:
-    """A photo as torchvision decodes it: uint8 [3, h, w]."""
+    """A photo uint8 [3, h, w], decoded with torchvision."""
     image: Tensor = io.decode_image(io.read_file(path), mode=io.ImageReadMode.RGB)
     return image
 
 
 def in_processes(dataset: Dataset[tuple[Any, int]], batch: int, pinned: bool) -> Batches:
-    """A DataLoader that shuffles, with a worker process a core that stays for the next epoch."""
+    """A shuffling DataLoader with one persistent worker process per core."""
     return DataLoader(
         dataset, batch, shuffle=True, num_workers=len(os.sched_getaffinity(0)), pin_memory=pinned, drop_last=True,
         persistent_workers=True,
@@ -64,21 +64,21 @@ def in_processes(dataset: Dataset[tuple[Any, int]], batch: int, pinned: bool) ->
 
 
 def tutorial(files: Labelled, side: int, batch: int, pinned: bool = False) -> Batches:
-    """The tutorial's: Pillow, then transforms of images."""
+    """The loader of torch's tutorial: Pillow, then transforms of images."""
     steps = [transforms.RandomResizedCrop(side), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
     transform = transforms.Compose([*steps, transforms.Normalize(MEAN, STD)])
     return in_processes(Files(files, pillow, transform), batch, pinned)
 
 
 def tensors(files: Labelled, side: int, batch: int, pinned: bool = False) -> Batches:
-    """torchvision's v2 on tensors: decoded to uint8, cropped as such, then made floats."""
+    """torchvision's v2 transforms on tensors: decoded and cropped as uint8, then converted to float32."""
     crop = v2.RandomResizedCrop(side, antialias=True)
     steps = [crop, v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
     return in_processes(Files(files, decoded, v2.Compose(steps)), batch, pinned)
 
 
 def dali(files: Labelled, side: int, batch: int) -> Batches:
-    """NVIDIA DALI's CPU pipeline: the decoder decodes little more than the crop."""
+    """NVIDIA DALI's CPU pipeline; its decoder decodes little more than the crop."""
     fn, pipeline, types = (importlib.import_module(f"nvidia.dali.{name}") for name in ("fn", "pipeline", "types"))
     threads = len(os.sched_getaffinity(0))
     with pipeline.Pipeline(batch_size=batch, num_threads=threads, device_id=None, prefetch_queue_depth=2) as pipe:
@@ -104,7 +104,7 @@ def dali(files: Labelled, side: int, batch: int) -> Batches:
 
 
 def ffcv(files: Labelled, side: int, batch: int) -> Batches:
-    """FFCV: the same files, undecoded, in one file of its own, which is written first."""
+    """FFCV: first writes the same files, not decoded, into one file of its own format."""
     fields, loader, transforms_, writer = (
         importlib.import_module(f"ffcv.{name}") for name in ("fields", "loader", "transforms", "writer")
     )
@@ -120,15 +120,15 @@ def ffcv(files: Labelled, side: int, batch: int) -> Batches:
         transforms_.NormalizeImage(mean, std, np.float32), transforms_.ToTensor(), transforms_.ToTorchImage(),
     ]  # fmt: skip
     label = [decoders.IntDecoder(), transforms_.ToTensor(), transforms_.Squeeze()]
-    found: Batches = loader.Loader(
+    batches: Batches = loader.Loader(
         path, batch_size=batch, num_workers=threads, order=loader.OrderOption.RANDOM, drop_last=True,
         pipelines={"image": image, "label": label},
     )  # fmt: skip
-    return found
+    return batches
 
 
 class Again:
-    """An iterable that calls a function for every epoch."""
+    """An iterable that calls a function for each epoch."""
 
     def __init__(self, epoch: Callable[[], Batches]) -> None:
         self._epoch = epoch
@@ -142,16 +142,16 @@ class Loader:
     """A contender."""
 
     make: Callable[[Labelled, int, int], Batches]  # of files, the side of the crops and the size of a batch
-    needs: str  # the module without which it is left out
+    needs: str  # left out if this module is not installed
 
 
 def missing(module: str) -> str:
-    """That a module is not installed, in words; nothing if it is."""
+    """The sentence that a module is not installed; empty if it is."""
     try:
-        found = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # the package that the module would be in
-        found = None
-    return "" if found else f"{module} is not installed"
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # its package is not installed
+        spec = None
+    return "" if spec else f"{module} is not installed"
 
 
 LOADERS = {

@@ -23,7 +23,7 @@ from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline.base.errors import UserError
 from pipeline.data import split_table
 
-OURS, OURS_THREADS, OURS_GPU, PREPARE = "ours", "ours, a thread a core", "ours on the GPU", "prepare, once"
+OURS, OURS_THREADS, OURS_GPU, PREPARE = "ours", "ours, one thread per core", "ours on the GPU", "prepare, once"
 
 
 @dataclass(frozen=True)
