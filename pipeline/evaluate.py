@@ -28,7 +28,7 @@ from pipeline.evaluation import inference, metrics, mistakes
 from pipeline.loader import storage
 from pipeline.models import exported
 from pipeline.models.exported import ExportedModel
-from pipeline.training import runs
+from pipeline.training import provenance
 
 
 def check_model_fits_data(config: Params, model: ExportedModel, data: Packed) -> None:
@@ -142,13 +142,11 @@ def run(config: Params) -> None:
         with agreement.agreed(met, world) as facts:
             data, rows, model = ready(config)
             # They are of one machine and one launcher, so they have the same files; its GPUs may be of different kinds.
-            facts["let evaluate see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = runs.hardware(
+            facts["let evaluate see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = provenance.hardware(
                 world, config.train.threads
             )
-        if world.is_main:  # DVC has recorded the training by now
-            runs.drop_finished_checkpoints(Path(config.paths.runs))
         with distributed.process_group(world, config.run.timeout_seconds, met):
-            image_store, _ = storage.reside(
+            image_store, _ = storage.open_images(
                 data.images, config.run.residency, world.device, config.run.processes // config.run.nodes
             )
             found = inference.predict_log_probs(

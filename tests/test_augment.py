@@ -10,31 +10,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pipeline.loader import augment, sampler
-from pipeline.loader.sampler import AugmentParams
+from pipeline.engine.parallel import Share
+from pipeline.loader import augment, random_params
+from pipeline.loader.random_params import AugmentParams
 from tests.test_resample import crops, random_boxes, random_images
 
 
 def jitter(n: int, strength: float = 0.4, seed: int = 0) -> NDArray[np.float32]:
-    return sampler.jitter_factors(seed, 0, n, strength)
+    return random_params.jitter_factors(seed, 0, n, strength)
 
 
 def drawn(n: int, side: int, out: int, seed: int = 0) -> AugmentParams:
     """Every draw of a training crop, switched on."""
-    factors, erased = jitter(n, seed=seed), sampler.erase_boxes(seed, 0, n, out, 0.5)
+    factors, erased = jitter(n, seed=seed), random_params.erase_boxes(seed, 0, n, out, 0.5)
     return AugmentParams(random_boxes(n, side, seed).numpy(), np.arange(n) % 2 == 0, factors, erased)
 
 
-def mixes(n: int, out: int) -> list[sampler.Mix]:
+def mixes(n: int, out: int) -> list[random_params.Mix]:
     """Mixup, and CutMix."""
-    return [sampler.mix(0, 0, n, out, 0.2, 0.0), sampler.mix(0, 0, n, out, 0.0, 1.0)]
+    return [random_params.draw_mix(0, 0, n, out, 0.2, 0.0), random_params.draw_mix(0, 0, n, out, 0.0, 1.0)]
 
 
 @given(strength=st.floats(0, 1), seed=st.integers(0, 10**6))
 def test_colours_change_as_torchvision_changes_them(strength: float, seed: int) -> None:
     """Brightness, contrast and saturation, in this order, give what adjust_brightness and its like give."""
     whole, factors = random_images(3, 24, seed).permute(0, 3, 1, 2).float(), jitter(3, strength, seed)
-    ours = augment.jittered(whole, factors)
+    ours = augment.jitter_colors(whole, factors)
     for image, result, (brightness, contrast, saturation) in zip(whole / 255, ours, factors.tolist(), strict=True):
         bright = F.adjust_brightness(image, brightness)
         theirs = F.adjust_saturation(F.adjust_contrast(bright, contrast), saturation)
@@ -45,7 +46,7 @@ def test_a_factor_of_one_changes_no_bit() -> None:
     """An image whose factors are 1 comes out as it went in, also beside images that change."""
     whole, factors = random_images(4, 32).permute(0, 3, 1, 2).float(), jitter(4)
     factors[1::2] = 1
-    ours = augment.jittered(whole, factors)
+    ours = augment.jitter_colors(whole, factors)
     assert torch.equal(ours[1::2], whole[1::2])
     assert not torch.equal(ours[0], whole[0])
 
@@ -63,9 +64,9 @@ def test_the_mean_for_the_contrast_has_no_order() -> None:
 def test_rectangles_are_set_to_the_mean_colour() -> None:
     """As torchvision's erase with value 0 in the normalized image; images without a rectangle stay."""
     images = torch.randn(6, 3, 40, 40, generator=torch.Generator().manual_seed(0))
-    boxes = sampler.erase_boxes(3, 0, 6, 40, 0.5)
+    boxes = random_params.erase_boxes(3, 0, 6, 40, 0.5)
     assert 0 < boxes.any(1).sum() < 6
-    for image, result, (x0, y0, x1, y1) in zip(images, augment.without(images, boxes), boxes.tolist(), strict=True):
+    for image, result, (x0, y0, x1, y1) in zip(images, augment.erase(images, boxes), boxes.tolist(), strict=True):
         assert torch.equal(result, F.erase(image, y0, x0, y1 - y0, x1 - x0, torch.zeros(3, 1, 1)))
 
 
@@ -73,11 +74,13 @@ def test_with_everything_off_training_sees_the_plain_crops() -> None:
     """The very bits of `crops`, and neither images nor labels are touched by a mix that mixes nothing."""
     images, boxes, flips = random_images(4, 64), random_boxes(4, 64), torch.arange(4) % 2 == 0
     plain = crops(images, boxes, flips, 48)
-    off = AugmentParams(boxes.numpy(), flips.numpy(), jitter(4, strength=0.0), sampler.erase_boxes(0, 0, 4, 48, 0.0))
+    off = AugmentParams(
+        boxes.numpy(), flips.numpy(), jitter(4, strength=0.0), random_params.erase_boxes(0, 0, 4, 48, 0.0)
+    )
     assert torch.equal(augment.training_crops(images, torch.arange(4), off, 48), plain)
-    nothing, labels = sampler.mix(0, 0, 4, 48, 0.0, 0.0), torch.arange(4)
-    assert augment.mixed(plain, nothing) is plain
-    assert all(kept is labels for kept in augment.mixed_labels(labels, nothing, 5))
+    nothing, labels = random_params.draw_mix(0, 0, 4, 48, 0.0, 0.0), torch.arange(4)
+    assert augment.mix_images(plain, nothing) is plain
+    assert all(kept is labels for kept in augment.mix_labels(labels, nothing, 5))
 
 
 def test_a_training_crop_does_not_depend_on_its_neighbours_or_on_threads() -> None:
@@ -99,23 +102,23 @@ def test_mixed_images_and_targets_of_any_world_size_merge_to_the_same(size: int)
     """What the ranks make of their own images and their partners is, put together, what one process makes."""
     packed, draws, labels = random_images(12, 64), drawn(12, 64, 48), torch.arange(12) % 5
     for whole in mixes(12, 48):
-        one = augment.mixed(augment.training_crops(packed, torch.arange(12), draws, 48), whole)
+        one = augment.mix_images(augment.training_crops(packed, torch.arange(12), draws, 48), whole)
         made = []
         for rank in range(size):
-            positions, mix = sampler.local(whole, range(rank, rank + 1), size)
+            positions, mix = random_params.local(whole, Share(range(rank, rank + 1), size))
             cut = augment.training_crops(packed, torch.from_numpy(positions), draws.at(positions), 48)
-            made.append((augment.mixed(cut, mix), *augment.mixed_labels(labels[positions], mix, 5)))
+            made.append((augment.mix_images(cut, mix), *augment.mix_labels(labels[positions], mix, 5)))
         images, heavier, targets = (torch.cat(parts) for parts in zip(*made, strict=True))
         assert torch.equal(images, one)
-        assert torch.equal(heavier, augment.mixed_labels(labels, whole, 5)[0])
-        assert torch.equal(targets, augment.mixed_labels(labels, whole, 5)[1])
+        assert torch.equal(heavier, augment.mix_labels(labels, whole, 5)[0])
+        assert torch.equal(targets, augment.mix_labels(labels, whole, 5)[1])
 
 
 def test_mixup_is_the_weighted_mean_of_images_and_targets() -> None:
     """lam of the image and its label, 1 - lam of the partner and its label."""
     mix, _ = mixes(8, 20)
     images, labels = torch.randn(8, 3, 20, 20, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
-    ours, (heavier, targets) = augment.mixed(images, mix), augment.mixed_labels(labels, mix, 3)
+    ours, (heavier, targets) = augment.mix_images(images, mix), augment.mix_labels(labels, mix, 3)
     assert (ours - torch.lerp(images[mix.partners], images, mix.lam)).abs().max() < 1e-6
     classes = torch.eye(3)
     assert (targets - torch.lerp(classes[labels[mix.partners]], classes[labels], mix.lam)).abs().max() < 1e-6
@@ -127,11 +130,11 @@ def test_cutmix_pastes_the_partner_into_the_box() -> None:
     _, mix = mixes(8, 20)
     own, partner = torch.zeros(8, 3, 20, 20), torch.randn(8, 3, 20, 20, generator=torch.Generator().manual_seed(0))
     both = dataclasses.replace(mix, partners=8 + mix.partners)
-    ours = augment.mixed(torch.cat([own, partner]), both)
+    ours = augment.mix_images(torch.cat([own, partner]), both)
     x0, y0, x1, y1 = mix.box
     assert torch.equal(ours[:, :, y0:y1, x0:x1], partner[mix.partners][:, :, y0:y1, x0:x1])
     assert int((ours == 0).sum()) == 8 * 3 * round(mix.lam * 400)
-    _, targets = augment.mixed_labels(torch.tensor([0] * 8 + [1] * 8), both, 2)
+    _, targets = augment.mix_labels(torch.tensor([0] * 8 + [1] * 8), both, 2)
     assert torch.equal(targets, torch.tensor([mix.lam, 1 - mix.lam]).expand(8, 2))
 
 
@@ -140,6 +143,6 @@ def test_the_loss_of_mixed_targets_is_the_mixed_loss() -> None:
     logits, labels = torch.randn(8, 5, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 5
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
     for mix in mixes(8, 20):
-        _, targets = augment.mixed_labels(labels, mix, 5)
+        _, targets = augment.mix_labels(labels, mix, 5)
         apart = mix.lam * criterion(logits, labels) + (1 - mix.lam) * criterion(logits, labels[mix.partners])
         assert criterion(logits, targets).item() == pytest.approx(apart.item(), rel=1e-6)

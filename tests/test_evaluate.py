@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from pipeline import evaluate, prepare, train
+from pipeline import evaluate, prepare
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config import params
@@ -23,6 +23,7 @@ from pipeline.config.params import Params
 from pipeline.data import packed, split_table
 from pipeline.evaluation import metrics, mistakes
 from pipeline.models import exported, network
+from pipeline.training import results, state
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers import starts
 
@@ -63,9 +64,9 @@ def make(folder: Path) -> Params:
     paths = config.paths
     prepare.prepare(Path(paths.images), Path(paths.split), Path(paths.packed), config.prepare.size, workers=2)
     weights = network.export_state(network.build(config.train.model, len(CLASSES), seed=1))
-    history = [dict.fromkeys(train.HISTORY, 0.0) | {"epoch": 1, "step": 1}]
+    history = [dict.fromkeys(state.HISTORY, 0.0) | {"epoch": 1, "step": 1}]
     data = packed.load(Path(paths.packed), Path(paths.split))
-    train.write(config, data, weights, train.Progress(step=1, history=history))
+    results.write(config, data.classes, weights, state.Progress(step=1, history=history))
     return config
 
 
@@ -294,7 +295,7 @@ def test_weights_that_do_not_fit(copy: Path) -> None:
 
 
 def test_another_normalization(copy: Path) -> None:
-    """A network.json with another mean than this code's is refused: predictions would be wrong without a sign of it."""
+    """A model.json with another mean than this code's is refused: predictions would be wrong without a sign of it."""
     description = copy / "models/model.json"
     description.write_text(description.read_text().replace("0.485", "0.5"))
     with pytest.raises(UserError, match=r"normalized with mean \[0\.5, .*; this code has \[0\.485, "):
@@ -307,7 +308,7 @@ def test_a_broken_model(copy: Path) -> None:
     tensors = load_file(weights)
     tensors["fc.bias"] = np.full(3, math.nan, np.float32)
     save_file(tensors, weights)
-    with pytest.raises(UserError, match="the model's answers are not finite numbers"):
+    with pytest.raises(UserError, match="the model's outputs are not finite numbers"):
         evaluate.run(config_of(copy))
     assert not (copy / "metrics/eval.json").exists()
 

@@ -13,9 +13,8 @@ import safetensors.torch
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
-from torch.distributed import HashStore
 
-from pipeline import download, train
+from pipeline import download
 from pipeline.base import files
 from pipeline.config import machine, params
 from pipeline.config.params import Params
@@ -23,13 +22,16 @@ from pipeline.data import packed
 from pipeline.engine import loop
 from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.engine.ema import Ema
-from pipeline.engine.loop import Batch, Recipe, Totals
+from pipeline.engine.loop import Batch, Learner, Totals
+from pipeline.engine.parallel import Share
 from pipeline.engine.precision import allow_tf32
-from pipeline.engine.stopping import Stopping, watching
 from pipeline.engine.world import World
 from pipeline.evaluation import inference
 from pipeline.loader import sampler, storage
+from pipeline.loader.batches import train_batches
+from pipeline.loader.dataset import Dataset
 from pipeline.models import exported, network
+from pipeline.training import schedule
 from tests.helpers import starts
 from tests.test_train import outputs, run_ranks, small_world
 
@@ -124,15 +126,15 @@ def small_model() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3))
 
 
-def some_batches(rates: list[float]) -> Iterator[Batch]:
-    """A batch of 12 noise images for every rate."""
+def some_batches(count: int) -> Iterator[Batch]:
+    """Batches of 12 noise images, for steps 0 to count - 1."""
     random = torch.Generator().manual_seed(1)
-    for step, rate in enumerate(rates):
+    for step in range(count):
         images, labels = (
             torch.randn(12, 3, 12, 12, generator=random),
             torch.randint(3, (12,), generator=random),
         )
-        yield Batch(step, images, labels, labels, rate, 0)
+        yield Batch(step, images, labels, labels, 0)
 
 
 def weights_after_each_step(
@@ -143,9 +145,9 @@ def weights_after_each_step(
     groups = network.parameter_groups(net, 0.0, False)
     optimizer = OPTIMIZERS["sgd"](groups, 1.0, 0.0, False, (0.9, 0.999))
     ema = Ema.of(net, ema_decay)
-    recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, ema, clip_norm)
+    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, precision, ema, clip_norm)
     parallel_model = PARALLELS["single"](net, ALONE, True, 1)
-    steps = loop.train(parallel_model, some_batches(rates), recipe, Totals.zero(ALONE.device, 1))
+    steps = loop.train(learner, parallel_model, some_batches(len(rates)), rates, Totals.zero(ALONE.device, 1))
     return [as_vector(net), *(as_vector(net) for _ in steps)], ema
 
 
@@ -162,7 +164,8 @@ ACCUMULATING = """
     from pipeline.loader import sampler
     from pipeline.engine import determinism, distributed, loop
     from pipeline.engine.ema import Ema
-    from pipeline.engine.loop import Batch, Totals, Recipe
+    from pipeline.engine.loop import Batch, Learner, Totals
+    from pipeline.engine.parallel import Share
     from pipeline.engine.choices import PARALLELS, PRECISIONS
     from pipeline.engine.world import World
     determinism.make_deterministic(1, True)
@@ -175,8 +178,8 @@ ACCUMULATING = """
         return allreduce_hook(group, bucket)
     def batches(parts):
         for step in range(8):
-            rows = torch.from_numpy(sampler.part(sampler.batch_rows(0, step, 12, 48), world.share(parts), parts))
-            yield Batch(step, images[rows], labels[rows], labels[rows], 0.1, 0)
+            rows = torch.from_numpy(Share.of(world, parts).take(sampler.batch_rows(0, step, 12, 48)))
+            yield Batch(step, images[rows], labels[rows], labels[rows], 0)
     with distributed.join(world, 60):
         for accumulate in (1, 2, 3):
             torch.manual_seed(0)
@@ -186,8 +189,9 @@ ACCUMULATING = """
             parallel_model = PARALLELS["ddp"](net, world, True, parts)
             parallel_model.model.register_comm_hook(None, counted)
             totals, exchanges = Totals.zero(world.device, parts), 0
-            recipe = Recipe(nn.CrossEntropyLoss(), PRECISIONS["fp32"]("cpu"), optimizer, Ema.of(net, 0.0), 0.0)
-            for _ in loop.train(parallel_model, batches(parts), recipe, totals):
+            precision = PRECISIONS["fp32"]("cpu")
+            learner = Learner(net, nn.CrossEntropyLoss(), optimizer, precision, Ema.of(net, 0.0), 0.0)
+            for _ in loop.train(learner, parallel_model, batches(parts), [0.1] * 8, totals):
                 pass
             sums = distributed.all_reduce_sum(totals.sums).sum(0)
             found = {"weights": net.state_dict(), "sums": sums, "exchanges": exchanges}
@@ -247,7 +251,7 @@ def test_the_average_is_validated_and_exported_and_trains_nothing(runs: dict[str
     assert not torch.equal(weights_of(averaged)["fc.weight"], weights_of(plain)["fc.weight"])
     data = packed.load(averaged / "data/packed", averaged / "data/split.csv")
     rows = data.rows("val")
-    image_store, _ = storage.reside(data.images, "auto", ALONE.device, 1)
+    image_store, _ = storage.open_images(data.images, "auto", ALONE.device, 1)
     found = inference.predict_log_probs(
         exported.load(averaged / "models"), image_store, data.sizes, rows, batch_size=64, world=ALONE
     )
@@ -259,7 +263,7 @@ def test_whoever_judges_computes_in_fp32(runs: dict[str, Path]) -> None:
     """On a GPU torch's default is TF32 for convolutions; a training in this process may have asked for more."""
     allow_tf32(True)
     data = packed.load(runs["plain"] / "data/packed", runs["plain"] / "data/split.csv")
-    image_store, _ = storage.reside(data.images, "auto", ALONE.device, 1)
+    image_store, _ = storage.open_images(data.images, "auto", ALONE.device, 1)
     model_ = exported.load(runs["plain"] / "models")
     inference.predict_log_probs(model_, image_store, data.sizes, data.rows("val"), batch_size=64, world=ALONE)
     assert not torch.backends.cuda.matmul.allow_tf32
@@ -300,7 +304,7 @@ def test_the_schedule_arrives_in_every_step(name: str, expected: list[float], ru
     events.Reload()
     shown = [event.value for event in events.Scalars("learning_rate")]
     assert shown == pytest.approx([0.0625 * share for share in expected], rel=1e-5)
-    assert shown == pytest.approx(train.learning_rates(config_of(runs[name]).train, 36))
+    assert shown == pytest.approx(schedule.learning_rates(config_of(runs[name]).train, 36))
 
 
 def test_the_rate_of_a_reference_batch_is_scaled(runs: dict[str, Path]) -> None:
@@ -342,33 +346,19 @@ def test_mixed_images_train(runs: dict[str, Path]) -> None:
     assert losses[-1] < losses[0]
 
 
-@pytest.fixture
-def never() -> Iterator[Stopping]:
-    """Nobody wants to stop."""
-    with watching(HashStore(), ALONE, 60) as stop:
-        yield stop
-
-
-def test_every_world_size_sees_the_same_batches(runs: dict[str, Path], never: Stopping) -> None:
+def test_every_world_size_sees_the_same_batches(runs: dict[str, Path]) -> None:
     """Jittered, erased and mixed images and their targets, merged over 1 to 4 processes: byte for byte the same,
-    wherever the packed images reside."""
+    wherever the packed images are kept."""
     folder = runs["mixed"]
     settings = config_of(folder).train.model_copy(update={"batch_size": 12, "epochs": 3})
     data, merged = packed.load(folder / "data/packed", folder / "data/split.csv"), {}
-    precision = PRECISIONS["fp32"]("cpu")
-    places: tuple[storage.Residency, ...] = ("disk", "host", "device")
-    resident = [storage.reside(data.images, where, ALONE.device, 1)[0] for where in places]
-    for number, (size, parts) in enumerate(((1, 1), (2, 2), (3, 3), (4, 4), (3, 6), (4, 6))):  # processes, parts
-        image_store = resident[number % 3]
-        ranks = [
-            list(
-                train.batches(
-                    settings, data, image_store, 0, World(rank, 0, size, ALONE.device), parts, precision, never
-                )
-            )
-            for rank in range(size)
-        ]
-        merged[size, parts] = [
+    memories: tuple[storage.Residency, ...] = ("disk", "host", "device")
+    datasets = [Dataset(data, storage.open_images(data.images, where, ALONE.device, 1)[0]) for where in memories]
+    for number, (size, total) in enumerate(((1, 1), (2, 2), (3, 3), (4, 4), (3, 6), (4, 6))):  # processes, microbatches
+        dataset = datasets[number % 3]
+        worlds = [World(rank, 0, size, ALONE.device) for rank in range(size)]
+        ranks = [list(train_batches(dataset, settings, Share.of(world, total), 0)) for world in worlds]
+        merged[size, total] = [
             (step[0].step, *(torch.cat(shares) for shares in zip(*((b.images, b.targets) for b in step), strict=True)))
             for step in zip(*ranks, strict=True)
         ]

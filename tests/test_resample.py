@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from pipeline.loader import augment, resample, sampler
+from pipeline.loader import augment, random_params, resample
+from pipeline.loader.random_params import CropRange
 
 
 def random_images(n: int, side: int, seed: int = 0) -> Tensor:
@@ -25,7 +26,7 @@ def random_images(n: int, side: int, seed: int = 0) -> Tensor:
 
 def random_boxes(n: int, side: int, seed: int = 0) -> Tensor:
     sizes = np.random.default_rng(seed).integers(50, 500, (n, 2)).astype(np.int32)
-    boxes, _ = sampler.crop_boxes(seed, 0, sizes, side, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)
+    boxes, _ = random_params.crop_boxes(seed, 0, sizes, side, CropRange((0.08, 1.0), (3 / 4, 4 / 3), 0.5))
     return torch.from_numpy(boxes)
 
 
@@ -75,7 +76,7 @@ def test_both_forms_have_the_same_bits(side: int, out: int) -> None:
     filters, normalization = filters_of(boxes, flips, side, out), augment._normalization(torch.device("cpu"))
     loops = resample.by_loops(images, rows, *filters, *normalization)
     assert torch.equal(loops, resample.by_products(images, rows, *filters, *normalization))
-    assert torch.equal(loops, resample.resampled(images, rows, boxes, flips, out, *normalization))
+    assert torch.equal(loops, resample.resample(images, resample.Crops(rows, boxes, flips, out), *normalization))
 
 
 def test_a_crop_does_not_depend_on_its_neighbours_or_on_threads() -> None:
@@ -94,8 +95,8 @@ def test_a_crop_does_not_depend_on_its_neighbours_or_on_threads() -> None:
 @given(side=st.integers(16, 300), out=st.integers(16, 300), data=st.data())
 def test_the_filter_sums_to_one(side: int, out: int, data: st.DataObject) -> None:
     """Whatever the box, the weights of every output pixel are multiples of 1/256 of pixels inside, and sum to 1."""
-    start = data.draw(st.integers(0, (side - 1) * sampler.GRID))
-    end = data.draw(st.integers(start + sampler.GRID, side * sampler.GRID))
+    start = data.draw(st.integers(0, (side - 1) * random_params.GRID))
+    end = data.draw(st.integers(start + random_params.GRID, side * random_params.GRID))
     found = resample.triangle(torch.tensor([start]), torch.tensor([end]), side, out)
     weights = found.weights * 256
     assert torch.equal(weights, weights.round())
@@ -109,12 +110,12 @@ def test_the_filter_sums_to_one(side: int, out: int, data: st.DataObject) -> Non
 def test_weights_are_those_of_a_triangle(side: int, out: int, data: st.DataObject) -> None:
     """In exact fractions: a triangle as wide as two output pixels (two input pixels where the box is enlarged) around
     an output pixel's centre. The weights' running sum is within half a unit of 1/256 of the triangle's."""
-    start = data.draw(st.integers(0, (side - 1) * sampler.GRID))
-    end = data.draw(st.integers(start + sampler.GRID, side * sampler.GRID))
+    start = data.draw(st.integers(0, (side - 1) * random_params.GRID))
+    end = data.draw(st.integers(start + random_params.GRID, side * random_params.GRID))
     found = resample.triangle(torch.tensor([start]), torch.tensor([end]), side, out)
-    scale = Fraction(end - start, sampler.GRID * out)  # input pixels an output pixel
+    scale = Fraction(end - start, random_params.GRID * out)  # input pixels an output pixel
     for pixel in (0, out // 2, out - 1):
-        centre, radius = Fraction(start, sampler.GRID) + (pixel + Fraction(1, 2)) * scale, max(scale, Fraction(1))
+        centre, radius = Fraction(start, random_params.GRID) + (pixel + Fraction(1, 2)) * scale, max(scale, Fraction(1))
         heights = [max(Fraction(0), 1 - abs(k + Fraction(1, 2) - centre) / radius) for k in range(side)]
         weights = [Fraction(0)] * side
         first = int(found.first[0, pixel])
@@ -139,7 +140,7 @@ def test_it_is_pillows_box_resize(out: int) -> None:
     images, boxes = random_images(8, 64), random_boxes(8, 64)
     ours = pixels(crops(images, boxes, no_flips(8), out))
     for image, box, crop in zip(images.numpy(), boxes.tolist(), ours, strict=True):
-        placed = tuple(corner / sampler.GRID for corner in box)
+        placed = tuple(corner / random_params.GRID for corner in box)
         theirs = Image.fromarray(image).resize((out, out), Image.Resampling.BILINEAR, box=placed)
         difference = (torch.from_numpy(np.asarray(theirs).copy()).permute(2, 0, 1) - crop).abs()
         assert difference.max() <= 2.5
@@ -158,7 +159,7 @@ def test_real_photos_look_as_torchvision_makes_them(mini: Path) -> None:
     packed = torch.from_numpy(np.stack([np.asarray(p.resize((256, 256), Image.Resampling.BICUBIC)) for p in photos]))
     tensors = [F.pil_to_tensor(photo) for photo in photos]
 
-    boxes = torch.from_numpy(sampler.eval_boxes(sizes, 256, 256, 224))
+    boxes = torch.from_numpy(random_params.eval_boxes(sizes, 256, 256, 224))
     ours = pixels(crops(packed, boxes, no_flips(len(photos)), 224))
     theirs = torch.stack([F.center_crop(F.resize(t, [256], antialias=True), [224]) for t in tensors]).float()
     moved = torch.stack([F.center_crop(F.resize(t.roll(2, 2), [256], antialias=True), [224]) for t in tensors]).float()
@@ -166,7 +167,7 @@ def test_real_photos_look_as_torchvision_makes_them(mini: Path) -> None:
     assert error < 5
     assert error < 0.5 * (moved - theirs).abs().mean()
 
-    random, _ = sampler.crop_boxes(0, 0, sizes, 256, (0.08, 1.0), (3 / 4, 4 / 3), 0.0)
+    random, _ = random_params.crop_boxes(0, 0, sizes, 256, CropRange((0.08, 1.0), (3 / 4, 4 / 3), 0.0))
     ours = pixels(crops(packed, torch.from_numpy(random), no_flips(len(photos)), 128))
     errors = []
     for tensor, (width, height), box, crop in zip(tensors, sizes.tolist(), random.tolist(), ours, strict=True):

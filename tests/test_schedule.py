@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.loader import sampler
-from pipeline.training.schedule import lr_factor, scaled
+from pipeline.training.schedule import Schedule, scaled
 
 
 @given(steps=st.integers(1, 500), data=st.data())
 def test_a_cosine_falls_from_one_towards_its_end(steps: int, data: st.DataObject) -> None:
     """Up to 1 in the warm-up, then never up again, and never below the final share."""
     warmup, final = data.draw(st.integers(0, steps)), data.draw(st.floats(0, 1))
-    rates = [lr_factor("cosine", step, steps, warmup, final) for step in range(steps)]
+    rates = [Schedule("cosine", steps, warmup, final).lr_factor(step) for step in range(steps)]
     assert all(a < b for a, b in itertools.pairwise(rates[:warmup]))
     assert all(a >= b for a, b in itertools.pairwise(rates[warmup:]))
     assert all(final - 1e-12 <= rate <= 1 for rate in rates[warmup:])
@@ -25,24 +25,24 @@ def test_the_cosine_of_the_tutorial() -> None:
     """Without warm-up, to a tenth: the closed form ((1 + cos(pi t)) / 2) 0.9 + 0.1."""
     for step in range(30):
         expected = (1 + math.cos(step * math.pi / 30)) / 2 * 0.9 + 0.1
-        assert lr_factor("cosine", step, 30, 0, 0.1) == pytest.approx(expected, abs=1e-12)
+        assert Schedule("cosine", 30, 0, 0.1).lr_factor(step) == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_cosine_begins_after_the_warm_up() -> None:
     """Of 12 steps, 4 warm up; then half a cosine from 1 over the other 8: half-way in step 8, a quarter in step 6."""
-    rates = [lr_factor("cosine", step, 12, 4, 0.2) for step in (3, 4, 6, 8, 10, 12)]
+    rates = [Schedule("cosine", 12, 4, 0.2).lr_factor(step) for step in (3, 4, 6, 8, 10, 12)]
     quarter = (1 + math.sqrt(0.5)) / 2
     assert rates == pytest.approx([1, 1, 0.2 + 0.8 * quarter, 0.6, 0.2 + 0.8 * (1 - quarter), 0.2])
 
 
 def test_a_training_may_be_all_warm_up() -> None:
     """The step after its last has the rate that a cosine begins with; nothing is divided by zero."""
-    assert [lr_factor("cosine", step, 3, 3, 0.0) for step in range(4)] == pytest.approx([1 / 3, 2 / 3, 1, 1])
+    assert [Schedule("cosine", 3, 3, 0.0).lr_factor(step) for step in range(4)] == pytest.approx([1 / 3, 2 / 3, 1, 1])
 
 
 def test_constant_stays_after_the_warm_up() -> None:
     """A constant schedule warms up linearly and then stays."""
-    assert [lr_factor("constant", step, 6, 4, 0.0) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert [Schedule("constant", 6, 4, 0.0).lr_factor(step) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
 
 
 @given(steps=st.integers(1, 200), drop=st.floats(0, 1), data=st.data())
@@ -51,14 +51,18 @@ def test_steps_drop_where_they_are_told(steps: int, drop: float, data: st.DataOb
     warmup = data.draw(st.integers(0, steps))
     drops = sorted(data.draw(st.sets(st.integers(1, steps), max_size=5)))
     for step in range(warmup, steps):
-        assert lr_factor("step", step, steps, warmup, 0.0, drops, drop) == drop ** sum(at <= step for at in drops)
-    assert lr_factor("step", steps - 1, steps, 0, 0.0, [0]) == 1  # a drop changes nothing unless told by how much
+        assert Schedule("step", steps, warmup, 0.0, drops, drop).lr_factor(step) == drop ** sum(
+            at <= step for at in drops
+        )
+    assert (
+        Schedule("step", steps, 0, 0.0, [0]).lr_factor(steps - 1) == 1
+    )  # a drop changes nothing unless told by how much
 
 
 def test_steps_drop_at_the_ends_of_epochs() -> None:
     """With 10 rows in batches of 4, epochs end after 2, 5, 7 and 10 steps; every 2 epochs: after the 5th step."""
     drops = [sampler.epoch_end(epoch - 1, 10, 4) for epoch in range(2, 4, 2)]
-    rates = [lr_factor("step", step, 10, 2, 0.0, drops, 0.5) for step in range(10)]
+    rates = [Schedule("step", 10, 2, 0.0, drops, 0.5).lr_factor(step) for step in range(10)]
     assert rates == [0.5, 1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.5]
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from pipeline.base.errors import UserError
+from pipeline.base.threads import prefetch
 from pipeline.config import params
 from pipeline.data import packed
 from pipeline.loader import storage
@@ -31,7 +32,7 @@ def images(tmp_path: Path) -> np.memmap:
 @pytest.mark.parametrize("where", get_args(storage.Residency))
 def test_the_same_images_are_seen_wherever_they_reside(images: np.memmap, where: storage.Residency) -> None:
     """The images of any rows, in any order, are those of the file; it is said where they are."""
-    image_store, said = storage.reside(images, where, CPU, 1)
+    image_store, said = storage.open_images(images, where, CPU, 1)
     rows = np.array([3, 11, 0, 3])
     seen, chosen = image_store.send(image_store.collect(rows))
     assert np.array_equal(seen[chosen].numpy(), images[rows])
@@ -56,15 +57,15 @@ def test_what_does_not_fit_is_refused_by_name_or_stays_on_disk(tmp_path: Path, w
             pytest.skip(f"needs a file system with files of 8 TB: {error}")
     images = np.load(tmp_path / packed.IMAGES, mmap_mode="r")
     with pytest.raises(UserError, match=rf"run.residency: '{where}' needs 7864\.3 GB, .* allowed here: auto, disk"):
-        storage.reside(images, where, CPU, 2)
+        storage.open_images(images, where, CPU, 2)
     for fitting in ("auto", "disk"):
-        image_store, said = storage.reside(images, fitting, CPU, 2)
+        image_store, said = storage.open_images(images, fitting, CPU, 2)
         assert said.startswith("disk")
-        assert not image_store.whole[39_999_999].any()
+        assert not image_store.images[39_999_999].any()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_ahead_makes_the_next_item_while_one_is_used(device: str) -> None:
+def test_prefetch_makes_the_next_item_while_one_is_used(device: str) -> None:
     """In order, no more than one in advance; for a GPU in another thread. An error comes where its item would."""
     made: list[int] = []
     second = threading.Event()
@@ -80,7 +81,7 @@ def test_ahead_makes_the_next_item_while_one_is_used(device: str) -> None:
                 raise ValueError("the fourth")
             yield number
 
-    coming = storage.ahead(items(), torch.device(device))
+    coming = prefetch(items(), device == "cuda")
     assert next(coming) == 0
     assert second.wait(60)  # made while the first is in use
     assert made == [0, 1]
@@ -106,7 +107,7 @@ def test_the_system_is_told_what_to_read(images: np.memmap, monkeypatch: Any, fr
     memory = psutil.virtual_memory()._replace(available=free)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(mmap, "mmap", Mapped)
-    image_store, _ = storage.reside(images, "disk", CPU, 1)
+    image_store, _ = storage.open_images(images, "disk", CPU, 1)
     rows = np.array([11, 0])
     seen, chosen = image_store.send(image_store.collect(rows))
     assert np.array_equal(seen[chosen].numpy(), images[rows])

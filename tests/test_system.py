@@ -16,7 +16,7 @@ from pipeline.base import errors, files
 from pipeline.base.errors import Stopped, UserError
 from pipeline.config import params
 from pipeline.engine.world import World
-from pipeline.training import runs
+from pipeline.training import provenance, runs
 from tests.conftest import PROJECT, read_params
 
 
@@ -130,8 +130,8 @@ def test_a_clock_that_jumps_makes_no_negative_time(tmp_path: Path, monkeypatch: 
     files.write_text(tmp_path / "models/model.safetensors", "")
     started = time.monotonic()
     monkeypatch.setattr("time.time", lambda: -1e9)
-    runs.write_provenance(tmp_path, config, world, started, 7)
-    written = json.loads((tmp_path / runs.PROVENANCE).read_text())
+    provenance.write(tmp_path, config, world, started, 7)
+    written = json.loads((tmp_path / provenance.FILE).read_text())
     assert 0 <= written["seconds"] < 1000
     assert written["images_per_second"] >= 0
 

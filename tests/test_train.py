@@ -15,12 +15,12 @@ import safetensors.torch
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pipeline import train
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.data import packed
 from pipeline.loader import sampler
+from pipeline.training import results, schedule, state
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers import starts
 
@@ -135,10 +135,10 @@ def test_a_model_whose_validation_loss_is_not_finite_is_not_exported(
 ) -> None:
     """It is refused by its epoch, and what is there stays."""
     monkeypatch.chdir(trained)
-    before, row = outputs(trained), dict.fromkeys(train.HISTORY, 1.0) | {"epoch": 1, "val_loss": float("nan")}
+    before, row = outputs(trained), dict.fromkeys(state.HISTORY, 1.0) | {"epoch": 1, "val_loss": float("nan")}
     data = packed.load(Path("data/packed"), Path("data/split.csv"))
     with pytest.raises(UserError, match=r"validation loss of epoch 1 is nan; nothing is exported; lower train\.lr \("):
-        train.write(params.load(), data, {}, train.Progress(step=4, history=[row]))
+        results.write(params.load(), data.classes, {}, state.Progress(step=4, history=[row]))
     assert outputs(trained) == before
 
 
@@ -162,8 +162,9 @@ GRADIENTS = """
     import torch
     from torch import nn
     from pipeline.engine import determinism, distributed, loop
-    from pipeline.engine.loop import Batch, Totals, Recipe
+    from pipeline.engine.loop import Batch, Learner, Totals
     from pipeline.engine.ema import Ema
+    from pipeline.engine.parallel import Share
     from pipeline.engine.choices import PARALLELS, PRECISIONS
     from pipeline.engine.world import World
     from pipeline.models import network
@@ -181,10 +182,10 @@ GRADIENTS = """
         totals = Totals.zero(world.device, parts)
         def batches():
             for step in range(8):
-                rows = torch.from_numpy(sampler.part(sampler.batch_rows(0, step, 12, 48), world.share(parts), parts))
-                yield Batch(step, images[rows], labels[rows], labels[rows], 0.1, 0)
-        recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, Ema.of(net, 0.0), 0.0)
-        for _ in loop.train(parallel_model, batches(), recipe, totals):
+                rows = torch.from_numpy(Share.of(world, parts).take(sampler.batch_rows(0, step, 12, 48)))
+                yield Batch(step, images[rows], labels[rows], labels[rows], 0)
+        learner = Learner(net, nn.CrossEntropyLoss(), optimizer, precision, Ema.of(net, 0.0), 0.0)
+        for _ in loop.train(learner, parallel_model, batches(), [0.1] * 8, totals):
             pass
         sums = distributed.all_reduce_sum(totals.sums).sum(0)
         if world.is_main:
@@ -212,7 +213,7 @@ BROKEN = """
     import os
     import torch
     from pipeline.config import params
-    from pipeline import train
+    from pipeline.training import checks
     from pipeline.engine import determinism, distributed
     from pipeline.engine.loop import Totals
     from pipeline.engine.world import World
@@ -220,11 +221,11 @@ BROKEN = """
     world = World.from_env(os.environ, "cpu")
     with distributed.join(world, 60):
         totals = Totals.zero(world.device, 2)
-        train.check_losses_finite(totals, params.load().train)
+        checks.check_losses_finite(totals, params.load().train)
         if not world.is_main:
             totals.broken_step.fill_(7)
         try:
-            train.check_losses_finite(totals, params.load().train)
+            checks.check_losses_finite(totals, params.load().train)
             raise SystemExit("not refused")
         except UserError as refusal:
             assert "the loss of step 7 is not finite" in str(refusal)
@@ -250,7 +251,9 @@ def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
 def test_an_epoch_ends_where_its_last_full_batch_does() -> None:
     """epoch_over names each epoch once, at its last step, and no other step."""
     for rows, batch in ((36, 8), (10, 10), (97, 12), (5, 1)):
-        named = {step: train.epoch_over(step, rows, batch) for step in range(1, sampler.steps(7, rows, batch) + 1)}
+        named = {
+            step: schedule.finished_epoch(step, rows, batch) for step in range(1, sampler.steps(7, rows, batch) + 1)
+        }
         assert {step: epoch for step, epoch in named.items() if epoch} == {
             sampler.epoch_end(epoch, rows, batch): epoch + 1 for epoch in range(7)
         }

@@ -145,14 +145,14 @@ def draw(folder: Path, preset: Preset) -> tuple[int, int]:
 
 def put_model(models: Path, packed_size: int) -> None:
     """Write an untrained model, for predict."""
+    from pipeline.loader import augment
     from pipeline.models import exported, network
-    from pipeline.models.exported import View
+    from pipeline.models.exported import Description, View
 
     net = network.build("shufflenet_v2_x0_5", len(LABELS), seed=0)
     view = View(packed_size=packed_size, resize=packed_size, crop=packed_size)
-    exported.save(
-        models, net.state_dict(), name="shufflenet_v2_x0_5", classes=LABELS, view=view, export="last", epoch=1
-    )  # fmt: skip
+    description = Description("shufflenet_v2_x0_5", LABELS, view, augment.MEAN, augment.STD, export="last", epoch=1)
+    exported.save(models, net.state_dict(), description)
 
 
 def commands(images: Path) -> dict[str, tuple[str, ...]]:

@@ -87,7 +87,7 @@ def worker(folder: Path, device: str, deterministic: bool) -> None:
                 torch.cuda.empty_cache()
             changed = ready.having(**settings)
             trainer = ours.Trainer.of(changed)
-            batches = changed.batches(trainer.recipe.precision)
+            batches = changed.batches()
             batch = next(batches)
             streams.update(ours=trainer.steps(batches), resident=trainer.steps(ours.resident(batch)))
             for stream in streams.values():  # the first steps choose algorithms, compile, and fill caches

@@ -30,9 +30,8 @@ from pipeline.base import files
 from pipeline.engine import determinism, distributed, elastic, loop
 from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.engine.ema import Ema
-from pipeline.engine.loop import Batch, Recipe, Totals
+from pipeline.engine.loop import Batch, Learner, Totals
 from pipeline.engine.world import World, share
-from pipeline.loader import sampler
 from pipeline.models import network
 
 SHARDS = 8
@@ -111,14 +110,14 @@ def steps_of(name: str, world: World, batch: int, side: int, precision_name: str
     precision = PRECISIONS[precision_name](world.device.type)
     groups = network.parameter_groups(net, 5e-4, False)
     net, optimizer = precision.prepare(net, OPTIMIZERS["sgd"](groups, 0.1, 0.9, True, (0.9, 0.999)))
-    parts = SHARDS if name == "elastic" else world.size
-    parallel_model = PARALLELS[name](net, world, True, parts)
-    rows = sampler.part(torch.arange(batch).numpy(), world.share(parts), parts)
+    microbatches = SHARDS if name == "elastic" else world.size
+    parallel_model = PARALLELS[name](net, world, True, microbatches)
+    rows = parallel_model.share.take(torch.arange(batch).numpy())
     images = torch.randn(len(rows), 3, side, side, device=world.device)
     labels = torch.zeros(len(rows), dtype=torch.int64, device=world.device)
-    recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, Ema.of(net, 0.0), 0.0)
-    endless = (Batch(step, images, labels, labels, 1e-3, 0) for step in itertools.count())
-    for _ in loop.train(parallel_model, endless, recipe, Totals.zero(world.device, parts)):
+    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, precision, Ema.of(net, 0.0), 0.0)
+    endless = itertools.repeat(Batch(0, images, labels, labels, 0))
+    for _ in loop.train(learner, parallel_model, endless, [1e-3], Totals.zero(world.device, microbatches)):
         yield
 
 

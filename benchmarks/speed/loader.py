@@ -61,16 +61,16 @@ def worker(name: str, folder: Path, batch: int) -> None:
 
     cuda, threads = name == OURS_GPU, measuring.cores() if name == OURS_THREADS else 1
     with ours.ready(folder, device="cuda" if cuda else "cpu", threads=threads) as ready:
-        epoch, rows = ready.rows // batch, ready.data.rows("train")
+        epoch, rows = ready.rows // batch, ready.dataset.packed.rows("train")
         if epoch == 0:
             raise UserError(f"--archive: {ready.rows} training photos, less than one batch; needed: {batch}")
         images = Path(ready.config.paths.images).resolve()
-        files = [(str(images / ready.data.paths[row]), int(ready.data.labels[row])) for row in rows]
+        files = [(str(images / ready.dataset.packed.paths[row]), int(ready.dataset.packed.labels[row])) for row in rows]
         loaded: dict[int, Iterator[torch.Tensor]] = {}
 
         def batches(side: int) -> Iterator[torch.Tensor]:
             if name.startswith(OURS):
-                yield from (batch.images for batch in ready.having(crop=side).batches(ours.exact(ready)))
+                yield from (batch.images for batch in ready.having(crop=side).batches())
             source = contenders.LOADERS[name].make(files, side, batch)
             while True:
                 yield from (images for images, _ in source)

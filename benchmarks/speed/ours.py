@@ -1,4 +1,4 @@
-"""Our own training as the benchmarks take it apart: the functions of `pipeline.train`, in a prepared copy."""
+"""Our own training for the benchmarks: learner, batches and steps of `pipeline.train`, in a prepared copy."""
 
 import itertools
 import os
@@ -10,64 +10,53 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from pipeline import train
 from pipeline.base import linux
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import packed
 from pipeline.data.packed import Packed
 from pipeline.engine import determinism, distributed, loop
-from pipeline.engine.choices import PARALLELS, PRECISIONS
-from pipeline.engine.loop import Batch, Recipe, Totals
-from pipeline.engine.parallel import ParallelModel
-from pipeline.engine.precision import Precision
-from pipeline.engine.stopping import Stopping
+from pipeline.engine.choices import PARALLELS
+from pipeline.engine.loop import Batch, Learner, Totals
+from pipeline.engine.parallel import ParallelModel, Share
 from pipeline.engine.world import World
 from pipeline.loader import storage
+from pipeline.loader.batches import train_batches
+from pipeline.loader.dataset import Dataset
 from pipeline.loader.storage import ImageStore
-
-
-class Never(Stopping):
-    """Nobody asks a benchmark to stop; a signal just ends it."""
-
-    def __init__(self) -> None:
-        """Nothing is watched."""
-
-    def before(self, step: int) -> bool:
-        return False
+from pipeline.training import schedule
+from pipeline.training.state import make_learner
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The prepared images of a folder, and who looks at them."""
+    """A dataset on its device, and the params to train on it with one process."""
 
     config: Params
-    data: Packed
-    image_store: ImageStore
+    dataset: Dataset
     world: World
 
     @property
     def rows(self) -> int:
-        """How many images an epoch has."""
-        return len(self.data.rows("train"))
+        """The number of training images."""
+        return len(self.dataset.packed.rows("train"))
 
     @classmethod
     def of_noise(cls, config: Params, world: World, images: int, side: int) -> "Ready":
-        """Noise on the device, for what needs no photos."""
-        data = noise(images, side, 5)
-        return cls(config, data, ImageStore(torch.from_numpy(data.images).to(world.device), world.device), world)
+        """A dataset of noise on the device, for measurements that need no photos."""
+        packed = noise(images, side, 5)
+        store = ImageStore(torch.from_numpy(packed.images).to(world.device), world.device)
+        return cls(config, Dataset(packed, store), world)
 
     def having(self, **settings: Any) -> "Ready":
         """The same with other settings of `train`."""
         return replace(self, config=changed(self.config, settings))
 
-    def batches(self, precision: Precision) -> Iterator[Batch]:
-        """Training's own batches without end: after the last the first again."""
-        settings = self.config.train
+    def batches(self) -> Iterator[Batch]:
+        """The batches of the training, without end: after the last one the first again."""
         while True:
-            yield from train.batches(settings, self.data, self.image_store, 0, self.world, 1, precision, Never())
+            yield from train_batches(self.dataset, self.config.train, Share.of(self.world, 1), 0)
 
 
 def noise(images: int, side: int, classes: int) -> Packed:
@@ -97,39 +86,36 @@ def ready(folder: Path, **settings: Any) -> Iterator[Ready]:
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
     world = World.from_env(os.environ, config.train.device)
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
-    image_store, _ = storage.reside(data.images, config.run.residency, world.device, 1)
+    images, _ = storage.open_images(data.images, config.run.residency, world.device, 1)
     with distributed.join(world, 600):
-        yield Ready(config, data, image_store, world)
+        yield Ready(config, Dataset(data, images), world)
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """A model in training: the same one whatever it is fed."""
+    """A model in training: the same one for any stream of batches."""
 
+    learner: Learner
     parallel_model: ParallelModel
-    recipe: Recipe
+    learning_rates: list[float]
     totals: Totals
 
     @classmethod
     def of(cls, ready: Ready) -> "Trainer":
-        """As `train.train` makes it, for one process."""
+        """The learner and the wrapper that `train.train` makes, for one process."""
         settings, world = ready.config.train, ready.world
-        learner = train.make_learner(ready.config, len(ready.data.classes), world)
-        parallel_model = PARALLELS[settings.parallel](learner.net, world, settings.deterministic, 1)
-        criterion = nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing)
-        recipe = Recipe(criterion, learner.precision, learner.optimizer, learner.ema, settings.clip_norm)
-        return cls(parallel_model, recipe, Totals.zero(world.device, 1))
+        learner = make_learner(ready.config, len(ready.dataset.packed.classes), world)
+        parallel_model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, 1)
+        rates = schedule.learning_rates(settings, ready.rows)
+        return cls(learner, parallel_model, rates, Totals.zero(world.device, 1))
 
     def steps(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Take a step a batch."""
-        return loop.train(self.parallel_model, batches, self.recipe, self.totals)
+        """Take one step per batch. After the last step of the params the first one follows."""
+        count = len(self.learning_rates)
+        repeated = (replace(batch, step=batch.step % count) for batch in batches)
+        return loop.train(self.learner, self.parallel_model, repeated, self.learning_rates, self.totals)
 
 
 def resident(batch: Batch) -> Iterator[Batch]:
     """One batch without end."""
     return (replace(batch, step=step) for step in itertools.count())
-
-
-def exact(ready: Ready) -> Precision:
-    """The precision for who only cuts images."""
-    return PRECISIONS["fp32"](ready.world.device.type)

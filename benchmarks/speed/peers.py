@@ -81,7 +81,7 @@ def worker(name: str, folder: Path, device: str) -> None:
             layout = "channels_last" if precision in ("fp16", "bf16") else "contiguous"
             ready = ready.having(precision=precision, memory_format=layout)  # noqa: PLW2901
             trainer = ours.Trainer.of(ready)
-            training: Iterator[Any] = trainer.steps(ready.batches(trainer.recipe.precision))
+            training: Iterator[Any] = trainer.steps(ready.batches())
         else:
             training = STEPS[kind](ready, torch.device(device), precision)
 
@@ -97,7 +97,7 @@ def worker(name: str, folder: Path, device: str) -> None:
 
 def photos_of(ready: Any) -> list[tuple[str, int]]:
     """Path and label of each training photo."""
-    images, data = Path(ready.config.paths.images).resolve(), ready.data
+    images, data = Path(ready.config.paths.images).resolve(), ready.dataset.packed
     return [(str(images / data.paths[row]), int(data.labels[row])) for row in data.rows("train")]
 
 
@@ -131,7 +131,7 @@ def tutorial(ready: Any, device: Any, precision: str) -> Iterator[None]:
     settings = ready.config.train
     files = photos_of(ready)
     batches = contenders.tutorial(files, settings.crop, settings.batch_size, device.type == "cuda")
-    model = models.get_model(settings.model, num_classes=len(ready.data.classes)).to(device)
+    model = models.get_model(settings.model, num_classes=len(ready.dataset.packed.classes)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
     step = autocast_step(model, torch.nn.CrossEntropyLoss(), optimizer, device, precision)
     for images, labels in forever(batches):
@@ -151,7 +151,7 @@ def torchvision(ready: Any, device: Any, precision: str) -> Iterator[None]:
     settings = ready.config.train
     files = photos_of(ready)
     batches = contenders.tutorial(files, settings.crop, settings.batch_size, device.type == "cuda")
-    model = models.get_model(settings.model, num_classes=len(ready.data.classes)).to(device)
+    model = models.get_model(settings.model, num_classes=len(ready.dataset.packed.classes)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     step = autocast_step(model, torch.nn.CrossEntropyLoss(), optimizer, device, precision)
     for images, labels in forever(batches):
@@ -178,7 +178,7 @@ def timm(ready: Any, device: Any, precision: str) -> Iterator[None]:
         dataset, (3, side, side), settings.batch_size, is_training=True, num_workers=measuring.cores(),
         device=device, use_prefetcher=cuda, pin_memory=cuda, persistent_workers=True,
     )  # fmt: skip
-    model = models.create_model(settings.model, num_classes=len(ready.data.classes))
+    model = models.create_model(settings.model, num_classes=len(ready.dataset.packed.classes))
     model = model.to(device=device, memory_format=torch.channels_last)
     optimizer = optim.create_optimizer_v2(model, opt="sgd", lr=0.05, momentum=0.9, weight_decay=1e-4)
     step = autocast_step(model, torch.nn.CrossEntropyLoss(), optimizer, device, precision)

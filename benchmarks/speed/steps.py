@@ -60,7 +60,7 @@ def worker(device: str, preset: Preset, case: Case) -> None:
     world = World.from_env({}, config.train.device)
     ready = ours.Ready.of_noise(config, world, preset.batch, preset.side)
     trainer = ours.Trainer.of(ready)
-    steps = trainer.steps(ours.resident(next(ready.batches(trainer.recipe.precision))))
+    steps = trainer.steps(ours.resident(next(ready.batches())))
 
     def take(count: int) -> None:
         deque(islice(steps, count), maxlen=0)

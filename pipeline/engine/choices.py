@@ -66,3 +66,6 @@ OPTIMIZERS: dict[str, Callable[[Groups, float, float, bool, tuple[float, float]]
     "adamw": lambda groups, lr, momentum, nesterov, betas: AdamW(groups, lr=lr, betas=betas),
     "fused_sgd": lambda groups, lr, momentum, nesterov, betas: _apex().fused_sgd(groups, lr, momentum, nesterov),
 }
+
+# name → the order in which torch stores the numbers of a batch of images [n, c, h, w]
+MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}

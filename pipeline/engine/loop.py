@@ -1,7 +1,11 @@
-"""Train steps, and the logits of an evaluation. Totals are summed on the device; whoever reads them divides once."""
+"""Training steps, and the logits of an evaluation.
 
-from collections.abc import Iterable, Iterator
+Totals are added up on the device. Nothing is read back per step, so the device is not waited for.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,91 +15,146 @@ from pipeline.engine.ema import Ema
 from pipeline.engine.parallel import ParallelModel
 from pipeline.engine.precision import Precision
 
+Item = TypeVar("Item")
+
 
 @dataclass(frozen=True)
 class Batch:
-    """What one process works on in one step.
+    """This process's share of the global batch of one step.
 
-    images: normalized [n, 3, h, w]; labels: int64 [n]; targets: what the loss compares with, the labels or, where
-    images are mixed, class probabilities [n, classes]. A parameter group uses the rate times its own `scale`.
-    Drop-out and its like are drawn from `seed` plus the number of the part of the global batch.
+    images: normalized [n, 3, h, w]; labels: int64 [n]; targets: what the loss compares with: the labels, or class
+    probabilities [n, classes] if images are mixed. Dropout is seeded with `seed` plus the microbatch's number.
     """
 
     step: int
     images: Tensor
     labels: Tensor
     targets: Tensor
-    learning_rate: float
     seed: int
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What the steps added up since the last reset, on the device.
+    """Sums over the steps since the last reset, on the device.
 
-    `sums` are float64 [parts, 3]: loss sum, right answers and images of every part of the global batch, and zeros for
-    the parts of other processes. So adding up all processes only fills the table, and rounds nothing.
+    `sums` are float64 [microbatches, 3]: loss sum, correct predictions and images of every microbatch of the global
+    batch. Microbatches of other processes are zeros here, so an all-reduce only fills the table and rounds nothing.
     """
 
     sums: Tensor
-    broken_step: Tensor  # int64: the first step whose loss was not finite, or -1
+    broken_step: Tensor  # int64: the first step with a loss that is not finite, or -1
 
     @classmethod
-    def zero(cls, device: torch.device, parts: int) -> "Totals":
-        return cls(torch.zeros(parts, 3, dtype=torch.float64, device=device), torch.full((), -1, device=device))
+    def zero(cls, device: torch.device, microbatches: int) -> "Totals":
+        sums = torch.zeros(microbatches, 3, dtype=torch.float64, device=device)
+        return cls(sums, torch.full((), -1, device=device))
 
-    def add(self, step: int, part: int, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Count a part of a batch in; nothing is read back, so the device is not waited for."""
-        count, right = len(labels), (logits.argmax(1) == labels).sum()
+    def add(self, step: int, microbatch: int, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Add one microbatch: its mean loss [], logits [n, classes] and labels int64 [n]."""
+        count, correct = len(labels), (logits.argmax(1) == labels).sum()
         loss = loss.detach().double()
-        self.sums[part].add_(torch.stack([loss * count, right.double(), torch.full_like(loss, count)]))
+        self.sums[microbatch].add_(torch.stack([loss * count, correct.double(), torch.full_like(loss, count)]))
         first = (self.broken_step < 0) & ~torch.isfinite(loss)
         self.broken_step.copy_(torch.where(first, step, self.broken_step))
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How a step is taken."""
+class Learner:
+    """A model in training, and everything else that a training step changes."""
 
+    model: nn.Module  # not wrapped
     criterion: nn.Module
+    optimizer: Optimizer  # a parameter group has a key `scale`: its learning rate as a multiple of the scheduled one
     precision: Precision
-    optimizer: Optimizer
     ema: Ema
     clip_norm: float  # 0: gradients are not clipped
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that an exact resume needs, as tensors and plain values."""
+        return {
+            "model": self.model.state_dict(),
+            "precision": self.precision.state_dict(self.optimizer),
+            "optimizer": self.optimizer.state_dict(),
+            "ema": self.ema.averages,
+        }
 
-def train(parallel_model: ParallelModel, batches: Iterable[Batch], recipe: Recipe, totals: Totals) -> Iterator[Batch]:
-    """Take a training step a batch; yield each batch after its step, with `totals` updated."""
-    precision, optimizer = recipe.precision, recipe.optimizer
-    for batch in batches:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned, in the order that Apex needs: model, precision, optimizer.
+
+        Raises RuntimeError, ValueError, KeyError or TypeError for the state of another learner.
+        """
+        load_model_state(self.model, state["model"])
+        self.precision.load_state_dict(state["precision"], self.optimizer)
+        self.optimizer.load_state_dict(state["optimizer"])
+        for average, value in zip(self.ema.averages, state["ema"], strict=True):
+            average.copy_(value)
+
+
+def load_model_state(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Load a plain state dict. Raises RuntimeError if the names or the shapes are not the model's.
+
+    The version numbers in the state dict are those of the model itself: MNASNet refuses to load a state without.
+    """
+    current = model.state_dict()
+    if current.keys() != state.keys():
+        raise RuntimeError(f"names that only one has: {', '.join(sorted(current.keys() ^ state.keys()))}")
+    current.update(state)
+    model.load_state_dict(current)
+
+
+def train(
+    learner: Learner,
+    parallel_model: ParallelModel,
+    batches: Iterable[Batch],
+    learning_rates: Sequence[float],
+    totals: Totals,
+) -> Iterator[Batch]:
+    """Take one training step per batch. Yield each batch after its step, with `totals` updated.
+
+    `parallel_model` wraps `learner.model`; `learning_rates` has one value per step, `totals` one row per microbatch.
+    """
+    precision, optimizer, share = learner.precision, learner.optimizer, parallel_model.share
+    for batch in _drawn(batches, precision):
         for group in optimizer.param_groups:
-            group["lr"] = batch.learning_rate * group["scale"]
-        parts = (tensor.chunk(len(parallel_model.mine)) for tensor in (batch.images, batch.labels, batch.targets))
-        for part, images, labels, targets in zip(parallel_model.mine, *parts, strict=True):
-            torch.manual_seed(batch.seed + part)
-            with parallel_model.part(part):
+            group["lr"] = learning_rates[batch.step] * group["scale"]
+        pieces = (tensor.chunk(len(share.mine)) for tensor in (batch.images, batch.labels, batch.targets))
+        for microbatch, images, labels, targets in zip(share.mine, *pieces, strict=True):
+            torch.manual_seed(batch.seed + microbatch)
+            with parallel_model.microbatch(microbatch):
                 with precision.autocast():
                     logits = parallel_model.model(images)
-                    loss = recipe.criterion(logits, targets)
+                    loss = learner.criterion(logits, targets)
                 precision.backward(loss / parallel_model.divisor, optimizer)
             with precision.exact():
-                totals.add(batch.step, part, loss, logits, labels)
-        precision.step(optimizer, recipe.clip_norm)
-        recipe.ema.update()
+                totals.add(batch.step, microbatch, loss, logits, labels)
+        precision.step(optimizer, learner.clip_norm)
+        learner.ema.update()
         yield batch
 
 
 def logits(model: nn.Module, batches: Iterable[Tensor], precision: Precision) -> Iterator[Tensor]:
-    """Yield the logits float32 [n, classes] of each batch, in evaluation mode; restore the model's mode at the end."""
+    """The logits float32 [n, classes] of every batch of images, in evaluation mode; the mode is restored at the end."""
     was_training = model.training
     model.eval()
     precision.weights_changed()
     try:
         with torch.no_grad():
-            for images in batches:
+            for images in _drawn(batches, precision):
                 with precision.autocast():
-                    found = model(images)
-                yield found.float().clone()  # the next replay of a CUDA graph would write over it
+                    outputs = model(images)
+                yield outputs.float().clone()  # the next replay of a CUDA graph would overwrite it
     finally:
         precision.weights_changed()
         model.train(was_training)
+
+
+def _drawn(batches: Iterable[Item], precision: Precision) -> Iterator[Item]:
+    """The batches. Each is made inside `precision.exact()`: Apex O1 would resample images in half precision."""
+    iterator = iter(batches)
+    while True:
+        with precision.exact():
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+        yield batch

@@ -1,67 +1,93 @@
 """How the model runs on several processes and GPUs: one wrapper for each way.
 
-Every member answers the same questions, so the loop never asks which one it has: which parts of a global batch does
-this process take one after another, what is around each of them, and what is a part's loss to be divided by.
+Every wrapper returns a ParallelModel, so the training loop never asks which way it is.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pipeline.engine.elastic import Elastic
 from pipeline.engine.world import World
 
+Value = TypeVar("Value", bound=np.generic)
+
+
+@dataclass(frozen=True)
+class Share:
+    """The microbatches of every global batch that one process computes, one after another."""
+
+    mine: range  # consecutive numbers
+    total: int  # of the global batch; all microbatches have the same size
+
+    @classmethod
+    def of(cls, world: World, total: int) -> "Share":
+        """The share of this process if each global batch has `total` microbatches."""
+        return cls(world.share(total), total)
+
+    def take(self, values: NDArray[Value]) -> NDArray[Value]:
+        """The values of this share's images; the first axis of `values` is the global batch."""
+        size = len(values) // self.total
+        return values[self.mine.start * size : self.mine.stop * size]
+
 
 @dataclass(frozen=True)
 class ParallelModel:
     """A model wrapped for training on several processes."""
 
-    model: nn.Module  # to be called with images
-    mine: range  # this process's parts of a global batch: neighbours, all of one size
-    divisor: int  # of a part's loss; then the gradients after the last part are those of the global batch's mean loss
-    part: Callable[[int], AbstractContextManager[Any]]  # the context of the forward and backward pass of a part
+    model: nn.Module  # called with images
+    share: Share
+    divisor: int  # of a microbatch's loss: then the gradients are those of the mean loss over the global batch
+    microbatch: Callable[[int], AbstractContextManager[Any]]  # the context of one microbatch's forward and backward
 
 
-def accumulating(model: nn.Module, world: World, parts: int) -> ParallelModel:
-    """A wrapped model whose gradients add up from part to part. torch's DDP exchanges them only in the last one's
-    backward pass; Apex's exchanges in each, which gives the same sum and costs more."""
-    mine = world.share(parts)
+def accumulating(model: nn.Module, world: World, microbatches: int) -> ParallelModel:
+    """A wrapped model whose gradients are summed over the microbatches of this process.
 
-    def part(number: int) -> AbstractContextManager[Any]:
-        if isinstance(model, DistributedDataParallel) and number != mine[-1]:
+    torch's DDP exchanges gradients only in the backward pass of the last microbatch. Apex's exchanges in each one:
+    that gives the same sum and takes longer.
+    """
+    share = Share.of(world, microbatches)
+
+    def microbatch(number: int) -> AbstractContextManager[Any]:
+        if isinstance(model, DistributedDataParallel) and number != share.mine[-1]:
             return model.no_sync()
         return nullcontext()
 
-    return ParallelModel(model, mine, len(mine), part)
+    return ParallelModel(model, share, len(share.mine), microbatch)
 
 
-def single(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
-    return accumulating(model, world, parts)
+def single(model: nn.Module, world: World, deterministic: bool, microbatches: int) -> ParallelModel:
+    """One process and one device."""
+    return accumulating(model, world, microbatches)
 
 
-def dp(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
+def dp(model: nn.Module, world: World, deterministic: bool, microbatches: int) -> ParallelModel:
     """torch's DataParallel: one process, all visible GPUs; each forward pass copies the model to every one of them."""
-    return accumulating(DataParallel(model), world, parts)
+    return accumulating(DataParallel(model), world, microbatches)
 
 
-def ddp(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
+def ddp(model: nn.Module, world: World, deterministic: bool, microbatches: int) -> ParallelModel:
     """torch's DistributedDataParallel; with `deterministic`, with the same gradient buckets on every step.
 
     By default DDP sorts its buckets anew after the first step, so a resumed run would sum in another order than an
     uninterrupted one [measured: 62 of 122 tensors of a ResNet-18 differ on 3 and 4 processes]. It leaves them alone
-    when it looks for unused parameters. BatchNorm buffers are ours to share (`distributed.broadcast_buffers`), once per
+    when it looks for unused parameters. BatchNorm buffers are broadcast by `distributed.broadcast_buffers`, once per
     epoch.
     """
     devices = [world.device] if world.device.type == "cuda" else None
     wrapped = DistributedDataParallel(
         model, device_ids=devices, broadcast_buffers=False, find_unused_parameters=deterministic
     )
-    return accumulating(wrapped, world, parts)
+    return accumulating(wrapped, world, microbatches)
 
 
-def elastic(model: nn.Module, world: World, deterministic: bool, parts: int) -> ParallelModel:
-    return ParallelModel(model, world.share(parts), 1, Elastic(model, world, parts).part)
+def elastic(model: nn.Module, world: World, deterministic: bool, microbatches: int) -> ParallelModel:
+    """The same weights for any number of processes (see elastic.py); a microbatch is a shard."""
+    return ParallelModel(model, Share.of(world, microbatches), 1, Elastic(model, world, microbatches).part)

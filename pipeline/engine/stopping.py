@@ -20,8 +20,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
 from pipeline.base.errors import UserError
 from pipeline.engine import distributed, rendezvous, watchdog
@@ -31,6 +32,16 @@ from pipeline.engine.world import World
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 GRACE_SECONDS = 25  # from the first reason to stop to the end, even if something hangs; torchrun kills after 30
 LOOKS = 10  # checks per second
+
+
+class HasStep(Protocol):
+    """A batch of one step."""
+
+    @property
+    def step(self) -> int: ...
+
+
+Item = TypeVar("Item", bound=HasStep)
 
 
 class Stopping:
@@ -79,6 +90,13 @@ class Stopping:
                 return True
             self._next = step + 1
             return False
+
+    def until_agreed(self, batches: Iterable[Item]) -> Iterator[Item]:
+        """The batches, one per step, until all processes have agreed to stop."""
+        for batch in batches:
+            if self.before(batch.step):
+                return
+            yield batch
 
     def over(self) -> None:
         """Mark the training as finished: from now on, this process does not leave because another one ends."""

@@ -1,11 +1,11 @@
-"""Packed images and boxes become the normalized crops a model sees, on the device where the images lie.
+"""Normalized and augmented crops of the packed images, on the device of the images.
 
-Cutting is exact (see resample.py). What training may add (colour jitter, erasing, mixing) does round, but only element
-by element, each operation a kernel of its own and so rounded as IEEE 754 says on every device; the one sum, for the
-contrast, is of whole numbers. An image's bits therefore still depend on nothing but its own draws. A fused or compiled
-form would lose that.
+Cropping is exact (see resample.py). Colour jitter, erasing and mixing round, but only element by element: every
+operation is its own kernel, and IEEE 754 defines its result on every device. The only sum, for the contrast, is over
+whole numbers. So the bits of an image depend only on its own random parameters. Fused or compiled kernels would round
+differently.
 
-Nothing here waits for a GPU: what is sent to it lies in pinned memory, and constants are sent once.
+Nothing here waits for a GPU: arrays are copied from pinned memory, and constants are copied once.
 """
 
 from functools import cache
@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.loader import resample
-from pipeline.loader.sampler import AugmentParams, Mix
+from pipeline.loader.random_params import AugmentParams, Mix
+from pipeline.loader.resample import Crops, resample
 
 # Mean and standard deviation of ImageNet's pixels [torchvision's reference], in units of a full pixel value.
 MEAN = (0.485, 0.456, 0.406)
@@ -26,32 +26,33 @@ LUMA = (0.2989, 0.587, 0.114)  # of red, green and blue [torchvision's rgb_to_gr
 
 
 def crops(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], flips: NDArray[np.bool_], out: int) -> Tensor:
-    """Cut, resample and normalize.
+    """Normalized crops float32 [n, 3, out, out], contiguous, on the device of the images.
 
-    images: uint8 [N, S, S, 3]; rows: int64 [n], which of them, on the same device; boxes: [n, 4] (x0, y0, x1, y1 in
-    1/256 pixels); flips: [n], mirrored. Returns float32 [n, 3, out, out], contiguous, on the images' device.
+    images: uint8 [N, S, S, 3]; rows: int64 [n], the image of each crop, on the same device; boxes: [n, 4] (x0, y0, x1,
+    y1 in 1/256 pixels); flips: [n], mirrored.
     """
-    return _cut(images, rows, boxes, flips, out, *_normalization(images.device))
+    return resample(images, _on_device(images, rows, boxes, flips, out), *_normalization(images.device))
 
 
 def training_crops(images: Tensor, rows: Tensor, params: AugmentParams, out: int) -> Tensor:
-    """Crops as training sees them before they are mixed: cut, resampled, colours jittered, normalized, erased.
+    """Training crops float32 [n, 3, out, out] before mixing: colour jitter, then normalized, then erased.
 
-    images and rows: as of `crops`; draws: one for each of the rows. Returns float32 [n, 3, out, out] on the images'
-    device; with all factors 1 and all rectangles empty, what `crops` returns.
+    images and rows: as in `crops`; params: one entry per row. If all factors are 1 and all rectangles are empty, this
+    returns what `crops` returns.
     """
     if (params.factors == 1).all():
-        return without(crops(images, rows, params.boxes, params.flips, out), params.erased)
+        return erase(crops(images, rows, params.boxes, params.flips, out), params.erased)
     mean, scale = _normalization(images.device)
-    pixels = _cut(images, rows, params.boxes, params.flips, out, torch.zeros_like(mean), torch.ones_like(scale))
-    normalized = (jittered(pixels, params.factors) - mean[:, None, None]) * scale[:, None, None]
-    return without(normalized, params.erased)
+    cut = _on_device(images, rows, params.boxes, params.flips, out)
+    pixels = resample(images, cut, torch.zeros_like(mean), torch.ones_like(scale))
+    normalized = (jitter_colors(pixels, params.factors) - mean[:, None, None]) * scale[:, None, None]
+    return erase(normalized, params.erased)
 
 
-def jittered(pixels: Tensor, factors: NDArray[np.float32]) -> Tensor:
+def jitter_colors(pixels: Tensor, factors: NDArray[np.float32]) -> Tensor:
     """Brightness, then contrast, then saturation of pixels [n, 3, h, w] in [0, 255] times factors [n, 3].
 
-    Each as in torchvision's ColorJitter, which draws the order, too; here it is fixed.
+    Each is computed as in torchvision's ColorJitter. There the order is random, here it is fixed.
     """
     brightness, contrast, saturation = to_device(factors, pixels.device).T[:, :, None, None, None]
     pixels = (pixels * brightness).clamp(0, 255)
@@ -59,7 +60,7 @@ def jittered(pixels: Tensor, factors: NDArray[np.float32]) -> Tensor:
     return _blended(pixels, _grey(pixels), saturation)
 
 
-def without(images: Tensor, erased: NDArray[np.int64]) -> Tensor:
+def erase(images: Tensor, erased: NDArray[np.int64]) -> Tensor:
     """Images [n, 3, h, w] with the rectangles erased [n, 4] (x0, y0, x1, y1 in pixels) set to 0: the mean colour."""
     if not erased.any():
         return images
@@ -69,22 +70,22 @@ def without(images: Tensor, erased: NDArray[np.int64]) -> Tensor:
     return images.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0)
 
 
-def mixed(images: Tensor, mix: Mix) -> Tensor:
-    """Mix images [m, 3, h, w] to images [n, 3, h, w], as `mix` says; the very `images` if nothing is mixed."""
+def mix_images(images: Tensor, mix: Mix) -> Tensor:
+    """The mixed images [n, 3, h, w] of images [m, 3, h, w]; `images` itself if nothing is mixed."""
     if mix.lam == 1:
         return images
     own, partners = (to_device(numbers, images.device) for numbers in (mix.own, mix.partners))
     x0, y0, x1, y1 = mix.box
     result = images[own]
-    # Three operations, three roundings; `add(…, alpha=…)` and `lerp` round as often as the device likes.
+    # Three operations, three roundings. How often `add(…, alpha=…)` and `lerp` round depends on the device.
     result[..., y0:y1, x0:x1].mul_(mix.keep).add_(images[partners, :, y0:y1, x0:x1] * (1 - mix.keep))
     return result
 
 
-def mixed_labels(labels: Tensor, mix: Mix, classes: int) -> tuple[Tensor, Tensor]:
-    """Of labels int64 [m]: the label of the larger part of each mixture, int64 [n], and what a loss is to aim at.
+def mix_labels(labels: Tensor, mix: Mix, classes: int) -> tuple[Tensor, Tensor]:
+    """The label of the larger share of each mixed image, int64 [n], and the targets of the loss, from labels int64 [m].
 
-    That is class probabilities float32 [n, classes]; if nothing is mixed, the very `labels` are both.
+    Targets are class probabilities float32 [n, classes]. If nothing is mixed, both are `labels` itself.
     """
     if mix.lam == 1:
         return labels, labels
@@ -94,17 +95,9 @@ def mixed_labels(labels: Tensor, mix: Mix, classes: int) -> tuple[Tensor, Tensor
     return own if mix.lam >= 0.5 else partners, targets
 
 
-def _cut(
-    images: Tensor,
-    rows: Tensor,
-    boxes: NDArray[np.int64],
-    flips: NDArray[np.bool_],
-    out: int,
-    mean: Tensor,
-    scale: Tensor,
-) -> Tensor:
-    sent, turned = to_device(boxes, images.device), to_device(flips, images.device)
-    return resample.resampled(images, rows, sent, turned, out, mean, scale)
+def _on_device(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], flips: NDArray[np.bool_], out: int) -> Crops:
+    """The crops with their tensors on the device of the images."""
+    return Crops(rows, to_device(boxes, images.device), to_device(flips, images.device), out)
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
@@ -115,18 +108,18 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
 
 @cache
 def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Values [c] on the device, sent once: a copy from ordinary memory waits for the device."""
+    """Values [c] on the device, copied once: a copy from memory that is not pinned waits for the device."""
     return torch.tensor(values, device=device)
 
 
 @cache
 def _normalization(device: torch.device) -> tuple[Tensor, Tensor]:
-    """What is taken from a pixel of 0 to 255, and what the difference is multiplied by, for each channel [3]."""
+    """Mean and scale [3] that normalize a pixel of 0 to 255: (pixel - mean) · scale."""
     return _constant(MEAN, device) * 255, 1 / (_constant(STD, device) * 255)
 
 
 def _blended(pixels: Tensor, other: Tensor, share: Tensor) -> Tensor:
-    """`share` of the pixels and 1 - `share` (which may be negative) of the other, within [0, 255]."""
+    """share · pixels + (1 - share) · other, clamped to [0, 255]. `share` may be greater than 1."""
     return (pixels * share + other * (1 - share)).clamp(0, 255)
 
 
@@ -137,7 +130,7 @@ def _grey(pixels: Tensor) -> Tensor:
 
 
 def _mean(grey: Tensor) -> Tensor:
-    """The mean [n, 1, 1, 1] of each grey image [n, 1, h, w], in the same bits whatever the order it is summed in."""
+    """The mean [n, 1, 1, 1] of each grey image [n, 1, h, w]. Its bits do not depend on the order of the sum."""
     total = (grey * 1024).round().long().sum((1, 2, 3), keepdim=True)  # whole numbers of 1/1024: exact
-    # Not divided: CUDA would multiply by the reciprocal, which it rounds.
+    # A product, because CUDA divides by multiplying with the rounded reciprocal.
     return (total.double() * (1 / (1024 * grey[0].numel()))).float()

@@ -28,13 +28,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.loader.sampler import GRID
+from pipeline.loader.random_params import GRID
 
 ONE = 256  # filter weights are multiples of 1/256
 TO_QUARTERS = 1.5 * 2.0**21  # float32 has a unit of 1/4 here: adding and subtracting it rounds to a multiple of 1/4
 
 _LENT: deque[NDArray[np.float32]] = deque(maxlen=4)  # the memory of the last results, to be used again
 _LENDING = Lock()
+
+
+@dataclass(frozen=True)
+class Crops:
+    """n boxes of images; each is resampled to size × size. All tensors are on the device of the images."""
+
+    rows: Tensor  # int64 [n]: the image of each box
+    boxes: Tensor  # int64 [n, 4]: x0, y0, x1, y1 in 1/256 pixels
+    flips: Tensor  # bool [n]: mirrored
+    size: int
 
 
 @dataclass(frozen=True)
@@ -82,24 +92,20 @@ def taps(side: int, out: int) -> int:
     return min(side, max(2, -(-2 * side // out)))
 
 
-def resampled(
-    images: Tensor, rows: Tensor, boxes: Tensor, flips: Tensor, out: int, mean: Tensor, scale: Tensor
-) -> Tensor:
-    """Boxes of the images, resampled, then each pixel taken as (pixel - less) · times.
+def resample(images: Tensor, crops: Crops, mean: Tensor, scale: Tensor) -> Tensor:
+    """The crops of images uint8 [N, S, S, 3] as float32 [n, 3, size, size], contiguous: (pixel - mean) · scale.
 
-    images: uint8 [N, S, S, 3]; rows: int64 [n], which of them; boxes: int64 [n, 4] (x0, y0, x1, y1 in 1/256 pixels);
-    flips: bool [n], mirrored; less and times: float32 [3], a number a channel. All on one device. Returns float32
-    [n, 3, out, out], contiguous. The CPU takes as many threads as torch may.
+    mean and scale: float32 [3], one number per channel. The CPU uses as many threads as torch may.
     """
     side = images.shape[1]
-    columns = triangle(boxes[:, 0], boxes[:, 2], side, out).mirrored(flips)
-    lines = triangle(boxes[:, 1], boxes[:, 3], side, out)
+    columns = triangle(crops.boxes[:, 0], crops.boxes[:, 2], side, crops.size).mirrored(crops.flips)
+    lines = triangle(crops.boxes[:, 1], crops.boxes[:, 3], side, crops.size)
     form = by_products if images.is_cuda else by_loops
-    return form(images, rows, columns, lines, mean, scale)
+    return form(images, crops.rows, columns, lines, mean, scale)
 
 
 def by_products(images: Tensor, rows: Tensor, columns: Filter, lines: Filter, mean: Tensor, scale: Tensor) -> Tensor:
-    """`resampled` as two products with matrices that are mostly zeros; on any device."""
+    """`resample` as two products with matrices that are mostly zeros; on any device."""
     n, side, out = len(rows), images.shape[1], columns.first.shape[1]
     pixels = images[rows].permute(0, 3, 1, 2).reshape(n, 3 * side, side).float()
     with _tensor_cores():
@@ -127,7 +133,7 @@ def _tensor_cores() -> Iterator[None]:
 
 
 def by_loops(images: Tensor, rows: Tensor, columns: Filter, lines: Filter, mean: Tensor, scale: Tensor) -> Tensor:
-    """`resampled` as a compiled loop over each image; on the CPU."""
+    """`resample` as a compiled loop over each image; on the CPU."""
     n, side, out, threads = len(rows), images.shape[1], columns.first.shape[1], torch.get_num_threads()
     made = torch.from_numpy(_memory(n, 3, out, out))
     fill = _kernel(side, out)

@@ -1,64 +1,25 @@
-"""Which images, and which parts of them: pure functions of (seed, step), the same for every number of processes.
+"""Which images are in the batch of a step: pure functions of (seed, step), the same for any number of processes.
 
-Random parameters are drawn for the whole global batch and then sliced by rank. No state is carried from step to step,
-so a resumed run needs no sampler state. Random numbers are numpy's Philox, a counter-based generator: its key is (seed,
-purpose) and its counter starts at (step or epoch), so every step has a stream of its own.
+No state is carried from step to step, so a resumed run needs no sampler state. Random numbers come from numpy's Philox,
+a counter-based generator. Its key is (seed, purpose) and its counter starts at the step or epoch, so every step has its
+own random stream.
 """
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-T = TypeVar("T", bound=np.generic)
-
-GRID = 256  # a box is given in 1/256 pixels of the packed image
-ATTEMPTS = 10  # torchvision tries so often: RandomResizedCrop then falls back to a central crop, RandomErasing to none
-ERASE_SCALE = (0.02, 0.33)  # of a crop's area; this and the ratio are torchvision's defaults [Zhong et al. 2017]
-ERASE_RATIO = (0.3, 3.3)  # height / width
 ORDER, CROP, DROPOUT, JITTER, ERASE, MIX = 1, 2, 3, 4, 5, 6  # purposes
 
 
-@dataclass(frozen=True)
-class AugmentParams:
-    """How each of n images is cut and changed, before images are mixed; see the functions that draw."""
-
-    boxes: NDArray[np.int64]  # [n, 4] of `crop_boxes`
-    flips: NDArray[np.bool_]  # [n] of `crop_boxes`
-    factors: NDArray[np.float32]  # [n, 3] of `jitter_factors`
-    erased: NDArray[np.int64]  # [n, 4] of `erase_boxes`
-
-    def at(self, positions: NDArray[np.int64]) -> "AugmentParams":
-        """The draws of the images at these positions."""
-        return AugmentParams(
-            self.boxes[positions], self.flips[positions], self.factors[positions], self.erased[positions]
-        )
-
-
-@dataclass(frozen=True)
-class Mix:
-    """How the images of a batch are mixed: everywhere by the same lam and box, each with a partner of its own.
-
-    Inside `box` an image is `keep` of itself and 1 - `keep` of its partner, outside it is itself; so `lam` is
-    1 - (1 - keep) · box area / crop area. Nothing is mixed exactly if lam is 1, and then each is its own partner.
-    """
-
-    own: NDArray[np.int64]  # [n] which of the images at hand are mixed (see `local`),
-    partners: NDArray[np.int64]  # [n] and which of them are their partners
-    lam: float  # the own image's share of the mixture, and of its target
-    box: tuple[int, int, int, int]  # x0, y0, x1, y1 in pixels of the crop: all of it (mixup) or a part (CutMix)
-    keep: float  # lam (mixup) or 0 (CutMix)
-
-
 def generator(seed: int, purpose: int, index: int) -> np.random.Generator:
-    """A stream of its own for every (seed, purpose, index)."""
+    """A random generator with its own stream for every (seed, purpose, index)."""
     return np.random.Generator(np.random.Philox(key=[seed, purpose], counter=[0, 0, 0, index]))
 
 
 def steps(epochs: int, rows: int, batch: int) -> int:
-    """Steps of a training: only full batches, cut from the concatenated epochs."""
+    """The number of steps of a training: only full batches, cut from the concatenated epochs."""
     return epochs * rows // batch
 
 
@@ -77,150 +38,15 @@ def order(seed: int, epoch: int, rows: int) -> NDArray[np.int64]:
 
 def batch_rows(seed: int, step: int, batch: int, rows: int) -> NDArray[np.int64]:
     """The row numbers of the global batch of `step`, shape [batch], each in [0, rows)."""
-    position, found = step * batch, []
+    position, pieces = step * batch, []
     while position < (step + 1) * batch:
         epoch, start = divmod(position, rows)
-        part = order(seed, epoch, rows)[start : start + (step + 1) * batch - position]
-        found.append(part)
-        position += len(part)
-    return np.concatenate(found)
-
-
-def part(values: NDArray[T], mine: range, parts: int) -> NDArray[T]:
-    """The parts `mine`, neighbours, of `values` (first axis) cut into so many equal parts."""
-    length = len(values) // parts
-    return values[mine.start * length : mine.stop * length]
+        piece = order(seed, epoch, rows)[start : start + (step + 1) * batch - position]
+        pieces.append(piece)
+        position += len(piece)
+    return np.concatenate(pieces)
 
 
 def dropout_seed(seed: int, step: int) -> int:
-    """The seed of drop-out and its like in `step`; each part of the global batch adds its number."""
+    """The seed of dropout in `step`; each microbatch of the global batch adds its number."""
     return int(generator(seed, DROPOUT, step).integers(2**62))
-
-
-def crop_boxes(
-    seed: int,
-    step: int,
-    sizes: NDArray[np.int32],
-    packed_size: int,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    flip: float,
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Random resized crops of a global batch, after torchvision's RandomResizedCrop and RandomHorizontalFlip.
-
-    `sizes` [batch, 2] are the original widths and heights: `scale` (share of the area) and `ratio` (width / height) are
-    meant in the original image, which `prepare` resized to `packed_size` × `packed_size` pixels. Crops are not rounded
-    to whole pixels. Returns boxes [batch, 4] (x0, y0, x1, y1 in 1/256 pixels of the packed image) and flips [batch].
-    """
-    random = generator(seed, CROP, step)
-    shape, position, mirror = (
-        random.random((len(sizes), ATTEMPTS, 2)),
-        random.random((len(sizes), 2)),
-        random.random(len(sizes)),
-    )
-    full = sizes.astype(np.float64)[:, None, :]
-    area = full[..., 0] * full[..., 1] * (scale[0] + (scale[1] - scale[0]) * shape[..., 0])
-    aspect = _log_uniform(shape[..., 1], ratio)
-    tried = np.stack([np.sqrt(area * aspect), np.sqrt(area / aspect)], -1)  # [batch, ATTEMPTS, 2] width, height
-    fits = np.logical_and.reduce(tried <= full, axis=-1)
-    found = np.logical_or.reduce(fits, axis=1)
-    chosen = tried[np.arange(len(sizes)), fits.argmax(axis=1)]
-    width, height = full[:, 0, 0], full[:, 0, 1]
-    central = np.stack([np.minimum(width, height * ratio[1]), np.minimum(height, width / ratio[0])], -1)
-    extent = np.where(found[:, None], chosen, central)
-    start = np.where(found[:, None], position, 0.5) * (full[:, 0] - extent)
-    corners = np.concatenate([start, start + extent], -1) / np.tile(full[:, 0], 2) * (packed_size * GRID)
-    return _at_least_a_pixel(np.rint(corners).astype(np.int64), packed_size), mirror < flip
-
-
-def eval_boxes(sizes: NDArray[np.int32], packed_size: int, resize: int, crop: int) -> NDArray[np.int64]:
-    """The boxes [n, 4] of "resize the short side to `resize`, cut `crop` × `crop` at the centre", in whole numbers."""
-    full = packed_size * GRID
-    extent = full * crop * sizes.min(axis=1, keepdims=True).astype(np.int64) // (resize * sizes.astype(np.int64))
-    start = (full - extent) // 2
-    return _at_least_a_pixel(np.concatenate([start, start + extent], -1), packed_size)
-
-
-def jitter_factors(seed: int, step: int, batch: int, strength: float) -> NDArray[np.float32]:
-    """Factors [batch, 3] of brightness, contrast and saturation, each uniform in [1 - strength, 1 + strength].
-
-    `strength` is in [0, 1]; with 0 every factor is 1.
-    """
-    random = generator(seed, JITTER, step).random((batch, 3))
-    return (1 - strength + 2 * strength * random).astype(np.float32)
-
-
-def erase_boxes(seed: int, step: int, batch: int, crop: int, chance: float) -> NDArray[np.int64]:
-    """Rectangles [batch, 4] (x0, y0, x1, y1 in pixels of the crop) to erase, after torchvision's RandomErasing.
-
-    An image has one with the given chance; without one its row is zeros.
-    """
-    random = generator(seed, ERASE, step)
-    shape, position, coin = random.random((batch, ATTEMPTS, 2)), random.random((batch, 2)), random.random(batch)
-    area = crop * crop * (ERASE_SCALE[0] + (ERASE_SCALE[1] - ERASE_SCALE[0]) * shape[..., 0])
-    aspect = _log_uniform(shape[..., 1], ERASE_RATIO)
-    tried = np.rint(np.sqrt(np.stack([area / aspect, area * aspect], -1)))  # [batch, ATTEMPTS, 2] width, height
-    fits = np.logical_and.reduce(tried < crop, axis=-1)
-    extent = tried[np.arange(batch), fits.argmax(axis=1)]
-    start = np.floor(position * (crop - extent + 1))
-    erased = np.logical_or.reduce(fits, axis=1) & (coin < chance)
-    return np.where(erased[:, None], np.concatenate([start, start + extent], -1), 0).astype(np.int64)
-
-
-def mix(seed: int, step: int, batch: int, crop: int, mixup: float, cutmix: float) -> Mix:
-    """How the global batch of `step` is mixed: by mixup [Zhang et al. 2018] or CutMix [Yun et al. 2019].
-
-    `mixup` and `cutmix` are the alphas of Beta(alpha, alpha), 0: off; with both, either has the chance 1/2, as in
-    torchvision's reference training. The batch has one lam and one box; partners are a permutation of the batch.
-    """
-    everyone = np.arange(batch)
-    nothing = Mix(everyone, everyone, 1.0, (0, 0, 0, 0), 1.0)
-    choices = [(name, alpha) for name, alpha in (("mixup", mixup), ("cutmix", cutmix)) if alpha > 0]
-    if not choices:
-        return nothing
-    random = generator(seed, MIX, step)
-    name, alpha = choices[random.integers(len(choices))]
-    partners = random.permutation(batch)
-    lam = float(_rounded(random.beta(alpha, alpha)))
-    box, keep = (0, 0, crop, crop), lam
-    if name == "cutmix":
-        box, keep = _cut(random.integers(crop, size=2), lam, crop), 0.0
-        lam = (crop**2 - (box[2] - box[0]) * (box[3] - box[1])) / crop**2  # what the clipped box leaves
-    return Mix(everyone, partners, lam, box, keep) if lam < 1 else nothing
-
-
-def local(whole: Mix, mine: range, parts: int) -> tuple[NDArray[np.int64], Mix]:
-    """What a process needs for the parts `mine` of a mixed global batch of so many equal parts.
-
-    Returns the positions [m] in the global batch of its own images and of their partners, each once (without mixing
-    just its own, in order), and the mix of its share, in numbers of those m images.
-    """
-    pairs = np.concatenate([part(whole.own, mine, parts), part(whole.partners, mine, parts)])
-    positions, found = np.unique(pairs, return_inverse=True)
-    own, partners = found.reshape(2, -1)
-    return positions, replace(whole, own=own, partners=partners)
-
-
-def _cut(centre: NDArray[np.int64], lam: float, crop: int) -> tuple[int, int, int, int]:
-    """CutMix's square around `centre`: 1 - lam of the crop's area before it is clipped to the crop."""
-    half = int(0.5 * np.sqrt(1 - lam) * crop)
-    x0, y0, x1, y1 = np.clip(np.concatenate([centre - half, centre + half]), 0, crop).tolist()
-    return x0, y0, x1, y1
-
-
-def _log_uniform(uniform: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1) as numbers whose logarithm is uniform between the bounds'."""
-    low, high = np.log(bounds[0]), np.log(bounds[1])
-    return _rounded(np.exp(low + (high - low) * uniform))
-
-
-def _rounded(values: ArrayLike) -> NDArray[np.float64]:
-    """To multiples of 2^-20, so that the last bit of exp or pow, which differs between machines, decides nothing."""
-    rounded: NDArray[np.float64] = np.rint(np.asarray(values) * 2**20) / 2**20
-    return rounded
-
-
-def _at_least_a_pixel(boxes: NDArray[np.int64], packed_size: int) -> NDArray[np.int64]:
-    """Boxes inside the packed image, at least one pixel wide and high."""
-    start = np.clip(boxes[:, :2], 0, (packed_size - 1) * GRID)
-    return np.concatenate([start, np.clip(boxes[:, 2:], start + GRID, packed_size * GRID)], -1)

@@ -4,13 +4,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import safetensors.torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pipeline.base import files, schema
 from pipeline.base.errors import UserError
-from pipeline.loader import augment
+from pipeline.config.params import Params
+from pipeline.engine import loop
+from pipeline.loader import augment, random_params
+from pipeline.loader.batches import CenterCrops
 from pipeline.models import network
 
 
@@ -21,6 +26,16 @@ class View:
     packed_size: schema.Side  # every image is resized to packed_size × packed_size,
     resize: schema.Side  # then seen as if its short side were `resize`,
     crop: schema.Side  # and `crop` × `crop` cut from its centre
+
+    @classmethod
+    def of(cls, config: Params) -> "View":
+        """The view of a model that is trained with these params."""
+        return cls(config.prepare.size, config.train.eval_resize, config.train.eval_crop)
+
+    def center_crops(self, sizes: NDArray[np.int32], rows: NDArray[np.int64]) -> CenterCrops:
+        """The crops of the given rows [n]. `sizes` [N, 2] are the original widths and heights of all images."""
+        boxes = random_params.eval_boxes(sizes[rows], self.packed_size, self.resize, self.crop)
+        return CenterCrops(rows, boxes, self.crop)
 
 
 @dataclass(frozen=True)
@@ -34,7 +49,7 @@ class ExportedModel:
 
 @dataclass(frozen=True)
 class Description:
-    """The content of network.json."""
+    """The content of model.json."""
 
     __pydantic_config__ = schema.STRICT
 
@@ -53,30 +68,10 @@ def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
         temporary.write_bytes(safetensors.torch.save(weights))  # of a full disk, save_file does not raise OSError
 
 
-def save(
-    models: Path,
-    weights: dict[str, Tensor],
-    *,
-    name: str,
-    classes: tuple[str, ...],
-    view: View,
-    export: str,
-    epoch: int,
-) -> None:
-    """Write the weights, and what they are: the model's name, its classes, what it sees of an image, which epoch."""
+def save(models: Path, weights: dict[str, Tensor], description: Description) -> None:
+    """Write model.safetensors and model.json."""
     save_weights(models / "model.safetensors", weights)
-    files.write_json(
-        models / "model.json",
-        {
-            "model": name,
-            "classes": classes,
-            "view": asdict(view),
-            "mean": augment.MEAN,
-            "std": augment.STD,
-            "export": export,
-            "epoch": epoch,
-        },
-    )
+    files.write_json(models / "model.json", asdict(description))
 
 
 def load(models: Path) -> ExportedModel:
@@ -105,14 +100,14 @@ def load(models: Path) -> ExportedModel:
         raise strangers  # before a model of so many classes is built
     net = network.build(described.model, len(described.classes), seed=0)
     try:
-        network.load_state(net, stored)
+        loop.load_model_state(net, stored)
     except RuntimeError:
         raise strangers from None
     return ExportedModel(net, described.classes, described.view)
 
 
 def _fault(described: Description) -> str:
-    """What cannot be in a network.json that `save` wrote."""
+    """What cannot be in a model.json that `save` wrote."""
     view, classes = described.view, described.classes
     if described.model not in network.names():  # torchvision has others, of which one would fetch weights
         return f"model: {described.model!r:.60} is no classification model of torchvision"

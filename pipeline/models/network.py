@@ -144,18 +144,6 @@ def _buffers_kept(block: nn.Module) -> Iterator[None]:
             module._buffers.update(buffers)
 
 
-def load_state(net: nn.Module, state: dict[str, Tensor]) -> None:
-    """Load a plain state dict, with the version numbers of the model itself (MNASNet refuses to be loaded without).
-
-    Raises RuntimeError if the names or the shapes are not the model's.
-    """
-    own = net.state_dict()
-    if own.keys() != state.keys():
-        raise RuntimeError(f"names that only one has: {', '.join(sorted(own.keys() ^ state.keys()))}")
-    own.update(state)
-    net.load_state_dict(own)
-
-
 def export_state(model: nn.Module) -> dict[str, Tensor]:
     """A copy of the weights and buffers on the CPU, floats as float32, by sorted name: what is saved as the model."""
     return {

@@ -45,7 +45,7 @@ class Monitor:
         if self._shown:
             self._writer.add_image("crops", _grid(batch.images[:GRID_IMAGES]), batch.step)
 
-    def step(self, batch: Batch, totals: Totals, due: bool) -> None:
+    def step(self, batch: Batch, learning_rate: float, totals: Totals, due: bool) -> None:
         """Advance the bar; when `due`, read the counts back (which waits for the device) and show them."""
         self._bar.update()
         if not due or not self._shown:
@@ -58,7 +58,7 @@ class Monitor:
         for tag, value in (
             ("loss", loss / images),
             ("train/accuracy", right / images),
-            ("learning_rate", batch.learning_rate),
+            ("learning_rate", learning_rate),
             ("images_per_second", rate),
             ("gpu_memory", memory),
         ):

@@ -1,32 +1,67 @@
-"""The learning rate as a pure function of the step: a warm-up, then a constant, a half cosine, or drops."""
+"""The learning rate of every step, and the steps at which epochs end: pure functions."""
 
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.config.params import Train
+from pipeline.loader import sampler
 
 
-def lr_factor(
-    kind: str, step: int, steps: int, warmup_steps: int, final: float, drops: Sequence[int] = (), drop: float = 1.0
-) -> float:
-    """The share of the base learning rate used in `step` (from 0) of `steps`.
+@dataclass(frozen=True)
+class Schedule:
+    """How the learning rate changes over a training, as a factor of the base learning rate."""
 
-    Linear from 1/warmup_steps to 1 over the warm-up [Goyal et al. 2017], then `constant`, or `cosine`: half a cosine
-    from 1, right after the warm-up, towards `final`, which the step after the last would have [Loshchilov 2017]; or
-    `step`: times `drop` from each step in `drops` (rising, counted from the start of the training) on.
-    """
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    progress = (step - warmup_steps) / max(1, steps - warmup_steps)
-    return {
-        "constant": 1.0,
-        "cosine": final + (1 - final) * (0.5 * (1 + math.cos(math.pi * progress))),
-        "step": drop ** bisect_right(drops, step),
-    }[kind]
+    kind: str  # constant, cosine or step
+    steps: int  # of the training
+    warmup_steps: int
+    final: float = 0.0  # the factor that a cosine ends at
+    drops: Sequence[int] = ()  # of `step`: the steps at which the factor is multiplied by `drop`, ascending
+    drop: float = 1.0
+
+    def lr_factor(self, step: int) -> float:
+        """The factor in `step` (from 0).
+
+        Linear from 1 / warmup_steps to 1 during the warm-up [Goyal et al. 2017]. Then `constant`: 1. `cosine`: half a
+        cosine from 1 to `final`, which the step after the last would have [Loshchilov 2017]. `step`: `drop` to the
+        power of the number of drops so far; they are counted from the start of the training.
+        """
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        return {
+            "constant": 1.0,
+            "cosine": self.final + (1 - self.final) * (0.5 * (1 + math.cos(math.pi * progress))),
+            "step": self.drop ** bisect_right(self.drops, step),
+        }[self.kind]
 
 
 def scaled(lr: float, batch: int, reference: int) -> float:
-    """A learning rate meant for batches of `reference`, for batches of `batch`: linear [Goyal et al. 2017].
+    """The learning rate for batches of `batch`, if `lr` is meant for batches of `reference` [Goyal et al. 2017].
 
-    With `reference` 0 it is meant for any batch, and stays.
+    It is proportional to the batch size. With `reference` 0 it is `lr`.
     """
     return lr * batch / reference if reference else lr
+
+
+def learning_rates(settings: Train, rows: int) -> list[float]:
+    """The learning rate of every step of a training on `rows` images."""
+    batch, steps = settings.batch_size, sampler.steps(settings.epochs, rows, settings.batch_size)
+    drop_epochs = range(settings.step_epochs, settings.epochs, settings.step_epochs)
+    schedule = Schedule(
+        kind=settings.schedule,
+        steps=steps,
+        warmup_steps=round(settings.warmup_epochs * rows / batch),
+        final=settings.final_lr,
+        drops=[sampler.epoch_end(epoch - 1, rows, batch) for epoch in drop_epochs],
+        drop=settings.step_factor,
+    )
+    base = scaled(settings.lr, batch, settings.reference_batch)
+    return [base * schedule.lr_factor(step) for step in range(steps)]
+
+
+def finished_epoch(step: int, rows: int, batch: int) -> int:
+    """The epoch (from 1) that ends with the `step`-th step, or 0. Needs batch <= rows: then no two end together."""
+    epoch = -(-step * batch // rows)
+    return next((e for e in (epoch, epoch + 1) if sampler.epoch_end(e - 1, rows, batch) == step), 0)

@@ -12,7 +12,7 @@ from benchmarks.harness import measuring
 from pipeline.base import files
 from pipeline.config import machine
 from pipeline.engine.world import World
-from pipeline.training import runs
+from pipeline.training import provenance
 from tests.gpu.ranks import Result
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -63,7 +63,7 @@ def head(device: str) -> dict[str, Any]:
     pins = (PROJECT / "docker/pins.env").read_text().splitlines()
     of = {
         **measuring.machine(),
-        **runs.hardware(world, 1),
+        **provenance.hardware(world, 1),
         "cuda": torch.version.cuda or "",
         "cudnn": torch.backends.cudnn.version(),
         "apex": machine.read().apex,

@@ -21,6 +21,6 @@ def test_a_gpu_makes_the_same_bits(world: World) -> Figures:
             made = []
             for device in (torch.device("cpu"), world.device):
                 cut = augment.training_crops(images.to(device), torch.arange(12, device=device), draws, 224)
-                made.append((augment.mixed(cut, mix), *augment.mixed_labels(labels.to(device), mix, 5)))
+                made.append((augment.mix_images(cut, mix), *augment.mix_labels(labels.to(device), mix, 5)))
             assert all(torch.equal(there.cpu(), here) for here, there in zip(*made, strict=True)), "the bits differ"
     return {}

@@ -34,14 +34,14 @@ from tests.gpu.training import (
 def test_accumulation(world: World, precision: str, parallel: str) -> Figures:
     """Two microbatches on each of two ranks change the weights as one does, and equally on all ranks."""
     ready = setup(world, precision, parallel, make=plain_net, momentum=0)
-    train(ready, batches(world, 0, 5, rate=0.0))  # the loss scale settles
+    train(ready, batches(world, 0, 5), rate=0.0)  # the loss scale settles
     weights = deepcopy(ready.bare.state_dict())
     numbers = deepcopy(ready.precision.state_dict(ready.optimizer))
     before, changes = masters(ready), []
     for accumulate in (1, 2):
         ready.bare.load_state_dict(weights)
         ready.precision.load_state_dict(deepcopy(numbers), ready.optimizer)
-        train(ready, batches(world, 0, 1, rate=1.0), accumulate=accumulate)
+        train(ready, batches(world, 0, 1), rate=1.0, accumulate=accumulate)
         changes.append(masters(ready) - before)
         assert everywhere(world, changes[-1]), f"all ranks move alike with {accumulate} parts"
     apart = distance(changes[1], changes[0])

@@ -80,11 +80,11 @@ def test_tf32(world: World) -> Figures:
 def test_step(world: World, precision: str, optimizer: str) -> Figures:
     """The weights change by rate × clipped norm. An overflow skips one step and halves the scale, no more."""
     ready = setup(world, precision, optimizer=optimizer, momentum=0)
-    train(ready, batches(world, 0, 1, rate=0.0) * 10, clip_norm=1.0)  # the loss scale settles
+    train(ready, batches(world, 0, 1) * 10, rate=0.0, clip_norm=1.0)  # the loss scale settles
     figures: Figures = {}
     for rate in (0.5, 1.0):
         before = masters(ready)
-        train(ready, batches(world, 0, 1, rate=rate), clip_norm=0.1)
+        train(ready, batches(world, 0, 1), rate=rate, clip_norm=0.1)
         figures[f"moved_at_{rate}"] = moved = (masters(ready) - before).norm().item()
         assert abs(moved / (0.1 * rate) - 1) < 1e-2, f"the weights move by {0.1 * rate}: {moved}"
     if precision in HALF:

@@ -81,9 +81,7 @@ def setup(
     return Setup(bare, PARALLELS[parallel](bare, world, deterministic, parts or world.size), updater, numbers)
 
 
-def batches(
-    world: World, first: int, last: int, *, size: int = 32, side: int = 0, rate: float = 0.02
-) -> list[loop.Batch]:
+def batches(world: World, first: int, last: int, *, size: int = 32, side: int = 0) -> list[loop.Batch]:
     """This rank's shares of steps first to last − 1: noise whose brightness is its class; a function of the step."""
     side = side or (32 if world.device.type == "cuda" else 16)  # a CPU takes its time for half precision
     made = []
@@ -93,21 +91,28 @@ def batches(
         images = torch.randn((size, 3, side, side), generator=source) + labels.view(-1, 1, 1, 1) - 1.5
         mine = slice(world.rank, None, world.size)
         images, labels = images[mine].to(world.device), labels[mine].to(world.device)
-        made.append(loop.Batch(step, images, labels, labels, rate, 0))
+        made.append(loop.Batch(step, images, labels, labels, 0))
     return made
 
 
 def train(
-    ready: Setup, steps: Sequence[loop.Batch], *, accumulate: int = 1, clip_norm: float = 0.0, ema: Ema | None = None
+    ready: Setup,
+    steps: Sequence[loop.Batch],
+    *,
+    rate: float = 0.02,
+    accumulate: int = 1,
+    clip_norm: float = 0.0,
+    ema: Ema | None = None,
 ) -> list[float]:
     """Take the steps with the engine's own loop; this rank's loss of each."""
     alone = World(0, 0, 1, steps[0].images.device)  # the batches are already this rank's shares
     parallel_model = ready.parallel_model if accumulate == 1 else accumulating(ready.model, alone, accumulate)
-    totals = loop.Totals.zero(alone.device, parallel_model.mine.stop)
+    totals = loop.Totals.zero(alone.device, parallel_model.share.total)
     average = ema or Ema.of(ready.bare, 0)
-    recipe = loop.Recipe(nn.CrossEntropyLoss(), ready.precision, ready.optimizer, average, clip_norm)
-    losses = []
-    for _ in loop.train(parallel_model, steps, recipe, totals):
+    criterion = nn.CrossEntropyLoss()
+    learner = loop.Learner(ready.bare, criterion, ready.optimizer, ready.precision, average, clip_norm)
+    losses, rates = [], [rate] * (1 + max(batch.step for batch in steps))
+    for _ in loop.train(learner, parallel_model, steps, rates, totals):
         loss, _, images = totals.sums.sum(0).tolist()
         losses.append(loss / images)
         totals.sums.zero_()

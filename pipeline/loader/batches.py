@@ -1,0 +1,99 @@
+"""Batches for training and for evaluation, cut from the packed images.
+
+A batch is planned one step ahead (see `threads.prefetch`): row numbers, random parameters and, for a GPU, the images in
+pinned memory. The plan becomes a batch on the device.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.base import threads
+from pipeline.config.params import Train
+from pipeline.data.packed import Packed
+from pipeline.engine.choices import MEMORY_FORMATS
+from pipeline.engine.loop import Batch
+from pipeline.engine.parallel import Share
+from pipeline.loader import augment, random_params, sampler
+from pipeline.loader.dataset import Dataset
+from pipeline.loader.random_params import AugmentParams, CropRange, Mix
+from pipeline.loader.storage import ImageStore
+
+Collected = tuple[Tensor, Tensor]  # of ImageStore.collect
+
+
+@dataclass(frozen=True)
+class Plan:
+    """This process's part of one global batch: images, labels and random parameters. No pixel is changed yet."""
+
+    step: int
+    images: Collected
+    labels: NDArray[np.int64]  # of these images
+    params: AugmentParams
+    mix: Mix
+
+
+@dataclass(frozen=True)
+class CenterCrops:
+    """The centre crops of n images that evaluation uses."""
+
+    rows: NDArray[np.int64]  # [n]
+    boxes: NDArray[np.int64]  # [n, 4], see `random_params.eval_boxes`
+    size: int  # pixels per side of a crop
+
+    def batches(self, batch_size: int) -> list["CenterCrops"]:
+        """The crops in batches, in order. The last batch may be smaller; nothing is padded."""
+        starts = range(0, len(self.rows), batch_size)
+        return [CenterCrops(self.rows[i : i + batch_size], self.boxes[i : i + batch_size], self.size) for i in starts]
+
+
+def augment_params(settings: Train, data: Packed, rows: NDArray[np.int64], step: int) -> AugmentParams:
+    """The random parameters of the global batch of `step`, which has these rows [batch] of the packed images."""
+    seed, size = settings.seed, settings.batch_size
+    crops = CropRange(settings.crop_scale, settings.crop_ratio, settings.flip)
+    return AugmentParams(
+        *random_params.crop_boxes(seed, step, data.sizes[rows], data.images.shape[1], crops),
+        random_params.jitter_factors(seed, step, size, settings.color_jitter),
+        random_params.erase_boxes(seed, step, size, settings.crop, settings.erasing),
+    )
+
+
+def plans(dataset: Dataset, settings: Train, share: Share, first_step: int) -> Iterator[Plan]:
+    """The plans of this process's share of every global batch, from `first_step` to the last step."""
+    data, seed, size, crop = dataset.packed, settings.seed, settings.batch_size, settings.crop
+    rows = data.rows("train")
+    for step in range(first_step, sampler.steps(settings.epochs, len(rows), size)):
+        batch = rows[sampler.batch_rows(seed, step, size, len(rows))]
+        params = augment_params(settings, data, batch, step)
+        # Partners of mixed images may belong to other processes: `needed` are the images that this process cuts.
+        mix = random_params.draw_mix(seed, step, size, crop, settings.mixup, settings.cutmix)
+        needed, mix = random_params.local(mix, share)
+        images = batch[needed]
+        yield Plan(step, dataset.images.collect(images), data.labels[images], params.at(needed), mix)
+
+
+def train_batches(dataset: Dataset, settings: Train, share: Share, first_step: int) -> Iterator[Batch]:
+    """This process's share of every global batch, from `first_step` to the last step, on the device."""
+    store, classes = dataset.images, len(dataset.packed.classes)
+    in_thread = store.device.type == "cuda"  # a CPU is busy with the steps themselves
+    for plan in threads.prefetch(plans(dataset, settings, share, first_step), in_thread):
+        crops = augment.training_crops(*store.send(plan.images), plan.params, settings.crop)
+        labels, targets = augment.mix_labels(augment.to_device(plan.labels, store.device), plan.mix, classes)
+        yield Batch(
+            step=plan.step,
+            images=augment.mix_images(crops, plan.mix).contiguous(memory_format=MEMORY_FORMATS[settings.memory_format]),
+            labels=labels,
+            targets=targets,
+            seed=sampler.dropout_seed(settings.seed, plan.step),
+        )
+
+
+def eval_batches(store: ImageStore, batches: Sequence[CenterCrops]) -> Iterator[Tensor]:
+    """Each batch of centre crops as normalized images float32 [n, 3, size, size], on the device."""
+    collected = ((crops, store.collect(crops.rows)) for crops in batches)
+    for crops, images in threads.prefetch(collected, store.device.type == "cuda"):
+        flips = np.zeros(len(crops.rows), np.bool_)
+        yield augment.crops(*store.send(images), crops.boxes, flips, crops.size)

@@ -1,0 +1,90 @@
+"""Who trained a model, where, when, with which versions and how fast. Nothing here is ever hashed."""
+
+import os
+import platform
+import socket
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.base import files
+from pipeline.config.params import Params
+from pipeline.engine import environment
+from pipeline.engine.world import World
+
+FILE = "provenance.json"
+LOCKED_PACKAGES = Path("requirements/lock.txt")
+
+
+def versions() -> dict[str, str]:
+    """The versions of everything that computes, by name."""
+    cuda = torch.cuda.is_available()
+    return {
+        "python": platform.python_version(),
+        "libc": "-".join(platform.libc_ver()),
+        **{name: metadata.version(name) for name in ("numpy", "numba", "torchvision")},
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+        "cudnn": str(torch.backends.cudnn.version()) if cuda else "",
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else "",
+    }
+
+
+def hardware(world: World, threads: int) -> dict[str, Any]:
+    """What must be the same before and after a resume: device, CPU capability, threads and numeric variables."""
+    cuda = world.device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(world.device) if cuda else _cpu_name(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": threads,
+        **environment.numeric_variables(environment.at_start()),
+    }
+
+
+def write(folder: Path, config: Params, world: World, started: float, images: int) -> None:
+    """Write provenance.json into the run's folder, after the exported model is written.
+
+    `started`: time.monotonic() at the start of this process. `images`: the number of images trained on since.
+    """
+    cuda = world.device.type == "cuda"
+    seconds = time.monotonic() - started  # the system clock may have been set meanwhile
+    files.write_json(
+        folder / FILE,
+        {
+            "model": files.md5(Path(config.paths.models) / "model.safetensors"),
+            "git": {"commit": _git("rev-parse", "HEAD"), "changed": _git("status", "--porcelain").splitlines()},
+            "lock": files.sha256(LOCKED_PACKAGES),
+            "image": os.environ.get("PERENNIAL_IMAGE", ""),
+            "host": socket.gethostname(),
+            "platform": platform.platform(),
+            "versions": versions(),
+            **hardware(world, config.train.threads),
+            "bytes_promised": config.train.deterministic,
+            "launcher": config.run.launcher,
+            "processes": world.size,
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "seconds": round(seconds, 3),
+            "images_per_second": round(images / seconds, 1),
+            "gpu_memory": torch.cuda.max_memory_allocated() if cuda else 0,
+        },
+    )
+
+
+def _cpu_name() -> str:
+    """The name of the CPU as Linux gives it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _git(*command: str) -> str:
+    """The output of a git command; empty without git or a repository: provenance must not fail a run."""
+    try:
+        return subprocess.run(["git", *command], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""

@@ -1,0 +1,102 @@
+"""Saving a running training, and resuming it exactly. There is no sampler state to save (see loader/sampler.py)."""
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pipeline.base import errors, schema
+from pipeline.base.errors import UserError
+from pipeline.engine import agreement, distributed
+from pipeline.engine.loop import Learner, Totals
+from pipeline.training import checkpoint, provenance, runs
+from pipeline.training.job import Job
+from pipeline.training.state import Progress
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The content of a working checkpoint."""
+
+    __pydantic_config__ = schema.TENSORS
+
+    model: Any  # these three are checked by Learner.load_state_dict
+    precision: Any
+    optimizer: Any
+    ema: list[Tensor]
+    totals: Tensor  # Totals.sums of all processes
+    progress: Progress
+    hardware: dict[str, Any]
+
+
+def save_checkpoint(job: Job, learner: Learner, totals: Totals, progress: Progress) -> None:
+    """Save the working checkpoint. All processes call this, because their totals are added; rank 0 writes the file."""
+    sums = distributed.all_reduce_sum(totals.sums.clone())
+    if not job.world.is_main:
+        return
+    checkpoint.save(
+        job.folder / runs.CHECKPOINT,
+        {
+            **learner.state_dict(),
+            "totals": sums,
+            "progress": asdict(progress),
+            "hardware": provenance.hardware(job.world, job.config.train.threads),
+        },
+    )
+
+
+def newest_checkpoint(path: Path) -> dict[str, Any] | None:
+    """The newest undamaged checkpoint, or None if there is no checkpoint. A damaged one is reported on stderr.
+
+    Raises UserError if all checkpoints are damaged.
+    """
+    damaged = []
+    for candidate in (path, checkpoint.previous(path)):
+        try:
+            return checkpoint.load(candidate)
+        except FileNotFoundError:
+            continue
+        except checkpoint.Damaged:
+            damaged.append(str(candidate))
+            print(f"train: {candidate} is damaged; the one before it is used", file=sys.stderr)
+    if damaged:
+        raise UserError(f"{', '.join(damaged)}: damaged, and there is no other; to begin anew: rm -r {path.parent}")
+    return None
+
+
+def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
+    """Load the working checkpoint, if there is one, into the learner and the totals. Returns the progress.
+
+    Raises UserError if the checkpoint is damaged, or was made on hardware that gives other bits.
+    """
+    path = job.folder / runs.CHECKPOINT
+    # Rank 0 reads for all: with several nodes only the first one has the checkpoint.
+    state = distributed.broadcast_object(newest_checkpoint(path) if job.world.is_main else None)
+    if state is None:
+        return Progress()
+    try:
+        saved = schema.checked(state, Saved)
+        check_hardware(job, saved.hardware)
+        learner.load_state_dict(state)
+        share = job.world.share(len(totals.sums))
+        totals.sums[share.start : share.stop] = saved.totals[share.start : share.stop]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        if errors.describe_system_error(error):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: not what this run saves ({reason}); to begin anew: rm -r {job.folder}") from None
+    if job.world.is_main:
+        print(f"train: going on from step {saved.progress.step} ({job.folder})", file=sys.stderr)
+    return saved.progress
+
+
+def check_hardware(job: Job, saved: dict[str, Any]) -> None:
+    """Raise UserError if the checkpoint was made on other hardware, or under other numeric variables."""
+    here = provenance.hardware(job.world, job.config.train.threads)
+    for name, before, now in agreement.differences(saved, here):
+        raise UserError(
+            f"{job.folder}: begun with {name} {before}, here it is {now}, so the bytes could not be the same; "
+            f"go on where it was begun, or begin anew: rm -r {job.folder}"
+        )

@@ -1,0 +1,82 @@
+"""What a training changes: the learner, and the progress of the run."""
+
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from pipeline.config.params import Params, Train
+from pipeline.engine.choices import MEMORY_FORMATS, OPTIMIZERS, PRECISIONS, SYNC_BNS
+from pipeline.engine.ema import Ema
+from pipeline.engine.loop import Learner
+from pipeline.engine.world import World
+from pipeline.models import network, pretrained
+
+HISTORY = ("epoch", "step", "learning_rate", "train_loss", "train_accuracy", "val_loss", "val_accuracy")
+
+
+@dataclass
+class Progress:
+    """How far a run is. Together with the learner's state this is all that an exact resume needs."""
+
+    step: int = 0  # steps taken
+    history: list[dict[str, Any]] = field(default_factory=list)  # one row of HISTORY per epoch
+    best_epoch: int = 0
+    best_accuracy: float = -1.0
+    best_weights: dict[str, Tensor] = field(default_factory=dict)
+
+
+def make_learner(config: Params, classes: int, world: World) -> Learner:
+    """The model as it begins, its optimizer and the rest, made in the order that Apex needs."""
+    settings = config.train
+    model = make_model(config, classes, world)
+    groups = network.parameter_groups(
+        model, settings.weight_decay, settings.decay_norm_and_bias, settings.head_lr_factor
+    )
+    make_optimizer = OPTIMIZERS[settings.optimizer]
+    optimizer = make_optimizer(groups, settings.lr, settings.momentum, settings.nesterov, settings.betas)
+    precision = PRECISIONS[settings.precision](world.device.type)
+    model, optimizer = precision.prepare(model, optimizer)
+    if settings.compile:
+        # "reduce-overhead" is torch's name for CUDA graphs. Every shape is compiled by itself: none depends on others.
+        model.compile(mode="reduce-overhead" if settings.cuda_graphs else "default", dynamic=False)
+    return Learner(
+        model=model,
+        criterion=nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing),
+        optimizer=optimizer,
+        precision=precision,
+        ema=Ema.of(model, settings.ema_decay),
+        clip_norm=settings.clip_norm,
+    )
+
+
+def make_model(config: Params, classes: int, world: World) -> nn.Module:
+    """The model on its device, with its pretrained weights, not yet wrapped."""
+    settings = config.train
+    model = network.build(settings.model, classes, settings.seed)
+    if settings.weights != "none":
+        weights = Path(config.paths.weights) / f"{settings.model}.safetensors"
+        message = pretrained.load_into(model, weights, network.head(model))
+        if world.is_main:
+            print(f"train: {message}", file=sys.stderr)
+    if settings.freeze_backbone:
+        network.freeze_backbone(model)
+    if settings.gradient_checkpointing:
+        network.checkpointed(model, settings.model)
+    memory_format = MEMORY_FORMATS[settings.memory_format]
+    model = model.to(world.device).to(memory_format=memory_format)  # type: ignore[call-overload]
+    return SYNC_BNS[settings.sync_bn](model)
+
+
+def microbatch_count(settings: Train, world: World) -> int:
+    """The number of equal microbatches of a global batch; each goes through the model by itself."""
+    return settings.shards if settings.parallel == "elastic" else world.size * settings.accumulation_steps
+
+
+def export_weights(learner: Learner, settings: Train) -> dict[str, Tensor]:
+    """The weights as they would be exported now: the model's, or their moving average."""
+    with learner.ema.applied() if settings.export == "ema" else nullcontext():
+        return network.export_state(learner.model)

@@ -1,0 +1,50 @@
+"""The end of an epoch: validation, the epoch's row in the history, the best weights."""
+
+from contextlib import nullcontext
+
+import torch
+from torch import nn
+
+from pipeline.engine import distributed
+from pipeline.engine.loop import Learner, Totals
+from pipeline.evaluation import inference
+from pipeline.models import exported
+from pipeline.models.exported import View
+from pipeline.training.job import Job
+from pipeline.training.state import HISTORY, Progress, export_weights
+
+
+def validate(job: Job, learner: Learner) -> tuple[float, float]:
+    """The mean loss (without label smoothing) and the accuracy over the validation split, in float64.
+
+    They are those of the weights that would be exported: with `train.export: ema`, of the moving average.
+    """
+    config, data = job.config, job.dataset.packed
+    rows, ema = data.rows("val"), config.train.export == "ema"
+    crops = View.of(config).center_crops(data.sizes, rows)
+    with learner.ema.applied() if ema else nullcontext():
+        distributed.broadcast_buffers(learner.model)
+        logits = inference.logits(
+            learner.model, job.dataset.images, crops, config.evaluate.batch_size, job.world, learner.precision
+        ).double()
+    learner.precision.weights_changed()
+    labels = torch.from_numpy(data.labels[rows])
+    loss = nn.functional.cross_entropy(logits, labels, reduction="sum").item() / len(rows)
+    return loss, int((logits.argmax(1) == labels).sum()) / len(rows)
+
+
+def end_epoch(job: Job, learner: Learner, totals: Totals, progress: Progress, learning_rate: float) -> None:
+    """Validate, add the epoch's row to the history, remember the best weights, and set the totals to zero."""
+    settings, epoch = job.config.train, len(progress.history) + 1
+    # On the CPU: under Apex O1 a GPU would add float64 as float32.
+    loss, correct, images = distributed.all_reduce_sum(totals.sums.clone()).to("cpu").sum(0).tolist()
+    val_loss, val_accuracy = validate(job, learner)
+    row = (epoch, progress.step, learning_rate, loss / images, correct / images, val_loss, val_accuracy)
+    progress.history.append(dict(zip(HISTORY, row, strict=True)))
+    if settings.export == "best" and val_accuracy > progress.best_accuracy:
+        progress.best_epoch, progress.best_accuracy = epoch, val_accuracy
+        progress.best_weights = export_weights(learner, settings)
+    every = job.config.run.save_every_epochs
+    if job.world.is_main and every and epoch % every == 0:
+        exported.save_weights(job.folder / f"epoch-{epoch:04}.safetensors", export_weights(learner, settings))
+    totals.sums.zero_()
