@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Ema:
-    """average ← decay · average + (1 − decay) · weight after every step; BatchNorm statistics are averaged alike.
+    """After every step: average ← decay · average + (1 − decay) · weight. BatchNorm statistics are averaged, too.
 
-    Without a decay there is nothing to average: both lists are empty and every method does nothing.
+    With decay 0 both lists are empty, and every method does nothing.
     """
 
     decay: float
@@ -21,9 +21,9 @@ class Ema:
 
     @classmethod
     def of(cls, model: nn.Module, decay: float) -> "Ema":
-        """The average of the model's floating-point parameters and buffers, which begins as what they are now."""
+        """The average of the model's floating-point parameters and buffers. It starts with their current values."""
         followed = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()] if decay > 0 else []
-        # The tensors themselves, not views of them: Apex's SyncBatchNorm puts other storage behind its buffers.
+        # The tensors themselves, not views: Apex's SyncBatchNorm replaces the storage of its buffers.
         return cls(decay, [tensor.detach().float().clone() for tensor in followed], followed)
 
     @torch.no_grad()
@@ -34,7 +34,7 @@ class Ema:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside the block the model has the averages for weights."""
+        """Inside the block the weights of the model are the averages."""
         kept = [weight.detach().clone() for weight in self.weights]
         self._fill(self.averages)
         try:

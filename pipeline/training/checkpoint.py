@@ -1,7 +1,7 @@
-"""One dict, saved and loaded whole: what is under the name is complete, and a damaged one is noticed.
+"""A dict of tensors in one file, written atomically. A damaged file is detected when it is loaded.
 
-A file is what torch.save writes, followed by its SHA-256: torch.load by itself checks no sum. The one before the newest
-is kept beside it.
+The file is what torch.save writes, followed by its SHA-256, because torch.load checks no checksum. The checkpoint
+before the newest is kept beside it.
 """
 
 import hashlib
@@ -15,16 +15,16 @@ from pipeline.base import files
 
 
 class Damaged(Exception):
-    """A file that is not what was saved."""
+    """The file is not what was saved."""
 
 
 def previous(path: Path) -> Path:
-    """Where the checkpoint before the newest is."""
+    """The path of the checkpoint before the newest."""
     return path.with_name(f"previous-{path.name}")
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` beside `path`, make sure it is on the disk, then give it the name; the one that had it is kept."""
+    """Write `state` to `path` atomically, and sync it to the disk. The previous file is kept under another name."""
     with files.atomic_file(path) as temporary:
         with temporary.open("wb") as file:
             _write(state, file)
@@ -36,7 +36,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 
 def _write(state: dict[str, Any], file: IO[bytes]) -> None:
-    """torch.save, but what the disk says (full) is raised as it is: torch puts an error of its own in front of it."""
+    """torch.save, but an OSError such as a full disk is raised itself: torch raises a RuntimeError instead."""
     try:
         torch.save(state, file)
     except RuntimeError as error:
@@ -48,7 +48,7 @@ def _write(state: dict[str, Any], file: IO[bytes]) -> None:
 def load(path: Path) -> dict[str, Any]:
     """The dict saved at `path`, its tensors on the CPU. Loads tensors and plain values only, never code.
 
-    Raises FileNotFoundError, and Damaged for a file that is cut or changed, or that something else wrote.
+    Raises FileNotFoundError, and Damaged for a file that was cut or changed, or that another program wrote.
     """
     try:
         content = path.read_bytes()
@@ -61,7 +61,7 @@ def load(path: Path) -> dict[str, Any]:
         state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except MemoryError:
         raise
-    except Exception as error:  # whoever wrote it, it was not `save`: any error may come
+    except Exception as error:  # another program wrote it, so any error is possible
         raise Damaged(str(path)) from error
     if not isinstance(state, dict):
         raise Damaged(str(path))

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it lasts: a progress bar, a line an epoch, TensorBoard. Nothing here is hashed."""
+"""What a person sees of a running training: a progress bar, one line per epoch, TensorBoard. Nothing is hashed."""
 
 import sys
 import time
@@ -23,7 +23,7 @@ GRID_IMAGES = 16
 
 
 class _Silent:
-    """A TensorBoard writer that writes nothing, for every process but the first."""
+    """A TensorBoard writer that writes nothing, for all processes but rank 0."""
 
     def add_scalar(self, *_: Any) -> None: ...
     def add_image(self, *_: Any) -> None: ...
@@ -31,22 +31,22 @@ class _Silent:
 
 
 class Monitor:
-    """Shows steps and epochs; on processes other than the first it does nothing."""
+    """Shows steps and epochs. On all processes but rank 0 it shows nothing."""
 
     def __init__(self, board: Path, first_step: int, steps: int, batch_size: int, shown: bool) -> None:
-        """`board`: folder of this attempt's events; events from `first_step` on replace those of earlier attempts."""
+        """`board`: the folder of the events. They replace events of earlier attempts from `first_step` on."""
         self._writer = SummaryWriter(str(board), purge_step=first_step) if shown else _Silent()
         self._bar = tqdm(initial=first_step, total=steps, unit="step", disable=None if shown else True)
         self._shown, self._batch_size = shown, batch_size
         self._seen, self._step, self._time = [0.0, 0.0, 0.0], first_step, time.perf_counter()
 
     def images(self, batch: Batch) -> None:
-        """The first training crops of an attempt, as the model sees them."""
+        """Write the first training crops of this attempt to TensorBoard."""
         if self._shown:
             self._writer.add_image("crops", _grid(batch.images[:GRID_IMAGES]), batch.step)
 
     def step(self, batch: Batch, learning_rate: float, totals: Totals, due: bool) -> None:
-        """Advance the bar; when `due`, read the counts back (which waits for the device) and show them."""
+        """Advance the bar. When `due`, read the totals from the device, which waits for it, and show them."""
         self._bar.update()
         if not due or not self._shown:
             return
@@ -66,7 +66,7 @@ class Monitor:
         self._bar.set_postfix_str(f"loss {loss / images:.3f}, {rate:,.0f} images/s")
 
     def epoch(self, row: dict[str, float], epochs: int) -> None:
-        """Show an epoch's row of history.csv; the counts begin anew."""
+        """Show one row of history.csv. The totals start again at zero."""
         step = int(row["step"])
         self._writer.add_scalar("accuracy", row["val_accuracy"], step)
         self._writer.add_scalar("val/loss", row["val_loss"], step)
@@ -79,7 +79,7 @@ class Monitor:
         self._seen, self._time = [0.0, 0.0, 0.0], time.perf_counter()
 
     def close(self) -> None:
-        """Flush the events and end the bar."""
+        """Flush the events and close the bar."""
         self._writer.close()
         self._bar.close()
 
@@ -95,7 +95,7 @@ def opened(board: Path, first_step: int, steps: int, batch_size: int, shown: boo
 
 
 def _grid(images: Tensor) -> Tensor:
-    """Normalized images [n, 3, h, w] as one uint8 image [3, H, W], four a row."""
+    """Normalized images [n, 3, h, w] as one uint8 image [3, H, W], four per row."""
     from torchvision.utils import make_grid
 
     mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in (augment.MEAN, augment.STD))
