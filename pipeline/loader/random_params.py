@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pipeline.engine.parallel import Share
-from pipeline.loader.sampler import CROP, ERASE, JITTER, MIX, generator
+from pipeline.loader import sampler
+from pipeline.loader.sampler import CROP, ERASE, JITTER, MIX
 
 GRID = 256  # boxes are given in 1/256 pixels of the packed image
 ATTEMPTS = 10  # as in torchvision; then RandomResizedCrop takes a central crop, and RandomErasing erases nothing
@@ -71,7 +72,7 @@ def crop_boxes(
     which `prepare` resized to `packed_size` × `packed_size` pixels. Crops are not rounded to whole pixels.
     Returns boxes [batch, 4] (x0, y0, x1, y1 in 1/256 pixels of the packed image) and flips [batch].
     """
-    random, (low, high), ratio = generator(seed, CROP, step), crops.scale, crops.ratio
+    random, (low, high), ratio = sampler.generator(seed, CROP, step), crops.scale, crops.ratio
     shape, position, mirror = (
         random.random((len(sizes), ATTEMPTS, 2)),
         random.random((len(sizes), 2)),
@@ -105,7 +106,7 @@ def jitter_factors(seed: int, step: int, batch: int, strength: float) -> NDArray
 
     `strength` is in [0, 1]; with 0 every factor is 1.
     """
-    random = generator(seed, JITTER, step).random((batch, 3))
+    random = sampler.generator(seed, JITTER, step).random((batch, 3))
     return (1 - strength + 2 * strength * random).astype(np.float32)
 
 
@@ -114,7 +115,7 @@ def erase_boxes(seed: int, step: int, batch: int, crop: int, chance: float) -> N
 
     An image has one with the given chance; without one its row is zeros.
     """
-    random = generator(seed, ERASE, step)
+    random = sampler.generator(seed, ERASE, step)
     shape, position, coin = random.random((batch, ATTEMPTS, 2)), random.random((batch, 2)), random.random(batch)
     area = crop * crop * (ERASE_SCALE[0] + (ERASE_SCALE[1] - ERASE_SCALE[0]) * shape[..., 0])
     aspect = _log_uniform(shape[..., 1], ERASE_RATIO)
@@ -137,7 +138,7 @@ def draw_mix(seed: int, step: int, batch: int, crop: int, mixup: float, cutmix: 
     choices = [(name, alpha) for name, alpha in (("mixup", mixup), ("cutmix", cutmix)) if alpha > 0]
     if not choices:
         return nothing
-    random = generator(seed, MIX, step)
+    random = sampler.generator(seed, MIX, step)
     name, alpha = choices[random.integers(len(choices))]
     partners = random.permutation(batch)
     lam = float(_rounded(random.beta(alpha, alpha)))
