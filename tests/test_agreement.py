@@ -18,7 +18,7 @@ from pipeline.config import params
 from pipeline.engine import agreement, environment
 from pipeline.engine.agreement import Facts
 from pipeline.engine.world import World
-from pipeline.training import runs
+from pipeline.training import provenance, runs
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.test_nodes import TRAIN, nodes, start
 from tests.test_train import launch, outputs, small_world
@@ -110,7 +110,7 @@ def test_processes_of_other_versions_or_of_other_kinds_are_refused(
     assert said[0] == said[1]
     assert (
         f"numpy: process 1 of 2 (on {host}) has '0.0 of numpy', process 0 (on {host}) has "
-        f"'{runs.versions()['numpy']}'; install the same packages on every node" in said[0]
+        f"'{provenance.versions()['numpy']}'; install the same packages on every node" in said[0]
     )
     assert "cpu_capability: process 1 of 2" in said[0]
     assert "train.parallel: 'elastic' needs processes of one kind; take such, or train.parallel: ddp" in said[0]
@@ -161,7 +161,7 @@ def test_a_variable_that_reaches_the_arithmetic_is_refused_or_compared(
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(environment, "at_start", lambda: os.environ)  # as if this process began here
     world = World(0, 0, 1, torch.device("cpu"))
-    before = runs.hardware(world, 1)
+    before = provenance.hardware(world, 1)
     monkeypatch.setenv(name, VARIABLES[name])
     if name in REFUSED:
         with pytest.raises(ValueError, match=f"^{name}: .* contradicts train.deterministic: true; .*unset it"):
@@ -169,7 +169,7 @@ def test_a_variable_that_reaches_the_arithmetic_is_refused_or_compared(
     else:
         environment.required_variables(1, deterministic=True)
     environment.required_variables(1, deterministic=False)
-    assert agreement.differences(before, runs.hardware(world, 1)) == [(name, "not set", repr(VARIABLES[name]))]
+    assert agreement.differences(before, provenance.hardware(world, 1)) == [(name, "not set", repr(VARIABLES[name]))]
 
 
 def test_a_variable_that_is_not_compared_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

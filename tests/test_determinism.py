@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline import train
 from pipeline.base.errors import UserError
 from pipeline.config import params
+from pipeline.training import checks
 from tests.conftest import on_cpu
 from tests.test_train import launch, small_world
 
@@ -43,12 +43,12 @@ def test_an_operator_without_a_deterministic_version_is_named(raw: dict[str, Any
                 UserError,
                 match=r"train.deterministic: true × train.model: 'shufflenet_v2_x0_5': put_ has no deterministic",
             ),
-            train.explain_torch_errors(settings),
+            checks.explain_torch_errors(settings),
         ):
             torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
     finally:
         torch.use_deterministic_algorithms(before)
-    with pytest.raises(RuntimeError, match="something else"), train.explain_torch_errors(settings):
+    with pytest.raises(RuntimeError, match="something else"), checks.explain_torch_errors(settings):
         raise RuntimeError("something else")
 
 
@@ -57,10 +57,10 @@ def test_batchnorm_over_a_single_value_is_refused(raw: dict[str, Any]) -> None:
     settings = params.parse(on_cpu(raw)).train
     with (
         pytest.raises(UserError, match=r"train.batch_size: 8: a part of the batch is one image.* train.crop: 32, and"),
-        train.explain_torch_errors(settings),
+        checks.explain_torch_errors(settings),
     ):
         torch.nn.BatchNorm2d(4)(torch.ones(1, 4, 1, 1))
-    with pytest.raises(ValueError, match="something else"), train.explain_torch_errors(settings):
+    with pytest.raises(ValueError, match="something else"), checks.explain_torch_errors(settings):
         raise ValueError("something else")
 
 

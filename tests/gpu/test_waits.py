@@ -9,8 +9,10 @@ from torch import nn
 from pipeline.config import params
 from pipeline.engine import loop
 from pipeline.engine.ema import Ema
+from pipeline.engine.parallel import Share
 from pipeline.engine.world import World
 from pipeline.loader.storage import ImageStore
+from pipeline.training import schedule
 from tests.gpu.training import NATIVE, Figures, setup
 
 
@@ -22,7 +24,8 @@ def test_waits(world: World, precision: str, optimizer: str) -> Figures:
     """A step never waits for the GPU, with train.py's batches and all augmentations. Exceptions: before a step, fp16
     asks once whether a gradient overflowed, and Apex's levels ask as often as Apex does."""
     from benchmarks.speed import ours  # imports TensorBoard, which no other case needs
-    from pipeline import train as training
+    from pipeline.loader.batches import train_batches
+    from pipeline.loader.dataset import Dataset
 
     settings = params.load().train.model_copy(
         update={"precision": precision, "batch_size": 16, "crop": 32, "erasing": 0.5, "color_jitter": 0.2}
@@ -30,11 +33,12 @@ def test_waits(world: World, precision: str, optimizer: str) -> Figures:
     )
     data = ours.noise(64, 40, 4)
     ready = setup(world, precision, optimizer=optimizer)
-    image_store = ImageStore(torch.from_numpy(data.images).to(world.device), world.device)
-    stream = training.batches(settings, data, image_store, 0, world, 1, ready.precision, ours.Never())
+    store = ImageStore(torch.from_numpy(data.images).to(world.device), world.device)
+    stream = train_batches(Dataset(data, store), settings, Share.of(world, 1), 0)
     average = Ema.of(ready.bare, 0.9)
-    recipe = loop.Recipe(nn.CrossEntropyLoss(), ready.precision, ready.optimizer, average, clip_norm=1.0)
-    steps = loop.train(ready.parallel_model, stream, recipe, loop.Totals.zero(world.device, 1))
+    learner = loop.Learner(ready.bare, nn.CrossEntropyLoss(), ready.optimizer, ready.precision, average, clip_norm=1.0)
+    rates = schedule.learning_rates(settings, 64)
+    steps = loop.train(learner, ready.parallel_model, stream, rates, loop.Totals.zero(world.device, 1))
     for _ in range(10):  # the first choose algorithms, send constants, and let the loss scale settle
         next(steps)
     torch.cuda.synchronize()

@@ -118,7 +118,7 @@ def moved(level: str) -> dict[str, float]:
     found = {}
     for rate in (0.0, 0.25, 0.5):
         before = masters(optimizer)
-        train(model, batches(0, 1, rate=rate), precision, optimizer, clip_norm=0.125)
+        train(model, batches(0, 1), precision, optimizer, rate=rate, clip_norm=0.125)
         change = masters(optimizer) - before
         head = 4 * 33  # the head's weights and biases, whose group has twice the rate
         change[-head:] /= 2

@@ -55,27 +55,28 @@ def prepared(level: str, momentum: float = 0.9, norm: bool = True) -> tuple[Prec
     return precision, *precision.prepare(model, torch.optim.SGD(groups, lr=1.0, momentum=momentum))
 
 
-def batches(first: int, last: int, size: int = 8, rate: float = 0.1) -> list[loop.Batch]:
+def batches(first: int, last: int, size: int = 8) -> list[loop.Batch]:
     """The batches of the steps in [first, last): pure functions of the step."""
     steps = []
     for step in range(first, last):
         source = torch.Generator().manual_seed(step)
         labels = torch.randint(4, (size,), generator=source)
         images = torch.randn((size, 3, 8, 8), generator=source) + labels.view(-1, 1, 1, 1)
-        steps.append(loop.Batch(step, images, labels, labels, rate, 0))
+        steps.append(loop.Batch(step, images, labels, labels, 0))
     return steps
 
 
 def train(
     model: nn.Module, steps: list[loop.Batch], precision: Precision, optimizer: Optimizer, *,
-    microbatches: int = 1, clip_norm: float = 0.0, ema: Ema | None = None,
+    rate: float = 0.1, microbatches: int = 1, clip_norm: float = 0.0, ema: Ema | None = None,
 ) -> None:  # fmt: skip
     """Take the steps with the engine's loop."""
     criterion = nn.CrossEntropyLoss()
-    recipe = loop.Recipe(criterion, precision, optimizer, ema or Ema.of(model, 0), clip_norm)
+    learner = loop.Learner(model, criterion, optimizer, precision, ema or Ema.of(model, 0), clip_norm)
+    rates = [rate] * (1 + max(batch.step for batch in steps))
     world = World(0, 0, 1, torch.device("cpu"))
     totals = loop.Totals.zero(world.device, microbatches)
-    for _ in loop.train(accumulating(model, world, microbatches), steps, recipe, totals):
+    for _ in loop.train(learner, accumulating(model, world, microbatches), steps, rates, totals):
         pass
 
 

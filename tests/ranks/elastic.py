@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from pipeline.engine import determinism, distributed, loop
 from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.engine.ema import Ema
-from pipeline.engine.loop import Batch, Recipe, Totals
+from pipeline.engine.loop import Batch, Learner, Totals
+from pipeline.engine.parallel import Share
 from pipeline.engine.world import World
 from pipeline.loader import sampler
 from pipeline.models import network
@@ -35,14 +36,14 @@ def digest(tensors: Iterable[Tensor]) -> str:
     return sha.hexdigest()
 
 
-def batches(world: World, steps: int, images: int, microbatches: int, rate: float) -> Iterator[Batch]:
+def batches(share: Share, steps: int, images: int) -> Iterator[Batch]:
     """This process's share of every global batch of so many random images."""
-    rows = torch.from_numpy(sampler.part(torch.arange(images).numpy(), world.share(microbatches), microbatches))
+    rows = torch.from_numpy(share.take(torch.arange(images).numpy()))
     for step in range(steps):
         source = torch.Generator().manual_seed(step)
         pixels = torch.randn(images, 3, 32, 32, generator=source)
         labels = torch.randint(3, (images,), generator=source)
-        yield Batch(step, pixels[rows], labels[rows], labels[rows], rate, sampler.dropout_seed(0, step))
+        yield Batch(step, pixels[rows], labels[rows], labels[rows], sampler.dropout_seed(0, step))
 
 
 def trained(world: World, case: Case, steps: int, shards: int, images: int) -> tuple[str, str]:
@@ -59,9 +60,10 @@ def trained(world: World, case: Case, steps: int, shards: int, images: int) -> t
     microbatches = shards if parallel == "elastic" else world.size
     parallel_model = PARALLELS[parallel](net, world, True, microbatches)
     totals = Totals.zero(world.device, microbatches)
-    recipe = Recipe(nn.CrossEntropyLoss(), precision, optimizer, ema, options.get("clip", 0.0))
+    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, precision, ema, options.get("clip", 0.0))
     rate = 1e-3 if optimizer_name == "adamw" else 0.01
-    for _ in loop.train(parallel_model, batches(world, steps, images, microbatches, rate), recipe, totals):
+    stream = batches(parallel_model.share, steps, images)
+    for _ in loop.train(learner, parallel_model, stream, [rate] * steps, totals):
         pass
     sums = distributed.all_reduce_sum(totals.sums).sum(0)
     state = json.dumps(precision.state_dict(optimizer), sort_keys=True, default=str)
