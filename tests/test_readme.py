@@ -91,11 +91,13 @@ def test_the_drawing_of_the_layers_is_the_folders() -> None:
     text = (
         (PROJECT / "docs/architecture.md").read_text().partition("<!-- layers -->")[2].partition("<!-- /layers -->")[0]
     )
-    drawn = dict(re.findall(r"^([a-z]+) .*\n[ │]+([\w ]+)$", text, re.MULTILINE))
+    drawn = dict(re.findall(r"^([a-z]+) .*\n((?:[ │]{5,}[\w ]+\n)+)", text, re.MULTILINE))
     folders = {layer or "commands": PROJECT / "pipeline" / layer for layer in reversed(LAYERS)}
     assert list(drawn) == list(folders)
     for layer, folder in folders.items():
-        assert set(drawn[layer].split()) == {path.stem for path in folder.glob("*.py")} - {"__init__"}, layer
+        assert set(re.findall(r"\w+", drawn[layer])) == {path.stem for path in folder.glob("*.py")} - {"__init__"}, (
+            layer
+        )
 
 
 def test_the_rings_of_tests_are_documented_and_ci_runs_the_second() -> None:
