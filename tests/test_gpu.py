@@ -84,13 +84,13 @@ def test_the_dry_run_shows_what_a_cpu_can_show(tmp_path: Path, capsys: pytest.Ca
     assert ran["figures"]["difference"] < 1e-4
     assert ran["warnings"] == []
     assert skipped == {"outcome": "skipped", "reason": "needs a GPU and Apex with its extensions"}
-    ran |= {"outcome": "failed", "reason": "as said by this test"}
+    ran |= {"outcome": "failed", "reason": "a reason"}
     path.write_text(json.dumps(written))
     status, listener = run(*asked)  # cases in the report are not run again, and a failed one is named
     assert (status, listener.outcomes) == (1, {ddp: "failed", apex_ddp: "skipped"})
-    said = capsys.readouterr().out
-    assert "as said by this test" in said
-    assert f"0 passed, 1 failed, 1 skipped: {path}" in said
+    output = capsys.readouterr().out
+    assert "a reason" in output
+    assert f"0 passed, 1 failed, 1 skipped: {path}" in output
 
 
 def test_every_test_for_a_gpu_lies_in_the_folder_of_its_command() -> None:
@@ -109,9 +109,9 @@ def test_without_a_gpu_every_test_is_skipped_with_its_reason(
     assert status == 0
     assert set(listener.outcomes.values()) == {"skipped"}
     assert len(listener.outcomes) == len(listener.items) > 70
-    said = capsys.readouterr().out
-    assert "needs a GPU and Apex with its extensions" in said
-    assert said.count("SKIPPED") == 2
+    output = capsys.readouterr().out
+    assert "needs a GPU and Apex with its extensions" in output
+    assert output.count("SKIPPED") == 2
 
 
 def breaks(world: World) -> Figures:
@@ -135,17 +135,17 @@ def test_a_broken_promise_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatc
     """A failed case's reason is the last line of its output. A warning fails a case. A case that hangs is ended."""
     broken = ranks.prove(ranks.case(__name__, breaks.__name__, {}), "cpu")
     assert (broken["outcome"], broken["reason"]) == ("failed", "[rank0]: AssertionError: the loss falls")
-    assert "Traceback" in broken["said"]
+    assert "Traceback" in broken["output"]
     warned = ranks.prove(ranks.case(__name__, warns.__name__, {}), "cpu")
     assert (warned["outcome"], warned["reason"]) == ("failed", "warned: UserWarning: this will end badly")
     assert warned["figures"] == {"figure": 1.0}
     monkeypatch.setitem(ranks.LIMIT_SECONDS, "cpu", 0)
     hung = ranks.prove(ranks.case(__name__, hangs.__name__, {}), "cpu")
-    assert (hung["outcome"], hung["reason"]) == ("failed", "more than 0 s; it said nothing")
+    assert (hung["outcome"], hung["reason"]) == ("failed", "more than 0 s; it printed nothing")
 
 
 @pytest.mark.parametrize(
-    ("asked", "status", "said"),
+    ("asked", "status", "message"),
     [
         (["--gpu-device", "cpu"], 4, "of another machine, environment or commit; remove it, or choose another"),
         (["--gpu-device", "cuda"], 4, "--gpu-report: needs an NVIDIA GPU and its driver; the dry run: --gpu-device"),
@@ -154,7 +154,7 @@ def test_a_broken_promise_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatc
 def test_what_cannot_be_run_is_refused(
     asked: list[str],
     status: int,
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -163,7 +163,7 @@ def test_what_cannot_be_run_is_refused(
     monkeypatch.setattr(machine, "read", lambda: NO_GPU)
     (tmp_path / "gpu_tests_cpu.json").write_text('{"conditions": {}, "cases": {}}')
     assert run(*asked, "--gpu-report", str(tmp_path), "-k", "test_ema")[0] == status
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_change_of_the_code_is_another_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,8 +82,8 @@ def world(request: pytest.FixtureRequest, ahead: dict[str, Future[Result]]) -> R
     """In the ranks: the body's World. In this process: the result of the ranks, from now or from the report."""
     report, item = request.config.stash[REPORT], request.node
     if item.nodeid not in report.cases:
-        found = ahead[item.nodeid].result() if item.nodeid in ahead else ranks.prove(case(item), device(request.config))
-        report.add(item.nodeid, found)
+        early = ahead.get(item.nodeid)
+        report.add(item.nodeid, early.result() if early else ranks.prove(case(item), device(request.config)))
     return report.cases[item.nodeid]
 
 
@@ -94,12 +94,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool:
     if result["outcome"] == "skipped":
         pytest.skip(result["reason"])
     if result["outcome"] == "failed":
-        pytest.fail(result.get("said", result["reason"]), pytrace=False)
+        pytest.fail(result.get("output", result["reason"]), pytrace=False)
     return True
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if (report := config.stash[REPORT]).cases:
-        terminalreporter.section("what the cases found")
+        terminalreporter.section("figures of the cases")
         for line in report.lines():
             terminalreporter.write_line(line)

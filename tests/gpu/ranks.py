@@ -30,7 +30,7 @@ from tests.helpers import starts
 
 PROJECT = Path(__file__).resolve().parents[2]
 Needs = Literal["nothing", "cuda", "compiler", "apex"]
-Result = dict[str, Any]  # outcome (passed, failed, skipped), reason, figures, warnings, seconds, said
+Result = dict[str, Any]  # outcome (passed, failed, skipped), reason, figures, warnings, seconds, output
 LIMIT_SECONDS = {"cuda": 120, "cpu": 600}  # on a GPU a case takes a tenth of this
 NAMES_APEX = {*params.APEX_LEVELS, "apex", "apex_ddp", "fused_sgd"}
 
@@ -80,16 +80,16 @@ def prove(case: Case, device: str) -> Result:
         seconds = time.monotonic() - started
         result: Result = {"seconds": round(seconds, 1)}
         if failed := [rank for rank, code in enumerate(codes) if code]:
-            said = _said(folder, failed[0]).read_text().strip() or "it said nothing"
+            output = _output(folder, failed[0]).read_text().strip() or "it printed nothing"
             late = f"more than {limit} s; " if seconds >= limit else ""
-            return {"outcome": "failed", "reason": late + said.splitlines()[-1], **result, "said": late + said}
-        result |= json.loads((folder / "found.json").read_text())
+            return {"outcome": "failed", "reason": late + output.splitlines()[-1], **result, "output": late + output}
+        result |= json.loads((folder / "result.json").read_text())
         if result["warnings"]:
             return {"outcome": "failed", "reason": f"warned: {'; '.join(result['warnings'])}", **result}
         return {"outcome": "passed", **result}
 
 
-def _said(folder: Path, rank: int) -> Path:
+def _output(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.txt"
 
 
@@ -102,7 +102,7 @@ def _run(device: str, ranks: int, folder: Path, deadline: float) -> list[int]:
     processes = []
     for rank in range(ranks):
         command = [sys.executable, "-m", "tests.gpu.ranks", device, str(rank), str(folder)]
-        with _said(folder, rank).open("w") as file:
+        with _output(folder, rank).open("w") as file:
             processes.append(starts.Popen(command, env=environ, cwd=PROJECT, stdout=file, stderr=subprocess.STDOUT))
     return [_ended(process, deadline) for process in processes]
 
@@ -117,7 +117,7 @@ def _ended(process: subprocess.Popen[str], deadline: float) -> int:
 
 
 def main(device: str, rank: str, folder: str) -> None:
-    """Run one rank of a case. Rank 0 writes the figures and the warnings to FOLDER/found.json."""
+    """Run one rank of a case. Rank 0 writes the figures and the warnings to FOLDER/result.json."""
     case = Case(**json.loads((Path(folder) / "case.json").read_text()))
     body = getattr(importlib.import_module(case.module), case.function)
     world = World(int(rank), 0, case.ranks, torch.device("cuda", 0) if device == "cuda" else torch.device("cpu"))
@@ -131,8 +131,8 @@ def main(device: str, rank: str, folder: str) -> None:
         figures = body(world, **case.arguments)
     dist.destroy_process_group()
     if world.is_main:
-        said = sorted({f"{warning.category.__name__}: {warning.message}" for warning in caught})
-        files.write_json(Path(folder) / "found.json", {"figures": figures, "warnings": said})
+        texts = sorted({f"{warning.category.__name__}: {warning.message}" for warning in caught})
+        files.write_json(Path(folder) / "result.json", {"figures": figures, "warnings": texts})
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def test_masters(world: World) -> Figures:
 @pytest.mark.parametrize("precision", ["fp32", "O2"])
 def test_fused_sgd(world: World, precision: str) -> Figures:
     """FusedSGD changes the weights as SGD does: momentum, Nesterov, decay. Under O2 the weights are rounded masters."""
-    found = {}
+    weights = {}
     for optimizer in ("sgd", "fused_sgd"):
         ready = setup(world, precision, optimizer=optimizer)
         train(ready, batches(world, 0, 1))
@@ -54,10 +54,10 @@ def test_fused_sgd(world: World, precision: str) -> Figures:
             for weight in updated:
                 weight.grad = torch.randn(weight.shape, generator=source).to(world.device)
             ready.optimizer.step()
-        found[optimizer] = masters(ready)
+        weights[optimizer] = masters(ready)
         for weight, master in zip(ready.bare.parameters(), updated, strict=True):
             assert torch.equal(master.to(weight.dtype), weight), f"{optimizer}: weights round the masters"
-    apart = distance(found["fused_sgd"], found["sgd"])
+    apart = distance(weights["fused_sgd"], weights["sgd"])
     assert apart < 1e-6, f"FusedSGD and SGD are {apart} apart"
     return {"difference": apart}
 

@@ -18,9 +18,9 @@ def test_a_gpu_makes_the_same_bits(world: World) -> Figures:
     for deterministic in (True, False):
         determinism.make_deterministic(1, deterministic)
         for mix in mixes(12, 224):
-            made = []
+            results = []
             for device in (torch.device("cpu"), world.device):
                 cut = augment.training_crops(images.to(device), torch.arange(12, device=device), draws, 224)
-                made.append((augment.mix_images(cut, mix), *augment.mix_labels(labels.to(device), mix, 5)))
-            assert all(torch.equal(there.cpu(), here) for here, there in zip(*made, strict=True)), "the bits differ"
+                results.append((augment.mix_images(cut, mix), *augment.mix_labels(labels.to(device), mix, 5)))
+            assert all(torch.equal(there.cpu(), here) for here, there in zip(*results, strict=True)), "the bits differ"
     return {}

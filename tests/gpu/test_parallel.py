@@ -43,9 +43,9 @@ def test_accumulation(world: World, precision: str, parallel: str) -> Figures:
         ready.precision.load_state_dict(deepcopy(numbers), ready.optimizer)
         train(ready, batches(world, 0, 1), rate=1.0, accumulate=accumulate)
         changes.append(masters(ready) - before)
-        assert everywhere(world, changes[-1]), f"all ranks move alike with {accumulate} parts"
+        assert everywhere(world, changes[-1]), f"all ranks have the same weights with {accumulate} microbatches"
     apart = distance(changes[1], changes[0])
-    assert apart < (2e-2 if precision in HALF else 1e-4), f"parts move the weights as the whole does: {apart}"
+    assert apart < (2e-2 if precision in HALF else 1e-4), f"microbatches change the weights as the batch does: {apart}"
     return {"difference": apart}
 
 
@@ -60,27 +60,27 @@ def test_sync_bn(world: World, kind: str, dtype: str) -> Figures:
     )
     norms = (nn.BatchNorm2d(6).to(world.device), SYNC_BNS[kind](nn.Sequential(nn.BatchNorm2d(6))).to(world.device))
     slices = (slice(None), slice(world.rank, None, world.size))
-    found: list[dict[str, Tensor]] = []
-    for norm, mine in zip(norms, slices, strict=True):
-        shown = images[mine].float() if norm is norms[0] else images[mine]
-        shown.requires_grad_()
-        out = norm(shown)
-        (out * weight[mine]).float().sum().backward()
+    results: list[dict[str, Tensor]] = []
+    for norm, rows in zip(norms, slices, strict=True):
+        pixels = images[rows].float() if norm is norms[0] else images[rows]
+        pixels.requires_grad_()
+        out = norm(pixels)
+        (out * weight[rows]).float().sum().backward()
         scale, shift = norm.parameters()
         mean, variance, count = norm.buffers()
         assert count.item() == 1, "a batch is counted once"
-        assert shown.grad is not None
+        assert pixels.grad is not None
         assert scale.grad is not None
         assert shift.grad is not None
-        values = {"output": out, "input": shown.grad, "scale": scale.grad, "shift": shift.grad}
-        found.append({**{key: value.detach() for key, value in values.items()}, "mean": mean, "variance": variance})
-        found[-1]["evaluation"] = norm.eval()(shown).detach()
-    whole, part = found
+        values = {"output": out, "input": pixels.grad, "scale": scale.grad, "shift": shift.grad}
+        results.append({**{key: value.detach() for key, value in values.items()}, "mean": mean, "variance": variance})
+        results[-1]["evaluation"] = norm.eval()(pixels).detach()
+    batch, rank = results
     apart = {}
-    for key, value in part.items():
+    for key, value in rank.items():
         seen = distributed.all_reduce_sum(value.float()) if key in ("scale", "shift") else value.float()
         of_images = key in ("output", "input", "evaluation")
-        apart[key] = distance(seen, whole[key][slices[1]] if of_images else whole[key])
+        apart[key] = distance(seen, batch[key][slices[1]] if of_images else batch[key])
         assert apart[key] < (5e-3 if dtype == "float16" else 1e-5), f"{key} differs by {apart[key]}"
     return {**apart}
 
@@ -91,8 +91,8 @@ def test_elastic(world: World, precision: str) -> Figures:
     """Four shards give the same bits on two ranks and on one, also for six steps that move from two ranks to one."""
     steps = batches(World(0, 0, 1, world.device), 0, 6)
     ready = setup(world, precision, "elastic", parts=4)
-    mine = slice(*(len(steps[0].labels) * rank // world.size for rank in (world.rank, world.rank + 1)))
-    shares = [replace(s, images=s.images[mine], labels=s.labels[mine], targets=s.targets[mine]) for s in steps]
+    rows = slice(*(len(steps[0].labels) * rank // world.size for rank in (world.rank, world.rank + 1)))
+    shares = [replace(s, images=s.images[rows], labels=s.labels[rows], targets=s.targets[rows]) for s in steps]
     train(ready, shares[:3])
     moved, alone = (setup(World(0, 0, 1, world.device), precision, "elastic", parts=4) for _ in range(2))
     moved.bare.load_state_dict(ready.bare.state_dict())
@@ -157,10 +157,10 @@ def test_apex_ddp_channels_last(world: World) -> Figures:
 
 
 def _apart(one: nn.Module, other: nn.Module, batch: loop.Batch) -> float:
-    """The largest difference between the gradients of two wrapped models on a batch."""
-    found = []
+    """The relative distance between the gradients of two wrapped models on a batch."""
+    results = []
     for model in (one, other):
         model.zero_grad()
         F.cross_entropy(model(batch.images), batch.labels).backward()
-        found.append(gradients(model))
-    return distance(found[1], found[0])
+        results.append(gradients(model))
+    return distance(results[1], results[0])

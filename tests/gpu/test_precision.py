@@ -111,7 +111,7 @@ def _scale(ready: Setup) -> float:
 def test_graphs(world: World, precision: str) -> Figures:
     """CUDA graphs give the same bits as the compiled model without them, in an evaluation too."""
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # fp32 must not be TF32
-    found = {}
+    digests = {}
     for mode in ("default", "reduce-overhead"):
         torch.compiler.reset()
         ready = setup(world, precision)
@@ -119,6 +119,6 @@ def test_graphs(world: World, precision: str) -> Figures:
         train(ready, batches(world, 0, 5))
         seen = list(loop.logits(ready.model, [batch.images for batch in batches(world, 5, 8)], ready.precision))
         train(ready, batches(world, 5, 10))
-        found[mode] = digest(state_digest(ready), seen)
-    assert found["default"] == found["reduce-overhead"], "graphs change no bit"
-    return {"digest": found["default"][:16]}
+        digests[mode] = digest(state_digest(ready), seen)
+    assert digests["default"] == digests["reduce-overhead"], "graphs change no bit"
+    return {"digest": digests["default"][:16]}

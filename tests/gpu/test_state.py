@@ -32,16 +32,16 @@ def test_ema(world: World, precision: str) -> Figures:
     images = batches(world, 9, 10)[0].images
 
     def answer() -> Tensor:
-        (found,) = loop.logits(ready.model, [images], ready.precision)
-        return found
+        (logits,) = loop.logits(ready.model, [images], ready.precision)
+        return logits
 
     before = answer()
     with ema.applied():
-        inside, averaged = answer(), deepcopy(ready.bare.state_dict())
+        applied, averaged = answer(), deepcopy(ready.bare.state_dict())
     assert torch.equal(answer(), before), "after applied the weights answer"
-    assert not torch.equal(inside, before), "inside applied the averages answer"
+    assert not torch.equal(applied, before), "inside applied the averages answer"
     ready.bare.load_state_dict(averaged)
-    assert torch.equal(answer(), inside), "inside applied nothing but the averages answers"
+    assert torch.equal(answer(), applied), "inside applied nothing but the averages answers"
     return {"difference": apart}
 
 

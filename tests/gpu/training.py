@@ -72,7 +72,7 @@ def setup(
     deterministic: bool = True,
     parts: int = 0,
 ) -> Setup:
-    """In the pipeline's order: model, device, optimizer, precision, wrap. A global batch has `parts`, or one a rank."""
+    """Model, device, optimizer, precision, wrapper, in the pipeline's order. `parts` 0: one microbatch per rank."""
     bare = make().to(world.device)
     groups = [{"params": list(bare.parameters()), "scale": 1.0, "weight_decay": 5e-4 if momentum else 0.0}]
     updater = OPTIMIZERS[optimizer](groups, 0.05, momentum, momentum > 0, (0.9, 0.999))
@@ -82,17 +82,17 @@ def setup(
 
 
 def batches(world: World, first: int, last: int, *, size: int = 32, side: int = 0) -> list[loop.Batch]:
-    """This rank's shares of steps first to last − 1: noise whose brightness is its class; a function of the step."""
-    side = side or (32 if world.device.type == "cuda" else 16)  # a CPU takes its time for half precision
-    made = []
+    """This rank's shares of the steps in [first, last): noise with its class as brightness; a function of the step."""
+    side = side or (32 if world.device.type == "cuda" else 16)  # a CPU is slow in half precision
+    steps = []
     for step in range(first, last):
         source = torch.Generator().manual_seed(step)
         labels = torch.randint(4, (size,), generator=source)
         images = torch.randn((size, 3, side, side), generator=source) + labels.view(-1, 1, 1, 1) - 1.5
-        mine = slice(world.rank, None, world.size)
-        images, labels = images[mine].to(world.device), labels[mine].to(world.device)
-        made.append(loop.Batch(step, images, labels, labels, 0))
-    return made
+        rows = slice(world.rank, None, world.size)
+        images, labels = images[rows].to(world.device), labels[rows].to(world.device)
+        steps.append(loop.Batch(step, images, labels, labels, 0))
+    return steps
 
 
 def train(
@@ -104,7 +104,7 @@ def train(
     clip_norm: float = 0.0,
     ema: Ema | None = None,
 ) -> list[float]:
-    """Take the steps with the engine's own loop; this rank's loss of each."""
+    """Take the steps with the engine's loop. This rank's loss of each step."""
     alone = World(0, 0, 1, steps[0].images.device)  # the batches are already this rank's shares
     parallel_model = ready.parallel_model if accumulate == 1 else accumulating(ready.model, alone, accumulate)
     totals = loop.Totals.zero(alone.device, parallel_model.share.total)
@@ -120,7 +120,7 @@ def train(
 
 
 def masters(ready: Setup) -> Tensor:
-    """What the optimizer updates, as one float32 vector: the weights, or under O2 their masters."""
+    """The parameters that the optimizer updates, as one float32 vector: the weights, or under O2 their masters."""
     updated = (p for group in ready.optimizer.param_groups for p in group["params"])
     return torch.cat([p.detach().float().flatten() for p in updated])
 
@@ -130,9 +130,9 @@ def gradients(model: nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-def distance(found: Tensor, expected: Tensor) -> float:
-    """‖found − expected‖ / ‖expected‖."""
-    return float((found - expected).detach().double().norm() / expected.detach().double().norm())
+def distance(result: Tensor, expected: Tensor) -> float:
+    """‖result − expected‖ / ‖expected‖."""
+    return float((result - expected).detach().double().norm() / expected.detach().double().norm())
 
 
 def everywhere(world: World, value: Tensor) -> bool:
@@ -143,19 +143,19 @@ def everywhere(world: World, value: Tensor) -> bool:
 
 
 def digest(*parts: Any) -> str:
-    """SHA-256 over the bytes of tensors and the text of everything else, in any nesting."""
-    found, todo = hashlib.sha256(), list(parts)
+    """SHA-256 of the bytes of tensors and the text of all other values, in any nesting."""
+    sha, todo = hashlib.sha256(), list(parts)
     while todo:
         part = todo.pop()
         if isinstance(part, Tensor):
-            found.update(f"{part.dtype}".encode() + part.detach().cpu().contiguous().numpy().tobytes())
+            sha.update(f"{part.dtype}".encode() + part.detach().cpu().contiguous().numpy().tobytes())
         elif isinstance(part, dict):
             todo += [(key, part[key]) for key in sorted(part, key=repr)]
         elif isinstance(part, list | tuple):
             todo += part
         else:
-            found.update(repr(part).encode())
-    return found.hexdigest()
+            sha.update(repr(part).encode())
+    return sha.hexdigest()
 
 
 def state_digest(ready: Setup) -> str:

@@ -26,12 +26,14 @@ from tests.ranks.apex_training import batches, digest, masters, prepared, relax,
 
 
 def fault() -> str:
+    """The message of `apex.fault`."""
     from pipeline.engine import apex
 
     return apex.fault()
 
 
 def stale() -> dict[str, bool]:
+    """Which weights a model under O1 uses after others were loaded, with and without `weights_changed`."""
     precision, model, _ = prepared("O1", norm=False)  # BatchNorm keeps its float32 weights under O1
     model.eval()
     other = small(norm=False)
@@ -41,18 +43,18 @@ def stale() -> dict[str, bool]:
     other.eval()
     images = batches(0, 1)[0].images
 
-    def found() -> Tensor:
+    def logits() -> Tensor:
         with torch.no_grad():
             answer: Tensor = model(images)
         return answer
 
-    before = found()
+    before = logits()
     with torch.no_grad():
         expected = other(images)  # O1 patches torch itself: this model runs under it too
     model.load_state_dict(other.state_dict())
-    unguarded = found()
+    unguarded = logits()
     precision.weights_changed()
-    guarded = found()
+    guarded = logits()
     model.load_state_dict(small(norm=False).state_dict())
     (evaluated,) = loop.logits(model, [images], precision)
     return {
@@ -64,6 +66,7 @@ def stale() -> dict[str, bool]:
 
 
 def averaged() -> dict[str, bool]:
+    """Which weights `loop.logits` uses under O1 while the average is applied, and after it."""
     precision, model, optimizer = prepared("O1")
     ema = Ema.of(model, 0.5)
     train(model, batches(0, 4), precision, optimizer, ema=ema)
@@ -71,42 +74,43 @@ def averaged() -> dict[str, bool]:
     (before,) = loop.logits(model, [images], precision)
     twin = small()
     with ema.applied():
-        (inside,) = loop.logits(model, [images], precision)
+        (applied,) = loop.logits(model, [images], precision)
         twin.load_state_dict(model.state_dict())
     (after,) = loop.logits(model, [images], precision)
     (expected,) = loop.logits(twin, [images], precision)
     return {
-        "averages answer inside": torch.equal(inside, expected),
+        "averages answer inside": torch.equal(applied, expected),
         "weights answer outside": torch.equal(before, after),
-        "they differ": not torch.equal(before, inside),
+        "they differ": not torch.equal(before, applied),
     }
 
 
 def exactness() -> dict[str, bool]:
+    """Whether O1 casts, outside and inside `exact`."""
     precision, _, _ = prepared("O1")
     square, double = torch.randn(4, 4), torch.randn(4, 4, dtype=torch.float64)
 
     def half() -> bool:
         return (square @ square).dtype == torch.float16
 
-    found = {"cast outside": half()}
+    checks = {"cast outside": half()}
     with pytest.raises(NotImplementedError):
         square * double
     with precision.exact():
-        found["not cast inside"] = not half()
-        found["types mix as torch mixes them"] = (square * double).dtype == torch.float64
+        checks["not cast inside"] = not half()
+        checks["types mix as torch mixes them"] = (square * double).dtype == torch.float64
         with precision.exact():
             pass
-        found["nor after an inner block"] = not half()
-    found["cast after"] = half()
+        checks["nor after an inner block"] = not half()
+    checks["cast after"] = half()
     with pytest.raises(ZeroDivisionError), precision.exact():
         1 / 0  # noqa: B018
-    found["cast after an error"] = half()
-    return found
+    checks["cast after an error"] = half()
+    return checks
 
 
 def sums_on_the_cpu() -> dict[str, bool]:
-    """Which way from the device keeps the bits of float64 sums, under O1."""
+    """Which of Tensor.cpu and Tensor.to keeps the bits of float64 sums, under O1."""
     precision, model, optimizer = prepared("O1")
     train(model, batches(0, 1), precision, optimizer)
     exact = torch.tensor(1 + 2.0**-40, dtype=torch.float64)
@@ -114,19 +118,21 @@ def sums_on_the_cpu() -> dict[str, bool]:
 
 
 def moved(level: str) -> dict[str, float]:
+    """The norm of the change of the masters in one step of plain SGD, by learning rate."""
     precision, model, optimizer = prepared(level, momentum=0)
-    found = {}
+    lengths = {}
     for rate in (0.0, 0.25, 0.5):
         before = masters(optimizer)
         train(model, batches(0, 1), precision, optimizer, rate=rate, clip_norm=0.125)
         change = masters(optimizer) - before
         head = 4 * 33  # the head's weights and biases, whose group has twice the rate
         change[-head:] /= 2
-        found[str(rate)] = change.norm().item()
-    return found
+        lengths[str(rate)] = change.norm().item()
+    return lengths
 
 
 def zeroed() -> dict[str, bool]:
+    """What remains of the gradients after a step under O2."""
     precision, model, optimizer = prepared("O2")
     refused = False
     try:
@@ -142,6 +148,7 @@ def zeroed() -> dict[str, bool]:
 
 
 def overflown(level: str) -> dict[str, bool]:
+    """What a step with an overflow in its first microbatch changes."""
     precision, model, optimizer = prepared(level)
     train(model, batches(0, 1), precision, optimizer)
     scale = precision.state_dict(optimizer)["scalers"]["loss_scaler0"]["loss_scale"]
@@ -163,7 +170,7 @@ def overflown(level: str) -> dict[str, bool]:
 
 
 def resumed(level: str, folder: str, part: str) -> str:
-    """The digest after six steps: in one go (`whole`, which saves after three), or from what was saved."""
+    """The digest after six steps: without a break (`whole`, which saves after three), or from the saved state."""
     precision, model, optimizer = prepared(level)
     saved = Path(folder) / "checkpoint.pt"
     if part == "whole":
@@ -185,35 +192,39 @@ def resumed(level: str, folder: str, part: str) -> str:
 
 
 def meet(folder: str, rank: int, size: int) -> World:
+    """A world of `size` processes that meet through a file in `folder`."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
     return World(rank, 0, size, torch.device("cpu"))
 
 
 def wrapped(folder: str, sync_bn: str) -> dict[str, Any]:
+    """How Apex's DDP and SyncBatchNorm are made, with and without `deterministic`."""
     world = meet(folder, 0, 1)
     model = SYNC_BNS[sync_bn](small())
     by_choice = {choice: PARALLELS["apex_ddp"](model, world, choice, 1).model for choice in (True, False)}
-    found = {
+    result = {
         "delayed": by_choice[True].delay_allreduce,
         "overlapping": not by_choice[False].delay_allreduce,
         "unwrapped": by_choice[True].module is model,
         "norm": {type(m).__name__: type(m).__module__ for m in model.modules()}["SyncBatchNorm"].split(".")[0],
     }
     dist.destroy_process_group()
-    return found
+    return result
 
 
 def parallel_model(folder: str, rank: str, level: str, parallel: str, microbatches: str) -> list[float]:
     """The masters after two steps of two processes, each with its half of every batch."""
     world = meet(folder, int(rank), 2)
     precision, model, optimizer = prepared(level, norm=False)
-    mine = [
+    shares = [
         replace(
             b, images=b.images[world.rank :: 2], labels=b.labels[world.rank :: 2], targets=b.targets[world.rank :: 2]
         )
         for b in batches(0, 2)
     ]
-    train(PARALLELS[parallel](model, world, True, 2).model, mine, precision, optimizer, microbatches=int(microbatches))
+    train(
+        PARALLELS[parallel](model, world, True, 2).model, shares, precision, optimizer, microbatches=int(microbatches)
+    )
     dist.destroy_process_group()
     return [float(value) for value in masters(optimizer)]
 
@@ -226,6 +237,7 @@ def alone(level: str) -> list[float]:
 
 
 def replica() -> bool:
+    """Whether a copy for DataParallel calls the original model's forward."""
     _, model, _ = prepared("O0")
     copy = model._replicate_for_data_parallel()
     return copy.forward is model.forward
