@@ -3,8 +3,8 @@
     python -m pipeline.demo              run, and compare with the committed results/demo/
     python -m pipeline.demo --record     also make this run the committed one
 
-Compared are the hashes of all outputs (results/demo/outputs.json), not those of the code: so a comment needs no run.
-The copy stays there to be looked at (`cd .demo; dvc metrics show`), and a second demo finds nothing to do.
+The demo compares the hashes of all outputs (results/demo/outputs.json), not the hashes of the code. So a changed
+comment needs no new record. The copy stays (`cd .demo; dvc metrics show`), and a second demo has nothing to run.
 """
 
 import filecmp
@@ -32,24 +32,24 @@ COPIED = (
 
 
 def copy_project(folder: Path) -> None:
-    """Bring every file that Git knows into `folder`, with the demo's params; files that are the same stay untouched."""
+    """Copy every file that Git tracks to `folder`, with the demo's params. Files that are already equal are left."""
     listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
-    known = [Path(name) for name in listed.split("\0") if name and Path(name).is_file()]
-    for source in known:
+    tracked = [Path(name) for name in listed.split("\0") if name and Path(name).is_file()]
+    for source in tracked:
         target = folder / source
         if target == folder / "params.yaml":
             source = RESULTS / "params.yaml"  # noqa: PLW2901
         if not (target.is_file() and (source.is_symlink() or filecmp.cmp(source, target, shallow=False))):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
-    for stale in set((folder / "pipeline").rglob("*.py")) - {folder / name for name in known}:
+    for stale in set((folder / "pipeline").rglob("*.py")) - {folder / name for name in tracked}:
         stale.unlink()
 
 
 def run(folder: Path) -> None:
-    """Make `folder` a repository, run the pipeline there, and commit what it wrote, as a user would.
+    """Make `folder` a Git repository, run the pipeline there, and commit the results.
 
-    Raises CalledProcessError if it fails.
+    Raises CalledProcessError if a command fails.
     """
 
     def call(*command: str) -> None:
@@ -60,7 +60,7 @@ def run(folder: Path) -> None:
         if subprocess.run(["git", "diff", "--cached", "--quiet"], cwd=folder, check=False).returncode:
             call("git", "-c", "user.name=demo", "-c", "user.email=demo@localhost", "commit", "--quiet", "-m", message)
 
-    # The stages call `python`: let that be this one, also where the environment is not activated.
+    # The stages call `python`: this makes it the same Python, even if its environment is not activated.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     if not (folder / ".git").exists():
         call("git", "init", "--quiet")
@@ -70,7 +70,7 @@ def run(folder: Path) -> None:
 
 
 def show(folder: Path) -> None:
-    """Print the figures of the test images."""
+    """Print the counts of the data and the metrics on the test images."""
     figures = json.loads((folder / "metrics/eval.json").read_text())
     interval, data = figures["interval"], json.loads((folder / "metrics/data.json").read_text())
     print(f"\nimages   {data['kept']} kept of {data['images']}: {data['splits']}")
@@ -84,14 +84,14 @@ def outputs(lock: Path) -> dvc_lock.Hashes:
     return {path: md5 for stage in dvc_lock.read(lock).values() for path, md5 in stage["outs"].items()}
 
 
-def compare(ours: dvc_lock.Hashes, committed: dvc_lock.Hashes) -> list[str]:
+def compare(actual: dvc_lock.Hashes, committed: dvc_lock.Hashes) -> list[str]:
     """One sentence for each output whose hash differs; empty if all are the same."""
-    paths = [path for path in sorted(ours | committed) if ours.get(path) != committed.get(path)]
-    return [f"{path}: {ours.get(path, 'none')}, committed {committed.get(path, 'none')}" for path in paths]
+    paths = [path for path in sorted(actual | committed) if actual.get(path) != committed.get(path)]
+    return [f"{path}: {actual.get(path, 'none')}, committed {committed.get(path, 'none')}" for path in paths]
 
 
 def record() -> None:
-    """Make the run in FOLDER the committed one."""
+    """Copy the params, metrics and output hashes of the run in FOLDER to RESULTS."""
     for name in COPIED:
         (RESULTS / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(FOLDER / name, RESULTS / name)
@@ -99,7 +99,7 @@ def record() -> None:
 
 
 def demo(recording: bool) -> int:
-    """Run it, show and compare; the exit status. Raises UserError if a command fails."""
+    """Run the demo, print its metrics and compare its outputs; 0. Raises UserError if a command fails."""
     began = time.monotonic()
     try:
         copy_project(FOLDER)
@@ -109,16 +109,16 @@ def demo(recording: bool) -> int:
     if recording:
         record()
     show(FOLDER)
-    print(f"\nDone in {time.monotonic() - began:.0f} s. Look around:")
+    print(f"\nDone in {time.monotonic() - began:.0f} s. To look at the results:")
     print(f"  cd {FOLDER} && . ../.venv/bin/activate && dvc dag && dvc plots show     images: {FOLDER}/reports/")
-    print(f"  tensorboard --logdir {FOLDER}/runs     again, and compared: cd {FOLDER} && python -m pipeline.verify")
+    print(f"  tensorboard --logdir {FOLDER}/runs     to repeat and compare: cd {FOLDER} && python -m pipeline.verify")
     if not OUTPUTS.is_file():
         print(f"There is no committed {OUTPUTS} to compare with; --record makes this run the committed one.")
     elif different := compare(outputs(FOLDER / "dvc.lock"), json.loads(OUTPUTS.read_bytes())):
-        print(f"Not every output is the committed one ({OUTPUTS}); another kind of CPU may be the cause:")
+        print(f"These outputs differ from the committed ones ({OUTPUTS}); another type of CPU may be the cause:")
         print(*(f"  {line}" for line in different), sep="\n")
     else:
-        print(f"Every output is the committed one, byte for byte ({OUTPUTS}).")
+        print(f"Every output equals the committed one, byte for byte ({OUTPUTS}).")
     return 0
 
 

@@ -1,15 +1,15 @@
-"""`dvc repro`, started so that a killed one before it is no obstacle, and ended so that nothing is left running.
+"""Run `dvc repro`: repair first what a killed DVC left, and wait for every process at the end.
 
     python -m pipeline.repro [arguments of dvc repro]
 
-DVC rewrites dvc.lock and .dvc/tmp/rwlock in place. Killed while it does, it leaves them cut, and the next `dvc repro`
-refuses to start. Killed while a stage runs, it leaves its PID in the rwlock, and the next one refuses as long as any
-process has that number, which in a container is likely: its few PIDs are the same every time. Where no DVC works here,
-this is put right, and said: such an rwlock is removed, a cut dvc.lock is replaced by the last whole one. This is no
-other way to run the pipeline: `dvc repro` by itself does the same.
+DVC rewrites dvc.lock and .dvc/tmp/rwlock in place. A DVC that is killed while it writes leaves them cut, and the next
+`dvc repro` refuses to start. A DVC that is killed while a stage runs leaves its PID in the rwlock. The next `dvc repro`
+then refuses to start as long as any process has that PID, which is likely in a container: it has few PIDs, and they are
+the same every time. If no DVC works in this folder, this command removes such an rwlock, replaces a cut dvc.lock by the
+last complete one, and prints what it did. Otherwise it runs the pipeline exactly as `dvc repro` does.
 
-A signal to this process goes to DVC and the stage; if this process is killed, they are terminated. It ends after the
-last of them, so that an interrupted training has saved when the prompt is back, or when a container ends.
+This process forwards signals to DVC and the stage. If it is killed, they are terminated. It ends after the last of
+them: when the prompt is back, or a container ends, an interrupted training has saved its state.
 """
 
 import json
@@ -28,12 +28,12 @@ from pipeline.config import params
 
 DVC = Path(".dvc")
 RWLOCK = Path(".dvc/tmp/rwlock")
-NOTHING_KEPT = {"--no-commit", "--dry", "--help", "-h"}  # with these DVC puts nothing into its cache, nor takes it out
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+WITHOUT_CACHE = {"--no-commit", "--dry", "--help", "-h"}  # with these, DVC neither writes nor reads its cache
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def dvc_lives(folder: Path) -> bool:
-    """Whether a DVC process works in `folder` or below it, or in a folder that this user may not know."""
+    """Whether a DVC process works in `folder` or below it. True if this user may not read a process's folder."""
     for process in psutil.process_iter():
         try:
             words = [Path(word) for word in process.cmdline()]
@@ -42,15 +42,15 @@ def dvc_lives(folder: Path) -> bool:
                 return True
         except psutil.AccessDenied:
             return True
-        except (psutil.Error, OSError):  # it ended meanwhile
+        except (psutil.Error, OSError):  # the process has ended
             continue
     return False
 
 
 def repair() -> list[str]:
-    """Put right what a killed DVC left behind in this folder; what was done, a sentence each.
+    """Repair the files that a killed DVC left in this folder. Returns what was done, one sentence each.
 
-    While another DVC works here nothing is touched: it may be writing these very files.
+    While another DVC works here, nothing is changed: it may be writing these files.
     """
     fault = _rwlock_fault()
     cut = dvc_lock.is_cut()
@@ -66,7 +66,7 @@ def repair() -> list[str]:
 
 
 def _rwlock_fault() -> str:
-    """What is wrong with the rwlock if no DVC works here; empty if it is absent, locks nothing, or a holder lives."""
+    """What is wrong with the rwlock, if no DVC works here; empty if it is missing, locks nothing, or a holder lives."""
     if not RWLOCK.is_file():
         return ""
     try:
@@ -80,10 +80,10 @@ def _rwlock_fault() -> str:
 
 
 def _lives(pid: int, command: str, written: float) -> bool:
-    """Whether a process that wrote its command (sys.argv) and PID into a file by the time `written` still lives.
+    """Whether the process still lives that wrote its PID and command (sys.argv) into a file at the time `written`.
 
-    Whoever has its PID now, and began later or was started with other arguments, is another. What may not be known is
-    taken for the same.
+    A process with this PID that began later, or has other arguments, is another one. If this user may not read them,
+    the process counts as the same.
     """
     try:
         process = psutil.Process(pid)
@@ -98,9 +98,9 @@ def _lives(pid: int, command: str, written: float) -> bool:
 
 
 def run(arguments: list[str]) -> int:
-    """`dvc repro` with `arguments`, until it and all it started have ended; its exit status."""
+    """Run `dvc repro` until it and all processes that it started have ended. Returns its exit status."""
     linux.adopt_orphans()
-    # In a process group of its own: a Ctrl-C comes here alone, and is passed on once.
+    # DVC has its own process group, so Ctrl-C reaches only this process, which forwards it once.
     dvc = subprocess.Popen(
         [sys.executable, "-m", "dvc", "repro", *arguments],
         env=integrity.environment(),
@@ -108,14 +108,14 @@ def run(arguments: list[str]) -> int:
         preexec_fn=linux.die_with_parent,  # noqa: PLW1509  (this process has one thread)
     )
 
-    def pass_on(number: int, _: FrameType | None) -> None:
+    def forward(number: int, _: FrameType | None) -> None:
         try:
             os.killpg(dvc.pid, number)
         except ProcessLookupError:
             return
 
-    for number in PASSED_ON:
-        signal.signal(number, pass_on)
+    for number in FORWARDED:
+        signal.signal(number, forward)
     status = dvc.wait()
     while True:
         try:
@@ -124,26 +124,26 @@ def run(arguments: list[str]) -> int:
             return status if status >= 0 else 128 - status
 
 
-def say(sentences: list[str]) -> bool:
-    """Print each sentence as one line on stderr. Returns whether there was any."""
+def report(sentences: list[str]) -> bool:
+    """Print one line per sentence to stderr. Returns whether there was one."""
     for sentence in sentences:
         print(f"repro: {sentence}", file=sys.stderr)
     return bool(sentences)
 
 
 def repro(arguments: list[str]) -> int:
-    """`run`, with what a killed one left put right before; its exit status."""
-    params.load()  # DVC itself would say less of a wrong choice
-    say(repair())
+    """Repair, run, and check what was written. Returns the exit status of DVC. Raises UserError for new damage."""
+    params.load()  # DVC's own message about a wrong value would say less
+    report(repair())
     dvc_lock.backup()
-    if not (DVC.is_dir() and NOTHING_KEPT.isdisjoint(arguments)) or dvc_lives(Path.cwd()):
+    if not (DVC.is_dir() and WITHOUT_CACHE.isdisjoint(arguments)) or dvc_lives(Path.cwd()):
         return run(arguments)
     cache = integrity.cache_folder()
-    say(cache_repair.repair(cache))
+    report(cache_repair.repair(cache))
     status = run(arguments)
     dvc_lock.backup()
-    if status == 0 and say(cache_repair.repair(cache)):
-        raise UserError("this was damaged while it ran: the disk or the memory may be failing; run again")
+    if status == 0 and report(cache_repair.repair(cache)):
+        raise UserError("the files above were damaged during the run: the disk or the memory may be failing; run again")
     return status
 
 

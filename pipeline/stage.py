@@ -1,4 +1,4 @@
-"""What all stages share: read the params, refuse what cannot run, and end in one line instead of a traceback."""
+"""The frame of every stage: read and check the params, run the stage's work, and end with one line per error."""
 
 import gc
 import os
@@ -10,36 +10,36 @@ from pipeline.base.errors import Stopped, UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 
-STOPPED_NOTE = "PERENNIAL_STOPPED_NOTE"  # the launcher's file for saying so: see `main`
+STOPPED_NOTE = "PERENNIAL_STOPPED_NOTE"  # the variable with the path of a launcher's note file: see `main`
 
 
 def workers(config: Params) -> int:
-    """How many threads decode images: `run.workers`, or one a core."""
+    """The number of threads that decode images: `run.workers`, or one per core."""
     return config.run.workers or len(os.sched_getaffinity(0))
 
 
 def checked() -> Params:
     """The params of this folder. Raises UserError if they cannot run on this machine."""
     config = params.load()
-    if found := validity.faults(config, machine.read()):
-        raise UserError("\n".join(found))
+    if faults := validity.faults(config, machine.read()):
+        raise UserError("\n".join(faults))
     return config
 
 
 def main(name: str, work: Callable[[Params], None]) -> int:
-    """Run one stage's work on the checked params; returns the exit status of `errors.exit_status`.
+    """Run a stage's work with the checked params. Returns the exit status of `errors.exit_status`.
 
-    A process of a launcher that was stopped leaves a note and returns 0: a launcher must not take it for a failure, and
-    restart.
+    If a process of a launcher was asked to stop, it writes a note and returns 0. Otherwise the launcher would see a
+    failure and restart it.
     """
     linux.die_with_parent()
     linux.keep_freed_memory()
     note = os.environ.get(STOPPED_NOTE)
 
-    def noted() -> int:
+    def run() -> int:
         try:
             config = checked()
-            if not note:  # a process of a launcher reads what that has looked at
+            if not note:  # for the processes of a launcher, the launcher has checked this
                 integrity.check(name, config.paths.model_dump())
             work(config)
         except Stopped as stopped:
@@ -47,11 +47,11 @@ def main(name: str, work: Callable[[Params], None]) -> int:
                 raise
             Path(note).write_text(str(stopped))
         else:
-            if note:  # of the processes before, which torchrun stopped because a node joined
+            if note:  # it is from earlier processes, which torchrun stopped because a node joined
                 Path(note).unlink(missing_ok=True)
         return 0
 
     try:
-        return exit_status(name, noted)
+        return exit_status(name, run)
     finally:
-        gc.freeze()  # what is left is no garbage; else Python looks for some for two seconds [measured] before it ends
+        gc.freeze()  # else Python searches all objects for garbage before it exits: two seconds [measured]

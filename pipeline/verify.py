@@ -1,15 +1,15 @@
-"""Repeat what the committed dvc.lock claims, and compare every byte: what `make verify` runs.
+"""Run the committed stages again, and compare every output with the committed dvc.lock: what `make verify` runs.
 
     python -m pipeline.verify                    every stage
     python -m pipeline.verify --stage train      one stage, from inputs that DVC's cache holds
 
-First the folder itself is checked: what decides bytes must be committed, the files must be what dvc.lock says (DVC
-looks at their times, then all of them are read, and what DVC's cache has of them), and dvc.lock must be of the
-committed code, params and pins (else the claim is stale). Then a temporary clone of the commit runs the stages by
-force. It reads inputs from this folder's cache, takes nothing from the run cache and writes to neither. Exit status: 0
-if every output has the claimed hash; 1 if not, or if it could not be tried.
+First the folder itself is checked. Every file that decides bytes must be committed. Outputs must be as in dvc.lock: DVC
+compares their times, then every byte of them and of DVC's cache is read. dvc.lock must belong to the committed code,
+params and pins; otherwise it is stale. Then a temporary clone of the commit runs the stages by force. It reads inputs
+from this folder's cache, takes nothing from the run cache, and writes to neither. Exit status: 0 if every output has
+the claimed hash; 1 if one has not, or if verify could not run.
 
-The inbox and your own pretrained weights are in no commit, so with those the stage download is not repeated.
+The inbox and your own pretrained weights are in no commit. If the params use them, download is not repeated.
 """
 
 import argparse
@@ -27,21 +27,21 @@ from pipeline.base.errors import UserError, exit_status
 from pipeline.config import params
 from pipeline.config.params import Params
 
-DECIDES = ("dvc.lock", "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  # besides what the stages depend on
-NAMED = 10  # how many faults are written out
-SIDE_BY_SIDE = 64  # characters of a column of provenance
+DECISIVE = ("dvc.lock", "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  # and the deps of the stages
+MOST_FAULTS = 10  # in one message
+COLUMN = 64  # characters of the first column of values in the table of provenance
 
 Claims = dict[str, dict[str, dvc_lock.Hashes]]
 
 
 def verify(only: str | None) -> bool:
-    """Repeat the stages, or one, in a clone and print what came out; whether all of it is as claimed.
+    """Run all stages, or the stage `only`, in a clone, and print the comparison. Returns whether every output is equal.
 
-    Raises UserError if this folder is not in a state to be verified, or if a stage fails in the clone.
+    Raises UserError if this folder is not clean, or if a stage fails in the clone.
     """
     config, claims = params.load(), dvc_lock.read()
     if only is not None and only not in claims:
-        raise UserError(f"--stage: {only!r} is no stage of dvc.lock; allowed: {', '.join(claims)}")
+        raise UserError(f"--stage: {only!r} is not a stage of dvc.lock; allowed: {', '.join(claims)}")
     raise_if_any(uncommitted(claims))
     raise_if_any(unclean(config, claims))
     raise_if_any(integrity.damage(claims))
@@ -53,8 +53,7 @@ def verify(only: str | None) -> bool:
         print(f"verify: repeating {', '.join(repeated)} of commit {commit} in {clone}", flush=True)
         prepare_clone(config, claims, repeated, clone, environ)
         repeat(arguments, clone, environ)
-        found = dvc_lock.read(clone / "dvc.lock")
-        different = compare(claims, found, repeated)
+        different = compare(claims, dvc_lock.read(clone / "dvc.lock"), repeated)
         for path in different:
             if path.endswith(".safetensors") and (clone / path).is_file():
                 print(f"\n{path}: {tensor_differences(Path(path), clone / path)}")
@@ -64,14 +63,14 @@ def verify(only: str | None) -> bool:
 
 
 def output(*command: str, cwd: Path | None = None, environ: dict[str, str] | None = None) -> str:
-    """What a command prints. Raises UserError with its last words if it fails."""
+    """The standard output of a command. Raises UserError with its last line of stderr if the command fails."""
     done = subprocess.run(
         command, cwd=cwd, env=environ or integrity.environment(), capture_output=True, text=True, check=False
     )
     if done.returncode:
-        words = (done.stderr.strip() or "no message").splitlines()[-1]
+        message = (done.stderr.strip() or "no message").splitlines()[-1]
         program = " ".join(command[2:] if command[0] == sys.executable else command)
-        raise UserError(f"{program} ended with exit status {done.returncode}: {words}")
+        raise UserError(f"{program} ended with exit status {done.returncode}: {message}")
     return done.stdout
 
 
@@ -80,39 +79,41 @@ def dvc(*arguments: str, cwd: Path | None = None, environ: dict[str, str] | None
 
 
 def raise_if_any(faults: list[str]) -> None:
-    """Raise UserError with the faults, if there are any, the first of them written out."""
-    if len(faults) > NAMED:
-        faults = [*faults[:NAMED], f"… and {len(faults) - NAMED:,} more"]
+    """Raise UserError with the first ten faults and the number of the others, if there are any."""
+    if len(faults) > MOST_FAULTS:
+        faults = [*faults[:MOST_FAULTS], f"… and {len(faults) - MOST_FAULTS:,} more"]
     if faults:
         raise UserError("\n".join(faults))
 
 
-# Is the folder what its commit says?
+# The checks of this folder
 
 
 def uncommitted(claims: Claims) -> list[str]:
-    """The files that decide bytes and that Git has not, or not as they are."""
-    decides = {*DECIDES, *(path for claim in claims.values() for path in claim["deps"])}
-    listed = output("git", "status", "--porcelain", "-z", "--no-renames", "--", *sorted(decides)).split("\0")
-    changed = {line[3:] for line in listed if line}  # staged as removed and still there are two lines
-    return [f"{path}: not committed as it is; commit it, or restore it" for path in sorted(changed)]
+    """One sentence per file that decides bytes and differs from the commit, or is not in it."""
+    decisive = {*DECISIVE, *(path for claim in claims.values() for path in claim["deps"])}
+    listed = output("git", "status", "--porcelain", "-z", "--no-renames", "--", *sorted(decisive)).split("\0")
+    changed = {
+        line[3:] for line in listed if line
+    }  # a file that is removed from the index and still exists has two lines
+    return [f"{path}: differs from the commit; commit it, or restore it" for path in sorted(changed)]
 
 
 def unclean(config: Params, claims: Claims) -> list[str]:
-    """What is not as dvc.lock says: committed files (then the claim is stale), outputs and inputs, and the cache.
+    """One sentence per file that is not as in dvc.lock: code and params (dvc.lock is stale), data, and the cache.
 
-    Everything that Git has is committed as it is: `uncommitted` comes first.
+    To be called after `uncommitted`: tracked files are as in the commit.
     """
     stale, changed = _of_stages(json.loads(dvc("status", "--json")), _data(config, claims))
     data = json.loads(dvc("data", "status", "--granular", "--json"))
     for how, paths in data.get("uncommitted", {}).items():
-        # Of a folder that changed the files are named, too; one that is missing is named alone.
+        # DVC lists a changed folder and its changed files, but for a missing folder only the folder.
         missing = set() if how == "modified" else {path.rstrip("/") for path in paths if path.endswith("/")}
         changed |= {path.rstrip("/"): how for path in paths if not _inside(path, missing)}
     return [
         *stale,
         *(
-            f"{path}: {how} since the run that dvc.lock describes; dvc checkout restores it, dvc repro makes it anew"
+            f"{path}: {how} since the run that dvc.lock describes; dvc checkout restores it, dvc repro makes it again"
             for path, how in sorted(changed.items())
         ),
         *(f"{path}: not in DVC's cache; dvc pull, or dvc repro" for path in sorted(data.get("not_in_cache", []))),
@@ -120,7 +121,7 @@ def unclean(config: Params, claims: Claims) -> list[str]:
 
 
 def _data(config: Params, claims: Claims) -> set[str]:
-    """The dependencies and outputs that no commit holds."""
+    """The paths of inputs and outputs that Git does not track."""
     outs = {path for claim in claims.values() for path in claim["outs"]}
     return {*outs, config.paths.inbox, config.paths.pretrained}
 
@@ -130,7 +131,7 @@ def _inside(path: str, folders: set[str]) -> bool:
 
 
 def _of_stages(status: dict[str, Any], data: set[str]) -> tuple[list[str], dict[str, str]]:
-    """`dvc status` in two parts: sentences about stale stages, and data that changed with how it did."""
+    """Sentences about stale stages, and changed data (path → how it changed), from the JSON of `dvc status`."""
     stale, changed = [], {}
     for name, entries in status.items():
         committed = ["its command in dvc.yaml"] if "changed command" in entries else []
@@ -143,43 +144,43 @@ def _of_stages(status: dict[str, Any], data: set[str]) -> tuple[list[str], dict[
                     changed[path] = how
                 else:
                     committed.append(path)
-        stale += [f"{name} is stale: {what} was committed without a run; dvc repro, then commit" for what in committed]
+        stale += [f"{name} is stale: {part} was committed without a run; dvc repro, then commit" for part in committed]
     return stale, changed
 
 
-# The clone
+# The run in a clone
 
 
 def plan(config: Params, claims: Claims, only: str | None) -> tuple[list[str], list[str]]:
-    """The arguments for `dvc repro`, and the stages that they repeat. Raises UserError for what is in no commit."""
+    """The arguments for `dvc repro`, and the stages that it then runs. Raises UserError if download cannot run."""
     unversioned = [config.paths.inbox] if config.data.source == "inbox" else []
     unversioned += [config.train.weights] if config.train.weights not in ("none", "imagenet") else []
     if only is None and not unversioned:
         return [], list(claims)
-    said = f"{' and '.join(unversioned)}: in no commit, so download cannot be repeated from one"
+    reason = f"{' and '.join(unversioned)}: in no commit, so download cannot be repeated"
     if only is None:
-        print(f"verify: {said}; what follows it can")
+        print(f"verify: {reason}; the later stages can")
         return ["--downstream", "split"], [name for name in claims if name != "download"]
     if unversioned and only == "download":
-        raise UserError(f"{said}; allowed: the other stages")
+        raise UserError(f"{reason}; allowed: the other stages")
     return ["--single-item", only], [only]
 
 
 def prepare_clone(config: Params, claims: Claims, repeated: list[str], clone: Path, environ: dict[str, str]) -> None:
-    """Clone the commit, with the cache and the archives of this folder, and bring the inputs of the repeated stages."""
+    """Clone the commit, use the cache and the archives of this folder, and check out the inputs of the stages."""
     output("git", "clone", "--quiet", ".", str(clone))
     dvc("config", "--local", "cache.dir", dvc("cache", "dir").strip(), cwd=clone, environ=environ)
     archives = Path(config.paths.archives)
     if archives.is_dir():
         (clone / archives).parent.mkdir(parents=True, exist_ok=True)
         (clone / archives).symlink_to(archives.absolute())
-    made = {path for name in claims if name not in repeated for path in claims[name]["outs"]}
-    if inputs := sorted(made & {path for name in repeated for path in claims[name]["deps"]}):
+    outs = {path for name in claims if name not in repeated for path in claims[name]["outs"]}
+    if inputs := sorted(outs & {path for name in repeated for path in claims[name]["deps"]}):
         dvc("checkout", *inputs, cwd=clone, environ=environ)
 
 
 def repeat(arguments: list[str], clone: Path, environ: dict[str, str]) -> None:
-    """Run the stages in the clone by force. When this process is interrupted it ends after the last of theirs."""
+    """Run the stages in the clone by force. An interrupt waits until all their processes have ended."""
     command = [sys.executable, "-m", "pipeline.repro", "--force", "--no-run-cache", "--no-commit", *arguments]
     with subprocess.Popen(command, cwd=clone, env=environ, preexec_fn=linux.die_with_parent) as process:  # noqa: PLW1509
         try:
@@ -189,16 +190,16 @@ def repeat(arguments: list[str], clone: Path, environ: dict[str, str]) -> None:
             process.wait()
             raise
     if status:
-        raise UserError(f"dvc repro of the clone ended with exit status {status}; see above")
+        raise UserError(f"dvc repro in the clone ended with exit status {status}; see above")
 
 
-# What came out
+# The comparison
 
 
-def compare(claims: Claims, found: Claims, repeated: Iterable[str]) -> list[str]:
-    """Print a line an output; the paths of those whose hash is not the claimed one."""
+def compare(claims: Claims, results: Claims, repeated: Iterable[str]) -> list[str]:
+    """Print one line per output. Returns the paths of the outputs whose hash is not the claimed one."""
     rows = [
-        (path, claimed, found[name]["outs"].get(path, "none"))
+        (path, claimed, results[name]["outs"].get(path, "none"))
         for name in repeated
         for path, claimed in claims[name]["outs"].items()
     ]
@@ -210,47 +211,47 @@ def compare(claims: Claims, found: Claims, repeated: Iterable[str]) -> list[str]
 
 
 def tensor_differences(claimed: Path, got: Path) -> str:
-    """How many tensors of two files of weights differ, and by how much at most."""
+    """A sentence: how many tensors of two files of weights differ, and the largest difference."""
     import safetensors.torch
     import torch
     from safetensors import SafetensorError
     from torch import Tensor
 
-    def octets(tensor: Tensor) -> Tensor:
+    def as_bytes(tensor: Tensor) -> Tensor:
         return tensor.reshape(-1).view(torch.uint8)
 
     try:
-        mine, theirs = safetensors.torch.load_file(got), safetensors.torch.load_file(claimed)
+        ones, others = safetensors.torch.load_file(got), safetensors.torch.load_file(claimed)
     except SafetensorError as error:
-        return f"not to be compared: {error}"
-    names = mine.keys() | theirs.keys()
-    alike = {
+        return f"cannot be compared: {error}"
+    names = ones.keys() | others.keys()
+    comparable = {
         name
-        for name in mine.keys() & theirs.keys()
-        if (mine[name].shape, mine[name].dtype) == (theirs[name].shape, theirs[name].dtype)
+        for name in ones.keys() & others.keys()
+        if (ones[name].shape, ones[name].dtype) == (others[name].shape, others[name].dtype)
     }
-    unequal = sorted(name for name in alike if not torch.equal(octets(mine[name]), octets(theirs[name])))
+    unequal = sorted(n for n in comparable if not torch.equal(as_bytes(ones[n]), as_bytes(others[n])))
     sentence = f"{len(unequal)} of {len(names)} tensors differ"
     if unequal:
-        largest, name = max(((mine[n].double() - theirs[n].double()).abs().max().item(), n) for n in unequal)
+        largest, name = max(((ones[n].double() - others[n].double()).abs().max().item(), n) for n in unequal)
         sentence += f", by at most {largest:.3g} ({name})"
-    if others := len(names) - len(alike):
-        sentence += f"; {others} are of another shape or kind, or in one of the two only"
+    if rest := len(names) - len(comparable):
+        sentence += f"; {rest} have another shape or dtype, or are in one file only"
     return sentence
 
 
 def print_provenance(here: Path, there: Path) -> None:
-    """Print where and with what the claim and the repetition were trained, side by side."""
-    for ran in sorted(there.glob("*/provenance.json")):
-        # A folder of the same name: the same fingerprint. Another one is of other inputs.
-        claimed, got = _flat(here / ran.relative_to(there)), _flat(ran)
-        print(f"\n{'provenance':24}  {'claimed':{SIDE_BY_SIDE}}  got")
+    """Print the provenance of the claimed training and of the repeated one, side by side."""
+    for repeated in sorted(there.glob("*/provenance.json")):
+        # Folders of the same name have the same fingerprint, and so the same inputs.
+        claimed, got = _flat(here / repeated.relative_to(there)), _flat(repeated)
+        print(f"\n{'provenance':24}  {'claimed':{COLUMN}}  got")
         for key in sorted(claimed.keys() | got.keys()):
-            print(f"{key:24}  {claimed.get(key, '?'):{SIDE_BY_SIDE}}  {got.get(key, '?')}")
+            print(f"{key:24}  {claimed.get(key, '?'):{COLUMN}}  {got.get(key, '?')}")
 
 
 def _flat(path: Path) -> dict[str, str]:
-    """A provenance.json as `section.key: text`; nothing if the file is not there."""
+    """A provenance.json as `section.key` → text; empty if the file is missing."""
     if not path.is_file():
         return {}
     flat: dict[str, str] = {}
@@ -262,11 +263,12 @@ def _flat(path: Path) -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m pipeline.verify", description="Repeat what the committed dvc.lock claims, and compare."
+        prog="python -m pipeline.verify",
+        description="Run the committed stages again, and compare every output with dvc.lock.",
     )
-    parser.add_argument("--stage", metavar="NAME", help="repeat this stage only")
+    parser.add_argument("--stage", metavar="NAME", help="run this stage only")
     arguments = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that the clone is removed then, too
+    for number in (signal.SIGTERM, signal.SIGHUP):  # so that these also remove the clone
         signal.signal(number, signal.default_int_handler)
     return exit_status("verify", lambda: 0 if verify(arguments.stage) else 1, interrupted="the clone is removed")
 

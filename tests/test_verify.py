@@ -178,7 +178,7 @@ def test_what_was_committed_without_a_run_is_stale(project: Path, edit: Callable
     edit(project)
     done = run(project)
     assert done.returncode == 1
-    assert f"verify: {said.split(': ')[1].replace('its command in ', '')}: not committed as it is" in done.stderr
+    assert f"verify: {said.split(': ')[1].replace('its command in ', '')}: differs from the commit" in done.stderr
     commit(project)
     done = run(project)
     assert done.returncode == 1
@@ -191,10 +191,12 @@ def test_what_is_not_in_git_is_no_claim(project: Path) -> None:
     done = run(project)
     assert (done.returncode, done.stderr) == (
         1,
-        "verify: dvc.lock: not committed as it is; commit it, or restore it\n",
+        "verify: dvc.lock: differs from the commit; commit it, or restore it\n",
     )
     done = run(project, "--stage", "trian")
-    assert "--stage: 'trian' is no stage of dvc.lock; allowed: download, split, prepare, train, evaluate" in done.stderr
+    assert (
+        "--stage: 'trian' is not a stage of dvc.lock; allowed: download, split, prepare, train, evaluate" in done.stderr
+    )
     (project / "dvc.lock").unlink()
     assert "dvc.lock: not found" in run(project).stderr
 
@@ -228,10 +230,10 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     commit(project)
     refused = run(project, "--stage", "download")
     assert refused.returncode == 1
-    assert "data/inbox: in no commit, so download cannot be repeated from one; allowed: the other" in refused.stderr
+    assert "data/inbox: in no commit, so download cannot be repeated; allowed: the other" in refused.stderr
     done = run(project)
     assert done.returncode == 0, done.stderr
-    assert "data/inbox: in no commit, so download cannot be repeated from one; what follows it can" in done.stdout
+    assert "data/inbox: in no commit, so download cannot be repeated; the later stages can" in done.stdout
     assert "Running stage 'download'" not in done.stdout
     for stage in ("split", "prepare", "train", "evaluate"):
         assert f"Running stage '{stage}'" in done.stdout
@@ -269,10 +271,10 @@ def test_tensors_are_compared_by_their_bytes(tmp_path: Path) -> None:
     assert verify.tensor_differences(one, two) == "1 of 4 tensors differ, by at most 0 (a)"
     safetensors.torch.save_file({"n": torch.tensor(7), "b": torch.ones(4), "a": torch.zeros(2)}, two)
     assert verify.tensor_differences(one, two) == (
-        "1 of 4 tensors differ, by at most 3 (n); 2 are of another shape or kind, or in one of the two only"
+        "1 of 4 tensors differ, by at most 3 (n); 2 have another shape or dtype, or are in one file only"
     )
     two.write_bytes(one.read_bytes()[:50])
-    assert verify.tensor_differences(one, two).startswith("not to be compared: ")
+    assert verify.tensor_differences(one, two).startswith("cannot be compared: ")
 
 
 @pytest.mark.parametrize("text", ["", "stages:\n", "stages:\n  train:\n    outs:\n    - path: models\n", "a: [\n"])

@@ -1,1 +1,1 @@
-"""The params, what they may be, and what this machine has. No torch up to here."""
+"""The params, their allowed values, and facts about this machine. Nothing here imports torch."""

@@ -1,4 +1,4 @@
-"""What this machine has, as plain facts, found without importing torch (which takes seconds)."""
+"""Facts about this machine, read without importing torch (which takes seconds)."""
 
 import ctypes
 import hashlib
@@ -14,27 +14,29 @@ from typing import Literal
 Apex = Literal["missing", "without amp", "without extensions", "usable"]
 EXTENSIONS = ("amp_C", "apex_C", "syncbn")
 PROJECT = Path(__file__).resolve().parents[2]
-CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76  # of CUdevice_attribute [CUDA driver API]
-BUILT_FROM = Path("/opt/perennial/environment.json")  # in the image alone: file → SHA-256 (docker/environment.py)
+CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76  # attributes of a device [CUDA driver API, CUdevice_attribute]
+BUILT_FROM = Path(
+    "/opt/perennial/environment.json"
+)  # only in the container's image: file → SHA-256 (docker/environment.py)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts that decide which params can run here."""
+    """Facts about a machine that decide which params can run on it."""
 
     cuda_devices: int  # GPUs visible to this process (CUDA_VISIBLE_DEVICES counts)
     apex: Apex
-    compiler: bool  # a C++ compiler, which torch.compile calls
+    compiler: bool  # whether there is a C++ compiler, which torch.compile needs
     compute_capabilities: tuple[tuple[int, int], ...] = ()  # major and minor of each visible GPU
     cuda_driver: int = 0  # the newest major version of CUDA that the driver knows; 0 without a driver
-    cuda_of_torch: int = 0  # the major version of CUDA that the installed torch was built for; 0 without
-    slurm_step: bool = False  # whether srun started this process: else it may be on a login node, which has no GPU
-    cores: int = 1  # of the machine: Slurm and others let one process see fewer
-    stale: tuple[str, ...] = ()  # files of the checkout that are not those the container's image was built from
+    cuda_of_torch: int = 0  # the major version of CUDA that the installed torch was built for; 0 for a CPU build
+    slurm_step: bool = False  # whether srun started this process; if not, it may run on a login node without a GPU
+    cores: int = 1  # of the whole machine; Slurm may allow a process fewer
+    stale: tuple[str, ...] = ()  # files of the checkout that differ from those of the container's image
 
 
 def read() -> Machine:
-    """The facts of the machine this process runs on."""
+    """The facts of the machine on which this process runs."""
     compiler = any(map(shutil.which, ("c++", "g++", "clang++")))
     capabilities = _compute_capabilities()
     return Machine(
@@ -51,7 +53,7 @@ def read() -> Machine:
 
 
 def stale(built_from: Path, project: Path) -> tuple[str, ...]:
-    """The files named in `built_from` that are others in `project`; none where there is no such image."""
+    """The files listed in `built_from` that differ in `project`; none outside the container."""
     if not built_from.is_file():
         return ()
     return tuple(
@@ -64,7 +66,7 @@ def _sha256(path: Path) -> str:
 
 
 def _compute_capabilities() -> tuple[tuple[int, int], ...]:
-    """Major and minor of each GPU, as the CUDA driver itself says; no driver, or one without a device, means none."""
+    """Major and minor compute capability of each GPU, from the CUDA driver; empty without a driver or a GPU."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -77,24 +79,24 @@ def _compute_capabilities() -> tuple[tuple[int, int], ...]:
         driver.cuDeviceGetAttribute(ctypes.byref(value), number, device)
         return value.value
 
-    found = []
+    capabilities = []
     for index in range(count.value):
         driver.cuDeviceGet(ctypes.byref(device), index)
-        found.append((attribute(CAPABILITY_MAJOR), attribute(CAPABILITY_MINOR)))
-    return tuple(found)
+        capabilities.append((attribute(CAPABILITY_MAJOR), attribute(CAPABILITY_MINOR)))
+    return tuple(capabilities)
 
 
 def _cuda_of_torch() -> int:
-    """The major version of CUDA that the installed torch was built for; 0 for one without, or for no torch."""
-    found = importlib.util.find_spec("torch")
-    for folder in (found.submodule_search_locations or ()) if found else ():
+    """The major version of CUDA that the installed torch was built for; 0 without CUDA or without torch."""
+    spec = importlib.util.find_spec("torch")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
         if match := re.search(r"^cuda\b.*= '(\d+)\.", (Path(folder) / "version.py").read_text(), re.MULTILINE):
             return int(match[1])
     return 0
 
 
 def driver() -> int:
-    """The newest CUDA that the driver knows, as 1000 · major + 10 · minor; 0 without a driver."""
+    """The newest CUDA version that the driver supports, as 1000 · major + 10 · minor; 0 without a driver."""
     version = ctypes.c_int(0)
     try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
@@ -104,11 +106,11 @@ def driver() -> int:
 
 
 def _apex() -> Apex:
-    """Look at the installed files only: importing Apex would import torch. `launch` tries whether they load."""
-    found = importlib.util.find_spec("apex")
-    if found is None or not found.submodule_search_locations:
+    """Which parts of Apex are installed, by its files: importing Apex would import torch. `launch` tests the import."""
+    spec = importlib.util.find_spec("apex")
+    if spec is None or not spec.submodule_search_locations:
         return "missing"
-    folder = Path(found.submodule_search_locations[0])
+    folder = Path(spec.submodule_search_locations[0])
     if not ((folder / "amp").is_dir() and (folder / "parallel").is_dir()):
         return "without amp"
     if not all(importlib.util.find_spec(extension) for extension in EXTENSIONS):

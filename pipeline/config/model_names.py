@@ -1,4 +1,4 @@
-"""The names of the models, for whoever must not wait for torch. A test holds them equal to torchvision's list."""
+"""The names of the models, for modules that do not import torch. A test compares them with torchvision's list."""
 
 # Every classification model of torchvision, sorted.
 MODELS = (
