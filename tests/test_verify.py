@@ -158,31 +158,39 @@ def other_lr(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "file", "sentence"),
     [
         (
             edited("pipeline/training/schedule.py", "math.cos(", "1.0 * math.cos("),
-            "train is stale: pipeline/training/schedule.py",
+            "pipeline/training/schedule.py",
+            "train is stale: pipeline/training",  # dvc.yaml names the folder, and DVC no file in it
         ),
-        (edited("docker/pins.env", "APEX_COMMIT=", "APEX_COMMIT=0"), "train is stale: docker/pins.env"),
-        (other_lr, "train is stale: params.yaml: train"),
+        (
+            edited("docker/pins.env", "APEX_COMMIT=", "APEX_COMMIT=0"),
+            "docker/pins.env",
+            "train is stale: docker/pins.env",
+        ),
+        (other_lr, "params.yaml", "train is stale: params.yaml: train"),
         (
             edited("dvc.yaml", "python -m pipeline.split", "python -B -m pipeline.split"),
+            "dvc.yaml",
             "split is stale: its command in dvc.yaml",
         ),
     ],
     ids=["arithmetic", "pin", "params", "command"],
 )
-def test_what_was_committed_without_a_run_is_stale(project: Path, edit: Callable[[Path], None], said: str) -> None:
-    """The stage and what it depends on are named; before the commit it is named as not committed."""
+def test_what_was_committed_without_a_run_is_stale(
+    project: Path, edit: Callable[[Path], None], file: str, sentence: str
+) -> None:
+    """Before the commit the file is named; after it, the stage and the changed dependency."""
     edit(project)
     done = run(project)
     assert done.returncode == 1
-    assert f"verify: {said.split(': ')[1].replace('its command in ', '')}: differs from the commit" in done.stderr
+    assert f"verify: {file}: differs from the commit" in done.stderr
     commit(project)
     done = run(project)
     assert done.returncode == 1
-    assert f"verify: {said} was committed without a run; dvc repro, then commit" in done.stderr
+    assert f"verify: {sentence} was committed without a run; dvc repro, then commit" in done.stderr
 
 
 def test_what_is_not_in_git_is_no_claim(project: Path) -> None:
