@@ -123,7 +123,7 @@ class Elastic:
                 parameter.register_post_accumulate_grad_hook(partial(self._ready, number))
 
     @contextmanager
-    def part(self, shard: int) -> Iterator[None]:
+    def shard(self, shard: int) -> Iterator[None]:
         """The context for one shard's forward and backward pass. After the last shard, the gradients are the mean."""
         if shard == self._own_shards[0]:
             self._sums = [Sum(self._world, self._shards) for _ in self._targets]

@@ -90,4 +90,4 @@ def ddp(model: nn.Module, world: World, deterministic: bool, microbatches: int) 
 
 def elastic(model: nn.Module, world: World, deterministic: bool, microbatches: int) -> ParallelModel:
     """The same weights for any number of processes (see elastic.py); a microbatch is a shard."""
-    return ParallelModel(model, Share.of(world, microbatches), 1, Elastic(model, world, microbatches).part)
+    return ParallelModel(model, Share.of(world, microbatches), 1, Elastic(model, world, microbatches).shard)

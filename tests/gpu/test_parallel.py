@@ -38,12 +38,12 @@ def test_accumulation(world: World, precision: str, parallel: str) -> Figures:
     weights = deepcopy(ready.bare.state_dict())
     numbers = deepcopy(ready.precision.state_dict(ready.optimizer))
     before, changes = masters(ready), []
-    for accumulate in (1, 2):
+    for microbatches in (1, 2):
         ready.bare.load_state_dict(weights)
         ready.precision.load_state_dict(deepcopy(numbers), ready.optimizer)
-        train(ready, batches(world, 0, 1), rate=1.0, accumulate=accumulate)
+        train(ready, batches(world, 0, 1), rate=1.0, microbatches=microbatches)
         changes.append(masters(ready) - before)
-        assert everywhere(world, changes[-1]), f"all ranks have the same weights with {accumulate} microbatches"
+        assert everywhere(world, changes[-1]), f"all ranks have the same weights with {microbatches} microbatches"
     apart = distance(changes[1], changes[0])
     assert apart < (2e-2 if precision in HALF else 1e-4), f"microbatches change the weights as the batch does: {apart}"
     return {"difference": apart}
@@ -90,11 +90,11 @@ def test_sync_bn(world: World, kind: str, dtype: str) -> Figures:
 def test_elastic(world: World, precision: str) -> Figures:
     """Four shards give the same bits on two ranks and on one, also for six steps that move from two ranks to one."""
     steps = batches(World(0, 0, 1, world.device), 0, 6)
-    ready = setup(world, precision, "elastic", parts=4)
+    ready = setup(world, precision, "elastic", microbatches=4)
     rows = slice(*(len(steps[0].labels) * rank // world.size for rank in (world.rank, world.rank + 1)))
     shares = [replace(s, images=s.images[rows], labels=s.labels[rows], targets=s.targets[rows]) for s in steps]
     train(ready, shares[:3])
-    moved, alone = (setup(World(0, 0, 1, world.device), precision, "elastic", parts=4) for _ in range(2))
+    moved, alone = (setup(World(0, 0, 1, world.device), precision, "elastic", microbatches=4) for _ in range(2))
     moved.bare.load_state_dict(ready.bare.state_dict())
     moved.optimizer.load_state_dict(deepcopy(ready.optimizer.state_dict()))
     moved.precision.load_state_dict(deepcopy(ready.precision.state_dict(ready.optimizer)), moved.optimizer)

@@ -91,7 +91,7 @@ def test_step(world: World, precision: str, optimizer: str) -> Figures:
         before, scale = masters(ready), _scale(ready)
         (broken,) = batches(world, 1, 2)
         broken.images[0, 0, 0, 0] = torch.inf
-        train(ready, [broken], clip_norm=0.5, accumulate=2)
+        train(ready, [broken], clip_norm=0.5, microbatches=2)
         assert torch.equal(masters(ready), before), "an overflow skips the step"
         assert _scale(ready) == scale / 2, f"an overflow halves the scale: {scale} to {_scale(ready)}"
         train(ready, batches(world, 2, 3))

@@ -70,15 +70,15 @@ def setup(
     optimizer: str = "sgd",
     momentum: float = 0.9,
     deterministic: bool = True,
-    parts: int = 0,
+    microbatches: int = 0,
 ) -> Setup:
-    """Model, device, optimizer, precision, wrapper, in the pipeline's order. `parts` 0: one microbatch per rank."""
+    """Model, device, optimizer, precision, wrapper, in the pipeline's order. `microbatches` 0: one per rank."""
     bare = make().to(world.device)
     groups = [{"params": list(bare.parameters()), "scale": 1.0, "weight_decay": 5e-4 if momentum else 0.0}]
     updater = OPTIMIZERS[optimizer](groups, 0.05, momentum, momentum > 0, (0.9, 0.999))
     numbers = PRECISIONS[precision](world.device.type)
     bare, updater = numbers.prepare(bare, updater)
-    return Setup(bare, PARALLELS[parallel](bare, world, deterministic, parts or world.size), updater, numbers)
+    return Setup(bare, PARALLELS[parallel](bare, world, deterministic, microbatches or world.size), updater, numbers)
 
 
 def batches(world: World, first: int, last: int, *, size: int = 32, side: int = 0) -> list[loop.Batch]:
@@ -100,13 +100,13 @@ def train(
     steps: Sequence[loop.Batch],
     *,
     rate: float = 0.02,
-    accumulate: int = 1,
+    microbatches: int = 1,
     clip_norm: float = 0.0,
     ema: Ema | None = None,
 ) -> list[float]:
     """Take the steps with the engine's loop. This rank's loss of each step."""
     alone = World(0, 0, 1, steps[0].images.device)  # the batches are already this rank's shares
-    parallel_model = ready.parallel_model if accumulate == 1 else accumulating(ready.model, alone, accumulate)
+    parallel_model = ready.parallel_model if microbatches == 1 else accumulating(ready.model, alone, microbatches)
     totals = loop.Totals.zero(alone.device, parallel_model.share.total)
     average = ema or Ema.of(ready.bare, 0)
     criterion = nn.CrossEntropyLoss()
@@ -142,9 +142,9 @@ def everywhere(world: World, value: Tensor) -> bool:
     return len(set(held)) == 1
 
 
-def digest(*parts: Any) -> str:
+def digest(*values: Any) -> str:
     """SHA-256 of the bytes of tensors and the text of all other values, in any nesting."""
-    sha, todo = hashlib.sha256(), list(parts)
+    sha, todo = hashlib.sha256(), list(values)
     while todo:
         part = todo.pop()
         if isinstance(part, Tensor):

@@ -85,10 +85,10 @@ def masters(optimizer: Optimizer) -> Tensor:
     return torch.cat([p.detach().float().flatten() for group in optimizer.param_groups for p in group["params"]])
 
 
-def digest(*parts: Any) -> str:
+def digest(*values: Any) -> str:
     """SHA-256 of the bytes of tensors, in any nesting."""
     sha = hashlib.sha256()
-    todo = list(parts)
+    todo = list(values)
     while todo:
         part = todo.pop()
         if isinstance(part, Tensor):
