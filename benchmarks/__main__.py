@@ -12,16 +12,16 @@ from pathlib import Path
 
 def commands() -> dict[str, tuple[str, str]]:
     """The module and the first line of every benchmark, by its name."""
-    found = {}
+    result = {}
     for path in sorted(Path(__file__).parent.glob("*/[!_]*.py"), key=lambda path: path.stem):
         doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         if f"python -m benchmarks {path.stem}" in doc:  # other modules are shared by the benchmarks
-            found[path.stem] = f"benchmarks.{path.parent.name}.{path.stem}", doc.splitlines()[0]
-    return found
+            result[path.stem] = f"benchmarks.{path.parent.name}.{path.stem}", doc.splitlines()[0]
+    return result
 
 
 def main(arguments: list[str]) -> int:
-    """The exit status; a benchmark that runs ends with its own."""
+    """The exit status; a benchmark that runs sets its own."""
     benchmarks = commands()
     if not arguments:
         for name, (_, first_line) in benchmarks.items():

@@ -26,8 +26,8 @@ PROMISED: dict[str, tuple[set[str], set[str]]] = {
     "ways": ({"single", "ddp by spawn"}, {"fastest", "image"}),
     "time_to_accuracy": ({"seed 0"}, {"target", "reached", "from_start_s", "from_first_step_s"}),
     "pipeline": (
-        {*pipeline.STAGES, "DVC itself", "whole", "first step", "repro again", "status again"},
-        {"whole_s", "first_step_s", "again_s", "status_s"},
+        {*pipeline.STAGES, "DVC itself", "total", "first step", "repro again", "status again"},
+        {"total_s", "first_step_s", "again_s", "status_s"},
     ),
     "loader": (
         {"prepare, once", "ours 32", "ours, one thread per core 32", "tutorial 32", "torchvision v2 32"},
@@ -94,8 +94,8 @@ def test_the_gpu_command_begins_with_the_tests(tmp_path: Path) -> None:
     """The GPU tests come before the benchmarks, with a report that can be resumed; a dry run has some of them."""
     options = argparse.Namespace(device="cuda", out=tmp_path, archive="file:///some.tgz")
     assert gpu.PARTS[0] == "tests"
-    words = ["-m", "pytest", "tests/gpu", "--gpu-device", "cuda", "--gpu-report", str(tmp_path)]
-    assert gpu.command("tests", options)[1:] == words
+    command = ["-m", "pytest", "tests/gpu", "--gpu-device", "cuda", "--gpu-report", str(tmp_path)]
+    assert gpu.command("tests", options)[1:] == command
     options.device = "cpu"
     assert gpu.command("tests", options)[-2:] == ["-k", gpu.DRY_TESTS]
 
@@ -158,8 +158,8 @@ def test_a_report_names_the_commit_and_whether_the_code_differs(
     for path in (Path("code.py"), Path("README.md"), report):
         path.write_text("before")
     identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
-    for words in (["init"], ["add", "."], [*identity, "commit", "-m", "All"]):
-        subprocess.run(["git", *words], check=True, capture_output=True)
+    for arguments in (["init"], ["add", "."], [*identity, "commit", "-m", "All"]):
+        subprocess.run(["git", *arguments], check=True, capture_output=True)
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     report.write_text("after")
     Path("README.md").write_text("after")
@@ -187,9 +187,9 @@ def test_the_table_names_the_machine_and_takes_no_tiny_preset(tmp_path: Path) ->
     for name in ("ours", "Pillow", "torchvision"):
         report.add(name, {"images_per_s": 1234.5})
     report.conclude(throughput={"Pillow": 1.0, "torchvision": 0.5})
-    said = readme.table(tmp_path)
-    assert "all cores [1] | 1,234 photos/s | decode and resize alone: Pillow 1,234 (ours: 1.00 of it), " in said
-    assert said.splitlines()[-1] == f"[1] {readme.machine(measuring.machine())}"
+    table = readme.table(tmp_path)
+    assert "all cores [1] | 1,234 photos/s | decode and resize alone: Pillow 1,234 (ours: 1.00 of it), " in table
+    assert table.splitlines()[-1] == f"[1] {readme.machine(measuring.machine())}"
     Report("prepare", asked(tmp_path), photos="some").conclude()
     with pytest.raises(ValueError, match="of the tiny preset"):
         readme.table(tmp_path)

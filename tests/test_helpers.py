@@ -83,7 +83,7 @@ def test_a_killed_server_is_started_again() -> None:
     """As after a test that took too long: the processes that it had started are killed with it."""
     waiting = [sys.executable, "-c", "import time; time.sleep(1000)"]
     with starts.Popen(waiting) as process:
-        for found in psutil.Process().children(recursive=True):
-            found.kill()
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
         assert process.wait(600) == -signal.SIGKILL
     assert starts.run([sys.executable, "-c", "print(1)"], check=True).stdout == "1\n"

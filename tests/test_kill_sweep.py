@@ -120,9 +120,9 @@ def test_the_benchmarks_are_listed() -> None:
 def test_a_cut_lock_is_noticed_or_states_nothing_by_halves() -> None:
     """A dvc.lock cut at any byte is noticed, or each entry that is left is the same as before."""
     before = YAML(typ="safe", pure=True).load(LOCK)["stages"]
-    whole = [length for length in range(len(LOCK)) if dvc_lock.is_whole(LOCK[:length])]
-    assert 0 < len(whole) < 20
-    for length in whole:
+    accepted = [length for length in range(len(LOCK)) if dvc_lock.is_whole(LOCK[:length])]
+    assert 0 < len(accepted) < 20
+    for length in accepted:
         for stage, entry in YAML(typ="safe", pure=True).load(LOCK[:length])["stages"].items():
             for kind in ("deps", "outs"):
                 assert all(file in before[stage][kind] for file in entry.get(kind, [])), LOCK[:length]
@@ -158,8 +158,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_cut_lock_is_put_back(project: Path) -> None:
     """A cut or empty dvc.lock is restored, with a message, and no stage runs again."""
     assert run().returncode == 0
-    whole = Path("dvc.lock").read_bytes()
-    for cut in (b"", whole[: len(whole) // 2]):
+    content = Path("dvc.lock").read_bytes()
+    for cut in (b"", content[: len(content) // 2]):
         Path("dvc.lock").write_bytes(cut)
         again = run()
         assert again.returncode == 0, again.stderr
@@ -167,24 +167,24 @@ def test_a_cut_lock_is_put_back(project: Path) -> None:
             "repro: dvc.lock was cut by a killed DVC: put back as it was before the last run\n"
         )
         assert "Running stage" not in again.stdout
-        assert Path("dvc.lock").read_bytes() == whole
+        assert Path("dvc.lock").read_bytes() == content
 
 
 def test_without_a_copy_the_committed_lock_is_taken_and_without_that_none(project: Path) -> None:
     """The second choice is Git's; the last is to begin without one, with a message."""
     assert run().returncode == 0
-    whole = Path("dvc.lock").read_bytes()
+    content = Path("dvc.lock").read_bytes()
     subprocess.run(["git", "add", "dvc.lock"], check=True)
     identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
     subprocess.run(["git", *identity, "commit", "--quiet", "-m", "Lock"], check=True)
     dvc_lock.BACKUP.unlink()
     Path("dvc.lock").write_bytes(b"")
     assert repro.repair() == ["dvc.lock was cut by a killed DVC: put back as it was last committed"]
-    assert Path("dvc.lock").read_bytes() == whole
+    assert Path("dvc.lock").read_bytes() == content
     Path("dvc.lock").write_bytes(b"schema: '2.0'\nstag")
     subprocess.run(["git", "update-ref", "-d", "HEAD"], check=True)
-    (said,) = repro.repair()
-    assert said.endswith("stages that had finished run again, or come from DVC's run cache")
+    (message,) = repro.repair()
+    assert message.endswith("stages that had finished run again, or come from DVC's run cache")
     assert not Path("dvc.lock").exists()
     assert run().returncode == 0
 
@@ -262,11 +262,11 @@ def test_an_rwlock_that_is_none_is_removed(project: Path, content: str) -> None:
     assert not repro.RWLOCK.exists()
 
 
-@pytest.mark.parametrize("words", [["-u", "-m"], ["-X", "utf8", "-m"]])
-def test_a_dvc_is_known_however_it_was_started(project: Path, words: list[str]) -> None:
+@pytest.mark.parametrize("options", [["-u", "-m"], ["-X", "utf8", "-m"]])
+def test_a_dvc_is_known_however_it_was_started(project: Path, options: list[str]) -> None:
     """Also with Python's options before its name."""
     Path("go").write_text("wait")
-    with subprocess.Popen([sys.executable, *words, "dvc", "repro"], start_new_session=True) as dvc:
+    with subprocess.Popen([sys.executable, *options, "dvc", "repro"], start_new_session=True) as dvc:
         while not Path("began").exists():
             assert dvc.poll() is None
             time.sleep(0.01)

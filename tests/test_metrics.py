@@ -38,6 +38,17 @@ def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return normalized
 
 
+def leaves(value: object) -> list[object]:
+    """All values in nested tables."""
+    return [leaf for inner in value.values() for leaf in leaves(inner)] if isinstance(value, dict) else [value]
+
+
+def test_figures_are_plain_numbers() -> None:
+    """A summary has int and float alone, no numbers of numpy."""
+    figures = metrics.summary(np.log([[0.75, 0.25], [0.5, 0.5]]), np.array([0, 1]), ["a", "b"], bins=15)
+    assert {type(leaf) for leaf in leaves(figures)} == {int, float}
+
+
 @given(cases())
 def test_figures_equal_scikit_learns(case: Case) -> None:
     """Accuracy, macro F1, log-likelihood and every class's figures are scikit-learn's, absent classes included."""

@@ -1,4 +1,4 @@
-"""The whole pipeline under real DVC, in temporary copies of the project."""
+"""The pipeline under real DVC, in temporary copies of the project."""
 
 import csv
 import json
@@ -111,19 +111,19 @@ def test_going_back_to_old_params_trains_nothing(real: Path) -> None:
 
 def test_the_number_of_processes_is_tracked_unless_the_way_is_elastic(real: Path) -> None:
     """A change of run.processes is a change for DVC with ddp, and none with elastic."""
-    params, seen = (real / "params.yaml").read_bytes(), {}
+    params, statuses = (real / "params.yaml").read_bytes(), {}
     try:
         for parallel in ("ddp", "elastic"):
             for count in (2, 3):
                 changes = {"train__parallel": parallel, "run__processes": count}
                 write_params(real / "params.yaml", change(read_params(real / "params.yaml"), **changes))
-                seen[parallel, count] = call(real, "dvc", "status", "train", "--json").stdout
+                statuses[parallel, count] = call(real, "dvc", "status", "train", "--json").stdout
     finally:
         (real / "params.yaml").write_bytes(params)
-    assert json.loads(seen["ddp", 2]) == {}
-    assert "run.processes" in seen["ddp", 3]
-    assert "pipeline/tracked/elastic.yaml" in seen["elastic", 2]  # it contains no number of processes
-    assert seen["elastic", 2] == seen["elastic", 3]
+    assert json.loads(statuses["ddp", 2]) == {}
+    assert "run.processes" in statuses["ddp", 3]
+    assert "pipeline/tracked/elastic.yaml" in statuses["elastic", 2]  # it contains no number of processes
+    assert statuses["elastic", 2] == statuses["elastic", 3]
 
 
 def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
@@ -134,11 +134,11 @@ def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
     for packed, side in (small, large, small, large, (48, 80), small):
         changes = {"prepare__size": packed, "data__synthetic": {**drawn, "size": side}}
         write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **changes))
-        said = call(folder, "dvc", "repro", "prepare").stdout
-        assert np.load(folder / "data/packed/images.npy", mmap_mode="r").shape[1:] == (packed, packed, 3), said
+        output = call(folder, "dvc", "repro", "prepare").stdout
+        assert np.load(folder / "data/packed/images.npy", mmap_mode="r").shape[1:] == (packed, packed, 3), output
         with Image.open(next((folder / "data/images").rglob("*.png"))) as opened:
-            assert all(0.7 * side < length < 1.3 * side for length in opened.size), said
-    assert said.count("is cached - skipping run") == 3
+            assert all(0.7 * side < length < 1.3 * side for length in opened.size), output
+    assert output.count("is cached - skipping run") == 3
 
 
 def test_a_photo_in_the_inbox_moves_no_other(tmp_path: Path, mini: Path) -> None:

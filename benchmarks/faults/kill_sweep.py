@@ -13,9 +13,9 @@ pipeline.repro` until that succeeds: up to the interrupted stage, or to the end 
     same            dvc.lock in the end is that of the reference run, byte for byte
     lost            training steps that TensorBoard's events show before the signal, and that were computed again
 
-The exit status is 1 if there is an orphan, a false record or another dvc.lock. The moment is found by watching. A trial
-is `missed` if the run had ended before the signal. A trial takes about half a minute on two cores; trials run one after
-another.
+The exit status is 1 if there is an orphan, a false record or another dvc.lock. The moment is recognized by watching.
+A trial is `missed` if the run had ended before the signal. A trial takes about half a minute on two cores; trials run
+one after another.
 
 With --elastic only train is interrupted, with train.parallel: elastic, and every start has another number of processes.
 """

@@ -47,7 +47,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 OURS, PLAIN = "python -m pipeline.repro", "dvc repro"
 AFTER = (0.0, 1.0, 3.0, 8.0)  # seconds after the end of a run
 MOST_REPROS = 4
-INSIDE = "PERENNIAL_POWER_CUTS"  # set in the mount namespace of its own
+IN_NAMESPACE = "PERENNIAL_POWER_CUTS"  # set for the process that runs in a new mount namespace
 SIZE = 2 * 10**9  # bytes of the disk
 LOOK = "from benchmarks.faults import power_cuts; print(power_cuts.look())"  # for a new process in the project
 
@@ -190,7 +190,7 @@ def sweep(count: int, base: Path) -> Iterator[Cut]:
         copy_project(project, PARAMS)
         run_checked("sync")
         began = time.monotonic()
-        if not expected:  # the reference run, whose time gives the moments of the cuts
+        if not expected:  # the reference run; its time gives the moments of the cuts
             shutil.copytree(project, disk.at / "first", symlinks=True)
             first = call(disk.at / "first", *arguments(OURS))
             if first.returncode != 0:
@@ -238,12 +238,12 @@ def main() -> int:
     parser.add_argument("--cuts", type=int, default=20)
     parser.add_argument("--out", type=Path, help="a JSON file for the figures, written anew after every cut")
     options = parser.parse_args()
-    if INSIDE not in os.environ:
+    if IN_NAMESPACE not in os.environ:
         if reason := why_not():
             print(f"power_cuts: left out: {reason}")
             return 0
         command = ["unshare", "--mount", sys.executable, "-m", "benchmarks", "power_cuts", *sys.argv[1:]]
-        return subprocess.run(command, env={**os.environ, INSIDE: "1"}, check=False).returncode
+        return subprocess.run(command, env={**os.environ, IN_NAMESPACE: "1"}, check=False).returncode
     print(ROW.format("command", "cut", "repros", "repairs", "ran", "wrong", "lost", "seconds"), flush=True)
     with tempfile.TemporaryDirectory(prefix="power-cuts-", ignore_cleanup_errors=True) as temporary:
         done = []

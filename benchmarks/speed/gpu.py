@@ -44,9 +44,9 @@ def install(wheels: Path, site: Path) -> None:
     subprocess.run([*pip, "--target", str(site), *map(str, sorted(wheels.glob("*.whl")))], check=True)
 
 
-def run(words: list[str], env: dict[str, str], seconds: float) -> int | None:
+def run(command_line: list[str], env: dict[str, str], seconds: float) -> int | None:
     """Run a part for at most `seconds`; its exit status, or None if the time was over."""
-    process = subprocess.Popen(words, env=env, start_new_session=True)
+    process = subprocess.Popen(command_line, env=env, start_new_session=True)
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

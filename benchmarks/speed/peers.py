@@ -4,7 +4,7 @@
 
 Images per second and seconds per epoch of the same model, batch size and crop. `tutorial`: Pillow in a DataLoader on
 all cores; the loss is read back in each step, for the progress bar. `torchvision`: the settings of its reference script
-with Pillow; its metrics are read back in each step. `timm`: its own loader, optimizer and scaler; left out if it is not
+with Pillow; its metrics are read back in each step. `timm`: timm's loader, optimizer and scaler; left out if it is not
 installed. The others run with torch's defaults, so their fp32 has convolutions in TF32. Only ours is deterministic. A
 turn is one epoch; the first turn is not counted. Ours reads the images that `prepare` packed once. In half precision
 ours and timm use the channels-last format.
@@ -164,7 +164,7 @@ def torchvision(ready: Any, device: Any, precision: str) -> Iterator[None]:
 
 
 def timm(ready: Any, device: Any, precision: str) -> Iterator[None]:
-    """timm's own loader, model, optimizer and step, channels last; the loss is read back every 50 steps."""
+    """timm's loader, model, optimizer and step, channels last; the loss is read back every 50 steps."""
     import torch
 
     data, models, optim = (importlib.import_module(f"timm.{name}") for name in ("data", "models", "optim"))

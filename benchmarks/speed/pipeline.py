@@ -61,12 +61,12 @@ def run(folder: Path, photos: workspace.Photos, preset: Preset, device: str) -> 
     for params in (training, photos.params):
         workspace.set_params(folder, params)
     env = workspace.environment(folder.parent)
-    whole = measuring.run_watched((*DVC, "repro"), folder, env)
+    total = measuring.run_watched((*DVC, "repro"), folder, env)
     # The event "crops" is written after the first step.
     first = min(time for tag, _, time in workspace.events(folder) if tag == "crops")
-    rows = stages(whole)
-    rows["whole"] = {"seconds": whole.seconds, "peak_mb": max(row["peak_mb"] or 0 for row in rows.values())}
-    rows["first step"] = {"seconds": first - whole.began, "peak_mb": None}
+    rows = stages(total)
+    rows["total"] = {"seconds": total.seconds, "peak_mb": max(row["peak_mb"] or 0 for row in rows.values())}
+    rows["first step"] = {"seconds": first - total.began, "peak_mb": None}
     for command in ("repro", "status"):
         again = measuring.run_watched((*DVC, command), folder, env)
         rows[f"{command} again"] = {"seconds": again.seconds, "peak_mb": again.peak_mb()}
@@ -97,7 +97,7 @@ def main() -> int:
             report.add(name, {**seconds, "peak_mb": None if None in peaks else max(peaks)})
         rows = report.rows
         report.conclude(
-            whole_s=rows["whole"]["seconds"],
+            total_s=rows["total"]["seconds"],
             first_step_s=rows["first step"]["seconds"],
             again_s=rows["repro again"]["seconds"],
             status_s=rows["status again"]["seconds"],

@@ -67,7 +67,7 @@ def pipeline(report: Report) -> list[Line]:
     return [
         (
             f"`dvc repro` from a local archive ({conditions['photos']}; epochs: {conditions['epochs']})",
-            f"{figures['whole_s']:.1f} s; first step after {figures['first_step_s']:.1f} s",
+            f"{figures['total_s']:.1f} s; first step after {figures['first_step_s']:.1f} s",
             f"again, with nothing changed: {figures['again_s']:.1f} s; `dvc status`: {figures['status_s']:.1f} s",
         )
     ]
@@ -88,8 +88,8 @@ def time_to_accuracy(report: Report) -> list[Line]:
 def peers(report: Report) -> list[Line]:
     rates = {name: f"{row['images_per_s']:,.0f}" for name, row in report["rows"].items()}
     ours, others = (
-        ", ".join(f"{name} {rate}" for name, rate in rates.items() if name.startswith("ours") is mine)
-        for mine in (True, False)
+        ", ".join(f"{name} {rate}" for name, rate in rates.items() if name.startswith("ours") is is_ours)
+        for is_ours in (True, False)
     )
     return [("training with loading, images/s", ours, others)]
 
@@ -112,7 +112,7 @@ LINES: dict[str, Callable[[Report], list[Line]]] = {
 
 
 def machine(of: Mapping[str, Any]) -> str:
-    """The machine of a report, in words."""
+    """The machine, torch version and commit of a report, in one line."""
     gpus = f", {len(of['gpus'])} × {of['gpus'][0]}" if of["gpus"] else ""
     commit, dirty, _ = of["commit"].partition("-dirty")
     return f"{of['cpu']}, {of['cores']} cores{gpus}, torch {of['versions']['torch']}, commit {commit[:12]}{dirty}"

@@ -185,8 +185,8 @@ def drawn(rows: dict[str, Row]) -> str:
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>', *marks, "</svg>", ""])
 
 
-def text(x: float, line: float, words: str) -> str:
-    return f'<text x="{x:.0f}" y="{LINE * line + 15:.0f}">{escape(words)}</text>'
+def text(x: float, line: float, content: str) -> str:
+    return f'<text x="{x:.0f}" y="{LINE * line + 15:.0f}">{escape(content)}</text>'
 
 
 def bar(x: float, line: float, length: float, colour: str, thick: float = 1.0) -> str:

@@ -1,1 +1,1 @@
-"""What several test files need besides fixtures: cheap starts of Python, and copies of the project."""
+"""Shared by several test files: cheap starts of Python, data sets, and copies of the project."""

@@ -35,9 +35,9 @@ OURS = ("pipeline", "benchmarks", "tests")  # imported anew by each process, fro
 
 
 class Request(NamedTuple):
-    """A start of `python words…` in this environment and folder."""
+    """A start of `python arguments…` in this environment and folder."""
 
-    words: list[str]
+    arguments: list[str]
     environ: dict[str, str]
     cwd: str
     session: bool  # whether in a new session
@@ -145,10 +145,10 @@ def become(request: Request, fds: dict[int, int], libraries: Sequence[str]) -> N
     os.environ.update(request.environ)
     os.chdir(request.cwd)
     python_path = [folder for folder in request.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    sys.path[:] = [request.cwd if request.words[0] == "-m" else "", *python_path, *libraries]
+    sys.path[:] = [request.cwd if request.arguments[0] == "-m" else "", *python_path, *libraries]
     if request.ranks:
         fork_ranks(request.ranks, libraries)
-    status = run_python(request.words)
+    status = run_python(request.arguments)
     # The steps of Python's own exit, without freeing each object that the server has imported.
     threading._shutdown()  # type: ignore[attr-defined]  # it waits for threads
     atexit._run_exitfuncs()
@@ -172,17 +172,17 @@ def show_environment(environ: Mapping[str, str]) -> None:
     ctypes.memmove(start, block, len(block))
 
 
-def run_python(words: list[str]) -> int:
-    """Run `python words…` in this process; the exit status."""
-    sys.orig_argv = [sys.executable, *words]
+def run_python(arguments: list[str]) -> int:
+    """Run `python arguments…` in this process; the exit status."""
+    sys.orig_argv = [sys.executable, *arguments]
     try:
-        if words[0] == "-m":
-            sys.argv = ["-m", *words[2:]]  # as Python itself does, until it has found the module
-            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        if arguments[0] == "-m":
+            sys.argv = ["-m", *arguments[2:]]  # as Python itself does, until it has found the module
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
-            sys.argv = ["-c", *words[2:]]
+            sys.argv = ["-c", *arguments[2:]]
             main = sys.modules["__main__"] = ModuleType("__main__")
-            exec(compile(words[1], "<string>", "exec"), main.__dict__)
+            exec(compile(arguments[1], "<string>", "exec"), main.__dict__)
     except SystemExit as end:
         if isinstance(end.code, int | None):
             return end.code or 0
@@ -242,25 +242,25 @@ def take(request: Request, fds: Mapping[int, int]) -> int | None:
 class Rank(subprocess.Popen[bytes]):
     """Replaces Popen in torchrun's agent."""
 
-    def _execute_child(self, *arguments: Any) -> None:
+    def _execute_child(self, *given: Any) -> None:
         base = subprocess.Popen._execute_child  # type: ignore[attr-defined]
-        of = inspect.signature(base).bind(self, *arguments).arguments
+        of = inspect.signature(base).bind(self, *given).arguments
         setpriv = ["setpriv", "--pdeathsig", "TERM"]
         dies_with_parent = list(of["args"][:3]) == setpriv
-        python, *words = of["args"][3:] if dies_with_parent else of["args"]
-        words = words[words[0] == "-u" :]
-        request = Request(words, of["env"], str(Path.cwd()), of["start_new_session"], 0, dies_with_parent)
+        python, *arguments = of["args"][3:] if dies_with_parent else of["args"]
+        arguments = arguments[arguments[0] == "-u" :]
+        request = Request(arguments, of["env"], str(Path.cwd()), of["start_new_session"], 0, dies_with_parent)
         pid = take(request, {}) if python == sys.executable and of["c2pwrite"] == of["errwrite"] == -1 else None
         if pid is None:
-            base(self, *arguments)
+            base(self, *given)
         else:
             self.pid, self._child_created = pid, True
 
 
 def spawned(path: bytes, args: Sequence[bytes | str], passfds: Sequence[int]) -> int:
     """Replaces spawnv_passfds in multiprocessing."""
-    words = [os.fsdecode(word) for word in args]
-    if "-c" in words and "spawn_main" in (code := words[words.index("-c") :])[1]:
+    arguments = [os.fsdecode(word) for word in args]
+    if "-c" in arguments and "spawn_main" in (code := arguments[arguments.index("-c") :])[1]:
         pid = take(Request(code, dict(os.environ), str(Path.cwd()), False), {fd: fd for fd in passfds})
         if pid is not None:
             return pid
