@@ -60,7 +60,7 @@ test-code: lint  ## lint, types, every test that needs no GPU, without the conta
 test-gpu: setup  ## what only an NVIDIA GPU can show (tests/gpu), with a report; a second start resumes
 	@python -m pytest tests/gpu --gpu-report benchmarks/results
 
-MODULE ?= data.duplicates data.assignment loader.sampler split evaluation.metrics training.schedule
+MODULE ?= data.duplicates data.assignment loader.sampler loader.random_params split evaluation.metrics training.schedule
 mutants: setup  ## small wrong changes that a module's own tests do not notice: make mutants MODULE=training.schedule N=60
 	@python -m tests.mutants $(MODULE) $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))
 

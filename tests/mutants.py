@@ -50,7 +50,10 @@ NAMES = dict(
 PYTEST_OPTIONS = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 LIBRARIES = {"ast", "hashlib", "imagehash", "json", "math", "np", "os", "self", "sys", "torch"}
 SYMMETRIC = {"min", "max", "minimum", "maximum"}  # the order of their arguments does not matter
-MORE_TESTS = {"config.params": ["tests/test_odd_params.py"]}  # modules whose tests are in a second file, too
+MORE_TESTS = {  # modules with tests in a file of another name
+    "config.params": ["tests/test_odd_params.py"],
+    "loader.random_params": ["tests/test_sampler.py"],
+}
 UNCHANGED = {"annotation", "returns", "decorator_list", "exc", "type_params"}  # types, and the texts of error messages
 
 
@@ -106,7 +109,7 @@ def path_of(module: str) -> Path:
 def tests_of(module: str) -> list[str]:
     """The module's test files; those of engine.loop are test_engine_loop.py or test_loop.py."""
     names = [f"tests/test_{name}.py" for name in (module.replace(".", "_"), module.rpartition(".")[2])]
-    return [next((name for name in names if (PROJECT / name).exists()), names[0]), *MORE_TESTS.get(module, [])]
+    return [*[name for name in names if (PROJECT / name).exists()][:1], *MORE_TESTS.get(module, [])]
 
 
 def changes(module: str) -> list[Change]:
