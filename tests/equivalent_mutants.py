@@ -24,6 +24,8 @@ EQUIVALENT = (
     Equivalent(
         "near_pairs", "for band, (values, radius) in", "", "zip(bands, radii)", "both lists have one entry per band"
     ),
+    # data/assignment.py
+    Equivalent("_fill", "counts[split] += size", "", "", "a split that was filled just now gives no group away"),
     # loader/random_params.py: `full` has the shape [n, 1, 2]
     Equivalent("crop_boxes", "start = ", "0", "-1", "the first entry of an axis of length 1 is also the last"),
     Equivalent("crop_boxes", "corners = ", "0", "-1", "the first entry of an axis of length 1 is also the last"),

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from pipeline.base.errors import UserError
 from pipeline.config.params import Split
 from pipeline.data import assignment
+from pipeline.data.folders import ImageFile
 from pipeline.data.split_table import SPLITS
 from tests.helpers.datasets import do_split, put, settings
 
@@ -19,6 +21,14 @@ Placed = dict[str, tuple[str, int]]  # key → position on the circle, images of
 
 keys = st.text("0123456789abcdef", min_size=8, max_size=8)
 any_settings = st.builds(settings, seed=st.integers(0, 99), fold=st.integers(0, 9))
+
+
+def test_a_group_has_the_smallest_pixel_hash_as_its_key() -> None:
+    """The key of each image, and the groups sorted by key with their images per class."""
+    group_keys, groups = assignment.make_groups([5, 2, 5, 2, 7], list("abbaa"), list("edcfb"))
+    assert group_keys == list("cdcdb")
+    assert [group.key for group in groups] == list("bcd")
+    assert [group.labels for group in groups] == [{"a": 1}, {"a": 1, "b": 1}, {"a": 1, "b": 1}]
 
 
 @given(st.sets(keys, min_size=120, max_size=150), st.sets(keys, max_size=20), any_settings)
@@ -148,6 +158,8 @@ def test_a_position_is_the_seeded_hash_turned_by_the_fold() -> None:
     assert assignment.intervals(settings(0, 0.1, 0.2, 5, 0)) == {
         "test": (0, Fraction(1, 5)), "val": (Fraction(1, 5), Fraction(3, 10)), "train": (Fraction(3, 10), 1),
     }  # fmt: skip
+    six_digits = assignment.intervals(settings(val=0.234569, test=0.123457))
+    assert six_digits["val"] == (Fraction(123457, 10**6), Fraction(358026, 10**6))
 
 
 def test_near_duplicates_in_two_classes_fill_no_split() -> None:
@@ -158,6 +170,23 @@ def test_near_duplicates_in_two_classes_fill_no_split() -> None:
     assert lone
     with pytest.raises(UserError, match=r"class 'a' has \d images in 0 groups of its own"):
         assignment.assign([*lone, *of_b], settings())
+
+
+@pytest.mark.parametrize(
+    ("splits", "fault"),
+    [
+        (["", "", ""], ""),
+        (["", ""], "class 'a' has 2 images to use; needed: at least 3"),
+        ([], "class 'a' has 0 images to use; needed: at least 3"),
+        (["test", "val", "train"], ""),
+        (["train", "test", "test"], "class 'a' has no image to use in val; needed: at least 1 in each of train, val"),
+    ],
+)
+def test_a_class_needs_three_images_or_one_in_each_given_split(splits: list[str], fault: str) -> None:
+    """Only usable images count; the message names the class and the split."""
+    image_files = [ImageFile("a.png", "a", split) for split in splits]
+    with nullcontext() if not fault else pytest.raises(UserError, match=fault):
+        assignment.check_class_sizes(["a"], image_files)
 
 
 def test_a_given_split_needs_each_class_in_each_split(tmp_path: Path) -> None:
