@@ -107,7 +107,7 @@ def path_of(module: str) -> Path:
 
 
 def tests_of(module: str) -> list[str]:
-    """The module's test files; those of engine.loop are test_engine_loop.py or test_loop.py."""
+    """The module's test files; those of engine.loop are test_engine_loop.py or test_loop.py. Empty if there is none."""
     names = [f"tests/test_{name}.py" for name in (module.replace(".", "_"), module.rpartition(".")[2])]
     return [*[name for name in names if (PROJECT / name).exists()][:1], *MORE_TESTS.get(module, [])]
 
@@ -327,6 +327,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     options = parser.parse_args()
     for module in options.modules:
+        if not tests_of(module):
+            parser.error(f"{module}: has no test file; needed: tests/test_{module.replace('.', '_')}.py")
         for tests in tests_of(module):
             importlib.import_module(tests.removesuffix(".py").replace("/", "."))
     for name in [name for name in sys.modules if name.split(".")[0] in {"pipeline", "tests"}]:

@@ -1,5 +1,7 @@
 """The tool that tries wrong changes: which it tries, and which it leaves out."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 from tests import mutants
@@ -28,3 +30,11 @@ def test_the_same_seed_selects_the_same_changes_without_equivalent_ones() -> Non
     everything = mutants.select(["data.duplicates"], 10**6, 0)
     assert len(everything) < len(mutants.changes("data.duplicates"))
     assert not any(map(mutants.is_equivalent, everything))
+
+
+def test_a_module_without_a_test_file_is_refused() -> None:
+    """With one line that names the file; else pytest would run all tests."""
+    command = [sys.executable, "-m", "tests.mutants", "engine.nothing"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.endswith("engine.nothing: has no test file; needed: tests/test_engine_nothing.py\n")
