@@ -1,0 +1,89 @@
+"""A working checkpoint that is damaged, or that another program wrote, is named in one line and never run as code."""
+
+import hashlib
+import io
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+from pipeline.base.errors import UserError
+from pipeline.config import params
+from pipeline.engine.loop import Learner, Totals
+from pipeline.loader.dataset import Dataset
+from pipeline.training import checkpoint, resume, runs, state
+from pipeline.training.job import Job
+from tests.conftest import on_cpu, read_params
+from tests.test_damaged import ALONE, Bomb
+
+
+def learner() -> Learner:
+    config = params.parse(on_cpu(read_params()))
+    return state.make_learner(config, 2, ALONE)
+
+
+def job(folder: Path) -> Job:
+    """A job as far as saving and resuming look at it: they need no images and no store."""
+    config: Any = params.parse(on_cpu(read_params()))
+    return Job(config, cast(Dataset, None), ALONE, HashStore(), folder)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The content of a checkpoint."""
+    folder = tmp_path_factory.mktemp("run")
+    resume.save_checkpoint(job(folder), learner(), Totals.zero(ALONE.device, 1), state.Progress(step=3))
+    return checkpoint.load(folder / runs.CHECKPOINT)
+
+
+def resumed(folder: Path) -> state.Progress:
+    return resume.resume(job(folder), learner(), Totals.zero(ALONE.device, 1))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {}, {"model": None}, {"model": 5}, {"model": {}}, {"optimizer": {}}, {"optimizer": [1]},
+        {"totals": torch.zeros(0)}, {"totals": "none"}, {"ema": [torch.zeros(1)]}, {"progress": {"step": "x"}},
+        {"progress": {"step": 1, "never": 1}}, {"hardware": {}}, {"hardware": 7}, {"added": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_checkpoint_with_another_content_is_named(
+    saved: dict[str, Any], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Its digest is right, and yet no run of this code has saved it."""
+    content = {key: value for key, value in {**saved, **changes}.items() if value is not None}
+    checkpoint.save(tmp_path / runs.CHECKPOINT, content)
+    if not changes:
+        assert resumed(tmp_path).step == 3
+        return
+    with pytest.raises(UserError, match=r"begin anew: rm -r ") as refused:
+        resumed(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"PK\x03\x04", "list", "bomb"], ids=str)
+def test_a_checkpoint_that_something_else_wrote_is_damaged(tmp_path: Path, content: bytes | str) -> None:
+    """No code in it is run, and the one before it is used, if there is one."""
+    buffer = io.BytesIO()
+    if isinstance(content, str):
+        torch.save({"model": Bomb()} if content == "bomb" else [1, 2], buffer)
+        content = buffer.getvalue()
+    (tmp_path / runs.CHECKPOINT).write_bytes(content + hashlib.sha256(content).digest())
+    with pytest.raises(UserError, match=r"checkpoint\.pt: damaged, .*rm -r "):
+        resume.newest_checkpoint(tmp_path / runs.CHECKPOINT)
+    (tmp_path / runs.CHECKPOINT).replace(checkpoint.previous(tmp_path / runs.CHECKPOINT))
+    checkpoint.save(tmp_path / runs.CHECKPOINT, {"step": 1})
+    assert resume.newest_checkpoint(tmp_path / runs.CHECKPOINT) == {"step": 1}
+    assert not list(tmp_path.glob("**/exploded"))
+    assert not Path("exploded").exists()
+
+
+def test_a_checkpoint_that_is_a_folder_is_named(tmp_path: Path) -> None:
+    """Not taken for none."""
+    (tmp_path / runs.CHECKPOINT).mkdir()
+    with pytest.raises(UserError, match=r"checkpoint\.pt: .*rm -r "):
+        resume.newest_checkpoint(tmp_path / runs.CHECKPOINT)
