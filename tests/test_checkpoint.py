@@ -25,7 +25,7 @@ def learner() -> Learner:
 
 
 def job(folder: Path) -> Job:
-    """A job as far as saving and resuming look at it: they need no images and no store."""
+    """A job for saving and resuming, which need no images and no store."""
     config: Any = params.parse(on_cpu(read_params()))
     return Job(config, cast(Dataset, None), ALONE, HashStore(), folder)
 
@@ -54,7 +54,7 @@ def resumed(folder: Path) -> state.Progress:
 def test_a_checkpoint_with_another_content_is_named(
     saved: dict[str, Any], tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    """Its digest is right, and yet no run of this code has saved it."""
+    """A checkpoint with a correct digest and unexpected content is refused."""
     content = {key: value for key, value in {**saved, **changes}.items() if value is not None}
     checkpoint.save(tmp_path / runs.CHECKPOINT, content)
     if not changes:
@@ -67,7 +67,7 @@ def test_a_checkpoint_with_another_content_is_named(
 
 @pytest.mark.parametrize("content", [b"", b"x", b"PK\x03\x04", "list", "bomb"], ids=str)
 def test_a_checkpoint_that_something_else_wrote_is_damaged(tmp_path: Path, content: bytes | str) -> None:
-    """No code in it is run, and the one before it is used, if there is one."""
+    """No code in it runs, and the earlier checkpoint is used, if there is one."""
     buffer = io.BytesIO()
     if isinstance(content, str):
         torch.save({"model": Bomb()} if content == "bomb" else [1, 2], buffer)
@@ -83,7 +83,7 @@ def test_a_checkpoint_that_something_else_wrote_is_damaged(tmp_path: Path, conte
 
 
 def test_a_checkpoint_that_is_a_folder_is_named(tmp_path: Path) -> None:
-    """Not taken for none."""
+    """A folder is not treated as a missing checkpoint."""
     (tmp_path / runs.CHECKPOINT).mkdir()
     with pytest.raises(UserError, match=r"checkpoint\.pt: .*rm -r "):
         resume.newest_checkpoint(tmp_path / runs.CHECKPOINT)

@@ -1,4 +1,4 @@
-"""What the container's files promise, as far as no container is needed; docker/image_test.sh builds and runs it.
+"""Tests of the container's files that need no container; docker/image_test.sh builds and runs it.
 
 The doctor's checks (pipeline/doctor.py) are tried here on good and on faulty machines.
 """
@@ -37,7 +37,7 @@ def parsed(raw: dict[str, Any], **changes: Any) -> Params:
 
 @pytest.fixture
 def built_from(tmp_path: Path) -> Path:
-    """What an image built from this checkout carries."""
+    """The file of hashes in an image that is built from this checkout."""
     files = ["requirements/lock.txt", "docker/pins.env"]
     made = subprocess.run(
         [sys.executable, DOCKER / "environment.py", *files], cwd=PROJECT, capture_output=True, check=True
@@ -83,7 +83,7 @@ def test_the_build_sees_only_what_it_copies() -> None:
 
 
 def test_the_image_of_this_checkout_is_not_stale(built_from: Path) -> None:
-    """What docker/environment.py writes is what the stages compare with; without an image nothing is stale."""
+    """The stages compare with what docker/environment.py writes. Without an image nothing is stale."""
     assert machine.stale(built_from, PROJECT) == ()
     assert machine.stale(built_from.with_name("none.json"), PROJECT) == ()
 
@@ -161,7 +161,7 @@ def faults(found: Iterator[doctor.Finding]) -> list[str]:
 
 
 def test_the_doctor_finds_nothing_wrong_here(monkeypatch: pytest.MonkeyPatch, raw: dict[str, Any]) -> None:
-    """On the machine that runs the tests, with params for it, every question has a good answer."""
+    """On the machine of the tests, with params for it, no check finds a fault."""
     monkeypatch.chdir(PROJECT)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert faults(doctor.findings(params.parse(on_cpu(raw)), machine.read())) == []
@@ -182,7 +182,7 @@ def test_a_driver_must_know_the_major_version_of_torchs_cuda(raw: dict[str, Any]
 
 
 def test_a_driver_that_torch_cannot_use_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch raises when it is asked for a GPU's name: the doctor says why, and goes on with its other questions."""
+    """If torch raises for a GPU's name, the doctor prints the reason and goes on."""
 
     def too_old(_: int) -> str:
         raise RuntimeError("The NVIDIA driver on your system is too old\n(found version 12020).")
@@ -201,7 +201,7 @@ def test_the_lowest_gpu_is_the_one_that_torch_has_code_for() -> None:
 
 
 def test_several_gpu_processes_need_shared_memory(raw: dict[str, Any]) -> None:
-    """Docker's 64 MB are too little for NCCL, and enough for a single process."""
+    """Docker's 64 MB are too small for NCCL, and enough for one process."""
     several = parsed(raw, run__processes=2)
     assert doctor.shared_memory(several, 2**26).fault == (
         "/dev/shm has 64 MiB; NCCL needs 1024: docker run --shm-size=1g"
@@ -211,7 +211,7 @@ def test_several_gpu_processes_need_shared_memory(raw: dict[str, Any]) -> None:
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
-    """Also one that is not there, and a user who has no home."""
+    """So are a missing folder, and a user without a home."""
     gone = tmp_path / "gone"
     assert doctor.writable((tmp_path, gone)).fault.startswith(f"{gone}: not writable")
     assert doctor.writable((tmp_path,)).fault == ""
@@ -231,14 +231,14 @@ def test_too_little_disk_is_said_before_the_work(
 
 
 def test_a_folder_that_git_does_not_know_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DVC asks Git, so it is said beforehand, with the remedy."""
+    """DVC needs Git, so a missing repository is a fault with the remedy."""
     monkeypatch.chdir(tmp_path)
     assert doctor.git().fault.endswith("; git init")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a folder away")
 def test_a_repository_of_somebody_else_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Git refuses it until it is told otherwise; the doctor says how."""
+    """Git refuses another owner's repository; the doctor names the command that allows it."""
     subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
     for path in [tmp_path, *tmp_path.rglob("*")]:
         os.chown(path, 12345, 12345)
@@ -249,7 +249,7 @@ def test_a_repository_of_somebody_else_is_a_fault(tmp_path: Path, monkeypatch: p
 
 
 def test_packages_are_held_against_the_lock() -> None:
-    """Another version is a fault, a missing direct dependency too; what only developing needs may be missing."""
+    """Another version and a missing direct dependency are faults. Packages for development may be missing."""
     project = '[project]\nname = "x"\ndependencies = ["torch==2.11.0", "not.There>=1"]'
     lock = "torch==2.10.0 ; marker \\\n    --hash=sha256:0\nnot-there==1.0\nonly-for-tests==3\nhypothesis==0\n"
     found = doctor.packages(lock, project)
@@ -261,7 +261,7 @@ def test_packages_are_held_against_the_lock() -> None:
 
 
 def test_the_doctor_ends_with_1_where_the_params_cannot_run(tmp_path: Path) -> None:
-    """The default params want a GPU: where there is none the page ends with what is refused, and status 1."""
+    """The default params need a GPU. Without one, the doctor prints the refusal and ends with status 1."""
     if machine.read().cuda_devices:
         pytest.skip("needs a machine without a GPU")
     asked = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a power cut, a disk or a slip of the hand damages in DVC's cache and in outputs is never used in silence."""
+"""Damage in DVC's cache and in outputs is always reported: after a power cut, a disk fault or an edit by mistake."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.helpers.projects import call, copy_project
 
 
 def flip(path: Path) -> None:
-    """One bit, in place: the file keeps its size, and is given back its time."""
+    """Flip one bit in place. The file keeps its size and its time."""
     facts, content = path.stat(), bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     overwrite(path, bytes(content))
@@ -53,7 +53,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(done: Path, tmp_path: Path) -> Iterator[Path]:
-    """A copy of it, to be damaged."""
+    """A copy of the project that a test may damage."""
     yield shutil.copytree(done, tmp_path / "project", symlinks=True)
     shutil.rmtree(tmp_path / "project")
 
@@ -76,7 +76,7 @@ def stored(folder: Path, path: str, inside: str = "") -> Path:
 
 
 def everything(folder: Path) -> dict[str, bytes]:
-    """dvc.lock, every file of every output, and what DVC's cache has."""
+    """The bytes of dvc.lock, of every output's files, and of DVC's cache, by path."""
     tops = [folder / "dvc.lock", *(folder / path for path in outs(folder)), folder / ".dvc/cache/files"]
     found = [file for top in tops for file in (sorted(top.rglob("*")) if top.is_dir() else [top])]
     return {str(path.relative_to(folder)): path.read_bytes() for path in found if path.is_file()}
@@ -88,7 +88,7 @@ def an_image(folder: Path) -> str:
 
 
 def test_nothing_damaged_says_nothing_and_reads_nothing_twice(project: Path) -> None:
-    """A second start runs no stage and says nothing; what it remembers is what is there, and nothing else."""
+    """A second start runs no stage and prints nothing. It remembers exactly the files that exist."""
     repro(project)
     before = (project / integrity.MEMORY).read_bytes()
     again = repro(project)
@@ -102,7 +102,7 @@ def test_nothing_damaged_says_nothing_and_reads_nothing_twice(project: Path) -> 
 
 @pytest.mark.parametrize("damage", [flip, cut, empty])
 def test_damaged_objects_are_put_back_from_whole_outputs(project: Path, damage: Callable[[Path], None]) -> None:
-    """An object of each kind: named, put back from the output, and no stage runs."""
+    """A damaged object of each kind is named and restored from the output, and no stage runs."""
     before = everything(project)
     objects = [
         stored(project, "data/images"),
@@ -122,7 +122,7 @@ def test_damaged_objects_are_put_back_from_whole_outputs(project: Path, damage: 
 
 
 def test_what_was_checked_out_of_a_damaged_cache_is_made_anew(project: Path) -> None:
-    """A flipped image, a cut array, an emptied model and figure: DVC believes them; they come back as they were."""
+    """A flipped image, a cut array, an empty model and metric, which DVC accepts, are restored or made again."""
     before, inside = everything(project), an_image(project)
     flip(stored(project, "data/images", inside))
     cut(stored(project, "data/packed", "images.npy"))
@@ -140,7 +140,7 @@ def test_what_was_checked_out_of_a_damaged_cache_is_made_anew(project: Path) -> 
 
 
 def test_a_flipped_output_comes_back_from_the_cache(project: Path) -> None:
-    """DVC itself sees nothing, for size and time are the same; the object is whole, so no stage runs."""
+    """DVC notices nothing, because size and time are the same. The cache object is intact, so no stage runs."""
     before = everything(project)
     call(project, "dvc", "status")  # a copy's files are new to DVC
     flip(project / "data/packed/images.npy")
@@ -154,7 +154,7 @@ def test_a_flipped_output_comes_back_from_the_cache(project: Path) -> None:
 
 
 def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
-    """`dvc repro` takes them for whole; the stage that reads them names the file, its object, and the way out."""
+    """`dvc repro` accepts them; the stage that reads them names the file, its cache object, and the remedy."""
     flip(stored(project, "data/packed", "images.npy"))
     shutil.rmtree(project / "data/packed")
     call(project, "dvc", "checkout")
@@ -176,7 +176,7 @@ def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
 
 
 def test_the_run_cache_hands_on_no_damage(project: Path) -> None:
-    """Params A, B, A, with an object of A damaged meanwhile: it is removed first, and the stage that made it runs."""
+    """Params A, B, A, and an object of A is damaged in between: it is removed, and its stage runs again."""
     text, before = (project / "params.yaml").read_bytes(), everything(project)
     damaged = stored(project, "data/images", an_image(project))
     other = {"count": 50, "size": 48, "seed": 1}
@@ -191,7 +191,7 @@ def test_the_run_cache_hands_on_no_damage(project: Path) -> None:
 
 
 def test_after_a_power_cut_the_right_bytes_come_back(project: Path) -> None:
-    """Outputs, objects, run cache and dvc.lock emptied, as they are left a few seconds after the end of a run."""
+    """Outputs, objects, run cache and dvc.lock are empty, as a power cut soon after a run leaves them."""
     before = everything(project)
     emptied = [path for path in outs(project) if path.startswith(("models/", "metrics/"))]
     for path in [*emptied, "dvc.lock"]:
@@ -215,7 +215,7 @@ def test_after_a_power_cut_the_right_bytes_come_back(project: Path) -> None:
 
 
 def test_no_empty_folder_stays_in_the_run_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DVC fails at one. One that another project may be about to fill stays for a minute, if the cache is shared."""
+    """DVC fails at an empty folder. In a shared cache, a young one stays: another project may be about to fill it."""
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
     for cache, stays in ((Path(".dvc/cache"), False), (tmp_path / "shared", True)):
@@ -228,7 +228,7 @@ def test_no_empty_folder_stays_in_the_run_cache(tmp_path: Path, monkeypatch: pyt
 
 
 def json_lock(text: str) -> dict[str, dict[str, str]]:
-    """stage → path → MD5 of a dvc.lock that stands in a text."""
+    """stage → path → MD5, from the text of a dvc.lock."""
     from ruamel.yaml import YAML
 
     stages = YAML(typ="safe", pure=True).load(text)["stages"]
@@ -236,7 +236,7 @@ def json_lock(text: str) -> dict[str, dict[str, str]]:
 
 
 def test_compiled_code_that_was_emptied_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba would fail at it in every run; whole code stays, and nothing is said."""
+    """numba would fail at an empty file in every run. Complete files stay, without a message."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "pipeline/loader/__pycache__"
     folder.mkdir(parents=True)
@@ -251,7 +251,7 @@ def test_compiled_code_that_was_emptied_is_removed(tmp_path: Path, monkeypatch: 
 
 
 def test_what_is_synced_before_the_end(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file systems of the cache and of the project, and only then anything is remembered."""
+    """The file systems of cache and project are synced before anything is remembered."""
     monkeypatch.chdir(project)
     order: list[str] = []
     monkeypatch.setattr("pipeline.base.linux.sync", lambda folder: order.append(f"sync {folder}"))
@@ -261,7 +261,7 @@ def test_what_is_synced_before_the_end(project: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_image_removed_by_hand_is_named_and_can_be_meant(project: Path) -> None:
-    """With --downstream DVC would take the folder as it is; the stage asks for a word, and `dvc commit` is one."""
+    """With --downstream DVC accepts the folder. The stage refuses it until `dvc commit` confirms the change."""
     next((project / "data/images").rglob("*.png")).unlink()
     refused = call(project, "dvc", "repro", "--downstream", "split", check=False)
     assert refused.returncode != 0
@@ -272,7 +272,7 @@ def test_an_image_removed_by_hand_is_named_and_can_be_meant(project: Path) -> No
 
 
 def test_a_file_that_is_known_by_its_marks_is_not_read(tmp_path: Path) -> None:
-    """Any write changes a mark, also one that puts size and time back."""
+    """Any write changes inode, size, mtime or ctime, even one that restores size and mtime."""
     path = tmp_path / "file"
     path.write_bytes(b"content")
     seen = integrity.hash_files([str(path)], {})
@@ -286,7 +286,7 @@ def test_a_file_that_is_known_by_its_marks_is_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"a": 1}', '{"a": [1, 2]}'])
 def test_a_damaged_memory_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
-    """Then everything is read again."""
+    """A damaged memory counts as empty, so everything is read again."""
     monkeypatch.chdir(tmp_path)
     integrity.MEMORY.parent.mkdir(parents=True)
     integrity.MEMORY.write_text(content)
@@ -294,7 +294,7 @@ def test_a_damaged_memory_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_folder_is_hashed_as_dvc_does(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every output is found as dvc.lock claims; what .dvcignore names is not counted."""
+    """Every output has the hash in dvc.lock. Files that .dvcignore matches do not count."""
     monkeypatch.chdir(project)
     (project / "data/images/.unfinished.partial").write_bytes(b"x")
     found, _ = integrity.inspect_outputs(outs(project), {})
@@ -307,7 +307,7 @@ def test_a_folder_is_hashed_as_dvc_does(project: Path, monkeypatch: pytest.Monke
 
 
 def test_without_dvc_nothing_is_compared(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What somebody makes by hand is in no lock."""
+    """A stage that a user starts by hand compares nothing with dvc.lock."""
     monkeypatch.chdir(project)
     paths = params.load().paths
     flip(project / "data/split.csv")

@@ -1,4 +1,4 @@
-"""Files that are ours but damaged: each is named in one line, with what is wrong and the remedy."""
+"""Damaged files of the pipeline: each gives one line with the file, what is wrong, and the remedy."""
 
 import io
 import json
@@ -64,7 +64,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(whole: Path, tmp_path: Path) -> Path:
-    """The same, to be damaged."""
+    """A copy that a test may damage."""
     return Path(shutil.copytree(whole, tmp_path / "w", symlinks=True))
 
 
@@ -95,7 +95,7 @@ def text(content: str) -> Damage:
 
 
 def changed(**changes: Any) -> Damage:
-    """Keys put into a JSON file; None takes one away."""
+    """Put keys into a JSON file; None removes a key."""
 
     def change(path: Path) -> None:
         content = {**json.loads(path.read_text()), **changes}
@@ -130,7 +130,7 @@ def vast(path: Path) -> None:
 
 
 class Bomb:
-    """What would write a file if it were unpickled."""
+    """An object that would write a file if it were unpickled."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch exploded",)
@@ -181,7 +181,7 @@ CASES = [
 
 @pytest.mark.parametrize(("path", "damage"), CASES, ids=[f"{path}-{damage.__name__}" for path, damage in CASES])
 def test_a_damaged_file_is_named(folder: Path, path: str, damage: Damage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line: the file, what is wrong, and the remedy. No code in it is run, and nothing is fetched."""
+    """One line has the file, what is wrong, and the remedy. No code in the file runs, and nothing is downloaded."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr("socket.socket.connect", None)
     reader = READERS[path.split("/", maxsplit=1)[0]]
@@ -198,7 +198,7 @@ def test_a_damaged_file_is_named(folder: Path, path: str, damage: Damage, monkey
 
 
 def test_an_undamaged_reader_reads(whole: Path) -> None:
-    """What is not damaged is read as it was written."""
+    """Undamaged files are read without an error."""
     data = packed.load(whole / "data/packed", whole / "data/split.csv")
     assert data.images.shape == (4, 40, 40, 3)
     assert data.images[3].max() == 3
@@ -217,7 +217,7 @@ FILES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("path", FILES)
 def test_any_bytes_give_a_value_or_a_refusal(whole: Path, tmp_path: Path, path: str) -> None:
-    """Whatever stands in the file, and wherever bytes of it are changed: no other error."""
+    """For any content and any changed bytes there is no error other than UserError."""
     folder = Path(shutil.copytree(whole, tmp_path / "any", symlinks=True))
     content = (folder / path).read_bytes()
     spliced = st.builds(
@@ -240,7 +240,7 @@ def test_any_bytes_give_a_value_or_a_refusal(whole: Path, tmp_path: Path, path: 
 
 @pytest.mark.parametrize("damage", [*BY_ANYBODY, text("x")])
 def test_damaged_pretrained_weights_are_named(tmp_path: Path, damage: Damage) -> None:
-    """With the remedies of an output of a stage."""
+    """Damaged pretrained weights are named with the remedies for a stage's output."""
     net = network.build("shufflenet_v2_x0_5", 2, 0)
     exported.save_weights(tmp_path / "weights/shufflenet_v2_x0_5.safetensors", network.export_state(net))
     damage(tmp_path / "weights/shufflenet_v2_x0_5.safetensors")
@@ -250,7 +250,7 @@ def test_damaged_pretrained_weights_are_named(tmp_path: Path, damage: Damage) ->
 
 @pytest.mark.parametrize("content", ["", "[]", "{"])
 def test_a_damaged_provenance_is_named_by_verify(tmp_path: Path, content: str) -> None:
-    """Before anything is compared."""
+    """A damaged provenance.json is named with the remedy."""
     (tmp_path / "provenance.json").write_text(content)
     with pytest.raises(UserError, match=r"provenance\.json: .*rm "):
         verify._flat(tmp_path / "provenance.json")
@@ -266,7 +266,7 @@ def test_a_damaged_provenance_is_named_by_verify(tmp_path: Path, content: str) -
     ],
 )
 def test_a_command_ends_in_one_line(folder: Path, command: str, path: str, damage: Damage) -> None:
-    """Exit status 1, whatever reads the file; and nothing is removed for being of no use to a damaged one."""
+    """Every command ends with exit status 1 and one line, and removes no run."""
     damage(folder / path)
     words = [sys.executable, "-m", *f"pipeline.{command}".split()]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
@@ -277,7 +277,7 @@ def test_a_command_ends_in_one_line(folder: Path, command: str, path: str, damag
 
 
 def test_a_folder_or_a_file_in_the_wrong_place_is_named(tmp_path: Path) -> None:
-    """An output whose name a folder has, or whose folder's name a file has, is not written, and nothing is left."""
+    """If a folder has an output's name, or a file its folder's name, nothing is written and nothing is left."""
     (tmp_path / "split.csv").mkdir()
     with pytest.raises(IsADirectoryError, match=r"split\.csv"):
         files.write_text(tmp_path / "split.csv", "text")
@@ -288,7 +288,7 @@ def test_a_folder_or_a_file_in_the_wrong_place_is_named(tmp_path: Path) -> None:
 
 
 def test_a_damaged_copy_of_the_lock_is_not_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is it a traceback: the next best is taken."""
+    """A damaged backup of dvc.lock is not restored, and gives no traceback."""
     monkeypatch.chdir(tmp_path)
     dvc_lock.BACKUP.parent.mkdir(parents=True)
     dvc_lock.BACKUP.write_bytes(b"stages:\n  \xff: {}\n")

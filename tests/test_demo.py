@@ -34,7 +34,7 @@ def test_a_committed_figure_is_of_the_recorded_run(name: str) -> None:
 
 
 def test_an_output_that_differs_is_named_with_both_hashes() -> None:
-    """One sentence for each: other bytes, an output more, an output less; nothing for equal ones."""
+    """One sentence per output that differs, is new, or is missing; none for equal ones."""
     committed = {"a": "1", "b": "2", "c": "3"}
     assert demo.compare(committed, committed) == []
     assert demo.compare({"a": "1", "b": "9", "d": "4"}, committed) == [
@@ -45,7 +45,7 @@ def test_an_output_that_differs_is_named_with_both_hashes() -> None:
 
 
 def test_the_outputs_of_a_lock_are_those_of_all_its_stages(tmp_path: Path) -> None:
-    """Each `outs` entry with its hash; dependencies are left out, so a comment in the code changes nothing."""
+    """Every `outs` entry with its hash, without dependencies, so a comment in the code changes nothing."""
     entry = "    cmd: x\n    deps:\n    - path: code.py\n      md5: {}\n    outs:\n    - path: {}\n      md5: {}\n"
     text = "schema: '2.0'\nstages:\n"
     text += "  one:\n" + entry.format("c0", "a", "a1") + "  two:\n" + entry.format("c0", "b", "b2")

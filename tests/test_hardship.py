@@ -44,7 +44,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def command(stage: str) -> list[str]:
-    """As dvc.yaml has it."""
+    """The command of a stage, as in dvc.yaml."""
     words = ["pipeline.launch", stage] if stage in ("train", "evaluate") else [f"pipeline.{stage}"]
     return [sys.executable, "-m", *words]
 
@@ -93,7 +93,7 @@ def copy(done: tuple[Path, dict[str, float]], folder: Path) -> Path:
 def test_a_killed_stage_ends_with_the_same_bytes(
     done: tuple[Path, dict[str, float]], tmp_path: Path, stage: str
 ) -> None:
-    """Killed at any moment, it leaves its outputs whole or away; the next run starts clean and writes the same."""
+    """A stage that is killed at any moment leaves complete outputs or none; the next run writes the same bytes."""
     folder, source = copy(done, tmp_path / "killed"), random.Random(stage)
     expected = outputs(folder)
     for _ in range(3):
@@ -124,7 +124,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path, leave: int) -> Path:
-    """A file that leaves so many bytes free."""
+    """A file that leaves this many bytes free on the disk."""
     filler = disk / "filler"
     with filler.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - leave)
@@ -136,7 +136,7 @@ def fill(disk: Path, leave: int) -> Path:
 def test_a_full_disk_is_named_and_costs_nothing(
     done: tuple[Path, dict[str, float]], disk: Path, stage: str, output: str
 ) -> None:
-    """One line names the output and the space left; the earlier outputs are as they were; with room, it runs."""
+    """One line names the output and the free space. Earlier outputs do not change. With enough space it runs."""
     folder = copy(done, disk / "w")
     before = outputs(folder)
     filler = fill(disk, 4096)
@@ -156,7 +156,7 @@ def test_a_full_disk_is_named_and_costs_nothing(
 def test_a_disk_that_is_full_while_training_is_named(
     done: tuple[Path, dict[str, float]], disk: Path, leave: int, output: str
 ) -> None:
-    """Whether the checkpoint or the export finds no room: a line, nothing half-written, and then it goes on."""
+    """If the checkpoint or the export has no space: one line, no incomplete file, and the next run goes on."""
     folder = copy(done, disk / "w")
     expected = outputs(folder)
     shutil.rmtree(folder / "models")
@@ -179,7 +179,7 @@ def test_a_disk_that_is_full_while_training_is_named(
 @needs_root
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_workspace_that_is_read_only_is_named(done: tuple[Path, dict[str, float]], disk: Path, stage: str) -> None:
-    """One line for each process that cannot begin, and the outputs are as they were."""
+    """One line per process that cannot start, and the outputs do not change."""
     folder = copy(done, disk / "w")
     before = outputs(folder)
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
@@ -193,7 +193,7 @@ def test_a_workspace_that_is_read_only_is_named(done: tuple[Path, dict[str, floa
 
 
 def as_a_stranger(folder: Path, words: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
-    """A command as a user whom no file of the system names, without HOME. It may read everything, for Python's sake."""
+    """Run a command as an unknown user without HOME. The user may read everything, so that Python starts."""
     capability = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
     user = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", *capability]
     environ["PATH"] = os.environ["PATH"]
@@ -203,7 +203,7 @@ def as_a_stranger(folder: Path, words: list[str], **environ: str) -> subprocess.
 @needs_root
 @pytest.mark.slow("a whole pipeline under DVC, for a user; make test runs one of its own stages as that user")
 def test_a_user_without_a_name_and_a_home_runs_the_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container started with any --user: from data to figures."""
+    """The pipeline runs as in a container with any --user."""
     folder = tmp_path / "w"
     folder.mkdir()
     monkeypatch.chdir(PROJECT)
@@ -218,7 +218,7 @@ def test_a_user_without_a_name_and_a_home_runs_the_pipeline(tmp_path: Path, monk
 
 @needs_root
 def test_a_workspace_of_somebody_else_is_named(done: tuple[Path, dict[str, float]]) -> None:
-    """A user who may not write there is told so in one line."""
+    """A user without write access gets one line."""
     refused = as_a_stranger(done[0], command("prepare"))
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
@@ -226,7 +226,7 @@ def test_a_workspace_of_somebody_else_is_named(done: tuple[Path, dict[str, float
 
 
 def test_freed_memory_is_used_again_without_the_system() -> None:
-    """A stage's buffers are cleared by the system once, and not every time they are needed."""
+    """The system clears a stage's buffers once, not for every use."""
 
     def cleared(how: str) -> int:
         command = [sys.executable, "-c", FREED, how]

@@ -1,4 +1,4 @@
-"""Whatever stands in params.yaml: it is understood, or refused in lines that name key, value and what is allowed."""
+"""Any content of params.yaml is either accepted, or refused with the key, the value and what is allowed."""
 
 import subprocess
 from pathlib import Path
@@ -19,7 +19,7 @@ HERE = Machine(cuda_devices=0, apex="missing", compiler=True, cores=2)
 
 
 def said(path: Path, text: str) -> str:
-    """What the params with this text are refused with; empty if they are understood."""
+    """The error message for params with this text; empty if they are accepted."""
     path.write_text(text, encoding="utf-8")
     try:
         assert isinstance(params.load(path), Params)
@@ -53,14 +53,14 @@ def said(path: Path, text: str) -> str:
     ],
 )  # fmt: skip
 def test_odd_documents_are_refused_in_a_line(tmp_path: Path, text: str, sentence: str) -> None:
-    """What YAML can say and a table of settings cannot: anchors that hold themselves, dates, bytes, endless numbers."""
+    """Refused YAML: anchors that contain themselves, dates, bytes, very long numbers."""
     found = said(tmp_path / "params.yaml", text)
     assert any(sentence in line for line in found.splitlines()), found
     assert all(len(line) < 600 for line in found.splitlines())
 
 
 def test_a_file_that_is_far_too_long_is_not_read(tmp_path: Path) -> None:
-    """A value of 50 MB ends in a sentence before anybody has parsed it; so do a folder and a pipe of that name."""
+    """A file of 50 MB is refused before it is parsed, and so are a folder and a pipe."""
     path = tmp_path / "params.yaml"
     with path.open("w") as file:
         file.write("train: {model: ")
@@ -104,14 +104,14 @@ def test_a_file_that_is_far_too_long_is_not_read(tmp_path: Path) -> None:
 def test_values_that_would_fail_later_are_refused_at_once(
     raw: dict[str, Any], changes: dict[str, Any], sentence: str
 ) -> None:
-    """Beyond what 32 bits, the system or anybody's patience can hold: key, value, what is allowed."""
+    """Values that are too large for 32 bits or for the system are refused with key, value and what is allowed."""
     with pytest.raises(UserError) as refusal:
         params.parse(change(raw, **changes))
     assert any(sentence in line for line in str(refusal.value).splitlines()), refusal.value
 
 
 def test_an_address_with_too_long_a_name_is_no_file(tmp_path: Path) -> None:
-    """What the system would not even look up is told apart from nothing else that is not there."""
+    """A file name that is too long for the system is refused like a missing file."""
     with pytest.raises(
         UserError, match=r"data\.url: 'file:///a+': there is no such file; allowed: an existing archive"
     ):
@@ -148,12 +148,12 @@ def test_every_port_there_is_can_be_met_at(raw: dict[str, Any], port: str) -> No
     ],
 )  # fmt: skip
 def test_what_would_be_in_the_way_is_refused(raw: dict[str, Any], changes: dict[str, Any], sentence: str) -> None:
-    """A path where another is made anew, or the project lies; more processes than the machine can ever serve."""
+    """Refused: paths inside one another or inside the project, and far more processes than cores."""
     assert validity.faults(params.parse(on_cpu(raw, **changes)), HERE) == [sentence]
 
 
 def test_metrics_models_and_reports_may_lie_together(raw: dict[str, Any]) -> None:
-    """Single files in folders that nobody clears are in nobody's way."""
+    """Folders that no stage clears may be shared."""
     together = on_cpu(
         raw, paths__metrics="out", paths__models="out", paths__reports="out/seen", paths__split="out/s.csv"
     )
@@ -161,7 +161,7 @@ def test_metrics_models_and_reports_may_lie_together(raw: dict[str, Any]) -> Non
 
 
 def test_the_projects_own_files_are_known() -> None:
-    """What Git has at the top of the project, but for data, is what no path may lie in."""
+    """validity.TAKEN has every name that Git tracks at the top of the project, except data."""
     listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
     tops = {name.split("/")[0] for name in listed.splitlines()}
     if not tops:
@@ -216,7 +216,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @hypothesis.given(st.lists(st.tuples(st.sampled_from(KEYS), documents), max_size=3) | documents)
 @hypothesis.settings(max_examples=150)
 def test_any_document_gives_params_or_a_refusal(file: Path, drawn: list[tuple[str, str]] | str) -> None:
-    """Never another exception, and never a message of several lines for one fault."""
+    """Any YAML gives params or a UserError with one line per fault."""
     text = drawn if isinstance(drawn, str) else "\n".join(f"{key}: {value}" for key, value in drawn)
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
     with pytest.raises(UserError) as refusal:  # no such document is a whole params file
@@ -230,7 +230,7 @@ SETTINGS = [(name, key) for name, section in Params.model_fields.items() for key
 @hypothesis.given(st.sampled_from(SETTINGS), documents)
 @hypothesis.settings(max_examples=150)
 def test_any_value_of_any_setting_gives_params_or_a_refusal(file: Path, setting: tuple[str, str], text: str) -> None:
-    """One value of a good params file is replaced; what is understood can be judged, too."""
+    """One value of a valid file is replaced: the result is refused, or validity.faults can check it."""
     section, key = setting
     lines = (PROJECT / "params.yaml").read_text().splitlines()
     start = lines.index(next(line for line in lines if line.startswith(f"{section}:")))

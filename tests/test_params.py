@@ -101,7 +101,7 @@ def test_numbers_are_read_as_dvc_reads_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "- 1", "train: {", "a: 1\na: 2", "\xff\xfe"])
 def test_a_broken_file_is_one_line(tmp_path: Path, text: str) -> None:
-    """A file that is no table, no YAML, or has a key twice is refused in one line that names it."""
+    """A file that is not a table, not YAML, or has a key twice is refused in one line that names the file."""
     path = tmp_path / "params.yaml"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(UserError) as caught:
@@ -131,6 +131,6 @@ def test_choices_stand_beside_their_keys() -> None:
 
 
 def test_the_params_file_of_the_project_has_every_key(raw: dict[str, Any]) -> None:
-    """Nothing has a default in the code: what is not in params.yaml is missing."""
+    """params.yaml has every key, because the code has no defaults."""
     assert params.parse(raw).model_dump(mode="json") == {**read_params()} | params.parse(raw).model_dump(mode="json")
     assert set(raw) == set(params.Params.model_fields)

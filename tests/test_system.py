@@ -1,4 +1,4 @@
-"""What the system can say no to: disks, limits, memory, clocks. Each ends in a line with the remedy."""
+"""Errors of the system: disks, limits, memory, clocks. Each gives one line with the remedy."""
 
 import errno
 import json
@@ -33,7 +33,7 @@ def ended(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EFBIG, errno.ENOLCK, errno.EMFILE, errno.EISDIR, errno.ETIMEDOUT])
 def test_an_error_of_the_disk_is_a_line(number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever the system says of a file: its name, the system's words and what to do."""
+    """An error of a file gives its name, the system's message and the remedy."""
     path = str(tmp_path / "file")
     status, line = ended(OSError(number, os.strerror(number), path), capsys)
     assert status == 1
@@ -62,14 +62,14 @@ def test_an_error_of_the_disk_is_a_line(number: int, tmp_path: Path, capsys: pyt
 def test_a_memory_that_is_full_is_named(
     error: BaseException, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """That of the host and that of a GPU, with the settings that take less."""
+    """Full memory of the host or of a GPU is named, with the settings that need less."""
     status, line = ended(error, capsys)
     assert status == 1
     assert all(word in line for word in words)
 
 
 def test_other_ends_keep_their_status(capsys: pytest.CaptureFixture[str]) -> None:
-    """A refusal 1, a stop 75, an interrupt 130; a fault of the program is raised."""
+    """Exit status 1 for a UserError, 75 for a stop, 130 for an interrupt. A bug is raised."""
     assert ended(UserError("this"), capsys) == (1, "some: this")
     assert ended(Stopped("that"), capsys) == (75, "some: that")
     assert ended(KeyboardInterrupt(), capsys)[0] == 130
@@ -80,7 +80,7 @@ def test_other_ends_keep_their_status(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_an_error_of_the_system_in_a_thread_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Said once, though a library gives it to the main thread later; a fault of the program keeps its traceback."""
+    """It is printed once, even if a library raises it again in the main thread. A bug keeps its traceback."""
 
     def full() -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), "events")
@@ -98,7 +98,7 @@ def test_an_error_of_the_system_in_a_thread_is_a_line(capsys: pytest.CaptureFixt
 
 
 def test_an_output_that_nobody_takes_is_a_line() -> None:
-    """Printing to a full disk is named once, and does not come up again when Python ends."""
+    """Printing to a full disk gives one line, and no second error when Python ends."""
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "pipeline.config.params"]
         done = subprocess.run(command, cwd=PROJECT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
@@ -110,7 +110,7 @@ def test_an_output_that_nobody_takes_is_a_line() -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO, errno.ENOSYS])
 def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not taken for a run that holds the lock, and not replaced by a file that would outlive its holder."""
+    """It is not mistaken for a held lock, and no lock file without a lock is created."""
 
     def flock(*_: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -122,7 +122,7 @@ def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monke
 
 
 def test_a_clock_that_jumps_makes_no_negative_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a run took is measured by a clock that nobody sets."""
+    """The duration of a run comes from the monotonic clock."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "requirements").symlink_to(PROJECT / "requirements")
     config = params.parse(read_params())
@@ -137,7 +137,7 @@ def test_a_clock_that_jumps_makes_no_negative_time(tmp_path: Path, monkeypatch: 
 
 
 def test_imports_without_memory_are_a_line() -> None:
-    """Where `ulimit -v` leaves no room for torch, before the command itself has begun."""
+    """If `ulimit -v` is too small for importing torch, the command prints one line."""
     limited = f"ulimit -v 900000; exec {sys.executable} -m pipeline.train"
     done = subprocess.run(["bash", "-c", limited], cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -157,7 +157,7 @@ def test_only_a_command_changes_the_interpreter(argument: str) -> None:
 
 
 def test_what_stays_is_named_though_another_error_follows(capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that could not be removed is told of, whatever else fails after it."""
+    """A file that could not be removed is named, even if another error follows."""
     first = OSError(errno.EROFS, os.strerror(errno.EROFS), "output")
     first.add_note(".output.partial stays (Read-only file system); the next run removes it")
     second = OSError(errno.EROFS, os.strerror(errno.EROFS), "events")

@@ -53,7 +53,7 @@ BARRED = {
 
 
 def test_no_pair_of_choices_is_left_open() -> None:
-    """Every pair of choices is walked: it is refused if it is listed, and accepted if it is not."""
+    """Every pair of choices is tried: it is refused exactly if BARRED has it."""
     usual = {key: options[0] for key, options in CHOICES.items()} | {
         "train__device": "cuda", "train__shards": 4, "run__rendezvous": "node0:29400",
     }  # fmt: skip
@@ -163,7 +163,7 @@ def test_what_cannot_be_is_refused_in_these_words(lines: dict[str, Any], machine
 
 
 def test_a_login_node_of_slurm_needs_no_gpu() -> None:
-    """There, only what srun starts looks for GPUs: on its own node."""
+    """Only processes that srun starts need GPUs on their node."""
     lines = {"train__device": "cuda", "run__launcher": "slurm", "train__parallel": "ddp", "run__processes": 4}
     assert validity.faults(with_lines(**lines), CPU_ONLY) == []
     assert validity.faults(with_lines(**lines), Machine(1, "missing", True)) == []

@@ -1,4 +1,4 @@
-"""`make verify`: a claim that holds is confirmed, whatever is wrong with one is named, and nothing is left behind."""
+"""`make verify` confirms a correct dvc.lock, names every difference, and leaves no files behind."""
 
 import os
 import shutil
@@ -54,7 +54,7 @@ def environment(project: Path) -> dict[str, str]:
 
 
 def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m pipeline.verify` in the project; whatever comes of it, no clone stays."""
+    """Run `python -m pipeline.verify` in the project. In every case its clone is removed."""
     command = [sys.executable, "-m", "pipeline.verify", *arguments]
     done = subprocess.run(
         command, cwd=project, env=environment(project), capture_output=True, text=True, check=False
@@ -71,7 +71,7 @@ def cache(project: Path) -> dict[str, bytes]:
 
 
 def flip_a_bit(path: Path) -> None:
-    """In a new file of the same name, for the old one may share its bytes with DVC's cache."""
+    """Write a new file of the same name, because the old one may share its bytes with DVC's cache."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     files.remove(path)
@@ -79,7 +79,7 @@ def flip_a_bit(path: Path) -> None:
 
 
 def test_a_true_claim_is_confirmed(project: Path) -> None:
-    """Every stage truly runs again, every output is compared, and neither the cache nor the folder is touched."""
+    """Every stage runs again, every output is compared, and neither the cache nor the folder changes."""
     before, outs = cache(project), [o for claim in dvc_lock.read(project / "dvc.lock").values() for o in claim["outs"]]
     done = run(project)
     assert done.returncode == 0, done.stderr
@@ -109,7 +109,7 @@ def test_a_changed_byte_is_named(project: Path) -> None:
 
 
 def test_a_missing_output_is_named_once(project: Path) -> None:
-    """A folder that is gone is one line, not one for each of its files."""
+    """A missing folder gives one line, not one per file."""
     shutil.rmtree(project / "data/images")
     done = run(project)
     assert done.returncode == 1
@@ -128,7 +128,7 @@ def test_a_tampered_hash_is_named(project: Path) -> None:
 
 
 def test_a_false_claim_is_found_out(project: Path) -> None:
-    """Weights that no training wrote, consistently claimed: how many tensors differ and by how much is said."""
+    """For wrong weights with a matching dvc.lock, the number of different tensors and their difference are printed."""
     weights = project / "models/model.safetensors"
     tensors = safetensors.torch.load_file(weights)
     tensors["fc.bias"][0] += 0.5
@@ -194,7 +194,7 @@ def test_what_was_committed_without_a_run_is_stale(
 
 
 def test_what_is_not_in_git_is_no_claim(project: Path) -> None:
-    """A dvc.lock that is not committed, or not there, is named, and so is a stage that it does not know."""
+    """A dvc.lock that is not committed or missing is named, and so is an unknown stage."""
     call(project, "git", "rm", "--quiet", "--cached", "dvc.lock")
     done = run(project)
     assert (done.returncode, done.stderr) == (
@@ -210,7 +210,7 @@ def test_what_is_not_in_git_is_no_claim(project: Path) -> None:
 
 
 def test_an_archive_that_was_downloaded_is_found(project: Path) -> None:
-    """The clone takes it from this folder's paths.archives: download is repeated without the network."""
+    """The clone uses the archives of this folder, so download runs without a network."""
     made = project.parent / "drawn.tgz"
     with tarfile.open(made, "w:gz") as archive:
         archive.add(project / "data/images", "flowers")
@@ -230,7 +230,7 @@ def test_an_archive_that_was_downloaded_is_found(project: Path) -> None:
 
 @pytest.mark.slow("two whole pipelines under DVC; make test confirms a claim without an inbox")
 def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
-    """Photos in the inbox are in no commit: that is said, download is left out, and what follows it is repeated."""
+    """Photos in the inbox are in no commit: a message says so, and the stages after download are repeated."""
     shutil.copytree(project / "data/images", project / "data/inbox", dirs_exist_ok=True)
     params = project / "params.yaml"
     write_params(params, change(read_params(params), data__source="inbox"))
@@ -270,7 +270,7 @@ def test_an_interruption_leaves_nothing(project: Path, number: signal.Signals) -
 
 
 def test_tensors_are_compared_by_their_bytes(tmp_path: Path) -> None:
-    """A sign of zero counts; another shape, and a tensor in one file only, are counted apart; a cut file is said."""
+    """The sign of zero counts. Other shapes and missing tensors are counted separately. A cut file is reported."""
     one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
     tensors: dict[str, Any] = {"a": torch.zeros(2), "b": torch.ones(3), "n": torch.tensor(4), "c": torch.ones(1)}
     safetensors.torch.save_file(tensors, one)
@@ -287,7 +287,7 @@ def test_tensors_are_compared_by_their_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "stages:\n", "stages:\n  train:\n    outs:\n    - path: models\n", "a: [\n"])
 def test_a_cut_lock_is_refused(tmp_path: Path, text: str) -> None:
-    """A dvc.lock that states nothing, or by halves, is named with the remedy."""
+    """An empty or incomplete dvc.lock is refused with the remedy."""
     (tmp_path / "dvc.lock").write_text(text)
     with pytest.raises(UserError, match=r"dvc.lock: not readable; restore it \(git checkout dvc.lock\)"):
         dvc_lock.read(tmp_path / "dvc.lock")

@@ -40,7 +40,7 @@ class Cell(NamedTuple):
     device: str
 
     def lines(self) -> dict[str, Any]:
-        """The lines of params.yaml that choose it; two processes where there can be two."""
+        """The lines of params.yaml for this cell, with two processes where that is possible."""
         return {
             "run__launcher": self.launcher, "run__processes": 1 if self.parallel in ("single", "dp") else 2,
             "train__parallel": self.parallel, "train__precision": self.precision, "train__sync_bn": self.sync_bn,
@@ -61,7 +61,7 @@ def faults(cell: Cell, machine: Machine) -> list[str]:
 
 
 def expected(cell: Cell, machine: Machine) -> list[str]:
-    """What each cell is refused for, said once more and independently of the code."""
+    """The refusals of a cell, written independently of the code."""
     launcher, parallel, precision, sync_bn, memory_format, device = cell
     cpu, alone, said = device == "cpu", parallel in ("single", "dp"), []
     if not cpu and not machine.cuda_devices and launcher != "slurm":
@@ -106,7 +106,7 @@ def expected(cell: Cell, machine: Machine) -> list[str]:
 
 
 def expected_of_half_precision(cell: Cell) -> list[str]:
-    """What would compute with wrong numbers."""
+    """The refusals of pairs that give wrong numbers in half precision."""
     _, parallel, precision, sync_bn, _, _ = cell
     said = []
     if parallel == "apex_ddp" and precision == "bf16":
@@ -133,7 +133,7 @@ def expected_of_half_precision(cell: Cell) -> list[str]:
 
 
 def expected_of_elastic(cell: Cell) -> list[str]:
-    """What elastic is refused for besides."""
+    """The further refusals of elastic."""
     said = []
     if cell.precision[0] == "O":
         said.append(
@@ -214,7 +214,7 @@ def test_the_cells_that_run_on_the_cpu_are_these() -> None:
 
 
 def test_the_tables_have_a_member_for_every_choice() -> None:
-    """What params.yaml may name is what the engine's tables hold, and the other way round."""
+    """The choices in params.yaml and the engine's tables are the same."""
     assert set(PRECISIONS) == set(PRECISION)
     assert set(PARALLELS) == set(PARALLEL) == {path.stem for path in (PROJECT / "pipeline/tracked").iterdir()}
     assert set(SYNC_BNS) == set(SYNC_BN)
@@ -223,7 +223,7 @@ def test_the_tables_have_a_member_for_every_choice() -> None:
 
 
 def test_srun_is_told_the_cores_of_a_task() -> None:
-    """srun does not inherit --cpus-per-task from the job, so it is named; where the job has none, nothing is."""
+    """srun does not inherit --cpus-per-task from the job, so it is passed on if the job has it."""
     run = with_lines(run__launcher="slurm", run__processes=4, run__nodes=2).run
     plain = ["srun", "--nodes=2", "--ntasks=4", "--kill-on-bad-exit=1"]
     assert srun(run, {}) == plain
