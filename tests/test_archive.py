@@ -32,7 +32,7 @@ def unpacked(content: bytes, base: Path, limits: tuple[int, int] = ROOMY) -> dic
 
 
 def refusal(content: bytes, base: Path, limits: tuple[int, int] = ROOMY) -> str:
-    """The one line with which an archive is refused; checks that no file is left."""
+    """The error message of an archive, one line; checks that no file is left."""
     with pytest.raises(UserError) as refused:
         unpacked(content, base, limits)
     assert [path.name for path in base.iterdir()] == ["archive"]

@@ -156,7 +156,7 @@ def test_no_model_yet(project: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with images whose names are ASCII, other letters and no UTF-8."""
+    """A folder with three images: names in ASCII, in other letters, and not in UTF-8."""
     folder = tmp_path_factory.mktemp("odd")
     for name in ("a.png", "é 花.png", os.fsdecode(b"caf\xe9.png")):
         Image.new("RGB", (50, 40), "red").save(folder / name, format="PNG")

@@ -45,7 +45,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def refusal(folder: Path, state: Any, name: str = "mine.pth") -> str:
-    """The one line with which a file is refused; checks that no other file is left."""
+    """The error message of a file, one line; checks that no other file is left."""
     with pytest.raises(UserError) as refused:
         converted(folder, state, name)
     assert [path.name for path in folder.iterdir()] == [name]
@@ -190,7 +190,7 @@ def test_a_pickle_with_code_is_refused_and_does_not_run(
     """A saved model, or another object that runs code when it is read, is refused with a remedy."""
     monkeypatch.chdir(tmp_path)
     line = refusal(tmp_path, state)
-    assert "mine.pth has Python objects besides tensors" in line
+    assert "mine.pth has Python objects that are not tensors" in line
     assert "save its model.state_dict()" in line
 
 

@@ -1,1 +1,1 @@
-"""Images on disk: decoding, packing, drawing. No torch up to here."""
+"""Image files become packed images: fetched, assigned to splits, decoded, packed. No torch up to here."""

@@ -75,7 +75,7 @@ def _entries(archive: Path) -> Generator[Entry, None, None]:
 
 
 def _tar_entries(archive: Path, head: bytes) -> Generator[Entry, None, None]:
-    """The entries of a tar whose file begins with `head`. Raises UserError for a link or a device."""
+    """The entries of a tar; `head` is the first bytes of its file. Raises UserError for a link or a device."""
     with _decompressed(archive, head) as stream:
         with tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in tar:

@@ -59,7 +59,7 @@ def assign(groups: Sequence[Group], settings: Split) -> tuple[dict[str, str], in
     """The split of each group by key, and how many images were moved so that every class is in every split.
 
     If a class has no image in a split by chance, a group is moved there from the split with the most images of the
-    class: the group whose position is nearest to the interval of the empty split. Only groups of this one class are
+    class: the group with the position nearest to the interval of the empty split. Only groups of this one class are
     moved, so no other class changes. Raises UserError for a class with too few images or groups.
     """
     spans = intervals(settings)

@@ -25,7 +25,7 @@ class NearDuplicates:
 
     component: NDArray[np.int64]  # [N]: images with the same number are in one group
     pairs: int  # pairs of images within the threshold
-    pairs_across: int  # pairs whose images are in different given splits
+    pairs_across: int  # pairs of images in different given splits
 
 
 # ---- equal pixels ----
@@ -57,7 +57,7 @@ def _preference(image_file: ImageFile) -> tuple[int, str]:
 
 
 def exact_groups(infos: Sequence[ImageInfo]) -> list[list[int]]:
-    """Groups of row numbers whose images have equal pixels; only groups of two or more."""
+    """Groups of two or more row numbers; the images of a group have equal pixels."""
     rows = defaultdict(list)
     for row, info in enumerate(infos):
         if not info.reason:
@@ -75,7 +75,7 @@ def perceptual_hash(image: images.RGB) -> int:
 
 
 def near_duplicates(phashes: NDArray[np.uint64], splits: NDArray[np.int64], threshold: int) -> NearDuplicates:
-    """Group the images [N] whose hashes are at most `threshold` bits apart, directly or through other images.
+    """Group images [N] if their hashes are at most `threshold` bits apart, directly or through other images.
 
     `splits` [N] is the number of each image's given split (all 0 if there is none). Equal hashes are counted without
     listing their pairs, so thousands of blank pages take no time.

@@ -41,7 +41,7 @@ def obtain_archive(url: str, sha256: str, archives: Path, waits: Sequence[float]
 
 
 def obtain_weights(url: str, sha256_prefix: str, archives: Path, waits: Sequence[float] = WAITS) -> Path:
-    """The path of published weights whose SHA-256 begins with `sha256_prefix`. They are kept in `archives`.
+    """The path of published weights with a SHA-256 that begins with `sha256_prefix`. They are kept in `archives`.
 
     Raises UserError if they cannot be downloaded, or have another hash.
     """

@@ -109,7 +109,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError:
         raise UserError(
-            f"train.weights: {path} has Python objects besides tensors, or is damaged; reading it could run code; "
+            f"train.weights: {path} has Python objects that are not tensors, or is damaged; reading it could run code; "
             f"allowed: only tensors; if you trust it, load it once and save its model.state_dict() with torch.save"
         ) from None
     except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
