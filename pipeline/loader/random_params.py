@@ -94,7 +94,7 @@ def crop_boxes(
 
 
 def eval_boxes(sizes: NDArray[np.int32], packed_size: int, resize: int, crop: int) -> NDArray[np.int64]:
-    """The boxes [n, 4] of "resize the short side to `resize`, cut `crop` × `crop` at the centre", in whole numbers."""
+    """The boxes int64 [n, 4] of the centre crops: the short side resized to `resize`, then `crop` × `crop` pixels."""
     full = packed_size * GRID
     extent = full * crop * sizes.min(axis=1, keepdims=True).astype(np.int64) // (resize * sizes.astype(np.int64))
     start = (full - extent) // 2
@@ -111,9 +111,9 @@ def jitter_factors(seed: int, step: int, batch: int, strength: float) -> NDArray
 
 
 def erase_boxes(seed: int, step: int, batch: int, crop: int, chance: float) -> NDArray[np.int64]:
-    """Rectangles [batch, 4] (x0, y0, x1, y1 in pixels of the crop) to erase, after torchvision's RandomErasing.
+    """Rectangles [batch, 4] (x0, y0, x1, y1 in pixels of the crop) to erase, as torchvision's RandomErasing draws them.
 
-    An image has one with the given chance; without one its row is zeros.
+    An image has one with probability `chance`; otherwise its row is zeros.
     """
     random = sampler.generator(seed, ERASE, step)
     shape, position, coin = random.random((batch, ATTEMPTS, 2)), random.random((batch, 2)), random.random(batch)
@@ -169,13 +169,13 @@ def _cut(centre: NDArray[np.int64], lam: float, crop: int) -> tuple[int, int, in
 
 
 def _log_uniform(uniform: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
-    """Uniform numbers in [0, 1) as numbers whose logarithm is uniform between the bounds'."""
+    """Numbers between the bounds with a uniform logarithm, from uniform numbers in [0, 1)."""
     low, high = np.log(bounds[0]), np.log(bounds[1])
     return _rounded(np.exp(low + (high - low) * uniform))
 
 
 def _rounded(values: ArrayLike) -> NDArray[np.float64]:
-    """To multiples of 2^-20, so that the last bit of exp or pow, which differs between machines, decides nothing."""
+    """The values as multiples of 2^-20: the last bit of exp or pow, which differs between machines, has no effect."""
     rounded: NDArray[np.float64] = np.rint(np.asarray(values) * 2**20) / 2**20
     return rounded
 

@@ -1,15 +1,15 @@
-"""The one operation of the data path: resample a box of a packed image to out × out.
+"""Resampling: a box of a packed image becomes size × size pixels.
 
-Antialiased with a triangle filter (Pillow's BILINEAR, torchvision's `antialias=True`), separable, columns first. It
-serves the random crops of training and the centre crop of evaluation.
+Antialiased with a triangle filter (Pillow's BILINEAR, torchvision's `antialias=True`), separable, columns first. Random
+crops in training and centre crops in evaluation both use it.
 
-It is exact, so its bits depend on no device, thread count, batch neighbour or order of summation: filter weights are
-computed in whole numbers and rounded to multiples of 1/256 that sum to 1; pixels are whole; the columns' sums are
-rounded to multiples of 1/4. Every product and every sum then fits into the 24 bits of a float32 (and every factor into
-the 11 of TF32), and no rounding is left that an order, a fused operation or a compiler could change.
+The result is exact, so its bits do not depend on device, thread count, other images of the batch or order of summation:
+filter weights are computed in whole numbers and rounded to multiples of 1/256 that sum to 1; pixels are whole numbers;
+the sums over columns are rounded to multiples of 1/4. Every product and every sum then fits into the 24 bits of a
+float32, and every factor into the 11 bits of TF32. No order, fused operation or compiler can round differently.
 
-So it has two forms with the same bits: two products of matrices, which a GPU does on its tensor cores; and for the CPU,
-where those waste their work on zeros, a compiled loop over each image.
+There are two forms with the same bits. On a GPU two matrix products use the tensor cores. On the CPU these would mostly
+multiply zeros, so there a compiled loop handles one image after another.
 """
 
 import math
@@ -31,9 +31,9 @@ from torch import Tensor
 from pipeline.loader.random_params import GRID
 
 ONE = 256  # filter weights are multiples of 1/256
-TO_QUARTERS = 1.5 * 2.0**21  # float32 has a unit of 1/4 here: adding and subtracting it rounds to a multiple of 1/4
+TO_QUARTERS = 1.5 * 2.0**21  # adding and subtracting it rounds to 1/4
 
-_LENT: deque[NDArray[np.float32]] = deque(maxlen=4)  # the memory of the last results, to be used again
+_LENT: deque[NDArray[np.float32]] = deque(maxlen=4)  # the memory of the last results, for reuse
 _LENDING = Lock()
 
 
@@ -49,13 +49,13 @@ class Crops:
 
 @dataclass(frozen=True)
 class Filter:
-    """How each output pixel of one axis is made of input pixels, for n boxes: `count` neighbours from `first` on."""
+    """The filters of one axis for n boxes: an output pixel is a weighted sum of `count` inputs from `first` on."""
 
     first: Tensor  # int64 [n, out]
     weights: Tensor  # float32 [n, count, out]: multiples of 1/256 that sum to exactly 1
 
     def mirrored(self, flips: Tensor) -> "Filter":
-        """The same, with the output pixels of the boxes flips [n] in reverse order."""
+        """The filters with the output pixels in reverse order for the boxes where flips [n] is true."""
         return Filter(
             torch.where(flips[:, None], self.first.flip(1), self.first),
             torch.where(flips[:, None, None], self.weights.flip(2), self.weights),
@@ -72,15 +72,17 @@ def triangle(start: Tensor, end: Tensor, side: int, out: int) -> Filter:
     rounded down are exact too: one that is not an integer is too far from the next integer to be rounded to it.
     """
     device, count = start.device, taps(side, out)
-    # A tensor, for by a number a GPU does not divide: it multiplies by the reciprocal, which is rounded.
+    # A tensor, because a GPU divides by a number by multiplying with its rounded reciprocal.
     pixel = torch.full((1,), 2 * out * GRID, dtype=torch.float64, device=device)
     begin, extent = start[:, None].double(), (end - start)[:, None].double()
     centre = 2 * out * begin + (2 * torch.arange(out, device=device) + 1) * extent
     radius = 2 * extent.clamp(min=out * GRID)
     first = ((centre - radius + pixel / 2) / pixel).floor().clamp(0, side - count)
-    neighbour = pixel * torch.arange(count, device=device)[:, None] + pixel / 2  # its centre, from the first's edge
+    neighbour = (
+        pixel * torch.arange(count, device=device)[:, None] + pixel / 2
+    )  # the centre of each, from the edge of the first
     height = (radius[:, None] - ((first * pixel - centre)[:, None] + neighbour).abs()).clamp(min=0)
-    # Running sums are rounded, not weights: so the rounded weights still sum to one.
+    # Running sums are rounded, not weights: then the rounded weights still sum to one.
     running = torch.stack(list(accumulate(height.unbind(1))), 1)
     total = running[:, -1:]
     rounded = ((2 * ONE * running + total) / (2 * total)).floor().float() / ONE
@@ -88,7 +90,7 @@ def triangle(start: Tensor, end: Tensor, side: int, out: int) -> Filter:
 
 
 def taps(side: int, out: int) -> int:
-    """The most pixels of `side` that a pixel of `out` is made of: those that the filter's radius reaches."""
+    """The largest number of the `side` input pixels in one of the `out` output pixels."""
     return min(side, max(2, -(-2 * side // out)))
 
 
@@ -105,7 +107,7 @@ def resample(images: Tensor, crops: Crops, mean: Tensor, scale: Tensor) -> Tenso
 
 
 def by_products(images: Tensor, rows: Tensor, columns: Filter, lines: Filter, mean: Tensor, scale: Tensor) -> Tensor:
-    """`resample` as two products with matrices that are mostly zeros; on any device."""
+    """`resample` as two products with matrices that are mostly zeros. Runs on any device."""
     n, side, out = len(rows), images.shape[1], columns.first.shape[1]
     pixels = images[rows].permute(0, 3, 1, 2).reshape(n, 3 * side, side).float()
     with _tensor_cores():
@@ -123,7 +125,7 @@ def _dense(filtered: Filter, side: int) -> Tensor:
 
 @contextmanager
 def _tensor_cores() -> Iterator[None]:
-    """Inside the block a GPU multiplies float32 matrices in TF32, which holds all factors here, and adds in float32."""
+    """Inside the block a GPU multiplies float32 matrices in TF32, exact for these factors, and adds in float32."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
@@ -133,7 +135,7 @@ def _tensor_cores() -> Iterator[None]:
 
 
 def by_loops(images: Tensor, rows: Tensor, columns: Filter, lines: Filter, mean: Tensor, scale: Tensor) -> Tensor:
-    """`resample` as a compiled loop over each image; on the CPU."""
+    """`resample` as a compiled loop over the images. Runs on the CPU."""
     n, side, out, threads = len(rows), images.shape[1], columns.first.shape[1], torch.get_num_threads()
     made = torch.from_numpy(_memory(n, 3, out, out))
     fill = _kernel(side, out)
@@ -152,19 +154,20 @@ def by_loops(images: Tensor, rows: Tensor, columns: Filter, lines: Filter, mean:
 
 
 def _memory(*shape: int) -> NDArray[np.float32]:
-    """Memory for a result: that of an earlier one which nobody holds any longer, or else fresh.
+    """Memory for a result: that of an earlier result that nothing refers to any more, or new memory.
 
-    The system clears fresh memory, which for a batch takes nearly as long as filling it [measured]. Whoever holds a
-    tensor, or a view of it, holds a reference to the array below.
+    The system clears new memory, and the C library keeps no freed piece above 32 MiB. So for a batch of 64 × 224 × 224
+    new memory takes 1.6 times as long; smaller batches do not differ [measured, one thread]. A tensor and every view of
+    it refer to the array below.
     """
     size = math.prod(shape)
     with _LENDING:
         for number in reversed(range(len(_LENT))):
-            if sys.getrefcount(_LENT[number]) == 2:  # the queue's reference, and that of the question
+            if sys.getrefcount(_LENT[number]) == 2:  # the reference of the queue, and that of the argument
                 if _LENT[number].size >= size:
                     return _LENT[number][:size].reshape(shape)
                 del _LENT[number]
-        _LENT.append(np.empty(size, np.float32))  # NumPy asks for huge pages, which are cleared faster
+        _LENT.append(np.empty(size, np.float32))  # NumPy asks for huge pages: these are cleared faster
         return _LENT[-1].reshape(shape)
 
 
@@ -175,26 +178,26 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 @cache
 def _kernel(side: int, out: int) -> Callable[..., None]:
-    """The compiled loop. Side and out are constants of its code, which makes it 1.2 times as fast [measured].
+    """The compiled loop for one pair of sizes. As constants of its code they make it 1.2 times as fast [measured].
 
-    It is compiled when a pair of sizes is first used (about 3 s) and kept beside this file, in __pycache__.
+    It is compiled when the pair is first used (about 3 s), and kept beside this file in __pycache__.
     """
-    from pipeline.loader.compiled import compiled  # here, for it takes a second, and a GPU does not need it
+    from pipeline.loader.compiled import compiled  # here, because the import takes a second and a GPU does not need it
 
-    # Unsigned, for numba would test signed indices for counting from the end, which keeps loops from being vectorized.
+    # Unsigned: numba checks signed indices for negative values, and then does not vectorize the loops.
     index = np.uintp
     outs, count, one, two, three = index(out), index(taps(side, out)), index(1), index(2), index(3)
     big, zero = np.float32(TO_QUARTERS), np.float32(0)
 
     def fill(images, mean, scale, rows, first_x, weights_x, first_y, weights_y, made):  # type: ignore[no-untyped-def]
-        # An image after its columns, and a line of it before and after; these are longer than needed, see below.
+        # The image after its columns are resampled, and one line before and after; the lines are longer, see below.
         across = np.empty((3, side, out), np.float32)
         red_line, green_line, blue_line = across
         before = np.zeros(3 * side + 16, np.float32)
         after = np.empty(3 * out + 16, np.float32)
         for n in range(len(rows)):
             image = images[rows[n]].reshape(side, 3 * side)
-            top, bottom = index(first_y[n, 0]), index(first_y[n, out - 1]) + count  # the lines that the box needs
+            top, bottom = index(first_y[n, 0]), index(first_y[n, out - 1]) + count  # of the lines in the box
             one_end, other_end = first_x[n, 0], first_x[n, out - 1]
             left, right = three * index(min(one_end, other_end)), three * (index(max(one_end, other_end)) + count)
             for y in range(top, bottom):
@@ -203,7 +206,7 @@ def _kernel(side: int, out: int) -> Callable[..., None]:
                     before[i] = np.float32(pixels[i])
                 for o in range(outs):
                     start = three * index(first_x[n, o])
-                    # Four sums, as a register holds; the fourth is no channel, and the next pixel writes over it.
+                    # Four sums, because a register holds four. The fourth is no channel; the next pixel overwrites it.
                     red = green = blue = waste = zero
                     for k in range(count):
                         weight, at = weights_x[n, k, o], start + three * k
