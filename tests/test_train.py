@@ -1,11 +1,8 @@
 """Training: the same samples and gradients for every number of processes, exact resume at the end of an epoch."""
 
 import json
-import os
-import socket
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from pipeline.loader import sampler
 from pipeline.training import results, schedule, state
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers import starts
+from tests.helpers.ranks import run_ranks
 
 CLASSES = ("circle", "cross", "square")
 
@@ -157,91 +155,16 @@ def test_another_size_than_the_params_say_is_refused_before_the_first_step(tmp_p
     assert not (tmp_path / "runs").exists()
 
 
-GRADIENTS = """
-    import os, sys
-    import torch
-    from torch import nn
-    from pipeline.engine import determinism, distributed, loop
-    from pipeline.engine.loop import Batch, Learner, Totals
-    from pipeline.engine.ema import Ema
-    from pipeline.engine.parallel import Share
-    from pipeline.engine.choices import PARALLELS, PRECISIONS
-    from pipeline.engine.world import World
-    from pipeline.models import network
-    from pipeline.loader import sampler
-    determinism.make_deterministic(1, True)
-    world = World.from_env(os.environ, "cpu")
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3))
-    images, labels = torch.randn(48, 3, 12, 12), torch.randint(3, (48,))
-    precision = PRECISIONS["fp32"]("cpu")
-    optimizer = torch.optim.SGD(network.parameter_groups(net, 1e-3, False), lr=0.1, momentum=0.9)
-    with distributed.join(world, 60):
-        parts = world.size * int(sys.argv[2])
-        parallel_model = PARALLELS["ddp" if world.size > 1 else "single"](net, world, True, parts)
-        totals = Totals.zero(world.device, parts)
-        def batches():
-            for step in range(8):
-                rows = torch.from_numpy(Share.of(world, parts).take(sampler.batch_rows(0, step, 12, 48)))
-                yield Batch(step, images[rows], labels[rows], labels[rows], 0)
-        learner = Learner(net, nn.CrossEntropyLoss(), optimizer, precision, Ema.of(net, 0.0), 0.0)
-        for _ in loop.train(learner, parallel_model, batches(), [0.1] * 8, totals):
-            pass
-        sums = distributed.all_reduce_sum(totals.sums).sum(0)
-        if world.is_main:
-            torch.save({"weights": net.state_dict(), "sums": sums}, sys.argv[1])
-"""
-
-
-def run_ranks(size: int, script: str, *arguments: str) -> None:
-    """Run a script in `size` real processes that form a world."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
-    ranks = [
-        starts.Popen(
-            [sys.executable, "-c", textwrap.dedent(script), *arguments],
-            cwd=PROJECT, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(size)
-    ]  # fmt: skip
-    assert [rank.wait() for rank in ranks] == [0] * size
-
-
-BROKEN = """
-    import os
-    import torch
-    from pipeline.config import params
-    from pipeline.training import checks
-    from pipeline.engine import determinism, distributed
-    from pipeline.engine.loop import Totals
-    from pipeline.engine.world import World
-    from pipeline.base.errors import UserError
-    world = World.from_env(os.environ, "cpu")
-    with distributed.join(world, 60):
-        totals = Totals.zero(world.device, 2)
-        checks.check_losses_finite(totals, params.load().train)
-        if not world.is_main:
-            totals.broken_step.fill_(7)
-        try:
-            checks.check_losses_finite(totals, params.load().train)
-            raise SystemExit("not refused")
-        except UserError as refusal:
-            assert "the loss of step 7 is not finite" in str(refusal)
-"""
-
-
 def test_a_loss_that_one_process_sees_broken_is_refused_by_all() -> None:
     """One that left alone would let the others wait for its part of an exchange."""
-    run_ranks(2, BROKEN)
+    run_ranks(2, "broken_loss")
 
 
 def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
     """1 × B and 2 × B/2 of a model without BatchNorm agree to rounding after eight steps; so do loss and counts."""
-    for size in (1, 2):
-        run_ranks(size, GRADIENTS, str(tmp_path / f"{size}.pt"), "1")
-    one, two = (torch.load(tmp_path / f"{size}.pt") for size in (1, 2))
+    for size, parallel in ((1, "single"), (2, "ddp")):
+        run_ranks(size, "steps", str(tmp_path), parallel, "1")
+    one, two = (torch.load(tmp_path / f"{size}-1.pt") for size in (1, 2))
     assert one["sums"][1:].tolist() == two["sums"][1:].tolist()
     assert one["sums"][0] == pytest.approx(two["sums"][0].item(), rel=1e-6)
     for name, weight in one["weights"].items():
@@ -249,7 +172,7 @@ def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
 
 
 def test_an_epoch_ends_where_its_last_full_batch_does() -> None:
-    """epoch_over names each epoch once, at its last step, and no other step."""
+    """finished_epoch names each epoch once, at its last step, and no other step."""
     for rows, batch in ((36, 8), (10, 10), (97, 12), (5, 1)):
         named = {
             step: schedule.finished_epoch(step, rows, batch) for step in range(1, sampler.steps(7, rows, batch) + 1)

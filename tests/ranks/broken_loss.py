@@ -1,0 +1,30 @@
+"""Two processes, of which one has seen a loss that is not finite: both must refuse to go on.
+
+python -m tests.ranks.broken_loss
+"""
+
+import os
+
+import pytest
+
+from pipeline.base.errors import UserError
+from pipeline.config import params
+from pipeline.engine import distributed
+from pipeline.engine.loop import Totals
+from pipeline.engine.world import World
+from pipeline.training import checks
+
+
+def main() -> None:
+    world, settings = World.from_env(os.environ, "cpu"), params.load().train
+    with distributed.join(world, 60):
+        totals = Totals.zero(world.device, 2)
+        checks.check_losses_finite(totals, settings)
+        if not world.is_main:
+            totals.broken_step.fill_(7)
+        with pytest.raises(UserError, match="the loss of step 7 is not finite"):
+            checks.check_losses_finite(totals, settings)
+
+
+if __name__ == "__main__":
+    main()

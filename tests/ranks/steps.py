@@ -1,0 +1,81 @@
+"""Eight training steps of a small model without BatchNorm, with the engine's loop.
+
+    python -m tests.ranks.steps FOLDER PARALLEL MICROBATCHES…
+
+PARALLEL is a value of train.parallel. For every number of microbatches per process, rank 0 writes
+FOLDER/<world size>-<microbatches>.pt: the weights, the totals, and how often it exchanged gradients.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from pipeline.engine import determinism, distributed, loop
+from pipeline.engine.choices import PARALLELS, PRECISIONS
+from pipeline.engine.ema import Ema
+from pipeline.engine.loop import Batch, Learner, Totals
+from pipeline.engine.parallel import Share
+from pipeline.engine.world import World
+from pipeline.loader import sampler
+from pipeline.models import network
+
+STEPS, BATCH, IMAGES = 8, 12, 48
+
+
+def small_model() -> nn.Module:
+    """A convolution and a linear layer, always with the same weights."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3))
+
+
+def batches(share: Share) -> Iterator[Batch]:
+    """This process's share of every global batch of random images."""
+    labels = torch.arange(IMAGES) % 3
+    images = torch.randn(IMAGES, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    for step in range(STEPS):
+        rows = torch.from_numpy(share.take(sampler.batch_rows(0, step, BATCH, IMAGES)))
+        yield Batch(step, images[rows], labels[rows], labels[rows], 0)
+
+
+def trained(world: World, parallel: str, microbatches: int) -> dict[str, Any]:
+    """The weights, totals and number of exchanges after a training with so many microbatches per process."""
+    model, exchanges = small_model(), [0]
+    optimizer = torch.optim.SGD(network.parameter_groups(model, 1e-3, False), lr=0.1, momentum=0.9)
+    total = world.size * microbatches
+    parallel_model = PARALLELS[parallel](model, world, True, total)
+
+    def counted(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        exchanges[0] += 1
+        return allreduce_hook(group, bucket)
+
+    if isinstance(parallel_model.model, DistributedDataParallel):
+        parallel_model.model.register_comm_hook(None, counted)
+    learner = Learner(model, nn.CrossEntropyLoss(), optimizer, PRECISIONS["fp32"]("cpu"), Ema.of(model, 0.0), 0.0)
+    totals = Totals.zero(world.device, total)
+    for _ in loop.train(learner, parallel_model, batches(parallel_model.share), [0.1] * STEPS, totals):
+        pass
+    weights: dict[str, Tensor] = model.state_dict()
+    return {"weights": weights, "sums": distributed.all_reduce_sum(totals.sums).sum(0), "exchanges": exchanges[0]}
+
+
+def main() -> None:
+    folder, parallel, counts = Path(sys.argv[1]), sys.argv[2], map(int, sys.argv[3:])
+    determinism.make_deterministic(1, True)
+    world = World.from_env(os.environ, "cpu")
+    with distributed.join(world, 60):
+        for microbatches in counts:
+            result = trained(world, parallel, microbatches)
+            if world.is_main:
+                torch.save(result, folder / f"{world.size}-{microbatches}.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""Random parameters are pure functions of (seed, step), the same for every number of processes."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torchvision.transforms.v2 import CutMix, RandomErasing, RandomResizedCrop
+
+from pipeline.engine.parallel import Share
+from pipeline.loader import random_params, sampler
+from pipeline.loader.random_params import CropRange
+
+SIZES = st.lists(st.tuples(st.integers(8, 2000), st.integers(8, 2000)), min_size=1, max_size=24)
+
+
+def test_every_kind_of_draw_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Order, crops, drop-out, jitter, erasing and mixing each take one stream: that of the seed, a purpose that no
+    other has, and the step or epoch. Streams that differ in one of the three have nothing in common."""
+    whole, taken, sizes = sampler.generator, [], np.array([[50, 40]], np.int32)
+
+    def noted(*key: int) -> np.random.Generator:
+        taken.append(key)
+        return whole(*key)
+
+    monkeypatch.setattr(sampler, "generator", noted)
+    sampler.order(1007, 11, 5)
+    random_params.crop_boxes(1007, 11, sizes, 64, CropRange((0.08, 1.0), (0.75, 4 / 3), 0.5))
+    sampler.dropout_seed(1007, 11)
+    random_params.jitter_factors(1007, 11, 1, 0.4)
+    random_params.erase_boxes(1007, 11, 1, 64, 0.5)
+    random_params.draw_mix(1007, 11, 2, 64, 1.0, 1.0)
+    assert sorted(taken) == [(1007, purpose, 11) for purpose in range(1, 7)]
+    streams = [whole(*key).bytes(64) for key in ((0, 1, 0), (1, 0, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1), (0, 0, 0))]
+    assert len({stream[start : start + 8] for stream in streams for start in range(0, 64, 8)}) == 6 * 8
+
+
+def test_draws_are_taken_by_position() -> None:
+    """`at` gives the box, the flip, the factors and the rectangle of each position, in the order asked for."""
+    draws = random_params.AugmentParams(
+        boxes=np.arange(12).reshape(3, 4),
+        flips=np.array([True, False, False]),
+        factors=np.arange(9, dtype=np.float32).reshape(3, 3) + 100,
+        erased=np.arange(12).reshape(3, 4) + 200,
+    )
+    taken = draws.at(np.array([2, 0, 2]))
+    assert taken.boxes.tolist() == [[8, 9, 10, 11], [0, 1, 2, 3], [8, 9, 10, 11]]
+    assert taken.flips.tolist() == [False, True, False]
+    assert taken.factors.tolist() == [[106, 107, 108], [100, 101, 102], [106, 107, 108]]
+    assert taken.erased.tolist() == [[208, 209, 210, 211], [200, 201, 202, 203], [208, 209, 210, 211]]
+
+
+@pytest.mark.parametrize("size", [(300, 30), (30, 300), (300, 31)])
+def test_where_no_crop_fits_it_is_torchvisions_central_one(size: tuple[int, int]) -> None:
+    """A whole long image is wider or narrower than the ratio allows: the crop is central and as long as it may be."""
+    draw = RandomResizedCrop(32, scale=(1.0, 1.0), ratio=(0.75, 4 / 3))
+    theirs = draw.make_params([torch.zeros(3, size[1], size[0])])
+    boxes, _ = random_params.crop_boxes(0, 0, np.array([size], np.int32), 64, CropRange((1.0, 1.0), (0.75, 4 / 3), 0.5))
+    left, top, right, bottom = boxes[0] / (64 * random_params.GRID) * np.tile(size, 2)
+    assert (left, top) == pytest.approx((theirs["left"], theirs["top"]), abs=0.6)
+    assert (right - left, bottom - top) == pytest.approx((theirs["width"], theirs["height"]), abs=0.6)
+    assert (left + right, top + bottom) == pytest.approx(size, abs=0.05)
+
+
+def test_a_crop_has_the_area_and_the_ratio_that_were_asked_for() -> None:
+    """Without a choice of area and ratio, a crop has just these in the original image, wherever it lies."""
+    size = np.tile(np.array([400, 300], np.int32), (50, 1))
+    boxes, flips = random_params.crop_boxes(5, 3, size, 256, CropRange((0.25, 0.25), (0.5, 0.5), 1.0))
+    extent = (boxes[:, 2:] - boxes[:, :2]) / (256 * random_params.GRID) * size
+    assert extent.prod(1) == pytest.approx(0.25 * 400 * 300, rel=1e-3)
+    assert extent[:, 0] / extent[:, 1] == pytest.approx(0.5, rel=1e-3)
+    assert np.ptp(boxes[:, 0]) > 256 * 256 * 0.4
+    assert np.ptp(boxes[:, 1]) > 256 * 256 * 0.1
+    assert flips.all()
+
+
+def test_the_last_bit_of_an_exponential_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines differ in the last bit of exp: ratios and lam are whole multiples of 2^-20 and do not show it."""
+    uniform, exp = np.random.default_rng(0).random(1000), np.exp
+    ratios = random_params._log_uniform(uniform, (0.3, 3.3))
+    monkeypatch.setattr(np, "exp", lambda values: np.nextafter(exp(values), np.inf))
+    assert (random_params._log_uniform(uniform, (0.3, 3.3)) == ratios).all()
+    assert (ratios * 2**20 % 1 == 0).all()
+    assert all(random_params.draw_mix(0, step, 2, 64, 0.4, 0.0).lam * 2**20 % 1 == 0 for step in range(20))
+    assert abs(ratios - exp(np.log(0.3) + (np.log(3.3) - np.log(0.3)) * uniform)).max() <= 2**-21
+
+
+def test_evaluation_boxes_by_hand() -> None:
+    """Of 200 × 100, resized to 80 × 40: 30 of 80 and 30 of 40. A crop larger than the image is the whole of it."""
+    shape = np.array([[200, 100]], np.int32)
+    whole = 64 * random_params.GRID
+    assert random_params.eval_boxes(shape, 64, 40, 30).tolist() == [
+        [whole * 5 // 16, whole // 8, whole * 11 // 16, whole * 7 // 8]
+    ]
+    assert random_params.eval_boxes(shape, 64, 40, 100).tolist() == [[0, 0, whole, whole]]
+
+
+def test_a_crop_smaller_than_a_pixel_becomes_one() -> None:
+    """Wherever it lies, at an edge, too."""
+    sizes = np.tile(np.array([[300, 200]], np.int32), (2000, 1))
+    boxes, _ = random_params.crop_boxes(0, 0, sizes, 4, CropRange((1e-6, 1e-6), (1.0, 1.0), 0.5))
+    assert (boxes[:, 2:] - boxes[:, :2] == random_params.GRID).all()
+    assert boxes.min() == 0
+    assert boxes.max() == 4 * random_params.GRID
+
+
+@given(seed=st.integers(0, 2**32 - 1), step=st.integers(0, 10**6), sizes=SIZES, packed_size=st.integers(16, 512))
+def test_boxes_stay_inside(seed: int, step: int, sizes: list[tuple[int, int]], packed_size: int) -> None:
+    """A training crop lies in the square and covers at least one of its pixels, whatever the image's shape."""
+    boxes, flips = random_params.crop_boxes(
+        seed, step, np.array(sizes, np.int32), packed_size, CropRange((0.08, 1.0), (0.75, 4 / 3), 0.5)
+    )
+    assert boxes.shape == (len(sizes), 4)
+    assert flips.shape == (len(sizes),)
+    assert (boxes >= 0).all()
+    assert (boxes <= packed_size * random_params.GRID).all()
+    assert (boxes[:, 2:] - boxes[:, :2] >= random_params.GRID).all()
+
+
+@given(sizes=SIZES, packed_size=st.integers(16, 512), resize=st.integers(16, 512), data=st.data())
+def test_evaluation_boxes_are_central_squares(
+    sizes: list[tuple[int, int]], packed_size: int, resize: int, data: st.DataObject
+) -> None:
+    """An evaluation box is central and, seen in the original image, a square of crop / resize of the short side."""
+    crop = data.draw(st.integers(16, resize)) if resize > 16 else 16
+    shape = np.array(sizes, np.int32)
+    boxes = random_params.eval_boxes(shape, packed_size, resize, crop)
+    assert (boxes >= 0).all()
+    assert (boxes <= packed_size * random_params.GRID).all()
+    extent = boxes[:, 2:] - boxes[:, :2]
+    assert (abs(boxes[:, :2] + boxes[:, 2:] - packed_size * random_params.GRID) <= random_params.GRID).all()
+    expected = shape.min(1, keepdims=True) * crop / resize / shape * packed_size * random_params.GRID
+    assert (abs(extent - np.maximum(expected, random_params.GRID)) <= 1).all()
+
+
+def test_crops_are_drawn_as_torchvision_draws_them() -> None:
+    """Over many draws the areas and the ratios are distributed as those of torchvision's RandomResizedCrop."""
+    torch.manual_seed(0)
+    draw, image = RandomResizedCrop(224), torch.zeros(3, 240, 320)
+    theirs = [draw.make_params([image]) for _ in range(3000)]
+    area = np.array([p["width"] * p["height"] / (240 * 320) for p in theirs])
+    ratio = np.log([p["width"] / p["height"] for p in theirs])
+    boxes, _ = random_params.crop_boxes(
+        0, 0, np.tile(np.array([320, 240], np.int32), (3000, 1)), 256, CropRange((0.08, 1), (3 / 4, 4 / 3), 0.5)
+    )
+    extent = (boxes[:, 2:] - boxes[:, :2]) / (256 * random_params.GRID)
+    ours = np.log(extent[:, 0] * 320 / (extent[:, 1] * 240))
+    assert abs(extent.prod(1).mean() - area.mean()) < 0.03
+    assert abs(ours.mean() - ratio.mean()) < 0.03
+    assert abs(extent.prod(1).std() - area.std()) < 0.03
+
+
+@given(strength=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
+def test_jitter_factors_stay_in_their_range(strength: float, seed: int) -> None:
+    """Brightness, contrast and saturation change by the strength at most; without strength not at all."""
+    factors = random_params.jitter_factors(seed, 0, 50, strength)
+    assert (abs(factors - 1) <= np.float32(strength) + 1e-6).all()
+    assert (factors >= 0).all()
+    assert (random_params.jitter_factors(seed, 0, 50, 0.0) == 1).all()
+
+
+def test_jitter_factors_are_uniform_and_independent() -> None:
+    """Over many draws: the mean, the deviation and the correlations of three independent uniform numbers."""
+    factors = random_params.jitter_factors(0, 0, 20000, 0.4)
+    assert abs(factors.mean(0) - 1).max() < 0.01
+    assert abs(factors.std(0) - 0.8 / 12**0.5).max() < 0.01
+    assert abs(np.corrcoef(factors.T) - np.eye(3)).max() < 0.03
+
+
+@given(crop=st.integers(16, 300), chance=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
+def test_erased_rectangles_stay_inside(crop: int, chance: float, seed: int) -> None:
+    """A rectangle lies in the crop and never covers a whole side, or there is none."""
+    boxes = random_params.erase_boxes(seed, 0, 30, crop, chance)
+    extent = boxes[:, 2:] - boxes[:, :2]
+    none = ~boxes.any(1)
+    assert ((extent[~none] >= 1) & (extent[~none] < crop)).all()
+    assert ((boxes >= 0) & (boxes <= crop)).all()
+    assert not random_params.erase_boxes(seed, 0, 30, crop, 0.0).any()
+
+
+def test_rectangles_are_erased_as_torchvision_erases_them() -> None:
+    """Over many draws chance, areas, ratios and places are distributed as those of torchvision's RandomErasing."""
+    torch.manual_seed(0)
+    draw, image, count = RandomErasing(1, ratio=(0.3, 3.3)), torch.zeros(3, 64, 64), 6000
+    drawn = [draw.make_params([image]) for _ in range(count)]
+    theirs = np.array([(p["j"], p["i"], p["w"], p["h"]) for p in drawn if p["v"] is not None], np.float64)
+    boxes = random_params.erase_boxes(0, 0, count, 64, 0.5)
+    ours = boxes[boxes.any(1)].astype(np.float64)
+    ours[:, 2:] -= ours[:, :2]
+    assert abs(len(ours) / count - 0.5 * len(theirs) / count) < 0.02
+
+    def figures(drawn: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+        """Area, ratio and place of rectangles [n, 4] (left, top, width, height)."""
+        left, top, width, height = drawn.T
+        return width * height / 64**2, np.log(height / width), left / (64 - width), top / (64 - height)
+
+    for one, other in zip(figures(ours), figures(theirs), strict=True):
+        assert abs(one.mean() - other.mean()) < 0.04
+        assert abs(one.std() - other.std()) < 0.04
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1), step=st.integers(0, 10**6), size=st.sampled_from([1, 2, 3, 4, 6, 12]),
+    alphas=st.tuples(st.sampled_from([0.0, 0.2, 1.0]), st.sampled_from([0.0, 1.0])),
+)  # fmt: skip
+def test_the_mixes_of_any_world_size_merge_to_the_same(
+    seed: int, step: int, size: int, alphas: tuple[float, float]
+) -> None:
+    """Every rank mixes its share with the partners that one process would, and loads no image twice or in vain."""
+    whole = random_params.draw_mix(seed, step, 12, 64, *alphas)
+    shares = [random_params.local(whole, Share(range(rank, rank + 1), size)) for rank in range(size)]
+    for name in ("own", "partners"):
+        merged = np.concatenate([positions[getattr(share, name)] for positions, share in shares])
+        assert merged.tolist() == getattr(whole, name).tolist()
+    for positions, share in shares:
+        assert sorted({*share.own.tolist(), *share.partners.tolist()}) == list(range(len(positions)))
+        assert (np.diff(positions) > 0).all()
+        assert (share.lam, share.box, share.keep) == (whole.lam, whole.box, whole.keep)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1), crop=st.integers(16, 300), batch=st.integers(1, 20),
+    alphas=st.tuples(st.floats(0, 4), st.floats(0, 4)),
+)  # fmt: skip
+def test_the_share_of_the_own_image_is_exact(seed: int, crop: int, batch: int, alphas: tuple[float, float]) -> None:
+    """lam is the own image's share: of every pixel in mixup, of the area that the clipped box leaves in CutMix."""
+    mix = random_params.draw_mix(seed, 0, batch, crop, *alphas)
+    x0, y0, x1, y1 = mix.box
+    assert 0 <= x0 <= x1 <= crop
+    assert 0 <= y0 <= y1 <= crop
+    assert sorted(mix.partners.tolist()) == list(range(batch))
+    assert {type(mix.lam), type(mix.keep)} == {float}  # no number of NumPy's, which prints in another way
+    if mix.lam == 1:
+        assert (mix.partners == mix.own).all()
+    elif mix.keep == 0 and mix.box != (0, 0, crop, crop):
+        assert mix.lam == (crop**2 - (x1 - x0) * (y1 - y0)) / crop**2
+    else:
+        assert mix.lam == mix.keep
+        assert float(np.float32(mix.lam)) == mix.lam
+
+
+@given(size=st.sampled_from([1, 2, 3, 4, 6, 12]), data=st.data())
+def test_without_mixing_a_rank_needs_its_own_images_alone(size: int, data: st.DataObject) -> None:
+    """Then there is no partner to load, and the positions are the rank's slice."""
+    rank = data.draw(st.integers(0, size - 1))
+    mine = range(rank, rank + 1)
+    positions, mix = random_params.local(random_params.draw_mix(0, 0, 12, 64, 0.0, 0.0), Share(mine, size))
+    assert positions.tolist() == Share(mine, size).take(np.arange(12)).tolist()
+    assert (mix.lam, mix.box, mix.keep) == (1, (0, 0, 0, 0), 1)
+    assert mix.own.tolist() == mix.partners.tolist() == list(range(12 // size))
+
+
+def test_lam_has_a_beta_distribution() -> None:
+    """Mean 1/2 and variance 1 / (4 (2 alpha + 1)), for mixup and, before the box is clipped, for CutMix."""
+    for alpha in (0.2, 1.0, 4.0):
+        lams = np.array([random_params.draw_mix(0, step, 2, 224, alpha, 0.0).lam for step in range(4000)])
+        assert abs(lams.mean() - 0.5) < 0.03
+        assert abs(lams.var() - 1 / (4 * (2 * alpha + 1))) < 0.01
+
+
+def test_boxes_are_cut_as_torchvision_cuts_them() -> None:
+    """Over many draws the own share after clipping and the box's place are distributed as those of its CutMix."""
+    torch.manual_seed(0)
+    draw, images = CutMix(alpha=1.0, num_classes=2), torch.zeros(2, 3, 64, 64)
+    theirs = [draw.make_params([images]) for _ in range(4000)]
+    ours = [random_params.draw_mix(0, step, 2, 64, 0.0, 1.0) for step in range(4000)]
+    lams = np.array([mix.lam for mix in ours]), np.array([params["lam_adjusted"] for params in theirs])
+    cut = [mix.box for mix in ours if mix.lam < 1], [p["box"] for p in theirs if p["lam_adjusted"] < 1]
+    assert abs(lams[0].mean() - lams[1].mean()) < 0.02
+    assert abs(lams[0].std() - lams[1].std()) < 0.02
+    assert abs(np.mean(cut[0], axis=0) - np.mean(cut[1], axis=0)).max() < 1.5
+    assert abs(np.std(cut[0], axis=0) - np.std(cut[1], axis=0)).max() < 1.5
+
+
+def test_with_both_a_batch_takes_one_of_them() -> None:
+    """Mixup and CutMix are taken equally often."""
+    kinds = Counter(random_params.draw_mix(0, step, 2, 64, 1.0, 1.0).keep > 0 for step in range(2000))
+    assert abs(kinds[True] - 1000) < 100
+
+
+def test_the_draws_are_these() -> None:
+    """The streams themselves: a change here changes every result, so it must be meant."""
+    assert sampler.batch_rows(0, 0, 6, 10).tolist() == [9, 4, 2, 1, 0, 7]
+    assert sampler.order(3, 2, 8).tolist() == [1, 3, 6, 5, 4, 2, 7, 0]
+    assert sampler.dropout_seed(3, 5) == 2941592435334170133
+    boxes, flips = random_params.crop_boxes(
+        0, 1, np.array([[320, 240], [240, 320]], np.int32), 256, CropRange((0.08, 1.0), (0.75, 4 / 3), 0.5)
+    )
+    assert boxes.tolist() == [[8134, 314, 56584, 56435], [1244, 34045, 40132, 59006]]
+    assert flips.tolist() == [False, True]
+    assert random_params.jitter_factors(0, 1, 1, 0.4).tolist() == [
+        [0.7681664824485779, 1.2022955417633057, 0.7582871317863464]
+    ]
+    assert random_params.erase_boxes(0, 1, 4, 224, 0.5).tolist() == [
+        [0] * 4,
+        [0] * 4,
+        [114, 15, 210, 186],
+        [11, 104, 72, 124],
+    ]
+    mixup, cutmix = random_params.draw_mix(0, 1, 6, 224, 0.2, 0.0), random_params.draw_mix(0, 1, 6, 224, 0.0, 1.0)
+    assert mixup.partners.tolist() == cutmix.partners.tolist() == [4, 0, 2, 3, 5, 1]
+    assert (mixup.lam, mixup.box, mixup.keep) == (0.9998912811279297, (0, 0, 224, 224), 0.9998912811279297)
+    assert (cutmix.lam, cutmix.box, cutmix.keep) == (0.8908641581632653, (97, 36, 171, 110), 0.0)
+    assert [random_params.draw_mix(0, step, 6, 224, 0.2, 1.0).keep > 0 for step in range(8)] == [
+        False, True, False, True, True, True, False, True,
+    ]  # fmt: skip

@@ -1,0 +1,95 @@
+"""Training steps of a small model, with the engine's loop: accumulation, clipping, moving average, learning rate."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeline.engine import loop
+from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
+from pipeline.engine.ema import Ema
+from pipeline.engine.loop import Batch, Learner, Totals
+from pipeline.engine.world import World
+from pipeline.models import network
+from tests.helpers.ranks import run_ranks
+from tests.ranks.steps import small_model
+
+ALONE = World(0, 0, 1, torch.device("cpu"))
+
+
+def some_batches(count: int) -> Iterator[Batch]:
+    """Batches of 12 noise images, for steps 0 to count - 1."""
+    random = torch.Generator().manual_seed(1)
+    for step in range(count):
+        images, labels = (
+            torch.randn(12, 3, 12, 12, generator=random),
+            torch.randint(3, (12,), generator=random),
+        )
+        yield Batch(step, images, labels, labels, 0)
+
+
+def weights_after_each_step(
+    rates: list[float], precision_name: str = "fp32", clip_norm: float = 0.0, ema_decay: float = 0.0
+) -> tuple[list[Tensor], Ema]:
+    """All weights as one vector, before the first step of plain SGD and after every one; and their moving average."""
+    net, precision = small_model(), PRECISIONS[precision_name]("cpu")
+    groups = network.parameter_groups(net, 0.0, False)
+    optimizer = OPTIMIZERS["sgd"](groups, 1.0, 0.0, False, (0.9, 0.999))
+    ema = Ema.of(net, ema_decay)
+    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, precision, ema, clip_norm)
+    parallel_model = PARALLELS["single"](net, ALONE, True, 1)
+    steps = loop.train(learner, parallel_model, some_batches(len(rates)), rates, Totals.zero(ALONE.device, 1))
+    return [as_vector(net), *(as_vector(net) for _ in steps)], ema
+
+
+def as_vector(net: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(net.parameters()).detach().clone()
+
+
+def test_accumulated_parts_train_what_whole_batches_train(tmp_path: Path) -> None:
+    """k parts of B/k give what B gives, on one and on two processes, with as many exchanges between them as without."""
+    for size in (1, 2):
+        run_ranks(size, "steps", str(tmp_path), "ddp", "1", "2", "3")
+    whole = torch.load(tmp_path / "1-1.pt")
+    for size in (1, 2):
+        for accumulate in (1, 2, 3):
+            found = torch.load(tmp_path / f"{size}-{accumulate}.pt")
+            assert found["exchanges"] == 8  # one bucket a step: parts before the last exchange nothing
+            assert found["sums"][1:].tolist() == whole["sums"][1:].tolist()
+            assert found["sums"][0] == pytest.approx(whole["sums"][0].item(), rel=1e-6)
+            for name, weight in whole["weights"].items():
+                torch.testing.assert_close(found["weights"][name], weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("precision", "exact"), [("fp32", 1e-4), ("fp16", 0.02)])
+def test_the_clipped_gradient_is_the_unscaled_one(precision: str, exact: float) -> None:
+    """With a rate of 1 a step moves the weights by the gradient: the plain one, cut to the norm, whatever its scale."""
+    (begun, after), _ = weights_after_each_step([1.0], precision)
+    (_, plain), _ = weights_after_each_step([1.0])
+    norm = float((begun - plain).norm())
+    torch.testing.assert_close(begun - after, begun - plain, rtol=exact, atol=exact * norm)
+    for clip in (norm / 4, norm * 4):
+        (_, clipped), _ = weights_after_each_step([1.0], precision, clip_norm=clip)
+        expected = (begun - plain) * min(1.0, clip / norm)
+        torch.testing.assert_close(begun - clipped, expected, rtol=exact, atol=exact * norm)
+        assert float((begun - clipped).norm()) <= clip * (1 + 1e-5)
+
+
+def test_the_average_of_the_weights_is_its_closed_form() -> None:
+    """After n steps it is d^n times the first weights plus (1 - d) d^(n - k) times those after each step k."""
+    decay, steps = 0.8, 6
+    weights, ema = weights_after_each_step([0.1] * steps, ema_decay=decay)
+    expected = decay**steps * weights[0]
+    for k in range(1, steps + 1):
+        expected = expected + (1 - decay) * decay ** (steps - k) * weights[k]
+    torch.testing.assert_close(torch.cat([average.flatten() for average in ema.averages]), expected)
+    assert not torch.allclose(expected, weights[-1])
+
+
+def test_the_scheduled_rate_is_what_the_optimizer_uses() -> None:
+    """With plain SGD the weights move by rate × gradient: a step with twice the rate moves them twice as far."""
+    (begun, once), _ = weights_after_each_step([0.125])
+    (_, twice), _ = weights_after_each_step([0.25])
+    torch.testing.assert_close(twice - begun, 2 * (once - begun))
