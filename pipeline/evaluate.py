@@ -80,7 +80,7 @@ def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[
     figures = metrics.summary(found, labels, classes, config.evaluate.bins)
     files.write_json(folder / "eval.json", figures)
     pairs = [(classes[label], classes[guess]) for label, guess in zip(labels, found.argmax(1), strict=True)]
-    # A row an image: DVC's template `confusion` counts the rows of each pair itself.
+    # One row per image: DVC's template `confusion` counts the rows of each pair itself.
     files.write_csv(folder / "confusion.csv", ("actual", "predicted"), pairs)
     files.write_csv(
         folder / "calibration.csv",

@@ -151,7 +151,7 @@ def test_every_test_image_is_counted_once(evaluated: Path) -> None:
 
 
 def test_tables_for_plots(evaluated: Path) -> None:
-    """confusion.csv has a row an image, which DVC's template counts; calibration.csv has the filled bins."""
+    """confusion.csv has one row per image, which DVC's template counts; calibration.csv has the filled bins."""
     rows = files.read_csv(evaluated / "metrics/predictions.csv")
     assert files.read_csv(evaluated / "metrics/confusion.csv") == [
         {"actual": row["label"], "predicted": row["prediction"]} for row in rows

@@ -72,7 +72,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_leaves_what_it_promises(trained: Path) -> None:
-    """Weights without metadata, their description, figures, a row an epoch, and provenance; no checkpoint."""
+    """Weights without metadata, their description, figures, one row per epoch, and provenance; no checkpoint."""
     with safetensors.safe_open(trained / "models/model.safetensors", "pt") as weights:
         assert weights.metadata() is None
         assert weights.get_tensor("fc.weight").shape == (3, 1024)

@@ -3,8 +3,8 @@
     python -m benchmarks steps --device cuda
 
 ResNet-34 on 64 images of 224 × 224 pixels, as deterministic as training is by default. One batch of noise stays on the
-device: it is the step that is measured, not the loading. A process a row, for Apex O1 patches torch for as long as a
-process lives. A figure is the median of the turns; the first steps are not counted.
+device: the benchmark measures the step, not the loading. One process per row, because Apex O1 patches torch for the
+life of a process. A figure is the median of the turns; the first steps are not counted.
 """
 
 import sys
