@@ -94,9 +94,10 @@ def test_a_tiny_class_is_in_every_split(drawn: list[tuple[str, int]], chosen: Sp
 
 
 def test_the_distance_to_an_interval_is_that_on_the_circle() -> None:
-    """A position just below 1 is near the interval that begins at 0."""
+    """A position just below 1 is near an interval from 0; one just above 0 is near an interval to 1."""
     assert assignment._distance(Fraction(99, 100), (Fraction(0), Fraction(1, 10))) == Fraction(1, 100)
     assert assignment._distance(Fraction(3, 10), (Fraction(0), Fraction(1, 10))) == Fraction(2, 10)
+    assert assignment._distance(Fraction(5, 100), (Fraction(2, 10), Fraction(1))) == Fraction(5, 100)
 
 
 def filled(monkeypatch: pytest.MonkeyPatch, placed: Placed, *shared: str) -> tuple[dict[str, str], int]:
