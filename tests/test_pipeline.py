@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline.training import runs
 from tests.conftest import MINI_SHA256, change, read_params, write_params
 from tests.helpers.projects import call, copy_project
 
@@ -74,12 +75,18 @@ def test_the_lock_and_the_outputs_hold_no_place_and_no_time(real: Path) -> None:
         assert "file://" not in path.read_text()
 
 
-def test_forced_again_gives_the_same_bytes(real: Path) -> None:
-    """A forced second run of prepare, train and evaluate really trains, and writes the same dvc.lock."""
+def test_forced_again_gives_the_same_bytes(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forced second run of prepare, train and evaluate really trains, and writes the same dvc.lock.
+
+    The next start of a training removes the checkpoint of the finished run, because dvc.lock records its model.
+    """
     before = (real / "dvc.lock").read_bytes()
     forced = call(real, "dvc", "repro", "--force", "--single-item", "prepare", "train", "evaluate")
     assert "epoch 1/1" in forced.stderr
     assert (real / "dvc.lock").read_bytes() == before
+    monkeypatch.chdir(real)
+    runs.prepare_run(Path("runs/another"))
+    assert list(real.glob("runs/*/provenance.json"))
     assert not list(real.glob("runs/*/*checkpoint.pt"))
 
 
