@@ -56,7 +56,7 @@ def test_batchnorm_over_a_single_value_is_refused(raw: dict[str, Any]) -> None:
     """torch's error about a layer in the middle of a model becomes a message about the params. Other errors stay."""
     settings = params.parse(on_cpu(raw)).train
     with (
-        pytest.raises(UserError, match=r"train.batch_size: 8: a part of the batch is one image.* train.crop: 32, and"),
+        pytest.raises(UserError, match=r"train.batch_size: 8: a microbatch is one image.* train.crop: 32\. BatchNorm"),
         checks.explain_torch_errors(settings),
     ):
         torch.nn.BatchNorm2d(4)(torch.ones(1, 4, 1, 1))
