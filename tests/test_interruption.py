@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.base.errors import UserError
 from pipeline.engine import stopping
+from tests.conftest import PROJECT
 from tests.helpers.trainings import LONG, gone, messages, rank_processes, start, wait_for
 from tests.test_train import launch, outputs, small_world
 
@@ -111,6 +112,14 @@ def test_a_second_signal_does_not_hurry_a_stop(tmp_path: Path) -> None:
         r"train: stopped by process \d: SIGTERM; saved at step \d+ of 108; run again to go on", messages(folder)
     )
     assert "Traceback" not in messages(folder)
+
+
+def test_a_signal_after_the_processes_have_stopped_is_ignored() -> None:
+    """The launcher is about to say how they stopped, and must not end by the signal before it has."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ranks.late_signal"], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr
 
 
 def test_a_stop_during_the_start_is_not_restarted(tmp_path: Path) -> None:

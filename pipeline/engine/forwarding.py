@@ -16,15 +16,17 @@ FORWARDED: set[int] = set()  # the signals that asked this launcher to stop, and
 def supervised(pids: Callable[[], Mapping[str, int]], timeout_seconds: int, waits: bool = True) -> Iterator[Watch]:
     """In the block, the processes `pids()` (process ids by name) are watched, and SIGNALS go to them.
 
-    The launcher ends when they end. Before there are any, a signal ends the launcher. Each signal is forwarded once:
-    when DVC is terminated, a second one follows, and would meet processes that are saving. A second one kills the
-    processes that are stopped. Ctrl-Z stops the processes too, because torchrun's are not in the terminal's job.
-    `waits`: see Watch.
+    The launcher ends when they end. A signal before there are any ends the launcher; a signal after they have stopped
+    is ignored. Each signal is forwarded once: when DVC is terminated, a second one follows, and would meet processes
+    that are saving. A second one kills the processes that are stopped. Ctrl-Z stops the processes too, because
+    torchrun's are not in the terminal's job. `waits`: see Watch.
     """
     watch = Watch(pids, timeout_seconds, waits)
 
     def forward(number: int, _: FrameType | None) -> None:
         if not pids():
+            if FORWARDED:  # the processes have stopped, and this launcher is about to say so
+                return
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         watch.forward(number, again=number in FORWARDED)
