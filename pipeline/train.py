@@ -42,7 +42,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     Raises UserError if a loss is not finite or the checkpoint does not fit; Stopped if all processes were asked to
     stop, and have saved.
     """
-    settings, run, world = job.config.train, job.config.run, job.world
+    settings, run, world, rows = job.config.train, job.config.run, job.world, job.rows
     learner = make_learner(job.config, len(job.dataset.packed.classes), world)
     microbatches = microbatch_count(settings, world)
     totals = Totals.zero(world.device, microbatches)
@@ -50,7 +50,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     first_step, saved = progress.step, time.monotonic()
     parallel_model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, microbatches)
     batches = train_batches(job.dataset, settings, parallel_model.share, first_step)
-    learning_rates = schedule.learning_rates(settings, job.rows)
+    learning_rates = schedule.learning_rates(settings, rows)
     board = runs.tensorboard_folder(job.folder)
     distributed.barrier()  # rank 0 may replace the checkpoint only after every process has read it
     with (
@@ -62,7 +62,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
         for batch in steps:
             progress.step = batch.step + 1
             learning_rate = learning_rates[batch.step]
-            epoch = schedule.finished_epoch(progress.step, job.rows, settings.batch_size)
+            epoch = schedule.finished_epoch(progress.step, rows, settings.batch_size)
             due = epoch > 0 or progress.step % run.log_steps == 0
             if batch.step == first_step:
                 shown.images(batch)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import pipeline
 from pipeline.base import linux
 from pipeline.config import params
 from pipeline.config.params import Params
@@ -81,7 +82,8 @@ def changed(config: Params, settings: dict[str, Any]) -> Params:
 def ready(folder: Path, **settings: Any) -> Iterator[Ready]:
     """One process in a prepared folder, with these settings of `train` in place of the folder's."""
     os.chdir(folder)
-    linux.keep_freed_memory()  # as stage.main does
+    pipeline.start_command()  # these two as a stage does
+    linux.keep_freed_memory()
     config = changed(params.load(), settings)
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
     world = World.from_env(os.environ, config.train.device)

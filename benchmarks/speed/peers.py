@@ -236,7 +236,7 @@ def main() -> int:
             workspace.create_prepared(
                 base / "copy",
                 workspace.ONE_PROCESS,
-                {"train": {**train, "epochs": 1000, "lr": 0.001}, "prepare": {"size": preset.packed_size}},
+                {"train": train, "prepare": {"size": preset.packed_size}},
                 photos.params,
             )
             race(taking_part, base / "copy", options.device, preset, report)

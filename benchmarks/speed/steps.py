@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
+import pipeline
 from benchmarks.harness import measuring
 from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline.base import linux
@@ -49,11 +50,12 @@ def worker(device: str, preset: Preset, case: Case) -> None:
     from pipeline.engine import determinism
     from pipeline.engine.world import World
 
-    linux.keep_freed_memory()  # as stage.main does
+    pipeline.start_command()  # these two as a stage does
+    linux.keep_freed_memory()
     precision, optimizer = case
     settings = {
         "device": device, "parallel": "single", "model": preset.model, "batch_size": preset.batch, "crop": preset.side,
-        "precision": precision, "optimizer": optimizer, "epochs": 1000,
+        "precision": precision, "optimizer": optimizer, "epochs": 1000, "lr": 0.001,
     }  # fmt: skip
     config = ours.changed(params.load(), settings)
     determinism.make_deterministic(config.train.threads, config.train.deterministic)

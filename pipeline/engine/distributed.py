@@ -140,7 +140,7 @@ def gather_in_order(tensors: list[Tensor], indices: list[int], count: int) -> li
 
 
 def broadcast_buffers(model: nn.Module) -> None:
-    """Give every process rank 0's buffers (BatchNorm statistics): before an evaluation and before a save."""
+    """Give every process rank 0's buffers (BatchNorm statistics), as before a validation."""
     if dist.is_initialized():
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)

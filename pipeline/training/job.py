@@ -21,5 +21,5 @@ class Job:
 
     @property
     def rows(self) -> int:
-        """The number of training images."""
+        """The number of training images. It is counted anew with each call."""
         return len(self.dataset.packed.rows("train"))

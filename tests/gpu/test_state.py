@@ -68,7 +68,7 @@ def test_resume(world: World, precision: str) -> Figures:
 
 
 def _go_on(world: World, precision: str, folder: str) -> None:
-    """The second process of `case_resume`."""
+    """The second process of `test_resume`."""
     begin(world)
     ready = setup(world, precision)
     state = torch.load(Path(folder) / "checkpoint.pt", map_location=world.device, weights_only=True)

@@ -1,4 +1,4 @@
-"""`python -m pipeline.train` that receives TERM after its first step.
+"""`python -m pipeline.train` that receives TERM after each step that it takes.
 
 python -m tests.ranks.stop_at_once
 """
