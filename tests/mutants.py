@@ -52,7 +52,8 @@ LIBRARIES = {"ast", "hashlib", "imagehash", "json", "math", "np", "os", "self", 
 SYMMETRIC = {"min", "max", "minimum", "maximum"}  # the order of their arguments does not matter
 MORE_TESTS = {  # modules with tests in a file of another name
     "config.params": ["tests/test_odd_params.py"],
-    "loader.random_params": ["tests/test_sampler.py"],
+    "config.document": ["tests/test_params.py", "tests/test_odd_params.py"],
+    "config.combinations": ["tests/test_validity.py", "tests/test_ways.py"],
 }
 UNCHANGED = {"annotation", "returns", "decorator_list", "exc", "type_params"}  # types, and the texts of error messages
 

@@ -269,3 +269,11 @@ def test_the_doctor_ends_with_1_where_the_params_cannot_run(tmp_path: Path) -> N
     )
     assert asked.returncode == 1
     assert "train.device: 'cuda' needs an NVIDIA GPU" in asked.stdout
+
+
+def test_the_tests_that_run_in_the_image_exist() -> None:
+    """docker/image_test.sh names them at a late step of a long run."""
+    (names,) = re.findall(r"^TESTS=\((.*)\)$", (PROJECT / "docker/image_test.sh").read_text(), re.MULTILINE)
+    missing = [name for name in names.split() if not (PROJECT / f"tests/test_{name}.py").is_file()]
+    assert len(names.split()) >= 8
+    assert missing == []

@@ -277,7 +277,7 @@ class Report:
         self._content: Row = {"conditions": conditions, "rows": {}, "left_out": {}, "figures": {}}
         if options.resume and self._path.exists():
             earlier = json.loads(self._path.read_text())
-            if earlier["conditions"] != conditions:
+            if earlier.get("conditions") != conditions:
                 raise UserError(
                     f"{self._path}: measured with another machine, environment, commit or data; remove it, or choose "
                     f"another --out"

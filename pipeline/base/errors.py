@@ -29,7 +29,7 @@ REMEDIES = {
     errno.ENOTDIR: "a file stands where a folder belongs; move it away",
     errno.EEXIST: "a file stands where a folder belongs; move it away",
     errno.ENOTEMPTY: "another program writes there; end it",
-    errno.ENOENT: "end the program that removed it",
+    errno.ENOENT: "something removed it while it was needed; end that program",
     errno.ESTALE: "the network file system lost it; mount it again",
     errno.EAGAIN: "raise the limit of processes (ulimit -u, or a container's pids), or lower run.workers",
     errno.EPIPE: "the reading program ended before everything was written; let it read to the end",
@@ -120,7 +120,8 @@ def describe_system_error(error: BaseException) -> str:
 
 def import_error_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """As sys.excepthook of a command: print one line if the memory was too small for its imports, else a traceback."""
-    message = describe_system_error(error)
+    is_ours = Path(__file__).parents[1] in Path(sys.argv[0]).absolute().parents
+    message = describe_system_error(error) if is_ours else ""
     if message:
         _print(Path(sys.argv[0]).stem, message)
     else:

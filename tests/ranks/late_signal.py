@@ -1,4 +1,4 @@
-"""A launcher that receives SIGTERM again after its only process has stopped because of the first one.
+"""A launcher that receives SIGTERM again, twice, after its only process has stopped because of the first one.
 
 python -m tests.ranks.late_signal
 """
@@ -18,6 +18,7 @@ def main() -> None:
             assert process.wait() == -signal.SIGTERM
             pids.clear()
             os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
     print("still here")
 
 
