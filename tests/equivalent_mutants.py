@@ -26,6 +26,8 @@ EQUIVALENT = (
     ),
     # data/assignment.py
     Equivalent("_fill", "counts[split] += size", "", "", "a split that was filled just now gives no group away"),
+    # split.py
+    Equivalent("split", "near = ", "0", "", "without a given split, every image has the same number, whichever"),
     # loader/random_params.py: `full` has the shape [n, 1, 2]
     Equivalent("crop_boxes", "start = ", "0", "-1", "the first entry of an axis of length 1 is also the last"),
     Equivalent("crop_boxes", "corners = ", "0", "-1", "the first entry of an axis of length 1 is also the last"),

@@ -65,6 +65,14 @@ def test_where_no_crop_fits_it_is_torchvisions_central_one(size: tuple[int, int]
     assert (left + right, top + bottom) == pytest.approx(size, abs=0.05)
 
 
+def test_the_central_crop_is_that_of_its_own_image() -> None:
+    """Central crops of a batch are those of its images one by one."""
+    sizes, crops = np.array([(300, 30), (30, 200), (500, 40)], np.int32), CropRange((1.0, 1.0), (0.75, 4 / 3), 0.5)
+    boxes, _ = random_params.crop_boxes(0, 0, sizes, 64, crops)
+    alone = [random_params.crop_boxes(0, 0, size[None], 64, crops)[0][0].tolist() for size in sizes]
+    assert boxes.tolist() == alone
+
+
 def test_a_crop_has_the_area_and_the_ratio_that_were_asked_for() -> None:
     """Without a choice of area and ratio, a crop has just these in the original image, wherever it lies."""
     size = np.tile(np.array([400, 300], np.int32), (50, 1))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.loader import sampler
-from pipeline.training.schedule import Schedule, scaled
+from pipeline.training.schedule import Schedule, finished_epoch, scaled
 
 
 @given(steps=st.integers(1, 500), data=st.data())
@@ -71,3 +71,12 @@ def test_the_rate_grows_with_the_batch() -> None:
     assert scaled(0.1, 1024, 256) == 0.4
     assert scaled(0.1, 64, 64) == 0.1
     assert scaled(0.1, 1024, 0) == 0.1
+
+
+def test_an_epoch_ends_where_its_last_full_batch_does() -> None:
+    """finished_epoch names each epoch once, at its last step, and no other step."""
+    for rows, batch in ((36, 8), (10, 10), (97, 12), (5, 1)):
+        named = {step: finished_epoch(step, rows, batch) for step in range(1, sampler.steps(7, rows, batch) + 1)}
+        assert {step: epoch for step, epoch in named.items() if epoch} == {
+            sampler.epoch_end(epoch, rows, batch): epoch + 1 for epoch in range(7)
+        }

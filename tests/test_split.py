@@ -16,6 +16,8 @@ from pipeline.base import files, threads
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.data import assignment, duplicates
+from pipeline.data.assignment import Group
+from pipeline.data.duplicates import NearDuplicates
 from pipeline.data.folders import ImageFile
 from pipeline.data.images import ImageInfo
 from pipeline.data.split_table import HEADER, SPLITS
@@ -232,6 +234,19 @@ def test_the_table_says_what_each_image_is(small: Path, raw: dict[str, Any], mon
     assert (empty["split"], empty["reason"], empty["phash"], empty["group"]) == ("", "empty", "", "")
     assert near["group"] == table["dog/101.png"]["group"] == min(near["pixels"], table["dog/101.png"]["pixels"])[:16]
     assert near["split"] == table["dog/101.png"]["split"] in SPLITS
+
+
+def test_each_count_has_its_name(small: Path) -> None:
+    """data.json with another value for each count."""
+    for name in ("cat/0 again.png", "dog/0.png"):
+        shutil.copy(small / "cat/0.png", small / name)
+    rows, _ = do_split(small)
+    groups = [Group("a", {"cat": 5}), Group("b", {"cat": 2}), Group("c", {"dog": 1})]
+    counts = split.summary(["cat", "dog"], rows, NearDuplicates(np.zeros(8, np.int64), 11, 13), groups, 17)
+    assert {name: value for name, value in counts.items() if isinstance(value, int)} == {
+        "images": 22, "kept": 8, "exact_duplicate_pairs": 3, "conflicts": 1, "near_duplicate_pairs": 11,
+        "near_duplicate_groups": 2, "largest_group": 5, "near_duplicates_across_splits": 13, "moved_to_fill": 17,
+    }  # fmt: skip
 
 
 def test_a_perceptual_hash_of_zero_is_a_hash() -> None:

@@ -16,8 +16,7 @@ from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.data import packed
-from pipeline.loader import sampler
-from pipeline.training import results, schedule, state
+from pipeline.training import results, state
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers import starts
 from tests.helpers.ranks import run_ranks
@@ -169,14 +168,3 @@ def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
     assert one["sums"][0] == pytest.approx(two["sums"][0].item(), rel=1e-6)
     for name, weight in one["weights"].items():
         torch.testing.assert_close(two["weights"][name], weight, rtol=1e-5, atol=1e-6)
-
-
-def test_an_epoch_ends_where_its_last_full_batch_does() -> None:
-    """finished_epoch names each epoch once, at its last step, and no other step."""
-    for rows, batch in ((36, 8), (10, 10), (97, 12), (5, 1)):
-        named = {
-            step: schedule.finished_epoch(step, rows, batch) for step in range(1, sampler.steps(7, rows, batch) + 1)
-        }
-        assert {step: epoch for step, epoch in named.items() if epoch} == {
-            sampler.epoch_end(epoch, rows, batch): epoch + 1 for epoch in range(7)
-        }
