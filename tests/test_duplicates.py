@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pipeline.data import duplicates
+from pipeline.data.folders import ImageFile
+from pipeline.data.images import ImageInfo
 from pipeline.data.split_table import SPLITS
 from tests.helpers.datasets import do_split, near_by_brute_force, noise_image, put, reasons, two_classes
 
@@ -37,6 +39,14 @@ def test_equal_images_in_two_classes_are_all_excluded(small: Path) -> None:
     rows, counts = do_split(small)
     assert set(reasons(rows).values()) == {"conflicting labels"}
     assert (counts["excluded"]["conflicting labels"], counts["exact_duplicate_pairs"], counts["conflicts"]) == (3, 3, 1)
+
+
+def test_broken_images_are_no_duplicates_of_one_another() -> None:
+    """An image that was not decoded has no pixels to compare: it keeps its own reason."""
+    infos = [ImageInfo("truncated", 40, 24), ImageInfo("empty"), ImageInfo("", 40, 24, "ab" * 32)]
+    assert duplicates.exact_groups(infos) == []
+    image_files = [ImageFile(f"cat/{number}.png", "cat", "") for number in range(3)]
+    assert duplicates.exclusions(image_files, infos) == ["truncated", "empty", ""]
 
 
 def test_a_given_split_keeps_a_duplicate_in_test_first(tmp_path: Path) -> None:
