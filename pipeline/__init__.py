@@ -16,8 +16,8 @@ def start_command() -> None:
     sys.excepthook = import_error_hook
 
 
-# `python -m pipeline.<command>` imports this file first, so this is the one place before the command's imports. Python
-# has not yet replaced "-m" by the command's path. A process that `launch` spawns already has that path. A program that
-# imports this package as a library is left as it is.
+# `python -m pipeline.<command>` imports this file first, before the imports of the command. Python has not yet replaced
+# "-m" by the command's path. A process that `launch` spawns already has that path. A program that imports this package
+# as a library is left as it is.
 if sys.argv[0] == "-m" or Path(sys.argv[0]).parent == Path(__file__).parent:
     start_command()
