@@ -132,6 +132,11 @@ def run(config: Params) -> None:
     rows, counts = split(Path(paths.images), config.split, stage.workers(config))
     files.write_csv(Path(paths.split), HEADER, map(cells, rows))
     files.write_json(Path(paths.metrics) / "data.json", counts)
+    number = Counter(row.split for row in rows)
+    print(
+        f"split: {len(rows):,} files: {', '.join(f'{number[name]:,} {name}' for name in SPLITS)}; "
+        f"{number['']:,} excluded, each with its reason in {paths.split}"
+    )
 
 
 def main() -> int:

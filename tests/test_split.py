@@ -218,6 +218,20 @@ def test_the_stage_writes_the_table_and_the_counts(
     assert (table.read_bytes(), counts.read_bytes()) == first
 
 
+def test_the_terminal_shows_how_many_files_are_excluded(
+    small: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line has the number of files, of each split, and of the excluded files, and says where their reasons are."""
+    (small / "dog/empty.png").write_bytes(b"")
+    monkeypatch.chdir(small.parent)
+    split.run(params.parse(on_cpu(raw, paths__images="images", split__min_side=16)))
+    of = Counter(row["split"] for row in files.read_csv(Path("data/split.csv")))
+    assert capsys.readouterr().out == (
+        f"split: 21 files: {of['train']} train, {of['val']} val, {of['test']} test; "
+        "1 excluded, each with its reason in data/split.csv\n"
+    )
+
+
 def test_the_table_says_what_each_image_is(small: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells by column: the size after decoding, the hash of the pixels, the perceptual hash, the group."""
     noise_image(77).resize((40, 24)).save(small / "dog/wide.png")

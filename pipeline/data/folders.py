@@ -42,7 +42,10 @@ def find_image_files(folder: Path) -> tuple[list[ImageFile], list[str]]:
     _check_class_names(folder, classes)
     if len(classes) < 2:
         there = f"only one class folder ({classes[0]!r})" if classes else "no class folder"
-        raise UserError(f"{folder}: {there}; needed: at least 2, each with the images of one class")
+        raise UserError(
+            f"{folder}: {there}; needed: at least 2, each with the images of one class; "
+            "if they are inside another folder, move them one level up (in paths.inbox or the archive)"
+        )
     image_files = []
     for path in paths:
         top, *inner = path.split("/") if split_of_top else ["", *path.split("/")]
