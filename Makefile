@@ -35,6 +35,7 @@ $(READY): requirements/lock.txt
 	@"$(PYTHON)" -m venv --clear $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/lock.txt
 	@touch $(READY)
+	@echo "setup: done; to use it: . $(VENV)/bin/activate"
 
 demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes, no GPU)
 	@python -m pipeline.demo
