@@ -52,7 +52,7 @@ test: lint  ## lint, types, every unit test, one test of each kind of real proce
 	@python -m pytest -n auto --dist worksteal -m "not gpu and not slow"
 
 # Second: continuous integration runs this. It finds everything that a machine without a GPU can find.
-test-all: test-code image-test  ## everything that needs no GPU: all tests, then the container (about 45 minutes on 2 cores)
+test-all: test-code image-test  ## everything that needs no GPU: all tests, then the container (about 26 minutes on 2 idle cores)
 
 test-code: lint  ## lint, types, every test that needs no GPU, without the container
 	@python -m pytest -n auto --dist worksteal -m "not gpu"
@@ -97,7 +97,7 @@ image:  ## the container's image, from docker/pins.env (if Apex's host cannot be
 image-repro:  ## dvc repro in the container, with all GPUs, on these files, as your user
 	@PERENNIAL_IMAGE="$(PERENNIAL_IMAGE)" PERENNIAL_USER="$$(id -u):$$(id -g)" docker compose --file docker/compose.yaml run --rm repro
 
-image-test: setup  ## build and test the container without a GPU or a registry (25 GB of disk, about 20 minutes)
+image-test: setup  ## build and test the container without a GPU or a registry (25 GB of disk, about 7 minutes on 2 idle cores)
 	@docker/image_test.sh
 
 lock: setup  ## write requirements/lock.txt again, from pyproject.toml
