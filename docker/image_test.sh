@@ -127,8 +127,9 @@ stand_ins() {
     if [[ -f $context/rootfs.tar ]]; then
         echo "reused: Debian $(release) of $(date --reference "$context/rootfs.tar" --iso-8601), from $BUILT"
     else
-        mmdebstrap --quiet --variant=apt --include=ca-certificates "$(release)" "$context/rootfs.new" "$(mirror)"
-        mv "$context/rootfs.new" "$context/rootfs.tar"
+        # mmdebstrap goes by the name: without .tar it would make a folder.
+        mmdebstrap --quiet --variant=apt --include=ca-certificates "$(release)" "$context/partial.tar" "$(mirror)"
+        mv "$context/partial.tar" "$context/rootfs.tar"
     fi
     apt-config dump Acquire | grep -v '""' > "$context/apt.conf"
     cp "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" "$context/ca-certificates.crt"
