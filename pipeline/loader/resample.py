@@ -157,7 +157,7 @@ def _memory(*shape: int) -> NDArray[np.float32]:
     """Memory for a result: that of an earlier result that nothing refers to any more, or new memory.
 
     The system clears new memory, and the C library keeps no freed piece above 32 MiB. So for a batch of 64 × 224 × 224
-    new memory takes 1.6 times as long; smaller batches do not differ [measured, one thread]. A tensor and every view of
+    new memory takes 1.4 times as long; smaller batches do not differ [measured, one thread]. A tensor and every view of
     it refer to the array below.
     """
     size = math.prod(shape)
