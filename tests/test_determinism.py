@@ -1,9 +1,6 @@
 """Variables and operators that are not deterministic are refused in one line."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +17,7 @@ from tests.test_train import launch, small_world
 def test_deterministic_mode_refuses_what_it_cannot_vouch_for(tmp_path: Path) -> None:
     """A variable that contradicts train.deterministic is named, with the allowed values."""
     folder = small_world(tmp_path)
-    environ = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":0:0"}
-    refused = subprocess.run(
-        [sys.executable, "-m", "pipeline.launch", "train"],
-        cwd=folder, env=environ, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    refused = launch(folder, check=False, CUBLAS_WORKSPACE_CONFIG=":0:0")
     assert refused.returncode == 1
     assert refused.stderr == (
         "train: CUBLAS_WORKSPACE_CONFIG: ':0:0' contradicts train.deterministic: true; "

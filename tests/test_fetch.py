@@ -48,25 +48,21 @@ def test_the_waits_grow() -> None:
     assert [later / earlier for earlier, later in zip(fetch.WAITS, fetch.WAITS[1:], strict=False)] == [2, 2, 2]
 
 
-def test_giving_up_says_how_to_go_on(tmp_path: Path) -> None:
-    """After the last try the message names the address and what to do without a network; no file is left."""
+@pytest.mark.parametrize(
+    ("status", "tries", "message"),
+    [
+        (500, 5, r"5 tries failed, the last: 500 .* set data.url: file:///"),
+        (404, 1, r"data.url: .* cannot be downloaded: 404 .* set data.url: file:///"),
+    ],
+)
+def test_giving_up_says_how_to_go_on(tmp_path: Path, status: int, tries: int, message: str) -> None:
+    """After the last try, and at once for 404, the message says what to do without a network; no file is left."""
     with (
-        server(lambda request, n: reply(request, b"", 500)) as (url, asked),
-        pytest.raises(UserError, match=r"5 tries failed, the last: 500 .* set data.url: file:///"),
+        server(lambda request, n: reply(request, b"", status)) as (url, asked),
+        pytest.raises(UserError, match=message),
     ):
         fetch.download(url, tmp_path / "got", "0" * 64, NO_WAITS)
-    assert len(asked) == 5
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_file_is_refused_at_once(tmp_path: Path) -> None:
-    """Status 404 is not tried again."""
-    with (
-        server(lambda request, n: reply(request, b"", 404)) as (url, asked),
-        pytest.raises(UserError, match=r"data.url: .* cannot be downloaded: 404 .* set data.url: file:///"),
-    ):
-        fetch.download(url, tmp_path / "got", "0" * 64, NO_WAITS)
-    assert len(asked) == 1
+    assert len(asked) == tries
     assert list(tmp_path.iterdir()) == []
 
 

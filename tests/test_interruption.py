@@ -16,7 +16,7 @@ import pytest
 from pipeline.base.errors import UserError
 from pipeline.engine import stopping
 from tests.conftest import PROJECT
-from tests.helpers.trainings import LONG, gone, messages, rank_processes, start, wait_for
+from tests.helpers.trainings import LONG, gone, messages, rank_processes, start, wait_for, wait_for_epoch
 from tests.test_train import launch, outputs, small_world
 
 
@@ -31,8 +31,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def strike(folder: Path, target: str, number: signal.Signals, epoch: int = 3) -> int:
     """Start a run, wait for an epoch, and send a signal. The launcher's exit status, after all processes have ended."""
     launcher = start(folder)
-    wait_for(lambda: f"epoch {epoch}/" in messages(folder) or launcher.poll() is not None, "not so far")
-    assert launcher.poll() is None, f"it ended before it was struck: {messages(folder)}"
+    wait_for_epoch(launcher, folder, epoch)
     if target == "group":
         os.killpg(launcher.pid, number)
     elif target == "launcher":
@@ -52,25 +51,32 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-STRIKES = {
-    "torchrun": [
-        *itertools.product(("rank 1", "launcher"), ("TERM", "INT", "USR1", "KILL")),
-        ("rank 0", "KILL"), ("group", "KILL"),
-    ],
-    "spawn": [*itertools.product(("rank 1", "launcher"), ("TERM", "KILL"))],
-}  # fmt: skip
+FOUR_SIGNALS = ("TERM", "INT", "USR1", "KILL")
+MORE_STRIKES = pytest.mark.slow("five strikes; make test has spawn's, and three others")
 
 
 @pytest.mark.parametrize(
-    "launcher",
-    ["spawn", pytest.param("torchrun", marks=pytest.mark.slow("ten strikes; make test has spawn's, and three others"))],
-)
-def test_an_interrupted_run_goes_on_to_the_same_bytes(whole: Path, tmp_path: Path, launcher: str) -> None:
+    ("launcher", "strikes"),
+    [
+        pytest.param("spawn", [*itertools.product(("rank 1", "launcher"), ("TERM", "KILL"))], id="spawn"),
+        pytest.param(
+            "torchrun", [*itertools.product(["rank 1"], FOUR_SIGNALS), ("rank 0", "KILL")],
+            id="torchrun-ranks", marks=MORE_STRIKES,
+        ),
+        pytest.param(
+            "torchrun", [*itertools.product(["launcher"], FOUR_SIGNALS), ("group", "KILL")],
+            id="torchrun-launcher", marks=MORE_STRIKES,
+        ),
+    ],
+)  # fmt: skip
+def test_an_interrupted_run_goes_on_to_the_same_bytes(
+    whole: Path, tmp_path: Path, launcher: str, strikes: list[tuple[str, str]]
+) -> None:
     """Each epoch, a signal goes to a process. Each time the run ends with a non-zero status, leaves no process and no
     output, and says what happened. A start goes on. In the end the run has the bytes of an uninterrupted one.
     """
     folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, run__launcher=launcher, **LONG)
-    for epoch, (target, name) in enumerate(STRIKES[launcher], 1):
+    for epoch, (target, name) in enumerate(strikes, 1):
         number, what = signal.Signals[f"SIG{name}"], f"SIG{name} to {target}"
         status, words = strike(folder, target, number, epoch), messages(folder)
         assert status != 0, what
@@ -103,7 +109,7 @@ def test_a_second_signal_does_not_hurry_a_stop(tmp_path: Path) -> None:
     """`docker stop` sends TERM to the launcher twice: through repro, and when DVC ends. The run saves as after one."""
     folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, **LONG)
     launcher = start(folder)
-    wait_for(lambda: "epoch 1/" in messages(folder) or launcher.poll() is not None, "no first epoch")
+    wait_for_epoch(launcher, folder)
     for _ in range(20):  # a second signal can only do harm at short moments
         launcher.send_signal(signal.SIGTERM)
         time.sleep(0.01)
@@ -158,7 +164,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     """A second start is refused while the first one runs, with the process id of the first one."""
     folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, **LONG)
     first = start(folder)
-    wait_for(lambda: "epoch 1/" in messages(folder) or first.poll() is not None, "no first epoch")
+    wait_for_epoch(first, folder)
     held_up = [psutil.Process(first.pid), *rank_processes(first)]
     for process in held_up:
         process.suspend()  # so that it is alive during the second start
@@ -175,11 +181,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
 def test_a_resume_on_other_hardware_is_refused(stopped: Path, tmp_path: Path) -> None:
     """The checkpoint records what decides bits. A difference is named."""
     folder = shutil.copytree(stopped, tmp_path / "w", symlinks=True)
-    environ = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
-    refused = subprocess.run(
-        [sys.executable, "-m", "pipeline.launch", "train"],
-        cwd=folder, env=environ, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    refused = launch(folder, check=False, ATEN_CPU_CAPABILITY="default")
     assert refused.returncode == 1
     assert "here it is 'DEFAULT', so the bytes could not be the same; go on where it was begun" in refused.stderr
 

@@ -9,7 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from pipeline.base import files
-from tests.helpers.trainings import messages, rank_processes, start, wait_for
+from tests.helpers.trainings import messages, rank_processes, start, wait_for_epoch
 from tests.test_train import launch, outputs, small_world
 
 FURTHER_STATE = pytest.mark.slow("further kinds of state and numbers of processes; make test has two of the five")
@@ -47,7 +47,7 @@ def test_resume_is_exact_in_the_middle_of_an_epoch(tmp_path: Path, processes: in
     launch(straight)
     folder = small_world(tmp_path / "cut", **lines)
     launcher = start(folder)
-    wait_for(lambda: "epoch 2/" in messages(folder) or launcher.poll() is not None, "no second epoch")
+    wait_for_epoch(launcher, folder, 2)
     rank_processes(launcher)[-1].send_signal(signal.SIGTERM)
     assert launcher.wait(600) == 75, messages(folder)
     launch(folder)

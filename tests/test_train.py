@@ -1,6 +1,7 @@
 """Training: the same samples and gradients for every number of processes, exact resume at the end of an epoch."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -48,10 +49,11 @@ def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -
     return folder
 
 
-def launch(folder: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """`python -m pipeline.launch train`, as DVC runs it."""
+def launch(folder: Path, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`python -m pipeline.launch train`, as DVC runs it, with these environment variables besides."""
     processes = read_params(folder / "params.yaml")["run"]["processes"]
-    done = starts.run([sys.executable, "-m", "pipeline.launch", "train"], ranks=processes, cwd=folder)
+    environ = {**os.environ, **variables}
+    done = starts.run([sys.executable, "-m", "pipeline.launch", "train"], ranks=processes, cwd=folder, env=environ)
     assert not check or done.returncode == 0, done.stderr
     return done
 

@@ -21,7 +21,7 @@ from pipeline.engine import watchdog as frozen_processes
 from pipeline.engine.distributed import ENDED_NOTE
 from pipeline.engine.watchdog import Silence, Watch, stopped
 from tests.conftest import on_cpu
-from tests.helpers.trainings import LONG, gone, messages, rank_processes, start, wait_for
+from tests.helpers.trainings import LONG, gone, messages, rank_processes, start, wait_for, wait_for_epoch
 from tests.test_nodes import nodes
 from tests.test_nodes import start as start_node
 from tests.test_train import small_world
@@ -65,7 +65,7 @@ def test_the_process_that_ended_first_is_named(tmp_path: Path) -> None:
     lines = {**LONG, "train__epochs": 4000, "run__timeout_seconds": 300}
     folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, run__launcher="spawn", **lines)
     launcher = start(folder)
-    wait_for(lambda: "epoch 1/" in messages(folder) or launcher.poll() is not None, "no first epoch")
+    wait_for_epoch(launcher, folder)
     pids = [launcher.pid, *(rank.pid for rank in rank_processes(launcher))]
     launcher.send_signal(signal.SIGTSTP)
     wait_for(lambda: all(stopped(pid) for pid in pids), "not all are stopped")

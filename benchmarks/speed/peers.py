@@ -121,20 +121,24 @@ def autocast_step(model: Any, criterion: Any, optimizer: Any, device: Any, preci
     return step
 
 
-def tutorial(ready: Any, device: Any, precision: str) -> Iterator[None]:
-    """The tutorial's loop."""
+def reference(ready: Any, device: Any, precision: str, lr: float) -> tuple[Any, Any]:
+    """torchvision's model in a plain training: its step and its batches, as both reference loops have them."""
     import torch
     from torchvision import models
 
     from benchmarks.harness import contenders
 
     settings = ready.config.train
-    files = photos_of(ready)
-    batches = contenders.tutorial(files, settings.crop, settings.batch_size, device.type == "cuda")
+    batches = contenders.tutorial(photos_of(ready), settings.crop, settings.batch_size, device.type == "cuda")
     model = models.get_model(settings.model, num_classes=len(ready.dataset.packed.classes)).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, weight_decay=1e-4)
-    step = autocast_step(model, torch.nn.CrossEntropyLoss(), optimizer, device, precision)
-    for images, labels in forever(batches):
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-4)
+    return autocast_step(model, torch.nn.CrossEntropyLoss(), optimizer, device, precision), forever(batches)
+
+
+def tutorial(ready: Any, device: Any, precision: str) -> Iterator[None]:
+    """The tutorial's loop."""
+    step, batches = reference(ready, device, precision, lr=0.001)
+    for images, labels in batches:
         loss, _ = step(images.to(device), labels.to(device))
         loss.item()
         yield
@@ -143,18 +147,10 @@ def tutorial(ready: Any, device: Any, precision: str) -> Iterator[None]:
 def torchvision(ready: Any, device: Any, precision: str) -> Iterator[None]:
     """The loop of torchvision's reference script: cuDNN benchmark mode; loss, top-1 and top-5 are read in each step."""
     import torch
-    from torchvision import models
-
-    from benchmarks.harness import contenders
 
     torch.backends.cudnn.benchmark = True
-    settings = ready.config.train
-    files = photos_of(ready)
-    batches = contenders.tutorial(files, settings.crop, settings.batch_size, device.type == "cuda")
-    model = models.get_model(settings.model, num_classes=len(ready.dataset.packed.classes)).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-    step = autocast_step(model, torch.nn.CrossEntropyLoss(), optimizer, device, precision)
-    for images, labels in forever(batches):
+    step, batches = reference(ready, device, precision, lr=0.1)
+    for images, labels in batches:
         labels = labels.to(device, non_blocking=True)  # noqa: PLW2901
         loss, logits = step(images.to(device, non_blocking=True), labels)
         best = logits.topk(5, 1).indices == labels[:, None]

@@ -1,5 +1,6 @@
 """Trainings as processes of their own, to be watched and interrupted."""
 
+import re
 import subprocess
 import sys
 import time
@@ -33,6 +34,19 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
             return
         time.sleep(0.01)
     raise AssertionError(what)
+
+
+def wait_for_epoch(launcher: subprocess.Popen[str], folder: Path, epoch: int = 1) -> None:
+    """Wait until a started training has reported this epoch or a later one. Fails if the launcher has ended by then.
+
+    A later one: a stop takes effect some steps after its signal, so the next start may already be past the epoch.
+    """
+
+    def reported() -> bool:
+        return any(int(number) >= epoch for number in re.findall(r"epoch (\d+)/", messages(folder)))
+
+    wait_for(lambda: reported() or launcher.poll() is not None, f"no epoch {epoch}")
+    assert launcher.poll() is None, f"it ended too early: {messages(folder)}"
 
 
 def rank_processes(launcher: subprocess.Popen[str]) -> list[psutil.Process]:
