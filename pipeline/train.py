@@ -133,6 +133,8 @@ def run(config: Params) -> None:
         store = held.enter_context(distributed.process_group(world, timeout, met))
         if world.is_main:
             runs.prepare_run(folder)
+            for note in schedule.notes(settings):
+                print(f"train: {note}", file=sys.stderr)
         job = Job(config, open_dataset(config, data, world), world, store, folder)
         weights, progress, taken = train(job)
         if world.is_main:

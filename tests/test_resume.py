@@ -58,9 +58,9 @@ def test_a_finished_run_that_dvc_did_not_record_is_not_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between its last step and DVC's record, a run goes on from its end. Once recorded, a start trains anew."""
-    folder = small_world(tmp_path, run__log_steps=2)
+    folder = small_world(tmp_path, run__log_steps=2, train__warmup_epochs=2)
     monkeypatch.setenv("DVC_STAGE", "train")  # as DVC starts it
-    launch(folder)
+    assert "train: train.warmup_epochs: 2 is more than half of train.epochs (2); used: 1\n" in launch(folder).stderr
     first = outputs(folder)
     shutil.rmtree(folder / "models")  # DVC removes outputs that it has no record of
     again = launch(folder)

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.config import params
 from pipeline.loader import sampler
-from pipeline.training.schedule import Schedule, finished_epoch, scaled
+from pipeline.training.schedule import Schedule, finished_epoch, learning_rates, notes, scaled
+from tests.conftest import on_cpu, read_params
 
 
 @given(steps=st.integers(1, 500), data=st.data())
@@ -64,6 +66,20 @@ def test_steps_drop_at_the_ends_of_epochs() -> None:
     drops = [sampler.epoch_end(epoch - 1, 10, 4) for epoch in range(2, 4, 2)]
     rates = [Schedule("step", 10, 2, 0.0, drops, 0.5).lr_factor(step) for step in range(10)]
     assert rates == [0.5, 1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "asked", "used"),
+    [(1, 2.0, 0.5), (2, 2.0, 1.0), (3, 2.0, 1.5), (4, 2.0, 2.0), (30, 2.0, 2.0), (1, 0.0, 0.0)],
+)
+def test_the_warm_up_takes_at_most_half_of_the_training(epochs: int, asked: float, used: float) -> None:
+    """A longer one is cut to half, and said in one sentence; any other is as asked, and nothing is said."""
+    raw = on_cpu(read_params(), train__epochs=epochs, train__warmup_epochs=asked, train__schedule="constant")
+    settings = params.parse(raw).train
+    rates = learning_rates(settings, rows=80)  # ten steps per epoch
+    assert rates.index(max(rates)) == max(0, round(10 * used) - 1)
+    sentence = f"train.warmup_epochs: {asked:g} is more than half of train.epochs ({epochs}); used: {used:g}"
+    assert notes(settings) == ([sentence] if used < asked else [])
 
 
 def test_the_rate_grows_with_the_batch() -> None:

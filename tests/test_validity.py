@@ -80,8 +80,6 @@ def test_no_pair_of_choices_is_left_open() -> None:
          "train.eval_crop: 64 does not fit into train.eval_resize (36); allowed: up to 36"),
         ({"train__momentum": 0.0}, CPU_ONLY,
          "train.nesterov: true needs momentum (train.momentum: 0); allowed: false, or train.momentum > 0"),
-        ({"train__warmup_epochs": 2.0}, CPU_ONLY,
-         "train.warmup_epochs: 2.0 is longer than the training; allowed: 0 to train.epochs (1)"),
         ({"train__parallel": "ddp", "run__processes": 3}, CPU_ONLY,
          "train.batch_size: 8 does not divide by run.processes × train.accumulation_steps (3); "
          "allowed: a multiple of 3, such as 6"),

@@ -197,11 +197,6 @@ def _ranges(train: Train) -> Iterator[str]:
         )
     if train.nesterov and train.momentum == 0 and train.optimizer in ("sgd", "fused_sgd"):
         yield "train.nesterov: true needs momentum (train.momentum: 0); allowed: false, or train.momentum > 0"
-    if train.warmup_epochs > train.epochs:
-        yield (
-            f"train.warmup_epochs: {train.warmup_epochs} is longer than the training; "
-            f"allowed: 0 to train.epochs ({train.epochs})"
-        )
 
 
 def _paths(paths: Paths) -> Iterator[str]:

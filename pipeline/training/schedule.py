@@ -45,6 +45,24 @@ def scaled(lr: float, batch: int, reference: int) -> float:
     return lr * batch / reference if reference else lr
 
 
+def warmup_epochs(settings: Train) -> float:
+    """The length of the warm-up in epochs: `train.warmup_epochs`, but at most half of the training.
+
+    So a short trial (`-S train.epochs=1`) also reaches its learning rate, and then trains with it.
+    """
+    return min(settings.warmup_epochs, settings.epochs / 2)
+
+
+def notes(settings: Train) -> list[str]:
+    """What this training does differently from the plain words of its params, one sentence each."""
+    if (used := warmup_epochs(settings)) == settings.warmup_epochs:
+        return []
+    return [
+        f"train.warmup_epochs: {settings.warmup_epochs:g} is more than half of train.epochs ({settings.epochs}); "
+        f"used: {used:g}"
+    ]
+
+
 def learning_rates(settings: Train, rows: int) -> list[float]:
     """The learning rate of every step of a training on `rows` images."""
     batch, steps = settings.batch_size, sampler.steps(settings.epochs, rows, settings.batch_size)
@@ -52,7 +70,7 @@ def learning_rates(settings: Train, rows: int) -> list[float]:
     schedule = Schedule(
         kind=settings.schedule,
         steps=steps,
-        warmup_steps=round(settings.warmup_epochs * rows / batch),
+        warmup_steps=round(warmup_epochs(settings) * rows / batch),
         final=settings.final_lr,
         drops=[sampler.epoch_end(epoch - 1, rows, batch) for epoch in drop_epochs],
         drop=settings.step_factor,
