@@ -30,6 +30,7 @@ from pipeline.loader.dataset import Dataset
 from pipeline.training import monitor, provenance, results, runs, schedule
 from pipeline.training.checks import check_losses_finite, explain_torch_errors
 from pipeline.training.job import Job
+from pipeline.training.notes import notes
 from pipeline.training.resume import resume, save_checkpoint
 from pipeline.training.state import Progress, export_weights, make_learner, microbatch_count
 from pipeline.training.validation import end_epoch
@@ -43,7 +44,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     stop, and have saved.
     """
     settings, run, world, rows = job.config.train, job.config.run, job.world, job.rows
-    learner = make_learner(job.config, len(job.dataset.packed.classes), world)
+    learner = make_learner(job.config, job.dataset.packed.counts("train"), world)
     microbatches = microbatch_count(settings, world)
     totals = Totals.zero(world.device, microbatches)
     progress = resume(job, learner, totals)
@@ -133,7 +134,7 @@ def run(config: Params) -> None:
         store = held.enter_context(distributed.process_group(world, timeout, met))
         if world.is_main:
             runs.prepare_run(folder)
-            for note in schedule.notes(settings):
+            for note in notes(settings, data.counts("train")):
                 print(f"train: {note}", file=sys.stderr)
         job = Job(config, open_dataset(config, data, world), world, store, folder)
         weights, progress, taken = train(job)

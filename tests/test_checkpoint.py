@@ -21,7 +21,7 @@ from tests.test_damaged import ALONE, Bomb
 
 def learner() -> Learner:
     config = params.parse(on_cpu(read_params()))
-    return state.make_learner(config, 2, ALONE)
+    return state.make_learner(config, {"a": 1, "b": 1}, ALONE)
 
 
 def job(folder: Path) -> Job:

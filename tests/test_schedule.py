@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from pipeline.config import params
 from pipeline.loader import sampler
-from pipeline.training.schedule import Schedule, finished_epoch, learning_rates, notes, scaled
+from pipeline.training.notes import notes
+from pipeline.training.schedule import Schedule, finished_epoch, learning_rates, scaled
 from tests.conftest import on_cpu, read_params
 
 
@@ -79,7 +80,7 @@ def test_the_warm_up_takes_at_most_half_of_the_training(epochs: int, asked: floa
     rates = learning_rates(settings, rows=80)  # ten steps per epoch
     assert rates.index(max(rates)) == max(0, round(10 * used) - 1)
     sentence = f"train.warmup_epochs: {asked:g} is more than half of train.epochs ({epochs}); used: {used:g}"
-    assert notes(settings) == ([sentence] if used < asked else [])
+    assert list(notes(settings, {"a": 1, "b": 1})) == ([sentence] if used < asked else [])
 
 
 def test_the_rate_grows_with_the_batch() -> None:

@@ -106,7 +106,7 @@ class Trainer:
     def of(cls, ready: Ready) -> "Trainer":
         """The learner and the wrapper that `train.train` makes, for one process."""
         settings, world = ready.config.train, ready.world
-        learner = make_learner(ready.config, len(ready.dataset.packed.classes), world)
+        learner = make_learner(ready.config, ready.dataset.packed.counts("train"), world)
         parallel_model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, 1)
         rates = schedule.learning_rates(settings, ready.rows)
         return cls(learner, parallel_model, rates, Totals.zero(world.device, 1))

@@ -164,6 +164,7 @@ class Train(Section):
     step_epochs: Epochs
     step_factor: Share
     label_smoothing: Annotated[float, Field(ge=0, lt=1)]
+    class_weights: Literal["none", "balanced"] = "none"
     export: Literal["last", "best", "ema"]
 
 

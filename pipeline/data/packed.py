@@ -49,6 +49,11 @@ class Packed:
         """The indices of the images of one split, ascending."""
         return np.flatnonzero(self.splits == split)
 
+    def counts(self, split: str) -> dict[str, int]:
+        """The number of images of one split in every class, in the order of the classes."""
+        found = np.bincount(self.labels[self.rows(split)], minlength=len(self.classes))
+        return dict(zip(self.classes, found.tolist(), strict=True))
+
 
 def load(folder: Path, split_csv: Path) -> Packed:
     """Open a packed folder. Raises UserError if it is damaged, or was not made from this split.csv."""

@@ -1,9 +1,9 @@
-"""The tables from a name in params.yaml to what it chooses: precision, parallel wrapper, SyncBatchNorm, optimizer.
+"""The tables from a name in params.yaml to what it chooses: precision, parallel wrapper, optimizer, loss and others.
 
 Apex is imported when one of its entries is called, not before: it is not installed everywhere.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pipeline.engine import parallel
+from pipeline.engine.loss import WeightedCrossEntropy, balanced_weights
 from pipeline.engine.parallel import ParallelModel
 from pipeline.engine.precision import Native, Precision
 from pipeline.engine.world import World
@@ -65,6 +66,12 @@ OPTIMIZERS: dict[str, Callable[[Groups, float, float, bool, tuple[float, float]]
     "adam": lambda groups, lr, momentum, nesterov, betas: Adam(groups, lr=lr, betas=betas),
     "adamw": lambda groups, lr, momentum, nesterov, betas: AdamW(groups, lr=lr, betas=betas),
     "fused_sgd": lambda groups, lr, momentum, nesterov, betas: _apex().fused_sgd(groups, lr, momentum, nesterov),
+}
+
+# name of train.class_weights → (training images per class, label smoothing) → the loss of training
+CLASS_WEIGHTS: dict[str, Callable[[Mapping[str, int], float], nn.Module]] = {
+    "none": lambda counts, smoothing: nn.CrossEntropyLoss(label_smoothing=smoothing),
+    "balanced": lambda counts, smoothing: WeightedCrossEntropy(balanced_weights(counts), smoothing),
 }
 
 # name → the order in which torch stores the numbers of a batch of images [n, c, h, w]

@@ -53,16 +53,6 @@ def warmup_epochs(settings: Train) -> float:
     return min(settings.warmup_epochs, settings.epochs / 2)
 
 
-def notes(settings: Train) -> list[str]:
-    """What this training does differently from the plain words of its params, one sentence each."""
-    if (used := warmup_epochs(settings)) == settings.warmup_epochs:
-        return []
-    return [
-        f"train.warmup_epochs: {settings.warmup_epochs:g} is more than half of train.epochs ({settings.epochs}); "
-        f"used: {used:g}"
-    ]
-
-
 def learning_rates(settings: Train, rows: int) -> list[float]:
     """The learning rate of every step of a training on `rows` images."""
     batch, steps = settings.batch_size, sampler.steps(settings.epochs, rows, settings.batch_size)

@@ -1,6 +1,7 @@
 """What a training changes: the learner, and the progress of the run."""
 
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from pipeline.config.params import Params, Train
-from pipeline.engine.choices import MEMORY_FORMATS, OPTIMIZERS, PRECISIONS, SYNC_BNS
+from pipeline.engine.choices import CLASS_WEIGHTS, MEMORY_FORMATS, OPTIMIZERS, PRECISIONS, SYNC_BNS
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Learner
 from pipeline.engine.world import World
@@ -29,10 +30,14 @@ class Progress:
     best_weights: dict[str, Tensor] = field(default_factory=dict)
 
 
-def make_learner(config: Params, classes: int, world: World) -> Learner:
-    """The model as it begins, its optimizer and the rest, made in the order that Apex needs."""
+def make_learner(config: Params, counts: Mapping[str, int], world: World) -> Learner:
+    """The model as it begins, its optimizer and the rest, made in the order that Apex needs.
+
+    `counts`: the training images of every class.
+    """
     settings = config.train
-    model = make_model(config, classes, world)
+    criterion = CLASS_WEIGHTS[settings.class_weights](counts, settings.label_smoothing)
+    model = make_model(config, len(counts), world)
     groups = network.parameter_groups(
         model, settings.weight_decay, settings.decay_norm_and_bias, settings.head_lr_factor
     )
@@ -45,7 +50,7 @@ def make_learner(config: Params, classes: int, world: World) -> Learner:
         model.compile(mode="reduce-overhead" if settings.cuda_graphs else "default", dynamic=False)
     return Learner(
         model=model,
-        criterion=nn.CrossEntropyLoss(label_smoothing=settings.label_smoothing),
+        criterion=criterion.to(world.device),
         optimizer=optimizer,
         precision=precision,
         ema=Ema.of(model, settings.ema_decay),

@@ -1,8 +1,9 @@
 """Eight training steps of a small model without BatchNorm, with the engine's loop.
 
-    python -m tests.ranks.steps FOLDER PARALLEL MICROBATCHES…
+    python -m tests.ranks.steps FOLDER PARALLEL CLASS_WEIGHTS MICROBATCHES…
 
-PARALLEL is a value of train.parallel. For every number of microbatches per process, rank 0 writes
+PARALLEL is a value of train.parallel, CLASS_WEIGHTS one of train.class_weights. For every number of microbatches per
+process, rank 0 writes
 FOLDER/<world size>-<microbatches>.pt: the weights, the totals, and how often it exchanged gradients.
 """
 
@@ -19,7 +20,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.engine import determinism, distributed, loop
-from pipeline.engine.choices import PARALLELS, PRECISIONS
+from pipeline.engine.choices import CLASS_WEIGHTS, PARALLELS, PRECISIONS
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Learner, Totals
 from pipeline.engine.parallel import Share
@@ -28,6 +29,8 @@ from pipeline.loader import sampler
 from pipeline.models import network
 
 STEPS, BATCH, IMAGES = 8, 12, 48
+LABELS = (torch.arange(IMAGES) % 8 - 5).clamp(min=0)  # 36 images of the first class, 6 of each of the two others
+COUNTS = {"a": 36, "b": 6, "c": 6}
 
 
 def small_model() -> nn.Module:
@@ -38,14 +41,13 @@ def small_model() -> nn.Module:
 
 def batches(share: Share) -> Iterator[Batch]:
     """This process's share of every global batch of random images."""
-    labels = torch.arange(IMAGES) % 3
     images = torch.randn(IMAGES, 3, 12, 12, generator=torch.Generator().manual_seed(0))
     for step in range(STEPS):
         rows = torch.from_numpy(share.take(sampler.batch_rows(0, step, BATCH, IMAGES)))
-        yield Batch(step, images[rows], labels[rows], labels[rows], 0)
+        yield Batch(step, images[rows], LABELS[rows], LABELS[rows], 0)
 
 
-def trained(world: World, parallel: str, microbatches: int) -> dict[str, Any]:
+def trained(world: World, parallel: str, class_weights: str, microbatches: int) -> dict[str, Any]:
     """The weights, totals and number of exchanges after a training with so many microbatches per process."""
     model, exchanges = small_model(), [0]
     optimizer = torch.optim.SGD(network.parameter_groups(model, 1e-3, False), lr=0.1, momentum=0.9)
@@ -58,7 +60,8 @@ def trained(world: World, parallel: str, microbatches: int) -> dict[str, Any]:
 
     if isinstance(parallel_model.model, DistributedDataParallel):
         parallel_model.model.register_comm_hook(None, counted)
-    learner = Learner(model, nn.CrossEntropyLoss(), optimizer, PRECISIONS["fp32"]("cpu"), Ema.of(model, 0.0), 0.0)
+    criterion = CLASS_WEIGHTS[class_weights](COUNTS, 0.1)
+    learner = Learner(model, criterion, optimizer, PRECISIONS["fp32"]("cpu"), Ema.of(model, 0.0), 0.0)
     totals = Totals.zero(world.device, total)
     for _ in loop.train(learner, parallel_model, batches(parallel_model.share), [0.1] * STEPS, totals):
         pass
@@ -67,12 +70,12 @@ def trained(world: World, parallel: str, microbatches: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    folder, parallel, counts = Path(sys.argv[1]), sys.argv[2], map(int, sys.argv[3:])
+    folder, parallel, class_weights, counts = Path(sys.argv[1]), *sys.argv[2:4], map(int, sys.argv[4:])
     determinism.make_deterministic(1, True)
     world = World.from_env(os.environ, "cpu")
     with distributed.join(world, 60):
         for microbatches in counts:
-            result = trained(world, parallel, microbatches)
+            result = trained(world, parallel, class_weights, microbatches)
             if world.is_main:
                 torch.save(result, folder / f"{world.size}-{microbatches}.pt")
 

@@ -1,0 +1,54 @@
+"""The loss of training: cross entropy with label smoothing, and with a weight per class."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.base.errors import UserError
+
+
+def balanced_weights(counts: Mapping[str, int]) -> list[float]:
+    """The weight of every class, from its training images: n / (classes · n_c) [scikit-learn, class_weight="balanced"].
+
+    So every class has the same sum of weights, and the mean weight of an image is 1. Raises UserError for a class
+    without a training image.
+    """
+    if empty := [name for name, count in counts.items() if not count]:
+        raise UserError(
+            f"train.class_weights: 'balanced': the class {empty[0]!r} has no training image; allowed: none, or an image"
+        )
+    return [sum(counts.values()) / (len(counts) * count) for count in counts.values()]
+
+
+class WeightedCrossEntropy(nn.Module):
+    """The mean over the images of a batch of: the weight of the image's class × the cross entropy of the image.
+
+    The divisor is the number of images. torch's CrossEntropyLoss(weight=…) divides by the sum of the weights in the
+    batch instead, or by the number of images if targets are probabilities. So with torch the loss of an image depends
+    on its neighbours in the microbatch, and on the number of microbatches and processes. Here it depends on neither,
+    because all microbatches have the same size.
+
+    Label smoothing comes after the weight: it spreads an image's own weight over all classes. torch gives each class
+    its part of the smoothing with that class's weight; a rare class is then a better answer than the true one.
+    """
+
+    weights: Tensor
+
+    def __init__(self, weights: Sequence[float], label_smoothing: float) -> None:
+        super().__init__()
+        self.register_buffer("weights", torch.tensor(weights))
+        self._smoothing = label_smoothing
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss [] of logits [n, classes] and targets: labels int64 [n], or probabilities [n, classes].
+
+        The loss of mixed targets is the mixture of the losses.
+        """
+        if targets.ndim == 1:
+            targets = (targets[:, None] == torch.arange(len(self.weights), device=targets.device)).float()
+        weighted = targets * self.weights
+        log_probs = logits.float().log_softmax(1)
+        hit = (weighted * log_probs).sum(1)
+        spread = weighted.sum(1) * log_probs.mean(1)
+        return -((1 - self._smoothing) * hit + self._smoothing * spread).mean()
