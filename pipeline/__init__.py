@@ -1,10 +1,27 @@
 """Perennial: images in class folders become a trained, measured, versioned classifier; repeated, the same bytes."""
 
 import gc
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.base.errors import import_error_hook
+
+# What a command prints before anything else. Its imports take a second or more.
+FIRST_LINES = {
+    "download": "download: getting the images",
+    "split": "split: checking every image, and assigning it to train, val or test",
+    "prepare": "prepare: resizing the images, and packing them into one file",
+    "launch train": "train: starting; it takes some seconds until the first step",
+    "launch evaluate": "evaluate: measuring the trained model on the test images",
+    "predict": "predict: loading the model",
+    "doctor": "doctor: looking at this machine and at params.yaml",
+    "repro": "repro: checking the files of earlier runs, then running the stages (dvc repro)",
+    "demo": "demo: running all stages on drawn flowers in .demo/, a copy of the project",
+    "verify": "verify: comparing the files here with dvc.lock; then the stages run again, in a copy",
+}
+ANSWERS_ON_STDOUT = {"predict"}  # their first line goes to stderr, and only if a person sees it
 
 
 def start_command() -> None:
@@ -14,6 +31,18 @@ def start_command() -> None:
     gc.set_threshold(100_000, 50, 50)
     # The imports can fail for lack of memory (ulimit -v), before the command's own error handling has begun.
     sys.excepthook = import_error_hook
+    if sys.argv[0] == "-m":
+        say_first_line(sys.orig_argv[-len(sys.argv)], sys.argv[1:])
+
+
+def say_first_line(module: str, arguments: list[str]) -> None:
+    """Print what `python -m module arguments` does, unless it is asked for help."""
+    command = module.removeprefix("-m").removeprefix(f"{__name__}.")
+    line = FIRST_LINES.get(" ".join([command, *arguments[:1]]), FIRST_LINES.get(command, ""))
+    descriptor = 2 if command in ANSWERS_ON_STDOUT else 1
+    if line and not {"-h", "--help"} & {*arguments} and (descriptor == 1 or os.isatty(descriptor)):
+        with suppress(OSError):  # not with print: what it cannot write, it would try to write again at the end
+            os.write(descriptor, f"{line}\n".encode())
 
 
 # `python -m pipeline.<command>` imports this file first, before the imports of the command. Python has not yet replaced

@@ -27,7 +27,7 @@ from pipeline.engine.world import World
 from pipeline.loader import storage
 from pipeline.loader.batches import train_batches
 from pipeline.loader.dataset import Dataset
-from pipeline.training import monitor, provenance, results, runs, schedule
+from pipeline.training import monitor, opening, provenance, results, runs, schedule
 from pipeline.training.checks import check_losses_finite, explain_torch_errors
 from pipeline.training.job import Job
 from pipeline.training.notes import notes
@@ -45,6 +45,8 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     """
     settings, run, world, rows = job.config.train, job.config.run, job.world, job.rows
     learner = make_learner(job.config, job.dataset.packed.counts("train"), world)
+    if world.is_main:
+        print(*(f"train: {line}" for line in opening.block(job, learner.model)), sep="\n", file=sys.stderr)
     microbatches = microbatch_count(settings, world)
     totals = Totals.zero(world.device, microbatches)
     progress = resume(job, learner, totals)
@@ -143,6 +145,7 @@ def run(config: Params) -> None:
             if taken or not (folder / provenance.FILE).is_file():  # otherwise the run that trained it has written it
                 provenance.write(folder, config, world, started, taken * settings.batch_size)
             runs.drop_finished_checkpoint(folder)
+            print(f"train: {results.closing(config, progress)}", file=sys.stderr)
 
 
 def main() -> int:

@@ -73,7 +73,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     whole: Path, tmp_path: Path, launcher: str, strikes: list[tuple[str, str]]
 ) -> None:
     """Each epoch, a signal goes to a process. Each time the run ends with a non-zero status, leaves no process and no
-    output, and says what happened. A start goes on. In the end the run has the bytes of an uninterrupted one.
+    output, answers at once, and says what happened. A start goes on. In the end the run has the bytes of
+    an uninterrupted one.
     """
     folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, run__launcher=launcher, **LONG)
     for epoch, (target, name) in enumerate(strikes, 1):
@@ -87,6 +88,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
         elif number != signal.SIGKILL:
             stopped = r"train: stopped by process \d: SIG\w+; saved at step \d+ of 108; run again to go on"
             assert re.search(stopped, words), what
+            assert words.count("train: stopping after this step") == 1, what
             assert status == 75, what
         assert "Traceback" not in words, what
     again = launch(folder)

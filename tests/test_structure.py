@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+import pipeline
 from pipeline.base import dvc_lock
 from tests.conftest import PROJECT, limited, read_params
 
@@ -290,11 +291,18 @@ def test_no_test_waits_without_end() -> None:
         time.sleep(1000)
 
 
-def test_every_command_ends_alike() -> None:
-    """Who can be started with `python -m` ends in `errors.exit_status`, and nobody else prints a UserError."""
+STARTED_BY_LAUNCH = {"train", "evaluate"}
+
+
+def test_every_command_begins_and_ends_alike() -> None:
+    """A command has a first line, which says what it does. Who can be started with `python -m` ends in
+    `errors.exit_status`, and nobody else prints a UserError.
+    """
     for module, path in MODULES.items():
         text = path.read_text()
         if '__name__ == "__main__"' in text:
             assert "exit_status(" in text or "stage.main(" in text, module
+            spoken = {words.split()[0] for words in pipeline.FIRST_LINES} | STARTED_BY_LAUNCH
+            assert layer(module) or module.removeprefix("pipeline.") in spoken, f"{module}: add it to FIRST_LINES"
     written = {module for module, path in MODULES.items() if "except UserError" in path.read_text()}
     assert written <= {f"pipeline.{name}" for name in ("base.errors", "launch", "predict", "training.runs")}

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pty
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import pipeline
 from pipeline.base import errors, files
 from pipeline.base.errors import Stopped, UserError
 from pipeline.config import params
@@ -154,6 +156,31 @@ def test_only_a_command_changes_the_interpreter(argument: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
     assert done.stdout == f"{(argument != '-c',) * 2}\n"
+
+
+@pytest.mark.parametrize("words", pipeline.FIRST_LINES)
+def test_a_command_says_what_it_does_before_its_slow_imports(words: str, tmp_path: Path) -> None:
+    """The first line stands there before torch, DVC or Pillow are looked for. `--help` has no such line."""
+    for library in ("torch", "dvc", "PIL", "numpy", "pydantic", "psutil"):
+        (tmp_path / f"{library}.py").write_text("import os; os.write(1, b'slow imports'); os._exit(3)")
+    command = [sys.executable, "-m", *f"pipeline.{words}".split()]
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{PROJECT}"}
+    for asked in ([], ["--help"]):
+        terminal, end = pty.openpty()
+        subprocess.run([*command, *asked], cwd=tmp_path, env=environ, stdout=end, stderr=end, check=False)
+        os.close(end)
+        shown = os.read(terminal, 10_000).decode()
+        os.close(terminal)
+        assert shown.startswith(f"{pipeline.FIRST_LINES[words]}\r\n") != bool(asked), shown
+        assert "slow imports" in shown or words == "demo"
+
+
+def test_the_answers_of_predict_are_alone_where_nobody_waits() -> None:
+    """Without a terminal it has no first line: a program reads stdout, and stderr has only refusals."""
+    words = [sys.executable, "-m", "pipeline.predict"]
+    done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert done.stdout == ""
+    assert done.stderr.startswith("usage: ")
 
 
 def test_what_stays_is_named_though_another_error_follows(capsys: pytest.CaptureFixture[str]) -> None:

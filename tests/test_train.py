@@ -107,6 +107,25 @@ def test_tensorboard_shows_the_run(trained: Path) -> None:
     assert events.Images("crops")[0].width == 4 * (32 + 2) + 2
 
 
+def test_a_training_begins_with_what_it_will_do(tmp_path: Path) -> None:
+    """Before the first epoch: the model, the images, the steps, and what they run on. At its end: where to look."""
+    folder = small_world(tmp_path, train__freeze_backbone=True)
+    done = launch(folder)
+    assert done.stdout == "train: starting; it takes some seconds until the first step\n"
+    said, _, later = done.stderr.partition("epoch 1/2: ")
+    assert [line.split()[1] for line in said.splitlines()[-5:]] == ["model", "images", "steps", "device", "precision"]
+    assert "train: model      shufflenet_v2_x0_5, 344,867 parameters, of which 3,075 are trained; pretrained" in said
+    assert "train: images     36 train, 12 val, 12 test; 3 classes; 32 × 32 pixels\n" in said
+    assert "train: steps      4.5 per epoch × 2 epochs = 9; 8 images per step\n" in said
+    assert "), 1 process with 1 thread\ntrain: precision  fp32; parallel: single\n" in said
+    assert ", validation accuracy 0." in later
+    figures = json.loads((folder / "metrics/train.json").read_text())
+    assert later.splitlines()[-1] == (
+        f"train: done; the model is in models/ (validation accuracy {figures['val']['accuracy']:.4f}); "
+        "curves: tensorboard --logdir runs"
+    )
+
+
 def test_the_best_epoch_is_exported_when_asked(tmp_path: Path) -> None:
     """export: best writes the weights of the epoch with the highest validation accuracy, and says which."""
     folder = small_world(tmp_path, train__epochs=4, train__export="best", train__lr=0.02)

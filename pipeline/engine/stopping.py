@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
 
 from pipeline.base.errors import UserError
@@ -53,6 +53,7 @@ class Stopping:
         self._holding = False  # some process wants to stop: begin no step until all agree on the last one
         self._done = False
         self._why = ""  # this process's reason to stop
+        self._said = not world.is_main  # whether the user knows that the training will stop
         self._unanswered = 0  # checks since the last answer of the store
         self._asking, self._present = False, set[int]()  # whether to call the roll, and the ranks that answered
         self._agreed, self._leaving = threading.Condition(), threading.Lock()
@@ -172,6 +173,15 @@ class Stopping:
         if why and not self._why:
             self._why = why
             signal.alarm(GRACE_SECONDS)  # its default action ends the process even if Python hangs
+            self._say()
+
+    def _say(self) -> None:
+        """Answer a request to stop at once, on rank 0. A reader of stderr that has stopped must not hold it up."""
+        if not self._said and select.select([], [2], [], 0)[1]:
+            self._said = True
+            below = "\n" if os.isatty(2) else ""  # below the progress bar
+            with suppress(OSError):
+                os.write(2, f"{below}train: stopping after this step; it is saved, and the next run goes on\n".encode())
 
     def _talk(self) -> None:
         """The second thread: all calls to the store."""
@@ -194,6 +204,7 @@ class Stopping:
             with self._agreed:
                 self._holding = True
                 self._store.set(f"stop/{self._world.rank}", str(self._next))
+            self._say()
         if self._holding and self._stop is None:
             self._present = self._having("stop")
             if len(self._present) == self._world.size:

@@ -73,7 +73,7 @@ class Monitor:
         if self._shown:
             tqdm.write(
                 f"epoch {row['epoch']}/{epochs}: loss {row['train_loss']:.4f}, "
-                f"validation loss {row['val_loss']:.4f}, accuracy {row['val_accuracy']:.4f}",
+                f"validation loss {row['val_loss']:.4f}, validation accuracy {row['val_accuracy']:.4f}",
                 file=sys.stderr,
             )
         self._seen, self._time = [0.0, 0.0, 0.0], time.perf_counter()

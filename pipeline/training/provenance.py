@@ -36,13 +36,22 @@ def versions() -> dict[str, str]:
 
 def hardware(world: World, threads: int) -> dict[str, Any]:
     """What must be the same before and after a resume: device, CPU capability, threads and numeric variables."""
-    cuda = world.device.type == "cuda"
     return {
-        "device": torch.cuda.get_device_name(world.device) if cuda else _cpu_name(),
+        "device": device_name(world.device),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": threads,
         **environment.numeric_variables(environment.at_start()),
     }
+
+
+def device_name(device: torch.device) -> str:
+    """The name of the GPU, or of the CPU as Linux gives it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def write(folder: Path, config: Params, world: World, started: float, images: int) -> None:
@@ -72,14 +81,6 @@ def write(folder: Path, config: Params, world: World, started: float, images: in
             "gpu_memory": torch.cuda.max_memory_allocated() if cuda else 0,
         },
     )
-
-
-def _cpu_name() -> str:
-    """The name of the CPU as Linux gives it."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def _git(*command: str) -> str:

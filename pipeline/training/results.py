@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -14,15 +15,29 @@ from pipeline.models.exported import Description, View
 from pipeline.training.state import HISTORY, Progress
 
 
+def exported_row(config: Params, progress: Progress) -> dict[str, Any]:
+    """The row of the history of the epoch whose weights are exported."""
+    epoch = progress.best_epoch if config.train.export == "best" else progress.history[-1]["epoch"]
+    return progress.history[epoch - 1]
+
+
+def closing(config: Params, progress: Progress) -> str:
+    """What a finished training says at its end: how good the model is, and where to look."""
+    row = exported_row(config, progress)
+    return (
+        f"done; the model is in {config.paths.models}/ (validation accuracy {row['val_accuracy']:.4f}); "
+        f"curves: tensorboard --logdir {config.paths.runs}"
+    )
+
+
 def write(config: Params, classes: tuple[str, ...], weights: dict[str, Tensor], progress: Progress) -> None:
     """Write the exported model, train.json and history.csv.
 
     Raises UserError, and writes nothing, if the validation loss of the exported weights is not finite.
     """
     settings, metrics = config.train, Path(config.paths.metrics)
-    last = progress.history[-1]
-    epoch = progress.best_epoch if settings.export == "best" else last["epoch"]
-    row = progress.history[epoch - 1]
+    last, row = progress.history[-1], exported_row(config, progress)
+    epoch = row["epoch"]
     if not math.isfinite(row["val_loss"]):
         raise UserError(
             f"the validation loss of epoch {epoch} is {row['val_loss']}; nothing is exported; lower train.lr "
