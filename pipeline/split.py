@@ -3,28 +3,30 @@
     python -m pipeline.split         reads paths.images; writes paths.split and data.json in paths.metrics
 
 The steps: find the image files (data/folders.py), inspect each one, exclude broken files and exact duplicates, group
-near duplicates (data/duplicates.py), and assign each group to a split (data/assignment.py). If the folders already give
-a split, it is kept.
+near duplicates (data/duplicates.py), and assign each group to a split (data/assignment.py). If the folders or a table
+already give a split, it is kept, and a missing part is cut from train.
 """
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeline import stage
 from pipeline.base import files, linux, threads
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import assignment, duplicates, folders, images
-from pipeline.data.assignment import Group
+from pipeline.data import assignment, duplicates, folders, images, split_report
+from pipeline.data.assignment import Cut, Group
 from pipeline.data.duplicates import CONFLICT, DUPLICATE, NearDuplicates
-from pipeline.data.folders import ImageFile
 from pipeline.data.images import ImageInfo
+from pipeline.data.layout import ImageFile, Layout
 from pipeline.data.split_table import HEADER, SPLITS
 
 
@@ -39,35 +41,77 @@ class Row:
     group: str  # the group's key; empty if excluded
 
 
-def split(folder: Path, settings: params.Split, workers: int) -> tuple[list[Row], dict[str, object]]:
-    """Inspect and assign all images of `folder`: the rows of split.csv and the content of data.json.
+class Result(NamedTuple):
+    """What the split made of a folder."""
+
+    rows: list[Row]  # of split.csv
+    counts: dict[str, Any]  # the content of data.json
+    layout: Layout
+
+
+def split(folder: Path, settings: params.Split, workers: int) -> Result:
+    """Inspect and assign all images of `folder`.
 
     Raises UserError for a layout, names, broken images or classes that the user has to fix.
     """
-    image_files, classes = folders.find_image_files(folder)
+    layout = folders.find_image_files(folder)
+    image_files, cut = layout.image_files, assignment.find_cut(layout.image_files)
     infos = inspect(folder, image_files, settings, workers)
     check_unreadable_count(image_files, infos, settings.max_unreadable)
     reasons = duplicates.exclusions(image_files, infos)
     usable = [row for row, reason in enumerate(reasons) if not reason]
-    assignment.check_class_sizes(classes, [image_files[row] for row in usable])
+    kept_files = [image_files[row] for row in usable]
+    assignment.check_class_sizes(layout.classes, kept_files, cut)
 
-    is_given = bool(image_files[0].given_split)
-    near = duplicates.near_duplicates(
-        np.array([infos[row].phash for row in usable], np.uint64),
-        np.array([SPLITS.index(image_files[row].given_split) if is_given else 0 for row in usable], np.int64),
-        settings.phash_distance,
-    )
+    hashes = np.array([infos[row].phash for row in usable], np.uint64)
+    near = duplicates.near_duplicates(hashes, numbers(file.given_split for file in kept_files), settings.phash_distance)
     keys, groups = assignment.make_groups(
-        near.component.tolist(), [image_files[row].label for row in usable], [infos[row].pixels for row in usable]
+        near.component.tolist(), [file.label for file in kept_files], [infos[row].pixels for row in usable]
     )
-    splits, moved = ({}, 0) if is_given else assignment.assign(groups, settings)
-    key_of = dict(zip(usable, keys, strict=True))
-    rows = []
-    for number, (image_file, reason, info) in enumerate(zip(image_files, reasons, infos, strict=True)):
-        key = key_of.get(number, "")
-        chosen = (image_file.given_split or splits[key]) if key else ""
-        rows.append(Row(image_file, chosen, reason, info, key))
-    return rows, summary(classes, rows, near, groups, moved)
+    splits, moved = assign(keys, kept_files, cut, settings)
+    if cut.given == "" and len(cut.splits) < len(SPLITS):  # only now each image has a split
+        near = duplicates.near_duplicates(hashes, numbers(splits), settings.phash_distance)
+    chosen = dict(zip(usable, zip(splits, keys, strict=True), strict=True))
+    rows = [
+        Row(image_file, split, reason, info, key)
+        for number, (image_file, reason, info) in enumerate(zip(image_files, reasons, infos, strict=True))
+        for split, key in [chosen.get(number, ("", ""))]
+    ]
+    return Result(rows, summary(layout.classes, rows, near, groups, moved) | cut_counts(rows, cut), layout)
+
+
+def numbers(splits: Iterable[str]) -> NDArray[np.int64]:
+    """The numbers of these splits; 0 (train) for an image without one."""
+    return np.array([SPLITS.index(split or "train") for split in splits], np.int64)
+
+
+def assign(
+    keys: Sequence[str], image_files: Sequence[ImageFile], cut: Cut, settings: params.Split
+) -> tuple[list[str], int]:
+    """The split of each image of these groups, and how many were moved so that each class is in each split."""
+    from_train = [row for row, file in enumerate(image_files) if file.given_split not in ("val", "test")]
+    if not cut.splits:
+        return [file.given_split for file in image_files], 0
+    groups = assignment.groups_of([keys[row] for row in from_train], [image_files[row].label for row in from_train])
+    fixed = assignment.fixed_splits(keys, image_files, cut)
+    split_of, moved = assignment.assign(groups, settings, cut.splits, fixed)
+    return [
+        split_of[key] if cut.includes(file) else file.given_split for key, file in zip(keys, image_files, strict=True)
+    ], moved
+
+
+def cut_counts(rows: Sequence[Row], cut: Cut) -> dict[str, Any]:
+    """For data.json, only if a split is given for some images: how many of the others were assigned to each split.
+
+    `cut_from_train` has the images in train that went to a missing split, `without_given_split` all those for which the
+    table labels.csv gives no split.
+    """
+    if not cut.splits or (cut.given == "" and cut.splits == SPLITS):
+        return {}
+    number = Counter(row.split for row in rows if row.split and cut.includes(row.image_file))
+    if cut.given == "":
+        return {"without_given_split": {split: number[split] for split in SPLITS}}
+    return {"cut_from_train": {split: number[split] for split in cut.splits if split != "train"}}
 
 
 def inspect(folder: Path, image_files: Sequence[ImageFile], settings: params.Split, workers: int) -> list[ImageInfo]:
@@ -94,7 +138,7 @@ def check_unreadable_count(image_files: Sequence[ImageFile], infos: Sequence[Ima
 
 def summary(
     classes: Sequence[str], rows: Sequence[Row], near: NearDuplicates, groups: Sequence[Group], moved: int
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """The content of data.json: the number of images per class, split and reason, and of duplicates."""
     exact = duplicates.exact_groups([row.info for row in rows])
     sizes = [sum(group.labels.values()) for group in groups]
@@ -129,7 +173,7 @@ def cells(row: Row) -> tuple[object, ...]:
 def run(config: Params) -> None:
     linux.share_freed_memory()
     paths = config.paths
-    rows, counts = split(Path(paths.images), config.split, stage.workers(config))
+    rows, counts, layout = split(Path(paths.images), config.split, stage.workers(config))
     files.write_csv(Path(paths.split), HEADER, map(cells, rows))
     files.write_json(Path(paths.metrics) / "data.json", counts)
     number = Counter(row.split for row in rows)
@@ -137,6 +181,9 @@ def run(config: Params) -> None:
         f"split: {len(rows):,} files: {', '.join(f'{number[name]:,} {name}' for name in SPLITS)}; "
         f"{number['']:,} excluded, each with its reason in {paths.split}"
     )
+    excluded = [(row.reason, row.image_file.path) for row in rows if row.reason]
+    for line in split_report.lines(layout, counts, excluded):
+        print(f"split: {line}")
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline.base.errors import UserError
 from pipeline.config.params import Split
 from pipeline.data import assignment
-from pipeline.data.folders import ImageFile
+from pipeline.data.layout import ImageFile
 from pipeline.data.split_table import SPLITS
 from tests.helpers.datasets import do_split, put, settings
 
@@ -186,8 +186,9 @@ def test_near_duplicates_in_two_classes_fill_no_split() -> None:
 def test_a_class_needs_three_images_or_one_in_each_given_split(splits: list[str], fault: str) -> None:
     """Only usable images count; the message names the class and the split."""
     image_files = [ImageFile("a.png", "a", split) for split in splits]
+    cut = assignment.Cut("train", ()) if "val" in fault or "test" in splits else assignment.Cut("", SPLITS)
     with nullcontext() if not fault else pytest.raises(UserError, match=fault):
-        assignment.check_class_sizes(["a"], image_files)
+        assignment.check_class_sizes(["a"], image_files, cut)
 
 
 def test_a_given_split_needs_each_class_in_each_split(tmp_path: Path) -> None:
@@ -198,3 +199,69 @@ def test_a_given_split_needs_each_class_in_each_split(tmp_path: Path) -> None:
     put(folder / "train/dog/0.png", 100)
     with pytest.raises(UserError, match=r"class 'dog' has no image to use in val, test; needed: at least 1 in each"):
         do_split(folder)
+
+
+def test_a_missing_split_takes_its_fraction_of_train() -> None:
+    """The interval of a given split belongs to train; the groups in the other intervals are assigned as ever."""
+    groups = [assignment.Group(str(n), {"a": 1}) for n in range(300)]
+    everything, _ = assignment.assign(groups, settings())
+    for missing, given_split in (("test", "val"), ("val", "test")):
+        assigned, moved = assignment.assign(groups, settings(), ("train", missing))
+        assert moved == 0
+        assert assigned == {key: "train" if name == given_split else name for key, name in everything.items()}
+
+
+def test_every_group_of_train_is_tested_once_over_all_folds() -> None:
+    """Also if val is given and test is cut from train."""
+    groups = [assignment.Group(str(n), {"a": 1}) for n in range(300)]
+    tested: Counter[str] = Counter()
+    for fold in range(10):
+        assigned, _ = assignment.assign(groups, settings(fold=fold), ("train", "test"))
+        tested.update(key for key, name in assigned.items() if name == "test")
+    assert tested == Counter(group.key for group in groups)
+
+
+@pytest.mark.parametrize(
+    ("given_splits", "cut"),
+    [
+        (["", ""], ("", SPLITS)),
+        (["train", "val", "test"], ("train", ())),
+        (["train", "val"], ("train", ("train", "test"))),
+        (["train"], ("train", SPLITS)),
+        (["", "test"], ("", ("train", "val"))),
+        (["", "train", "val", "test"], ("", ("train",))),
+    ],
+)
+def test_what_is_not_given_is_cut(given_splits: list[str], cut: tuple[str, tuple[str, ...]]) -> None:
+    """Images without a split are assigned to train and to what no image is given for; else train is cut."""
+    assert assignment.find_cut([ImageFile("a", "a", name) for name in given_splits]) == assignment.Cut(*cut)
+
+
+def test_a_group_with_a_given_image_is_not_cut() -> None:
+    """A near duplicate of a given val or test image stays in train; without a split it goes to the given image's."""
+    of_folders = [ImageFile("", "a", name) for name in ("train", "val", "train", "train")]
+    assert assignment.fixed_splits(list("ppqr"), of_folders, assignment.find_cut(of_folders)) == {"p": "train"}
+    of_table = [ImageFile("", "a", name) for name in ("", "val", "", "test", "val", "", "train", "")]
+    assert assignment.fixed_splits(list("ppqqqrrs"), of_table, assignment.find_cut(of_table)) == {
+        "p": "val", "q": "test", "r": "train",
+    }  # fmt: skip
+
+
+def test_a_fixed_group_is_not_moved_to_fill_a_split() -> None:
+    """It counts as an image of the class in its split; another group fills the empty one."""
+    groups = [assignment.Group(key, {"a": 1}) for key in "pqr"]
+    for key in "pqr":
+        splits, _ = assignment.assign(groups, settings(), ("train", "test"), {key: "train"})
+        assert splits[key] == "train"
+        assert "test" in splits.values()
+    with pytest.raises(UserError, match=r"class 'a' has 3 images in 0 groups of its own .* at least 1, for test; add"):
+        assignment.assign(groups, settings(), ("train", "test"), dict.fromkeys("pqr", "train"))
+
+
+def test_a_class_needs_images_to_cut() -> None:
+    """With train and val given, two images in train are enough, for train and test."""
+    image_files = [ImageFile("", "a", name) for name in ("train", "train", "val")]
+    cut = assignment.find_cut(image_files)
+    assignment.check_class_sizes(["a"], image_files, cut)
+    with pytest.raises(UserError, match=r"class 'a' has 1 images to use in train; needed: at least 2, one each for tr"):
+        assignment.check_class_sizes(["a"], image_files[1:], cut)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pipeline.data import duplicates
-from pipeline.data.folders import ImageFile
 from pipeline.data.images import ImageInfo
+from pipeline.data.layout import ImageFile
 from pipeline.data.split_table import SPLITS
 from tests.helpers.datasets import do_split, near_by_brute_force, noise_image, put, reasons, two_classes
 

@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.base.errors import UserError
 from pipeline.data import folders, inbox
+from pipeline.data.layout import split_of
 from pipeline.data.split_table import SPLITS
 from tests.helpers.datasets import do_split, put, splits_by_path, two_classes
 
@@ -43,9 +44,10 @@ def in_splits(folder: Path, tops: Sequence[str]) -> Path:
 )
 def test_a_split_is_understood_in_any_usual_spelling(tmp_path: Path, tops: tuple[str, str, str]) -> None:
     """Each spelling of the three folders gives the right split and the class one level below."""
-    images, classes = folders.find_image_files(in_splits(tmp_path, tops))
+    layout = folders.find_image_files(in_splits(tmp_path, tops))
+    classes = layout.classes
     assert classes == ["cat", "dog"]
-    assert {(image.path, image.given_split, image.label) for image in images} == {
+    assert {(image.path, image.given_split, image.label) for image in layout.image_files} == {
         (f"{top}/{label}/{top}.png", name, label) for top, name in zip(tops, SPLITS, strict=True) for label in classes
     }
 
@@ -53,10 +55,8 @@ def test_a_split_is_understood_in_any_usual_spelling(tmp_path: Path, tops: tuple
 @pytest.mark.parametrize(
     ("tops", "said"),
     [
-        (("train", "valid"), "folders train and valid, but no test; allowed: all of train, val, test"),
-        (("TRAIN", "Test"), "folders TRAIN and Test, but no val; "),
-        (("dev", "testing"), "folders dev and testing, but no train; "),
-        (("train",), "folders train, but no val and no test; "),
+        (("dev", "testing"), "folders dev and testing, but no train; allowed: train with val, test or both"),
+        (("Test",), "folders Test, but no train; allowed: train with val, test or both"),
         (("val", "valid"), "folders val and valid: two spellings of one split; allowed"),
         (("train", "val", "validation", "test"), "folders train and val and validation and test: two spellings"),
         (("Train", "train", "val", "test"), "folders Train and train and val and test: two spellings of one split"),
@@ -66,7 +66,7 @@ def test_a_split_is_understood_in_any_usual_spelling(tmp_path: Path, tops: tuple
     ],
 )  # fmt: skip
 def test_half_a_split_is_refused_in_any_spelling(tmp_path: Path, tops: tuple[str, ...], said: str) -> None:
-    """A split that is missing, is there twice or is beside classes is refused, with the folders' names."""
+    """A split without train, one that is there twice or is beside classes is refused, with the folders' names."""
     with pytest.raises(UserError) as refusal:
         folders.find_image_files(in_splits(tmp_path, tops))
     assert str(refusal.value).startswith(f"{tmp_path}: {said}")
@@ -78,7 +78,7 @@ def test_a_class_with_the_name_of_a_split_has_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"if a class has this name, rename its folder, such as to test_class"):
         folders.find_image_files(folder)
     (folder / "test").rename(folder / "test_class")
-    assert folders.find_image_files(folder)[1] == ["cat", "test_class"]
+    assert folders.find_image_files(folder).classes == ["cat", "test_class"]
 
 
 def test_a_split_with_one_level_too_many_is_refused(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_split_with_one_level_too_many_is_refused(tmp_path: Path) -> None:
 
 def test_names_below_a_class_are_no_splits(tmp_path: Path) -> None:
     """Below a class folder every name is allowed."""
-    images, _ = folders.find_image_files(laid_out(tmp_path, "cat/train/0.png", "dog/test/val/0.png"))
+    images = folders.find_image_files(laid_out(tmp_path, "cat/train/0.png", "dog/test/val/0.png")).image_files
     assert [(image.label, image.given_split) for image in images] == [("cat", ""), ("dog", "")]
 
 
@@ -131,14 +131,22 @@ def test_too_few_classes_or_images_are_refused(tmp_path: Path) -> None:
         do_split(folder)
 
 
+@pytest.mark.parametrize("tops", [("train", "valid"), ("TRAIN", "Test"), ("Training",)])
+def test_a_given_split_may_lack_val_or_test(tmp_path: Path, tops: tuple[str, ...]) -> None:
+    """With one spelling of train, the folders that are there are the split, and no class."""
+    layout = folders.find_image_files(in_splits(tmp_path, tops))
+    assert layout.classes == ["cat", "dog"]
+    assert {image.given_split for image in layout.image_files} == {split_of(top) for top in tops}
+
+
 def test_half_a_split_is_refused(tmp_path: Path) -> None:
-    """Two of the folders train, val, test, or all three beside class folders, are refused."""
+    """Without train, or with all three folders beside class folders, a split is refused."""
     folder = tmp_path / "images"
-    for name in ("train", "test"):
+    for name in ("val", "test"):
         put(folder / name / "cat/0.png", 0)
-    with pytest.raises(UserError, match=r"folders train and test, but no val; allowed: all of train, val, test"):
+    with pytest.raises(UserError, match=r"folders val and test, but no train; allowed: train with val, test or both"):
         do_split(folder)
-    put(folder / "val/cat/0.png", 0)
+    put(folder / "train/cat/0.png", 0)
     (folder / "cat").mkdir()
     with pytest.raises(
         UserError, match=r"train, val, test beside class folders cat; allowed: only splits or only classes"

@@ -18,8 +18,8 @@ from pipeline.config import params
 from pipeline.data import assignment, duplicates
 from pipeline.data.assignment import Group
 from pipeline.data.duplicates import NearDuplicates
-from pipeline.data.folders import ImageFile
 from pipeline.data.images import ImageInfo
+from pipeline.data.layout import ImageFile
 from pipeline.data.split_table import HEADER, SPLITS
 from tests.conftest import change, on_cpu
 from tests.helpers.datasets import (
@@ -221,14 +221,14 @@ def test_the_stage_writes_the_table_and_the_counts(
 def test_the_terminal_shows_how_many_files_are_excluded(
     small: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line has the number of files, of each split, and of the excluded files, and says where their reasons are."""
+    """The first line has the number of files, of each split, and of those excluded, and where their reasons are."""
     (small / "dog/empty.png").write_bytes(b"")
     monkeypatch.chdir(small.parent)
     split.run(params.parse(on_cpu(raw, paths__images="images", split__min_side=16)))
     of = Counter(row["split"] for row in files.read_csv(Path("data/split.csv")))
-    assert capsys.readouterr().out == (
+    assert capsys.readouterr().out.splitlines()[0] == (
         f"split: 21 files: {of['train']} train, {of['val']} val, {of['test']} test; "
-        "1 excluded, each with its reason in data/split.csv\n"
+        "1 excluded, each with its reason in data/split.csv"
     )
 
 
@@ -306,3 +306,39 @@ def test_the_stage_hands_every_setting_on(raw: dict[str, Any], monkeypatch: pyte
         settings(7, 0.25, 0.25, 5, 3, phash_distance=4, min_side=21, max_pixels=22, max_unreadable=23),
         6,
     ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_part_cut_from_train_has_no_near_duplicate_in_a_given_part(tmp_path: Path, seed: int) -> None:
+    """Train images that are near given ones stay in train; given images stay where they are; the rest is cut."""
+    folder = tmp_path / "images"
+    two_classes(folder / "train")
+    for number in range(3):
+        put(folder / f"val/cat/{number}.png", number, side=48)  # the same images, larger, are in train
+        put(folder / f"val/dog/{number}.png", 500 + number)
+    rows, counts = do_split(folder, seed=seed)
+    splits = splits_by_path(rows)
+    assert all(name == "val" for path, name in splits.items() if path.startswith("val/"))
+    assert all(splits[f"train/cat/{number}.png"] == "train" for number in range(3))
+    assert counts["near_duplicates_across_splits"] == 3
+    assert counts["cut_from_train"] == {"test": counts["splits"]["test"]}
+    cut = {(row.image_file.label, row.image_file.path.split("/")[0]) for row in rows if row.split == "test"}
+    assert cut == {("cat", "train"), ("dog", "train")}
+
+
+def test_an_image_without_a_split_goes_where_its_near_duplicate_is(tmp_path: Path) -> None:
+    """In labels.csv; then no near duplicates are in different splits, and that is what is counted."""
+    folder = tmp_path / "images"
+    lines = ["path,label,split"]
+    for label, first in (("cat", 0), ("dog", 100)):
+        for number in range(first, first + 8):
+            put(folder / f"{number}.png", number)
+            put(folder / f"{number} large.png", number, side=48)
+            lines += [f"{number}.png,{label},{'test' if number % 2 else ''}", f"{number} large.png,{label},"]
+    (folder / "labels.csv").write_text("\n".join(lines))
+    rows, counts = do_split(folder)
+    splits = splits_by_path(rows)
+    assert all(splits[f"{n} large.png"] == splits[f"{n}.png"] for n in (*range(8), *range(100, 108)))
+    assert all((splits[f"{n}.png"] == "test") == bool(n % 2) for n in (*range(8), *range(100, 108)))
+    assert (counts["near_duplicate_pairs"], counts["near_duplicates_across_splits"]) == (16, 0)
+    assert counts["without_given_split"]["test"] == 8

@@ -2,6 +2,10 @@
 
 Near duplicates form a group, and a group stays together. Its split follows from a seeded hash of its content alone. So
 an image changes its split only when a near duplicate of it is added. The price: the fractions hold on average only.
+
+If the data set has a split without val or test, the missing part is cut in the same way from the images in train. Given
+val and test images stay where they are. An image that is near one of them is not cut from train, so that a new part
+has no near duplicate elsewhere.
 """
 
 import hashlib
@@ -9,11 +13,26 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from types import MappingProxyType
 
 from pipeline.base.errors import UserError
 from pipeline.config.params import Split
-from pipeline.data.folders import ImageFile
+from pipeline.data.layout import ImageFile, as_list
 from pipeline.data.split_table import SPLITS
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which images are to be assigned, and to which splits."""
+
+    given: str  # the given split of these images: empty if none is given for them, else train
+    splits: tuple[str, ...]  # train, and each split that no image is given for; empty if nothing is to be assigned
+
+    def includes(self, image_file: ImageFile) -> bool:
+        """Whether this image is to be assigned."""
+        return bool(self.splits) and image_file.given_split == self.given
 
 
 @dataclass(frozen=True)
@@ -22,6 +41,28 @@ class Group:
 
     key: str  # the smallest pixel hash among them
     labels: Mapping[str, int]  # class → number of images
+
+
+def find_cut(image_files: Sequence[ImageFile]) -> Cut:
+    """The images without a given split; if all have one and a split is missing: those in train; else none."""
+    given = {image_file.given_split for image_file in image_files}
+    splits = tuple(split for split in SPLITS if split == "train" or split not in given)
+    if "" in given:
+        return Cut("", splits)
+    return Cut("train", splits if len(splits) > 1 else ())
+
+
+def fixed_splits(keys: Sequence[str], image_files: Sequence[ImageFile], cut: Cut) -> dict[str, str]:
+    """Group key → split, for each group with images that are not to be assigned: its other images go there.
+
+    That is train if they are in train now. If nothing is given for them, they go where the group has an image: to test,
+    else val, else train.
+    """
+    given = defaultdict(set)
+    for key, image_file in zip(keys, image_files, strict=True):
+        if not cut.includes(image_file):
+            given[key].add(image_file.given_split)
+    return {key: cut.given or max(splits, key=SPLITS.index) for key, splits in given.items()}
 
 
 def make_groups(
@@ -34,9 +75,17 @@ def make_groups(
     members = defaultdict(list)
     for image, number in enumerate(component):
         members[number].append(image)
-    keys = {number: min(pixels[image] for image in group) for number, group in members.items()}
-    groups = [Group(keys[number], Counter(labels[image] for image in group)) for number, group in members.items()]
-    return [keys[number] for number in component], sorted(groups, key=lambda group: group.key)
+    key_of = {number: min(pixels[image] for image in group) for number, group in members.items()}
+    keys = [key_of[number] for number in component]
+    return keys, groups_of(keys, labels)
+
+
+def groups_of(keys: Sequence[str], labels: Sequence[str]) -> list[Group]:
+    """The groups of images with these keys and classes, sorted by key."""
+    by_key: dict[str, Counter[str]] = defaultdict(Counter)
+    for key, label in zip(keys, labels, strict=True):
+        by_key[key][label] += 1
+    return [Group(key, by_key[key]) for key in sorted(by_key)]
 
 
 def position(key: str, settings: Split) -> Fraction:
@@ -55,51 +104,74 @@ def intervals(settings: Split) -> dict[str, tuple[Fraction, Fraction]]:
     return {"train": (val, Fraction(1)), "val": (test, val), "test": (Fraction(0), test)}
 
 
-def assign(groups: Sequence[Group], settings: Split) -> tuple[dict[str, str], int]:
-    """The split of each group by key, and how many images were moved so that every class is in every split.
+def assign(
+    groups: Sequence[Group], settings: Split, splits: Sequence[str] = SPLITS, fixed: Mapping[str, str] = NOTHING
+) -> tuple[dict[str, str], int]:
+    """The split of each group by key, and how many images were moved so that every class is in each of `splits`.
+
+    The interval of a split that is not among `splits` belongs to train. The groups in `fixed` have their split.
 
     If a class has no image in a split by chance, a group is moved there from the split with the most images of the
     class: the group with the position nearest to the interval of the empty split. Only groups of this one class are
     moved, so no other class changes. Raises UserError for a class with too few images or groups.
     """
-    spans = intervals(settings)
-    splits = {}
+    spans = {split: span for split, span in intervals(settings).items() if split in splits}
+    assigned = dict(fixed)
+    fixed_keys = frozenset(fixed)
     for group in groups:
-        where = position(group.key, settings)
-        splits[group.key] = next(split for split, (start, end) in spans.items() if start <= where < end)
+        if group.key not in fixed_keys:
+            where = position(group.key, settings)
+            assigned[group.key] = next(
+                (split for split, (start, end) in spans.items() if start <= where < end), "train"
+            )
     by_class: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         for label in group.labels:
             by_class[label].append(group)
-    moved = sum(_fill(label, by_class[label], splits, settings) for label in sorted(by_class))
-    return splits, moved
+    fill = _Filling(assigned, fixed_keys, splits, settings)
+    moved = sum(fill.fill(label, by_class[label]) for label in sorted(by_class))
+    return assigned, moved
 
 
-def _fill(label: str, groups: Sequence[Group], splits: dict[str, str], settings: Split) -> int:
-    """Give every split an image of one class by changing `splits`; the number of images moved."""
-    counts = Counter(dict.fromkeys(SPLITS, 0))
-    for group in groups:
-        counts[splits[group.key]] += group.labels[label]
-    empty = [split for split in SPLITS if not counts[split]]
-    movable = [group for group in groups if len(group.labels) == 1]
-    if empty and len(movable) < len(SPLITS):
-        raise UserError(
-            f"class {label!r} has {counts.total()} images in {len(movable)} groups of its own (near duplicates are one "
-            f"group); needed: at least 3, for train, val and test; add images, or remove the class folder"
-        )
-    moved = 0
-    for split in empty:
-        span = intervals(settings)[split]
-        spare = [group for group in movable if counts[splits[group.key]] > group.labels[label]]  # empties no split
+@dataclass(frozen=True)
+class _Filling:
+    """Moves groups, so that every class is in every split."""
+
+    assigned: dict[str, str]  # group key → split; `fill` changes it
+    fixed: frozenset[str]  # keys of groups that stay
+    splits: Sequence[str]
+    settings: Split
+
+    def fill(self, label: str, groups: Sequence[Group]) -> int:
+        """Give every split an image of one class; the number of images moved. Raises UserError if it cannot."""
+        counts = Counter(dict.fromkeys(self.splits, 0))
+        for group in groups:
+            counts[self.assigned[group.key]] += group.labels[label]
+        empty = [split for split in self.splits if not counts[split]]
+        movable = [group for group in groups if len(group.labels) == 1 and group.key not in self.fixed]
+        held = {self.assigned[group.key] for group in groups if group.key in self.fixed}
+        needed = tuple(split for split in self.splits if split not in held)
+        if empty and len(movable) < len(needed):
+            raise UserError(
+                f"class {label!r} has {counts.total()} images in {len(movable)} groups of its own (near duplicates are "
+                f"one group); needed: at least {len(needed)}, for {as_list(needed)}; add images, or remove the class "
+                f"folder"
+            )
+        return sum(self._move(label, movable, counts, split) for split in empty)
+
+    def _move(self, label: str, movable: Sequence[Group], counts: Counter[str], split: str) -> int:
+        """Move one group to an empty split; the number of its images. Changes `counts` (split → images)."""
+        span = intervals(self.settings)[split]
+        spare = [g for g in movable if counts[self.assigned[g.key]] > g.labels[label]]  # empties no split
         ranked = [
-            (-counts[splits[g.key]], _distance(position(g.key, settings), span), g.key, g.labels[label]) for g in spare
+            (-counts[self.assigned[g.key]], _distance(position(g.key, self.settings), span), g.key, g.labels[label])
+            for g in spare
         ]
         _, _, key, size = min(ranked)
-        counts[splits[key]] -= size
+        counts[self.assigned[key]] -= size
         counts[split] += size
-        splits[key] = split
-        moved += size
-    return moved
+        self.assigned[key] = split
+        return size
 
 
 def _distance(where: Fraction, interval: tuple[Fraction, Fraction]) -> Fraction:
@@ -108,19 +180,20 @@ def _distance(where: Fraction, interval: tuple[Fraction, Fraction]) -> Fraction:
     return min((start - where) % 1, (where - end) % 1)
 
 
-def check_class_sizes(classes: Sequence[str], image_files: Sequence[ImageFile]) -> None:
-    """Raise UserError for a class with fewer than 3 usable images, or without one in each given split."""
+def check_class_sizes(classes: Sequence[str], image_files: Sequence[ImageFile], cut: Cut) -> None:
+    """Raise UserError for a class with too few usable images: to have one in each split, or in each given split."""
     counts = Counter((image_file.label, image_file.given_split) for image_file in image_files)
-    is_given = any(image_file.given_split for image_file in image_files)
     for label in classes:
-        lacking = [split for split in SPLITS if not counts[label, split]]
-        if is_given and lacking:
+        lacking = [split for split in SPLITS if split not in cut.splits and not counts[label, split]]
+        if lacking:
             raise UserError(
                 f"class {label!r} has no image to use in {', '.join(lacking)}; needed: at least 1 in each of "
                 f"{', '.join(SPLITS)}; add images, or remove the class folder"
             )
-        if not is_given and counts[label, ""] < len(SPLITS):
+        images = counts[label, ""] + counts[label, "train"]
+        if images < len(cut.splits):
+            where = " in train" if cut.given else ""
             raise UserError(
-                f"class {label!r} has {counts[label, '']} images to use; needed: at least 3, one each for "
-                f"{', '.join(SPLITS)}; add images, or remove the class folder"
+                f"class {label!r} has {images} images to use{where}; needed: at least {len(cut.splits)}, one each for "
+                f"{', '.join(cut.splits)}; add images, or remove the class folder"
             )

@@ -11,8 +11,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from pipeline.data import images
-from pipeline.data.folders import ImageFile
 from pipeline.data.images import ImageInfo
+from pipeline.data.layout import ImageFile
 from pipeline.data.split_table import SPLITS
 
 DUPLICATE, CONFLICT = "duplicate", "conflicting labels"

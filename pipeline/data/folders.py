@@ -1,82 +1,59 @@
 """The image files below a folder. Their folders name the class, and the split if the data set has one.
 
 The top folders are the classes. If the top folders are train, val and test, in any of SPELLINGS, the classes are one
-level below, and this split is kept. No class may have the name of a split. Files beside the class folders, such as a
-licence, are not images of the data set.
+level below, and this split is kept; val and test may be missing. If one top folder holds all others, the same is true
+inside it. No class may have the name of a split. Files beside the class folders, such as a licence, are not images of
+the data set. A table labels.csv at the top replaces all this (labels.py).
+
+`interpret` needs only the names of the files, and a way to read a table.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline.base import files
 from pipeline.base.errors import UserError
+from pipeline.data import labels
+from pipeline.data.layout import ImageFile, Layout, looks_like_image, split_of, unused
 from pipeline.data.split_table import SPLITS
 
-SPELLINGS = {  # usual names of split folders, in lower case → the split
-    "train": "train", "training": "train",
-    "val": "val", "valid": "val", "validation": "val", "dev": "val",
-    "test": "test", "testing": "test",
-}  # fmt: skip
+OTHER_TABLES = {  # a table of another tool → how it becomes labels.csv
+    "metadata.csv": "rename it to labels.csv, and its columns file_name to path and the class to label",
+    "_classes.csv": "it has one column per class; write labels.csv from it, with one class per image",
+}
+USUAL = "make labels.csv from it, with the columns path and label"
+YOLO = {"images", "labels"}  # folders of images and of boxes, as tools for object detection write them
 
 
-@dataclass(frozen=True)
-class ImageFile:
-    """A file below a class folder."""
+def find_image_files(folder: Path) -> Layout:
+    """The images below `folder` and their classes.
 
-    path: str  # relative to paths.images, with /
-    label: str  # the class
-    given_split: str  # from its top folder; empty if the data set has no split
-
-
-def find_image_files(folder: Path) -> tuple[list[ImageFile], list[str]]:
-    """All images below `folder`, sorted by path (as UTF-8 bytes), and all classes, sorted.
-
-    Raises UserError for a layout that is neither classes nor splits with classes, and for a name that is not UTF-8.
+    Raises UserError for a layout that is not understood, and for a name that split.csv cannot hold.
     """
-    paths = _files(folder)
-    classes = _subfolders(folder)
-    split_of_top = _given_splits(folder, classes)
-    if split_of_top:
-        classes = sorted({name for top in split_of_top for name in _subfolders(folder / top)})
-    _check_class_names(folder, classes)
-    if len(classes) < 2:
-        there = f"only one class folder ({classes[0]!r})" if classes else "no class folder"
-        raise UserError(
-            f"{folder}: {there}; needed: at least 2, each with the images of one class; "
-            "if they are inside another folder, move them one level up (in paths.inbox or the archive)"
-        )
-    image_files = []
-    for path in paths:
-        top, *inner = path.split("/") if split_of_top else ["", *path.split("/")]
-        if len(inner) > 1:  # else the file is beside the class folders
-            image_files.append(ImageFile(path, inner[0], split_of_top.get(top, "")))
-    return image_files, classes
+    return interpret(str(folder), entries(folder), lambda name: (folder / name).read_bytes())
 
 
-def _subfolders(folder: Path) -> list[str]:
-    """The names of the folders in a folder, without junk, sorted."""
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not files.is_junk(Path(path.name)))
-
-
-def _files(folder: Path) -> list[str]:
-    """The relative paths of all files below `folder` without junk, sorted as UTF-8 bytes."""
+def entries(folder: Path) -> list[str]:
+    """The relative paths of all files and folders below `folder` without junk, sorted. That of a folder ends in /."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; run the download stage first (dvc repro does)")
     names = []
     for path in folder.rglob("*"):
         relative = path.relative_to(folder)
-        if files.is_junk(relative) or (path.is_dir() and not path.is_symlink()):
+        if files.is_junk(relative):
             continue
         name = relative.as_posix()
-        _check_name(path, name)
+        if path.is_dir() and not path.is_symlink():
+            names.append(f"{name}/")
+            continue
+        check_name(path, name)
         if not path.is_file():
             raise UserError(f"{path}: neither a file nor a folder (a link?); remove it, or put the file there")
         names.append(name)
     return sorted(names)  # code points have the order of their UTF-8 bytes
 
 
-def _check_name(path: Path, name: str) -> None:
+def check_name(path: Path, name: str) -> None:
     """Raise UserError for a name that split.csv cannot hold."""
     try:
         name.encode("utf-8")
@@ -87,49 +64,124 @@ def _check_name(path: Path, name: str) -> None:
         raise UserError(f"{path.as_posix()!r}: a carriage return in a name; rename or remove it")
 
 
-def _split_of(name: str) -> str:
-    """The split that a folder name stands for; empty if none."""
-    return SPELLINGS.get(name.lower(), "")
+def interpret(folder: str, names: Sequence[str], read: Callable[[str], bytes]) -> Layout:
+    """The layout of these files and folders (see `entries`), which are below `folder`. `read` gives a file's bytes.
 
-
-def _given_splits(folder: Path, tops: Sequence[str]) -> dict[str, str]:
-    """Top folder → its split, if the top folders are train, val and test; empty if none of them is a split.
-
-    Raises UserError if a split is missing, is there twice, or is beside a class folder.
+    Raises UserError for a layout that is not understood.
     """
-    named = {top: split for top in sorted(tops, key=_split_order) if (split := _split_of(top))}
-    if not named:
-        return {}
+    top = _top_folder(names)
+    notes = [f"all images are in the folder {top.rstrip('/')!r}; it is read as if it were the top"] if top else []
+    inside = [name.removeprefix(top) for name in names if name.startswith(top)]
+    where = f"{folder}/{top}".rstrip("/")
+    if labels.NAME in inside:
+        return labels.layout(where, read(top + labels.NAME), inside, top, notes)
+    return _of_folders(where, inside, top, notes)
+
+
+def _of_folders(where: str, names: Sequence[str], top: str, notes: list[str]) -> Layout:
+    """The layout of class folders, or of split folders with class folders in them."""
+    tops = _subfolders(names)
+    splits = _given_splits(where, tops)
+    unlabelled = [name for name in splits if not _subfolders(names, f"{name}/")]
+    labelled = {name: split for name, split in splits.items() if name not in unlabelled}
+    if splits and "train" not in labelled.values():
+        raise UserError(_without_train(where, names, splits))
+    classes = sorted({label for name in labelled for label in _subfolders(names, f"{name}/")}) if splits else tops
+    _check_classes(where, names, classes)
+    image_files, beside = [], []
+    for name in names:
+        first, *inner = name.split("/") if splits else ["", *name.split("/")]
+        if not name.endswith("/") and len(inner) > 1:
+            image_files.append(ImageFile(top + name, inner[0], labelled.get(first, "")))
+        elif looks_like_image(name):
+            beside.append(name)
+    for name in unlabelled:
+        within = [path for path in beside if path.startswith(f"{name}/")]
+        notes += unused(within, f"{name}/ has no class folder, so they have no label")
+        notes += [] if within else [f"{name}/ has no class folder; it is not used"]
+    notes += unused([path for path in beside if path.split("/")[0] not in unlabelled], "beside the class folders")
+    kind = f"split folders {', '.join(labelled)}" if splits else "class folders"
+    return Layout(image_files, classes, kind, tuple(notes), top.count("/") + bool(splits))
+
+
+def _subfolders(names: Sequence[str], above: str = "") -> list[str]:
+    """The names of the folders directly below the folder `above` (with / at its end), sorted."""
+    below = (name[len(above) :] for name in names if name.startswith(above))
+    return sorted({name.split("/", 1)[0] for name in below if "/" in name})
+
+
+def _top_folder(names: Sequence[str]) -> str:
+    """The one folder that holds all images in folders of its own, with / at its end, as a zip may have; or nothing."""
+    tops = _subfolders(names)
+    if len(tops) != 1 or split_of(tops[0]) or labels.NAME in names:
+        return ""
+    top = f"{tops[0]}/"
+    direct = [name for name in names if name.removeprefix(top).count("/") == 0]
+    is_holder = f"{top}{labels.NAME}" in names or (_subfolders(names, top) and not any(map(looks_like_image, direct)))
+    return top if is_holder else ""
+
+
+def _given_splits(where: str, tops: Sequence[str]) -> dict[str, str]:
+    """Top folder → its split, if the top folders are splits, in the order train, val, test; empty if none is.
+
+    Raises UserError if a split is there twice, or is beside a class folder.
+    """
+    named = {top: split for top in sorted(tops, key=_split_order) if (split := split_of(top))}
     classes = [top for top in tops if top not in named]
-    missing = [split for split in SPLITS if split not in named.values()]
     if len(set(named.values())) < len(named):
         raise UserError(
-            f"{folder}: folders {' and '.join(named)}: two spellings of one split; allowed: one folder for each of "
+            f"{where}: folders {' and '.join(named)}: two spellings of one split; allowed: one folder for each of "
             f"{', '.join(SPLITS)}; merge the folders that mean the same"
         )
-    if classes:
+    if named and classes:
         first = ", ".join(classes[:5]) + (", …" if len(classes) > 5 else "")
         raise UserError(
-            f"{folder}: {', '.join(named)} beside class folders {first}; allowed: only splits or only classes; move or "
+            f"{where}: {', '.join(named)} beside class folders {first}; allowed: only splits or only classes; move or "
             f"remove one of the two (if a class has this name, rename its folder, such as to {next(iter(named))}_class)"
-        )
-    if missing:
-        raise UserError(
-            f"{folder}: folders {' and '.join(named)}, but no {' and no '.join(missing)}; allowed: all of "
-            f"{', '.join(SPLITS)} (their split is kept), or class folders at the top (the split is made)"
         )
     return named
 
 
 def _split_order(top: str) -> tuple[int, str]:
     """A sort key that puts folders in the order train, val, test."""
-    return SPLITS.index(_split_of(top) or "test"), top
+    return SPLITS.index(split_of(top) or "test"), top
 
 
-def _check_class_names(folder: Path, classes: Sequence[str]) -> None:
-    """Raise UserError for a class folder with the name of a split: there is one level of folders too many."""
-    for name in filter(_split_of, classes):
+def _without_train(where: str, names: Sequence[str], splits: dict[str, str]) -> str:
+    """The message for split folders of which none is a train folder with class folders."""
+    if train := next((name for name, split in splits.items() if split == "train"), ""):
+        return (
+            f"{where}: {train}/ has no class folder; needed: {train}/<class>/ with the images of each class, or a "
+            f"table {labels.NAME} with the columns path and label beside {train}/{_other_table(names)}"
+        )
+    return (
+        f"{where}: folders {' and '.join(splits)}, but no train; allowed: train with val, test or both (this split is "
+        f"kept, and a missing part is cut from train), or class folders at the top (the split is made)"
+    )
+
+
+def _other_table(names: Sequence[str]) -> str:
+    """What to do with a table of another tool, as the end of a message; empty if there is no table."""
+    table = next((name for name in names if name.endswith(".csv")), "")
+    return f"; {table}: {OTHER_TABLES.get(table.rsplit('/', 1)[-1], USUAL)}" if table else ""
+
+
+def _check_classes(where: str, names: Sequence[str], classes: Sequence[str]) -> None:
+    """Raise UserError for fewer than two classes, and for class folders that are none."""
+    for name in filter(split_of, classes):  # there is one level of folders too many
         raise UserError(
-            f"{folder}: a class folder has the name of a split, {name!r}; allowed: any other name; remove the extra "
+            f"{where}: a class folder has the name of a split, {name!r}; allowed: any other name; remove the extra "
             f"level of folders, or rename the class"
+        )
+    if set(classes) == YOLO:
+        raise UserError(
+            f"{where}: folders images and labels are a layout for object detection; needed: one folder per class, or a "
+            f"table {labels.NAME} with the columns path and label"
+        )
+    if len(classes) < 2:
+        there = f"only one class folder ({classes[0]!r})" if classes else "no class folder"
+        raise UserError(
+            f"{where}: {there}; needed: at least 2, each with the images of one class, or a table {labels.NAME} with "
+            f"the columns path and label; if they are inside another folder, move them one level up (in paths.inbox "
+            f"or the archive){_other_table(names)}"
         )

@@ -5,15 +5,19 @@ from pathlib import Path
 
 from pipeline.base import files
 from pipeline.base.errors import UserError
+from pipeline.data import labels
 
 
 def copy(inbox: Path, folder: Path) -> None:
-    """Copy the class folders of the inbox (or its train, val and test) into an empty folder, without junk.
+    """Copy everything in the inbox into an empty folder, without junk.
 
-    Raises UserError if there is no class folder, for a link, for anything else than files and folders, and for a name
-    that is not UTF-8.
+    Raises UserError if there is neither a class folder nor a table labels.csv, for a link, for anything else than files
+    and folders, and for a name that is not UTF-8.
     """
-    layout = f"put images into {inbox}/<class>/ (or {inbox}/train/<class>/, and the same for val and test)"
+    layout = (
+        f"put images into {inbox}/<class>/ (or {inbox}/train/<class>/, and the same for val and test; or anywhere in "
+        f"it, with a table {inbox}/{labels.NAME})"
+    )
     if not inbox.is_dir():
         raise UserError(f"paths.inbox: {inbox} is not a folder; {layout}")
     images = 0
@@ -26,7 +30,7 @@ def copy(inbox: Path, folder: Path) -> None:
             (folder / relative).mkdir()
         else:
             shutil.copyfile(path, folder / relative)
-            images += len(relative.parts) > 1
+            images += len(relative.parts) > 1 or relative.name == labels.NAME
     if not images:
         raise UserError(f"paths.inbox: {inbox} has no class folder with a file in it; {layout}")
 

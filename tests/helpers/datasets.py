@@ -26,7 +26,8 @@ def settings(
 
 def do_split(folder: Path, workers: int = 2, **changes: Any) -> tuple[Rows, Counts]:
     """The rows and counts of a folder of images."""
-    return split.split(folder, settings(**changes), workers)
+    rows, counts, _ = split.split(folder, settings(**changes), workers)
+    return rows, counts
 
 
 def splits_by_path(rows: Rows) -> dict[str, str]:

@@ -1,0 +1,64 @@
+"""What a layout says of the images: the class of each, and its split and group if they are given.
+
+folders.py reads it from folders, labels.py from a table.
+"""
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from pipeline.data.split_table import SPLITS
+
+SPELLINGS = {  # usual names of the splits, in lower case → the split
+    "train": "train", "training": "train",
+    "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+# The usual endings of image files. They decide about messages and the top folder; the content decides what is an image.
+SUFFIXES = frozenset({
+    ".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm",
+    ".heic", ".heif", ".avif", ".jxl", ".jp2", ".j2k", ".dcm",
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """A file with a class."""
+
+    path: str  # relative to paths.images, with /
+    label: str  # the class
+    given_split: str  # train, val or test; empty if the layout gives none for it
+    group: str = ""  # from the table labels.csv; empty if it gives none
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The images of a data set."""
+
+    image_files: list[ImageFile]  # sorted by path, as UTF-8 bytes
+    classes: list[str]  # sorted
+    kind: str  # how the files were understood, in a few words
+    notes: tuple[str, ...] = ()  # what the user may not expect, one sentence each
+    class_depth: int | None = 0  # the level of the class folder in a path: 0 is the top
+
+
+def split_of(name: str) -> str:
+    """The split that a name stands for; empty if none."""
+    return SPELLINGS.get(name.lower(), "")
+
+
+def looks_like_image(path: str) -> bool:
+    """Whether a path is that of a file (not of a folder, which ends in /) with the usual ending of an image."""
+    return not path.endswith("/") and PurePosixPath(path).suffix.lower() in SUFFIXES
+
+
+def unused(paths: list[str], why: str) -> list[str]:
+    """A note that these images are not used, with their number and the first of them; no note if there is none."""
+    if not paths:
+        return []
+    number = "1 image is" if len(paths) == 1 else f"{len(paths):,} images are"
+    return [f"{number} not used: {why} (first: {paths[0]})"]
+
+
+def as_list(splits: tuple[str, ...] = SPLITS) -> str:
+    """Names in a sentence: `train, val and test`."""
+    return " and ".join(filter(None, [", ".join(splits[:-1]), splits[-1]]))

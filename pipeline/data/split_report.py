@@ -1,0 +1,79 @@
+"""What `split` prints at its end: the layout, what is left out, the images per class and split, and their balance."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.data.duplicates import DUPLICATE
+from pipeline.data.layout import Layout, as_list
+from pipeline.data.split_table import SPLITS
+
+LARGEST, SMALLEST = 12, 4  # classes that are shown of a long list
+WIDEST = 40  # characters of a name in a table
+UNBALANCED = 3  # the ratio of the largest to the smallest class from which there is a hint
+
+
+def lines(layout: Layout, counts: Mapping[str, Any], excluded: Sequence[tuple[str, str]]) -> list[str]:
+    """The report, in lines, from the content of data.json and the reason and path of each excluded image."""
+    return [
+        f"layout: {layout.kind}",
+        *layout.notes,
+        *_cut(counts),
+        *_left_out(excluded),
+        *_table(counts["classes"]),
+        *_balance(counts["classes"]),
+    ]
+
+
+def _cut(counts: Mapping[str, Any]) -> Iterator[str]:
+    """How images without a given split were assigned, if others have one."""
+    if cut := counts.get("cut_from_train"):
+        of = ", ".join(f"{images:,} {split}" for split, images in cut.items())
+        are = "is" if len(cut) == 1 else "are"
+        yield f"no {' and no '.join(cut)} is given: {as_list(tuple(cut))} {are} cut from train ({of})"
+    if assigned := counts.get("without_given_split"):
+        of = ", ".join(f"{images:,} {split}" for split, images in assigned.items() if images)
+        yield f"{sum(assigned.values()):,} images have no split in labels.csv: {of}"
+
+
+def _left_out(excluded: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Each reason with its number of images and the first of them, the most frequent first."""
+    by_reason: dict[str, list[str]] = {}
+    for reason, path in excluded:
+        by_reason.setdefault(DUPLICATE if reason.startswith(f"{DUPLICATE} of ") else reason, []).append(path)
+    for reason, paths in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0])):
+        yield f"left out: {len(paths):,} {reason} (first: {paths[0]})"
+
+
+def _table(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """A table of the images per class and split, the largest class first. Of a long list the middle is cut out."""
+    order = sorted(classes, key=lambda label: (-_kept(classes[label]), label))
+    shown = order if len(order) <= LARGEST + SMALLEST + 1 else [*order[:LARGEST], *order[-SMALLEST:]]
+    width = max(len(_short(label)) for label in [*shown, "class"])
+    columns = (*SPLITS, "excluded")
+    yield f"{'class':{width}}  " + "  ".join(f"{column:>8}" for column in columns)
+    for number, label in enumerate(shown):
+        if number == LARGEST and len(shown) < len(order):
+            yield f"… {len(order) - len(shown):,} more classes, all in data.json; the smallest:"
+        yield f"{_short(label):{width}}  " + "  ".join(f"{classes[label][column]:8,}" for column in columns)
+
+
+def _short(label: str) -> str:
+    """A name that fits into a table and into one line."""
+    name = label if label.isprintable() else ascii(label)
+    return name if len(name) <= WIDEST else f"{name[: WIDEST - 1]}…"
+
+
+def _kept(by_split: Mapping[str, int]) -> int:
+    return sum(by_split[split] for split in SPLITS)
+
+
+def _balance(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """The ratio of the largest to the smallest class in train, and what to do if it is high."""
+    sizes = {label: by_split["train"] for label, by_split in classes.items()}
+    large, small = max(sorted(sizes), key=sizes.__getitem__), min(sorted(sizes), key=sizes.__getitem__)
+    ratio = sizes[large] / sizes[small]
+    advice = "; train.class_weights: balanced gives each class the same weight" if ratio > UNBALANCED else ""
+    yield (
+        f"train: the largest class ({_short(large)}, {sizes[large]:,}) has {ratio:.1f} times the images of the "
+        f"smallest ({_short(small)}, {sizes[small]:,}){advice}"
+    )

@@ -1,0 +1,234 @@
+"""Layouts as people have them, and what the split makes of each.
+
+    python -m tests.layouts         prints a table: the layout, and what `split` says or why it refuses it
+
+Each layout is a folder of small real images. It goes through the inbox, as a user's photos do.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline import split
+from pipeline.base.errors import UserError
+from pipeline.data import inbox, split_report
+from pipeline.data.split_table import SPLITS
+from tests.helpers.datasets import put, settings
+
+Files = dict[str, str | None]  # path → text; None: an image
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layout, and how it ends."""
+
+    name: str
+    files: Files
+    kept: tuple[int, int, int] = (0, 0, 0)  # images in train, val and test; none if it is refused
+    says: tuple[str, ...] = ()  # in what `split` prints, or in the refusal
+    classes: tuple[str, ...] = ("cat", "dog")
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What became of a layout."""
+
+    kept: tuple[int, int, int]  # images in train, val and test
+    classes: tuple[str, ...]
+    lines: tuple[str, ...]  # the report, or the refusal
+
+
+def images(*folders: str, number: int = 10, ending: str = "png") -> Files:
+    """So many images in each of these folders."""
+    return {f"{folder}/{i:02}.{ending}": None for folder in folders for i in range(number)}
+
+
+def both(*tops: str, number: int = 10) -> Files:
+    """So many images of each of two classes in each of these folders."""
+    return images(*(f"{top}/{label}" for top in tops for label in ("cat", "dog")), number=number)
+
+
+def table(*lines: str, name: str = "labels.csv") -> Files:
+    """A table with these lines."""
+    return {name: "\n".join(lines) + "\n"}
+
+
+def listed(folder: str, end: str = "", number: int = 10) -> list[str]:
+    """Lines of a table: so many images of each of two classes in one folder."""
+    return [f"{folder}{i:02}.png,{'cat' if i < number else 'dog'}{end}" for i in range(2 * number)]
+
+
+FLAT = images("photos", number=20)
+HEADER = "path,label"
+CASES = (
+    Case("class folders", both("."), (12, 3, 5), ("layout: class folders",)),
+    Case(
+        "class folders with subfolders (ImageFolder)",
+        images("cat/a", "cat/b/c", "dog") | {"LICENSE.txt": "mine"},
+        (22, 3, 5),
+        ("layout: class folders",),
+    ),
+    Case("train, val, test", both("train", number=5) | both("val", "test", number=2), (10, 4, 4), ("layout: split",)),
+    Case(
+        "train, val (ImageFolder)",
+        both("train") | both("val", number=2),
+        (15, 4, 5),
+        ("no test is given: test is cut from train (5 test)",),
+    ),
+    Case(
+        "train, test (CIFAR as PNG)",
+        both("train", "test"),
+        (17, 3, 20),
+        ("no val is given: val is cut from train (3 val)",),
+    ),
+    Case("train alone", both("train"), (12, 3, 5), ("no val and no test is given: val and test are cut from train",)),
+    Case(
+        "Training, Validation, Testing",
+        both("Training", "Validation", "Testing", number=3),
+        (6, 6, 6),
+        ("layout: split folders Training, Validation, Testing",),
+    ),
+    Case(
+        "Roboflow, folders",
+        both("train", number=5)
+        | both("valid", "test", number=2)
+        | {"README.roboflow.txt": "", "README.dataset.txt": "", "train/README.md": ""},
+        (10, 4, 4),
+        ("layout: split folders train, valid, test",),
+    ),
+    Case(
+        "Roboflow, one column per class",
+        images("train", "valid") | table("filename, cat, dog", "00.png, 1, 0", name="train/_classes.csv"),
+        says=("train/ has no class folder; needed: train/<class>/", "train/_classes.csv: it has one column per class"),
+    ),
+    Case(
+        "YOLO",
+        images("images", "labels"),
+        says=("folders images and labels are a layout for object detection",),
+    ),
+    Case(
+        "Kaggle, unlabelled test",
+        both("train") | images("test", number=7) | {"sample_submission.csv": "id,label\n"},
+        (12, 3, 5),
+        ("7 images are not used: test/ has no class folder", "(first: test/00.png)", "are cut from train"),
+    ),
+    Case(
+        "Kaggle, one folder and train.csv",
+        images("train", number=20) | table("id,label", "00,cat", name="train.csv"),
+        says=("train/ has no class folder", "train.csv: make labels.csv from it, with the columns path and label"),
+    ),
+    Case(
+        "Hugging Face, metadata.csv",
+        FLAT | table("file_name,label", "00.png,cat", name="photos/metadata.csv"),
+        says=("only one class folder ('photos')", "photos/metadata.csv: rename it to labels.csv"),
+    ),
+    Case(
+        "one folder above (a zip)",
+        both("dataset/train") | both("dataset/valid", number=2) | {"dataset/README": ""},
+        (15, 4, 5),
+        ("all images are in the folder 'dataset'", "layout: split folders train, valid"),
+    ),
+    Case(
+        "junk of systems",
+        both(".") | dict.fromkeys(("__MACOSX/cat/._0.png", ".DS_Store", "cat/Thumbs.db", "dog/desktop.ini"), "junk"),
+        (12, 3, 5),
+        ("layout: class folders",),
+    ),
+    Case(
+        "images beside class folders",
+        both(".") | {"a.jpg": None, "b.png": None},
+        (12, 3, 5),
+        ("2 images are not used: beside the class folders (first: a.jpg)",),
+    ),
+    Case(
+        "splits in splits",
+        both("train/train", "train/test"),
+        says=("a class folder has the name of a split, 'test'; allowed: any other name; remove the extra level",),
+    ),
+    Case("val, test without train", both("val", "test"), says=("folders val and test, but no train; allowed: train",)),
+    Case("split and class folders", both("train") | images("cat"), says=("train beside class folders cat",)),
+    Case("one class", images("cat"), says=("only one class folder ('cat')",)),
+    Case("images at the top", images("."), says=("has no class folder with a file in it",)),
+    Case(
+        "labels.csv",
+        FLAT | table("\ufeffLabel,path", *(",".join(line.split(",")[::-1]) for line in listed("photos/"))),
+        (12, 3, 5),
+        ("layout: labels.csv",),
+    ),
+    Case(
+        "labels.csv, images beside it",
+        images(".", number=20) | table(HEADER, *listed("./")),
+        (12, 3, 5),
+        ("layout: labels.csv",),
+    ),
+    Case(
+        "labels.csv, some given",
+        FLAT
+        | images("held")
+        | table("path,label,split", *listed("photos\\", ","), *listed("held/", ",Testing", number=5)),
+        (17, 3, 10),
+        ("20 images have no split in labels.csv: 17 train, 3 val",),
+    ),
+    Case(
+        "labels.csv, not all listed",
+        FLAT | {"photos/x.jpg": None} | table("path,label,width", *listed("photos/", ",24")),
+        (12, 3, 5),
+        ("columns that are not read: width", "1 image is not used: not in labels.csv (first: photos/x.jpg)"),
+    ),
+    Case(
+        "labels.csv, faults",
+        FLAT | table("path,label,split", "photos/00.png,,", "photos/99.png,cat,", "photos/01.png,dog,holdout"),
+        says=(
+            "line 2: 'photos/00.png' has no label, line 3: 'photos/99.png': no such file, line 4: split 'holdout'",
+        ),
+    ),
+    Case("labels.csv, twice", FLAT | table(HEADER, *listed("photos/"), "photos/00.png,cat"), says=("is there twice",)),
+    Case(
+        "labels.csv, semicolons", FLAT | table("path;label", "photos/00.png;cat"), says=("no column path and label",)
+    ),
+)  # fmt: skip
+
+
+def write(files: Files, folder: Path) -> None:
+    """Write these files below a folder; no two images are alike."""
+    for seed, (path, text) in enumerate(files.items()):
+        if text is None:
+            put(folder / path, seed)
+        else:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+
+
+def run(case: Case, folder: Path) -> Ending:
+    """Put a layout into the inbox of this empty folder, copy it, and split it."""
+    (folder / "inbox").mkdir()
+    write(case.files, folder / "inbox")
+    (folder / "images").mkdir()
+    try:
+        inbox.copy(folder / "inbox", folder / "images")
+        rows, counts, layout = split.split(folder / "images", settings(**case.settings), 2)
+    except UserError as refusal:
+        return Ending((0, 0, 0), (), (str(refusal).replace(f"{folder}/", ""),))
+    excluded = [(row.reason, row.image_file.path) for row in rows if row.reason]
+    train, val, test = (counts["splits"][name] for name in SPLITS)
+    return Ending((train, val, test), tuple(counts["classes"]), tuple(split_report.lines(layout, counts, excluded)))
+
+
+def rows() -> Iterator[str]:
+    """The table, as lines of Markdown."""
+    yield "| layout | train, val, test | what split says |"
+    yield "|---|---|---|"
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            ending = run(case, Path(folder))
+        said = [line for line in ending.lines if line.startswith("layout: ") or any(text in line for text in case.says)]
+        kept = ", ".join(map(str, ending.kept)) if any(ending.kept) else "refused"
+        yield f"| {case.name} | {kept} | {' / '.join(said)} |"
+
+
+if __name__ == "__main__":
+    sys.stdout.writelines(f"{row}\n" for row in rows())

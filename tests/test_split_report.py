@@ -1,0 +1,69 @@
+"""What `split` prints at its end is short for any number of classes, and names what was left out."""
+
+from typing import Any
+
+from pipeline.data import split_report
+from pipeline.data.layout import Layout
+
+
+def report(classes: dict[str, tuple[int, int, int, int]], *excluded: tuple[str, str], **counts: Any) -> list[str]:
+    """The report for classes with so many images in train, val and test, and excluded."""
+    names = ("train", "val", "test", "excluded")
+    by_class = {label: dict(zip(names, numbers, strict=True)) for label, numbers in classes.items()}
+    layout = Layout([], sorted(classes), "class folders", ("a note",))
+    return split_report.lines(layout, {"classes": by_class} | counts, excluded)
+
+
+def test_a_short_list_of_classes_is_a_table() -> None:
+    """The largest class first; the layout and its notes are above, the balance is below."""
+    assert report({"b": (8, 1, 1, 0), "a": (1600, 200, 200, 3)}) == [
+        "layout: class folders",
+        "a note",
+        "class     train       val      test  excluded",
+        "a         1,600       200       200         3",
+        "b             8         1         1         0",
+        "train: the largest class (a, 1,600) has 200.0 times the images of the smallest (b, 8); "
+        "train.class_weights: balanced gives each class the same weight",
+    ]
+
+
+def test_a_thousand_classes_are_cut() -> None:
+    """The largest and the smallest classes are shown, and how many are between; no line is long."""
+    lines = report({f"{n:04} {'x' * 60}": (2000 - n, 1, 1, 0) for n in range(1000)})
+    assert len(lines) < 25
+    assert max(map(len, lines)) <= 120 + 80  # the last line names two classes
+    assert "… 984 more classes, all in data.json; the smallest:" in lines
+    assert lines[3].startswith("0000 ")
+    assert lines[-2].startswith("0999 ")
+
+
+def test_each_reason_has_its_number_and_first_file() -> None:
+    """The most frequent reason first; duplicates are one reason."""
+    excluded = [("duplicate of a/1.png", "a/2.png"), ("empty", "b/1.png"), ("duplicate of c", "d")]
+    lines = report({"a": (2, 1, 1, 0), "b": (1, 1, 1, 0)}, *excluded)
+    assert lines[2:4] == ["left out: 2 duplicate (first: a/2.png)", "left out: 1 empty (first: b/1.png)"]
+
+
+def test_balanced_classes_need_no_advice() -> None:
+    """The ratio is printed, and a hint only above 3."""
+    assert report({"a": (30, 1, 1, 0), "b": (10, 1, 1, 0)})[-1] == (
+        "train: the largest class (a, 30) has 3.0 times the images of the smallest (b, 10)"
+    )
+
+
+def test_what_is_cut_is_said() -> None:
+    """Each part that is not given, with its images; or how images without a split were assigned."""
+    classes = {"a": (2, 1, 1, 0), "b": (1, 1, 1, 0)}
+    assert report(classes, cut_from_train={"val": 2, "test": 1234})[2] == (
+        "no val and no test is given: val and test are cut from train (2 val, 1,234 test)"
+    )
+    assert report(classes, without_given_split={"train": 5, "val": 0, "test": 2})[2] == (
+        "7 images have no split in labels.csv: 5 train, 2 test"
+    )
+
+
+def test_a_name_of_a_class_cannot_break_the_table() -> None:
+    """Line breaks and other control characters are escaped, and a long name is cut."""
+    lines = report({"a\nb": (2, 1, 1, 0), "c" * 100: (1, 1, 1, 0)})
+    assert any(line.startswith(r"'a\nb' ") for line in lines)
+    assert not any("\n" in line for line in lines)
