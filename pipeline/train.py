@@ -9,6 +9,7 @@ same inputs. `runs/<fingerprint>/` (see training/runs.py) holds the checkpoint f
 import os
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from pipeline.data.packed import Packed
 from pipeline.engine import agreement, determinism, distributed, loop, rendezvous, stopping, watchdog
 from pipeline.engine.agreement import Facts
 from pipeline.engine.choices import PARALLELS
-from pipeline.engine.loop import Totals
+from pipeline.engine.loop import Batch, Totals
 from pipeline.engine.world import World
 from pipeline.loader import storage
 from pipeline.loader.batches import train_batches
@@ -30,7 +31,7 @@ from pipeline.loader.dataset import Dataset
 from pipeline.training import monitor, opening, provenance, results, runs, schedule
 from pipeline.training.checks import check_losses_finite, explain_torch_errors
 from pipeline.training.job import Job
-from pipeline.training.notes import notes
+from pipeline.training.notes import ending, notes
 from pipeline.training.resume import resume, save_checkpoint
 from pipeline.training.state import Progress, export_weights, make_learner, microbatch_count
 from pipeline.training.validation import end_epoch
@@ -55,13 +56,18 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     batches = train_batches(job.dataset, settings, parallel_model.share, first_step)
     learning_rates = schedule.learning_rates(settings, rows)
     board = runs.tensorboard_folder(job.folder)
+
+    def ended_early() -> bool:
+        return schedule.should_stop(progress.history, settings.patience)
+
     distributed.barrier()  # rank 0 may replace the checkpoint only after every process has read it
     with (
         monitor.opened(board, first_step, len(learning_rates), settings.batch_size, world.is_main) as shown,
         stopping.watching(job.store, world, run.timeout_seconds) as stop,
     ):
-        # The batches end with the last step, or earlier if all processes have agreed to stop.
-        steps = loop.train(learner, parallel_model, stop.until_agreed(batches), learning_rates, totals)
+        # The batches end with the last step, earlier by train.patience, or if all processes have agreed to stop.
+        wanted = stop.until_agreed(until(ended_early, batches))
+        steps = loop.train(learner, parallel_model, wanted, learning_rates, totals)
         for batch in steps:
             progress.step = batch.step + 1
             learning_rate = learning_rates[batch.step]
@@ -79,7 +85,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
             if epoch > 0 or (due and distributed.broadcast_flag(late, world.device)):
                 save_checkpoint(job, learner, totals, progress)
                 saved = time.monotonic()
-        if progress.step < len(learning_rates):
+        if progress.step < len(learning_rates) and not ended_early():
             check_losses_finite(totals, settings)
             save_checkpoint(job, learner, totals, progress)
             reason = stop.reason
@@ -90,6 +96,13 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
             )
     final = progress.best_weights if settings.export == "best" else export_weights(learner, settings)
     return final, progress, progress.step - first_step
+
+
+def until(ended: Callable[[], bool], batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches, until `ended` is true. It is asked before each batch is made."""
+    iterator = iter(batches)
+    while not ended() and (batch := next(iterator, None)) is not None:
+        yield batch
 
 
 def check_inputs(config: Params, world: World, facts: Facts) -> tuple[Packed, Path]:
@@ -141,6 +154,8 @@ def run(config: Params) -> None:
         job = Job(config, open_dataset(config, data, world), world, store, folder)
         weights, progress, taken = train(job)
         if world.is_main:
+            for note in ending(settings, progress.history):
+                print(f"train: {note}", file=sys.stderr)
             results.write(config, data.classes, weights, progress)
             if taken or not (folder / provenance.FILE).is_file():  # otherwise the run that trained it has written it
                 provenance.write(folder, config, world, started, taken * settings.batch_size)

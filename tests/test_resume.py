@@ -1,5 +1,6 @@
 """A resumed training has the bytes of an uninterrupted one, for every kind of state."""
 
+import json
 import shutil
 import signal
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from pipeline.base import files
+from pipeline.training.schedule import best_epoch, should_stop
 from tests.helpers.trainings import messages, rank_processes, start, wait_for_epoch
 from tests.test_train import launch, outputs, small_world
 
@@ -51,6 +53,38 @@ def test_resume_is_exact_in_the_middle_of_an_epoch(tmp_path: Path, processes: in
     rank_processes(launcher)[-1].send_signal(signal.SIGTERM)
     assert launcher.wait(600) == 75, messages(folder)
     launch(folder)
+    assert outputs(folder) == outputs(straight)
+
+
+def test_early_stopping_is_decided_by_the_history_also_after_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped and resumed run ends after the same epoch, with the same bytes; a start at its end trains nothing."""
+    lines: dict[str, Any] = {
+        "train__parallel": "ddp", "run__processes": 2, "train__freeze_backbone": True, "train__lr": 1e-6,
+        "train__epochs": 200, "train__patience": 20, "train__export": "best", "run__log_steps": 1,
+    }  # fmt: skip
+    straight = small_world(tmp_path / "straight", **lines)
+    launch(straight)
+    history = [{"val_accuracy": float(row["val_accuracy"])} for row in files.read_csv(straight / "metrics/history.csv")]
+    assert [should_stop(history[: k + 1], 20) for k in range(len(history))] == [False] * (len(history) - 1) + [True]
+    figures = json.loads((straight / "metrics/train.json").read_text())
+    assert (figures["epochs"], figures["stopped_early"]) == (len(history), True)
+    assert figures["exported_epoch"] == best_epoch(history)
+    folder = small_world(tmp_path / "cut", **lines)
+    monkeypatch.setenv("DVC_STAGE", "train")  # nothing records the model, so the checkpoint stays
+    launcher = start(folder)
+    wait_for_epoch(launcher, folder)
+    rank_processes(launcher)[-1].send_signal(signal.SIGTERM)
+    assert launcher.wait(600) == 75, messages(folder)
+    resumed = launch(folder)
+    assert outputs(folder) == outputs(straight)
+    said = f"train: ended after epoch {len(history)} of 200 by train.patience: 20: no later epoch had a higher"
+    assert said in resumed.stderr
+    shutil.rmtree(folder / "models")
+    again = launch(folder)
+    assert said in again.stderr
+    assert "validation loss" not in again.stderr
     assert outputs(folder) == outputs(straight)
 
 

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config import params
+from pipeline.config.params import Train
 from pipeline.loader import sampler
 from pipeline.training.notes import notes
-from pipeline.training.schedule import Schedule, finished_epoch, learning_rates, scaled
+from pipeline.training.schedule import Schedule, best_epoch, finished_epoch, learning_rates, scaled, should_stop
 from tests.conftest import on_cpu, read_params
 
 
@@ -81,6 +82,28 @@ def test_the_warm_up_takes_at_most_half_of_the_training(epochs: int, asked: floa
     assert rates.index(max(rates)) == max(0, round(10 * used) - 1)
     sentence = f"train.warmup_epochs: {asked:g} is more than half of train.epochs ({epochs}); used: {used:g}"
     assert list(notes(settings, {"a": 1, "b": 1})) == ([sentence] if used < asked else [])
+
+
+def rows(*accuracies: float) -> list[dict[str, float]]:
+    return [{"val_accuracy": accuracy} for accuracy in accuracies]
+
+
+def test_a_training_ends_after_so_many_epochs_without_a_better_one() -> None:
+    """The first of equal epochs is the best one: to reach the same accuracy again is no progress. Off by default."""
+    assert [should_stop(rows(0.5, 0.6, 0.6, 0.5, 0.6)[:epochs], 3) for epochs in range(6)] == [False] * 5 + [True]
+    assert [should_stop(rows(0.1, 0.2, 0.1)[:epochs], 1) for epochs in range(4)] == [False, False, False, True]
+    assert best_epoch(rows(0.5, 0.6, 0.6)) == 2
+    assert best_epoch([]) == 0
+    assert not should_stop(rows(*[0.5] * 99), 0)
+    assert Train.model_fields["patience"].default == 0
+
+
+@given(accuracies=st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), max_size=12), patience=st.integers(1, 12))
+def test_patience_is_told_by_the_history_alone(accuracies: list[float], patience: int) -> None:
+    """It is used up if none of the last epochs is above all epochs before it."""
+    before, last = accuracies[:-patience], accuracies[-patience:]
+    expected = bool(before) and max(last) <= max(before)
+    assert should_stop(rows(*accuracies), patience) is expected
 
 
 def test_the_rate_grows_with_the_batch() -> None:

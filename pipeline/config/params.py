@@ -163,6 +163,7 @@ class Train(Section):
     final_lr: Share
     step_epochs: Epochs
     step_factor: Share
+    patience: Natural = 0
     label_smoothing: Annotated[float, Field(ge=0, lt=1)]
     class_weights: Literal["none", "balanced"] = "none"
     export: Literal["last", "best", "ema"]

@@ -1,6 +1,7 @@
 """What a training does that its params alone do not show."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from pipeline.config.params import Train
 from pipeline.engine.loss import balanced_weights
@@ -18,6 +19,16 @@ def notes(settings: Train, counts: Mapping[str, int]) -> Iterator[str]:
         weights = dict(zip(counts, balanced_weights(counts), strict=True))
         least, most = (f"{weights[name]:.3g} ({name!r}, {counts[name]} images)" for name in _extremes(counts))
         yield f"train.class_weights: 'balanced': weights from {least} to {most} in the training loss"
+
+
+def ending(settings: Train, history: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Why a training has ended before its last epoch, if it has."""
+    if schedule.should_stop(history, settings.patience):
+        best = schedule.best_epoch(history)
+        yield (
+            f"ended after epoch {len(history)} of {settings.epochs} by train.patience: {settings.patience}: no later "
+            f"epoch had a higher validation accuracy than epoch {best} ({history[best - 1]['val_accuracy']:.4f})"
+        )
 
 
 def _extremes(counts: Mapping[str, int]) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from pipeline.config.params import Params
 from pipeline.loader import augment
 from pipeline.models import exported
 from pipeline.models.exported import Description, View
+from pipeline.training import schedule
 from pipeline.training.state import HISTORY, Progress
 
 
@@ -52,6 +53,7 @@ def write(config: Params, classes: tuple[str, ...], weights: dict[str, Tensor], 
         export=settings.export,
         epoch=epoch,
     )
+    by_patience = {"stopped_early": schedule.should_stop(progress.history, settings.patience)}
     exported.save(Path(config.paths.models), weights, description)
     files.write_json(
         metrics / "train.json",
@@ -61,6 +63,7 @@ def write(config: Params, classes: tuple[str, ...], weights: dict[str, Tensor], 
             "exported_epoch": epoch,
             "train": {"loss": row["train_loss"], "accuracy": row["train_accuracy"]},
             "val": {"loss": row["val_loss"], "accuracy": row["val_accuracy"]},
+            **(by_patience if settings.patience else {}),
         },
     )
     files.write_csv(metrics / "history.csv", HISTORY, ([row[name] for name in HISTORY] for row in progress.history))

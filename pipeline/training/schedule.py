@@ -1,9 +1,10 @@
-"""The learning rate of every step, and the steps at which epochs end: pure functions."""
+"""The learning rate of every step, the steps at which epochs end, and early stopping: pure functions."""
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.config.params import Train
 from pipeline.loader import sampler
@@ -67,6 +68,19 @@ def learning_rates(settings: Train, rows: int) -> list[float]:
     )
     base = scaled(settings.lr, batch, settings.reference_batch)
     return [base * schedule.lr_factor(step) for step in range(steps)]
+
+
+def best_epoch(history: Sequence[Mapping[str, Any]]) -> int:
+    """The epoch (from 1) with the highest validation accuracy; of equal ones the first. 0 for an empty history."""
+    return max(range(1, len(history) + 1), key=lambda epoch: history[epoch - 1]["val_accuracy"], default=0)
+
+
+def should_stop(history: Sequence[Mapping[str, Any]], patience: int) -> bool:
+    """Whether the last `patience` epochs all have no higher validation accuracy than the best before them.
+
+    `history`: one row per epoch. With `patience` 0 a training is never stopped early.
+    """
+    return patience > 0 and len(history) - best_epoch(history) >= patience
 
 
 def finished_epoch(step: int, rows: int, batch: int) -> int:
