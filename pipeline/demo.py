@@ -69,16 +69,6 @@ def run(folder: Path) -> None:
     commit("What the pipeline wrote")
 
 
-def show(folder: Path) -> None:
-    """Print the counts of the data and the metrics on the test images."""
-    figures = json.loads((folder / "metrics/eval.json").read_text())
-    interval, data = figures["interval"], json.loads((folder / "metrics/data.json").read_text())
-    print(f"\nimages   {data['kept']} kept of {data['images']}: {data['splits']}")
-    for name in ("accuracy", "balanced_accuracy", "macro_f1", "nll", "ece"):
-        print(f"{name:<18} {figures[name]:.4f}")
-    print(f"{'95 % interval':<18} {interval['low']:.4f} to {interval['high']:.4f} ({figures['images']} test images)")
-
-
 def outputs(lock: Path) -> dvc_lock.Hashes:
     """The hash of every output in a dvc.lock. Raises UserError if the lock cannot be read."""
     return {path: md5 for stage in dvc_lock.read(lock).values() for path, md5 in stage["outs"].items()}
@@ -99,7 +89,7 @@ def record() -> None:
 
 
 def demo(recording: bool) -> int:
-    """Run the demo, print its metrics and compare its outputs; 0. Raises UserError if a command fails."""
+    """Run the demo and compare its outputs; 0. Raises UserError if a command fails."""
     began = time.monotonic()
     try:
         copy_project(FOLDER)
@@ -108,17 +98,16 @@ def demo(recording: bool) -> int:
         raise UserError(f"{' '.join(error.cmd)} failed in {FOLDER}/; see above") from None
     if recording:
         record()
-    show(FOLDER)
-    print(f"\nDone in {time.monotonic() - began:.0f} s. To look at the results:")
-    print(f"  cd {FOLDER} && . ../.venv/bin/activate && dvc dag && dvc plots show     images: {FOLDER}/reports/")
-    print(f"  tensorboard --logdir {FOLDER}/runs     to repeat and compare: cd {FOLDER} && python -m pipeline.verify")
+    print(f"\ndemo: done in {time.monotonic() - began:.0f} s. The files and commands above are for {FOLDER}/:")
+    print(f"  cd {FOLDER} && . ../.venv/bin/activate")
+    print("  python -m pipeline.verify      runs everything again, and compares every byte")
     if not OUTPUTS.is_file():
-        print(f"There is no committed {OUTPUTS} to compare with; --record makes this run the committed one.")
+        print(f"demo: there is no committed {OUTPUTS} to compare with; --record makes this run the committed one")
     elif different := compare(outputs(FOLDER / "dvc.lock"), json.loads(OUTPUTS.read_bytes())):
-        print(f"These outputs differ from the committed ones ({OUTPUTS}); another type of CPU may be the cause:")
+        print(f"demo: these outputs differ from the committed ones ({OUTPUTS}); another type of CPU may be the cause:")
         print(*(f"  {line}" for line in different), sep="\n")
     else:
-        print(f"Every output equals the committed one, byte for byte ({OUTPUTS}).")
+        print(f"demo: every output equals the committed one, byte for byte ({OUTPUTS})")
     return 0
 
 

@@ -110,7 +110,7 @@ def table(figures: dict[str, Any]) -> str:
                 f"{name:{width}}  {row['precision']:9.3f}  {row['recall']:6.3f}  {row['f1']:5.3f}  {row['support']:8d}"
                 for name, row in by_class.items()
             ),
-            f"accuracy {figures['accuracy']:.3f} (95 %: {interval['low']:.3f} to {interval['high']:.3f}), "
+            f"test accuracy {figures['accuracy']:.3f} (95 %: {interval['low']:.3f} to {interval['high']:.3f}), "
             f"balanced {figures['balanced_accuracy']:.3f}, macro F1 {figures['macro_f1']:.3f}, "
             f"nll {figures['nll']:.3f}, ece {figures['ece']:.3f}, {figures['images']} test images",
         ]
@@ -154,6 +154,7 @@ def run(config: Params) -> None:
             )
         if world.is_main:
             print(table(write(config, data, rows, found)))
+            print(f"evaluate: figures in {config.paths.metrics}/; mistakes in {config.paths.reports}/mistakes.png")
 
 
 def main() -> int:

@@ -16,8 +16,8 @@ from pipeline.config.params import Params
 from pipeline.data import images, packed, split_table
 
 
-def prepare(folder: Path, split_csv: Path, output: Path, size: int, workers: int) -> None:
-    """Pack the kept images of `split_csv`, which are below `folder`, into the folder `output`.
+def prepare(folder: Path, split_csv: Path, output: Path, size: int, workers: int) -> int:
+    """Pack the kept images of `split_csv`, which are below `folder`, into the folder `output`. Returns their number.
 
     The bytes are the same for any number of workers. Raises UserError if an image is missing or broken.
     """
@@ -35,12 +35,14 @@ def prepare(folder: Path, split_csv: Path, output: Path, size: int, workers: int
     with files.atomic_folder(output) as partial:
         resized = threads.ordered_map(resize, rows, workers, "prepare", result_bytes=3 * size**2)
         packed.write(partial, resized, len(rows), size)
+    return len(rows)
 
 
 def run(config: Params) -> None:
     linux.share_freed_memory()
-    paths = config.paths
-    prepare(Path(paths.images), Path(paths.split), Path(paths.packed), config.prepare.size, stage.workers(config))
+    paths, size = config.paths, config.prepare.size
+    count = prepare(Path(paths.images), Path(paths.split), Path(paths.packed), size, stage.workers(config))
+    print(f"prepare: {count:,} images of {size} × {size} pixels in {paths.packed}")
 
 
 def main() -> int:

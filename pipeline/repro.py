@@ -25,9 +25,11 @@ import psutil
 from pipeline.base import cache_repair, dvc_lock, integrity, linux
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import params
+from pipeline.evaluation.summary import summary
 
 DVC = Path(".dvc")
 RWLOCK = Path(".dvc/tmp/rwlock")
+EVALUATE = "evaluate"  # the last stage
 WITHOUT_CACHE = {"--no-commit", "--dry", "--help", "-h"}  # with these, DVC neither writes nor reads its cache
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
@@ -133,7 +135,7 @@ def report(sentences: list[str]) -> bool:
 
 def repro(arguments: list[str]) -> int:
     """Repair, run, and check what was written. Returns the exit status of DVC. Raises UserError for new damage."""
-    params.load()  # DVC's own message about a wrong value would say less
+    paths = params.load().paths  # DVC's own message about a wrong value would say less
     report(repair())
     dvc_lock.backup()
     if not (DVC.is_dir() and WITHOUT_CACHE.isdisjoint(arguments)) or dvc_lives(Path.cwd()):
@@ -144,7 +146,15 @@ def repro(arguments: list[str]) -> int:
     dvc_lock.backup()
     if status == 0 and report(cache_repair.repair(cache)):
         raise UserError("the files above were damaged during the run: the disk or the memory may be failing; run again")
+    if status == 0 and reaches_the_end(arguments):
+        print(f"\n{summary(paths)}")
     return status
+
+
+def reaches_the_end(arguments: list[str]) -> bool:
+    """Whether a `dvc repro` with these arguments includes the last stage, so that its figures are of this run."""
+    targets = {argument for argument in arguments if not argument.startswith("-")}
+    return targets <= {EVALUATE} or "--downstream" in arguments
 
 
 def main() -> int:

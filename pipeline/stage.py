@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.base import integrity, linux
-from pipeline.base.errors import Stopped, UserError, exit_status
+from pipeline.base.errors import INTERRUPTED, Stopped, UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 
@@ -35,6 +35,7 @@ def main(name: str, work: Callable[[Params], None]) -> int:
     linux.die_with_parent()
     linux.keep_freed_memory()
     note = os.environ.get(STOPPED_NOTE)
+    for_dvc = " (DVC reports this stop as an ERROR)" if "DVC_STAGE" in os.environ else ""
 
     def run() -> int:
         try:
@@ -44,7 +45,7 @@ def main(name: str, work: Callable[[Params], None]) -> int:
             work(config)
         except Stopped as stopped:
             if not note:
-                raise
+                raise Stopped(f"{stopped}{for_dvc}") from None
             Path(note).write_text(str(stopped))
         else:
             if note:  # it is from earlier processes, which torchrun stopped because a node joined
@@ -52,6 +53,6 @@ def main(name: str, work: Callable[[Params], None]) -> int:
         return 0
 
     try:
-        return exit_status(name, run)
+        return exit_status(name, run, f"{INTERRUPTED}{for_dvc}")
     finally:
         gc.freeze()  # else Python searches all objects for garbage before it exits: two seconds [measured]

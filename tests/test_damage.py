@@ -88,12 +88,13 @@ def an_image(folder: Path) -> str:
 
 
 def test_nothing_damaged_says_nothing_and_reads_nothing_twice(project: Path) -> None:
-    """A second start runs no stage and prints nothing. It remembers exactly the files that exist."""
+    """A second start runs no stage. It names no damage, ends with the figures, and remembers the files that exist."""
     repro(project)
     before = (project / integrity.MEMORY).read_bytes()
     again = repro(project)
     assert again.stderr == ""
     assert "Running stage" not in again.stdout
+    assert "\ntest accuracy " in again.stdout
     assert (project / integrity.MEMORY).read_bytes() == before
     remembered = json.loads(before)
     assert {path for path in everything(project) if path != "dvc.lock"} <= remembered.keys()

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,6 +42,18 @@ def test_a_temporary_error_is_tried_again(
     assert len(asked) == 3
     printed = capfd.readouterr().err
     assert [f"try {n} failed" in printed for n in (1, 2, 3)] == [True, True, False]
+
+
+def test_a_download_says_where_it_is(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a terminal: the address at once, and now and then a line with the bytes so far, all bytes, and speed."""
+    monkeypatch.setattr(fetch, "LINE_SECONDS", 0)
+    with server(lambda request, n: reply(request, BODY)) as (url, _):
+        fetch.download(url, tmp_path / "got", BODY_SHA256, NO_WAITS)
+    first, *others = capfd.readouterr().err.splitlines()
+    assert first == f"download: getting {url}"
+    assert re.fullmatch(r"download: [\d.]+ of 0\.3 MB, [\d.,]+ MB/s", others[0])
 
 
 def test_the_waits_grow() -> None:

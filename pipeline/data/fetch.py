@@ -17,6 +17,7 @@ from pipeline.base.errors import UserError
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before the second try, the third, …
 STALLED = 30  # seconds without a byte after which a try fails
 CHUNK = 1 << 20
+LINE_SECONDS = 10  # between two lines about a download, where no terminal shows a progress bar
 
 
 def obtain_archive(url: str, sha256: str, archives: Path, waits: Sequence[float] = WAITS) -> Path:
@@ -97,14 +98,15 @@ def _local_path(url: str) -> Path:
 
 def _get(url: str, target: Path, waits: Sequence[float], key: str, remedy: str) -> None:
     """Download to `target`, with the tries of `download`. A UserError begins with `key` and ends with `remedy`."""
-    client = pooch.HTTPDownloader(
-        progressbar=sys.stderr.isatty() and not os.environ.get("CI"),
-        chunk_size=CHUNK,
-        timeout=STALLED,
-        # Otherwise a server could declare the archive's own gzip as an encoding, and it would be decompressed here.
-        headers={"Accept-Encoding": "identity"},
-    )
+    print(f"download: getting {url}", file=sys.stderr)
     for attempt, wait in enumerate([*waits, None], start=1):
+        client = pooch.HTTPDownloader(
+            progressbar=(sys.stderr.isatty() and not os.environ.get("CI")) or ProgressLines(),
+            chunk_size=CHUNK,
+            timeout=STALLED,
+            # Otherwise a server could declare the archive's own gzip as an encoding, and it would be decompressed here.
+            headers={"Accept-Encoding": "identity"},
+        )
         try:
             client(url, str(target), None)
             return
@@ -116,6 +118,30 @@ def _get(url: str, target: Path, waits: Sequence[float], key: str, remedy: str) 
                 raise UserError(f"{key}: {url!r}: {attempt} tries failed, the last: {reason}; {remedy}") from None
             print(f"download: try {attempt} failed: {reason}; again in {wait:g} s", file=sys.stderr)
             time.sleep(wait)
+
+
+class ProgressLines:
+    """What pooch takes for a progress bar: prints a line every LINE_SECONDS."""
+
+    def __init__(self) -> None:
+        self.total, self._done = 0, 0  # bytes; pooch sets the total, 0 if the server does not say it
+        self._began = self._printed = time.monotonic()
+
+    def update(self, size: int) -> None:
+        """Count `size` more bytes, and print a line if the last one was long ago."""
+        self._done += size
+        now = time.monotonic()
+        if now - self._printed >= LINE_SECONDS:
+            self._printed = now
+            whole = f" of {self.total / 1e6:,.1f}" if self.total else ""
+            rate = self._done / (now - self._began) / 1e6
+            print(f"download: {self._done / 1e6:,.1f}{whole} MB, {rate:,.1f} MB/s", file=sys.stderr)
+
+    def reset(self) -> None:
+        """Begin to count anew. pooch does this at the end, and then adds the total."""
+        self._done, self._printed = 0, time.monotonic()
+
+    def close(self) -> None: ...
 
 
 def _is_temporary(error: requests.RequestException) -> bool:

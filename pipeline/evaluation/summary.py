@@ -1,0 +1,35 @@
+"""What a person wants to know after the last stage: how good the model is, where to look, and what to do next."""
+
+import json
+from pathlib import Path
+
+from pipeline.config.params import Paths
+
+
+def summary(paths: Paths) -> str:
+    """The images, the metrics on the test images, where to look, and what to do next; empty before an evaluation."""
+    data, figures = Path(paths.metrics) / "data.json", Path(paths.metrics) / "eval.json"
+    if not (data.is_file() and figures.is_file()):
+        return ""
+    counts, found = json.loads(data.read_bytes()), json.loads(figures.read_bytes())
+    interval = f"95 % interval: {found['interval']['low']:.4f} to {found['interval']['high']:.4f}"
+    splits = ", ".join(f"{counts['splits'][name]:,} {name}" for name in ("train", "val", "test"))
+    rows = [
+        ("images", f"{counts['kept']:,} of {counts['images']:,} are used: {splits}"),
+        (
+            "test accuracy",
+            f"{found['accuracy']:.4f} ({interval}, {found['images']:,} images)",
+        ),
+        ("balanced accuracy", f"{found['balanced_accuracy']:.4f}"),
+        ("macro F1", f"{found['macro_f1']:.4f}"),
+        ("negative log-likelihood", f"{found['nll']:.4f}"),
+        ("calibration error", f"{found['ece']:.4f}"),
+        ("", ""),
+        ("the mistakes", f"{paths.reports}/mistakes.png"),
+        ("the split", f"{paths.split} (each image: train, val, test, or why it is not used)"),
+        ("plots", "dvc plots show"),
+        ("curves of the training", f"tensorboard --logdir {paths.runs}"),
+        ("classify an image", "python -m pipeline.predict IMAGE"),
+        ("keep this result", "git add . && git commit -m 'My model'; to share it: dvc push"),
+    ]
+    return "\n".join(f"{name:<24} {value}".rstrip() for name, value in rows)
