@@ -1,10 +1,13 @@
 """Params are typed, frozen values; every fault is named with its path, its value and what is allowed."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from dvc.utils.hydra import apply_overrides
 from pydantic import ValidationError
 
 from pipeline.base.errors import UserError
@@ -16,6 +19,29 @@ def refusal(raw: Any) -> list[str]:
     with pytest.raises(UserError) as caught:
         params.parse(raw)
     return str(caught.value).splitlines()
+
+
+def test_params_are_written_as_dvc_writes_them(tmp_path: Path) -> None:
+    """`dvc exp run -S` writes the whole file again. It changes the lines of the values that it sets, and no other."""
+    path, text = tmp_path / "params.yaml", (PROJECT / "params.yaml").read_text()
+    path.write_text(text)
+    apply_overrides(path, ["train.lr=0.05", "train.betas=[0.8,0.99]", "train.epochs=7", "split.fractions.val=0.2"])
+    changed = path.read_text()
+    assert params.load(path).train.betas == (0.8, 0.99)
+    assert len(set(changed.splitlines()) - set(text.splitlines())) == 5
+    apply_overrides(path, ["train.lr=0.1", "train.betas=[0.9,0.999]", "train.epochs=30", "split.fractions.val=0.1"])
+    assert path.read_text() == text
+
+
+def test_lint_accepts_what_dvc_writes(tmp_path: Path) -> None:
+    """Even a text so long that DVC puts it on a line of its own."""
+    path = tmp_path / "params.yaml"
+    path.write_text((PROJECT / "params.yaml").read_text())
+    long = "a" * 90
+    apply_overrides(path, [f"data.url=https://{long}", f"train.weights=data/{long}.pth", "train.crop_scale=[0.2,1.0]"])
+    lint = [sys.executable, "-m", "yamllint", "--strict", "--config-file", str(PROJECT / ".github/yamllint.yaml"), "."]
+    done = subprocess.run(lint, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout == ""
 
 
 def test_the_default_params_are_the_cards() -> None:
