@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo repro verify test test-code test-all test-gpu mutants lint format bench doctor tensorboard lock \
+.PHONY: help setup start demo repro verify test test-code test-all test-gpu mutants lint format bench doctor tensorboard lock \
 	clean clean-runs image image-repro image-test
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
@@ -36,6 +36,9 @@ $(READY): requirements/lock.txt
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/lock.txt
 	@touch $(READY)
 	@echo "setup: done; to use it: . $(VENV)/bin/activate"
+
+start: setup  ## choose settings that suit this machine and your photos, and see how long a run takes (PRESET=good)
+	@python -m pipeline.start $(PRESET)
 
 demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes, no GPU)
 	@python -m pipeline.demo
@@ -84,7 +87,7 @@ bench: setup  ## measure what needs no GPU, 15 minutes on 2 idle cores (photos: 
 		python -m benchmarks $$name $(if $(ARCHIVE),--archive "$(ARCHIVE)") $(if $(SHA256),--sha256 "$(SHA256)") || exit; \
 	done
 
-doctor: setup  ## what this machine has, and why it would refuse the current params
+doctor: setup  ## what this machine has, and why it would refuse the current params, or how long they take
 	@python -m pipeline.doctor
 
 tensorboard: setup  ## show the runs on http://localhost:6006

@@ -1,6 +1,6 @@
 """Show what this machine or container has, what would stop a run here, and which params cannot run here.
 
-    python -m pipeline.doctor        exit status 1 if something would stop a run
+    python -m pipeline.doctor        exit status 1 if something would stop a run; if not, how long a run takes
 
 Each check is a function that returns a `Finding`: driver, Apex, memory, disks, Git, DVC and packages. The params are
 checked by config/validity.py, as at the start of every stage. Some checks take seconds, so only this command does them.
@@ -24,6 +24,7 @@ from pipeline.base.errors import exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
+from pipeline.planning import estimate, survey
 
 SHM = 2**30  # bytes of /dev/shm that NCCL needs between processes; a container has 64 MiB by default
 LOCK, PROJECT = Path("requirements/lock.txt"), Path("pyproject.toml")
@@ -209,7 +210,11 @@ def examine() -> int:
     if faults:
         print("\nThis would stop a run here:", *faults, sep="\n")
     print("\nparams.yaml is refused here:" if refused else "\nparams.yaml can run here.", *refused, sep="\n")
-    return 1 if faults or refused else 0
+    if faults or refused:
+        return 1
+    print("Measuring a few training steps …", flush=True)
+    print("A run takes", *estimate.report(config, survey.survey(config)), sep="\n")
+    return 0
 
 
 def main() -> int:

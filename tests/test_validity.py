@@ -94,20 +94,20 @@ def test_no_pair_of_choices_is_left_open() -> None:
          "run.processes: 4 on a node is more than the GPUs visible here (2); "
          "allowed: 1 to 2; CUDA_VISIBLE_DEVICES chooses them"),
         ({"train__device": "cuda", "run__launcher": "slurm"}, Machine(0, "missing", True, slurm_step=True),
-         "train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu; "
-         "to try the pipeline on this machine: make demo"),
+         "train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); make start writes params that "
+         "suit this machine; allowed here: cpu"),
         ({"train__device": "cuda", "train__parallel": "ddp", "run__processes": 4, "run__launcher": "slurm"},
          Machine(1, "missing", True, slurm_step=True),
          "run.processes: 4 on a node is more than the GPUs visible here (1); allowed: 1 to 1; "
          "ask for GPUs by node (--gres=gpu:4, not --gpus-per-task), or add --gpu-bind=none"),
         ({"train__device": "cuda", "train__precision": "O1"}, Machine(2, "without amp", True),
-         "train.precision: 'O1' needs apex.amp and apex.parallel, which the installed Apex no longer has; use the "
-         "container (make image); without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, "
-         "sgd for fused_sgd"),
+         "train.precision: 'O1' needs apex.amp and apex.parallel, which the installed Apex no longer has; make "
+         "start writes params that suit this machine; or use the container (make image); without it: fp16 for O1 to "
+         "O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"),
         ({"train__device": "cuda", "train__optimizer": "fused_sgd"}, Machine(2, "without extensions", True),
          "train.optimizer: 'fused_sgd' needs Apex's extensions amp_C, apex_C and syncbn, which the installed Apex was "
-         "built without; use the container (make image); without it: fp16 for O1 to O3, fp32 for O0, ddp for "
-         "apex_ddp, torch for apex, sgd for fused_sgd"),
+         "built without; make start writes params that suit this machine; or use the container (make image); without "
+         "it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"),
         ({"train__device": "cuda"}, Machine(1, "missing", True, cuda_driver=12, cuda_of_torch=13),
          "train.device: 'cuda': the NVIDIA driver knows CUDA up to 12, the installed torch needs 13; "
          "install a newer driver; allowed here: cpu"),

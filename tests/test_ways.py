@@ -66,8 +66,8 @@ def expected(cell: Cell, machine: Machine) -> list[str]:
     cpu, alone, said = device == "cpu", parallel in ("single", "dp"), []
     if not cpu and not machine.cuda_devices and launcher != "slurm":
         said.append(
-            "train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu; "
-            "to try the pipeline on this machine: make demo"
+            "train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); "
+            "make start writes params that suit this machine; allowed here: cpu"
         )
     if cpu and precision == "tf32":
         said.append("train.precision: 'tf32' needs train.device: cuda; allowed on the CPU: fp32, bf16, fp16")
@@ -85,7 +85,8 @@ def expected(cell: Cell, machine: Machine) -> list[str]:
             )
         if machine.apex == "missing":
             said.append(
-                f"train.{key}: '{value}' needs Apex, which is not installed; use the container (make image); {instead}"
+                f"train.{key}: '{value}' needs Apex, which is not installed; make start writes params that suit this "
+                f"machine; or use the container (make image); {instead}"
             )
     if parallel == "apex_ddp" and memory_format == "channels_last":
         said.append(

@@ -4,6 +4,7 @@ YAML is read with ruamel, as DVC reads it (`lr: 1e-4` is a number). Values are n
 """
 
 import difflib
+import io
 import reprlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,29 @@ def read(path: Path) -> Any:
     except Exception as error:  # for a value that does not exist, such as May 99, the parser raises any exception
         reason = shortened(" ".join(str(error).split()), str)
         raise UserError(f"{path}: not readable as YAML: {reason}; git diff {path.name} shows what changed") from None
+
+
+def rewritten(text: str, values: Mapping[str, Any]) -> str:
+    """A YAML document with other values (dotted key → value), in the form that DVC writes. Comments stay.
+
+    A key that already has its value is not touched.
+    """
+    yaml = YAML()
+    yaml.default_flow_style = False
+    document = yaml.load(text)
+    for dotted, value in values.items():
+        *sections, key = dotted.split(".")
+        table = document
+        for section in sections:
+            table = table.setdefault(section, {})
+        if isinstance(value, list) and isinstance(table.get(key), list):
+            if table[key] != value:
+                table[key][:] = value  # in place, so that [1, 2] stays in one line
+        elif key not in table or table[key] != value:
+            table[key] = value
+    stream = io.StringIO()
+    yaml.dump(document, stream)
+    return stream.getvalue()
 
 
 def _content(path: Path) -> bytes:

@@ -12,6 +12,7 @@ from pipeline.config.model_names import MODELS
 from pipeline.config.params import APEX_LEVELS, Params, Paths, Run, Split, Train
 
 CPU_PRECISIONS = ("fp32", "bf16", "fp16")
+START = "make start writes params that suit this machine"
 INSTEAD_OF_APEX = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
 FIXED_SIDE, FIXED_SIDE_MODELS = 224, ("vit_", "maxvit")  # these learn an embedding for every patch position
 # On a GPU the backward pass of their adaptive_avg_pool2d is not deterministic. A test finds them by tracing all models.
@@ -65,10 +66,7 @@ def _elsewhere(run: Run, machine: Machine) -> bool:
 
 def _hardware(train: Train, run: Run, machine: Machine) -> Iterator[str]:
     if train.device == "cuda" and machine.cuda_devices == 0 and not _elsewhere(run, machine):
-        yield (
-            "train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu; "
-            "to try the pipeline on this machine: make demo"
-        )
+        yield (f"train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); {START}; allowed here: cpu")
     if train.device == "cuda" and machine.cuda_devices and machine.cuda_driver < machine.cuda_of_torch:
         yield (
             f"train.device: 'cuda': the NVIDIA driver knows CUDA up to {machine.cuda_driver}, the installed torch "
@@ -122,7 +120,9 @@ def _apex(train: Train, machine: Machine) -> Iterator[str]:
         if train.device == "cpu":
             yield f"{choice} needs train.device: cuda, because Apex does nothing on a CPU; {INSTEAD_OF_APEX}"
         if machine.apex != "usable":
-            yield f"{choice} needs {NO_APEX[machine.apex]}; use the container (make image); {INSTEAD_OF_APEX}"
+            yield (
+                f"{choice} needs {NO_APEX[machine.apex]}; {START}; or use the container (make image); {INSTEAD_OF_APEX}"
+            )
 
 
 def _processes(train: Train, run: Run, machine: Machine) -> Iterator[str]:

@@ -1,0 +1,168 @@
+"""How long a run takes: from a few measured training steps, and from a sample of the user's images."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.base import linux, threads
+from pipeline.base.errors import UserError
+from pipeline.config.params import Params
+from pipeline.data import duplicates, images
+from pipeline.engine import environment
+from pipeline.loader import sampler
+from pipeline.planning.survey import Survey
+
+SAMPLE, LONGEST_SAMPLE = 48, 2.0  # images, seconds
+STARTS = 6  # the five stages and DVC take as long as this many starts of a process that trains [measured]
+
+
+@dataclass(frozen=True)
+class Times:
+    """What `trial.py` measured on this machine, in seconds."""
+
+    start: float  # from the start of a process to its first step
+    first_step: float  # it also compiles and allocates
+    step: float  # a later one
+    validation: float  # per image and process
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a run, its seconds, and where they come from."""
+
+    name: str
+    seconds: float
+    reason: str
+
+
+def measured_times(config: Params, classes: int) -> Times:
+    """Take a few training steps with these params, in as many processes as they say for one node.
+
+    Raises UserError if a process fails; it has printed why.
+    """
+    here = config.run.processes // config.run.nodes
+    train = config.train.model_copy(update={"weights": "none"})  # they may not be there yet, and change no time
+    run = config.run.model_copy(update={"processes": here, "nodes": 1, "min_processes": 0})
+    tried = config.model_copy(update={"train": train, "run": run})
+    with tempfile.TemporaryDirectory() as folder:
+        question = Path(folder) / "question.json"
+        question.write_text(json.dumps({"params": tried.model_dump(mode="json"), "classes": classes}))
+        return Times(**json.loads(_answer(question, _variables(tried), here)))
+
+
+def _variables(config: Params) -> dict[str, str]:
+    """The environment of the processes, as a launcher sets it; without their ranks."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    size = str(config.run.processes)
+    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    return {
+        **os.environ,
+        **environment.required_variables(config.train.threads, config.train.deterministic),
+        **meeting,
+    }
+
+
+def _answer(question: Path, variables: dict[str, str], processes: int) -> str:
+    """What rank 0 of the processes prints. If one fails, the others are ended and UserError is raised."""
+    command = [sys.executable, "-m", "pipeline.planning.trial", str(question)]
+    started = [
+        subprocess.Popen(
+            command,
+            env=variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
+            text=True,
+            process_group=0,  # Ctrl-C reaches this process alone, and ends them with it
+            preexec_fn=linux.die_with_parent,  # noqa: PLW1509  (this process has one thread)
+        )
+        for rank in range(processes)
+    ]
+    try:
+        while None in (statuses := [process.poll() for process in started]) and not any(statuses):
+            time.sleep(0.05)
+        if any(statuses):
+            raise UserError("no estimate: a training step with these params fails here, see above")
+        return started[0].communicate()[0]
+    finally:
+        for process in started:
+            with process:
+                process.kill()
+
+
+def reading_seconds(config: Params, survey: Survey) -> float:
+    """The seconds that `split` and `prepare` take together for one image, from a sample; 0 if none is here yet."""
+    if not survey.files:
+        return 0.0
+    settings, size = config.split, config.prepare.size
+
+    def read(path: Path) -> None:
+        info = images.inspect_image(path, settings.min_side, settings.max_pixels, duplicates.perceptual_hash)
+        if not info.reason:
+            images.resize_to_square(path, size, info.width * info.height)
+
+    sample = survey.files[:: max(1, len(survey.files) // SAMPLE)]
+    workers = config.run.workers or len(os.sched_getaffinity(0))
+    began = time.perf_counter()
+    done = 0
+    for _ in threads.ordered_map(read, sample, workers, "a few images"):
+        done += 1
+        if time.perf_counter() - began > LONGEST_SAMPLE:
+            break
+    return (time.perf_counter() - began) / done
+
+
+def parts(config: Params, survey: Survey, times: Times, reading: float) -> Iterator[Part]:
+    """The parts of a run with these params. `reading` is `reading_seconds`."""
+    train, processes = config.train, config.run.processes
+    count = survey.parts(config.split.fractions.model_dump())
+    steps = sampler.steps(train.epochs, count["train"], train.batch_size)
+    validation = count["val"] * times.validation / processes
+    yield Part(
+        "train",
+        times.first_step + steps * times.step + train.epochs * validation,
+        f"{train.epochs:,} epochs, {steps:,} steps of {times.step:.3g} s, {validation:.2g} s per validation",
+    )
+    if reading:
+        yield Part(
+            "split and prepare",
+            survey.images * reading,
+            f"{survey.images:,} images, {1000 * reading:.2g} ms each",
+        )
+    yield Part(
+        "everything else",
+        STARTS * times.start + count["test"] * times.validation / processes,
+        f"DVC and the starts of five stages, {times.start:.2g} s for one process; {count['test']:,} test images",
+    )
+
+
+def report(config: Params, survey: Survey) -> Iterator[str]:
+    """Lines that say how long a run with these params takes here; the first one is its length. Takes some seconds.
+
+    Raises UserError as `measured_times` does.
+    """
+    if not survey.images:
+        yield f"no estimate: the number of images is not known: {survey.where}"
+        return
+    times = measured_times(config, survey.classes)
+    found = list(parts(config, survey, times, reading_seconds(config, survey)))
+    devices = f"{config.run.processes} GPU" if config.train.device == "cuda" else "this CPU"
+    yield f"{spoken(sum(part.seconds for part in found))} on {devices}, from a few measured steps:"
+    for part in found:
+        yield f"  {part.name:<18} {spoken(part.seconds):<20} {part.reason}"
+
+
+def spoken(seconds: float) -> str:
+    """A time in words: `about 40 seconds`, `about 9 minutes`, `about 3.5 hours`."""
+    if seconds < 90:
+        return f"about {max(5, round(seconds / 5) * 5)} seconds"
+    if seconds < 90 * 60:
+        return f"about {max(2, round(seconds / 60))} minutes"
+    return f"about {seconds / 3600:.1f} hours"

@@ -1,0 +1,143 @@
+"""Presets: values of `params.yaml` that suit a machine and a number of images. docs/presets.md describes them.
+
+`changes` is a pure function, so the same machine and the same images give the same values. Every preset sets the same
+keys: what another preset wrote does not stay.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config.machine import Machine
+
+NAMES = ("quick", "good", "best", "apex")
+RECOMMENDED = "good"
+MOST_THREADS = 8  # more compute threads do not make such small models faster
+BF16_CAPABILITY = (8, 0)  # Ampere, the oldest GPU that computes in bf16
+STEPS = 10  # of an epoch, at least
+SMALLEST = 8  # images that a process computes at once: BatchNorm needs several
+MANY = 3000  # training images, where the number is not known
+
+Values = dict[str, Any]  # dotted key → value
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training, for batches of `batch` images."""
+
+    model: str
+    size: int  # side in pixels of the images that the model sees
+    batch: int
+    lr: float  # for `batch`; a smaller batch gets proportionally less
+    steps: int  # with fewer images, an epoch has fewer steps, and there are more epochs
+    epochs: tuple[int, int]  # fewest and most
+    mixup: float = 0.0
+    crop_scale: tuple[float, float] = (0.35, 1.0)
+
+
+CPU = {
+    "quick": Recipe("resnet18", 64, 16, 0.02, 900, (6, 60)),
+    "good": Recipe("resnet18", 96, 16, 0.02, 1800, (20, 120), mixup=0.2),
+    "best": Recipe("resnet18", 128, 16, 0.02, 4500, (60, 300), mixup=0.2),
+}
+GPU = {
+    "quick": Recipe("resnet18", 128, 64, 0.05, 1500, (8, 60)),
+    "good": Recipe("resnet34", 224, 64, 0.05, 6000, (30, 200), mixup=0.2),
+    "best": Recipe("resnet50", 224, 64, 0.05, 20000, (90, 400), mixup=0.2),
+}
+# The committed default.
+APEX = Recipe("resnet34", 224, 64, 0.1, 1400, (30, 120), crop_scale=(0.08, 1.0))
+
+
+def sizes(size: int) -> Values:
+    """The four sizes of the images, in pixels, from one: what the model sees, and what it is cut from."""
+    return {
+        "prepare.size": size * 5 // 4,
+        "train.crop": size,
+        "train.eval_crop": size,
+        "train.eval_resize": size * 9 // 8,
+    }
+
+
+def changes(name: str, machine: Machine, images: int) -> Values:
+    """The params of the preset `name` for so many training images; 0: not known, taken for many."""
+    known = images or MANY
+    if name == "apex":
+        batch, processes = _batch(APEX, known, machine.cuda_devices)
+        return _training(APEX, known, batch) | _apex(processes)
+    if machine.cuda_devices:
+        batch, processes = _batch(GPU[name], known, machine.cuda_devices)
+        return _training(GPU[name], known, batch) | _gpu(machine, processes)
+    # One process: with several, each would see too few images of a small batch for BatchNorm.
+    return _training(CPU[name], known, _batch(CPU[name], known, 1)[0]) | _cpu(machine)
+
+
+def missing(name: str, machine: Machine) -> str:
+    """Why a preset cannot run on this machine, and what it needs; empty if it can."""
+    if name != "apex" or (machine.cuda_devices and machine.apex == "usable"):
+        return ""
+    return "needs an NVIDIA GPU and Apex, which the container has: make image, then make image-repro"
+
+
+def _batch(recipe: Recipe, images: int, devices: int) -> tuple[int, int]:
+    """The batch size, and the number of processes that share it: at most `devices`.
+
+    Few images: half of it, again and again, until an epoch has STEPS steps.
+    """
+    sizes = [recipe.batch >> halvings for halvings in range(recipe.batch.bit_length())]
+    batch = next((size for size in sizes if images // size >= STEPS or size <= SMALLEST), SMALLEST)
+    processes = max(1, min(devices, batch // SMALLEST))
+    return batch // processes * processes, processes
+
+
+def _training(recipe: Recipe, images: int, batch: int) -> Values:
+    """Model, sizes, batches, epochs and augmentation. A smaller batch gets a smaller learning rate."""
+    low, high = recipe.epochs
+    return sizes(recipe.size) | {
+        "train.model": recipe.model,
+        "train.crop_scale": list(recipe.crop_scale),
+        "train.mixup": recipe.mixup,
+        "train.cutmix": 0.0,
+        "train.epochs": min(high, max(low, math.ceil(recipe.steps * batch / images))),
+        "train.batch_size": batch,
+        "train.accumulation_steps": 1,
+        "train.optimizer": "sgd",
+        "train.lr": float(f"{recipe.lr * batch / recipe.batch:.2g}"),
+        "train.reference_batch": 0,
+        "train.schedule": "cosine",
+        "train.warmup_epochs": 2,
+    }
+
+
+def _cpu(machine: Machine) -> Values:
+    """One process. Most CPUs show each core as two; a second thread on a core only waits for the first."""
+    return _ways("cpu", "fp32", "single", 1) | {"train.threads": max(1, min(machine.cores // 2, MOST_THREADS))}
+
+
+def _gpu(machine: Machine, processes: int) -> Values:
+    precision = "bf16" if min(machine.compute_capabilities) >= BF16_CAPABILITY else "fp16"
+    ways = _ways("cuda", precision, "ddp" if processes > 1 else "single", processes)
+    return ways | {"train.memory_format": "channels_last"}
+
+
+def _apex(processes: int) -> Values:
+    """The committed default, on all GPUs."""
+    return _ways("cuda", "O1", "apex_ddp", processes) | {"train.eval_resize": 256, "prepare.size": 256}
+
+
+def _ways(device: str, precision: str, parallel: str, processes: int) -> Values:
+    """Where and how to compute. What is not named here is as in the committed params.yaml."""
+    return {
+        "train.device": device,
+        "train.threads": 1,
+        "train.precision": precision,
+        "train.parallel": parallel,
+        "train.sync_bn": "none",
+        "train.memory_format": "contiguous",
+        "train.compile": False,
+        "train.cuda_graphs": False,
+        "run.launcher": "torchrun",
+        "run.processes": processes,
+        "run.nodes": 1,
+        "run.min_processes": 0,
+    }

@@ -1,0 +1,67 @@
+"""Counts the images that a run would use, without decoding one."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config.params import Params
+from pipeline.data import assignment, folders
+from pipeline.data.assignment import Cut
+from pipeline.data.split_table import SPLITS
+
+NO_SPLIT = Cut("", SPLITS)  # no image has a given split
+DRAWN_CLASSES = 5  # of data.source: synthetic; a test compares it
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The images of a data set, as far as they are known before a run."""
+
+    where: str  # in words
+    classes: int
+    given: Mapping[str, int]  # split → images for which the layout gives it; "": for which it gives none
+    cut: Cut = NO_SPLIT
+    files: tuple[Path, ...] = ()  # of the images that are on this machine
+
+    @property
+    def images(self) -> int:
+        """The number of images; 0 if it is not known before they are downloaded."""
+        return sum(self.given.values())
+
+    def parts(self, fractions: Mapping[str, float]) -> dict[str, int]:
+        """The images of train, val and test: as the layout gives them, the others about as `fractions` says."""
+        free = self.given.get(self.cut.given, 0) if self.cut.splits else 0
+        added = {split: round(free * fractions[split]) for split in self.cut.splits if split != "train"}
+        added["train"] = free - sum(added.values())
+        fixed = {split: 0 if split == self.cut.given and free else self.given.get(split, 0) for split in SPLITS}
+        return {split: fixed[split] + added.get(split, 0) for split in SPLITS}
+
+
+def survey(config: Params) -> Survey:
+    """The images that these params use. Raises UserError for a folder that `split` would refuse."""
+    if config.data.source == "synthetic":
+        return Survey("flowers that are drawn", DRAWN_CLASSES, {"": config.data.synthetic.count})
+    inbox, images = Path(config.paths.inbox), Path(config.paths.images)
+    if config.data.source != "archive" and not is_empty(inbox):
+        return of_folder(inbox)
+    if images.is_dir():
+        return of_folder(images)
+    return Survey("not here before they are downloaded", 0, {})
+
+
+def of_folder(folder: Path) -> Survey:
+    """The images in a folder, with any layout that `split` understands. Raises UserError for another one."""
+    layout = folders.find_image_files(folder)
+    return Survey(
+        where=str(folder),
+        classes=len(layout.classes),
+        given=Counter(file.given_split for file in layout.image_files),
+        cut=assignment.find_cut(layout.image_files),
+        files=tuple(folder / file.path for file in layout.image_files),
+    )
+
+
+def is_empty(inbox: Path) -> bool:
+    """Whether nothing was put into the inbox, which may be missing."""
+    return not inbox.is_dir() or not folders.entries(inbox)

@@ -1,0 +1,122 @@
+"""Take a few real training steps with given params, on random images, and time them.
+
+    python -m pipeline.planning.trial QUESTION        QUESTION: a JSON file with a `Question`; rank 0 prints `Times`
+
+`estimate.measured` starts it, once for each of `run.processes`. The steps are those of the stage `train`: the same
+model, loader, precision and parallelism. The learning rate is 0, and nothing is written.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from pipeline.base import linux
+from pipeline.base.errors import exit_status
+from pipeline.config import params
+from pipeline.config.params import Params
+from pipeline.data.packed import Packed
+from pipeline.engine import determinism, distributed, loop
+from pipeline.engine.choices import PARALLELS
+from pipeline.engine.loop import Learner, Totals
+from pipeline.engine.world import World
+from pipeline.loader.batches import eval_batches, train_batches
+from pipeline.loader.dataset import Dataset
+from pipeline.loader.storage import ImageStore
+from pipeline.models.exported import View
+from pipeline.planning.estimate import Times
+from pipeline.training.state import make_learner, microbatch_count
+
+ENOUGH = 4.0  # seconds; steps that take longer together are the last ones
+WARM_UP, MOST = 2, 40  # steps; the first one also compiles and allocates
+
+
+def random_data(config: Params, classes: int, device: torch.device) -> Dataset:
+    """Random packed images on the device: a batch for training, and one for validation."""
+    training, validation = config.train.batch_size, config.evaluate.batch_size
+    count, side = training + validation, config.prepare.size
+    pixels = np.random.default_rng(0).integers(0, 256, (count, side, side, 3), np.uint8)
+    packed = Packed(
+        images=pixels,
+        paths=("",) * count,
+        classes=tuple(str(number) for number in range(classes)),
+        labels=np.arange(count) % classes,
+        sizes=np.full((count, 2), 500, np.int32),
+        splits=np.array(["train"] * training + ["val"] * validation),
+        digest="",
+    )
+    return Dataset(packed, ImageStore(torch.from_numpy(pixels).to(device), device))
+
+
+def trial(config: Params, classes: int) -> Times:
+    """The times of this process: its start, its first step, a later step, and the validation of an image."""
+    settings = config.train
+    determinism.make_deterministic(settings.threads, settings.deterministic)
+    world = World.from_env(os.environ, settings.device)
+    with distributed.join(world, config.run.timeout_seconds):
+        dataset = random_data(config, classes, world.device)
+        learner = make_learner(config, dataset.packed.counts("train"), world)
+        start = time.time() - psutil.Process().create_time()
+        seconds = step_seconds(config, learner, dataset, world)
+        per_image = validation_seconds(config, learner, dataset)
+    return Times(start, seconds[0], statistics.median(seconds[WARM_UP:] or seconds[1:]), per_image)
+
+
+def step_seconds(config: Params, learner: Learner, dataset: Dataset, world: World) -> list[float]:
+    """The seconds of each step, the warm-up first. All processes take the same number of steps."""
+    settings = config.train.model_copy(update={"epochs": WARM_UP + MOST})
+    microbatches = microbatch_count(settings, world)
+    model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, microbatches)
+    batches = train_batches(dataset, settings, model.share, 0)
+    steps = loop.train(learner, model, batches, [0.0] * settings.epochs, Totals.zero(world.device, microbatches))
+    seconds: list[float] = []
+    before = time.perf_counter()
+    for _ in steps:
+        wait_for(world.device)
+        now = time.perf_counter()
+        seconds.append(now - before)
+        enough = len(seconds) > 1 and sum(seconds) > ENOUGH
+        if distributed.broadcast_flag(enough, world.device):
+            break
+        before = time.perf_counter()
+    return seconds
+
+
+def validation_seconds(config: Params, learner: Learner, dataset: Dataset) -> float:
+    """The seconds that this process needs for one image of a validation."""
+    data = dataset.packed
+    crops = View.of(config).center_crops(data.sizes, data.rows("val"))
+    before = time.perf_counter()
+    for _ in loop.logits(learner.model, eval_batches(dataset.images, [crops]), learner.precision):
+        wait_for(dataset.images.device)
+    return (time.perf_counter() - before) / len(crops.rows)
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done what was started on it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main() -> int:
+    def answer() -> int:
+        linux.die_with_parent()
+        linux.keep_freed_memory()
+        question = json.loads(Path(sys.argv[1]).read_bytes())
+        times = trial(params.parse(question["params"]), question["classes"])
+        if os.environ.get("RANK", "0") == "0":
+            print(json.dumps(asdict(times)), flush=True)
+        return 0
+
+    return distributed.run_process(lambda: exit_status("estimate", answer))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

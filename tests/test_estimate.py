@@ -1,0 +1,90 @@
+"""The estimate of a run: real training steps with the given params, and the sum of its parts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.base.errors import UserError
+from pipeline.config import params
+from pipeline.planning import estimate, survey
+from pipeline.planning.estimate import Times
+from pipeline.planning.survey import Survey
+from tests.conftest import PROJECT, change, on_cpu
+from tests.helpers.datasets import put, two_classes
+
+
+def test_the_parts_are_those_of_the_run(raw: dict[str, Any]) -> None:
+    """Steps and validations of all epochs, every image read once, the starts of the stages and the test images."""
+    changes = {"train__epochs": 10, "train__batch_size": 8, "train__parallel": "ddp", "run__processes": 2}
+    config = params.parse(on_cpu(raw, **changes))
+    times = Times(start=2.0, first_step=1.0, step=0.5, validation=0.1)
+    train, reading, rest = estimate.parts(config, Survey("here", 2, {"": 100}), times, reading=0.01)
+    assert train.seconds == pytest.approx(1 + 100 * 0.5 + 10 * 10 * 0.1 / 2)  # 80 train images, 10 val
+    assert train.reason == "10 epochs, 100 steps of 0.5 s, 0.5 s per validation"
+    assert reading.seconds == pytest.approx(1.0)
+    assert rest.seconds == pytest.approx(estimate.STARTS * 2 + 10 * 0.1 / 2)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (1, "about 5 seconds"), (38, "about 40 seconds"), (100, "about 2 minutes"), (560, "about 9 minutes"),
+        (12_600, "about 3.5 hours"),
+    ],
+)  # fmt: skip
+def test_a_time_is_said_in_words(seconds: float, words: str) -> None:
+    """Rounded, because the machine is not always as busy as now."""
+    assert estimate.spoken(seconds) == words
+
+
+def test_the_steps_are_real_with_two_processes(
+    raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes meet, train and validate on random images; the report has the total first, then its parts."""
+    two_classes(tmp_path / "data/inbox")
+    config = params.parse(on_cpu(raw, train__parallel="ddp", run__processes=2, data__source="inbox"))
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    monkeypatch.chdir(tmp_path)
+    lines = list(estimate.report(config, survey.survey(config)))
+    assert lines[0].startswith("about ")
+    assert [line.split("  ")[1] for line in lines[1:]] == ["train", "split and prepare", "everything else"]
+    assert "1 epochs, 2 steps of" in lines[1]
+    assert "20 images" in lines[2]
+
+
+def test_a_model_that_cannot_train_has_no_estimate(raw: dict[str, Any]) -> None:
+    """If one process fails, all are ended, and the error says that its message is above."""
+    broken = on_cpu(raw, train__model="alexnet", train__crop=16, train__parallel="ddp", run__processes=2)
+    with pytest.raises(UserError, match="no estimate: a training step with these params fails here"):
+        estimate.measured_times(params.parse(broken), 2)
+
+
+def test_images_are_counted_where_the_params_say(
+    raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An archive before its download is not known; then its images count; the inbox and drawn images are known."""
+    monkeypatch.chdir(tmp_path)
+    found = {
+        source: survey.survey(params.parse(change(raw, data__source=source))) for source in ("archive", "synthetic")
+    }
+    assert (found["archive"].images, found["synthetic"].images) == (0, 600)
+    for name, folder in (("archive", "data/images"), ("inbox", "data/inbox")):
+        two_classes(tmp_path / folder)
+        one = survey.survey(params.parse(change(raw, data__source=name)))
+        assert (one.images, one.classes, one.where) == (20, 2, folder)
+
+
+def test_a_given_split_is_counted_as_it_is(tmp_path: Path) -> None:
+    """Folders train, val and test keep their images; class folders are split as split.fractions says; so is train,
+    if val is missing.
+    """
+    for seed, folder in enumerate(["train/a", "train/b", "train/b", "val/a", "test/b"]):
+        put(tmp_path / folder / f"{seed}.png", seed)
+    fractions = {"train": 0.8, "val": 0.1, "test": 0.1}
+    assert survey.of_folder(tmp_path).parts(fractions) == {"train": 3, "val": 1, "test": 1}
+    assert Survey("", 2, {"": 1000}).parts(fractions) == {"train": 800, "val": 100, "test": 100}
+    (tmp_path / "val/a/3.png").unlink()
+    for seed in range(5, 12):
+        put(tmp_path / "train/a" / f"{seed}.png", seed)
+    assert survey.of_folder(tmp_path).parts(fractions) == {"train": 9, "val": 1, "test": 1}

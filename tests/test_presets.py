@@ -1,0 +1,80 @@
+"""The presets of `make start`: for every machine and every number of images, params that can run and learn."""
+
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+
+from pipeline.config import params, validity
+from pipeline.config.machine import Machine
+from pipeline.planning import presets
+from pipeline.planning.presets import NAMES
+from tests.conftest import change, read_params
+
+AMPERE, TURING = (8, 0), (7, 5)
+MACHINES = {
+    "one core": Machine(0, "missing", compiler=False, cores=1),
+    "many cores": Machine(0, "usable", compiler=True, cores=64),
+    "one GPU": Machine(1, "missing", True, (AMPERE,), 13, 13, cores=16),
+    "an older GPU": Machine(1, "missing", True, (TURING,), 13, 13, cores=4),
+    "three GPUs": Machine(3, "without extensions", True, (AMPERE, AMPERE, TURING), 13, 13, cores=64),
+    "eight GPUs with Apex": Machine(8, "usable", True, (AMPERE,) * 8, 13, 13, cores=64),
+    "one GPU with Apex": Machine(1, "usable", True, (AMPERE,), 13, 13, cores=8),
+}
+IMAGES = (16, 80, 588, 3_000, 1_000_000)
+
+
+def raw_with(values: presets.Values) -> dict[str, Any]:
+    """The committed params with the values of a preset."""
+    return change(read_params(), **{name.replace(".", "__"): value for name, value in values.items()})
+
+
+@pytest.mark.parametrize(("machine", "name", "images"), list(product(MACHINES, NAMES, IMAGES)))
+def test_a_preset_can_run_on_its_machine(machine: str, name: str, images: int) -> None:
+    """No setting is refused, and a batch is no larger than the training images; or the preset says what it needs."""
+    here = MACHINES[machine]
+    if presets.missing(name, here):
+        assert name == "apex"
+        assert here.apex != "usable" or not here.cuda_devices
+        return
+    config = params.parse(raw_with(presets.changes(name, here, images)))
+    assert validity.faults(config, here) == []
+    assert config.train.batch_size <= images
+    assert config.train.batch_size // config.run.processes >= presets.SMALLEST
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_every_preset_sets_the_same_keys(machine: str) -> None:
+    """So nothing of an earlier choice stays when another one is taken."""
+    keys = [set(presets.changes(name, MACHINES[machine], images)) for name in NAMES for images in IMAGES]
+    assert all(one == keys[0] for one in keys)
+
+
+def test_apex_is_the_committed_default() -> None:
+    """With enough images, and one GPU or none to be seen, the preset `apex` changes nothing."""
+    for machine in ("one GPU with Apex", "one core"):
+        assert raw_with(presets.changes("apex", MACHINES[machine], 3_000)) == read_params()
+
+
+def test_few_images_get_smaller_batches_and_more_epochs() -> None:
+    """An epoch has at least ten steps, the learning rate falls with the batch, and the steps of all epochs remain."""
+    many, few = (presets.changes("good", MACHINES["one core"], images) for images in (588, 90))
+    assert (many["train.batch_size"], few["train.batch_size"]) == (16, 8)
+    assert few["train.lr"] == many["train.lr"] / 2
+    assert few["train.epochs"] > 2 * many["train.epochs"]
+    assert 90 // few["train.batch_size"] >= presets.STEPS
+
+
+def test_more_images_never_get_fewer_steps() -> None:
+    """From data set to larger data set, the number of training steps does not fall, except where a batch grows."""
+    for name in ("quick", "good", "best"):
+        found = [(n, presets.changes(name, MACHINES["one core"], n)) for n in (200, 500, 1_000, 5_000, 50_000)]
+        steps = [values["train.epochs"] * n // values["train.batch_size"] for n, values in found]
+        assert all(later > 0.95 * earlier for earlier, later in pairwise(steps)), steps
+
+
+def test_one_size_sets_the_four() -> None:
+    """What the model sees, the same in evaluation, and the larger images that both are cut from."""
+    assert presets.sizes(64) == {
+        "prepare.size": 80, "train.crop": 64, "train.eval_crop": 64, "train.eval_resize": 72,
+    }  # fmt: skip

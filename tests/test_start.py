@@ -1,0 +1,109 @@
+"""`make start`: it shows the presets, writes one into params.yaml, and says how long a run takes."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.harness import workspace
+from pipeline import start
+from pipeline.base.errors import UserError
+from pipeline.config import document, params
+from pipeline.config.machine import Machine
+from pipeline.planning import presets
+from tests.conftest import PROJECT, change, read_params, write_params
+from tests.helpers.datasets import put
+from tests.helpers.projects import call, copy_project
+
+HERE = Machine(0, "missing", compiler=False, cores=2)
+
+
+@pytest.fixture
+def project_with_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the committed params.yaml and 40 images in the inbox, as the current one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_bytes((PROJECT / "params.yaml").read_bytes())
+    for number in range(40):
+        put(tmp_path / "data/inbox" / ("cat", "dog")[number % 2] / f"{number}.png", number)
+    return tmp_path
+
+
+def test_a_preset_changes_its_lines_and_no_other(project_with_photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each changed line is shown as old → new. Comments stay, and every other line stays as DVC would write it."""
+    path, config = project_with_photos / "params.yaml", params.load()
+    unchanged = document.rewritten(path.read_text(), {}).splitlines()
+    new = start.values("quick", config, HERE, start.counted(config))
+    start.write(config, new)
+    shown = capsys.readouterr().out
+    assert "data.source            archive → inbox" in shown
+    assert "train.crop             224 → 64" in shown
+    assert "git checkout params.yaml undoes all of it" in shown
+    lines = path.read_text().splitlines()
+    assert len(lines) == len(unchanged)
+    differ = [(old, new) for old, new in zip(unchanged, lines, strict=True) if old != new]
+    assert len(differ) == shown.count("→")
+    assert all(old.partition("#")[2] == new.partition("#")[2] for old, new in differ)
+
+
+def test_the_same_preset_again_changes_nothing(project_with_photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second time no byte of params.yaml changes, and this is said. Another preset leaves nothing of the first."""
+    path, written = project_with_photos / "params.yaml", dict[str, bytes]()
+    for name in ("good", "good", "quick", "good"):
+        config = params.load()
+        start.write(config, start.values(name, config, HERE, start.counted(config)))
+        assert written.setdefault(name, path.read_bytes()) == path.read_bytes()
+    assert "has these values already" in capsys.readouterr().out
+
+
+def test_a_setting_that_does_not_go_with_a_preset_is_named(raw: dict[str, Any]) -> None:
+    """The user's own other settings stay, and one that contradicts is refused before anything is written."""
+    config = params.parse(change(raw, split__folds=5))
+    with pytest.raises(UserError, match=r"split.folds: 5(.|\n)*nothing is written"):
+        start.accepted("quick", config, presets.changes("quick", HERE, 100), HERE)
+
+
+def test_an_empty_inbox_leaves_the_source(raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without class folders in the inbox, the archive stays the source; a chosen source always stays."""
+    monkeypatch.chdir(tmp_path)
+    assert start.source(params.parse(raw)) == {}
+    (tmp_path / "data/inbox/cats").mkdir(parents=True)
+    assert start.source(params.parse(raw)) == {"data.source": "inbox"}
+    assert start.source(params.parse(change(raw, data__source="synthetic"))) == {}
+
+
+def run_start(folder: Path, *arguments: str, terminal: bytes = b"") -> subprocess.CompletedProcess[str]:
+    """`python -m pipeline.start` in `folder`; with a terminal on stdin that these bytes are typed into, or without."""
+    keyboard, stdin = pty.openpty() if terminal else (None, subprocess.DEVNULL)
+    if keyboard is not None:
+        os.write(keyboard, terminal)
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline.start", *arguments],
+        cwd=folder, env=workspace.environment(folder.parent), stdin=stdin, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow("seven measurements of training steps, and a whole dvc repro")
+def test_from_photos_to_a_run(tmp_path: Path) -> None:
+    """Without a terminal start changes nothing and says what to type; `q` chooses `quick`; DVC runs what it wrote."""
+    folder = copy_project(tmp_path / "project", train__epochs=7)
+    call(folder, "git", "checkout", "--quiet", "params.yaml")
+    for number in range(60):
+        put(folder / "data/inbox" / ("cat", "dog")[number % 2] / f"{number}.png", number, side=64)
+    before = (folder / "params.yaml").read_bytes()
+    shown = run_start(folder)
+    assert shown.returncode == 0, shown.stderr
+    assert "60 images in 2 classes: data/inbox" in shown.stdout
+    assert "python -m pipeline.start good" in shown.stdout
+    assert (folder / "params.yaml").read_bytes() == before
+    chosen = run_start(folder, terminal=b"q\n")
+    assert chosen.returncode == 0, chosen.stderr
+    assert "about " in chosen.stdout.partition("A run takes")[2]
+    raw = read_params(folder / "params.yaml")
+    assert (raw["data"]["source"], raw["train"]["crop"]) == ("inbox", 64)
+    write_params(folder / "params.yaml", change(raw, train__epochs=1))
+    call(folder, "dvc", "repro")
+    assert (folder / "models/model.safetensors").is_file()
