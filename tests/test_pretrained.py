@@ -1,6 +1,7 @@
 """Pretrained weights are fetched, checked, converted and loaded; the model then gives the outputs of the original."""
 
 import io
+import json
 import os
 from collections.abc import Callable
 from copy import deepcopy
@@ -171,6 +172,59 @@ def test_only_the_number_of_classes_may_differ(shape: tuple[int, ...] | None, fa
     path = converted(tmp_path, state | ({} if shape is None else {"fc.weight": torch.zeros(shape)}))
     with pytest.raises(UserError, match=f"does not fit the model: {fault}"):
         pretrained.load_into(net, path, network.head(net))
+
+
+def named(folder: Path, classes: list[str], text: str = "") -> tuple[Path, dict[str, Tensor]]:
+    """A converted file of a model with these classes, and its tensors. `text`: metadata instead of the names."""
+    state = small(len(classes)).state_dict()
+    safetensors.torch.save_file(
+        state, folder / "mine.safetensors", {"classes": text or json.dumps(classes), "by": "me"}
+    )
+    pretrained.convert(folder / "mine.safetensors", folder / "converted.safetensors")
+    return folder / "converted.safetensors", state
+
+
+def test_each_class_gets_the_part_of_the_head_with_its_name(tmp_path: Path) -> None:
+    """In another order, or with classes more and fewer, too. A class that the file does not name starts untrained."""
+    path, state = named(tmp_path, ["a", "b", "c"])
+    same_net = network.build("shufflenet_v2_x0_5", 3, seed=9)
+    sentence = pretrained.load_into(same_net, path, network.head(same_net), ("a", "b", "c"))
+    assert sentence.endswith("tensors loaded")
+    assert same(same_net.state_dict(), state)
+
+    net = network.build("shufflenet_v2_x0_5", 4, seed=9)
+    untrained = deepcopy(net.state_dict())
+    sentence = pretrained.load_into(net, path, network.head(net), ("c", "new", "b", "x"))
+    assert sentence.endswith("; of the head 'fc', the parts of 2 classes; untrained: 'new', 'x'")
+    for part in ("fc.weight", "fc.bias"):
+        expected = [state[part][2], untrained[part][1], state[part][1], untrained[part][3]]
+        assert torch.equal(net.state_dict()[part], torch.stack(expected))
+    assert torch.equal(net.state_dict()["conv1.0.weight"], state["conv1.0.weight"])
+
+
+def test_names_of_classes_stay_and_nothing_else_of_the_metadata(tmp_path: Path) -> None:
+    """So the same weights with the same names are the same bytes."""
+    path, _ = named(tmp_path, ["a", "b"])
+    with safetensors.safe_open(path, "pt") as content:
+        assert content.metadata() == {"classes": '["a", "b"]'}
+    first = files.sha256(path)
+    pretrained.convert(path, tmp_path / "again.safetensors")
+    assert files.sha256(tmp_path / "again.safetensors") == first
+
+
+@pytest.mark.parametrize("text", ["a, b", "3", "[1, 2]", '{"a": 0}'])
+def test_names_that_are_no_list_are_refused(text: str, tmp_path: Path) -> None:
+    """The metadata has the names as a JSON list."""
+    with pytest.raises(UserError, match="write 'classes' as a JSON list of names, or leave it out"):
+        named(tmp_path, ["a", "b"], text)
+
+
+def test_another_number_of_names_than_of_classes_is_refused(tmp_path: Path) -> None:
+    """It is not known which part of the head belongs to which class."""
+    path, _ = named(tmp_path, ["a", "b"], '["a", "b", "c"]')
+    net = small()
+    with pytest.raises(UserError, match="its metadata names 3 classes, its head 'fc' has another number"):
+        pretrained.load_into(net, path, network.head(net), ("a", "b", "c"))
 
 
 class Harmful:

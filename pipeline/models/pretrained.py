@@ -3,8 +3,9 @@
 The stage download converts, so an unusable file is refused before hours of work. The stage train only loads.
 """
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -21,6 +22,7 @@ from pipeline.base.errors import UserError
 FORMATS = (".pth", ".pt", ".safetensors")
 WRAPPED_IN = ("state_dict", "model")  # keys under which training scripts save the weights
 DDP_PREFIX = "module."  # DistributedDataParallel puts it before every name
+CLASSES = "classes"  # the key of a .safetensors file's metadata with the names of the head's classes, as JSON
 MOST_NAMED = 5  # tensors in one error message
 
 # torchvision published some weights before it renamed parts of their models: the dense layers of DenseNet, and the MLPs
@@ -51,38 +53,65 @@ def hash_prefix(url: str) -> str:
 
 
 def convert(source: Path, target: Path) -> list[str]:
-    """Write the weights of `source` to `target` as safetensors, without metadata, with torchvision's present names.
+    """Write the weights of `source` to `target` as safetensors, with torchvision's present names.
 
-    Returns one sentence per change. Raises UserError if `source` is missing, or is not a file of weights.
+    Of metadata only the names of the classes stay. Returns one sentence per change. Raises UserError if `source` is
+    missing, or is not a file of weights.
     """
-    tensors, notes = _read(source), []
+    tensors, notes, classes = _read(source), list[str](), tuple[str, ...]()
+    if source.suffix == ".safetensors":
+        with schema.reading(source, f"write {CLASSES!r} as a JSON list of names, or leave it out"):
+            classes = classes_of(source)
     if all(name.startswith(DDP_PREFIX) for name in tensors):
         tensors = {name.removeprefix(DDP_PREFIX): tensor for name, tensor in tensors.items()}
         notes.append(f"{source.name}: the prefix {DDP_PREFIX!r} of DistributedDataParallel removed from all names")
     if auxiliary := [name for name in tensors if AUXILIARY_HEAD.match(name)]:
         notes.append(f"{source.name}: {len(auxiliary)} tensors of auxiliary heads left out; the models here have none")
     with files.atomic_file(target) as temporary:
-        safetensors.torch.save_file(
-            {_new_name(name): tensors[name].clone().contiguous() for name in sorted(tensors.keys() - set(auxiliary))},
-            temporary,
-        )
+        save(temporary, {_new_name(name): tensors[name] for name in sorted(tensors.keys() - set(auxiliary))}, classes)
     return notes
 
 
-def load_into(net: nn.Module, path: Path, head: nn.Module) -> str:
+def save(path: Path, tensors: Mapping[str, Tensor], classes: Sequence[str]) -> None:
+    """Write weights as safetensors. `classes`: the names of the head's classes in their order; empty if not known."""
+    metadata = {CLASSES: json.dumps(list(classes))} if classes else None  # with one key, its order is stable
+    safetensors.torch.save_file({name: value.clone().contiguous() for name, value in tensors.items()}, path, metadata)
+
+
+def classes_of(path: Path) -> tuple[str, ...]:
+    """The names of the head's classes in a .safetensors file; empty if the file does not name them."""
+    with safetensors.safe_open(path, "pt") as content:
+        named = json.loads((content.metadata() or {}).get(CLASSES, "[]"))
+    if not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
+        raise ValueError(f"{CLASSES!r} in its metadata is not a list of names")
+    return tuple(named)
+
+
+def load_into(net: nn.Module, path: Path, head: nn.Module, classes: Sequence[str] = ()) -> str:
     """Load a file written by `convert` into a model; one sentence about what was loaded.
 
-    If the head in the file has another number of classes, the `head` of the model is not changed. Raises UserError if
-    any other tensor is missing, unknown to the model, or of another shape. It has the first names.
+    If the file names the classes of its head, each of the model's `classes` gets the part of the head with its name. If
+    it does not, and the head in the file has another number of classes, the `head` of the model is not changed. Raises
+    UserError if any other tensor is missing, unknown to the model, or of another shape. It has the first names.
     """
     with schema.reading(path, schema.checkout(path.parent), SafetensorError), path.open("rb"):
-        state, loaded = net.state_dict(), safetensors.torch.load_file(path)
+        state, loaded, named = net.state_dict(), safetensors.torch.load_file(path), classes_of(path)
     name = next(name for name, module in net.named_modules() if module is head)
     head_names = [f"{name}.{part}" for part in head.state_dict()]
     note = f"{path}: {len(loaded)} tensors loaded"
-    if _other_classes(state, loaded, head_names):
-        classes = (len(loaded[head_names[0]]), len(state[head_names[0]]))
-        note += f", except the head {name!r} ({classes[0]} classes there, {classes[1]} here): it starts untrained"
+    if named and any(loaded[part].shape[:1] != (len(named),) for part in head_names if part in loaded):
+        raise UserError(
+            f"train.weights: {path}: its metadata names {len(named)} classes, its head {name!r} has another number; "
+            f"write the names of all its classes, or none"
+        )
+    if named and named != tuple(classes) and _same_but_for_classes(state, loaded, head_names):
+        known = [label for label in classes if label in named]
+        loaded |= {part: _by_class(state[part], loaded[part], classes, named) for part in head_names}
+        new = ", ".join(repr(label) for label in classes if label not in named)
+        note += f"; of the head {name!r}, the parts of {len(known)} classes" + (f"; untrained: {new}" if new else "")
+    elif _other_classes(state, loaded, head_names):
+        there, here = len(loaded[head_names[0]]), len(state[head_names[0]])
+        note += f", except the head {name!r} ({there} classes there, {here} here): it starts untrained"
         loaded |= {part: state[part] for part in head_names}
     if faults := _faults(state, loaded):
         more = f" and {len(faults) - MOST_NAMED} more" if len(faults) > MOST_NAMED else ""
@@ -141,11 +170,26 @@ def _new_name(name: str) -> str:
 
 def _other_classes(state: Mapping[str, Tensor], loaded: Mapping[str, Tensor], head_names: list[str]) -> bool:
     """Whether the two heads differ in their number of classes, the first axis, and in nothing else."""
-    if not all(name in loaded and loaded[name].ndim > 0 for name in head_names):
-        return False
-    return all(loaded[name].shape[1:] == state[name].shape[1:] for name in head_names) and any(
+    return _same_but_for_classes(state, loaded, head_names) and any(
         len(loaded[name]) != len(state[name]) for name in head_names
     )
+
+
+def _same_but_for_classes(state: Mapping[str, Tensor], loaded: Mapping[str, Tensor], head_names: list[str]) -> bool:
+    """Whether the two heads differ in nothing but their classes, the first axis."""
+    return all(
+        name in loaded and loaded[name].ndim > 0 and loaded[name].shape[1:] == state[name].shape[1:]
+        for name in head_names
+    )
+
+
+def _by_class(own: Tensor, loaded: Tensor, classes: Sequence[str], named: Sequence[str]) -> Tensor:
+    """A tensor of the head: of each class that the file names, the part in the file; else the model's own part."""
+    result = own.clone()
+    for index, label in enumerate(classes):
+        if label in named:
+            result[index] = loaded[named.index(label)]
+    return result
 
 
 def _faults(state: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> list[str]:

@@ -37,7 +37,7 @@ def make_learner(config: Params, counts: Mapping[str, int], world: World) -> Lea
     """
     settings = config.train
     criterion = CLASS_WEIGHTS[settings.class_weights](counts, settings.label_smoothing)
-    model = make_model(config, len(counts), world)
+    model = make_model(config, tuple(counts), world)
     groups = network.parameter_groups(
         model, settings.weight_decay, settings.decay_norm_and_bias, settings.head_lr_factor
     )
@@ -58,13 +58,13 @@ def make_learner(config: Params, counts: Mapping[str, int], world: World) -> Lea
     )
 
 
-def make_model(config: Params, classes: int, world: World) -> nn.Module:
+def make_model(config: Params, classes: tuple[str, ...], world: World) -> nn.Module:
     """The model on its device, with its pretrained weights, not yet wrapped."""
     settings = config.train
-    model = network.build(settings.model, classes, settings.seed)
+    model = network.build(settings.model, len(classes), settings.seed)
     if settings.weights != "none":
         weights = Path(config.paths.weights) / f"{settings.model}.safetensors"
-        message = pretrained.load_into(model, weights, network.head(model))
+        message = pretrained.load_into(model, weights, network.head(model), classes)
         if world.is_main:
             print(f"train: {message}", file=sys.stderr)
     if settings.freeze_backbone:
