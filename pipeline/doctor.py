@@ -212,8 +212,8 @@ def examine() -> int:
     print("\nparams.yaml is refused here:" if refused else "\nparams.yaml can run here.", *refused, sep="\n")
     if faults or refused:
         return 1
-    print("Measuring a few training steps …", flush=True)
-    print("A run takes", *estimate.report(config, survey.survey(config)), sep="\n")
+    for line in estimate.report(config, survey.survey(config)):
+        print(line, flush=True)
     return 0
 
 

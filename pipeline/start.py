@@ -108,7 +108,8 @@ def offer(config: Params, here: Machine, found: Survey) -> None:
         row = "{:<8}{:<10}{:<8}{:<8}{:<7}".format(name, *columns)
         print(row, end="", flush=True)
         reason = presets.missing(name, here)
-        print(reason or next(estimate.report(accepted(name, config, new, here), found)), flush=True)
+        changed = accepted(name, config, new, here)
+        print(reason or estimate.total(changed, estimate.measured_parts(changed, found)), flush=True)
 
 
 def chosen(config: Params, here: Machine, found: Survey) -> str:
@@ -140,8 +141,9 @@ def start(asked: str) -> int:
         return 0
     from pipeline.planning import estimate  # imports what decodes images, which takes a second
 
-    print("\nMeasuring a few training steps …", flush=True)
-    print("A run takes", *estimate.report(changed, found), sep="\n")
+    print()
+    for line in estimate.report(changed, found):
+        print(line, flush=True)
     print("Next: make repro")
     return 0
 

@@ -21,7 +21,7 @@ def test_the_parts_are_those_of_the_run(raw: dict[str, Any]) -> None:
     times = Times(start=2.0, first_step=1.0, step=0.5, validation=0.1)
     train, reading, rest = estimate.parts(config, Survey("here", 2, {"": 100}), times, reading=0.01)
     assert train.seconds == pytest.approx(1 + 100 * 0.5 + 10 * 10 * 0.1 / 2)  # 80 train images, 10 val
-    assert train.reason == "10 epochs, 100 steps of 0.5 s, 0.5 s per validation"
+    assert train.reason == "steps: 100 of 0.5 s; epochs: 10, each with 0.5 s of validation"
     assert reading.seconds == pytest.approx(1.0)
     assert rest.seconds == pytest.approx(estimate.STARTS * 2 + 10 * 0.1 / 2)
 
@@ -47,10 +47,10 @@ def test_the_steps_are_real_with_two_processes(
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     monkeypatch.chdir(tmp_path)
     lines = list(estimate.report(config, survey.survey(config)))
-    assert lines[0].startswith("about ")
-    assert [line.split("  ")[1] for line in lines[1:]] == ["train", "split and prepare", "everything else"]
-    assert "1 epochs, 2 steps of" in lines[1]
-    assert "20 images" in lines[2]
+    assert lines[1].startswith("Time of a run: about ")
+    assert [line.split("  ")[1] for line in lines[2:]] == ["train", "split and prepare", "everything else"]
+    assert "steps: 2 of" in lines[2]
+    assert "images: 20 of" in lines[3]
 
 
 def test_a_model_that_cannot_train_has_no_estimate(raw: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,35 +128,54 @@ def parts(config: Params, survey: Survey, times: Times, reading: float) -> Itera
     yield Part(
         "train",
         times.first_step + steps * times.step + train.epochs * validation,
-        f"{train.epochs:,} epochs, {steps:,} steps of {times.step:.3g} s, {validation:.2g} s per validation",
+        f"steps: {steps:,} of {times.step:.3g} s; epochs: {train.epochs:,}, each with {validation:.2g} s of validation",
     )
     if reading:
         yield Part(
             "split and prepare",
             survey.images * reading,
-            f"{survey.images:,} images, {1000 * reading:.2g} ms each",
+            f"images: {survey.images:,} of {1000 * reading:.2g} ms",
         )
     yield Part(
         "everything else",
         STARTS * times.start + count["test"] * times.validation / processes,
-        f"DVC and the starts of five stages, {times.start:.2g} s for one process; {count['test']:,} test images",
+        f"DVC and the starts of five stages ({times.start:.2g} s for one process); test images: {count['test']:,}",
     )
 
 
-def report(config: Params, survey: Survey) -> Iterator[str]:
-    """Lines that say how long a run with these params takes here; the first one is its length. Takes some seconds.
+def measured_parts(config: Params, survey: Survey) -> list[Part]:
+    """The parts of a run with these params on this machine; empty if the number of images is not known yet.
 
-    Raises UserError as `measured_times` does.
+    Takes some seconds. Raises UserError as `measured_times` does.
     """
     if not survey.images:
-        yield f"no estimate: the number of images is not known: {survey.where}"
-        return
+        return []
     times = measured_times(config, survey.classes)
-    found = list(parts(config, survey, times, reading_seconds(config, survey)))
-    devices = f"{config.run.processes} GPU" if config.train.device == "cuda" else "this CPU"
-    yield f"{spoken(sum(part.seconds for part in found))} on {devices}, from a few measured steps:"
+    return list(parts(config, survey, times, reading_seconds(config, survey)))
+
+
+def total(config: Params, found: Sequence[Part]) -> str:
+    """The length of a run in words, and where it runs."""
+    if not found:
+        return "not known before the images are downloaded"
+    return f"{spoken(sum(part.seconds for part in found))} {_where(config)}"
+
+
+def report(config: Params, survey: Survey) -> Iterator[str]:
+    """Lines that say how long a run takes here, and how this was found. Raises UserError as `measured_times` does."""
+    yield "Measuring a few training steps …"
+    found = measured_parts(config, survey)
+    yield f"Time of a run: {total(config, found)}"
     for part in found:
-        yield f"  {part.name:<18} {spoken(part.seconds):<20} {part.reason}"
+        yield f"  {part.name:<18} {spoken(part.seconds):<18} {part.reason}"
+
+
+def _where(config: Params) -> str:
+    """The devices of a run, in words."""
+    gpus, cores = config.run.processes, len(os.sched_getaffinity(0))
+    if config.train.device == "cuda":
+        return f"on {gpus} GPUs" if gpus > 1 else "on one GPU"
+    return f"on {cores} cores" if cores > 1 else "on one core"
 
 
 def spoken(seconds: float) -> str:

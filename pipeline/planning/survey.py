@@ -47,7 +47,7 @@ def survey(config: Params) -> Survey:
         return of_folder(inbox)
     if images.is_dir():
         return of_folder(images)
-    return Survey("not here before they are downloaded", 0, {})
+    return Survey("in an archive that is not downloaded yet (data.url)", 0, {})
 
 
 def of_folder(folder: Path) -> Survey:
