@@ -7,22 +7,22 @@ near duplicates (data/duplicates.py), and assign each group to a split (data/ass
 already give a split, it is kept, and a missing part is cut from train.
 """
 
+import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline import stage
 from pipeline.base import files, linux, threads
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import assignment, duplicates, folders, images, split_report
+from pipeline.data import assignment, duplicates, folders, groups, images, split_report
 from pipeline.data.assignment import Cut, Group
 from pipeline.data.duplicates import CONFLICT, DUPLICATE, NearDuplicates
 from pipeline.data.images import ImageInfo
@@ -56,45 +56,68 @@ def split(folder: Path, settings: params.Split, workers: int) -> Result:
     """
     layout = folders.find_image_files(folder)
     image_files, cut = layout.image_files, assignment.find_cut(layout.image_files)
+    names = groups.named_groups(layout, settings.group)
     infos = inspect(folder, image_files, settings, workers)
     check_unreadable_count(image_files, infos, settings.max_unreadable)
     reasons = duplicates.exclusions(image_files, infos)
     usable = [row for row, reason in enumerate(reasons) if not reason]
-    kept_files = [image_files[row] for row in usable]
-    assignment.check_class_sizes(layout.classes, kept_files, cut)
+    kept = Kept([image_files[row] for row in usable], [infos[row] for row in usable], [names[row] for row in usable])
+    assignment.check_class_sizes(layout.classes, kept.image_files, cut)
 
-    hashes = np.array([infos[row].phash for row in usable], np.uint64)
-    near = duplicates.near_duplicates(hashes, numbers(file.given_split for file in kept_files), settings.phash_distance)
-    keys, groups = assignment.make_groups(
-        near.component.tolist(), [file.label for file in kept_files], [infos[row].pixels for row in usable]
-    )
-    splits, moved = assign(keys, kept_files, cut, settings)
+    near = find_near(kept, [file.given_split for file in kept.image_files], settings)
+    keys, found = make_groups(kept, near)
+    splits, moved = assign(keys, kept.image_files, cut, settings)
     if cut.given == "" and len(cut.splits) < len(SPLITS):  # only now each image has a split
-        near = duplicates.near_duplicates(hashes, numbers(splits), settings.phash_distance)
+        near = find_near(kept, splits, settings)
     chosen = dict(zip(usable, zip(splits, keys, strict=True), strict=True))
     rows = [
         Row(image_file, split, reason, info, key)
         for number, (image_file, reason, info) in enumerate(zip(image_files, reasons, infos, strict=True))
         for split, key in [chosen.get(number, ("", ""))]
     ]
-    return Result(rows, summary(layout.classes, rows, near, groups, moved) | cut_counts(rows, cut), layout)
+    counts = summary(layout.classes, rows, near, found, moved) | cut_counts(rows, cut)
+    if not any(names) and settings.group == "none":
+        return Result(rows, counts, layout)
+    of_groups, notes = groups.report(kept.image_files, kept.names, splits)
+    counts |= {"groups": of_groups, "near_duplicate_groups": int((np.bincount(near.component) > 1).sum())}
+    return Result(rows, counts, replace(layout, notes=(*layout.notes, *notes)))
 
 
-def numbers(splits: Iterable[str]) -> NDArray[np.int64]:
-    """The numbers of these splits; 0 (train) for an image without one."""
-    return np.array([SPLITS.index(split or "train") for split in splits], np.int64)
+@dataclass(frozen=True)
+class Kept:
+    """The images that are not excluded; element i of each field belongs to image i."""
+
+    image_files: list[ImageFile]
+    infos: list[ImageInfo]
+    names: groups.Names  # of their named groups
+
+
+def find_near(kept: Kept, splits: Sequence[str], settings: params.Split) -> NearDuplicates:
+    """The near duplicates, and how many pairs of them are in different splits. An empty split counts as train."""
+    hashes = np.array([info.phash for info in kept.infos], np.uint64)
+    numbers = np.array([SPLITS.index(split or "train") for split in splits], np.int64)
+    return duplicates.near_duplicates(hashes, numbers, settings.phash_distance)
+
+
+def make_groups(kept: Kept, near: NearDuplicates) -> tuple[list[str], list[Group]]:
+    """The group key of each image, and all groups: images that are near, or in one named group, are together."""
+    links = [link for rows in groups.rows_of(kept.names).values() for link in itertools.pairwise(rows)]
+    left, right = np.array(links, np.int64).reshape(-1, 2).T
+    component = duplicates.joined(near.component, left, right)
+    identities = groups.identities(kept.names, [info.pixels for info in kept.infos])
+    return assignment.make_groups(component.tolist(), [file.label for file in kept.image_files], identities)
 
 
 def assign(
     keys: Sequence[str], image_files: Sequence[ImageFile], cut: Cut, settings: params.Split
 ) -> tuple[list[str], int]:
     """The split of each image of these groups, and how many were moved so that each class is in each split."""
-    from_train = [row for row, file in enumerate(image_files) if file.given_split not in ("val", "test")]
     if not cut.splits:
         return [file.given_split for file in image_files], 0
-    groups = assignment.groups_of([keys[row] for row in from_train], [image_files[row].label for row in from_train])
+    from_train = [row for row, file in enumerate(image_files) if file.given_split not in ("val", "test")]
+    among = assignment.groups_of([keys[row] for row in from_train], [image_files[row].label for row in from_train])
     fixed = assignment.fixed_splits(keys, image_files, cut)
-    split_of, moved = assignment.assign(groups, settings, cut.splits, fixed)
+    split_of, moved = assignment.assign(among, settings, cut.splits, fixed)
     return [
         split_of[key] if cut.includes(file) else file.given_split for key, file in zip(keys, image_files, strict=True)
     ], moved
@@ -137,11 +160,11 @@ def check_unreadable_count(image_files: Sequence[ImageFile], infos: Sequence[Ima
 
 
 def summary(
-    classes: Sequence[str], rows: Sequence[Row], near: NearDuplicates, groups: Sequence[Group], moved: int
+    classes: Sequence[str], rows: Sequence[Row], near: NearDuplicates, found: Sequence[Group], moved: int
 ) -> dict[str, Any]:
     """The content of data.json: the number of images per class, split and reason, and of duplicates."""
     exact = duplicates.exact_groups([row.info for row in rows])
-    sizes = [sum(group.labels.values()) for group in groups]
+    sizes = [sum(group.labels.values()) for group in found]
     by_class = Counter((row.image_file.label, row.split or "excluded") for row in rows)
     reasons = Counter(DUPLICATE if row.reason.startswith(f"{DUPLICATE} of ") else row.reason for row in rows)
     return {

@@ -28,14 +28,12 @@ EQUIVALENT = (
     Equivalent("_Filling", "counts[split] += size", "", "", "a split that was filled just now gives no group away"),
     Equivalent("near_pairs", "order = ", "", "np.argsort(values)", "the order of equal values changes no set of pairs"),
     Equivalent(
-        "_joined", "merged", "", "connected_components(edges)", "scipy's default is the weak connection: the same"
+        "joined", "merged", "", "connected_components(edges)", "scipy's default is the weak connection: the same"
     ),
-    Equivalent("_joined", "merged", "False", "True", "scipy's default is the weak connection: the same"),
+    Equivalent("joined", "merged", "False", "True", "scipy's default is the weak connection: the same"),
     # data/assignment.py
     Equivalent("intervals", "return {'train'", "Fraction(0)", "0", "0 compares as the fraction does"),
     Equivalent("intervals", "test = ", "10 ** 6", "6 ** 10", "a larger limit gives the same for at most six digits"),
-    # split.py
-    Equivalent("split", "near = ", "0", "", "without a given split, every image has the same number, whichever"),
     # loader/random_params.py: `full` has the shape [n, 1, 2]
     Equivalent("crop_boxes", "start = ", "0", "-1", "the first entry of an axis of length 1 is also the last"),
     Equivalent("crop_boxes", "corners = ", "0", "-1", "the first entry of an axis of length 1 is also the last"),

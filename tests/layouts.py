@@ -72,6 +72,22 @@ CASES = (
         (22, 3, 5),
         ("layout: class folders",),
     ),
+    Case(
+        "patients as folders, split.group: folder",
+        images(*(f"{label}/{label}{n}" for label in ("cat", "dog") for n in range(10)), number=3),
+        (45, 6, 9),
+        ("groups: 20, each in one split",),
+        settings={"group": "folder"},
+    ),
+    Case(
+        "patients in names, split.group: p([0-9]+)_",
+        images("cat", number=1)
+        | dict.fromkeys(f"{'cat' if n < 10 else 'dog'}/p{n}_{i}.png" for n in range(20) for i in "abc"),
+        (49, 6, 6),
+        ("1 image is in no group, and a group by itself (first: cat/00.png)",),
+        settings={"group": "p([0-9]+)_"},
+    ),
+    Case("class folders, split.stratify: true", both("."), (16, 2, 2), settings={"stratify": True}),
     Case("train, val, test", both("train", number=5) | both("val", "test", number=2), (10, 4, 4), ("layout: split",)),
     Case(
         "train, val (ImageFolder)",
@@ -185,6 +201,12 @@ CASES = (
         says=(
             "line 2: 'photos/00.png' has no label, line 3: 'photos/99.png': no such file, line 4: split 'holdout'",
         ),
+    ),
+    Case(
+        "labels.csv, groups",
+        FLAT | table("path,label,group", *(f"{line},{n // 2}" for n, line in enumerate(listed("photos/")))),
+        (12, 4, 4),
+        ("groups: 10, each in one split",),
     ),
     Case("labels.csv, twice", FLAT | table(HEADER, *listed("photos/"), "photos/00.png,cat"), says=("is there twice",)),
     Case(

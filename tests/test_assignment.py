@@ -265,3 +265,90 @@ def test_a_class_needs_images_to_cut() -> None:
     assignment.check_class_sizes(["a"], image_files, cut)
     with pytest.raises(UserError, match=r"class 'a' has 1 images to use in train; needed: at least 2, one each for tr"):
         assignment.check_class_sizes(["a"], image_files[1:], cut)
+
+
+Classes = dict[str, list[int]]  # class → the sizes of its groups
+
+sizes = st.lists(st.integers(1, 6), min_size=30, max_size=60)
+classes = st.dictionaries(st.sampled_from("abcd"), sizes, min_size=1)
+
+
+def groups_of(drawn: Classes) -> list[assignment.Group]:
+    """Groups of one class each, with keys that say which they are."""
+    return [
+        assignment.Group(f"{label}{number}", {label: size})
+        for label, of_class in drawn.items()
+        for number, size in enumerate(of_class)
+    ]
+
+
+@given(classes, any_settings)
+def test_stratified_classes_have_the_fractions(drawn: Classes, chosen: Split) -> None:
+    """Up to the size of the largest group of the class; with single images the number is rounded down or up."""
+    groups = groups_of(drawn)
+    chosen = chosen.model_copy(update={"stratify": True})
+    splits, moved = assignment.assign(groups, chosen)
+    assert splits == assignment.assign(groups[::-1], chosen)[0]
+    counts: Counter[tuple[str, str]] = Counter()
+    for group in groups:
+        for label, size in group.labels.items():
+            counts[label, splits[group.key]] += size
+    for label, of_class in drawn.items():
+        for name, fraction in chosen.fractions.model_dump().items():
+            most = max(of_class) if max(of_class) > 1 else 1
+            assert abs(counts[label, name] - fraction * sum(of_class)) <= most + moved
+
+
+@given(classes, st.integers(0, 99))
+def test_stratified_folds_test_every_group_once(drawn: Classes, seed: int) -> None:
+    """The parts that are tested in ten folds are disjoint, and together they are everything."""
+    tested: Counter[str] = Counter()
+    for fold in range(10):
+        positions = assignment.stratified_positions(groups_of(drawn), settings(seed, fold=fold))
+        tested.update(key for key, where in positions.items() if where < Fraction(1, 10))
+    assert tested == Counter(group.key for group in groups_of(drawn))
+
+
+@given(st.integers(30, 200), st.integers(30, 200), any_settings)
+def test_an_image_added_to_a_stratified_class_moves_few(number: int, others: int, chosen: Split) -> None:
+    """At most two at each border of a part, all of this class; without `stratify` none."""
+    chosen = chosen.model_copy(update={"stratify": True})
+    before = groups_of({"a": [1] * number, "b": [1] * others})
+    first, _ = assignment.assign(before, chosen)
+    then, _ = assignment.assign([*before, assignment.Group("added", {"a": 1})], chosen)
+    moved = [key for key in first if first[key] != then[key]]
+    assert len(moved) <= 6
+    assert all(key.startswith("a") for key in moved)
+
+
+def test_many_small_stratified_classes_are_not_all_rounded_down() -> None:
+    """Of 500 classes with 14 images, a tenth of all images is in test, though no class has 1.4 there."""
+    groups = groups_of({f"{number:03}": [1] * 14 for number in range(500)})
+    positions = assignment.stratified_positions(groups, settings())
+    assert abs(sum(where < Fraction(1, 10) for where in positions.values()) - 700) < 40
+
+
+def test_a_stratified_group_of_two_classes_counts_for_the_larger() -> None:
+    """It is placed among the groups of the class of most of its images; of equal ones, the first name."""
+    groups = [assignment.Group(str(n), {"b": 3, "a": 1} if n % 2 else {"b": 1, "a": 1}) for n in range(40)]
+    positions = assignment.stratified_positions(groups, settings(folds=1))
+    assert set(positions) == {group.key for group in groups}
+    in_test = [key for key, where in positions.items() if where < Fraction(1, 10)]
+    assert sorted(int(key) % 2 for key in in_test) == [0, 0, 1, 1]
+
+
+def test_stratified_positions_are_those_of_the_formula() -> None:
+    """The images of a class divide the circle, in the order of hashes, from where the class's hash says."""
+
+    def hashed(text: str) -> Fraction:
+        return Fraction(int(hashlib.sha256(f"5 {text}".encode()).hexdigest()[:16], 16), 2**64)
+
+    first, second = sorted([("x", 1), ("y", 3)], key=lambda group: hashed(group[0]))
+    positions = assignment.stratified_positions(
+        [assignment.Group(key, {"a": size}) for key, size in (second, first)], settings(seed=5, fold=2)
+    )
+    start = hashed("class a")
+    assert positions == {
+        first[0]: ((start + Fraction(first[1], 2)) / 4 - Fraction(2, 10)) % 1,
+        second[0]: ((start + first[1] + Fraction(second[1], 2)) / 4 - Fraction(2, 10)) % 1,
+    }

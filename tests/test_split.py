@@ -297,13 +297,26 @@ def test_the_stage_hands_every_setting_on(raw: dict[str, Any], monkeypatch: pyte
     changes = {
         "split__seed": 7, "split__fractions": {"train": 0.5, "val": 0.25, "test": 0.25}, "split__folds": 5,
         "split__fold": 3, "split__phash_distance": 4, "split__min_side": 21, "split__max_pixels": 22,
-        "split__max_unreadable": 23, "run__workers": 6, "paths__images": "elsewhere",
+        "split__max_unreadable": 23, "split__group": "p(.)", "split__stratify": True, "run__workers": 6,
+        "paths__images": "elsewhere",
     }  # fmt: skip
     with pytest.raises(UserError, match="seen"):
         split.run(params.parse(change(raw, **changes)))
     assert taken == [
         Path("elsewhere"),
-        settings(7, 0.25, 0.25, 5, 3, phash_distance=4, min_side=21, max_pixels=22, max_unreadable=23),
+        settings(
+            7,
+            0.25,
+            0.25,
+            5,
+            3,
+            phash_distance=4,
+            min_side=21,
+            max_pixels=22,
+            max_unreadable=23,
+            group="p(.)",
+            stratify=True,
+        ),
         6,
     ]
 

@@ -23,7 +23,7 @@ def test_a_short_list_of_classes_is_a_table() -> None:
         "a         1,600       200       200         3",
         "b             8         1         1         0",
         "train: the largest class (a, 1,600) has 200.0 times the images of the smallest (b, 8); "
-        "train.class_weights: balanced gives each class the same weight",
+        "train.class_weights: balanced counts the small classes more",
     ]
 
 

@@ -150,6 +150,15 @@ def test_no_pair_of_choices_is_left_open() -> None:
         ({"run__nodes": 2}, CPU_ONLY,
          "run.processes: 1 does not divide by run.nodes (2); allowed: a multiple of 2"),
         ({"run__node_rank": 1}, CPU_ONLY, "run.node_rank: 1 is not one of 1 nodes; allowed: 0 to 0"),
+        ({"split__group": "patient"}, CPU_ONLY,
+         "split.group: 'patient': 0 groups in parentheses; allowed: none, folder, or a regular expression with exactly "
+         "one group in parentheses, such as patient([0-9]+)"),
+        ({"split__group": "(a)(b)"}, CPU_ONLY,
+         "split.group: '(a)(b)': 2 groups in parentheses; allowed: none, folder, or a regular expression with exactly "
+         "one group in parentheses, such as patient([0-9]+)"),
+        ({"split__group": "a("}, CPU_ONLY,
+         "split.group: 'a(': no regular expression (missing ), unterminated subpattern at position 1); allowed: none, "
+         "folder, or a regular expression with exactly one group in parentheses, such as patient([0-9]+)"),
         ({"split__fold": 10}, CPU_ONLY, "split.fold: 10 is not one of 10 folds; allowed: 0 to 9"),
         ({"split__folds": 5}, CPU_ONLY,
          "split.fractions.test: 0.1 with split.folds: 5 would not test every image once; "

@@ -109,6 +109,8 @@ class Split(Section):
     folds: Annotated[int, Field(ge=1, le=1000)]
     fold: Natural
     phash_distance: Annotated[int, Field(ge=0, le=16)]
+    group: Annotated[str, Field(min_length=1, max_length=200)] = "none"
+    stratify: bool = False
     min_side: Annotated[int, Field(ge=1, le=65_535)]  # the longest side of a JPEG
     max_pixels: Count
     max_unreadable: Natural

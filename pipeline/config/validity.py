@@ -3,6 +3,7 @@
 import difflib
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
@@ -231,6 +232,11 @@ def _split(split: Split) -> Iterator[str]:
             f"split.fractions: {parts.train} + {parts.val} + {parts.test} is not 1; "
             f"allowed: three fractions that sum to 1, such as 0.8, 0.1, 0.1"
         )
+    if split.group not in ("none", "folder") and (fault := _fault_of_expression(split.group)):
+        yield (
+            f"split.group: {split.group!r:.100}: {fault}; allowed: none, folder, or a regular expression with exactly "
+            f"one group in parentheses, such as patient([0-9]+)"
+        )
     if split.fold >= split.folds:
         yield f"split.fold: {split.fold} is not one of {split.folds} folds; allowed: 0 to {split.folds - 1}"
     if split.folds > 1 and not math.isclose(parts.test, 1 / split.folds, abs_tol=1e-9):
@@ -238,3 +244,12 @@ def _split(split: Split) -> Iterator[str]:
             f"split.fractions.test: {parts.test} with split.folds: {split.folds} would not test every image once; "
             f"allowed: {1 / split.folds!r}, or split.folds: 1"
         )
+
+
+def _fault_of_expression(text: str) -> str:
+    """What is wrong with a regular expression that finds groups; empty if nothing."""
+    try:
+        groups = re.compile(text).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"no regular expression ({error})"
+    return "" if groups == 1 else f"{groups} groups in parentheses"

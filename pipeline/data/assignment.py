@@ -2,6 +2,7 @@
 
 Near duplicates form a group, and a group stays together. Its split follows from a seeded hash of its content alone. So
 an image changes its split only when a near duplicate of it is added. The price: the fractions hold on average only.
+With `split.stratify` each class has the fractions, and an added image may move a few others of its class.
 
 If the data set has a split without val or test, the missing part is cut in the same way from the images in train. Given
 val and test images stay where they are. An image that is near one of them is not cut from train, so that a new part
@@ -90,8 +91,34 @@ def groups_of(keys: Sequence[str], labels: Sequence[str]) -> list[Group]:
 
 def position(key: str, settings: Split) -> Fraction:
     """The position of a group on the circle [0, 1): from its key and the seed, turned so that the fold begins at 0."""
-    number = int.from_bytes(hashlib.sha256(f"{settings.seed} {key}".encode()).digest()[:8])
-    return (Fraction(number, 2**64) - Fraction(settings.fold, settings.folds)) % 1
+    return (_hashed(settings.seed, key) - Fraction(settings.fold, settings.folds)) % 1
+
+
+def _hashed(seed: int, text: str) -> Fraction:
+    """A number in [0, 1) from a seed and a text."""
+    return Fraction(int.from_bytes(hashlib.sha256(f"{seed} {text}".encode()).digest()[:8]), 2**64)
+
+
+def stratified_positions(groups: Sequence[Group], settings: Split) -> dict[str, Fraction]:
+    """Positions by which each class has the fractions, as near as its groups allow: by group key.
+
+    The images of a class divide the circle evenly, in the order of the hashes of their groups. A group is where its
+    middle is. So an interval of length f has f of the class's images, up to the size of its largest group. A group with
+    several classes counts for the class of most of its images. The circle begins at a place that the hash of the class
+    decides: otherwise many small classes would be rounded in the same direction.
+    """
+    by_class: dict[str, list[Group]] = defaultdict(list)
+    for group in sorted(groups, key=lambda group: (_hashed(settings.seed, group.key), group.key)):
+        by_class[max(sorted(group.labels), key=group.labels.__getitem__)].append(group)
+    turn = Fraction(settings.fold, settings.folds)
+    positions = {}
+    for label, members in by_class.items():
+        total = sum(group.labels[label] for group in members)
+        before = _hashed(settings.seed, f"class {label}")
+        for group in members:
+            positions[group.key] = ((before + Fraction(group.labels[label], 2)) / total - turn) % 1
+            before += group.labels[label]
+    return positions
 
 
 def intervals(settings: Split) -> dict[str, tuple[Fraction, Fraction]]:
@@ -116,19 +143,19 @@ def assign(
     moved, so no other class changes. Raises UserError for a class with too few images or groups.
     """
     spans = {split: span for split, span in intervals(settings).items() if split in splits}
+    free = [group for group in groups if group.key not in fixed]
+    if settings.stratify:
+        positions = stratified_positions(free, settings)
+    else:
+        positions = {group.key: position(group.key, settings) for group in free}
     assigned = dict(fixed)
-    fixed_keys = frozenset(fixed)
-    for group in groups:
-        if group.key not in fixed_keys:
-            where = position(group.key, settings)
-            assigned[group.key] = next(
-                (split for split, (start, end) in spans.items() if start <= where < end), "train"
-            )
+    for key, where in positions.items():
+        assigned[key] = next((name for name, (start, end) in spans.items() if start <= where < end), "train")
     by_class: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         for label in group.labels:
             by_class[label].append(group)
-    fill = _Filling(assigned, fixed_keys, splits, settings)
+    fill = _Filling(assigned, positions, spans)
     moved = sum(fill.fill(label, by_class[label]) for label in sorted(by_class))
     return assigned, moved
 
@@ -138,33 +165,31 @@ class _Filling:
     """Moves groups, so that every class is in every split."""
 
     assigned: dict[str, str]  # group key → split; `fill` changes it
-    fixed: frozenset[str]  # keys of groups that stay
-    splits: Sequence[str]
-    settings: Split
+    positions: Mapping[str, Fraction]  # of the groups that may be moved
+    spans: Mapping[str, tuple[Fraction, Fraction]]  # the interval of each split
 
     def fill(self, label: str, groups: Sequence[Group]) -> int:
         """Give every split an image of one class; the number of images moved. Raises UserError if it cannot."""
-        counts = Counter(dict.fromkeys(self.splits, 0))
+        counts = Counter(dict.fromkeys(self.spans, 0))
         for group in groups:
             counts[self.assigned[group.key]] += group.labels[label]
-        empty = [split for split in self.splits if not counts[split]]
-        movable = [group for group in groups if len(group.labels) == 1 and group.key not in self.fixed]
-        held = {self.assigned[group.key] for group in groups if group.key in self.fixed}
-        needed = tuple(split for split in self.splits if split not in held)
+        empty = [split for split in self.spans if not counts[split]]
+        movable = [group for group in groups if len(group.labels) == 1 and group.key in self.positions]
+        held = {self.assigned[group.key] for group in groups if group.key not in self.positions}
+        needed = tuple(split for split in self.spans if split not in held)
         if empty and len(movable) < len(needed):
             raise UserError(
                 f"class {label!r} has {counts.total()} images in {len(movable)} groups of its own (near duplicates are "
-                f"one group); needed: at least {len(needed)}, for {as_list(needed)}; add images, or remove the class "
-                f"folder"
+                f"one group, as are images of one split.group); needed: at least {len(needed)}, for {as_list(needed)}; "
+                f"add images, set split.stratify: true or another split.seed, or remove the class"
             )
         return sum(self._move(label, movable, counts, split) for split in empty)
 
     def _move(self, label: str, movable: Sequence[Group], counts: Counter[str], split: str) -> int:
         """Move one group to an empty split; the number of its images. Changes `counts` (split → images)."""
-        span = intervals(self.settings)[split]
         spare = [g for g in movable if counts[self.assigned[g.key]] > g.labels[label]]  # empties no split
         ranked = [
-            (-counts[self.assigned[g.key]], _distance(position(g.key, self.settings), span), g.key, g.labels[label])
+            (-counts[self.assigned[g.key]], _distance(self.positions[g.key], self.spans[split]), g.key, g.labels[label])
             for g in spare
         ]
         _, _, key, size = min(ranked)

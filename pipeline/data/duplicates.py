@@ -90,7 +90,7 @@ def near_duplicates(phashes: NDArray[np.uint64], splits: NDArray[np.int64], thre
     for left, right in near_pairs(hashes, threshold):
         pairs += int((totals[left] * totals[right]).sum())
         pairs_within += int((counts[left] * counts[right]).sum())
-        component = _joined(component, left, right)
+        component = joined(component, left, right)
     return NearDuplicates(component[index], pairs, pairs - pairs_within)
 
 
@@ -132,7 +132,7 @@ def _expand(first: NDArray[np.int64], last: NDArray[np.int64]) -> Iterator[tuple
             yield row, first[row] + np.arange(len(row)) - (begins[row] - begins[rows[0]])
 
 
-def _joined(component: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
+def joined(component: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
     """New component numbers [N] after the components of each left and right are merged."""
     apart = component[left] != component[right]
     if not apart.any():

@@ -72,7 +72,7 @@ def _balance(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     sizes = {label: by_split["train"] for label, by_split in classes.items()}
     large, small = max(sorted(sizes), key=sizes.__getitem__), min(sorted(sizes), key=sizes.__getitem__)
     ratio = sizes[large] / sizes[small]
-    advice = "; train.class_weights: balanced gives each class the same weight" if ratio > UNBALANCED else ""
+    advice = "; train.class_weights: balanced counts the small classes more" if ratio > UNBALANCED else ""
     yield (
         f"train: the largest class ({_short(large)}, {sizes[large]:,}) has {ratio:.1f} times the images of the "
         f"smallest ({_short(small)}, {sizes[small]:,}){advice}"

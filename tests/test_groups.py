@@ -1,0 +1,137 @@
+"""Images of one patient or video, as the user names them, are in one split."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.errors import UserError
+from pipeline.data import folders, groups
+from pipeline.data.layout import ImageFile, Layout
+from tests.helpers.datasets import do_split, put, splits_by_path
+
+
+def layout(*paths: str, depth: int | None = 0) -> Layout:
+    return Layout([ImageFile(path, "a", "") for path in paths], ["a"], "labels.csv", (), depth)
+
+
+@pytest.mark.parametrize(
+    ("setting", "paths", "found"),
+    [
+        ("none", ["a/p7/1.png"], [""]),
+        ("folder", ["a/p7/1.png", "a/p7/x/2.png", "b/p7/3.png", "a/4.png"], ["p7", "p7", "p7", ""]),
+        (r"patient(\d+)", ["a/patient12_3.png", "b/x patient12/1.png", "a/other.png"], ["12", "12", ""]),
+        (r"patient(\d+)?", ["a/patient.png"], [""]),
+    ],
+)
+def test_a_path_names_a_group(setting: str, paths: list[str], found: list[str]) -> None:
+    """The folder below the class folder, or the capture group; without it an image is alone."""
+    assert groups.named_groups(layout(*paths), setting) == [(f"path {name}",) if name else () for name in found]
+
+
+def test_the_folder_is_below_the_class_folder_at_any_depth() -> None:
+    """Below split folders, and below one folder that holds all others."""
+    names = [f"set/{top}/{label}/p{top}/1.png" for top in ("train", "val") for label in ("a", "b")]
+    found = folders.interpret("images", names, lambda _: b"")
+    assert found.class_depth == 2
+    assert groups.named_groups(found, "folder") == [("path ptrain",)] * 2 + [("path pval",)] * 2
+
+
+def test_the_folder_needs_class_folders() -> None:
+    """labels.csv has none: refused, with what is allowed."""
+    with pytest.raises(UserError, match=r"split\.group: 'folder' with labels\.csv, .*or a column group in labels\.csv"):
+        groups.named_groups(layout("1.png", depth=None), "folder")
+
+
+def test_a_column_and_a_path_may_both_name_a_group() -> None:
+    """The same text in both is not the same group."""
+    both = Layout([ImageFile("a/p7.png", "a", "", "7")], ["a"], "labels.csv")
+    assert groups.named_groups(both, r"p(\d)") == [("column 7", "path 7")]
+
+
+def patients(folder: Path, number: int = 12) -> Path:
+    """Two classes, each with so many patients with three images each; patient 0 has images of both."""
+    for label, first in (("cat", 0), ("dog", 100)):
+        for patient in range(number):
+            for image in range(3):
+                name = "both" if patient == 0 else f"{label}{patient}"
+                put(folder / f"{label}/{name}/{image}.png", first + 3 * patient + image)
+    return folder
+
+
+def test_a_patient_is_in_one_split(tmp_path: Path) -> None:
+    """In every fold and with every way to name it; the counts say how many groups there are."""
+    folder = patients(tmp_path / "images")
+    put(folder / "cat/lone.png", 900)
+    for fold in range(3):
+        rows, counts = do_split(folder, group="folder", fold=fold)
+        by_patient: dict[str, set[str]] = {}
+        for path, name in splits_by_path(rows).items():
+            by_patient.setdefault(path.split("/")[1], set()).add(name)
+        assert all(len(names) == 1 for names in by_patient.values())
+        assert counts["groups"] == {"named": 23, "images_without": 1, "across_splits": 0}
+        assert (counts["near_duplicate_groups"], counts["largest_group"]) == (0, 6)
+        by_expression, _ = do_split(folder, group=r"^[^/]*/([^/]*)/", fold=fold)
+        assert splits_by_path(by_expression) == splits_by_path(rows)
+
+
+def test_near_duplicates_join_groups(tmp_path: Path) -> None:
+    """Two patients with one near pair between them are together."""
+    folder = patients(tmp_path / "images")
+    put(folder / "cat/cat2/near.png", 3, side=48)  # the same image, larger, is cat1's
+    rows, _ = do_split(folder, group="folder")
+    keys = {row.group for row in rows if row.image_file.path.startswith(("cat/cat1/", "cat/cat2/"))}
+    assert len(keys) == 1
+
+
+def test_a_photo_added_to_a_group_moves_nothing(tmp_path: Path) -> None:
+    """A group's split follows from its name, and not from its images."""
+    folder = patients(tmp_path / "images")
+    before = splits_by_path(do_split(folder, group="folder")[0])
+    for seed in range(8):
+        put(folder / f"cat/cat1/new{seed}.png", 700 + seed)
+    after = splits_by_path(do_split(folder, group="folder")[0])
+    assert {path: after[path] for path in before} == before
+    assert {after[f"cat/cat1/new{seed}.png"] for seed in range(8)} == {before["cat/cat1/0.png"]}
+
+
+def test_a_group_on_two_sides_of_a_given_split_is_counted_and_not_moved(tmp_path: Path) -> None:
+    """It is named, and its images in train stay in train when test is cut."""
+    folder = tmp_path / "images"
+    patients(folder / "train")
+    for label, first in (("cat", 500), ("dog", 600)):
+        for image in range(2):
+            put(folder / f"val/{label}/{label}1/{image}.png", first + image)
+    rows, counts = do_split(folder, group="folder")
+    splits = splits_by_path(rows)
+    assert counts["groups"]["across_splits"] == 2
+    assert counts["splits"]["val"] == 4
+    assert {splits[f"train/{label}/{label}1/{image}.png"] for label in ("cat", "dog") for image in range(3)} == {
+        "train"
+    }
+
+
+def test_the_column_of_the_table_counts_without_a_setting(tmp_path: Path) -> None:
+    """Images with one text in the column `group` are in one split."""
+    folder = tmp_path / "images"
+    lines = ["path,label,group"]
+    for number in range(40):
+        put(folder / f"{number}.png", number)
+        lines.append(f"{number}.png,{'cat' if number < 20 else 'dog'},{'' if number % 20 == 0 else number // 2}")
+    (folder / "labels.csv").write_text("\n".join(lines))
+    rows, counts = do_split(folder)
+    assert counts["groups"] == {"named": 20, "images_without": 2, "across_splits": 0}
+    for name in range(20):
+        assert len({row.split for row in rows if row.image_file.group == str(name)}) == 1
+
+
+def test_what_is_said_of_groups() -> None:
+    """How many there are, how many images have none, and how many are on two sides, each with the first one."""
+    files = [ImageFile(f"{number}.png", "a", "") for number in range(4)]
+    counts, notes = groups.report(files, [("path 7",), ("path 7",), (), ()], ["train", "val", "val", "val"])
+    assert counts == {"named": 1, "images_without": 2, "across_splits": 1}
+    assert notes == [
+        "groups: 1",
+        "2 images are in no group, and a group by itself (first: 2.png)",
+        "1 group is in more than one given split (first: 7)",
+    ]
+    assert groups.report(files, [("path 7",)] * 4, ["val"] * 4)[1] == ["groups: 1, each in one split"]
