@@ -53,6 +53,8 @@ SYMMETRIC = {"min", "max", "minimum", "maximum"}  # the order of their arguments
 MORE_TESTS = {  # modules with tests in a file of another name
     "config.params": ["tests/test_odd_params.py"],
     "config.document": ["tests/test_params.py", "tests/test_odd_params.py"],
+    "data.layout": ["tests/test_folders.py", "tests/test_labels.py"],
+    "data.folders": ["tests/test_layouts.py"],
     "config.combinations": ["tests/test_validity.py", "tests/test_ways.py"],
 }
 UNCHANGED = {"annotation", "returns", "decorator_list", "exc", "type_params"}  # types, and the texts of error messages

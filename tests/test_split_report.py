@@ -51,6 +51,11 @@ def test_balanced_classes_need_no_advice() -> None:
     )
 
 
+def test_equal_classes_are_said_to_be_equal() -> None:
+    """Without a ratio of 1."""
+    assert report({"a": (30, 1, 1, 0), "b": (30, 9, 1, 0)})[-1] == "train: each class has 30 images"
+
+
 def test_what_is_cut_is_said() -> None:
     """Each part that is not given, with its images; or how images without a split were assigned."""
     classes = {"a": (2, 1, 1, 0), "b": (1, 1, 1, 0)}

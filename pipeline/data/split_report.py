@@ -71,6 +71,9 @@ def _balance(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     """The ratio of the largest to the smallest class in train, and what to do if it is high."""
     sizes = {label: by_split["train"] for label, by_split in classes.items()}
     large, small = max(sorted(sizes), key=sizes.__getitem__), min(sorted(sizes), key=sizes.__getitem__)
+    if sizes[large] == sizes[small]:
+        yield f"train: each class has {sizes[large]:,} images"
+        return
     ratio = sizes[large] / sizes[small]
     advice = "; train.class_weights: balanced counts the small classes more" if ratio > UNBALANCED else ""
     yield (

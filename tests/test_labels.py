@@ -1,0 +1,99 @@
+"""labels.csv gives each image its class, and a line that cannot be right is refused by its number."""
+
+import pytest
+
+from pipeline.base.errors import UserError
+from pipeline.data import folders, labels
+from pipeline.data.layout import ImageFile, Layout
+
+FILES = ["a.png", "b/c.png", "d e,f.JPG"]
+
+
+def read(content: str | bytes, names: list[str] = FILES, top: str = "") -> Layout:
+    """The layout of a folder `images` with these files and this table."""
+    raw = content if isinstance(content, bytes) else content.encode()
+    return folders.interpret("images", [*(top + name for name in names), f"{top}labels.csv"], lambda _: raw)
+
+
+def refusal(content: str | bytes, names: list[str] = FILES) -> str:
+    with pytest.raises(UserError) as caught:
+        read(content, names)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        'path,label\na.png,x\nb/c.png,y\n"d e,f.JPG",x\n',
+        'label,path\nx,a.png\ny,b/c.png\nx,"d e,f.JPG"\n',
+        '\ufeff Path , LABEL \r\n\r\na.png, x\r\n./b/c.png,y \r\n,\r\n"d e,f.JPG",x',
+        'path,label\nb\\c.png,y\n"d e,f.JPG","x"\n.\\a.png,x',
+    ],
+)
+def test_a_table_is_read_in_every_usual_form(content: str) -> None:
+    """Any order of columns and lines, Windows line ends and paths, a BOM, quotes, spaces and empty lines."""
+    layout = read(content)
+    assert layout.image_files == [
+        ImageFile("a.png", "x", ""), ImageFile("b/c.png", "y", ""), ImageFile("d e,f.JPG", "x", ""),
+    ]  # fmt: skip
+    assert (layout.classes, layout.kind, layout.notes, layout.class_depth) == (["x", "y"], "labels.csv", (), None)
+
+
+def test_split_and_group_are_optional() -> None:
+    """A split in any usual spelling; nothing means that none is given."""
+    layout = read('split,path,group,label\nVALID,a.png,7,x\n,b/c.png,,y\nTesting,"d e,f.JPG",p 8,x\n')
+    assert [(file.given_split, file.group) for file in layout.image_files] == [("val", "7"), ("", ""), ("test", "p 8")]
+
+
+def test_a_table_may_be_inside_one_folder() -> None:
+    """Its paths are relative to it; the paths of the images are not."""
+    layout = read("path,label\na.png,x\nb/c.png,y\n", ["a.png", "b/c.png"], top="set/")
+    assert [file.path for file in layout.image_files] == ["set/a.png", "set/b/c.png"]
+    assert layout.notes == ("all images are in the folder 'set'; it is read as if it were the top",)
+
+
+def test_what_is_not_used_is_noted() -> None:
+    """Columns with other names, and images that are not listed; other files are no images."""
+    names = [*FILES, "README.txt", "new.webp", "x.jpg/"]
+    layout = read("path,label,width,by\na.png,x,1,me\nb/c.png,y,1,me\n", names)
+    assert layout.notes == (
+        "labels.csv: columns that are not read: width, by",
+        "2 images are not used: not in labels.csv (first: d e,f.JPG)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "no column path and label in its first line (''); needed: path, label, optionally split and group"),
+        ("path,class\na.png,x\n", "no column label in its first line ('path, class'); needed: "),
+        ("path;label\na.png;x\n", "no column path and label in its first line ('path;label'); needed: "),
+        ("path,label,Path\n", "two columns with one name in its first line"),
+        ("path,label\na.png\n", "line 2: 1 cells; needed: 2 in each line, as in the first"),
+        ("path,label\na.png,x\n\nd e,f.JPG,x\n", "line 4: 3 cells; needed: 2 in each line, as in the first"),
+        ('path,label\n"a.png,x\n', "not a table with commas: unexpected end of data; write it again"),
+        (b"path,label\na.png,caf\xe9\n", "not UTF-8 (byte 20); save it as UTF-8"),
+        ("path,label\nz.png,x\n", "line 2: 'z.png': no such file; correct or remove these lines"),
+        ("path,label\n../a.png,x\n/a.png,x\n", "line 2: '../a.png': no such file, line 3: '/a.png': no such file; "),
+        ("path,label\nb/,x\n", "line 2: 'b/': no such file; "),
+        ("path,label\na.png,x\n./a.png,x\n", "line 3: 'a.png' is there twice; "),
+        ("path,label\na.png, \n", "line 2: 'a.png' has no label; "),
+        ("path,label\na.png,x\0y\n", "line 2: 'x\\x00y': a control character; "),
+        ("path,label,split\na.png,x,holdout\n",
+         "line 2: split 'holdout'; allowed: train, training, val, valid, validation, dev, test, testing, or nothing; "),
+        ("path,label\na.png,x\n", "1 classes; needed: at least 2 in the column label"),
+        ("path,label\n" + "".join(f"{n},x\n" for n in range(7)), "line 6: '4': no such file and 2 more; correct"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_named_with_its_line(content: str | bytes, said: str) -> None:
+    """The table, the line, what is wrong, and what is needed."""
+    message = refusal(content, [*FILES, "b/"])
+    assert message.startswith("images/labels.csv: ")
+    assert said in message
+
+
+def test_the_name_of_the_table_is_known() -> None:
+    """Only this name at the top counts; elsewhere it is a file beside the images."""
+    assert labels.NAME == "labels.csv"
+    layout = folders.interpret("images", ["a/1.png", "a/labels.csv", "b/2.png"], lambda _: b"")
+    assert layout.classes == ["a", "b"]
