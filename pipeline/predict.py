@@ -29,7 +29,7 @@ from pipeline.engine.world import World
 from pipeline.evaluation import inference
 from pipeline.loader.storage import ImageStore
 from pipeline.models import exported
-from pipeline.models.exported import ExportedModel
+from pipeline.models.exported import ExportedModel, View
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class LoadedImage:
     size: tuple[int, int]  # width and height of the original, upright
 
 
-def load_image(path: Path, packed_size: int, max_pixels: int) -> LoadedImage:
+def load_image(path: Path, view: View, max_pixels: int) -> LoadedImage:
     """Decode one file once. Raises UserError if it is not an image, cannot be read, or has more than `max_pixels`."""
     try:
-        return LoadedImage(path, *images.square_and_size(path, packed_size, max_pixels))
+        return LoadedImage(path, *images.square_and_size(path, view.packed_size, max_pixels, view.grey))
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give the path of an image") from None
 
@@ -67,7 +67,7 @@ def image_paths(path: Path) -> list[Path]:
 
 
 def load_images(
-    arguments: Sequence[Path], packed_size: int, max_pixels: int, refused: list[UserError]
+    arguments: Sequence[Path], view: View, max_pixels: int, refused: list[UserError]
 ) -> Iterator[LoadedImage]:
     """Every image of these files and folders, in order. Other files are named on stderr and put into `refused`."""
 
@@ -86,7 +86,7 @@ def load_images(
             continue
         for path in paths:
             try:
-                yield load_image(path, packed_size, max_pixels)
+                yield load_image(path, view, max_pixels)
             except UserError as error:
                 refuse(error)
 
@@ -119,7 +119,7 @@ def predict(arguments: Sequence[Path], as_json: bool, device: str) -> int:
     if device == "cuda" and machine.read().cuda_devices == 0:
         raise UserError("--device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu")
     model, refused = exported.load(Path(config.paths.models)), list[UserError]()
-    loaded = load_images(arguments, model.view.packed_size, config.split.max_pixels, refused)
+    loaded = load_images(arguments, model.view, config.split.max_pixels, refused)
     each = answers(model, loaded, config.evaluate.batch_size, device)
     try:
         for text in json_list(each) if as_json else map(as_line, each):

@@ -12,21 +12,22 @@ from numpy.typing import NDArray
 from pipeline import stage
 from pipeline.base import files, linux, threads
 from pipeline.base.errors import UserError
+from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import images, packed, split_table
 
 
-def prepare(folder: Path, split_csv: Path, output: Path, size: int, workers: int) -> int:
+def prepare(folder: Path, split_csv: Path, output: Path, settings: params.Prepare, workers: int) -> int:
     """Pack the kept images of `split_csv`, which are below `folder`, into the folder `output`. Returns their number.
 
     The bytes are the same for any number of workers. Raises UserError if an image is missing or broken.
     """
-    rows = split_table.kept_rows(split_csv)
+    rows, size = split_table.kept_rows(split_csv), settings.size
 
     def resize(row: dict[str, str]) -> NDArray[np.uint8]:
         path = folder / row["path"]
         try:
-            return images.resize_to_square(path, size, int(row["width"]) * int(row["height"]))
+            return images.resize_to_square(path, size, int(row["width"]) * int(row["height"]), settings.grey)
         except FileNotFoundError:
             raise UserError(
                 f"{path}: in {split_csv}, but not there; run the split stage again (dvc repro does)"
@@ -41,7 +42,7 @@ def prepare(folder: Path, split_csv: Path, output: Path, size: int, workers: int
 def run(config: Params) -> None:
     linux.share_freed_memory()
     paths, size = config.paths, config.prepare.size
-    count = prepare(Path(paths.images), Path(paths.split), Path(paths.packed), size, stage.workers(config))
+    count = prepare(Path(paths.images), Path(paths.split), Path(paths.packed), config.prepare, stage.workers(config))
     print(f"prepare: {count:,} images of {size} × {size} pixels in {paths.packed}")
 
 

@@ -22,7 +22,7 @@ from pipeline.base import files, linux, threads
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import assignment, duplicates, folders, groups, images, split_report
+from pipeline.data import assignment, decoders, duplicates, findings, folders, groups, images, split_report
 from pipeline.data.assignment import Cut, Group
 from pipeline.data.duplicates import CONFLICT, DUPLICATE, NearDuplicates
 from pipeline.data.images import ImageInfo
@@ -149,13 +149,13 @@ def inspect(folder: Path, image_files: Sequence[ImageFile], settings: params.Spl
 
 def check_unreadable_count(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo], most: int) -> None:
     """Raise UserError if more than `most` images cannot be used. It names the first five."""
-    unusable = [(file.path, info.reason) for file, info in zip(image_files, infos, strict=True) if info.reason]
+    unusable = findings.lost([(file.path, info) for file, info in zip(image_files, infos, strict=True)])
     if len(unusable) > most:
         first = ", ".join(f"{path} ({reason})" for path, reason in unusable[:5])
         rest = ", …" if len(unusable) > 5 else ""
         raise UserError(
             f"split.max_unreadable: {len(unusable)} images of {len(image_files)} cannot be used, allowed: {most}; "
-            f"{first}{rest}; repair or remove them, or raise split.max_unreadable"
+            f"{first}{rest}; repair, convert or remove them, or raise split.max_unreadable"
         )
 
 
@@ -166,13 +166,15 @@ def summary(
     exact = duplicates.exact_groups([row.info for row in rows])
     sizes = [sum(group.labels.values()) for group in found]
     by_class = Counter((row.image_file.label, row.split or "excluded") for row in rows)
-    reasons = Counter(DUPLICATE if row.reason.startswith(f"{DUPLICATE} of ") else row.reason for row in rows)
+    reasons = Counter(
+        DUPLICATE if row.reason.startswith(f"{DUPLICATE} of ") else decoders.kind(row.reason) for row in rows
+    )
     return {
         "images": len(rows),
         "kept": sum(sizes),
         "classes": {label: {split: by_class[label, split] for split in (*SPLITS, "excluded")} for label in classes},
         "splits": {split: sum(row.split == split for row in rows) for split in SPLITS},
-        "excluded": {reason: reasons[reason] for reason in (*images.REASONS, DUPLICATE, CONFLICT)},
+        "excluded": {reason: reasons[reason] for reason in (*decoders.REASONS, DUPLICATE, CONFLICT)},
         "exact_duplicate_pairs": sum(len(same) * (len(same) - 1) // 2 for same in exact),
         "conflicts": sum(len({rows[row].image_file.label for row in same}) > 1 for same in exact),
         "near_duplicate_pairs": near.pairs,
@@ -180,6 +182,7 @@ def summary(
         "largest_group": max(sizes),
         "near_duplicates_across_splits": near.pairs_across,
         "moved_to_fill": moved,
+        **findings.counts([row.info for row in rows]),
     }
 
 
@@ -205,7 +208,8 @@ def run(config: Params) -> None:
         f"{number['']:,} excluded, each with its reason in {paths.split}"
     )
     excluded = [(row.reason, row.image_file.path) for row in rows if row.reason]
-    for line in split_report.lines(layout, counts, excluded):
+    odd = findings.lines([(row.image_file.path, row.info) for row in rows])
+    for line in [*split_report.lines(layout, counts, excluded), *odd]:
         print(f"split: {line}")
 
 

@@ -137,7 +137,7 @@ class Bomb:
 
 
 BY_ANYBODY: tuple[Damage, ...] = (cut, emptied, a_folder, its_folder_a_file, Path.unlink)
-VIEW = {"packed_size": 40, "resize": 36, "crop": 32}
+VIEW = {"packed_size": 40, "resize": 36, "crop": 32, "grey": "full"}
 DAMAGES: dict[str, tuple[Damage, ...]] = {
     "models/model.json": (
         text("[1, 2]"), text("{}"), text("[" * 100_000), text('{"model": "\\ud800"}'),
@@ -195,6 +195,13 @@ def test_a_damaged_file_is_named(folder: Path, path: str, damage: Damage, monkey
     assert "\n" not in said
     assert len(said) < 800
     assert not Path("exploded").exists()
+
+
+def test_a_model_of_before_has_the_full_scale(whole: Path, tmp_path: Path) -> None:
+    """A model.json without view.grey is read; 16-bit grey was scaled by its full scale then."""
+    shutil.copytree(whole / "models", tmp_path / "models")
+    changed(view={key: value for key, value in VIEW.items() if key != "grey"})(tmp_path / "models/model.json")
+    assert asdict(exported.load(tmp_path / "models").view) == VIEW
 
 
 def test_an_undamaged_reader_reads(whole: Path) -> None:

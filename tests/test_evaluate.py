@@ -62,7 +62,7 @@ def make(folder: Path) -> Params:
     files.write_csv(folder / config.paths.split, split_table.HEADER, sorted(lines))
     config = inside(folder, config)
     paths = config.paths
-    prepare.prepare(Path(paths.images), Path(paths.split), Path(paths.packed), config.prepare.size, workers=2)
+    prepare.prepare(Path(paths.images), Path(paths.split), Path(paths.packed), config.prepare, workers=2)
     weights = network.export_state(network.build(config.train.model, len(CLASSES), seed=1))
     history = [dict.fromkeys(state.HISTORY, 0.0) | {"epoch": 1, "step": 1}]
     data = packed.load(Path(paths.packed), Path(paths.split))

@@ -18,6 +18,7 @@ from PIL import Image
 from pipeline import prepare, split
 from pipeline.base import files
 from pipeline.base.errors import UserError
+from pipeline.config.params import Prepare
 from pipeline.data import images, packed, split_table
 from tests.conftest import on_cpu, write_params
 from tests.helpers.datasets import decode, do_split
@@ -58,7 +59,7 @@ def drawn(tmp_path: Path) -> Path:
 
 def do_prepare(folder: Path, output: Path, workers: int = 2, size: int = SIZE) -> bytes:
     """Run prepare; all bytes of its output."""
-    prepare.prepare(folder / "images", folder / "split.csv", output, size, workers)
+    prepare.prepare(folder / "images", folder / "split.csv", output, Prepare(size=size), workers)
     return content(output)
 
 

@@ -151,8 +151,8 @@ def test_each_broken_file_is_excluded_with_its_reason(small: Path) -> None:
         "cat/z copy.png": "duplicate of cat/3.png",
     }
     assert counts["excluded"] == {
-        "empty": 1, "not an image": 1, "truncated": 1, "too large": 1, "too small": 1, "not decodable": 0,
-        "duplicate": 1, "conflicting labels": 0,
+        "empty": 1, "not an image": 1, "unsupported format": 0, "video or sidecar": 0, "truncated": 1, "too large": 1,
+        "too small": 1, "not decodable": 0, "duplicate": 1, "conflicting labels": 0,
     }  # fmt: skip
     assert counts["classes"]["cat"]["excluded"] == 6
     assert all(not row.split and not row.group for row in rows if row.reason)
@@ -168,7 +168,7 @@ def test_too_many_broken_files_are_refused(small: Path) -> None:
     named = ", ".join(f"dog/{n} broken.jpg (not an image)" for n in range(5))
     assert str(refusal.value) == (
         f"split.max_unreadable: 6 images of 26 cannot be used, allowed: 5; {named}, …; "
-        "repair or remove them, or raise split.max_unreadable"
+        "repair, convert or remove them, or raise split.max_unreadable"
     )
 
 
@@ -260,6 +260,7 @@ def test_each_count_has_its_name(small: Path) -> None:
     assert {name: value for name, value in counts.items() if isinstance(value, int)} == {
         "images": 22, "kept": 8, "exact_duplicate_pairs": 3, "conflicts": 1, "near_duplicate_pairs": 11,
         "near_duplicate_groups": 2, "largest_group": 5, "near_duplicates_across_splits": 13, "moved_to_fill": 17,
+        "files_of_several_images": 0, "dark_16_bit": 0,
     }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"]
 Parallel = Literal["single", "dp", "ddp", "apex_ddp", "elastic"]
 Launcher = Literal["torchrun", "spawn", "slurm"]
 Device = Literal["cuda", "cpu"]
+Grey = Literal["full", "minmax", "percentile"]
 APEX_LEVELS = ("O0", "O1", "O2", "O3")  # the precisions that Apex provides
 
 # Every whole number has an upper limit far above any useful value, so that a typing error is refused at once.
@@ -118,6 +119,7 @@ class Split(Section):
 
 class Prepare(Section):
     size: Side
+    grey: Grey = "full"
 
 
 class Train(Section):

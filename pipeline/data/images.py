@@ -1,49 +1,31 @@
-"""Image files → upright 8-bit RGB. The one module that decodes images with Pillow.
+"""Image files → upright 8-bit RGB. `split` inspects images, `prepare` and `predict` resize them.
 
-`split` inspects images, `prepare` and `predict` resize them. Of an animation or a file with several pages, the first
-image counts. Colour profiles are not applied, as in torchvision. Metadata (EXIF, text) can turn an image, but damaged
-metadata is no reason to exclude it.
+Of an animation or a file with several pages, the first image counts; of a HEIC, its primary image. Colour profiles are
+not applied, as in torchvision. Metadata (EXIF, text) can turn an image, but damaged metadata excludes none.
+Grey with more than 8 bits per value is scaled (data/grey.py). Of colour with 16 bits, the upper 8 bits are taken.
 
 All threads of a process share one budget of memory for the images that they decode (data/memory.py). The memory of an
 image is estimated from its header and reserved before decoding. An image that needs more than the whole budget is
 decoded alone.
 """
 
-import errno
 import hashlib
 import io
-import stat
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image
 
 from pipeline.base.errors import UserError
-from pipeline.data import memory
+from pipeline.config.params import Grey
+from pipeline.data import decoders, memory
+from pipeline.data import grey as greys
+from pipeline.data.decoders import Unusable
 from pipeline.data.memory import BUDGET, MemoryBudget
-
-# Pillow decodes these itself. For others, such as EPS, it would start a program of the machine.
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
-
-EMPTY = "empty"
-NOT_AN_IMAGE = "not an image"
-TRUNCATED = "truncated"
-TOO_LARGE = "too large"
-TOO_SMALL = "too small"
-NOT_DECODABLE = "not decodable"
-REASONS = (EMPTY, NOT_AN_IMAGE, TRUNCATED, TOO_LARGE, TOO_SMALL, NOT_DECODABLE)
-
-# No limit of Pillow's own: the size in the header is compared with the user's limit before anything is decoded.
-Image.MAX_IMAGE_PIXELS = None
-# A long comment is no reason to exclude a PNG. Unpacked and as text it takes up to 15 times this size.
-PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 2**22
-warnings.filterwarnings("ignore", module="PIL")  # about odd metadata
 
 # EXIF 2.3, tag 0x0112 → how to turn the stored image upright.
 UPRIGHT = {
@@ -68,11 +50,13 @@ RGB = Image.Image  # a decoded image: upright, 8 bits, three channels
 class ImageInfo:
     """What `inspect_image` found out about one file."""
 
-    reason: str  # one of REASONS if it cannot be used; empty if it can
+    reason: str  # one of decoders.REASONS if it cannot be used, maybe with ": " and a name; empty if it can
     width: int = 0  # pixels, upright; as in the header if the image was not decoded, 0 without a header
     height: int = 0
-    pixels: str = ""  # SHA-256 of the size and the upright RGB bytes; empty if not decoded
+    pixels: str = ""  # SHA-256 of the size and the upright RGB bytes, or 16-bit grey values; empty if not decoded
     phash: int = 0  # 64-bit perceptual hash; 0 if not decoded
+    has_more: bool = False  # the file has more images, such as pages or frames
+    is_dark: bool = False  # 16-bit grey far below the full scale
 
 
 @dataclass(frozen=True)
@@ -81,36 +65,36 @@ class Decoded:
 
     image: RGB  # a JPEG may be decoded at a reduced scale
     size: tuple[int, int]  # width and height of the full image, upright
-
-
-class _Unusable(Exception):
-    """A file that cannot be used as an image: one of REASONS, and the size in its header."""
-
-    def __init__(self, reason: str, size: tuple[int, int] = (0, 0)) -> None:
-        self.reason, self.size = reason, size
+    exact: Image.Image  # what tells it from other images: 16-bit grey before it was scaled, else the image itself
+    has_more: bool  # as in ImageInfo
+    is_dark: bool
 
 
 @contextmanager
-def decoded(path: Path, max_pixels: int = NO_LIMIT, draft: int = 0, budget: MemoryBudget = BUDGET) -> Iterator[Decoded]:
-    """The decoded image. Its memory is reserved until the block ends.
+def decoded(
+    path: Path, max_pixels: int = NO_LIMIT, draft: int = 0, grey: Grey = "full", budget: MemoryBudget = BUDGET
+) -> Iterator[Decoded]:
+    """The decoded image. Its memory is reserved until the block ends. `grey` is how 16-bit grey is scaled.
 
     With `draft`, a JPEG is decoded at a half, a quarter or an eighth of its scale if its sides keep at least `draft`
     pixels; that is faster. Raises UserError if the file cannot be used or has more than `max_pixels`, OSError if it
     cannot be read.
     """
     try:
-        with _decoded(path, 1, max_pixels, draft, budget) as result:
+        with _decoded(path, 1, max_pixels, draft, grey, budget) as result:
             yield result
-    except _Unusable as error:
-        raise UserError(_refusal(path, error, max_pixels)) from None
+    except Unusable as error:
+        raise UserError(decoders.refusal(path, error, max_pixels)) from None
 
 
-def resize_to_square(path: Path, size: int, max_pixels: int = NO_LIMIT) -> NDArray[np.uint8]:
+def resize_to_square(path: Path, size: int, max_pixels: int = NO_LIMIT, grey: Grey = "full") -> NDArray[np.uint8]:
     """The image resized to a square: uint8 [size, size, 3]. Its shape does not matter. Raises as `decoded` does."""
-    return square_and_size(path, size, max_pixels)[0]
+    return square_and_size(path, size, max_pixels, grey)[0]
 
 
-def square_and_size(path: Path, size: int, max_pixels: int = NO_LIMIT) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+def square_and_size(
+    path: Path, size: int, max_pixels: int = NO_LIMIT, grey: Grey = "full"
+) -> tuple[NDArray[np.uint8], tuple[int, int]]:
     """The image resized to a square, uint8 [size, size, 3], and the width and height of the original, upright.
 
     `prepare` packs this square, and a model sees it. Pillow's bicubic resize is antialiased and computes in integers:
@@ -123,7 +107,7 @@ def square_and_size(path: Path, size: int, max_pixels: int = NO_LIMIT) -> tuple[
     pixels (50 photos), against torchvision's Resize of the original, the error is then 2.58. From the full scale it is
     2.45, from a scale that leaves twice the side 3.00, once 4.34.
     """
-    with decoded(path, max_pixels, draft=4 * size) as original:
+    with decoded(path, max_pixels, 4 * size, grey) as original:
         square = original.image.resize((size, size), Image.Resampling.BICUBIC)
         return np.asarray(square), original.size
 
@@ -133,123 +117,63 @@ def inspect_image(
 ) -> ImageInfo:
     """Decode one file: its measures, or why it cannot be used. `fingerprint` gives the perceptual hash of an image.
 
+    Of 16-bit grey, it sees the image as `minmax` scales it: the hash does not depend on prepare.grey.
+
     Raises OSError if the file cannot be read, because that is a fault of the disk and not of the image. Raises
     UserError if it is a folder, a pipe or a device.
     """
     try:
-        with _decoded(path, min_side, max_pixels, 0, budget) as result:
-            image = result.image
-            pixels = hashlib.sha256(f"{image.width}x{image.height} RGB\n".encode())
-            for strip in _strips(image):
+        with _decoded(path, min_side, max_pixels, 0, "minmax", budget) as result:
+            image, exact = result.image, result.exact
+            pixels = hashlib.sha256(f"{image.width}x{image.height} {exact.mode}\n".encode())
+            for strip in _strips(exact):
                 pixels.update(strip.tobytes())
-            return ImageInfo("", image.width, image.height, pixels.hexdigest(), fingerprint(image))
-    except _Unusable as error:
+            digest, phash = pixels.hexdigest(), fingerprint(image)
+            return ImageInfo("", image.width, image.height, digest, phash, result.has_more, result.is_dark)
+    except Unusable as error:
         return ImageInfo(error.reason, *error.size)
 
 
 @contextmanager
-def _decoded(path: Path, min_side: int, max_pixels: int, draft: int, budget: MemoryBudget) -> Iterator[Decoded]:
-    """The decoded image, while its memory is reserved. Raises _Unusable, OSError and UserError.
+def _decoded(
+    path: Path, min_side: int, max_pixels: int, draft: int, grey: Grey, budget: MemoryBudget
+) -> Iterator[Decoded]:
+    """The decoded image, while its memory is reserved. Raises Unusable, OSError and UserError.
 
     If there is not enough memory to decode an opened image, it is closed, its memory is given back, and it is opened
     again when there is enough.
     """
-    length = _file_size(path)
+    length = decoders.file_size(path)
     if length == 0:
-        raise _Unusable(EMPTY)
-    if length > memory.largest_file(max_pixels):
-        raise _Unusable(TOO_LARGE)
+        raise Unusable(decoders.EMPTY)
     with io.BytesIO(path.read_bytes()) if length <= SMALL_FILE else path.open("rb") as content:
+        if length > memory.largest_file(max_pixels):
+            raise decoders.too_long(content)
         opening = needed = memory.opening_bytes(content)
         while True:
             with budget.reserve(needed) as grow:
-                image = _opened(content, min_side, max_pixels)
+                image = decoders.opened(content, min_side, max_pixels)
                 stored = image.size
-                with _reasons(stored):
-                    needed = opening + _decoding_bytes(image, draft)
-                    result = _upright(image, stored) if grow(needed) else None
+                with decoders.reasons(content, stored):
+                    needed = opening + decoders.decoding_bytes(image, draft)
+                    result = _upright(image, stored, grey) if grow(needed) else None
                 del image
                 if result:
                     yield result
                     return
 
 
-@contextmanager
-def _reasons(size: tuple[int, int] = (0, 0)) -> Iterator[None]:
-    """Raise any error inside the block as _Unusable: a broken file makes Pillow raise nearly anything."""
-    try:
-        yield
-    except _Unusable:
-        raise
-    except Exception as error:
-        raise _Unusable(_reason(error), size) from None
-
-
-def _reason(error: Exception) -> str:
-    """Why Pillow could not read an image. Raises the error again if the disk or the memory is at fault."""
-    of_image = (None, errno.EINVAL)  # Pillow's own OSErrors have no number; EINVAL: a wrong position in the file
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in of_image):
-        raise error
-    if isinstance(error, UnidentifiedImageError):
-        return NOT_AN_IMAGE
-    if isinstance(error, EOFError) or "truncated" in str(error).lower():  # Pillow has no class for it
-        return TRUNCATED
-    return NOT_DECODABLE
-
-
-def _refusal(path: Path, error: _Unusable, max_pixels: int) -> str:
-    if error.reason == TOO_LARGE:
-        return (
-            f"{path}: too large ({error.size[0]} × {error.size[1]} pixels, {path.stat().st_size:,} bytes); allowed: up "
-            f"to {max_pixels:,} pixels (split.max_pixels) in {memory.largest_file(max_pixels):,} bytes; make it smaller"
-        )
-    return f"{path}: {error.reason}; allowed: a whole image as {', '.join(FORMATS)}; convert it, or leave it out"
-
-
-def _file_size(path: Path) -> int:
-    """The bytes of a file. Raises UserError if it is something else: a pipe could be waited for without end."""
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"{path}: {_kind(status.st_mode)}; allowed: a file; remove it, or put the image there")
-    return status.st_size
-
-
-def _kind(mode: int) -> str:
-    """What there is instead of a file, in words, from its mode (stat)."""
-    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
-    return next((words for is_kind, words in kinds if is_kind(mode)), "a device")
-
-
-def _opened(content: BinaryIO, min_side: int, max_pixels: int) -> Image.Image:
-    """The opened image, not decoded. Raises _Unusable for what its header says."""
-    content.seek(0)
-    with _reasons():
-        image = Image.open(content, formats=FORMATS)
-    if image.width * image.height > max_pixels:
-        raise _Unusable(TOO_LARGE, image.size)
-    if min(image.size) < min_side:
-        raise _Unusable(TOO_SMALL, image.size)
-    return image
-
-
-def _decoding_bytes(image: Image.Image, draft: int) -> int:
-    """The most bytes that decoding takes. Sets the reduced scale of a JPEG, if there is a draft."""
-    stored = image.size
-    if not isinstance(image, JpegImagePlugin.JpegImageFile):
-        return memory.decoding_bytes(image.format or "", stored, stored)
-    if draft:
-        image.draft(None, (draft, draft))
-    return memory.decoding_bytes("JPEG", stored, image.size)
-
-
-def _upright(image: Image.Image, stored: tuple[int, int]) -> Decoded:
+def _upright(image: Image.Image, stored: tuple[int, int], grey: Grey) -> Decoded:
     """Decode an opened image with `stored` width and height: 8-bit RGB, turned by its EXIF orientation."""
     image.load()
-    orientation = _orientation(image)
-    rgb = _rgb(image)
-    if orientation in UPRIGHT:
-        rgb = rgb.transpose(UPRIGHT[orientation])
-    return Decoded(rgb, stored[::-1] if orientation in SIDEWAYS else stored)
+    orientation, has_more = _orientation(image), decoders.has_more(image)
+    size = stored[::-1] if orientation in SIDEWAYS else stored
+    if image.mode.startswith(("I", "F")):
+        values, counts = _sixteen_bits(image)
+        values = _turned(values, orientation)
+        return Decoded(_scaled(values, greys.table(counts, grey)), size, values, has_more, greys.is_dark(counts))
+    rgb = _turned(_rgb(image), orientation)
+    return Decoded(rgb, size, rgb, has_more, is_dark=False)
 
 
 def _orientation(image: Image.Image) -> int:
@@ -260,15 +184,24 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
+def _turned(image: Image.Image, orientation: int) -> Image.Image:
+    return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
+
+
 def _rgb(image: Image.Image) -> RGB:
-    """Any mode as 8-bit RGB: transparency over white, 16-bit grey scaled. Raises ValueError if white is not defined."""
+    """Any mode of 8 bits as RGB, transparency over white."""
     if image.mode == "RGB" and not image.has_transparency_data:
         return image
-    rgb, top = Image.new("RGB", image.size), 0
+    return _by_strips("RGB", image, _strip_as_rgb)
+
+
+def _by_strips(mode: str, image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """The image in another mode, converted strip by strip, which takes little memory."""
+    result, top = Image.new(mode, image.size), 0
     for strip in _strips(image):
-        rgb.paste(_strip_as_rgb(strip), (0, top))
+        result.paste(convert(strip), (0, top))
         top += strip.height
-    return rgb
+    return result
 
 
 def _strips(image: Image.Image) -> Iterator[Image.Image]:
@@ -282,19 +215,35 @@ def _strips(image: Image.Image) -> Iterator[Image.Image]:
 
 
 def _strip_as_rgb(image: Image.Image) -> RGB:
-    if image.mode.startswith(("I", "F")):
-        image = _eight_bits(image)
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(white, image.convert("RGBA"))
     return image.convert("RGB")
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    """16-bit grey as 8-bit grey, rounded (Pillow's own conversion clips at 255)."""
-    grey = np.asarray(image).astype(np.int64)
-    if image.mode == "F" or grey.min() < 0 or grey.max() > 65535:
-        raise ValueError("fractions, or grey values beyond 16 bits: no value is known to be white")
-    if (transparent := image.info.get("transparency")) is not None:
-        grey[grey == transparent] = 65535  # the one transparent value of a PNG, over white
-    return Image.fromarray(((grey + 128) // 257).astype(np.uint8))
+# ---- grey with more than 8 bits ----
+
+
+def _sixteen_bits(image: Image.Image) -> tuple[Image.Image, greys.Counts]:
+    """The image with 16-bit values (mode I;16), and how many pixels have each value. Transparent pixels are white and
+    are not counted. Raises ValueError for fractions and values beyond 16 bits: no value is known to be white."""
+    counts, transparent = np.zeros(greys.WHITE + 1, np.int64), image.info.get("transparency")
+
+    def converted(strip: Image.Image) -> Image.Image:
+        nonlocal counts
+        values = np.asarray(strip)
+        counts += greys.counted(values)
+        values = values.astype(np.uint16)
+        if isinstance(transparent, int):  # the one transparent value of a PNG
+            values[values == transparent] = greys.WHITE
+        return Image.fromarray(values)
+
+    result = _by_strips("I;16", image, converted)
+    if isinstance(transparent, int):
+        counts[transparent] = 0
+    return result, counts
+
+
+def _scaled(image: Image.Image, table: NDArray[np.uint8]) -> RGB:
+    """16-bit values as RGB, by a table of all values [65536]."""
+    return _by_strips("RGB", image, lambda strip: Image.fromarray(table[np.asarray(strip)]).convert("RGB"))

@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 # Bytes per pixel. A JPEG takes memory for its coefficients, at full size also if it is decoded at a reduced scale, and
-# for the decoded image. A WebP takes more than other formats, for its canvases.
-JPEG_COEFFICIENTS, JPEG_PIXEL, WEBP_PIXEL, PIXEL = 8, 5, 21, 14
+# for the decoded image. A WebP takes more than other formats, for its canvases; a JPEG 2000 for 32 bits per sample; an
+# AVIF or HEIC for planes of 16 bits, if it has more than 8 bits per sample.
+JPEG_COEFFICIENTS, JPEG_PIXEL, PIXEL = 8, 5, 14
+PIXEL_OF = {"WEBP": 21, "JPEG2000": 24, "AVIF": 20, "HEIF": 20}
 LINE = 5  # the administration of one line of pixels takes as much memory as this number of pixels
 FILE = 3  # an opened file takes this number of times its size
 HEADER = 2**26  # the most bytes that comments take as text, in every format but JPEG
@@ -78,7 +80,7 @@ def decoding_bytes(file_format: str, stored: tuple[int, int], decoded: tuple[int
     """
     if file_format == "JPEG":
         return JPEG_COEFFICIENTS * _weight(stored) + JPEG_PIXEL * _weight(decoded)
-    return (WEBP_PIXEL if file_format == "WEBP" else PIXEL) * _weight(stored)
+    return PIXEL_OF.get(file_format, PIXEL) * _weight(stored)
 
 
 def _weight(size: tuple[int, int]) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pipeline.base import files, schema
 from pipeline.base.errors import UserError
-from pipeline.config.params import Params
+from pipeline.config.params import Grey, Params
 from pipeline.engine import loop
 from pipeline.loader import augment, random_params
 from pipeline.loader.batches import CenterCrops
@@ -21,16 +21,17 @@ from pipeline.models import network
 
 @dataclass(frozen=True)
 class View:
-    """What a model sees of an image; recorded in model.json. All in pixels."""
+    """What a model sees of an image; recorded in model.json. Sides in pixels."""
 
     packed_size: schema.Side  # every image is resized to packed_size × packed_size,
     resize: schema.Side  # then seen as if its short side were `resize`,
     crop: schema.Side  # and `crop` × `crop` cut from its centre
+    grey: Grey = "full"  # how 16-bit grey is scaled; older files do not have it
 
     @classmethod
     def of(cls, config: Params) -> "View":
         """The view of a model that is trained with these params."""
-        return cls(config.prepare.size, config.train.eval_resize, config.train.eval_crop)
+        return cls(config.prepare.size, config.train.eval_resize, config.train.eval_crop, config.prepare.grey)
 
     def center_crops(self, sizes: NDArray[np.int32], rows: NDArray[np.int64]) -> CenterCrops:
         """The crops of the given rows [n]. `sizes` [N, 2] are the original widths and heights of all images."""

@@ -1,0 +1,186 @@
+"""Opens image files with the decoder of their format, or says why a file cannot be used. Decodes nothing itself.
+
+HEIC is opened by libheif, all other formats by Pillow.
+"""
+
+import errno
+import stat
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO
+
+from PIL import AvifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, UnidentifiedImageError
+
+from pipeline.base.errors import UserError
+from pipeline.data import formats, memory
+
+# Pillow decodes these itself. For others, such as EPS, it would start a program of the machine.
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000")
+NAMES = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", formats.AVIF, formats.JPEG_2000, formats.HEIC)
+
+EMPTY = "empty"
+NOT_AN_IMAGE = "not an image"
+UNSUPPORTED = "unsupported format"  # followed by its name
+BESIDE = "video or sidecar"  # followed by its name; no image is lost with it
+TRUNCATED = "truncated"
+TOO_LARGE = "too large"
+TOO_SMALL = "too small"
+NOT_DECODABLE = "not decodable"
+REASONS = (EMPTY, NOT_AN_IMAGE, UNSUPPORTED, BESIDE, TRUNCATED, TOO_LARGE, TOO_SMALL, NOT_DECODABLE)
+
+DNG_VERSION, NEW_SUBFILE_TYPE = 0xC612, 0xFE  # tags of TIFF; a type of 1 is a preview of another image in the file
+
+# No limit of Pillow's own: the size in the header is compared with the user's limit before anything is decoded.
+Image.MAX_IMAGE_PIXELS = None
+# A long comment is no reason to exclude a PNG. Unpacked and as text it takes up to 15 times this size.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 2**22
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # images are decoded side by side
+warnings.filterwarnings("ignore", module="PIL")  # about odd metadata
+
+
+class Unusable(Exception):
+    """A file that cannot be used as an image: one of REASONS, maybe with a name, and the size in its header."""
+
+    def __init__(self, reason: str, size: tuple[int, int] = (0, 0)) -> None:
+        self.reason, self.size = reason, size
+
+
+def opened(content: BinaryIO, min_side: int, max_pixels: int) -> Image.Image:
+    """The opened image, not decoded. Raises Unusable for what its header says."""
+    head = _head(content)
+    with reasons(content):
+        image = Image.open(content, formats=_heif() if formats.decodable(head) == formats.HEIC else FORMATS)
+    if _is_raw(image, head):
+        raise Unusable(f"{UNSUPPORTED}: {formats.RAW.name}")
+    if image.width * image.height > max_pixels:
+        raise Unusable(TOO_LARGE, image.size)
+    if min(image.size) < min_side:
+        raise Unusable(TOO_SMALL, image.size)
+    return image
+
+
+def _head(content: BinaryIO) -> bytes:
+    """The first bytes, by which a format is known. The file is at its start then."""
+    content.seek(0)
+    head = content.read(formats.HEAD)
+    content.seek(0)
+    return head
+
+
+@cache
+def _heif() -> tuple[str, ...]:
+    """Pillow's name of HEIC. Its decoder is loaded with the first such file, because that takes 25 ms."""
+    import pillow_heif
+
+    pillow_heif.register_heif_opener(decode_threads=1, thumbnails=False, depth_images=False, aux_images=False)
+    return ("HEIF",)
+
+
+def _is_raw(image: Image.Image, head: bytes) -> bool:
+    """Whether the image is only the preview in a camera's raw file, which is a TIFF with more inside."""
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return False
+    if head[8:10] == b"CR":  # CR2
+        return True
+    try:
+        tags = image.tag_v2
+        is_preview = tags.get(NEW_SUBFILE_TYPE) == 1 and TiffImagePlugin.SUBIFD in tags  # NEF, ARW, PEF
+        return DNG_VERSION in tags or is_preview
+    except Exception:  # broken tags; any error is possible
+        return False
+
+
+def has_more(image: Image.Image) -> bool:
+    """Whether a decoded image is the first of several, such as pages or frames. Previews in a JPEG do not count."""
+    try:
+        return bool(getattr(image, "is_animated", False)) and not isinstance(image, JpegImagePlugin.JpegImageFile)
+    except Exception:  # it looks at the second frame, which may be broken
+        return False
+
+
+def decoding_bytes(image: Image.Image, draft: int) -> int:
+    """The most bytes that decoding takes. Sets the reduced scale of a JPEG, if there is a draft."""
+    stored = image.size
+    if not isinstance(image, JpegImagePlugin.JpegImageFile):
+        return memory.decoding_bytes(image.format or "", stored, stored)
+    if draft:
+        image.draft(None, (draft, draft))
+    return memory.decoding_bytes("JPEG", stored, image.size)
+
+
+# ---- why a file cannot be used ----
+
+
+def too_long(content: BinaryIO) -> Unusable:
+    """The reason of a file with more bytes than an image can have: what it is, if it is no image (a video)."""
+    head = _head(content)
+    reason = NOT_AN_IMAGE if formats.decodable(head) else _named(head)
+    return Unusable(TOO_LARGE if reason == NOT_AN_IMAGE else reason)
+
+
+@contextmanager
+def reasons(content: BinaryIO, size: tuple[int, int] = (0, 0)) -> Iterator[None]:
+    """Raise any error inside the block as Unusable: a broken file makes a decoder raise nearly anything."""
+    try:
+        yield
+    except Unusable:
+        raise
+    except Exception as error:
+        raise Unusable(_reason(error, content), size) from None
+
+
+def _reason(error: Exception, content: BinaryIO) -> str:
+    """Why an image could not be read. Raises the error again if the disk or the memory is at fault."""
+    of_image = (None, errno.EINVAL)  # Pillow's own OSErrors have no number; EINVAL: a wrong position in the file
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in of_image):
+        raise error
+    head = _head(content)
+    if formats.decodable(head):
+        return TRUNCATED if formats.is_cut(content) else NOT_DECODABLE
+    if isinstance(error, UnidentifiedImageError):
+        return _named(head)
+    if isinstance(error, EOFError) or "truncated" in str(error).lower():  # Pillow has no class for it
+        return TRUNCATED
+    return NOT_DECODABLE
+
+
+def kind(reason: str) -> str:
+    """The entry of REASONS, without the name of the format."""
+    return reason.partition(": ")[0]
+
+
+def _named(head: bytes) -> str:
+    """The reason of a file that no decoder knows."""
+    if (image := formats.unsupported(head)) is not formats.UNKNOWN:
+        return f"{UNSUPPORTED}: {image.name}"
+    if (other := formats.beside_a_photo(head)) is not formats.UNKNOWN:
+        return f"{BESIDE}: {other.name}"
+    return NOT_AN_IMAGE
+
+
+def refusal(path: Path, error: Unusable, max_pixels: int) -> str:
+    """The reason in a sentence, with what is allowed and the remedy."""
+    if error.reason == TOO_LARGE:
+        return (
+            f"{path}: too large ({error.size[0]} × {error.size[1]} pixels, {path.stat().st_size:,} bytes); allowed: up "
+            f"to {max_pixels:,} pixels (split.max_pixels) in {memory.largest_file(max_pixels):,} bytes; make it smaller"
+        )
+    remedy = formats.remedy(error.reason.removeprefix(f"{UNSUPPORTED}: ")) or "convert it"
+    return f"{path}: {error.reason}; allowed: a whole image as {', '.join(NAMES)}; {remedy}, or leave it out"
+
+
+def file_size(path: Path) -> int:
+    """The bytes of a file. Raises UserError if it is something else: a pipe could be waited for without end."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{path}: {_not_a_file(status.st_mode)}; allowed: a file; remove it, or put the image there")
+    return status.st_size
+
+
+def _not_a_file(mode: int) -> str:
+    """What there is instead of a file, in words, from its mode (stat)."""
+    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((words for is_kind, words in kinds if is_kind(mode)), "a device")

@@ -1,0 +1,45 @@
+"""What is odd in image files, though nothing is wrong with them: `split` counts it and says what to do."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from pipeline.data import decoders, formats
+from pipeline.data.decoders import UNSUPPORTED
+from pipeline.data.images import ImageInfo
+
+Found = Sequence[tuple[str, ImageInfo]]  # the path of each file, and what is known of it
+
+
+def counts(infos: Sequence[ImageInfo]) -> dict[str, int]:
+    """The numbers for data.json: files with more than one image, and 16-bit grey far below the full scale."""
+    return {
+        "files_of_several_images": sum(info.has_more for info in infos),
+        "dark_16_bit": sum(info.is_dark for info in infos),
+    }
+
+
+def lines(found: Found) -> Iterator[str]:
+    """What a person should know, in lines; each names the first file."""
+    if several := _first(found, lambda info: info.has_more):
+        yield f"{several} more than one image (pages or frames): only the first one is used"
+    if dark := _first(found, lambda info: info.is_dark):
+        yield (
+            f"{dark} 16-bit grey below an eighth of the full scale, as 12-bit data is: nearly black; "
+            "prepare.grey: minmax scales each image by its own values"
+        )
+    for reason in sorted({info.reason for _, info in found if info.reason.startswith(f"{UNSUPPORTED}: ")}):
+        yield f"{reason}: {formats.remedy(reason.removeprefix(f'{UNSUPPORTED}: '))}"
+
+
+def lost(found: Found) -> list[tuple[str, str]]:
+    """Path and reason of each image that cannot be used. A video or a sidecar beside a photo is no lost image."""
+    return [
+        (path, info.reason) for path, info in found if info.reason and decoders.kind(info.reason) != decoders.BESIDE
+    ]
+
+
+def _first(found: Found, is_odd: Callable[[ImageInfo], bool]) -> str:
+    """How many files are odd, and the first of them, as the beginning of a sentence; empty if there is none."""
+    paths = [path for path, info in found if is_odd(info)]
+    if not paths:
+        return ""
+    return f"{len(paths):,} {'file has' if len(paths) == 1 else 'files have'} (first: {paths[0]})"

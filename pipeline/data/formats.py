@@ -1,0 +1,136 @@
+"""What a file is, by its first bytes: an image that is decoded, one that is not, or a file that phones put beside it.
+
+A name is for people. Decoders are chosen in data/decoders.py.
+"""
+
+import io
+import re
+from dataclasses import dataclass
+from typing import BinaryIO
+
+HEAD = 1024  # the first bytes of a file, of which a format is known
+
+
+@dataclass(frozen=True)
+class Format:
+    """A kind of file."""
+
+    name: str
+    remedy: str = ""  # how it becomes an image that is decoded
+
+
+MAGICK = "convert it, for example: magick photo.{0} photo.png"
+JPEG_XL = Format("JPEG XL", MAGICK.format("jxl"))
+RAW = Format("camera raw", "convert it with the program of the camera, or with darktable or RawTherapee")
+UNKNOWN = Format("")
+
+AVIF, HEIC, JPEG_2000 = "AVIF", "HEIC", "JPEG 2000"
+ISO_IMAGES = {  # brands of ISO 14496-12 containers → the format; the first line that has a brand of the file counts
+    AVIF: {b"avif", b"avis"},
+    HEIC: {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"},
+}
+
+# Images that are not decoded: (position, first bytes) → what it is.
+UNSUPPORTED = (
+    (0, b"\xff\x0a", JPEG_XL),
+    (0, b"\0\0\0\x0cJXL \r\n\x87\n", JPEG_XL),
+    (128, b"DICM", Format("DICOM", "convert it, for example with dcm2img of DCMTK, and choose its grey window there")),
+    (0, b"%PDF-", Format("PDF", "save its pages as images, for example: pdftoppm -png file.pdf page")),
+    (0, b"%!PS", Format("PostScript", MAGICK.format("eps"))),
+    (0, b"8BPS", Format("Photoshop", MAGICK.format("psd"))),
+    (0, b"gimp xcf", Format("GIMP", "export it from GIMP as PNG")),
+    (0, b"\0\0\1\0", Format("Windows icon", MAGICK.format("ico"))),
+    (0, b"II\xbc\1", Format("JPEG XR", MAGICK.format("jxr"))),
+    (0, b"v/1\1", Format("OpenEXR", MAGICK.format("exr"))),
+    (0, b"#?RADIANCE", Format("Radiance HDR", MAGICK.format("hdr"))),
+    (0, b"qoif", Format("QOI", MAGICK.format("qoi"))),
+    (0, b"DDS ", Format("DirectDraw surface", MAGICK.format("dds"))),
+    (0, b"SIMPLE  =", Format("FITS", "convert it, for example with astropy")),
+    (344, b"n+1\0", Format("NIfTI", "save its slices as images, for example with nibabel")),
+    (0, b"FUJIFILMCCD-RAW", RAW),
+    (0, b"IIU\0", RAW),
+    (0, b"IIRO", RAW),
+    (0, b"IIRS", RAW),
+    (0, b"FOVb", RAW),
+)
+VIDEO = Format("video")
+VIDEOS = (
+    *((4, atom, VIDEO) for atom in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")),  # MP4, QuickTime
+    (8, b"AVI LIST", VIDEO),
+    (0, b"\x1aE\xdf\xa3", VIDEO),  # Matroska, WebM
+    (0, b"\0\0\1\xba", VIDEO),  # MPEG
+    (0, b"\0\0\1\xb3", VIDEO),
+)
+SIDECARS = (  # what phones and photo programs write beside a photo
+    (0, b"bplist00", Format("property list (AAE)")),
+    (0, b"<x:xmpmeta", Format("XMP")),
+    (0, b"<?xpacket", Format("XMP")),
+)
+SIDECAR_TEXTS = (  # in text that may begin with a declaration
+    (re.compile(rb"<!DOCTYPE plist|<plist[ >]"), Format("property list (AAE)")),
+    (re.compile(rb'^\s*\{\s*"'), Format("JSON")),
+)
+SVG = (re.compile(rb"<svg[\s>]|<!DOCTYPE svg"), Format("SVG", MAGICK.format("svg")))
+
+
+def decodable(head: bytes) -> str:
+    """AVIF, HEIC or JPEG 2000, if the file begins as one; else empty. Other images are known by their decoders."""
+    if head.startswith((b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")):
+        return JPEG_2000
+    brands = _brands(head)
+    return next((name for name, of_format in ISO_IMAGES.items() if of_format & brands), "")
+
+
+def unsupported(head: bytes) -> Format:
+    """The format of an image that is not decoded; UNKNOWN if it is none of these."""
+    if b"crx " in _brands(head):  # CR3
+        return RAW
+    return _listed(head, UNSUPPORTED, _in_text(head, (SVG,)))
+
+
+def beside_a_photo(head: bytes) -> Format:
+    """A video or a sidecar: a file that people have beside photos, and that is none; UNKNOWN if it is none of these."""
+    return _listed(head, (*VIDEOS, *SIDECARS), _in_text(head, SIDECAR_TEXTS))
+
+
+def remedy(name: str) -> str:
+    """How an image of a format that is not decoded becomes one that is; empty for another name."""
+    return next((kind.remedy for _, _, kind in (*UNSUPPORTED, (0, b"", SVG[1])) if kind.name == name), "")
+
+
+def is_cut(content: BinaryIO) -> bool:
+    """Whether a container of boxes (AVIF, HEIC, JPEG 2000: length, name, content) ends before its last box does."""
+    end, position = content.seek(0, io.SEEK_END), 0
+    while position < end:
+        content.seek(position)
+        header = content.read(16)
+        length = int.from_bytes(header[:4])
+        if length == 0:  # up to the end of the file
+            return False
+        if length == 1:  # the length is in the next 8 bytes
+            length = int.from_bytes(header[8:])
+        if len(header) < 8 or length < 8:
+            return True
+        position += length
+    return position > end
+
+
+def _brands(head: bytes) -> set[bytes]:
+    """The brands of an ISO 14496-12 container: the major brand and the compatible ones; empty for another file."""
+    if head[4:8] != b"ftyp":
+        return set()
+    box = head[8 : int.from_bytes(head[:4])]
+    return {box[:4], *(box[start : start + 4] for start in range(8, len(box), 4))}
+
+
+def _listed(head: bytes, table: tuple[tuple[int, bytes, Format], ...], otherwise: Format) -> Format:
+    """The format whose first bytes these are."""
+    return next((kind for position, magic, kind in table if head[position:].startswith(magic)), otherwise)
+
+
+def _in_text(head: bytes, table: tuple[tuple[re.Pattern[bytes], Format], ...]) -> Format:
+    """The format of a text that begins like XML or JSON."""
+    text = head.removeprefix(b"\xef\xbb\xbf")
+    if not text.lstrip().startswith((b"<", b"{")):
+        return UNKNOWN
+    return next((kind for pattern, kind in table if pattern.search(text)), UNKNOWN)

@@ -1,0 +1,397 @@
+"""Every kind of file that people have in a folder of photos ends as stated: kept, or left out with a reason.
+
+python -m tests.test_formats         prints the table: what the file is, and what `split` says of it
+"""
+
+import io
+import struct
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from pipeline import prepare, split
+from pipeline.base import files, threads
+from pipeline.base.errors import UserError
+from pipeline.config.params import Prepare
+from pipeline.data import decoders, findings, formats, images, packed, split_table
+from tests.conftest import PROJECT
+from tests.helpers import starts
+from tests.helpers.datasets import Counts, Rows, decode, do_split
+
+# pytest makes warnings errors again; the module itself ignores Pillow's warnings about odd metadata
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+decoders._heif()  # Pillow can save HEIC then
+SIDE = 32  # of the packed images
+ORIENTATION = 0x0112
+
+
+def scene(seed: int, width: int = 96, height: int = 64) -> Image.Image:
+    """A smooth image, another one for each seed."""
+    coarse = np.random.default_rng(seed).integers(30, 226, (4, 6, 3), np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def encoded(image: Image.Image, file_format: str, **options: Any) -> bytes:
+    content = io.BytesIO()
+    image.save(content, file_format, **options)
+    return content.getvalue()
+
+
+Made = tuple[bytes, Image.Image]  # a file, and what is to be seen in it
+
+
+def plain(file_format: str, seed: int, mode: str = "RGB", **options: Any) -> Made:
+    """A scene in this format and mode."""
+    image = scene(seed).convert(mode)
+    return encoded(image, file_format, **options), image
+
+
+def sixteen_bits(file_format: str, seed: int, bits: int = 16) -> Made:
+    """Grey of 16 bits that uses this number of bits."""
+    grey = np.asarray(scene(seed).convert("L"))
+    values = (grey.astype(np.uint16) * 257) >> (16 - bits)
+    return encoded(Image.fromarray(values), file_format), Image.fromarray((values // 256).astype(np.uint8))
+
+
+def numbers(seed: int, kind: type, factor: float) -> Made:
+    """A TIFF of grey values for which no value is known to be white."""
+    values = np.asarray(scene(seed).convert("L")).astype(kind) * kind(factor)
+    return encoded(Image.fromarray(values), "TIFF"), scene(seed)
+
+
+def several(file_format: str, seed: int, **options: Any) -> Made:
+    """Three images in one file."""
+    first, *others = (scene(1000 * number + seed) for number in range(3))
+    return encoded(first, file_format, save_all=True, append_images=others, **options), first
+
+
+def turned(file_format: str, seed: int, **options: Any) -> Made:
+    """An image that is stored on its side, as cameras do, and says so."""
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6  # as bytes: HEIC's encoder then turns it in the container too, as phones do
+    stored = scene(seed).transpose(Image.Transpose.ROTATE_90)
+    return encoded(stored, file_format, exif=exif.tobytes(), **options), scene(seed)
+
+
+def cut(file_format: str, seed: int) -> Made:
+    """The first half of a file."""
+    content, image = plain(file_format, seed)
+    return content[: len(content) // 2], image
+
+
+def raw(seed: int, **tags: Any) -> Made:
+    """A TIFF with a preview in it, and tags of a camera's raw file."""
+    return encoded(scene(seed), "TIFF", tiffinfo={int(tag[1:]): value for tag, value in tags.items()}), scene(seed)
+
+
+def cr2(seed: int) -> Made:
+    """A TIFF with the mark of Canon's raw files, which comes between the header and the first tags."""
+    content = encoded(scene(seed).convert("L"), "TIFF")
+    return b"II*\0" + struct.pack("<I", 16) + b"CR\2\0" + bytes(4) + content[8:], scene(seed)
+
+
+def head(content: bytes, seed: int) -> Made:
+    """The first bytes of a format that is not decoded."""
+    return content + bytes(500), scene(seed)
+
+
+def boxes(brands: bytes, seed: int) -> Made:
+    """The first bytes of a container with these brands."""
+    return head(struct.pack(">I", 8 + len(brands)) + b"ftyp" + brands, seed)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of file, what the split says of it, and how much the packed image may differ from the original."""
+
+    name: str
+    make: Callable[[int], Made]
+    reason: str = ""
+    tolerance: float = 3  # mean difference in grey levels
+    has_more: bool = False
+    is_dark: bool = False
+
+
+def of(name: str) -> str:
+    return f"unsupported format: {name}"
+
+
+def beside(name: str) -> str:
+    return f"video or sidecar: {name}"
+
+
+PLIST = b'<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE plist PUBLIC "-//Apple//DTD PLIST 1.0//EN" "">\n<plist>'
+CASES = (
+    Case("JPEG.jpg", partial(plain, "JPEG", quality=90)),
+    Case("JPEG, progressive.jpeg", partial(plain, "JPEG", progressive=True, quality=90)),
+    Case("JPEG, turned.JPG", partial(turned, "JPEG", quality=90)),
+    Case("JPEG, CMYK.jpg", partial(plain, "JPEG", mode="CMYK", quality=90), tolerance=6),
+    Case("JPEG, grey.jpg", partial(plain, "JPEG", mode="L", quality=90)),
+    Case("JPEG with a preview, MPO.jpg", partial(several, "MPO", quality=90)),
+    Case("PNG.png", partial(plain, "PNG")),
+    Case("PNG, alpha.png", partial(plain, "PNG", mode="RGBA")),
+    Case("PNG, palette.png", partial(plain, "PNG", mode="P"), tolerance=25),
+    Case("PNG, 1 bit.png", partial(plain, "PNG", mode="1"), tolerance=12),
+    Case("PNG, 16-bit grey.png", partial(sixteen_bits, "PNG")),
+    Case("PNG, 12-bit grey in 16.png", partial(sixteen_bits, "PNG", bits=12), is_dark=True),
+    Case("PNG, animated.png", partial(several, "PNG"), has_more=True),
+    Case("TIFF, LZW.tif", partial(plain, "TIFF", compression="tiff_lzw")),
+    Case("TIFF, CMYK.tif", partial(plain, "TIFF", mode="CMYK"), tolerance=6),
+    Case("TIFF, pages.tiff", partial(several, "TIFF"), has_more=True),
+    Case("TIFF, 16-bit grey.tiff", partial(sixteen_bits, "TIFF")),
+    Case("TIFF, fractions.tiff", partial(numbers, kind=np.float32, factor=1 / 255), "not decodable"),
+    Case("TIFF, 32-bit grey.tiff", partial(numbers, kind=np.int32, factor=2**20), "not decodable"),
+    Case("GIF.gif", partial(plain, "GIF", mode="P"), tolerance=25),
+    Case("GIF, animated.gif", partial(several, "GIF"), tolerance=25, has_more=True),
+    Case("BMP.bmp", partial(plain, "BMP")),
+    Case("PPM.ppm", partial(plain, "PPM")),
+    Case("WebP.webp", partial(plain, "WEBP", quality=90)),
+    Case("WebP, animated.webp", partial(several, "WEBP", quality=90), has_more=True),
+    Case("AVIF.avif", partial(plain, "AVIF", quality=90)),
+    Case("AVIF, turned.avif", partial(turned, "AVIF", quality=90)),
+    Case("AVIF, animated.avif", partial(several, "AVIF", quality=90), has_more=True),
+    Case("HEIC.heic", partial(plain, "HEIF", quality=90)),
+    Case("HEIC, turned.HEIC", partial(turned, "HEIF", quality=90)),
+    Case("HEIC, alpha.heic", partial(plain, "HEIF", mode="RGBA", quality=90)),
+    Case("HEIC, grey.heic", partial(plain, "HEIF", mode="L", quality=90)),
+    Case("HEIC, 10-bit grey.heic", partial(sixteen_bits, "HEIF")),
+    Case("HEIC, tiles.heic", partial(plain, "HEIF", quality=90, tile_size=64)),
+    Case("HEIC, two images.heic", partial(several, "HEIF", quality=90), has_more=True),
+    Case("HEIC named JPEG.jpg", partial(plain, "HEIF", quality=90)),
+    Case("JPEG 2000.jp2", partial(plain, "JPEG2000")),
+    Case("JPEG 2000, 16-bit grey.jp2", partial(sixteen_bits, "JPEG2000")),
+    Case("JPEG 2000, codestream.j2k", partial(plain, "JPEG2000", no_jp2=True)),
+    Case("JPEG XL.jxl", partial(head, b"\xff\x0a\xfa\x1f"), of("JPEG XL")),
+    Case("JPEG XL, container.jxl", partial(head, b"\0\0\0\x0cJXL \r\n\x87\n"), of("JPEG XL")),
+    Case("DICOM.dcm", partial(head, bytes(128) + b"DICM"), of("DICOM")),
+    Case("SVG.svg", partial(head, b'<?xml version="1.0"?>\n<svg width="64">'), of("SVG")),
+    Case("PDF.pdf", partial(head, b"%PDF-1.7\n"), of("PDF")),
+    Case("EPS.eps", partial(head, b"%!PS-Adobe-3.0 EPSF-3.0\n"), of("PostScript")),
+    Case("Photoshop.psd", partial(head, b"8BPS\0\1"), of("Photoshop")),
+    Case("Icon.ico", partial(head, b"\0\0\1\0\1\0"), of("Windows icon")),
+    Case("OpenEXR.exr", partial(head, b"v/1\1"), of("OpenEXR")),
+    Case("Canon raw.CR2", cr2, of("camera raw")),
+    Case("Canon raw.CR3", partial(boxes, b"crx \0\0\0\1crx isom"), of("camera raw")),
+    Case("Nikon raw.NEF", partial(raw, _254=1, _330=8), of("camera raw")),
+    Case("DNG.dng", partial(raw, _50706=b"\1\4\0\0"), of("camera raw")),
+    Case("Fujifilm raw.RAF", partial(head, b"FUJIFILMCCD-RAW 0201"), of("camera raw")),
+    Case("Live Photo.MOV", partial(boxes, b"qt  \0\0\0\0qt  "), beside("video")),
+    Case("Old QuickTime.mov", partial(head, struct.pack(">I", 900) + b"moov"), beside("video")),
+    Case("MP4.mp4", partial(boxes, b"isom\0\0\2\0isomiso2avc1mp41"), beside("video")),
+    Case("AVI.avi", partial(head, b"RIFF\0\0\0\1AVI LIST"), beside("video")),
+    Case("WebM.webm", partial(head, b"\x1aE\xdf\xa3"), beside("video")),
+    Case("Edits.AAE", partial(head, PLIST), beside("property list (AAE)")),
+    Case("Lightroom.xmp", partial(head, b'<x:xmpmeta xmlns:x="adobe:ns:meta/">'), beside("XMP")),
+    Case("Takeout.json", partial(head, b'{\n  "title": "IMG_1.jpg",'), beside("JSON")),
+    Case("A web page.jpg", partial(head, b"<!doctype html><html>"), "not an image"),
+    Case("Words.txt", partial(head, b"words"), "not an image"),
+    Case("Half a JPEG.jpg", partial(cut, "JPEG"), "truncated"),
+    Case("Half a PNG.png", partial(cut, "PNG"), "truncated"),
+    Case("Half an AVIF.avif", partial(cut, "AVIF"), "truncated"),
+    Case("Half a HEIC.heic", partial(cut, "HEIF"), "truncated"),
+    Case("Half a JPEG 2000.jp2", partial(cut, "JPEG2000"), "truncated"),
+    Case("Empty.jpg", lambda seed: (b"", scene(seed)), "empty"),
+)
+
+
+def make(folder: Path) -> dict[str, Image.Image]:
+    """Write the file of each case into one of two class folders; what is to be seen in them, by path."""
+    seen = {}
+    for label in ("cat", "dog"):
+        (folder / label).mkdir(parents=True)
+    for seed, case in enumerate(CASES):
+        path = f"{('cat', 'dog')[seed % 2]}/{case.name}"
+        content, seen[path] = case.make(seed)
+        (folder / path).write_bytes(content)
+    return seen
+
+
+@dataclass(frozen=True)
+class World:
+    """What became of all cases."""
+
+    folder: Path
+    seen: dict[str, Image.Image]
+    rows: Rows
+    counts: Counts
+    squares: dict[str, NDArray[np.uint8]]
+
+    def row(self, case: Case) -> split.Row:
+        return next(row for row in self.rows if row.image_file.path.endswith(f"/{case.name}"))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """All cases, split and packed."""
+    folder = tmp_path_factory.mktemp("formats")
+    seen = make(folder / "images")
+    rows, counts = do_split(folder / "images", max_unreadable=len(CASES))
+    files.write_csv(folder / "split.csv", split_table.HEADER, map(split.cells, rows))
+    prepare.prepare(folder / "images", folder / "split.csv", folder / "packed", Prepare(size=SIDE), workers=2)
+    data = packed.load(folder / "packed", folder / "split.csv")
+    return World(folder / "images", seen, rows, counts, dict(zip(data.paths, data.images, strict=True)))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_kind_of_file_ends_as_stated(world: World, case: Case) -> None:
+    """The split gives the stated reason, or keeps the image; then prepare packs what is to be seen in it."""
+    row = world.row(case)
+    assert (row.reason, row.info.has_more, row.info.is_dark) == (case.reason, case.has_more, case.is_dark)
+    if not case.reason:
+        original = world.seen[row.image_file.path]
+        assert (row.info.width, row.info.height) == original.size
+        wanted = np.asarray(original.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)).astype(int)
+        assert abs(world.squares[row.image_file.path] - wanted).mean() < case.tolerance
+
+
+def test_each_kind_is_counted(world: World) -> None:
+    """data.json counts files by reason without the name of the format, files of several images, and dark ones."""
+    reasons = [decoders.kind(case.reason) for case in CASES]
+    assert {reason: count for reason, count in world.counts["excluded"].items() if count} == {
+        reason: reasons.count(reason) for reason in reasons if reason
+    }
+    assert world.counts["files_of_several_images"] == sum(case.has_more for case in CASES)
+    assert world.counts["dark_16_bit"] == sum(case.is_dark for case in CASES)
+
+
+def test_what_is_odd_is_said_with_the_first_file_and_the_remedy(world: World) -> None:
+    """One line for files of several images, one for dark ones, and one for each format that is not decoded."""
+    lines = list(findings.lines([(row.image_file.path, row.info) for row in world.rows]))
+    several_, dark, *others = lines
+    assert several_.startswith(f"{sum(case.has_more for case in CASES)} files have (first: cat/")
+    assert dark.startswith("1 file has (first: ")
+    assert dark.endswith("prepare.grey: minmax scales each image by its own values")
+    named = sorted({case.reason for case in CASES if case.reason.startswith("unsupported")})
+    assert [line.rpartition(": c")[0] or line for line in others if "convert" in line][:1] != []
+    assert [line[: len(reason)] for line, reason in zip(others, named, strict=True)] == named
+    assert all(len(line) > len(reason) + 20 for line, reason in zip(others, named, strict=True))
+
+
+def test_predict_refuses_a_format_by_name_and_with_its_remedy(world: World) -> None:
+    """The sentence names the file, the format, what is allowed, and how to convert it."""
+    path = world.folder / world.row(next(case for case in CASES if case.name == "JPEG XL.jxl")).image_file.path
+    with pytest.raises(UserError) as refusal:
+        decode(path)
+    assert str(refusal.value) == (
+        f"{path}: unsupported format: JPEG XL; allowed: a whole image as JPEG, PNG, GIF, BMP, WEBP, TIFF, PPM, AVIF, "
+        "JPEG 2000, HEIC; convert it, for example: magick photo.jxl photo.png, or leave it out"
+    )
+
+
+def test_videos_and_sidecars_of_phones_are_no_unreadable_images(tmp_path: Path) -> None:
+    """A folder of an iPhone with a .MOV and an .AAE for every photo passes split.max_unreadable: 0; an image of an
+    unsupported format does not, because a photo would be lost."""
+    for seed in range(20):
+        folder = tmp_path / ("cat", "dog")[seed % 2]
+        folder.mkdir(exist_ok=True)
+        (folder / f"IMG_{seed}.HEIC").write_bytes(plain("HEIF", seed)[0])
+        (folder / f"IMG_{seed}.MOV").write_bytes(boxes(b"qt  \0\0\0\0qt  ", seed)[0])
+        (folder / f"IMG_{seed}.AAE").write_bytes(PLIST)
+    _, counts = do_split(tmp_path, max_unreadable=0)
+    assert (counts["images"], counts["kept"], counts["excluded"]["video or sidecar"]) == (60, 20, 40)
+    (tmp_path / "cat/scan.dcm").write_bytes(bytes(128) + b"DICM")
+    with pytest.raises(UserError, match=r"1 images of 61 cannot be used, allowed: 0; cat/scan\.dcm \(unsupported for"):
+        do_split(tmp_path, max_unreadable=0)
+
+
+def test_a_video_longer_than_any_image_is_still_named(tmp_path: Path) -> None:
+    """A sparse video of 1 GB is a video, and not too large."""
+    with (tmp_path / "a.MOV").open("wb") as file:
+        file.write(boxes(b"qt  \0\0\0\0qt  ", 0)[0])
+        file.truncate(10**9)
+    assert images.inspect_image(tmp_path / "a.MOV", 1, 10**8, id).reason == "video or sidecar: video"
+
+
+# ---- HEIC, AVIF and JPEG 2000 ----
+
+
+@pytest.mark.parametrize("file_format", ["HEIF", "AVIF", "JPEG2000"])
+def test_threads_decode_the_same_bytes(tmp_path: Path, file_format: str) -> None:
+    """Eight threads that decode the same images at once get the bytes of one thread."""
+    paths = [tmp_path / f"{seed}.img" for seed in range(4)]
+    for seed, path in enumerate(paths):
+        path.write_bytes(encoded(scene(seed, 400, 300), file_format))
+
+    def look(path: Path) -> str:
+        return images.inspect_image(path, 8, 10**6, lambda image: image.width).pixels
+
+    alone = [look(path) for path in paths]
+    assert len(set(alone)) == 4
+    assert list(threads.ordered_map(look, paths * 8, 8)) == alone * 8
+
+
+@pytest.mark.parametrize("file_format", ["HEIF", "AVIF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_is_turned_once(tmp_path: Path, file_format: str, orientation: int) -> None:
+    """An orientation in EXIF is applied once, also where the container turns the image too."""
+    turns = {1: None, 2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the inverse of each orientation, as Pillow's numbers
+    turn = turns[orientation]
+    stored = scene(0) if turn is None else scene(0).transpose(Image.Transpose(turn))
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    (tmp_path / "a").write_bytes(encoded(stored, file_format, exif=exif.tobytes()))
+    assert abs(np.asarray(decode(tmp_path / "a")).astype(int) - np.asarray(scene(0))).mean() < 5
+
+
+def test_exif_alone_does_not_turn_a_heic(tmp_path: Path) -> None:
+    """The standard of HEIF says that only its container turns an image; phones write both."""
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    (tmp_path / "a").write_bytes(encoded(scene(0), "HEIF", exif=exif))
+    assert decode(tmp_path / "a").size == scene(0).size
+
+
+@pytest.mark.parametrize("file_format", ["HEIF", "AVIF", "JPEG2000"])
+def test_damaged_files_end_with_a_reason(tmp_path: Path, file_format: str) -> None:
+    """Cut anywhere it is truncated. For 200 damaged files there is a reason or an image."""
+    content, draw = plain(file_format, 0)[0], np.random.default_rng(0)
+    for length in (40, len(content) // 3, len(content) - 9):
+        (tmp_path / "a").write_bytes(content[:length])
+        assert images.inspect_image(tmp_path / "a", 8, 10**6, id).reason == "truncated"
+    for number in range(200):
+        broken = np.frombuffer(content, np.uint8).copy()
+        broken[draw.integers(0, len(broken) if number % 2 else 400, 6)] = draw.integers(0, 256, 6)
+        (tmp_path / "a").write_bytes(broken.tobytes())
+        assert decoders.kind(images.inspect_image(tmp_path / "a", 8, 10**6, id).reason) in ("", *decoders.REASONS)
+
+
+def test_the_decoder_of_heic_is_loaded_with_the_first_heic() -> None:
+    """Importing the pipeline does not import it."""
+    code = "import sys; from pipeline import prepare, split; print('pillow_heif' in sys.modules)"
+    assert starts.run([sys.executable, "-c", code], cwd=PROJECT).stdout == "False\n"
+
+
+def test_boxes_that_end_before_the_file_are_not_cut() -> None:
+    """A container is cut if a box ends beyond the file. A box of length 0 is up to the end of the file."""
+    box = struct.pack(">I4s", 12, b"free") + bytes(4)
+    long_box = struct.pack(">I4sQ", 1, b"mdat", 20) + bytes(4)
+    for content, is_cut in (
+        (box, False), (box + box, False), (box + long_box, False), (box + box[:-1], True), (box + box[:5], True),
+        (box + long_box[:-1], True), (struct.pack(">I4s", 0, b"mdat") + bytes(9), False),
+        (struct.pack(">I4s", 3, b"mdat"), True),
+    ):  # fmt: skip
+        assert formats.is_cut(io.BytesIO(content)) == is_cut, content
+
+
+def print_table(rows: Sequence[split.Row]) -> None:
+    """One line per case."""
+    for row in sorted(rows, key=lambda row: [case.name for case in CASES].index(row.image_file.path.split("/")[1])):
+        more = ", first of several images" * row.info.has_more + ", dark 16-bit grey" * row.info.is_dark
+        print(f"{row.image_file.path.split('/')[1]:32} {row.reason or 'kept' + more}")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as temporary:
+        make(Path(temporary) / "images")
+        table, _ = do_split(Path(temporary) / "images", max_unreadable=len(CASES))
+        print_table(table)

@@ -1,0 +1,176 @@
+"""Grey of 16 bits becomes 8 bits as prepare.grey says. What `split` writes does not depend on prepare.grey."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from math import floor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+
+from pipeline import predict, prepare, split
+from pipeline.base import files
+from pipeline.config.params import Grey, Prepare
+from pipeline.data import findings, grey, images, packed, split_table
+from pipeline.data.duplicates import perceptual_hash
+from pipeline.models.exported import View
+from tests.helpers.datasets import do_split, two_classes
+
+GREYS: tuple[Grey, ...] = ("full", "minmax", "percentile")
+
+
+def save(path: Path, values: NDArray[np.uint16], **options: Any) -> Path:
+    """A file of 16-bit grey."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(values).save(path, **options)
+    return path
+
+
+def squares(path: Path) -> dict[Grey, NDArray[np.uint8]]:
+    """The grey values of an image at its own size, as each choice of prepare.grey packs it."""
+    found = {}
+    for choice in GREYS:
+        with images.decoded(path, grey=choice) as result:
+            found[choice] = np.asarray(result.image)[..., 0]
+            assert (np.asarray(result.image) == found[choice][..., None]).all()
+    return found
+
+
+def noise(seed: int, low: int, high: int, shape: tuple[int, int] = (40, 40)) -> NDArray[np.uint16]:
+    """Coarse noise of 16-bit grey between two values, both of which occur."""
+    coarse = np.random.default_rng(seed).integers(low, high + 1, (8, 8)).astype(np.uint16)
+    coarse[0, 0], coarse[7, 7] = low, high
+    return np.kron(coarse, np.ones((shape[0] // 8, shape[1] // 8), np.uint16))
+
+
+def expected(values: Sequence[int], low: int, high: int) -> list[int]:
+    """255 (v - low) / (high - low), rounded half up, from 0 to 255, in exact fractions."""
+    scaled = [255 * Fraction(value - low, high - low) for value in values]
+    return [floor(min(max(value, Fraction(0)), Fraction(255)) + Fraction(1, 2)) for value in scaled]
+
+
+@given(st.lists(st.integers(0, 65535), min_size=2, max_size=300), st.sampled_from(GREYS))
+def test_every_choice_is_its_formula(values: list[int], choice: Grey) -> None:
+    """full: of 65535; minmax: darkest to lightest; percentile: the smallest values with 1 % and 99 % up to them."""
+    ordered = sorted(values)
+    range_of = {
+        "full": (0, 65535),
+        "minmax": (ordered[0], ordered[-1]),
+        "percentile": (ordered[-(-len(values) // 100) - 1], ordered[-(-99 * len(values) // 100) - 1]),
+    }
+    low, high = range_of[choice]
+    if low == high:  # as minmax; an image of one value has the full scale
+        low, high = range_of["minmax"]
+    if low == high:
+        low, high = range_of["full"]
+    table = grey.table(grey.counted(np.array(values)), choice)
+    assert table.dtype == np.uint8
+    assert table[values].tolist() == expected(values, low, high)
+
+
+def test_twelve_bits_in_sixteen_keep_their_detail(tmp_path: Path) -> None:
+    """Values up to 4095 become 16 levels with full, and all 256 with minmax and percentile."""
+    found = squares(save(tmp_path / "a.png", np.arange(4096, dtype=np.uint16).reshape(64, 64)))
+    assert {choice: len(np.unique(square)) for choice, square in found.items()} == {
+        "full": 17, "minmax": 256, "percentile": 256,
+    }  # fmt: skip
+
+
+def test_a_few_extreme_values_do_not_decide_the_percentiles(tmp_path: Path) -> None:
+    """One white pixel of a dark image makes minmax dark, and not percentile."""
+    values = noise(0, 1000, 3000)
+    values[20, 20] = 65535
+    found = squares(save(tmp_path / "a.tiff", values))
+    assert found["minmax"][values < 4000].max() < 9
+    assert found["percentile"][values == 3000].min() == 255
+
+
+def test_transparent_values_are_white_and_have_no_part_in_the_range(tmp_path: Path) -> None:
+    """The transparent value of a PNG is white with every choice; the other values are scaled by their own range."""
+    values = noise(0, 1000, 3000)
+    values[16:24] = 7
+    found = squares(save(tmp_path / "a.png", values, transparency=7))
+    assert all((square[16:24] == 255).all() for square in found.values())
+    assert found["minmax"][values == 1000].max() == 0
+
+
+def test_large_images_have_one_range(tmp_path: Path) -> None:
+    """An image that is converted in several strips is scaled by the range of all of them."""
+    values = np.arange(1000, dtype=np.uint16).repeat(1000).reshape(1000, 1000)
+    assert values.size > 3 * images.STRIP
+    found = squares(save(tmp_path / "a.tiff", values))["minmax"]
+    assert (found[0, 0], found[-1, -1]) == (0, 255)
+    assert (found == np.array(expected(range(1000), 0, 999))[:, None]).all()
+
+
+def test_images_of_eight_bits_do_not_depend_on_it(tmp_path: Path) -> None:
+    """Dark 8-bit grey and colour keep their values with every choice."""
+    for mode in ("L", "RGB"):
+        Image.fromarray(noise(0, 10, 40).astype(np.uint8)).convert(mode).save(tmp_path / "a.png")
+        assert all((square == noise(0, 10, 40)).all() for square in squares(tmp_path / "a.png").values())
+
+
+def inspect_image(path: Path) -> images.ImageInfo:
+    return images.inspect_image(path, 8, 10**6, perceptual_hash)
+
+
+def test_two_dark_images_are_told_apart(tmp_path: Path) -> None:
+    """Images that differ only within one of the 256 levels of the full scale have other hashes of both kinds."""
+    first, second = (inspect_image(save(tmp_path / f"{n}.png", noise(n, 300, 380))) for n in (1, 2))
+    assert first.pixels != second.pixels
+    assert (first.phash ^ second.phash).bit_count() > 8
+    assert len({squares(tmp_path / f"{n}.png")["full"].tobytes() for n in (1, 2)}) == 1
+
+
+def test_equal_values_are_equal_images_in_every_format(tmp_path: Path) -> None:
+    """A PNG, a TIFF of either byte order, a PGM and a turned TIFF with the same 16-bit values have the same hashes."""
+    values, turned = noise(0, 0, 65535, (40, 80)), Image.Exif()
+    turned[0x0112] = 8
+    found = [inspect_image(save(tmp_path / name, values)) for name in ("a.png", "a.tiff", "a.pgm")]
+    Image.frombytes("I;16B", (80, 40), values.astype(">u2").tobytes()).save(tmp_path / "big.tiff")
+    save(tmp_path / "turned.tiff", np.rot90(values, -1).copy(), exif=turned)
+    found += [inspect_image(tmp_path / name) for name in ("big.tiff", "turned.tiff")]
+    assert found == [found[0]] * 5
+    assert (found[0].width, found[0].height) == (80, 40)
+
+
+@pytest.mark.parametrize(("lightest", "is_dark"), [(8191, True), (8192, False)])
+def test_a_lightest_value_below_an_eighth_is_dark(tmp_path: Path, lightest: int, is_dark: bool) -> None:
+    """An image is dark if no value reaches an eighth of the full scale."""
+    assert inspect_image(save(tmp_path / "a.png", noise(0, 0, lightest))).is_dark == is_dark
+
+
+def test_dark_images_are_counted_and_named(tmp_path: Path) -> None:
+    """data.json has their number; the line names the first one and the remedy. Dark 8-bit images are not meant."""
+    folder = two_classes(tmp_path / "images")
+    Image.new("L", (40, 40), 3).save(folder / "cat/black.png")
+    for n in (1, 2):
+        save(folder / f"dog/z{n}.png", noise(n, 0, 4095))
+    rows, counts = do_split(folder)
+    assert counts["dark_16_bit"] == 2
+    lines = list(findings.lines([(row.image_file.path, row.info) for row in rows]))
+    assert lines == [
+        "2 files have (first: dog/z1.png) 16-bit grey below an eighth of the full scale, as 12-bit data is: nearly "
+        "black; prepare.grey: minmax scales each image by its own values"
+    ]
+
+
+@pytest.mark.parametrize("choice", GREYS)
+def test_prepare_and_predict_scale_alike(tmp_path: Path, choice: Grey) -> None:
+    """The packed image and the one that predict gives to the model have the same bytes."""
+    folder = two_classes(tmp_path / "images")
+    path = save(folder / "cat/dark.png", noise(0, 0, 4095))
+    rows, _ = do_split(folder)
+    files.write_csv(tmp_path / "split.csv", split_table.HEADER, map(split.cells, rows))
+    settings = Prepare(size=32, grey=choice)
+    prepare.prepare(folder, tmp_path / "split.csv", tmp_path / "packed", settings, workers=2)
+    data = packed.load(tmp_path / "packed", tmp_path / "split.csv")
+    square = data.images[data.paths.index("cat/dark.png")]
+    loaded = predict.load_image(path, View(packed_size=32, resize=32, crop=32, grey=choice), 10**6)
+    assert (loaded.pixels == square).all()
+    assert (square.max() > 200) == (choice != "full")
