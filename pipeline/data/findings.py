@@ -1,6 +1,6 @@
 """What is odd in image files, though nothing is wrong with them: `split` counts it and says what to do."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from pipeline.data import decoders, formats
 from pipeline.data.decoders import UNSUPPORTED
@@ -19,12 +19,15 @@ def counts(infos: Sequence[ImageInfo]) -> dict[str, int]:
 
 def lines(found: Found) -> Iterator[str]:
     """What a person should know, in lines; each names the first file."""
-    if several := _first(found, lambda info: info.has_more):
-        yield f"{several} more than one image (pages or frames): only the first one is used"
-    if dark := _first(found, lambda info: info.is_dark):
+    if several := [path for path, info in found if info.has_more]:
         yield (
-            f"{dark} 16-bit grey below an eighth of the full scale, as 12-bit data is: nearly black; "
-            "prepare.grey: minmax scales each image by its own values"
+            f"of {len(several):,} files with several images (pages, frames) only the first image is used "
+            f"(first: {several[0]})"
+        )
+    if dark := [path for path, info in found if info.is_dark]:
+        yield (
+            f"{len(dark):,} images in 16-bit grey are nearly black: below an eighth of the full scale, as 12-bit data "
+            f"is (first: {dark[0]}); prepare.grey: minmax scales each image by its own values"
         )
     for reason in sorted({info.reason for _, info in found if info.reason.startswith(f"{UNSUPPORTED}: ")}):
         yield f"{reason}: {formats.remedy(reason.removeprefix(f'{UNSUPPORTED}: '))}"
@@ -35,11 +38,3 @@ def lost(found: Found) -> list[tuple[str, str]]:
     return [
         (path, info.reason) for path, info in found if info.reason and decoders.kind(info.reason) != decoders.BESIDE
     ]
-
-
-def _first(found: Found, is_odd: Callable[[ImageInfo], bool]) -> str:
-    """How many files are odd, and the first of them, as the beginning of a sentence; empty if there is none."""
-    paths = [path for path, info in found if is_odd(info)]
-    if not paths:
-        return ""
-    return f"{len(paths):,} {'file has' if len(paths) == 1 else 'files have'} (first: {paths[0]})"
