@@ -23,6 +23,7 @@ import torch
 from pipeline.base.errors import exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.machine import Machine
+from pipeline.config.model_names import TIMM
 from pipeline.config.params import Params
 from pipeline.planning import estimate, survey
 
@@ -47,6 +48,7 @@ def findings(config: Params, here: Machine) -> Iterator[Finding]:
     yield driver(config, machine.driver(), torch.version.cuda or "")
     yield gpus(here)
     yield apex(config, here)
+    yield from timm(config, here)
     yield shared_memory(config, shutil.disk_usage("/dev/shm").total)
     yield writable((home(), Path.cwd(), Path("/var/tmp")))  # DVC keeps its locks in /var/tmp
     yield disk(config, shutil.disk_usage(Path.cwd()).free)
@@ -93,6 +95,14 @@ def apex(config: Params, here: Machine) -> Finding:
     needed = validity.apex_choices(config.train)
     fault = f"{broken}; build it for this torch (make image); {validity.INSTEAD_OF_APEX}" if broken and needed else ""
     return Finding("Apex", broken or "amp, parallel and the extensions load", fault)
+
+
+def timm(config: Params, here: Machine) -> Iterator[Finding]:
+    """Whether timm has train.model and takes images of its sizes, if the model is one of timm's."""
+    if config.train.model.startswith(TIMM) and here.timm:  # validity.py has reported it, if timm is missing
+        from pipeline.models import timm_models
+
+        yield Finding("timm", importlib.metadata.version("timm"), timm_models.fault(config.train))
 
 
 def shared_memory(config: Params, size: int) -> Finding:

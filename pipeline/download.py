@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pipeline import stage
 from pipeline.base import files
+from pipeline.config.model_names import weights_file
 from pipeline.config.params import Params
 from pipeline.data import archive, fetch, inbox, synthetic
 
@@ -61,7 +62,7 @@ def bring_weights(config: Params) -> None:
             source = fetch.obtain_weights(*pretrained.published(model), Path(config.paths.archives))
         else:
             source = Path(asked)
-        for note in pretrained.convert(source, folder / f"{model}.safetensors"):
+        for note in pretrained.convert(source, folder / weights_file(model)):
             print(f"download: {note}")
     origin = source.name if asked == "imagenet" else asked
     print(f"download: weights of {model} in {config.paths.weights}, from {origin}")

@@ -31,6 +31,7 @@ OWNERS = {  # a library → the modules that import it
     "PIL": {"data.decoders", "data.images", "data.synthetic", "evaluation.mistakes"}, "imagehash": {"data.duplicates"},
     "scipy": {"data.duplicates"},
     "pooch": {"data.fetch"}, "requests": {"data.fetch"}, "tarfile": {"data.archive"}, "zipfile": {"data.archive"},
+    "timm": {"models.timm_models"},
     "torchvision": {"models.network", "models.pretrained", "training.monitor"}, "tensorboard": set(),
     "safetensors": {"models.exported", "models.pretrained", "verify"},
     "apex": {"engine.apex"}, "dvc": set(), "sklearn": set(), "numba": {"loader.compiled"},

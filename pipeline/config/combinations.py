@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator
 
+from pipeline.config.model_names import TIMM
 from pipeline.config.params import APEX_LEVELS, Run, Train
 
 
@@ -24,6 +25,11 @@ def pairs(train: Train) -> Iterator[str]:
         yield (
             f"train.sync_bn: {train.sync_bn!r} × train.parallel: {train.parallel!r}: there is only one process; "
             f"allowed: none, or train.parallel: ddp with several"
+        )
+    if train.sync_bn != "none" and train.model.startswith(TIMM):
+        yield (
+            f"train.sync_bn: {train.sync_bn!r} × train.model: {train.model!r}: timm's BatchNorm contains the "
+            f"activation, which SyncBN would lose; allowed: none, or a model of torchvision"
         )
     if train.sync_bn != "none" and train.freeze_backbone:
         yield (

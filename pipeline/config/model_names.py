@@ -1,5 +1,8 @@
 """The names of the models, for modules that do not import torch. A test compares them with torchvision's list."""
 
+TIMM = "timm/"  # before the name of a model of timm, which models/timm_models.py knows
+INSTALL_TIMM = "install the version that was tested: pip install timm==1.0.31"  # a test compares it with the lock
+
 # Every classification model of torchvision, sorted.
 MODELS = (
     "alexnet", "convnext_base", "convnext_large", "convnext_small", "convnext_tiny", "densenet121", "densenet161",
@@ -15,3 +18,8 @@ MODELS = (
     "swin_v2_b", "swin_v2_s", "swin_v2_t", "vgg11", "vgg11_bn", "vgg13", "vgg13_bn", "vgg16", "vgg16_bn", "vgg19",
     "vgg19_bn", "vit_b_16", "vit_b_32", "vit_h_14", "vit_l_16", "vit_l_32", "wide_resnet101_2", "wide_resnet50_2",
 )  # fmt: skip
+
+
+def weights_file(model: str) -> str:
+    """The name of the file in paths.weights that has the pretrained weights of a model."""
+    return f"{model.replace('/', '-')}.safetensors"

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from pipeline.config import combinations
 from pipeline.config.machine import Machine
-from pipeline.config.model_names import MODELS
+from pipeline.config.model_names import INSTALL_TIMM, MODELS, TIMM
 from pipeline.config.params import APEX_LEVELS, Params, Paths, Run, Split, Train
 
 CPU_PRECISIONS = ("fp32", "bf16", "fp16")
@@ -44,6 +44,7 @@ def faults(params: Params, machine: Machine) -> list[str]:
         combinations.half_precision(params.train),
         _processes(params.train, params.run, machine),
         combinations.elastic(params.train, params.run),
+        _model(params.train, machine),
         _ranges(params.train),
         _paths(params.paths),
         _weights(params.train, params.paths),
@@ -177,11 +178,17 @@ def _processes(train: Train, run: Run, machine: Machine) -> Iterator[str]:
         )
 
 
-def _ranges(train: Train) -> Iterator[str]:
-    if train.model not in MODELS:
+def _model(train: Train, machine: Machine) -> Iterator[str]:
+    if train.model.startswith(TIMM):  # models/timm_models.py knows the names and sizes
+        if not machine.timm:
+            yield f"train.model: {train.model!r} needs timm, which is not installed; {INSTALL_TIMM}"
+    elif train.model not in MODELS:
         near = difflib.get_close_matches(train.model, MODELS, n=3)
         guess = f"did you mean {', '.join(near)}?" if near else "torchvision.models.list_models() names them"
         yield f"train.model: {train.model!r} is not one of torchvision's {len(MODELS)} classification models; {guess}"
+
+
+def _ranges(train: Train) -> Iterator[str]:
     for key, side in (("crop", train.crop), ("eval_crop", train.eval_crop)):
         if side != FIXED_SIDE and train.model.startswith(FIXED_SIDE_MODELS):
             yield (
@@ -218,6 +225,12 @@ def _paths(paths: Paths) -> Iterator[str]:
 
 
 def _weights(train: Train, paths: Paths) -> Iterator[str]:
+    if train.weights == "imagenet" and train.model.startswith(TIMM):
+        yield (
+            f"train.weights: 'imagenet' × train.model: {train.model!r}: these weights have no address with a hash; "
+            f"allowed: none, or a file: fetch model.safetensors of the model from huggingface.co/timm, put it into "
+            f"{paths.pretrained}/ and name it"
+        )
     if train.weights not in ("none", "imagenet") and not train.weights.startswith(f"{paths.pretrained}/"):
         yield (
             f"train.weights: {train.weights!r} is not in a folder that DVC tracks; "

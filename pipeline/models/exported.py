@@ -110,8 +110,8 @@ def load(models: Path) -> ExportedModel:
 def _fault(described: Description) -> str:
     """What cannot be in a model.json that `save` wrote."""
     view, classes = described.view, described.classes
-    if described.model not in network.names():  # torchvision has others, of which one would fetch weights
-        return f"model: {described.model!r:.60} is no classification model of torchvision"
+    if not network.is_known(described.model):  # torchvision has others, of which one would fetch weights
+        return f"model: {described.model!r:.60} is no classification model of torchvision or timm"
     if len(set(classes)) < len(classes):
         return "classes: one is there twice"
     if view.crop > view.resize:

@@ -1,7 +1,8 @@
-"""A torchvision classification model by its name, and what training can do to any of them without editing it.
+"""A classification model of torchvision or timm by its name, and what training can do to any of them as it is.
 
-Freezing, gradient checkpointing and the groups of parameters that an optimizer sees rest on one fact about all these
-models: the last Linear or Conv2d maps to the classes. That is the head; everything else is the backbone.
+Freezing, gradient checkpointing and the groups of parameters that an optimizer sees rest on one fact about these
+models: one layer maps to the classes. That is the head; everything else is the backbone. In torchvision's models it is
+the last Linear or Conv2d. A model of timm names its own.
 """
 
 import warnings
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.base.errors import UserError
+from pipeline.config.model_names import TIMM
+from pipeline.models import timm_models
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -24,6 +27,11 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 def names() -> list[str]:
     """Every classification model torchvision has, sorted."""
     return sorted(torchvision.models.list_models(module=torchvision.models))
+
+
+def is_known(name: str) -> bool:
+    """Whether `build` can build the model. Raises UserError for a model of timm if timm is not installed."""
+    return timm_models.is_known(name) if name.startswith(TIMM) else name in names()
 
 
 def build(name: str, classes: int, seed: int) -> nn.Module:
@@ -36,6 +44,9 @@ def build(name: str, classes: int, seed: int) -> nn.Module:
     if name in ("googlenet", "inception_v3"):
         options |= {"aux_logits": False, "init_weights": True, "transform_input": True}
     torch.manual_seed(seed)
+    if name.startswith(TIMM):
+        net: nn.Module = timm_models.build(name, classes)
+        return net
     with warnings.catch_warnings():  # these two warn that their own initialization is slow; it is what they define
         warnings.filterwarnings("ignore", message=".*initialization of .* weights", category=FutureWarning)
         model: nn.Module = torchvision.models.get_model(name, weights=None, **options)
@@ -43,8 +54,8 @@ def build(name: str, classes: int, seed: int) -> nn.Module:
 
 
 def head(net: nn.Module) -> nn.Module:
-    """The layer that maps to the classes: the last Linear or Conv2d in the order of definition."""
-    return [module for module in net.modules() if isinstance(module, nn.Linear | nn.Conv2d)][-1]
+    """The layer that maps to the classes: the one that timm names, or the last Linear or Conv2d as defined."""
+    return timm_models.head(net) or [m for m in net.modules() if isinstance(m, nn.Linear | nn.Conv2d)][-1]
 
 
 def parameter_groups(
@@ -104,10 +115,16 @@ def checkpointed(net: nn.Module, name: str) -> None:
 def _blocks(net: nn.Module) -> list[nn.Module]:
     """The modules that follow one another: residual blocks, encoder layers, dense layers, Inception modules.
 
-    They are the model's own parts (GoogLeNet, Inception) or stand in its outermost sequences (all others).
+    They are the model's own parts, if these hold most of it (GoogLeNet, Inception), or stand in its outermost sequences
+    (all others). In timm's models a BatchNorm with its activation is a part, too.
     """
     parts = [part for part in net.children() if _composite(part)]
-    return parts if len(parts) > 1 else list(_in_sequences(net))
+    return parts if _size(*parts) > _size(net) / 2 and len(parts) > 1 else list(_in_sequences(net))
+
+
+def _size(*modules: nn.Module) -> int:
+    """The number of parameters of these modules."""
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
 def _in_sequences(module: nn.Module) -> Iterator[nn.Module]:

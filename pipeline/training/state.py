@@ -9,12 +9,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pipeline.config.model_names import weights_file
 from pipeline.config.params import Params, Train
 from pipeline.engine.choices import CLASS_WEIGHTS, MEMORY_FORMATS, OPTIMIZERS, PRECISIONS, SYNC_BNS
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Learner
 from pipeline.engine.world import World
-from pipeline.models import network, pretrained
+from pipeline.loader import augment
+from pipeline.models import network, pretrained, timm_models
 
 HISTORY = ("epoch", "step", "learning_rate", "train_loss", "train_accuracy", "val_loss", "val_accuracy")
 
@@ -63,10 +65,12 @@ def make_model(config: Params, classes: tuple[str, ...], world: World) -> nn.Mod
     settings = config.train
     model = network.build(settings.model, len(classes), settings.seed)
     if settings.weights != "none":
-        weights = Path(config.paths.weights) / f"{settings.model}.safetensors"
+        weights = Path(config.paths.weights) / weights_file(settings.model)
         message = pretrained.load_into(model, weights, network.head(model), classes)
         if world.is_main:
             print(f"train: {message}", file=sys.stderr)
+            if note := timm_models.normalization_note(model, augment.MEAN, augment.STD):
+                print(f"train: {note}", file=sys.stderr)
     if settings.freeze_backbone:
         network.freeze_backbone(model)
     if settings.gradient_checkpointing:

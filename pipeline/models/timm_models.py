@@ -1,0 +1,102 @@
+"""The models of timm, a library of its own: train.model: timm/<name>. It is imported only for such a model.
+
+Training does to them what it does to torchvision's. `fault` says which of them it cannot train, before any work: it
+builds the model without memory (torch's device "meta") and lets two images of each size go through.
+"""
+
+import difflib
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from pipeline.base.errors import UserError
+from pipeline.config.model_names import INSTALL_TIMM, TIMM
+from pipeline.config.params import Train
+
+
+def _timm() -> ModuleType:
+    """timm. Raises UserError if it is not installed."""
+    try:
+        import timm
+    except ModuleNotFoundError as error:
+        raise UserError(f"train.model: {TIMM}… needs {error.name}, which is not installed; {INSTALL_TIMM}") from None
+    module: ModuleType = timm
+    return module
+
+
+def is_known(model: str) -> bool:
+    """Whether timm has an architecture of this name (with `timm/`). Other names would fetch files from a network."""
+    return model.removeprefix(TIMM) in _timm().list_models()
+
+
+def build(model: str, classes: int) -> Any:
+    """The model (nn.Module), with random weights from torch's generator, ending in `classes` logits. No network."""
+    return _timm().create_model(model.removeprefix(TIMM), pretrained=False, num_classes=classes)
+
+
+def head(net: Any) -> Any:
+    """The layer that timm names as the classifier; None if the model is none of timm's, or timm names none."""
+    return net.get_classifier() if hasattr(net, "get_classifier") else None
+
+
+def fault(settings: Train) -> str:
+    """Why train.model, if it is one of timm's, cannot be trained with these sides; empty if it can."""
+    model = settings.model
+    if not model.startswith(TIMM):
+        return ""
+    if not is_known(model):
+        near = difflib.get_close_matches(model.removeprefix(TIMM), _timm().list_models(), n=3)
+        guess = f"did you mean {', '.join(TIMM + name for name in near)}?" if near else "timm.list_models() names them"
+        return f"train.model: {model!r}: the installed timm {_timm().__version__} has no such model; {guess}"
+    with torch.device("meta"):
+        net, other = build(model, 2).eval(), build(model, 3)
+    changed = _depends_on_classes(net, other)
+    if not changed or changed - _in_head(net):
+        return (
+            f"train.model: {model!r}: timm does not name one layer that gives the classes, so training could not tell "
+            f"the head from the rest; allowed: another model"
+        )
+    for key in ("crop", "eval_crop"):
+        if reason := _refuses(net, getattr(settings, key)):
+            own = net.pretrained_cfg["input_size"][-1]
+            return (
+                f"train.{key}: {getattr(settings, key)} × train.model: {model!r}: the model does not take images of "
+                f"this size ({reason}); its own is {own}; allowed: {own}, or another model"
+            )
+    return ""
+
+
+def normalization_note(model: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> str:
+    """A sentence if timm's published weights of this model were trained with another mean or std; otherwise empty."""
+    published = getattr(model, "pretrained_cfg", {"mean": mean, "std": std})
+    if (tuple(published["mean"]), tuple(published["std"])) == (mean, std):
+        return ""
+    return (
+        f"timm's published weights of this model were trained on images with mean {list(published['mean'])} and std "
+        f"{list(published['std'])}; here it is {list(mean)} and {list(std)}, which training has to make up for"
+    )
+
+
+def _depends_on_classes(net: nn.Module, other: nn.Module) -> set[str]:
+    """The names of the parameters that differ in shape between two models with another number of classes."""
+    others = dict(other.named_parameters())
+    return {name for name, value in net.named_parameters() if value.shape != others[name].shape}
+
+
+def _in_head(net: nn.Module) -> set[str]:
+    """The names of the parameters of the layer that timm says is the classifier."""
+    classifier = head(net)
+    own = {id(value) for value in classifier.parameters()} if isinstance(classifier, nn.Module) else set()
+    return {name for name, value in net.named_parameters() if id(value) in own}
+
+
+def _refuses(net: nn.Module, side: int) -> str:
+    """Why the model, on the device "meta", does not give two logits for each of two images of this side, or empty."""
+    try:
+        with torch.no_grad():
+            found = net(torch.empty(2, 3, side, side, device="meta"))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        return " ".join(str(error).split()).rstrip(".")[:120] or type(error).__name__
+    return "" if isinstance(found, torch.Tensor) and found.shape == (2, 2) else "it gives no logits"

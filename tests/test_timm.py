@@ -1,0 +1,161 @@
+"""train.model: timm/<name> keeps the promises: the same bytes again, after a resume, on any number of processes."""
+
+import importlib.util
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.config import machine, model_names, params, validity
+from pipeline.config.params import Train
+from pipeline.data import packed
+from pipeline.engine.world import World
+from pipeline.evaluation import inference
+from pipeline.loader import augment, storage
+from pipeline.models import exported, network, pretrained, timm_models
+from tests.conftest import PROJECT, on_cpu, read_params
+from tests.helpers.trainings import messages, rank_processes, start, wait_for_epoch
+from tests.test_train import launch, outputs, small_world
+
+needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="needs timm (make setup)")
+HAS_TIMM, HAS_NONE = (machine.Machine(0, "missing", True, timm=timm) for timm in (True, False))
+MODELS = ("timm/resnet18", "timm/mobilenetv3_small_050", "timm/vit_tiny_patch16_224")
+
+
+def settings(**changes: Any) -> Train:
+    return params.parse(on_cpu(read_params(), **{f"train__{key}": value for key, value in changes.items()})).train
+
+
+def faults(here: machine.Machine, **changes: Any) -> str:
+    changed = {f"train__{key}": value for key, value in changes.items()}
+    return "\n".join(validity.faults(params.parse(on_cpu(read_params(), **changed)), here))
+
+
+def test_without_timm_its_models_are_refused_with_the_command() -> None:
+    """The command names the version that the lock has."""
+    assert faults(HAS_TIMM, model=MODELS[0]) == ""
+    refusal = faults(HAS_NONE, model=MODELS[0])
+    assert refusal == f"train.model: {MODELS[0]!r} needs timm, which is not installed; {model_names.INSTALL_TIMM}"
+    command = re.search(r"pip install (timm==\S+)$", refusal)
+    assert command is not None
+    assert f"\n{command[1]} ;" in (PROJECT / "requirements/lock.txt").read_text()
+
+
+def test_what_timm_does_not_go_with_is_refused() -> None:
+    """Published weights without a hash, and SyncBN, which would drop the activation inside timm's BatchNorm."""
+    assert "put it into data/pretrained/ and name it" in faults(HAS_TIMM, model=MODELS[0], weights="imagenet")
+    assert "timm's BatchNorm contains the activation" in faults(
+        HAS_TIMM, model=MODELS[0], sync_bn="torch", device="cuda", parallel="ddp"
+    )
+
+
+@needs_timm
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model": "timm/resnet81"}, "has no such model; did you mean timm/resnet18"),
+        ({"model": "timm/hf-hub:timm/resnet18.a1_in1k"}, "has no such model"),
+        ({"model": "timm/../resnet18"}, "has no such model"),
+        ({"model": MODELS[2], "crop": 224},
+         "train.eval_crop: 32 × train.model: 'timm/vit_tiny_patch16_224': the model does not take images of this size"),
+        ({"model": "timm/inception_v3"}, "its own is 299; allowed: 299, or another model"),
+        ({"model": "timm/deit_tiny_distilled_patch16_224"}, "timm does not name one layer that gives the classes"),
+        ({"model": "timm/qwen3_vit_306m_enc"}, "timm does not name one layer that gives the classes"),
+        ({"model": MODELS[0]}, ""),
+        ({"model": MODELS[1]}, ""),
+        ({"model": MODELS[2], "crop": 224, "eval_crop": 224}, ""),
+        ({"model": "resnet18"}, ""),
+    ],
+)  # fmt: skip
+def test_a_model_that_cannot_be_trained_is_refused_before_any_work(changes: dict[str, Any], sentence: str) -> None:
+    """An unknown name, a side that the model does not take, and a model with two heads."""
+    refusal = timm_models.fault(settings(**changes))
+    assert sentence in refusal
+    assert bool(sentence) == bool(refusal)
+
+
+@needs_timm
+@pytest.mark.parametrize("model", MODELS)
+def test_own_weights_are_loaded_except_a_head_of_other_classes(model: str, tmp_path: Path) -> None:
+    """The backbone is the file's. Weights that timm published for images with another mean are noted."""
+    classes = ("a", "b", "c")
+    source, target = network.build(model, 5, seed=1), network.build(model, 3, seed=0)
+    head: Any = network.head(target)
+    safetensors.torch.save_file(source.state_dict(), tmp_path / "own.safetensors")
+    pretrained.convert(tmp_path / "own.safetensors", tmp_path / model_names.weights_file(model))
+    before = head.weight.clone()
+    note = pretrained.load_into(target, tmp_path / model_names.weights_file(model), head, classes)
+    assert "it starts untrained" in note
+    assert torch.equal(before, head.weight)
+    first = next(iter(target.state_dict()))
+    assert torch.equal(target.state_dict()[first], source.state_dict()[first])
+    noted = timm_models.normalization_note(target, augment.MEAN, augment.STD)
+    assert ("mean [0.5, 0.5, 0.5]" in noted) == (model == MODELS[2])
+
+
+MORE_MODELS = pytest.mark.slow("three trainings of another model")
+
+
+@needs_timm
+@pytest.mark.parametrize(
+    ("model", "side"),
+    [
+        (MODELS[1], 32),
+        pytest.param(MODELS[0], 32, marks=MORE_MODELS),
+        pytest.param(MODELS[2], 224, marks=MORE_MODELS),
+    ],
+)
+def test_a_resumed_run_has_the_bytes_of_a_straight_one(tmp_path: Path, model: str, side: int) -> None:
+    """Two runs of one model write the same bytes, though one was stopped. What was exported predicts as validation."""
+    lines: dict[str, Any] = {
+        "train__model": model, "train__crop": side, "train__eval_crop": side, "train__eval_resize": side + 4,
+        "train__epochs": 4, "run__log_steps": 1, "train__parallel": "ddp", "run__processes": 2,
+    }  # fmt: skip
+    straight, folder = small_world(tmp_path / "straight", **lines), small_world(tmp_path / "cut", **lines)
+    launch(straight)
+    launcher = start(folder)
+    wait_for_epoch(launcher, folder)
+    rank_processes(launcher)[1].send_signal(signal.SIGTERM)
+    assert launcher.wait(600) == 75, messages(folder)
+    launch(folder)
+    assert outputs(folder) == outputs(straight)
+    described, history = exported.load(folder / "models"), files.read_csv(folder / "metrics/history.csv")
+    data, world = packed.load(folder / "data/packed", folder / "data/split.csv"), World(0, 0, 1, torch.device("cpu"))
+    images, _ = storage.open_images(data.images, "disk", world.device, 1)
+    rows = data.rows("val")
+    found = inference.predict_log_probs(described, images, data.sizes, rows, batch_size=64, world=world)
+    assert -found[np.arange(len(rows)), data.labels[rows]].mean() == pytest.approx(float(history[-1]["val_loss"]))
+    assert (found.argmax(1) == data.labels[rows]).mean() == float(history[-1]["val_accuracy"])
+
+
+@needs_timm
+@pytest.mark.slow("two trainings, of one process and of three")
+def test_elastic_gives_the_same_bytes_for_any_number_of_processes(tmp_path: Path) -> None:
+    """With gradient checkpointing and a moving average: the weights of one process are those of three."""
+    lines: dict[str, Any] = {
+        "train__model": MODELS[1], "train__parallel": "elastic", "train__shards": 4, "train__ema_decay": 0.9,
+        "train__export": "ema", "train__gradient_checkpointing": True,
+    }  # fmt: skip
+    folders = [small_world(tmp_path / str(count), **lines, run__processes=count) for count in (1, 3)]
+    for folder in folders:
+        launch(folder)
+    one, three = map(outputs, folders)
+    assert one == three
+
+
+@needs_timm
+def test_a_description_of_an_unknown_model_of_timm_is_refused(tmp_path: Path) -> None:
+    """A changed model.json cannot make timm fetch anything."""
+    folder = small_world(tmp_path, train__model=MODELS[1], train__epochs=1)
+    launch(folder)
+    path = folder / "models/model.json"
+    path.write_text(path.read_text().replace(MODELS[1], "timm/hf-hub:timm/resnet18.a1_in1k"))
+    with pytest.raises(UserError, match=r"model\.json: damaged: model: 'timm/hf-hub:"):
+        exported.load(folder / "models")
