@@ -17,7 +17,7 @@ def layout(*paths: str, depth: int | None = 0) -> Layout:
 @pytest.mark.parametrize(
     ("setting", "paths", "found"),
     [
-        ("none", ["a/p7/1.png"], [""]),
+        ("none", ["a/p7/none.png"], [""]),
         ("folder", ["a/p7/1.png", "a/p7/x/2.png", "b/p7/3.png", "a/4.png"], ["p7", "p7", "p7", ""]),
         (r"patient(\d+)", ["a/patient12_3.png", "b/x patient12/1.png", "a/other.png"], ["12", "12", ""]),
         (r"patient(\d+)?", ["a/patient.png"], [""]),
@@ -134,4 +134,5 @@ def test_what_is_said_of_groups() -> None:
         "2 images are in no group, and a group by itself (first: 2.png)",
         "1 group is in more than one given split (first: 7)",
     ]
+    assert groups.report(files, [("path 7",)] * 3 + [()], ["val"] * 4)[1][1].startswith("1 image is in no group")
     assert groups.report(files, [("path 7",)] * 4, ["val"] * 4)[1] == ["groups: 1, each in one split"]

@@ -226,10 +226,14 @@ def test_the_terminal_shows_how_many_files_are_excluded(
     monkeypatch.chdir(small.parent)
     split.run(params.parse(on_cpu(raw, paths__images="images", split__min_side=16)))
     of = Counter(row["split"] for row in files.read_csv(Path("data/split.csv")))
-    assert capsys.readouterr().out.splitlines()[0] == (
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-7:-5] == [
         f"split: 21 files: {of['train']} train, {of['val']} val, {of['test']} test; "
-        "1 excluded, each with its reason in data/split.csv"
-    )
+        "1 excluded, each with its reason in data/split.csv",
+        "split: layout: class folders",
+    ]
+    assert lines[-5] == "split: left out: 1 empty (first: dog/empty.png)"
+    assert lines[-3].split()[:2] == ["split:", "cat"]
 
 
 def test_the_table_says_what_each_image_is(small: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

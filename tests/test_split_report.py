@@ -11,7 +11,7 @@ def report(classes: dict[str, tuple[int, int, int, int]], *excluded: tuple[str, 
     names = ("train", "val", "test", "excluded")
     by_class = {label: dict(zip(names, numbers, strict=True)) for label, numbers in classes.items()}
     layout = Layout([], sorted(classes), "class folders", ("a note",))
-    return split_report.lines(layout, {"classes": by_class} | counts, excluded)
+    return split_report.lines(layout, {"classes": by_class, "near_duplicates_across_splits": 0} | counts, excluded)
 
 
 def test_a_short_list_of_classes_is_a_table() -> None:
@@ -49,6 +49,40 @@ def test_balanced_classes_need_no_advice() -> None:
     assert report({"a": (30, 1, 1, 0), "b": (10, 1, 1, 0)})[-1] == (
         "train: the largest class (a, 30) has 3.0 times the images of the smallest (b, 10)"
     )
+
+
+def test_a_list_is_cut_only_if_it_gets_shorter() -> None:
+    """17 classes are shown, of 18 two are not; classes of one size are in the order of their names."""
+    shown = [len(report({f"{n:02}": (9, 1, 1, 0) for n in range(number)})) - 4 for number in (17, 18)]
+    assert shown == [17, 16 + 1]
+    assert [line[:2] for line in report({"b": (1, 2, 3, 0), "a": (4, 1, 1, 0)})[3:5]] == ["a ", "b "]
+
+
+def test_columns_stand_below_their_names() -> None:
+    """Also beside a name that is cut."""
+    lines = report({"c" * 100: (20, 1, 1, 0), "b": (1, 1, 1, 0)})
+    assert len({len(line) for line in lines[2:5]}) == 1
+    assert len(lines[2]) == 40 + 4 * 10
+
+
+def test_a_reason_with_as_many_images_is_in_the_order_of_names() -> None:
+    """So the order of the files does not matter."""
+    lines = report({"a": (2, 1, 1, 0), "b": (1, 1, 1, 0)}, ("too small", "a"), ("empty", "b"))
+    assert [line.split(" (")[0] for line in lines[2:4]] == ["left out: 1 empty", "left out: 1 too small"]
+
+
+def test_near_duplicates_across_a_given_split_are_said() -> None:
+    """They make the figures too good, and a given split is not changed."""
+    classes = {"a": (2, 1, 1, 0), "b": (1, 1, 1, 0)}
+    for pairs, said in ((1, "1 pair of near duplicates is in"), (1234, "1,234 pairs of near duplicates are in")):
+        assert report(classes, near_duplicates_across_splits=pairs)[2].startswith(
+            f"{said} different parts of the given"
+        )
+
+
+def test_the_advice_begins_above_3() -> None:
+    """Not at 3, and long before a class is rare."""
+    assert "train.class_weights" in report({"a": (31, 1, 1, 0), "b": (10, 1, 1, 0)})[-1]
 
 
 def test_equal_classes_are_said_to_be_equal() -> None:

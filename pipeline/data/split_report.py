@@ -18,6 +18,7 @@ def lines(layout: Layout, counts: Mapping[str, Any], excluded: Sequence[tuple[st
         f"layout: {layout.kind}",
         *layout.notes,
         *_cut(counts),
+        *_near(counts),
         *_left_out(excluded),
         *_table(counts["classes"]),
         *_balance(counts["classes"]),
@@ -33,6 +34,13 @@ def _cut(counts: Mapping[str, Any]) -> Iterator[str]:
     if assigned := counts.get("without_given_split"):
         of = ", ".join(f"{images:,} {split}" for split, images in assigned.items() if images)
         yield f"{sum(assigned.values()):,} images have no split in labels.csv: {of}"
+
+
+def _near(counts: Mapping[str, Any]) -> Iterator[str]:
+    """The near duplicates in different parts, which only a given split can have."""
+    if pairs := counts["near_duplicates_across_splits"]:
+        are = "1 pair of near duplicates is" if pairs == 1 else f"{pairs:,} pairs of near duplicates are"
+        yield f"{are} in different parts of the given split; figures of such images are too good"
 
 
 def _left_out(excluded: Sequence[tuple[str, str]]) -> Iterator[str]:
