@@ -91,12 +91,12 @@ def groups_of(keys: Sequence[str], labels: Sequence[str]) -> list[Group]:
 
 def position(key: str, settings: Split) -> Fraction:
     """The position of a group on the circle [0, 1): from its key and the seed, turned so that the fold begins at 0."""
-    return (_hashed(settings.seed, key) - Fraction(settings.fold, settings.folds)) % 1
+    return (Fraction(_hashed(settings.seed, key), 2**64) - Fraction(settings.fold, settings.folds)) % 1
 
 
-def _hashed(seed: int, text: str) -> Fraction:
-    """A number in [0, 1) from a seed and a text."""
-    return Fraction(int.from_bytes(hashlib.sha256(f"{seed} {text}".encode()).digest()[:8]), 2**64)
+def _hashed(seed: int, text: str) -> int:
+    """A number of 64 bits from a seed and a text."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {text}".encode()).digest()[:8])
 
 
 def stratified_positions(groups: Sequence[Group], settings: Split) -> dict[str, Fraction]:
@@ -110,14 +110,17 @@ def stratified_positions(groups: Sequence[Group], settings: Split) -> dict[str, 
     by_class: dict[str, list[Group]] = defaultdict(list)
     for group in sorted(groups, key=lambda group: (_hashed(settings.seed, group.key), group.key)):
         by_class[max(sorted(group.labels), key=group.labels.__getitem__)].append(group)
-    turn = Fraction(settings.fold, settings.folds)
     positions = {}
     for label, members in by_class.items():
-        total = sum(group.labels[label] for group in members)
-        before = _hashed(settings.seed, f"class {label}")
+        image = 2**65 * settings.folds  # its length, in units that make all numbers whole: fractions are slow
+        circle = image * sum(group.labels[label] for group in members)
+        before = (
+            _hashed(settings.seed, f"class {label}") * 2 * settings.folds - circle // settings.folds * settings.fold
+        )
         for group in members:
-            positions[group.key] = ((before + Fraction(group.labels[label], 2)) / total - turn) % 1
-            before += group.labels[label]
+            size = image * group.labels[label]
+            positions[group.key] = Fraction((before + size // 2) % circle, circle)
+            before += size
     return positions
 
 
