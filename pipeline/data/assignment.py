@@ -114,9 +114,8 @@ def stratified_positions(groups: Sequence[Group], settings: Split) -> dict[str, 
     for label, members in by_class.items():
         image = 2**65 * settings.folds  # its length, in units that make all numbers whole: fractions are slow
         circle = image * sum(group.labels[label] for group in members)
-        before = (
-            _hashed(settings.seed, f"class {label}") * 2 * settings.folds - circle // settings.folds * settings.fold
-        )
+        start = _hashed(settings.seed, f"class {label}") * 2 * settings.folds  # less than the length of an image
+        before = start - circle // settings.folds * settings.fold
         for group in members:
             size = image * group.labels[label]
             positions[group.key] = Fraction((before + size // 2) % circle, circle)
