@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from pipeline.base.errors import UserError
-from pipeline.data.layout import ImageFile, Layout
+from pipeline.data.layout import ImageFile, Layout, in_one_line
 
 Names = list[tuple[str, ...]]  # the groups that each image is in
 
@@ -69,8 +69,8 @@ def report(image_files: Sequence[ImageFile], names: Names, splits: Sequence[str]
     notes = [f"groups: {len(rows):,}, each in one split" if not across else f"groups: {len(rows):,}"]
     if alone:
         number = "1 image is" if len(alone) == 1 else f"{len(alone):,} images are"
-        notes.append(f"{number} in no group, and a group by itself (first: {alone[0]})")
+        notes.append(f"{number} in no group, and a group by itself (first: {in_one_line(alone[0])})")
     if across:
         number = "1 group is" if len(across) == 1 else f"{len(across):,} groups are"
-        notes.append(f"{number} in more than one given split (first: {across[0].partition(' ')[2]})")
+        notes.append(f"{number} in more than one given split (first: {in_one_line(across[0].partition(' ')[2])})")
     return {"named": len(rows), "images_without": len(alone), "across_splits": len(across)}, notes

@@ -56,7 +56,12 @@ def unused(paths: list[str], why: str) -> list[str]:
     if not paths:
         return []
     number = "1 image is" if len(paths) == 1 else f"{len(paths):,} images are"
-    return [f"{number} not used: {why} (first: {paths[0]})"]
+    return [f"{number} not used: {why} (first: {in_one_line(paths[0])})"]
+
+
+def in_one_line(name: str) -> str:
+    """A name for a message: with escapes, if it holds a line break or another character that cannot be printed."""
+    return name if name.isprintable() else ascii(name)
 
 
 def as_list(splits: tuple[str, ...] = SPLITS) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.data.duplicates import DUPLICATE
-from pipeline.data.layout import Layout, as_list
+from pipeline.data.layout import Layout, as_list, in_one_line
 from pipeline.data.split_table import SPLITS
 
 LARGEST, SMALLEST = 12, 4  # classes that are shown of a long list
@@ -49,7 +49,7 @@ def _left_out(excluded: Sequence[tuple[str, str]]) -> Iterator[str]:
     for reason, path in excluded:
         by_reason.setdefault(DUPLICATE if reason.startswith(f"{DUPLICATE} of ") else reason, []).append(path)
     for reason, paths in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0])):
-        yield f"left out: {len(paths):,} {reason} (first: {paths[0]})"
+        yield f"left out: {len(paths):,} {reason} (first: {in_one_line(paths[0])})"
 
 
 def _table(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
@@ -67,7 +67,7 @@ def _table(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
 
 def _short(label: str) -> str:
     """A name that fits into a table and into one line."""
-    name = label if label.isprintable() else ascii(label)
+    name = in_one_line(label)
     return name if len(name) <= WIDEST else f"{name[: WIDEST - 1]}…"
 
 
