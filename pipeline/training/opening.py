@@ -15,12 +15,13 @@ def block(job: Job, model: nn.Module) -> list[str]:
     images = ", ".join(f"{len(data.rows(split)):,} {split}" for split in SPLITS)
     steps = sampler.steps(settings.epochs, job.rows, settings.batch_size)
     per_epoch = f"{job.rows / settings.batch_size:,.1f}".removesuffix(".0")
-    threads = f" with {settings.threads} {_plural('thread', settings.threads)}" if world.device.type == "cpu" else ""
+    threads = f", {settings.threads} {_plural('thread', settings.threads)} each" if world.device.type == "cpu" else ""
+    most = "at most " if settings.patience else ""
     frozen = "" if trained == all_of else f", of which {trained:,} are trained"
     return [
         f"model      {settings.model}, {all_of:,} parameters{frozen}; pretrained weights: {settings.weights}",
         f"images     {images}; {len(data.classes)} classes; {settings.crop} × {settings.crop} pixels",
-        f"steps      {per_epoch} per epoch × {settings.epochs} epochs = {steps:,}; "
+        f"steps      {per_epoch} per epoch × {settings.epochs} epochs = {most}{steps:,}; "
         f"{settings.batch_size} images per step",
         f"device     {settings.device} ({provenance.device_name(world.device)}), "
         f"{world.size} {_plural('process', world.size)}{threads}",
