@@ -235,7 +235,7 @@ stopped_and_resumed() {
     began=$SECONDS
     docker stop perennial-test-stopped > /dev/null
     status=$(docker inspect --format '{{.State.ExitCode}}' perennial-test-stopped)
-    docker logs perennial-test-stopped 2>&1 | grep --text "train: .*saved" || refuse "stopped, training did not save"
+    docker logs perennial-test-stopped 2>&1 | grep --text "train: stopped by .*; saved at step" || refuse "stopped, training did not save"
     echo "stopped in $((SECONDS - began)) s, exit status $status"
     [[ $status != 0 && $status != 137 ]] || refuse "exit status $status: finished, or killed, instead of stopped"
     # DVC has left its PID in its lock. Which process has that PID now is chance, but PID 1 always exists.
@@ -251,7 +251,7 @@ stale_refused() {
     as_root sh -c 'echo "# a changed line" >> requirements/lock.txt'
     for stage in download split prepare "launch train" "launch evaluate"; do
         # shellcheck disable=SC2086  # two words
-        said=$(inside perennial-test:runtime python -m pipeline.$stage 2>&1) && refuse "$stage ran in a stale image"
+        said=$(inside perennial-test:runtime python -m pipeline.$stage 2>&1 > /dev/null) && refuse "$stage ran in a stale image"
         [[ $(wc -l <<< "$said") == 1 && $said == *"requirements/lock.txt"*"make image"* ]] || refuse "$stage said: $said"
     done
     echo "$said"

@@ -165,12 +165,13 @@ def recover(disk: Disk, project: Path, name: str, command: str, moment: str, exp
     """Mount a copy in place of the disk, and run `make repro` there until it succeeds."""
     began = time.monotonic()
     disk.mount(name)
-    repros, output, status = 0, "", 1
+    repros, output, said, status = 0, "", "", 1
     while status != 0 and repros < MOST_REPROS:
         done = call(project, *arguments(OURS))
         repros, output, status = repros + 1, output + done.stdout + done.stderr, done.returncode
+        said += done.stderr
     state = call(project, sys.executable, "-c", LOOK).stdout.strip()
-    repairs = [line.removeprefix("repro: ") for line in output.splitlines() if line.startswith("repro: ")]
+    repairs = [line.removeprefix("repro: ") for line in said.splitlines() if line.startswith("repro: ")]
     stages_run, wrong = output.count("Running stage"), status != 0 or state != expected
     if wrong or repros != 1:
         print(f"{name}: {state}\n{output}", file=sys.stderr)

@@ -180,8 +180,9 @@ class Stopping:
         if not self._said and select.select([], [2], [], 0)[1]:
             self._said = True
             below = "\n" if os.isatty(2) else ""  # below the progress bar
+            text = f"{below}train: stopping after this step, and saving it; the next run goes on from there\n"
             with suppress(OSError):
-                os.write(2, f"{below}train: stopping after this step; it is saved, and the next run goes on\n".encode())
+                os.write(2, text.encode())
 
     def _talk(self) -> None:
         """The second thread: all calls to the store."""
