@@ -24,8 +24,6 @@ EQUIVALENT = (
     Equivalent(
         "near_pairs", "for band, (values, radius) in", "", "zip(bands, radii)", "both lists have one entry per band"
     ),
-    # data/assignment.py
-    Equivalent("_Filling", "counts[split] += size", "", "", "a split that was filled just now gives no group away"),
     Equivalent("near_pairs", "order = ", "", "np.argsort(values)", "the order of equal values changes no set of pairs"),
     Equivalent(
         "joined", "merged", "", "connected_components(edges)", "scipy's default is the weak connection: the same"

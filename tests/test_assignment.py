@@ -352,3 +352,22 @@ def test_stratified_positions_are_those_of_the_formula() -> None:
         first[0]: ((start + Fraction(first[1], 2)) / 4 - Fraction(2, 10)) % 1,
         second[0]: ((start + first[1] + Fraction(second[1], 2)) / 4 - Fraction(2, 10)) % 1,
     }
+
+
+@given(st.integers(3, 12), any_settings)
+def test_stratified_groups_of_several_classes_fill_a_split(number: int, chosen: Split) -> None:
+    """Patients with images of both classes: three are enough for both classes in every split."""
+    groups = [assignment.Group(f"p{n}", {"a": 1 + n % 2, "b": 2}) for n in range(number)]
+    splits, moved = assignment.assign(groups, chosen.model_copy(update={"stratify": True}))
+    assert set(splits.values()) == set(SPLITS)
+    assert 0 <= moved <= sum(sum(group.labels.values()) for group in groups)
+
+
+def test_a_group_of_one_class_is_moved_before_one_of_several() -> None:
+    """Also with `stratify`; a group that is the last of one of its classes in a split stays."""
+    mixed = [assignment.Group(f"m{n}", {"a": 9, "b": 9}) for n in range(3)]
+    own = [assignment.Group(f"a{n}", {"a": 1}) for n in range(3)]
+    for seed in range(30):
+        chosen = settings(seed).model_copy(update={"stratify": True})
+        splits, _ = assignment.assign([*mixed, *own], chosen)
+        assert {splits[group.key] for group in mixed} == set(SPLITS)  # for class b, which has no others

@@ -10,6 +10,7 @@ has no near duplicate elsewhere.
 """
 
 import hashlib
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -142,7 +143,8 @@ def assign(
 
     If a class has no image in a split by chance, a group is moved there from the split with the most images of the
     class: the group with the position nearest to the interval of the empty split. Only groups of this one class are
-    moved, so no other class changes. Raises UserError for a class with too few images or groups.
+    moved, so no other class changes; with `stratify` also groups of several classes, if there is no other way. Raises
+    UserError for a class with too few images or groups.
     """
     spans = {split: span for split, span in intervals(settings).items() if split in splits}
     free = [group for group in groups if group.key not in fixed]
@@ -154,51 +156,62 @@ def assign(
     for key, where in positions.items():
         assigned[key] = next((name for name, (start, end) in spans.items() if start <= where < end), "train")
     by_class: dict[str, list[Group]] = defaultdict(list)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     for group in groups:
-        for label in group.labels:
+        for label, images in group.labels.items():
             by_class[label].append(group)
-    fill = _Filling(assigned, positions, spans)
-    moved = sum(fill.fill(label, by_class[label]) for label in sorted(by_class))
+            counts[label][assigned[group.key]] += images
+    filling = _Filling(assigned, counts, positions, spans, math.inf if settings.stratify else 1)
+    moved = sum(filling.fill(label, by_class[label]) for label in sorted(by_class))
     return assigned, moved
 
 
 @dataclass(frozen=True)
 class _Filling:
-    """Moves groups, so that every class is in every split."""
+    """Moves groups, so that every class is in every split. `fill` changes `assigned` and `counts`."""
 
-    assigned: dict[str, str]  # group key → split; `fill` changes it
+    assigned: dict[str, str]  # group key → split
+    counts: dict[str, Counter[str]]  # class → split → images
     positions: Mapping[str, Fraction]  # of the groups that may be moved
     spans: Mapping[str, tuple[Fraction, Fraction]]  # the interval of each split
+    most_classes: float  # a group with more classes is not moved
 
     def fill(self, label: str, groups: Sequence[Group]) -> int:
         """Give every split an image of one class; the number of images moved. Raises UserError if it cannot."""
-        counts = Counter(dict.fromkeys(self.spans, 0))
-        for group in groups:
-            counts[self.assigned[group.key]] += group.labels[label]
-        empty = [split for split in self.spans if not counts[split]]
-        movable = [group for group in groups if len(group.labels) == 1 and group.key in self.positions]
+        empty = [split for split in self.spans if not self.counts[label][split]]
+        movable = [g for g in groups if len(g.labels) <= self.most_classes and g.key in self.positions]
         held = {self.assigned[group.key] for group in groups if group.key not in self.positions}
         needed = tuple(split for split in self.spans if split not in held)
-        if empty and len(movable) < len(needed):
-            raise UserError(
-                f"class {label!r} has {counts.total()} images in {len(movable)} groups of its own (near duplicates are "
-                f"one group, as are images of one split.group); needed: at least {len(needed)}, for {as_list(needed)}; "
-                f"add images, set split.stratify: true or another split.seed, or remove the class"
-            )
-        return sum(self._move(label, movable, counts, split) for split in empty)
+        moved = 0
+        for split in empty:
+            spare = [group for group in movable if self._empties_no_split(group)]
+            if len(movable) < len(needed) or not spare:
+                raise UserError(
+                    f"class {label!r} has {self.counts[label].total()} images in {len(movable)} groups of its own "
+                    f"(near duplicates are one group, as are images of one split.group); needed: at least "
+                    f"{len(needed)}, for {as_list(needed)}; add images, set split.stratify: true or another "
+                    f"split.seed, or remove the class"
+                )
+            moved += self._move(min(spare, key=lambda group: self._rank(label, group, split)), split)
+        return moved
 
-    def _move(self, label: str, movable: Sequence[Group], counts: Counter[str], split: str) -> int:
-        """Move one group to an empty split; the number of its images. Changes `counts` (split → images)."""
-        spare = [g for g in movable if counts[self.assigned[g.key]] > g.labels[label]]  # empties no split
-        ranked = [
-            (-counts[self.assigned[g.key]], _distance(self.positions[g.key], self.spans[split]), g.key, g.labels[label])
-            for g in spare
-        ]
-        _, _, key, size = min(ranked)
-        counts[self.assigned[key]] -= size
-        counts[split] += size
-        self.assigned[key] = split
-        return size
+    def _empties_no_split(self, group: Group) -> bool:
+        """Whether every class of a group has other images in the split of the group."""
+        split = self.assigned[group.key]
+        return all(self.counts[label][split] > images for label, images in group.labels.items())
+
+    def _rank(self, label: str, group: Group, split: str) -> tuple[int, int, Fraction, str]:
+        """A sort key: the group with the smallest is moved to the empty split of a class."""
+        distance = _distance(self.positions[group.key], self.spans[split])
+        return len(group.labels), -self.counts[label][self.assigned[group.key]], distance, group.key
+
+    def _move(self, group: Group, split: str) -> int:
+        """Move a group to another split; the number of its images."""
+        for label, images in group.labels.items():
+            self.counts[label][self.assigned[group.key]] -= images
+            self.counts[label][split] += images
+        self.assigned[group.key] = split
+        return sum(group.labels.values())
 
 
 def _distance(where: Fraction, interval: tuple[Fraction, Fraction]) -> Fraction:
