@@ -90,6 +90,24 @@ def test_a_few_extreme_values_do_not_decide_the_percentiles(tmp_path: Path) -> N
     assert found["percentile"][values == 3000].min() == 255
 
 
+def test_an_image_of_one_value_has_the_full_scale(tmp_path: Path) -> None:
+    """It has no range of its own, also if it is transparent as a whole."""
+    flat = np.full((40, 40), 30000, np.uint16)
+    assert {
+        choice: np.unique(square).tolist() for choice, square in squares(save(tmp_path / "a.png", flat)).items()
+    } == {choice: [117] for choice in GREYS}
+    clear = squares(save(tmp_path / "b.png", flat, transparency=30000))
+    assert all((square == 255).all() for square in clear.values())
+
+
+def test_percentiles_of_one_value_are_replaced_by_the_whole_range(tmp_path: Path) -> None:
+    """A small object on a ground of one value, with fewer than 1 % of the pixels, is scaled as minmax does."""
+    values = np.full((40, 40), 100, np.uint16)
+    values[3, 3], values[3, 4] = 200, 300
+    found = squares(save(tmp_path / "a.png", values))
+    assert found["percentile"][3, 2:5].tolist() == found["minmax"][3, 2:5].tolist() == [0, 128, 255]
+
+
 def test_transparent_values_are_white_and_have_no_part_in_the_range(tmp_path: Path) -> None:
     """The transparent value of a PNG is white with every choice; the other values are scaled by their own range."""
     values = noise(0, 1000, 3000)
