@@ -289,6 +289,20 @@ def test_predict_refuses_a_format_by_name_and_with_its_remedy(world: World) -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("position", "magic", "kind"),
+    [*formats.UNSUPPORTED, *formats.VIDEOS, *formats.SIDECARS],
+    ids=lambda value: value.name if isinstance(value, formats.Format) else repr(value),
+)
+def test_every_listed_format_is_named(tmp_path: Path, position: int, magic: bytes, kind: formats.Format) -> None:
+    """A file with these bytes has the name as its reason. An image of a format that is not decoded has a remedy."""
+    (tmp_path / "a").write_bytes(bytes(position) + magic + bytes(100))
+    is_image = (position, magic, kind) in formats.UNSUPPORTED
+    reason = images.inspect_image(tmp_path / "a", 8, 10**6, id).reason
+    assert reason == (of(kind.name) if is_image else beside(kind.name))
+    assert formats.remedy(kind.name).startswith(("convert it", "save its", "export it")) == is_image
+
+
 def test_videos_and_sidecars_of_phones_are_no_unreadable_images(tmp_path: Path) -> None:
     """A folder of an iPhone with a .MOV and an .AAE for every photo passes split.max_unreadable: 0; an image of an
     unsupported format does not, because a photo would be lost."""
