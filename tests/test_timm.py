@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from pipeline import doctor
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config import machine, model_names, params, validity
@@ -159,3 +160,13 @@ def test_a_description_of_an_unknown_model_of_timm_is_refused(tmp_path: Path) ->
     path.write_text(path.read_text().replace(MODELS[1], "timm/hf-hub:timm/resnet18.a1_in1k"))
     with pytest.raises(UserError, match=r"model\.json: damaged: model: 'timm/hf-hub:"):
         exported.load(folder / "models")
+
+
+@needs_timm
+def test_doctor_says_what_timm_refuses() -> None:
+    """Its version, and the fault of train.model; nothing for a model of torchvision."""
+    config = params.parse(on_cpu(read_params(), train__model="timm/resnet81"))
+    (finding,) = doctor.timm(config, HAS_TIMM)
+    assert finding.fault == timm_models.fault(config.train)
+    assert "did you mean timm/resnet18" in finding.fault
+    assert list(doctor.timm(params.parse(on_cpu(read_params())), HAS_TIMM)) == []
