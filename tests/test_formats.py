@@ -270,9 +270,11 @@ def test_what_is_odd_is_said_with_the_first_file_and_the_remedy(world: World) ->
     pages = [path for path, info in found if info.has_more]
     several_images, dark, *others = findings.lines(found)
     assert several_images == (
-        f"of {len(pages)} files with several images (pages, frames) only the first image is used (first: {pages[0]})"
+        f"several images in one file (pages, frames), the first is used: {len(pages)} (first: {pages[0]})"
     )
-    assert dark.startswith("1 images in 16-bit grey are nearly black")
+    assert dark.startswith(
+        "16-bit grey, nearly black (below an eighth of the full scale, as 12-bit data is): 1 (first: "
+    )
     named = sorted({case.reason for case in CASES if case.reason.startswith("unsupported format")})
     assert [line.startswith(f"{reason}: ") for line, reason in zip(others, named, strict=True)] == [True] * len(named)
     assert "unsupported format: JPEG XL: convert it, for example: magick photo.jxl photo.png" in others

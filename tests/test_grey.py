@@ -173,8 +173,8 @@ def test_dark_images_are_counted_and_named(tmp_path: Path) -> None:
     assert counts["dark_16_bit"] == 2
     lines = list(findings.lines([(row.image_file.path, row.info) for row in rows]))
     assert lines == [
-        "2 images in 16-bit grey are nearly black: below an eighth of the full scale, as 12-bit data is "
-        "(first: dog/z1.png); prepare.grey: minmax scales each image by its own values"
+        "16-bit grey, nearly black (below an eighth of the full scale, as 12-bit data is): 2 (first: dog/z1.png); "
+        "prepare.grey: minmax scales each image by its own values"
     ]
 
 

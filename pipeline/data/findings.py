@@ -20,14 +20,11 @@ def counts(infos: Sequence[ImageInfo]) -> dict[str, int]:
 def lines(found: Found) -> Iterator[str]:
     """What a person should know, in lines; each names the first file."""
     if several := [path for path, info in found if info.has_more]:
-        yield (
-            f"of {len(several):,} files with several images (pages, frames) only the first image is used "
-            f"(first: {several[0]})"
-        )
+        yield f"several images in one file (pages, frames), the first is used: {len(several):,} (first: {several[0]})"
     if dark := [path for path, info in found if info.is_dark]:
         yield (
-            f"{len(dark):,} images in 16-bit grey are nearly black: below an eighth of the full scale, as 12-bit data "
-            f"is (first: {dark[0]}); prepare.grey: minmax scales each image by its own values"
+            f"16-bit grey, nearly black (below an eighth of the full scale, as 12-bit data is): {len(dark):,} "
+            f"(first: {dark[0]}); prepare.grey: minmax scales each image by its own values"
         )
     for reason in sorted({info.reason for _, info in found if info.reason.startswith(f"{UNSUPPORTED}: ")}):
         yield f"{reason}: {formats.remedy(reason.removeprefix(f'{UNSUPPORTED}: '))}"
