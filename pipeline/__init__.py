@@ -13,6 +13,7 @@ FIRST_LINES = {
     "download": "download: getting the images",
     "split": "split: checking every image, and assigning it to train, val or test",
     "prepare": "prepare: resizing the images, and packing them into one file",
+    "weights": "weights: getting pretrained weights, if train.weights asks for some",
     "launch train": "train: starting; it takes some seconds until the first step",
     "launch evaluate": "evaluate: measuring the trained model on the test images",
     "predict": "predict: loading the model",

@@ -139,12 +139,14 @@ def disk(config: Params, free: int) -> Finding:
     value = f"{free / 1e9:,.1f} GB free"
     if Path(config.paths.packed).exists():
         return Finding("disk", f"{value}; the data is there")
-    folder = Path(config.paths.inbox if config.data.source == "inbox" else config.paths.images)
+    own = config.data.source in ("inbox", "folder")
+    folder = Path(config.paths.inbox if own else config.paths.images)
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     images = config.data.synthetic.count if config.data.source == "synthetic" else len(sizes)
     if not images:
         return Finding("disk", f"{value}; the size of the data is not known before it is downloaded")
-    need = 2 * (sum(sizes) + images * config.prepare.size**2 * 3)
+    copied = 0 if config.data.source == "folder" else sum(sizes)
+    need = 2 * (copied + images * config.prepare.size**2 * 3)
     fault = f"{value}, the data and DVC's cache of it take {need / 1e9:,.1f} GB; make room" if need > free else ""
     return Finding("disk", f"{value}; data and cache take about {need / 1e9:,.1f} GB", fault)
 

@@ -1,10 +1,10 @@
-"""Stage `download`: images in class folders below paths.images, and pretrained weights in paths.weights.
+"""Stage `download`: images in class folders below paths.images, or a list of images that stay where they are.
 
     python -m pipeline.download
 
-The images are unpacked from an archive, copied from the inbox, or drawn (`data.source`). The SHA-256 of an archive is
-checked before it is unpacked. An output appears only when it is complete. A downloaded file is kept, so the stage runs
-again without a network.
+The images are unpacked from an archive, copied from the inbox, listed in a folder, or drawn (`data.source`). The
+SHA-256 of an archive is checked before it is unpacked. An output appears only when it is complete. A downloaded file is
+kept, so the stage runs again without a network.
 """
 
 import sys
@@ -12,17 +12,32 @@ from pathlib import Path
 
 from pipeline import stage
 from pipeline.base import files
-from pipeline.config.model_names import weights_file
 from pipeline.config.params import Params
-from pipeline.data import archive, fetch, inbox, synthetic
+from pipeline.data import archive, fetch, inbox, originals, synthetic
 
 
 def run(config: Params) -> None:
-    bring_weights(config)
     folder = Path(config.paths.images)
+    if config.data.source == "folder":
+        list_images(config, folder)
+        return
     origin = bring_images(config, folder)
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
     print(f"download: {len(sizes):,} files, {sum(sizes):,} bytes in {config.paths.images}, from {origin}")
+
+
+def list_images(config: Params, images: Path) -> None:
+    """Fill the folder `images` with the list of the files in paths.inbox. Raises UserError as `bring_images` does."""
+    inbox = Path(config.paths.inbox)
+    with files.atomic_folder(images) as folder:
+        number, size = originals.write_manifest(inbox, folder, stage.workers(config))
+    print(f"download: {number:,} files, {size:,} bytes stay in {inbox}; {images / originals.MANIFEST} lists them")
+    if links := originals.linked_folders(inbox):
+        first = ", ".join(links[:3]) + (", …" if len(links) > 3 else "")
+        print(
+            f"download: {len(links)} links to folders are followed ({first}), but DVC notices no change in them; "
+            f"after such a change: dvc repro --force --single-item download, then dvc repro"
+        )
 
 
 def bring_images(config: Params, images: Path) -> str:
@@ -44,28 +59,6 @@ def bring_images(config: Params, images: Path) -> str:
     with files.atomic_folder(images) as folder:
         synthetic.draw(folder, drawn.count, drawn.size, drawn.seed, stage.workers(config))
     return f"synthetic flowers (seed {drawn.seed})"
-
-
-def bring_weights(config: Params) -> None:
-    """Fill `paths.weights` with <train.model>.safetensors, or with none.txt if train.weights is none.
-
-    Raises UserError if the weights cannot be had or read.
-    """
-    model, asked = config.train.model, config.train.weights
-    with files.atomic_folder(Path(config.paths.weights)) as folder:
-        if asked == "none":  # DVC warns of an empty folder with every command
-            files.write_text(folder / "none.txt", "No pretrained weights are asked for (train.weights: none).\n")
-            return
-        from pipeline.models import pretrained  # imports torch, which takes seconds
-
-        if asked == "imagenet":
-            source = fetch.obtain_weights(*pretrained.published(model), Path(config.paths.archives))
-        else:
-            source = Path(asked)
-        for note in pretrained.convert(source, folder / weights_file(model)):
-            print(f"download: {note}")
-    origin = source.name if asked == "imagenet" else asked
-    print(f"download: weights of {model} in {config.paths.weights}, from {origin}")
 
 
 def main() -> int:

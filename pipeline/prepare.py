@@ -14,18 +14,19 @@ from pipeline.base import files, linux, threads
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import images, packed, split_table
+from pipeline.data import images, originals, packed, split_table
+from pipeline.data.originals import Originals
 
 
-def prepare(folder: Path, split_csv: Path, output: Path, settings: params.Prepare, workers: int) -> int:
-    """Pack the kept images of `split_csv`, which are below `folder`, into the folder `output`. Returns their number.
+def prepare(source: Originals, split_csv: Path, output: Path, settings: params.Prepare, workers: int) -> int:
+    """Pack the kept images of `split_csv`, files of `source`, into the folder `output`. Returns their number.
 
     The bytes are the same for any number of workers. Raises UserError if an image is missing or broken.
     """
     rows, size = split_table.kept_rows(split_csv), settings.size
 
     def resize(row: dict[str, str]) -> NDArray[np.uint8]:
-        path = folder / row["path"]
+        path = source.file(row["path"])
         try:
             return images.resize_to_square(path, size, int(row["width"]) * int(row["height"]), settings.grey)
         except FileNotFoundError:
@@ -42,7 +43,8 @@ def prepare(folder: Path, split_csv: Path, output: Path, settings: params.Prepar
 def run(config: Params) -> None:
     linux.share_freed_memory()
     paths, size = config.paths, config.prepare.size
-    count = prepare(Path(paths.images), Path(paths.split), Path(paths.packed), config.prepare, stage.workers(config))
+    source = originals.opened(Path(paths.images), Path(paths.inbox))
+    count = prepare(source, Path(paths.split), Path(paths.packed), config.prepare, stage.workers(config))
     print(f"prepare: {count:,} images of {size} × {size} pixels in {paths.packed}")
 
 

@@ -24,7 +24,8 @@ import psutil
 
 from pipeline.base import cache_repair, dvc_lock, integrity, linux
 from pipeline.base.errors import UserError, exit_status
-from pipeline.config import params
+from pipeline.config import machine, params, validity
+from pipeline.config.params import Params
 from pipeline.evaluation.summary import summary
 
 DVC = Path(".dvc")
@@ -133,9 +134,23 @@ def report(sentences: list[str]) -> bool:
     return bool(sentences)
 
 
+def check_params() -> Params:
+    """The params. Raises UserError if a stage that has to run would refuse them: DVC would first remove its outputs."""
+    config = params.load()  # DVC's own message about a wrong value would say less
+    if note := params.missing():
+        report([note])
+    if faults := validity.faults(config, machine.read()):
+        up_to_date = subprocess.run(
+            [sys.executable, "-m", "dvc", "status", "--quiet"], capture_output=True, check=False
+        ).returncode
+        if up_to_date != 0:
+            raise UserError("\n".join(faults))
+    return config
+
+
 def repro(arguments: list[str]) -> int:
     """Repair, run, and check what was written. Returns the exit status of DVC. Raises UserError for new damage."""
-    paths = params.load().paths  # DVC's own message about a wrong value would say less
+    paths = check_params().paths
     report(repair())
     dvc_lock.backup()
     if not (DVC.is_dir() and WITHOUT_CACHE.isdisjoint(arguments)) or dvc_lives(Path.cwd()):

@@ -1,6 +1,6 @@
 """Stage `split`: decode and check every image once, and assign it to train, val or test.
 
-    python -m pipeline.split         reads paths.images; writes paths.split and data.json in paths.metrics
+    python -m pipeline.split         reads the images; writes paths.split, and data.json in paths.metrics
 
 The steps: find the image files (data/folders.py), inspect each one, exclude broken files and exact duplicates, group
 near duplicates (data/duplicates.py), and assign each group to a split (data/assignment.py). If the folders or a table
@@ -22,11 +22,12 @@ from pipeline.base import files, linux, threads
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import assignment, decoders, duplicates, findings, folders, groups, images, split_report
+from pipeline.data import assignment, decoders, duplicates, findings, folders, groups, images, originals, split_report
 from pipeline.data.assignment import Cut, Group
 from pipeline.data.duplicates import CONFLICT, DUPLICATE, NearDuplicates
 from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile, Layout
+from pipeline.data.originals import Originals
 from pipeline.data.split_table import HEADER, SPLITS
 
 
@@ -49,15 +50,15 @@ class Result(NamedTuple):
     layout: Layout
 
 
-def split(folder: Path, settings: params.Split, workers: int) -> Result:
-    """Inspect and assign all images of `folder`.
+def split(source: Originals, settings: params.Split, workers: int) -> Result:
+    """Inspect and assign all images of `source`.
 
     Raises UserError for a layout, names, broken images or classes that the user has to fix.
     """
-    layout = folders.find_image_files(folder)
+    layout = folders.interpret(str(source.root), source.entries(), lambda name: source.file(name).read_bytes())
     image_files, cut = layout.image_files, assignment.find_cut(layout.image_files)
     names = groups.named_groups(layout, settings.group)
-    infos = inspect(folder, image_files, settings, workers)
+    infos = inspect(source, image_files, settings, workers)
     check_unreadable_count(image_files, infos, settings.max_unreadable)
     reasons = duplicates.exclusions(image_files, infos)
     usable = [row for row, reason in enumerate(reasons) if not reason]
@@ -137,11 +138,13 @@ def cut_counts(rows: Sequence[Row], cut: Cut) -> dict[str, Any]:
     return {"cut_from_train": {split: number[split] for split in cut.splits if split != "train"}}
 
 
-def inspect(folder: Path, image_files: Sequence[ImageFile], settings: params.Split, workers: int) -> list[ImageInfo]:
+def inspect(
+    source: Originals, image_files: Sequence[ImageFile], settings: params.Split, workers: int
+) -> list[ImageInfo]:
     """What is known of each image file, after decoding it once."""
 
     def inspect_image(image_file: ImageFile) -> ImageInfo:
-        path = folder / image_file.path
+        path = source.file(image_file.path)
         return images.inspect_image(path, settings.min_side, settings.max_pixels, duplicates.perceptual_hash)
 
     return list(threads.ordered_map(inspect_image, image_files, workers, "split"))
@@ -199,7 +202,9 @@ def cells(row: Row) -> tuple[object, ...]:
 def run(config: Params) -> None:
     linux.share_freed_memory()
     paths = config.paths
-    rows, counts, layout = split(Path(paths.images), config.split, stage.workers(config))
+    rows, counts, layout = split(
+        originals.opened(Path(paths.images), Path(paths.inbox)), config.split, stage.workers(config)
+    )
     files.write_csv(Path(paths.split), HEADER, map(cells, rows))
     files.write_json(Path(paths.metrics) / "data.json", counts)
     number = Counter(row.split for row in rows)

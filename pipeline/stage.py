@@ -2,10 +2,11 @@
 
 import gc
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.base import integrity, linux
+from pipeline.base import dvc_lock, integrity, linux
 from pipeline.base.errors import INTERRUPTED, Stopped, UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
@@ -26,6 +27,22 @@ def checked() -> Params:
     return config
 
 
+def removed_outputs(name: str) -> list[str]:
+    """A sentence that names the outputs of this stage which DVC has removed, and how to get them back; or nothing.
+
+    DVC removes the outputs of a stage before it starts the stage. It keeps them in its cache, and Git has the metrics.
+    """
+    if integrity.UNDER_DVC not in os.environ or not dvc_lock.LOCK.is_file():
+        return []
+    outputs = dvc_lock.read().get(name, {}).get("outs", {})
+    removed = [path for path in outputs if not Path(path).exists()]
+    if not removed:
+        return []
+    listed = subprocess.run(["git", "ls-files", "--", *removed], capture_output=True, text=True, check=False).stdout
+    in_git = f"; git checkout {' '.join(listed.split())}" if listed else ""
+    return [f"DVC removed {', '.join(removed)} before this stage; to get them back: dvc checkout{in_git}"]
+
+
 def main(name: str, work: Callable[[Params], None]) -> int:
     """Run a stage's work with the checked params. Returns the exit status of `errors.exit_status`.
 
@@ -39,7 +56,10 @@ def main(name: str, work: Callable[[Params], None]) -> int:
 
     def run() -> int:
         try:
-            config = checked()
+            try:
+                config = checked()
+            except UserError as error:
+                raise UserError("\n".join([str(error), *removed_outputs(name)])) from None
             if not note:  # for the processes of a launcher, the launcher has checked this
                 integrity.check(name, config.paths.model_dump())
             work(config)

@@ -9,7 +9,8 @@ params and pins; otherwise it is stale. Then a temporary clone of the commit run
 from this folder's cache, takes nothing from the run cache, and writes to neither. Exit status: 0 if every output has
 the claimed hash; 1 if one has not, or if verify could not run.
 
-The inbox and your own pretrained weights are in no commit. If the params use them, download is not repeated.
+Your own photos and pretrained weights are in a commit only after `dvc add`. Without it, the stages that read them are
+not repeated.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import dvc_lock, integrity, linux, schema
+from pipeline.base import dvc_lock, files, integrity, linux, schema
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import params
 from pipeline.config.params import Params
@@ -56,7 +57,9 @@ def verify(only: str | None) -> bool:
         different = compare(claims, dvc_lock.read(clone / "dvc.lock"), repeated)
         for path in different:
             if path.endswith(".safetensors") and (clone / path).is_file():
-                print(f"\n{path}: {tensor_differences(Path(path), clone / path)}")
+                from pipeline.models import exported  # imports torch, which takes seconds
+
+                print(f"\n{path}: {exported.tensor_differences(Path(path), clone / path)}")
         print_provenance(Path(config.paths.runs), clone / config.paths.runs)
     print(f"\nverify: {'differs: ' + ', '.join(different) if different else 'every output is as dvc.lock claims'}")
     return not different
@@ -91,7 +94,8 @@ def raise_if_any(faults: list[str]) -> None:
 
 def uncommitted(claims: Claims) -> list[str]:
     """One sentence per file that decides bytes and differs from the commit, or is not in it."""
-    decisive = {*DECISIVE, *(path for claim in claims.values() for path in claim["deps"])}
+    deps = {path for claim in claims.values() for path in claim["deps"]}
+    decisive = {*DECISIVE, *(path for path in deps if not Path(path).is_absolute())}
     listed = output("git", "status", "--porcelain", "-z", "--no-renames", "--", *sorted(decisive)).split("\0")
     changed = {
         line[3:] for line in listed if line
@@ -126,6 +130,11 @@ def _data(config: Params, claims: Claims) -> set[str]:
     return {*outs, config.paths.inbox, config.paths.pretrained}
 
 
+def _own_folders(config: Params) -> list[str]:
+    """The folders of the user's own files that are inside the project."""
+    return [path for path in (config.paths.inbox, config.paths.pretrained) if not Path(path).is_absolute()]
+
+
 def _inside(path: str, folders: set[str]) -> bool:
     return any(parent.as_posix() in folders for parent in Path(path).parents)
 
@@ -140,7 +149,7 @@ def _of_stages(status: dict[str, Any], data: set[str]) -> tuple[list[str], dict[
             for path, how in (item for table in tables for item in table.items()):
                 if isinstance(how, dict):  # params
                     committed += [f"{path}: {key}" for key in how]
-                elif path in data:
+                elif path in data or name.endswith(".dvc"):
                     changed[path] = how
                 else:
                     committed.append(path)
@@ -151,19 +160,41 @@ def _of_stages(status: dict[str, Any], data: set[str]) -> tuple[list[str], dict[
 # The run in a clone
 
 
+def unversioned(config: Params) -> dict[str, str]:
+    """Stage → the input of the user's own that it reads, if no commit has this input (`dvc add` puts it into one)."""
+    inputs = {}
+    own, inbox = config.data.source in ("inbox", "folder"), Path(config.paths.inbox)
+    if own and not (_in_project(inbox) and all(map(_is_added, files.visible(inbox)))):
+        inputs["download"] = config.paths.inbox
+    weights = Path(config.train.weights)
+    if config.train.weights not in ("none", "imagenet") and not _is_added(weights):
+        inputs["weights"] = config.train.weights
+    return inputs
+
+
+def _in_project(path: Path) -> bool:
+    return not path.is_absolute() and not path.is_symlink()
+
+
+def _is_added(path: Path) -> bool:
+    """Whether a file beside this path says that DVC versions it (or the path is such a file), and Git has that file."""
+    file = path if path.suffix == ".dvc" else path.with_name(f"{path.name}.dvc")
+    return bool(output("git", "ls-files", "--", str(file)))
+
+
 def plan(config: Params, claims: Claims, only: str | None) -> tuple[list[str], list[str]]:
-    """The arguments for `dvc repro`, and the stages that it then runs. Raises UserError if download cannot run."""
-    unversioned = [config.paths.inbox] if config.data.source == "inbox" else []
-    unversioned += [config.train.weights] if config.train.weights not in ("none", "imagenet") else []
-    if only is None and not unversioned:
+    """The arguments for `dvc repro`, and the stages that it then runs. Raises UserError if `only` cannot run again."""
+    skipped = unversioned(config)
+    if only in skipped:
+        raise UserError(f"{skipped[only]}: in no commit, so {only} cannot be repeated; allowed: the other stages")
+    if only is not None:
+        return ["--single-item", only], [only]
+    if not skipped:
         return [], list(claims)
-    reason = f"{' and '.join(unversioned)}: in no commit, so download cannot be repeated"
-    if only is None:
-        print(f"verify: {reason}; the later stages can")
-        return ["--downstream", "split"], [name for name in claims if name != "download"]
-    if unversioned and only == "download":
-        raise UserError(f"{reason}; allowed: the other stages")
-    return ["--single-item", only], [only]
+    for stage, path in skipped.items():
+        print(f"verify: {path}: in no commit, so {stage} cannot be repeated; the other stages can")
+    first = (["split"] if "download" in skipped else ["download"]) + ([] if "weights" in skipped else ["weights"])
+    return ["--downstream", *first], [name for name in claims if name not in skipped]
 
 
 def prepare_clone(config: Params, claims: Claims, repeated: list[str], clone: Path, environ: dict[str, str]) -> None:
@@ -175,7 +206,9 @@ def prepare_clone(config: Params, claims: Claims, repeated: list[str], clone: Pa
         (clone / archives).parent.mkdir(parents=True, exist_ok=True)
         (clone / archives).symlink_to(archives.absolute())
     outs = {path for name in claims if name not in repeated for path in claims[name]["outs"]}
-    if inputs := sorted(outs & {path for name in repeated for path in claims[name]["deps"]}):
+    inputs = sorted(outs & {path for name in repeated for path in claims[name]["deps"]})
+    inputs += output("git", "ls-files", "-z", "--", *(f"{own}/*.dvc" for own in _own_folders(config))).split("\0")[:-1]
+    if inputs:
         dvc("checkout", *inputs, cwd=clone, environ=environ)
 
 
@@ -208,36 +241,6 @@ def compare(claims: Claims, results: Claims, repeated: Iterable[str]) -> list[st
     for path, claimed, got in rows:
         print(f"{path:{width}}  {claimed:36}  {got:36}  {'same' if claimed == got else 'differs'}")
     return [path for path, claimed, got in rows if claimed != got]
-
-
-def tensor_differences(claimed: Path, got: Path) -> str:
-    """A sentence: how many tensors of two files of weights differ, and the largest difference."""
-    import safetensors.torch
-    import torch
-    from safetensors import SafetensorError
-    from torch import Tensor
-
-    def as_bytes(tensor: Tensor) -> Tensor:
-        return tensor.reshape(-1).view(torch.uint8)
-
-    try:
-        ones, others = safetensors.torch.load_file(got), safetensors.torch.load_file(claimed)
-    except SafetensorError as error:
-        return f"cannot be compared: {error}"
-    names = ones.keys() | others.keys()
-    comparable = {
-        name
-        for name in ones.keys() & others.keys()
-        if (ones[name].shape, ones[name].dtype) == (others[name].shape, others[name].dtype)
-    }
-    unequal = sorted(n for n in comparable if not torch.equal(as_bytes(ones[n]), as_bytes(others[n])))
-    sentence = f"{len(unequal)} of {len(names)} tensors differ"
-    if unequal:
-        largest, name = max(((ones[n].double() - others[n].double()).abs().max().item(), n) for n in unequal)
-        sentence += f", by at most {largest:.3g} ({name})"
-    if rest := len(names) - len(comparable):
-        sentence += f"; {rest} have another shape or dtype, or are in one file only"
-    return sentence
 
 
 def print_provenance(here: Path, there: Path) -> None:

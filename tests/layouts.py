@@ -15,6 +15,7 @@ from typing import Any
 from pipeline import split
 from pipeline.base.errors import UserError
 from pipeline.data import inbox, split_report
+from pipeline.data.originals import Originals
 from pipeline.data.split_table import SPLITS
 from tests.helpers.datasets import put, settings
 
@@ -232,7 +233,7 @@ def run(case: Case, folder: Path) -> Ending:
     (folder / "images").mkdir()
     try:
         inbox.copy(folder / "inbox", folder / "images")
-        rows, counts, layout = split.split(folder / "images", settings(**case.settings), 2)
+        rows, counts, layout = split.split(Originals(folder / "images", {}), settings(**case.settings), 2)
     except UserError as refusal:
         return Ending((0, 0, 0), (), (str(refusal).replace(f"{folder}/", ""),))
     excluded = [(row.reason, row.image_file.path) for row in rows if row.reason]

@@ -21,6 +21,7 @@ from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import packed, split_table
+from pipeline.data.originals import Originals
 from pipeline.evaluation import metrics, mistakes
 from pipeline.models import exported, network
 from pipeline.training import results, state
@@ -62,7 +63,8 @@ def make(folder: Path) -> Params:
     files.write_csv(folder / config.paths.split, split_table.HEADER, sorted(lines))
     config = inside(folder, config)
     paths = config.paths
-    prepare.prepare(Path(paths.images), Path(paths.split), Path(paths.packed), config.prepare, workers=2)
+    images = Originals(Path(paths.images), {})
+    prepare.prepare(images, Path(paths.split), Path(paths.packed), config.prepare, workers=2)
     weights = network.export_state(network.build(config.train.model, len(CLASSES), seed=1))
     history = [dict.fromkeys(state.HISTORY, 0.0) | {"epoch": 1, "step": 1}]
     data = packed.load(Path(paths.packed), Path(paths.split))

@@ -23,6 +23,7 @@ from pipeline.base import files, threads
 from pipeline.base.errors import UserError
 from pipeline.config.params import Prepare
 from pipeline.data import decoders, findings, formats, images, packed, split_table
+from pipeline.data.originals import Originals
 from tests.conftest import PROJECT
 from tests.helpers import starts
 from tests.helpers.datasets import Counts, Rows, decode, do_split
@@ -237,7 +238,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     seen = make(folder / "images")
     rows, counts = do_split(folder / "images", max_unreadable=len(CASES))
     files.write_csv(folder / "split.csv", split_table.HEADER, map(split.cells, rows))
-    prepare.prepare(folder / "images", folder / "split.csv", folder / "packed", Prepare(size=SIDE), workers=2)
+    prepare.prepare(
+        Originals(folder / "images", {}), folder / "split.csv", folder / "packed", Prepare(size=SIDE), workers=2
+    )
     data = packed.load(folder / "packed", folder / "split.csv")
     return World(folder / "images", seen, rows, counts, dict(zip(data.paths, data.images, strict=True)))
 

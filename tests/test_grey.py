@@ -18,6 +18,7 @@ from pipeline.base import files
 from pipeline.config.params import Grey, Prepare
 from pipeline.data import findings, grey, images, packed, split_table
 from pipeline.data.duplicates import perceptual_hash
+from pipeline.data.originals import Originals
 from pipeline.models.exported import View
 from tests.helpers.datasets import do_split, two_classes
 
@@ -186,7 +187,7 @@ def test_prepare_and_predict_scale_alike(tmp_path: Path, choice: Grey) -> None:
     rows, _ = do_split(folder)
     files.write_csv(tmp_path / "split.csv", split_table.HEADER, map(split.cells, rows))
     settings = Prepare(size=32, grey=choice)
-    prepare.prepare(folder, tmp_path / "split.csv", tmp_path / "packed", settings, workers=2)
+    prepare.prepare(Originals(folder, {}), tmp_path / "split.csv", tmp_path / "packed", settings, workers=2)
     data = packed.load(tmp_path / "packed", tmp_path / "split.csv")
     square = data.images[data.paths.index("cat/dark.png")]
     loaded = predict.load_image(path, View(packed_size=32, resize=32, crop=32, grey=choice), 10**6)

@@ -22,7 +22,7 @@ from benchmarks.harness import workspace
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers import starts
 
-STAGES = ("download", "split", "prepare", "train", "evaluate")
+STAGES = ("download", "split", "prepare", "weights", "train", "evaluate")
 OUTPUTS = ("data", "models", "metrics", "reports")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk or to become another user")
 
@@ -89,7 +89,7 @@ def copy(done: tuple[Path, dict[str, float]], folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("stage", ["download", "split", "prepare", "evaluate"])
+@pytest.mark.parametrize("stage", ["download", "split", "prepare", "weights", "evaluate"])
 def test_a_killed_stage_ends_with_the_same_bytes(
     done: tuple[Path, dict[str, float]], tmp_path: Path, stage: str
 ) -> None:

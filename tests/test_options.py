@@ -13,7 +13,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from pipeline import download
+from pipeline import weights
 from pipeline.base import files
 from pipeline.config import machine, params
 from pipeline.config.params import Params
@@ -85,7 +85,7 @@ def prepared(folder: Path, changes: dict[str, Any]) -> Path:
         here = Path.cwd()
         os.chdir(folder)
         try:
-            download.bring_weights(params.load())
+            weights.run(params.load())
         finally:
             os.chdir(here)
     return folder
@@ -154,7 +154,7 @@ def test_a_frozen_backbone_stays_as_it_was(runs: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("name", ["from_pth", "from_safetensors"])
 def test_training_starts_from_the_weights_of_a_file(name: str, runs: dict[str, Path]) -> None:
-    """The file's weights, brought by download, are what training begins with; its head of five classes is replaced."""
+    """Training begins with the weights of the file. Its head, for five classes, is replaced."""
     ended = weights_of(runs[name])
     assert same_backbone(ended, network.export_state(another_model()))
     assert ended["fc.weight"].shape == (3, 1024)

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from dvc.utils.hydra import apply_overrides
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.base.errors import UserError
-from pipeline.config import params
+from pipeline.config import params, upgrade
 from tests.conftest import PROJECT, change, read_params
 
 
@@ -56,9 +58,65 @@ def test_the_default_params_are_the_cards() -> None:
     )
 
 
-def test_the_params_of_the_demo_have_the_same_keys() -> None:
-    """results/demo/params.yaml is a whole params file."""
-    assert isinstance(params.load(PROJECT / "results/demo/params.yaml"), params.Params)
+def test_a_missing_setting_has_its_default_value(raw: dict[str, Any]) -> None:
+    """A setting, a table and a section that params.yaml lacks have the values of defaults.yaml."""
+    whole = params.parse(raw)
+    for lacking in (
+        {**raw, "train": {key: value for key, value in raw["train"].items() if key != "lr"}},
+        {**raw, "data": {key: value for key, value in raw["data"].items() if key != "synthetic"}},
+        {key: value for key, value in raw.items() if key != "run"},
+        {**raw, "split": {**raw["split"], "fractions": {"train": 0.8}}},
+    ):
+        assert params.parse(lacking) == whole
+
+
+def test_the_defaults_are_the_params_that_come_with_the_project() -> None:
+    """defaults.yaml has the same settings, comments and order as params.yaml. Copy params.yaml to it after a change."""
+
+    def without_values(path: Path) -> list[str]:
+        return [re.sub(r": .*?(?=  #|$)", ":", line) for line in path.read_text().splitlines()]
+
+    assert without_values(upgrade.DEFAULTS) == without_values(PROJECT / "params.yaml")
+
+
+@given(st.sets(st.integers(0, 200), max_size=12))
+def test_an_upgrade_writes_the_missing_lines_where_they_belong(dropped: set[int]) -> None:
+    """Any lines of settings are removed. The upgrade adds them, with their comments, and gives the same file."""
+    lines = upgrade.DEFAULTS.read_text().splitlines(keepends=True)
+    settings = [number for number, line in enumerate(lines) if re.match(r"  (?!size)\w+: [^ >]", line)]
+    removed = {settings[number % len(settings)] for number in dropped}
+    text = "".join(line for number, line in enumerate(lines) if number not in removed)
+    assert upgrade.with_missing_lines(text) == "".join(lines)
+
+
+def test_an_upgrade_says_what_it_added(tmp_path: Path) -> None:
+    """The added settings are named, other lines stay as they are, and a second upgrade changes nothing."""
+    path = tmp_path / "params.yaml"
+    path.write_text("train:\n  epochs: 7  # mine\n  lr: 0.5\n")
+    note = upgrade.upgrade(path)
+    assert note.startswith(f"{path}: added with the default values: paths, data, split, prepare, train.seed, ")
+    assert {"  epochs: 7  # mine", "  lr: 0.5"} <= set(path.read_text().splitlines())
+    config = params.load(path)
+    assert (config.train.epochs, config.train.lr, config.train.momentum) == (7, 0.5, 0.9)
+    text = path.read_text()
+    assert upgrade.upgrade(path) == f"{path}: every setting is there"
+    assert path.read_text() == text
+
+
+def test_an_upgrade_refuses_tables_in_braces() -> None:
+    """Such a table has no place for a line; the refusal names the file to copy the lines from."""
+    with pytest.raises(
+        UserError, match=r"params.yaml: .* cannot be added here; .* from pipeline/config/defaults.yaml by hand"
+    ):
+        upgrade.with_missing_lines("train: {epochs: 7}\n")
+
+
+@pytest.mark.parametrize(
+    "folder", sorted((PROJECT / "results").glob("*/params.yaml")), ids=lambda path: path.parent.name
+)
+def test_recorded_params_are_understood(folder: Path) -> None:
+    """The params of each recorded result are accepted, with defaults for settings that came later."""
+    assert isinstance(params.load(folder), params.Params)
 
 
 def test_params_are_frozen() -> None:
@@ -103,11 +161,9 @@ def test_a_fault_is_named(raw: dict[str, Any], changes: dict[str, Any], sentence
 
 
 def test_all_faults_are_named_at_once(raw: dict[str, Any]) -> None:
-    """Several wrong values, a typo and a missing key are reported together."""
-    del raw["split"]["seed"]
+    """Several wrong values and a typo are reported together."""
     lines = refusal(change(raw, train__lr=-1, train__devices="cpu", run__launcher="mpirun"))
     assert lines == [
-        "split.seed: missing; restore the line (git diff params.yaml shows what changed)",
         "train.lr: -1 is not allowed; allowed: greater than 0",
         next(
             line

@@ -20,6 +20,7 @@ from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config.params import Prepare
 from pipeline.data import images, packed, split_table
+from pipeline.data.originals import Originals
 from tests.conftest import on_cpu, write_params
 from tests.helpers.datasets import decode, do_split
 
@@ -59,7 +60,7 @@ def drawn(tmp_path: Path) -> Path:
 
 def do_prepare(folder: Path, output: Path, workers: int = 2, size: int = SIZE) -> bytes:
     """Run prepare; all bytes of its output."""
-    prepare.prepare(folder / "images", folder / "split.csv", output, Prepare(size=size), workers)
+    prepare.prepare(Originals(folder / "images", {}), folder / "split.csv", output, Prepare(size=size), workers)
     return content(output)
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pipeline import download
+from pipeline import weights
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.data import fetch
@@ -381,12 +381,12 @@ def test_the_stage_brings_a_file_of_weights(
         return config.model_copy(update={"train": config.train.model_copy(update=changed)})
 
     torch.save({"state_dict": small().state_dict()}, "mine.pth")
-    download.bring_weights(asking("mine.pth"))
-    [weights] = Path(config.paths.weights).iterdir()
-    assert weights.name == "shufflenet_v2_x0_5.safetensors"
-    assert same(safetensors.torch.load_file(weights), small().state_dict())
-    assert capfd.readouterr().out == "download: weights of shufflenet_v2_x0_5 in data/weights, from mine.pth\n"
+    weights.run(asking("mine.pth"))
+    [written] = Path(config.paths.weights).iterdir()
+    assert written.name == "shufflenet_v2_x0_5.safetensors"
+    assert same(safetensors.torch.load_file(written), small().state_dict())
+    assert capfd.readouterr().out == "weights: those of shufflenet_v2_x0_5 in data/weights, from mine.pth\n"
     with pytest.raises(UserError, match="there is no such file"):
-        download.run(asking("other.pth"))
-    assert list(Path(config.paths.weights).iterdir()) == [weights]
+        weights.run(asking("other.pth"))
+    assert list(Path(config.paths.weights).iterdir()) == [written]
     assert not Path(config.paths.images).exists()

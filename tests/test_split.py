@@ -20,6 +20,7 @@ from pipeline.data.assignment import Group
 from pipeline.data.duplicates import NearDuplicates
 from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile
+from pipeline.data.originals import Originals
 from pipeline.data.split_table import HEADER, SPLITS
 from tests.conftest import change, on_cpu
 from tests.helpers.datasets import (
@@ -308,7 +309,7 @@ def test_the_stage_hands_every_setting_on(raw: dict[str, Any], monkeypatch: pyte
     with pytest.raises(UserError, match="seen"):
         split.run(params.parse(change(raw, **changes)))
     assert taken == [
-        Path("elsewhere"),
+        Originals(Path("elsewhere"), {}),
         settings(
             7,
             0.25,

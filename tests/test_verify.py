@@ -14,9 +14,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from pipeline import verify
 from pipeline.base import dvc_lock, files
 from pipeline.base.errors import UserError
+from pipeline.models import exported
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, copy_project
 from tests.helpers.trainings import gone, wait_for
@@ -83,7 +83,7 @@ def test_a_true_claim_is_confirmed(project: Path) -> None:
     before, outs = cache(project), [o for claim in dvc_lock.read(project / "dvc.lock").values() for o in claim["outs"]]
     done = run(project)
     assert done.returncode == 0, done.stderr
-    for stage in ("download", "split", "prepare", "train", "evaluate"):
+    for stage in ("download", "split", "prepare", "weights", "train", "evaluate"):
         assert f"Running stage '{stage}'" in done.stdout
     assert "epoch 1/1" in done.stderr
     lines = done.stdout.splitlines()
@@ -203,7 +203,8 @@ def test_what_is_not_in_git_is_no_claim(project: Path) -> None:
     )
     done = run(project, "--stage", "trian")
     assert (
-        "--stage: 'trian' is not a stage of dvc.lock; allowed: download, split, prepare, train, evaluate" in done.stderr
+        "--stage: 'trian' is not a stage of dvc.lock; allowed: download, split, prepare, weights, train, evaluate"
+        in done.stderr
     )
     (project / "dvc.lock").unlink()
     assert "dvc.lock: not found" in run(project).stderr
@@ -230,7 +231,10 @@ def test_an_archive_that_was_downloaded_is_found(project: Path) -> None:
 
 @pytest.mark.slow("two whole pipelines under DVC; make test confirms a claim without an inbox")
 def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
-    """Photos in the inbox are in no commit: a message says so, and the stages after download are repeated."""
+    """Photos in the inbox are in no commit: a message says so, and the other stages are repeated.
+
+    After `dvc add` they are in the commit, and download is repeated too.
+    """
     shutil.copytree(project / "data/images", project / "data/inbox", dirs_exist_ok=True)
     params = project / "params.yaml"
     write_params(params, change(read_params(params), data__source="inbox"))
@@ -241,12 +245,18 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     assert "data/inbox: in no commit, so download cannot be repeated; allowed: the other" in refused.stderr
     done = run(project)
     assert done.returncode == 0, done.stderr
-    assert "data/inbox: in no commit, so download cannot be repeated; the later stages can" in done.stdout
+    assert "data/inbox: in no commit, so download cannot be repeated; the other stages can" in done.stdout
     assert "Running stage 'download'" not in done.stdout
     for stage in ("split", "prepare", "train", "evaluate"):
         assert f"Running stage '{stage}'" in done.stdout
     (project / "data/inbox/poppy").rename(project / "data/inbox/poppies")
     assert "verify: data/inbox: modified since the run" in run(project).stderr
+    call(project, "dvc", "add", *(str(path) for path in files.visible(project / "data/inbox")))
+    call(project, "dvc", "repro")
+    commit(project)
+    done = run(project, "--stage", "download")
+    assert done.returncode == 0, done.stderr
+    assert "Running stage 'download'" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -274,15 +284,15 @@ def test_tensors_are_compared_by_their_bytes(tmp_path: Path) -> None:
     one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
     tensors: dict[str, Any] = {"a": torch.zeros(2), "b": torch.ones(3), "n": torch.tensor(4), "c": torch.ones(1)}
     safetensors.torch.save_file(tensors, one)
-    assert verify.tensor_differences(one, one) == "0 of 4 tensors differ"
+    assert exported.tensor_differences(one, one) == "0 of 4 tensors differ"
     safetensors.torch.save_file({**tensors, "a": -torch.zeros(2)}, two)
-    assert verify.tensor_differences(one, two) == "1 of 4 tensors differ, by at most 0 (a)"
+    assert exported.tensor_differences(one, two) == "1 of 4 tensors differ, by at most 0 (a)"
     safetensors.torch.save_file({"n": torch.tensor(7), "b": torch.ones(4), "a": torch.zeros(2)}, two)
-    assert verify.tensor_differences(one, two) == (
+    assert exported.tensor_differences(one, two) == (
         "1 of 4 tensors differ, by at most 3 (n); 2 have another shape or dtype, or are in one file only"
     )
     two.write_bytes(one.read_bytes()[:50])
-    assert verify.tensor_differences(one, two).startswith("cannot be compared: ")
+    assert exported.tensor_differences(one, two).startswith("cannot be compared: ")
 
 
 @pytest.mark.parametrize("text", ["", "stages:\n", "stages:\n  train:\n    outs:\n    - path: models\n", "a: [\n"])

@@ -46,7 +46,7 @@ from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline.base import files
 from pipeline.base.errors import UserError
 
-STAGES = ("download", "split", "prepare", "train", "evaluate")
+STAGES = ("download", "split", "prepare", "weights", "train", "evaluate")
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT, "EROFS": errno.EROFS, "KILL": -1}
 COUNTED = ("tracebacks", "false_records", "partial_outputs", "unreported_files", "leftovers", "hangs")
 OUTPUTS = {

@@ -92,7 +92,7 @@ def create_prepared(folder: Path, *params: Changes) -> None:
 
 def prepare(folder: Path) -> None:
     """Run the stages before training."""
-    for stage in ("download", "split", "prepare"):
+    for stage in ("download", "split", "prepare", "weights"):
         run_checked(folder, sys.executable, "-m", f"pipeline.{stage}")
 
 

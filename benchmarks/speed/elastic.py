@@ -66,7 +66,7 @@ def train(folder: Path, params: dict[str, dict[str, Any]]) -> None:
 def prepared(folder: Path, params: dict[str, dict[str, Any]]) -> None:
     """A copy of the project with everything that training needs. Raises RuntimeError if it fails."""
     copy_project(folder, params)
-    for stage in ("download", "split", "prepare"):
+    for stage in ("download", "split", "prepare", "weights"):
         done = call(folder, sys.executable, "-m", f"pipeline.{stage}")
         if done.returncode != 0:
             raise RuntimeError(done.stderr)

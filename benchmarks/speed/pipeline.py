@@ -17,7 +17,7 @@ from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row, WatchedRun
 from pipeline.base import files
 
-STAGES = ("download", "split", "prepare", "train", "evaluate")
+STAGES = ("download", "split", "prepare", "weights", "train", "evaluate")
 DVC = (sys.executable, "-m", "dvc")
 
 

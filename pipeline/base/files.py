@@ -23,6 +23,11 @@ def is_junk(path: Path) -> bool:
     return any(part.startswith(".") or part in JUNK_NAMES for part in path.parts)
 
 
+def visible(folder: Path) -> list[Path]:
+    """The files and folders in a folder, without junk, sorted; none if there is no such folder."""
+    return sorted(path for path in folder.glob("*") if not is_junk(Path(path.name)))
+
+
 def sync_folder(folder: Path) -> None:
     """Write the names in `folder` to the disk, so that a rename survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -36,6 +36,7 @@ REMEDY = (
 # The outputs of other stages that a stage reads, by their keys in `paths`.
 READ: dict[str, tuple[str, ...]] = {
     "download": (),
+    "weights": (),
     "split": ("images",),
     "prepare": ("images", "split"),
     "train": ("packed", "split", "weights"),

@@ -142,8 +142,6 @@ def sentence(fault: ErrorDetails, model: type[BaseModel], patterns: Mapping[str,
         near = difflib.get_close_matches(location[-1], known, n=1)
         guess = f"; did you mean {near[0]!r}?" if near else ""
         return f"{path}: unknown key (value {value}){guess}; allowed: {', '.join(known)}"
-    if fault["type"] == "missing":
-        return f"{path}: missing; restore the line (git diff params.yaml shows what changed)"
     if fault["type"] == "literal_error":
         allowed = fault["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
     elif fault["type"] == "string_pattern_mismatch":

@@ -1,19 +1,22 @@
 """`params.yaml` as typed, frozen values: every setting, and what each may be.
 
-    python -m pipeline.config.params        prints the params as they are understood, or every fault at once
+    python -m pipeline.config.params                  prints the params as they are understood, or every fault at once
+    python -m pipeline.config.params --upgrade        writes settings that params.yaml lacks, with their comments
 
-`validity.py` checks what depends on two settings, or on the machine.
+A setting that is missing in params.yaml has its value of defaults.yaml. `validity.py` checks what depends on two
+settings, or on the machine.
 """
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.base.errors import UserError, exit_status
-from pipeline.config import document
+from pipeline.config import document, upgrade
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"]
 Parallel = Literal["single", "dp", "ddp", "apex_ddp", "elastic"]
@@ -48,6 +51,7 @@ LONGEST_NAME, LONGEST_PATH, LONGEST_URL = 200, 1000, 2000
 NAME = rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{LONGEST_NAME - 1}}}"
 RELATIVE_PATH = rf"^{NAME}(/{NAME})*$"
 RelativePath = Annotated[str, Field(pattern=RELATIVE_PATH, max_length=LONGEST_PATH)]
+ANY_FOLDER = rf"{RELATIVE_PATH}|^/.+$"
 URL = r"^(https|file)://\S+$"
 SHA256 = r"^[0-9a-f]{64}$"
 WEIGHTS = rf"^(none|imagenet)$|{RELATIVE_PATH}"
@@ -56,6 +60,7 @@ PATTERNS = {  # the regular expressions, in words
     RELATIVE_PATH: (
         f"a path inside the project, of letters, digits, '.', '_', '-' and '/', with names of at most {LONGEST_NAME}"
     ),
+    ANY_FOLDER: "a path inside the project, or the path of any folder from / on, such as /home/me/photos",
     URL: "an https:// or file:// address",
     WEIGHTS: "none, imagenet, or the path of a .pth or .safetensors file inside the project",
     HOST_PORT: "host:port, with a port from 0 to 65535",
@@ -70,7 +75,7 @@ class Section(BaseModel):
 
 
 class Paths(Section):
-    inbox: RelativePath
+    inbox: Annotated[str, Field(pattern=ANY_FOLDER, max_length=LONGEST_PATH)]
     pretrained: RelativePath
     archives: RelativePath
     images: RelativePath
@@ -90,7 +95,7 @@ class Synthetic(Section):
 
 
 class Data(Section):
-    source: Literal["archive", "inbox", "synthetic"]
+    source: Literal["archive", "inbox", "folder", "synthetic"]
     url: Annotated[str, Field(pattern=URL, max_length=LONGEST_URL)]
     sha256: Annotated[str, Field(pattern=SHA256)]
     max_files: Count
@@ -218,6 +223,7 @@ def parse(raw: Any) -> Params:
             f"allowed: {', '.join(Params.model_fields)}"
         )
     document.check_plain_values(raw)
+    raw = upgrade.completed(raw, document.read(upgrade.DEFAULTS))
     try:  # JSON has no tuples: its strict mode takes a list for a tuple, and still takes no text for a number
         return Params.model_validate_json(json.dumps(raw))
     except ValidationError as error:
@@ -225,14 +231,32 @@ def parse(raw: Any) -> Params:
         raise UserError("\n".join(document.sentence(fault, Params, PATTERNS) for fault in faults)) from None
 
 
-def print_params() -> int:
-    """Print the params of this folder as JSON; 0."""
+def missing(path: Path = Path("params.yaml")) -> str:
+    """A sentence that names the settings which the file lacks; empty if it has all. Raises UserError as `load`."""
+    names = upgrade.missing(document.read(path), document.read(upgrade.DEFAULTS))
+    if not names:
+        return ""
+    return (
+        f"{path} lacks {', '.join(names)}; the default values are used; to write them there: "
+        "python -m pipeline.config.params --upgrade"
+    )
+
+
+def print_params(arguments: Sequence[str]) -> int:
+    """Print the params of this folder as JSON, or write what they lack; 0."""
+    if arguments == ["--upgrade"]:
+        print(upgrade.upgrade(Path("params.yaml")))
+        return 0
+    if arguments:
+        raise UserError(f"{' '.join(arguments)!r} is not allowed; allowed: --upgrade, or nothing")
+    if note := missing():
+        print(f"params: {note}", file=sys.stderr)
     print(load().model_dump_json(indent=2))
     return 0
 
 
 def main() -> int:
-    return exit_status("params", print_params)
+    return exit_status("params", lambda: print_params(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -16,14 +16,15 @@ def copy(inbox: Path, folder: Path) -> None:
     """
     layout = (
         f"put images into {inbox}/<class>/ (or {inbox}/train/<class>/, and the same for val and test; or anywhere in "
-        f"it, with a table {inbox}/{labels.NAME})"
+        f"it, with a table {inbox}/{labels.NAME}); in a clone: dvc pull, if the photos were added with "
+        f"dvc add {inbox}/*; without the photos: dvc repro --downstream split"
     )
     if not inbox.is_dir():
         raise UserError(f"paths.inbox: {inbox} is not a folder; {layout}")
     images = 0
     for path in sorted(inbox.rglob("*")):
         relative = path.relative_to(inbox)
-        if files.is_junk(relative):
+        if files.is_junk(relative) or (len(relative.parts) == 1 and path.suffix == ".dvc"):  # .dvc: from `dvc add`
             continue
         _check(path, relative)
         if path.is_dir():

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 import safetensors.torch
+import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -117,3 +118,29 @@ def _fault(described: Description) -> str:
     if view.crop > view.resize:
         return f"view: a crop of {view.crop} from {view.resize} pixels"
     return ""
+
+
+def tensor_differences(claimed: Path, got: Path) -> str:
+    """A sentence: how many tensors of two files of weights differ, and the largest difference."""
+
+    def as_bytes(tensor: Tensor) -> Tensor:
+        return tensor.reshape(-1).view(torch.uint8)
+
+    try:
+        ones, others = safetensors.torch.load_file(got), safetensors.torch.load_file(claimed)
+    except SafetensorError as error:
+        return f"cannot be compared: {error}"
+    names = ones.keys() | others.keys()
+    comparable = {
+        name
+        for name in ones.keys() & others.keys()
+        if (ones[name].shape, ones[name].dtype) == (others[name].shape, others[name].dtype)
+    }
+    unequal = sorted(n for n in comparable if not torch.equal(as_bytes(ones[n]), as_bytes(others[n])))
+    sentence = f"{len(unequal)} of {len(names)} tensors differ"
+    if unequal:
+        largest, name = max(((ones[n].double() - others[n].double()).abs().max().item(), n) for n in unequal)
+        sentence += f", by at most {largest:.3g} ({name})"
+    if rest := len(names) - len(comparable):
+        sentence += f"; {rest} have another shape or dtype, or are in one file only"
+    return sentence

@@ -10,6 +10,7 @@ from PIL import Image
 from pipeline import split
 from pipeline.config.params import Fractions, Split
 from pipeline.data import images
+from pipeline.data.originals import Originals
 
 Rows = list[split.Row]
 Counts = dict[str, Any]
@@ -26,7 +27,7 @@ def settings(
 
 def do_split(folder: Path, workers: int = 2, **changes: Any) -> tuple[Rows, Counts]:
     """The rows and counts of a folder of images."""
-    rows, counts, _ = split.split(folder, settings(**changes), workers)
+    rows, counts, _ = split.split(Originals(folder, {}), settings(**changes), workers)
     return rows, counts
 
 

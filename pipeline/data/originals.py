@@ -1,0 +1,121 @@
+"""The image files as the stages read them: copies in paths.images, or the user's own files where they are.
+
+With `data.source: folder` the stage download copies no image. It writes a manifest into paths.images: the path, size
+and SHA-256 of each file in paths.inbox. DVC versions this manifest. The stages split and prepare then read the files in
+paths.inbox, and refuse a file that is not as the manifest says.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from pipeline.base import files, schema, threads
+from pipeline.base.errors import UserError
+from pipeline.data import folders
+
+MANIFEST = "manifest.csv"  # in paths.images
+HEADER = ("path", "bytes", "sha256")
+LICENSE = "LICENSE.txt"  # is copied beside the manifest: reports name the photographers
+
+
+@dataclass(frozen=True)
+class Originals:
+    """The image files of a data set."""
+
+    root: Path
+    hashes: Mapping[str, str]  # path of a file → its SHA-256 in the manifest; empty without a manifest
+
+    def entries(self) -> list[str]:
+        """The files and folders below root, as `folders.entries` lists them; those of the manifest if there is one."""
+        return _with_folders(self.hashes) if self.hashes else folders.entries(self.root)
+
+    def file(self, name: str) -> Path:
+        """The path of a file. Raises UserError if its content is not that of the manifest."""
+        path = self.root / name
+        if self.hashes:
+            actual = files.sha256(path) if path.is_file() else ""
+            if actual != self.hashes.get(name):
+                raise UserError(
+                    f"{path}: {'changed' if actual else 'removed'} after the stage download listed it (data.source: "
+                    f"folder); run dvc repro, which lists the files again, or restore it"
+                )
+        return path
+
+
+def opened(images: Path, inbox: Path) -> Originals:
+    """The image files that paths.images holds, or that its manifest lists in paths.inbox.
+
+    Raises UserError if there is no such folder, and for a damaged manifest.
+    """
+    manifest = images / MANIFEST
+    if not manifest.is_file():
+        return Originals(images, {})
+    with schema.reading(manifest, schema.checkout(manifest)):
+        hashes = {row["path"]: row["sha256"] for row in files.read_csv(manifest)}
+    if not inbox.is_dir():
+        raise UserError(
+            f"paths.inbox: {inbox} is not a folder, but {manifest} lists images in it (data.source: folder); set "
+            f"paths.inbox to the folder with these images; the stages after prepare do not need them: "
+            f"dvc repro --allow-missing"
+        )
+    return Originals(inbox, hashes)
+
+
+def _with_folders(names: Iterable[str]) -> list[str]:
+    """The paths of files, and of the folders that they are in (with / at the end), sorted."""
+    parents = {f"{parent}/" for name in names for parent in PurePosixPath(name).parents if parent.name}
+    return sorted({*names, *parents})
+
+
+def write_manifest(inbox: Path, target: Path, workers: int) -> tuple[int, int]:
+    """Write the manifest of the files below `inbox` into the folder `target`; the numbers of files and bytes.
+
+    Links are followed. Raises UserError if there is no file, and for what `_walk` refuses.
+    """
+    if not inbox.is_dir():
+        raise UserError(f"paths.inbox: {inbox} is not a folder; set it to the folder with your images")
+    names = sorted(_walk(inbox, inbox, ()))  # code points have the order of their UTF-8 bytes
+    if not names:
+        raise UserError(f"paths.inbox: {inbox} is empty; put images into {inbox}/<class>/, or name another folder")
+
+    def row(name: str) -> tuple[str, int, str]:
+        path = inbox / name
+        return name, path.stat().st_size, files.sha256(path)
+
+    rows = list(threads.ordered_map(row, names, workers, "download"))
+    files.write_csv(target / MANIFEST, HEADER, rows)
+    if LICENSE in names:
+        (target / LICENSE).write_bytes((inbox / LICENSE).read_bytes())
+    return len(rows), sum(size for _, size, _ in rows)
+
+
+def _walk(folder: Path, top: Path, above: tuple[Path, ...]) -> Iterator[str]:
+    """The paths of the files below `folder` relative to `top`, without junk and without the files of `dvc add`.
+
+    `above` has the folders that lead to it. Raises UserError for a link to one of them, for what is neither a file nor
+    a folder, and for a name that split.csv cannot hold.
+    """
+    here = folder.resolve()
+    if here in above:
+        raise UserError(f"{folder}: a link to a folder that it is in; remove the link")
+    with os.scandir(folder) as found:
+        entries = list(found)
+    for entry in entries:
+        path = Path(entry.path)
+        name = path.relative_to(top).as_posix()
+        if files.is_junk(Path(entry.name)) or (folder == top and path.suffix == ".dvc"):
+            continue
+        folders.check_name(path, name)
+        if entry.is_dir():
+            yield from _walk(path, top, (*above, here))
+        elif entry.is_file():
+            yield name
+        else:
+            raise UserError(f"{path}: neither a file nor a folder (a broken link?); remove it, or put the file there")
+
+
+def linked_folders(inbox: Path) -> list[str]:
+    """The paths of links to folders below `inbox`, sorted. DVC does not look into them, so it sees no change there."""
+    paths = (Path(top, name) for top, inner, _ in os.walk(inbox, followlinks=True) for name in inner)
+    return sorted(path.relative_to(inbox).as_posix() for path in paths if path.is_symlink())

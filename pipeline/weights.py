@@ -1,0 +1,44 @@
+"""Stage `weights`: pretrained weights for train.model, or a note that none are asked for.
+
+    python -m pipeline.weights       writes paths.weights: <train.model>.safetensors, or none.txt
+
+It is a stage of its own, so that another model does not bring the images again. A downloaded file is kept, so the stage
+runs again without a network.
+"""
+
+import sys
+from pathlib import Path
+
+from pipeline import stage
+from pipeline.base import files
+from pipeline.config.model_names import weights_file
+from pipeline.config.params import Params
+from pipeline.data import fetch
+
+
+def run(config: Params) -> None:
+    """Fill `paths.weights`. Raises UserError if the weights cannot be had or read."""
+    model, asked = config.train.model, config.train.weights
+    with files.atomic_folder(Path(config.paths.weights)) as folder:
+        if asked == "none":  # DVC warns of an empty folder with every command
+            files.write_text(folder / "none.txt", "No pretrained weights are asked for (train.weights: none).\n")
+            print("weights: none are asked for; the model starts from random weights")
+            return
+        from pipeline.models import pretrained  # imports torch, which takes seconds
+
+        if asked == "imagenet":
+            source = fetch.obtain_weights(*pretrained.published(model), Path(config.paths.archives))
+        else:
+            source = Path(asked)
+        for note in pretrained.convert(source, folder / weights_file(model)):
+            print(f"weights: {note}")
+    origin = source.name if asked == "imagenet" else asked
+    print(f"weights: those of {model} in {config.paths.weights}, from {origin}")
+
+
+def main() -> int:
+    return stage.main("weights", run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

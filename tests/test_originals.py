@@ -1,0 +1,116 @@
+"""Images of `data.source: folder` stay where they are: a manifest lists them, and a changed file is refused."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline import download
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.data import originals
+from tests.helpers.sources import fill, project
+
+PHOTOS = {
+    "cats/ä 1.jpg": b"one",
+    "cats/b.jpg": b"two",
+    "dogs/c.jpg": b"three",
+    "LICENSE.txt": b"CC-BY",
+    ".x": b"",
+    "cats.dvc": b"",
+}
+
+
+@pytest.fixture
+def inbox(tmp_path: Path) -> Path:
+    """A folder outside the project."""
+    fill(tmp_path / "my photos", PHOTOS)
+    (tmp_path / "images").mkdir()
+    return tmp_path / "my photos"
+
+
+def listed(inbox: Path) -> originals.Originals:
+    """The manifest of a folder, written and read."""
+    originals.write_manifest(inbox, inbox.parent / "images", workers=2)
+    return originals.opened(inbox.parent / "images", inbox)
+
+
+def test_the_manifest_has_every_file_with_its_hash(inbox: Path) -> None:
+    """Size and SHA-256 of every file without junk, in the order of paths. Only the licence is copied."""
+    source = listed(inbox)
+    names = ["LICENSE.txt", "cats/b.jpg", "cats/ä 1.jpg", "dogs/c.jpg"]
+    lines = [f"{name},{len(PHOTOS[name])},{files.sha256(inbox / name)}" for name in names]
+    assert (inbox.parent / "images/manifest.csv").read_text().splitlines() == ["path,bytes,sha256", *lines]
+    assert sorted(path.name for path in (inbox.parent / "images").iterdir()) == ["LICENSE.txt", "manifest.csv"]
+    assert source.entries() == ["LICENSE.txt", "cats/", "cats/b.jpg", "cats/ä 1.jpg", "dogs/", "dogs/c.jpg"]
+    assert source.file("cats/ä 1.jpg") == inbox / "cats/ä 1.jpg"
+
+
+@pytest.mark.parametrize(
+    ("change", "word"), [(lambda path: path.write_bytes(b"new"), "changed"), (Path.unlink, "removed")]
+)
+def test_a_file_that_is_not_as_listed_is_refused(inbox: Path, change: Callable[[Path], object], word: str) -> None:
+    """A photo that was changed or removed after download is named; other photos can be read."""
+    source = listed(inbox)
+    change(inbox / "cats/b.jpg")
+    with pytest.raises(UserError, match=rf"cats/b\.jpg: {word} after the stage download listed it .*; run dvc repro"):
+        source.file("cats/b.jpg")
+    assert source.file("dogs/c.jpg").read_bytes() == b"three"
+
+
+def test_links_are_followed(inbox: Path) -> None:
+    """A link to a file or folder is read as what it leads to. A link to a folder above it is refused."""
+    fill(inbox.parent / "elsewhere", {"d.jpg": b"four"})
+    (inbox / "birds").symlink_to(inbox.parent / "elsewhere")
+    (inbox / "dogs/e.jpg").symlink_to(inbox / "cats/b.jpg")
+    source = listed(inbox)
+    assert {"birds/d.jpg", "dogs/e.jpg"} <= set(source.entries())
+    assert source.hashes["dogs/e.jpg"] == source.hashes["cats/b.jpg"]
+    assert originals.linked_folders(inbox) == ["birds"]
+    (inbox / "cats/again").symlink_to(inbox)
+    with pytest.raises(UserError, match=r"cats/again: a link to a folder that it is in; remove the link"):
+        listed(inbox)
+
+
+def test_what_cannot_be_listed_is_refused(inbox: Path) -> None:
+    """A broken link, a pipe, a name that is not UTF-8, a missing folder and an empty one are named."""
+    odd: tuple[tuple[Callable[[], None], str], ...] = (
+        (lambda: (inbox / "cats/z.jpg").symlink_to("nowhere"), r"z\.jpg: neither a file nor a folder \(a broken link"),
+        (lambda: os.mkfifo(inbox / "cats/z.jpg"), r"z\.jpg: neither a file nor a folder"),
+        ((inbox / "cats/\udcff.jpg").touch, r"the name is not UTF-8"),
+    )
+    for make, what in odd:
+        make()
+        with pytest.raises(UserError, match=what):
+            listed(inbox)
+        files.remove(inbox / "cats/z.jpg")
+    (inbox.parent / "empty").mkdir()
+    for folder, what in (("empty", "is empty; put images into"), ("missing", "is not a folder; set it to")):
+        with pytest.raises(UserError, match=f"paths.inbox: .*{folder} {what}"):
+            originals.write_manifest(inbox.parent / folder, inbox.parent / "images", workers=1)
+
+
+def test_without_the_folder_the_refusal_says_how_to_go_on(inbox: Path) -> None:
+    """In a clone on another machine the photos are not there: paths.inbox, the manifest and the remedy are named."""
+    listed(inbox)
+    with pytest.raises(
+        UserError, match=r"paths.inbox: /other is not a folder, but .*manifest.csv lists .*--allow-miss"
+    ):
+        originals.opened(inbox.parent / "images", Path("/other"))
+
+
+def test_download_lists_and_says_so(
+    inbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The stage says how many files stay where, and that DVC does not look into linked folders."""
+    monkeypatch.chdir(tmp_path)
+    config = project(tmp_path, source="folder")
+    config = config.model_copy(update={"paths": config.paths.model_copy(update={"inbox": str(inbox)})})
+    (inbox / "birds").symlink_to(inbox / "cats")
+    download.run(config)
+    said = capfd.readouterr().out
+    assert (
+        f"6 files, {sum(map(len, PHOTOS.values())) + 6} bytes stay in {inbox}; data/images/manifest.csv lists" in said
+    )
+    assert "1 links to folders are followed (birds), but DVC notices no change in them" in said

@@ -1,0 +1,158 @@
+"""Own photos under real DVC: versioned, in a clone, in queued experiments, with a photo added by a colleague."""
+
+import csv
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.data import synthetic
+from tests.conftest import change, read_params, write_params
+from tests.helpers.projects import call, copy_project
+
+SMALL: dict[str, Any] = {"train__epochs": 1, "split__phash_distance": 0}
+
+
+def commit(folder: Path) -> None:
+    call(folder, "git", "add", "--all")
+    call(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "Run")
+
+
+def splits(folder: Path) -> dict[str, str]:
+    with (folder / "data/split.csv").open(newline="") as rows:
+        return {row["path"]: row["split"] or row["reason"] for row in csv.DictReader(rows)}
+
+
+def ran(folder: Path, *command: str) -> list[str]:
+    """The stages that a command of DVC ran."""
+    lines = call(folder, *command).stdout.splitlines()
+    return [line.split("'")[1] for line in lines if line.startswith("Running stage")]
+
+
+def clone(folder: Path, target: Path) -> Path:
+    """A Git clone with the DVC remote of the original."""
+    call(folder.parent, "git", "clone", "--quiet", str(folder), str(target))
+    return target
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 drawn photos, and one more."""
+    folder = tmp_path_factory.mktemp("photos")
+    for seed, name in enumerate(("photos", "more")):
+        (folder / name).mkdir()
+        synthetic.draw(folder / name, count=60, size=48, seed=seed, workers=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def owner(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
+    """The owner's project: photos in the inbox, versioned with `dvc add`, run, committed and pushed."""
+    folder = copy_project(tmp_path_factory.mktemp("owner") / "project", data__source="inbox", **SMALL)
+    shutil.copytree(photos / "photos", folder / "data/inbox", dirs_exist_ok=True)
+    call(folder, "dvc", "add", *(f"data/inbox/{path.name}" for path in (photos / "photos").iterdir()))
+    call(folder, "dvc", "repro")
+    call(folder, "dvc", "remote", "add", "--default", "storage", str(folder.parent / "storage"))
+    commit(folder)
+    call(folder, "dvc", "push")
+    return folder
+
+
+def add_photo(photos: Path, inbox: Path) -> str:
+    """Put one new photo into a class folder of the inbox; its path."""
+    source = next((photos / "more/poppy").iterdir())
+    shutil.copy(source, inbox / "poppy/new.png")
+    return "poppy/new.png"
+
+
+def test_a_clone_repeats_nothing_and_takes_a_new_photo(owner: Path, photos: Path, tmp_path: Path) -> None:
+    """After `dvc pull` nothing runs. One photo is added to the set of all photos, and no other photo moves."""
+    folder = clone(owner, tmp_path / "clone")
+    call(folder, "dvc", "pull")
+    assert ran(folder, "dvc", "repro") == []
+    assert call(folder, "git", "status", "--porcelain").stdout == ""
+    name, before = add_photo(photos, folder / "data/inbox"), splits(folder)
+    assert ran(folder, "dvc", "repro") == ["download", "split", "prepare", "train", "evaluate"]
+    after = splits(folder)
+    assert after.pop(name) in {"train", "val", "test"}
+    assert after == before
+    assert "data/inbox/poppy.dvc" in call(folder, "git", "status", "--porcelain").stdout
+
+
+def test_a_queued_experiment_has_the_photos(owner: Path, tmp_path: Path) -> None:
+    """`dvc exp run --queue` runs in a folder of its own. It has the photos, and runs only what the setting changes."""
+    folder = clone(owner, tmp_path / "clone")
+    call(folder, "dvc", "pull")
+    call(folder, "dvc", "exp", "run", "--queue", "--name", "queued", "-S", "train.lr=0.005")
+    done = call(folder, "dvc", "exp", "run", "--run-all")
+    assert "Running stage 'train'" in done.stdout + done.stderr
+    assert "Running stage 'download'" not in done.stdout + done.stderr
+    assert "queued" in call(folder, "dvc", "exp", "list").stdout
+
+
+def test_an_empty_inbox_in_a_clone_is_explained(owner: Path, tmp_path: Path) -> None:
+    """Without `dvc pull` the photos are missing: DVC names them, and no output is deleted."""
+    folder = clone(owner, tmp_path / "clone")
+    refused = call(folder, "dvc", "repro", check=False)
+    assert refused.returncode != 0
+    assert "missing data 'source': data/inbox/" in refused.stdout + refused.stderr
+    assert call(folder, "git", "status", "--porcelain").stdout == ""
+
+
+def test_a_folder_is_read_where_it_is(photos: Path, tmp_path: Path) -> None:
+    """`data.source: folder` gives the split and the packed images of a copy. A new photo is noticed and used. A queued
+    experiment finds the folder. A clone without it trains on what `dvc pull` brings.
+    """
+    own = shutil.copytree(photos / "photos", tmp_path / "my photos")
+    folder = copy_project(tmp_path / "project", data__source="folder", paths__inbox=str(own), **SMALL)
+    call(folder, "dvc", "repro")
+    commit(folder)
+    assert sorted(path.name for path in (folder / "data/images").iterdir()) == ["LICENSE.txt", "manifest.csv"]
+    before = splits(folder)
+    assert len(before) == 60
+    call(folder, "dvc", "exp", "run", "--queue", "--name", "queued", "-S", "train.lr=0.005")
+    done = call(folder, "dvc", "exp", "run", "--run-all")
+    assert "Running stage 'train'" in done.stdout + done.stderr
+    name = add_photo(photos, own)
+    assert ran(folder, "dvc", "repro") == ["download", "split", "prepare", "train", "evaluate"]
+    after = splits(folder)
+    assert after.pop(name) in {"train", "val", "test"}
+    assert after == before
+    call(folder, "dvc", "remote", "add", "--default", "storage", str(tmp_path / "storage"))
+    commit(folder)
+    call(folder, "dvc", "push")
+    elsewhere = clone(folder, tmp_path / "clone")
+    shutil.move(own, tmp_path / "gone")
+    call(elsewhere, "dvc", "pull")
+    assert ran(elsewhere, "dvc", "repro", "--allow-missing") == []
+    call(elsewhere, "dvc", "exp", "run", "--allow-missing", "-S", "train.lr=0.005")
+    assert (elsewhere / "metrics/eval.json").read_bytes() != (folder / "metrics/eval.json").read_bytes()
+
+
+def test_wrong_params_cost_no_output(owner: Path, tmp_path: Path) -> None:
+    """`make repro` refuses before DVC removes anything. Under `dvc repro`, the stage that refuses names what DVC
+    removed, and how to get it back. A typing error in train.model costs no image.
+    """
+    folder = clone(owner, tmp_path / "clone")
+    call(folder, "dvc", "pull")
+    params = folder / "params.yaml"
+    write_params(params, change(read_params(params), split__fold=99))
+    refused = call(folder, "python", "-m", "pipeline.repro", check=False)
+    assert refused.returncode == 1
+    assert refused.stderr == "repro: split.fold: 99 is not one of 10 folds; allowed: 0 to 9\n"
+    assert (folder / "data/split.csv").is_file()
+    refused = call(folder, "dvc", "repro", check=False)
+    [said] = [line for line in refused.stderr.splitlines() if "DVC removed" in line]
+    assert said == (
+        "split: DVC removed data/split.csv, metrics/data.json before this stage; to get them back: dvc checkout; "
+        "git checkout metrics/data.json"
+    )
+    call(folder, "dvc", "checkout")
+    call(folder, "git", "checkout", "metrics/data.json")
+    assert (folder / "data/split.csv").is_file()
+    write_params(params, change(read_params(params), split__fold=0, train__model="resnet99"))
+    refused = call(folder, "dvc", "repro", check=False)
+    assert "weights: train.model: 'resnet99' is not one of torchvision's" in refused.stderr
+    assert (folder / "data/images/poppy").is_dir()
+    assert (folder / "models/model.safetensors").is_file()
