@@ -37,8 +37,8 @@ $(READY): requirements/lock.txt
 	@touch $(READY)
 	@echo "setup: done; to use it: . $(VENV)/bin/activate"
 
-start: setup  ## choose settings that suit this machine and your photos, and see how long a run takes (PRESET=good)
-	@python -m pipeline.start $(PRESET)
+start: setup  ## choose settings that suit this machine and your photos, and see how long a run takes (PRESET=good PHOTOS=/path)
+	@python -m pipeline.start $(PRESET) $(if $(PHOTOS),--photos "$(PHOTOS)")
 
 demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes, no GPU)
 	@python -m pipeline.demo

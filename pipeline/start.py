@@ -14,7 +14,7 @@ import operator
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,36 @@ PARAMS = Path("params.yaml")
 UNDO = f"git diff {PARAMS} shows what changed; git checkout {PARAMS} undoes all of it"
 
 
-def source(config: Params) -> dict[str, Any]:
-    """The param that makes a run use the inbox, if there are photos in it and no other source was chosen."""
+def source(config: Params, photos: str = "") -> dict[str, Any]:
+    """The params that make a run read the folder `photos` where it is; empty: the inbox, if something is in it.
+
+    Without photos in the inbox, or if the params name another source, they stay as they are. Raises UserError.
+    """
+    if photos:
+        folder, project = Path(photos).expanduser().resolve(), Path.cwd()
+        if not folder.is_dir():
+            raise UserError(f"{photos}: not a folder; needed: the folder with your images, one folder per class in it")
+        inside = folder.is_relative_to(project) and folder != project
+        return {"data.source": "folder", "paths.inbox": str(folder.relative_to(project) if inside else folder)}
     if config.data.source == "archive" and not survey.is_empty(Path(config.paths.inbox)):
         return {"data.source": "inbox"}
     return {}
 
 
-def counted(config: Params) -> Survey:
-    """The images that a run would use after start. Raises UserError for a layout that `split` would refuse."""
-    return survey.survey(changed_by(config, source(config)))
+@dataclass(frozen=True)
+class Situation:
+    """What there is: the params, the machine, and the images."""
+
+    config: Params
+    here: Machine
+    source: dict[str, Any]  # the params that name where the images are, if they change
+    found: Survey
+
+
+def situation(config: Params, photos: str = "") -> Situation:
+    """What there is. Raises UserError for a folder without images in it, or with a layout that `split` would refuse."""
+    named = source(config, photos)
+    return Situation(config, this_machine(), named, survey.survey(changed_by(config, named)))
 
 
 def this_machine() -> Machine:
@@ -48,19 +68,18 @@ def this_machine() -> Machine:
     return replace(machine.read(), cores=len(os.sched_getaffinity(0)))
 
 
-def described(here: Machine, found: Survey) -> Iterator[str]:
-    """What there is: the machine and the photos, one line each."""
+def described(now: Situation) -> Iterator[str]:
+    """What there is: the machine and the images, one line each."""
+    here, found = now.here, now.found
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    gpus = f"{here.cuda_devices} GPU" if here.cuda_devices else "no GPU"
-    yield f"machine  {here.cores} cores, {memory:.0f} GiB of memory, {gpus}, Apex: {here.apex}"
-    count = f"{found.images:,} images in {found.classes} classes: " if found.images else ""
-    yield f"images   {count}{found.where}"
+    yield f"machine  cores: {here.cores}, memory: {memory:.0f} GiB, GPUs: {here.cuda_devices}, Apex: {here.apex}"
+    yield f"images   {f'{found.images:,} in {found.classes} classes, in ' if found.images else ''}{found.where}"
 
 
-def values(name: str, config: Params, here: Machine, found: Survey) -> dict[str, Any]:
-    """The params of a preset for these photos, and where the photos are."""
-    training = found.parts(config.split.fractions.model_dump())["train"]
-    return source(config) | presets.changes(name, here, training)
+def values(name: str, now: Situation) -> dict[str, Any]:
+    """The params of a preset for these images, and where the images are."""
+    training = now.found.parts(now.config.split.fractions.model_dump())["train"]
+    return now.source | presets.changes(name, now.here, training)
 
 
 def changed_by(config: Params, new: dict[str, Any]) -> Params:
@@ -72,10 +91,10 @@ def changed_by(config: Params, new: dict[str, Any]) -> Params:
     return params.parse(raw)
 
 
-def accepted(name: str, config: Params, new: dict[str, Any], here: Machine) -> Params:
+def accepted(name: str, now: Situation, new: dict[str, Any]) -> Params:
     """The params with the values of a preset. Raises UserError if other settings do not go with the preset."""
-    changed = changed_by(config, new)
-    if not presets.missing(name, here) and (faults := validity.faults(changed, here)):
+    changed = changed_by(now.config, new)
+    if not presets.missing(name, now.here) and (faults := validity.faults(changed, now.here)):
         remedy = f"nothing is written: other settings in {PARAMS} do not go with the preset {name}; {UNDO}"
         raise UserError("\n".join([*faults, remedy]))
     return changed
@@ -97,52 +116,51 @@ def write(config: Params, new: dict[str, Any]) -> None:
     print(f"Changed in {PARAMS}:", *lines, f"{UNDO}.", sep="\n")
 
 
-def offer(config: Params, here: Machine, found: Survey) -> None:
+def offer(now: Situation) -> None:
     """Print the presets, each with the time of a run here."""
     from pipeline.planning import estimate
 
     print("\npreset  model     pixels  epochs  batch  a run takes here (measuring, some seconds each)")
     for name in NAMES:
-        new = values(name, config, here, found)
+        new = values(name, now)
         columns = (new[f"train.{key}"] for key in ("model", "crop", "epochs", "batch_size"))
-        row = "{:<8}{:<10}{:<8}{:<8}{:<7}".format(name, *columns)
-        print(row, end="", flush=True)
-        reason = presets.missing(name, here)
-        changed = accepted(name, config, new, here)
-        print(reason or estimate.total(changed, estimate.measured_parts(changed, found)), flush=True)
+        print("{:<8}{:<10}{:<8}{:<8}{:<7}".format(name, *columns), end="", flush=True)
+        reason, changed = presets.missing(name, now.here), accepted(name, now, new)
+        print(reason or estimate.total(changed, estimate.measured_parts(changed, now.found)), flush=True)
 
 
-def chosen(config: Params, here: Machine, found: Survey) -> str:
+def chosen(now: Situation) -> str:
     """The preset that the person at the terminal chooses; empty for none, or without a terminal."""
-    offer(config, here, found)
-    best = presets.RECOMMENDED
+    offer(now)
     if not sys.stdin.isatty():
-        print(f"\nNothing is changed. To take one: python -m pipeline.start {best}")
+        print(f"\nNothing is changed. To take one: python -m pipeline.start {presets.RECOMMENDED}")
         return ""
     keys = {name[0]: name for name in NAMES}
-    answer = input(f"\nWhich one? {', '.join(f'{key}: {name}' for key, name in keys.items())}; Enter: none > ").strip()
+    print(
+        f"\nWhich one? {', '.join(f'{key}: {name}' for key, name in keys.items())}; Enter: none > ", end="", flush=True
+    )
+    answer = sys.stdin.readline().strip()
     return answer if answer in NAMES else keys.get(answer, "")
 
 
-def start(asked: str) -> int:
+def start(asked: str, photos: str) -> int:
     """Write the preset that was asked for, or let the user choose one; 0."""
-    config, here = params.load(), this_machine()
-    found = counted(config)
-    print(*described(here, found), sep="\n", flush=True)
-    name = asked or chosen(config, here, found)
+    now = situation(params.load(), photos)
+    print(*described(now), sep="\n", flush=True)
+    name = asked or chosen(now)
     if not name:
         return 0
-    new = values(name, config, here, found)
-    changed = accepted(name, config, new, here)
+    new = values(name, now)
+    changed = accepted(name, now, new)
     print(f"\npreset   {name}")
-    write(config, new)
-    if reason := presets.missing(name, here):
+    write(now.config, new)
+    if reason := presets.missing(name, now.here):
         print(f"It {reason}.")
         return 0
     from pipeline.planning import estimate  # imports what decodes images, which takes a second
 
     print()
-    for line in estimate.report(changed, found):
+    for line in estimate.report(changed, now.found):
         print(line, flush=True)
     print("Next: make repro")
     return 0
@@ -151,8 +169,9 @@ def start(asked: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m pipeline.start", description=__doc__.splitlines()[0])
     parser.add_argument("preset", nargs="?", choices=NAMES, help="without: all are shown")
+    parser.add_argument("--photos", default="", metavar="FOLDER", help="a folder with images, read where it is")
     arguments = parser.parse_args()
-    return exit_status("start", lambda: start(arguments.preset or ""))
+    return exit_status("start", lambda: start(arguments.preset or "", arguments.photos))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.config.machine import Machine
 from pipeline.planning import presets
+from pipeline.planning.survey import Survey
 from tests.conftest import PROJECT, change, read_params, write_params
-from tests.helpers.datasets import put
+from tests.helpers.datasets import put, two_classes
 from tests.helpers.projects import call, copy_project
 
 HERE = Machine(0, "missing", compiler=False, cores=2)
+TWO_CLASSES = Survey("here", 2, {"": 100})
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def test_a_preset_changes_its_lines_and_no_other(project_with_photos: Path, caps
     """Each changed line is shown as old → new. Its comment stays, and so does every other line."""
     path, config = project_with_photos / "params.yaml", params.load()
     unchanged = path.read_text().splitlines()
-    new = start.values("quick", config, HERE, start.counted(config))
+    new = start.values("quick", replace(start.situation(config), here=HERE))
     start.write(config, new)
     shown = capsys.readouterr().out
     assert "data.source            archive → inbox" in shown
@@ -54,7 +57,7 @@ def test_the_same_preset_again_changes_nothing(project_with_photos: Path, capsys
     path, written = project_with_photos / "params.yaml", dict[str, bytes]()
     for name in ("good", "good", "quick", "good"):
         config = params.load()
-        start.write(config, start.values(name, config, HERE, start.counted(config)))
+        start.write(config, start.values(name, replace(start.situation(config), here=HERE)))
         assert written.setdefault(name, path.read_bytes()) == path.read_bytes()
     assert "has these values already" in capsys.readouterr().out
 
@@ -63,16 +66,32 @@ def test_a_setting_that_does_not_go_with_a_preset_is_named(raw: dict[str, Any]) 
     """The user's own other settings stay, and one that contradicts is refused before anything is written."""
     config = params.parse(change(raw, split__folds=5))
     with pytest.raises(UserError, match=r"split.folds: 5(.|\n)*nothing is written"):
-        start.accepted("quick", config, presets.changes("quick", HERE, 100), HERE)
+        start.accepted("quick", start.Situation(config, HERE, {}, TWO_CLASSES), presets.changes("quick", HERE, 100))
 
 
 def test_an_empty_inbox_leaves_the_source(raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without class folders in the inbox, the archive stays the source; a chosen source always stays."""
     monkeypatch.chdir(tmp_path)
-    assert start.source(params.parse(raw)) == {}
+    assert start.source(params.parse(raw), "") == {}
     (tmp_path / "data/inbox/cats").mkdir(parents=True)
-    assert start.source(params.parse(raw)) == {"data.source": "inbox"}
-    assert start.source(params.parse(change(raw, data__source="synthetic"))) == {}
+    assert start.source(params.parse(raw), "") == {"data.source": "inbox"}
+    assert start.source(params.parse(change(raw, data__source="synthetic")), "") == {}
+
+
+def test_a_folder_of_photos_is_read_where_it_is(
+    project_with_photos: Path, raw: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """`--photos` names any folder of this machine; one inside the project by its path there. Another one is refused."""
+    outside = two_classes(tmp_path_factory.mktemp("My photos"))
+    config = params.parse(raw)
+    now = start.situation(config, str(outside))
+    assert now.source == {"data.source": "folder", "paths.inbox": str(outside)}
+    assert now.found.images == 20
+    start.write(config, start.values("quick", now))
+    assert params.load().paths.inbox == str(outside)
+    assert start.source(config, "data/inbox") == {"data.source": "folder", "paths.inbox": "data/inbox"}
+    with pytest.raises(UserError, match="nowhere: not a folder"):
+        start.source(config, "nowhere")
 
 
 def run_start(folder: Path, *arguments: str, terminal: bytes = b"") -> subprocess.CompletedProcess[str]:
@@ -91,19 +110,20 @@ def test_from_photos_to_a_run(tmp_path: Path) -> None:
     """Without a terminal start changes nothing and says what to type; `q` chooses `quick`; DVC runs what it wrote."""
     folder = copy_project(tmp_path / "project", train__epochs=7)
     call(folder, "git", "checkout", "--quiet", "params.yaml")
+    photos = tmp_path / "My photos"
     for number in range(60):
-        put(folder / "data/inbox" / ("cat", "dog")[number % 2] / f"{number}.png", number, side=64)
+        put(photos / ("cat", "dog")[number % 2] / f"{number}.png", number, side=64)
     before = (folder / "params.yaml").read_bytes()
-    shown = run_start(folder)
+    shown = run_start(folder, "--photos", str(photos))
     assert shown.returncode == 0, shown.stderr
-    assert "60 images in 2 classes: data/inbox" in shown.stdout
+    assert f"60 in 2 classes, in {photos}" in shown.stdout
     assert "python -m pipeline.start good" in shown.stdout
     assert (folder / "params.yaml").read_bytes() == before
-    chosen = run_start(folder, terminal=b"q\n")
+    chosen = run_start(folder, "--photos", str(photos), terminal=b"q\n")
     assert chosen.returncode == 0, chosen.stderr
     assert "\nTime of a run: about " in chosen.stdout
     raw = read_params(folder / "params.yaml")
-    assert (raw["data"]["source"], raw["train"]["crop"]) == ("inbox", 64)
+    assert (raw["data"]["source"], raw["train"]["crop"]) == ("folder", 64)
     assert "\nTime of a run: about " in call(folder, sys.executable, "-m", "pipeline.doctor").stdout
     write_params(folder / "params.yaml", change(raw, train__epochs=1))
     call(folder, "dvc", "repro")

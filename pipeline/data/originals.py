@@ -90,6 +90,11 @@ def write_manifest(inbox: Path, target: Path, workers: int) -> tuple[int, int]:
     return len(rows), sum(size for _, size, _ in rows)
 
 
+def listed(folder: Path) -> list[str]:
+    """The files and folders below `folder`, as `folders.entries` lists them, and those behind links."""
+    return _with_folders([*_walk(folder, folder, ())])
+
+
 def _walk(folder: Path, top: Path, above: tuple[Path, ...]) -> Iterator[str]:
     """The paths of the files below `folder` relative to `top`, without junk and without the files of `dvc add`.
 

@@ -20,7 +20,7 @@ from pipeline.loader import sampler
 from pipeline.planning.survey import Survey
 
 SAMPLE, LONGEST_SAMPLE = 48, 2.0  # images, seconds
-STARTS = 6  # the five stages and DVC take as long as this many starts of a process that trains [measured]
+STARTS = 6  # the stages and DVC take as long as this many starts of a process that trains [measured]
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def parts(config: Params, survey: Survey, times: Times, reading: float) -> Itera
     yield Part(
         "everything else",
         STARTS * times.start + count["test"] * times.validation / processes,
-        f"DVC and the starts of five stages ({times.start:.2g} s for one process); test images: {count['test']:,}",
+        f"DVC and the starts of the stages ({times.start:.2g} s for one process); test images: {count['test']:,}",
     )
 
 

@@ -84,8 +84,8 @@ def _batch(recipe: Recipe, images: int, devices: int) -> tuple[int, int]:
 
     Few images: half of it, again and again, until an epoch has STEPS steps.
     """
-    sizes = [recipe.batch >> halvings for halvings in range(recipe.batch.bit_length())]
-    batch = next((size for size in sizes if images // size >= STEPS or size <= SMALLEST), SMALLEST)
+    options = [recipe.batch >> halvings for halvings in range(recipe.batch.bit_length())]
+    batch = next((size for size in options if images // size >= STEPS or size <= SMALLEST), SMALLEST)
     processes = max(1, min(devices, batch // SMALLEST))
     return batch // processes * processes, processes
 

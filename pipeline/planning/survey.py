@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.base import files
+from pipeline.base.errors import UserError
 from pipeline.config.params import Params
-from pipeline.data import assignment, folders
+from pipeline.data import assignment, folders, originals
 from pipeline.data.assignment import Cut
 from pipeline.data.split_table import SPLITS
 
@@ -43,7 +45,7 @@ def survey(config: Params) -> Survey:
     if config.data.source == "synthetic":
         return Survey("flowers that are drawn", DRAWN_CLASSES, {"": config.data.synthetic.count})
     inbox, images = Path(config.paths.inbox), Path(config.paths.images)
-    if config.data.source != "archive" and not is_empty(inbox):
+    if config.data.source == "folder" or (config.data.source == "inbox" and not is_empty(inbox)):
         return of_folder(inbox)
     if images.is_dir():
         return of_folder(images)
@@ -52,7 +54,9 @@ def survey(config: Params) -> Survey:
 
 def of_folder(folder: Path) -> Survey:
     """The images in a folder, with any layout that `split` understands. Raises UserError for another one."""
-    layout = folders.find_image_files(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; needed: the folder with your images (paths.inbox)")
+    layout = folders.interpret(str(folder), originals.listed(folder), lambda name: (folder / name).read_bytes())
     return Survey(
         where=str(folder),
         classes=len(layout.classes),
@@ -63,5 +67,5 @@ def of_folder(folder: Path) -> Survey:
 
 
 def is_empty(inbox: Path) -> bool:
-    """Whether nothing was put into the inbox, which may be missing."""
-    return not inbox.is_dir() or not folders.entries(inbox)
+    """Whether there are no images in the inbox, which may be missing, or hold only what `dvc add` wrote."""
+    return all(path.suffix == ".dvc" for path in files.visible(inbox))
