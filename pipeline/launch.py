@@ -11,12 +11,12 @@ from pathlib import Path
 from pipeline import stage
 from pipeline.base.errors import Stopped, UserError
 from pipeline.config import validity
-from pipeline.config.model_names import TIMM
 from pipeline.config.params import Params, Run, Train
 from pipeline.engine import environment
 from pipeline.engine.distributed import ENDED_NOTE
 from pipeline.engine.forwarding import FORWARDED
 from pipeline.engine.launchers import LAUNCHERS
+from pipeline.models import timm_models
 
 STAGES = ("train", "evaluate")
 
@@ -72,16 +72,6 @@ def check_apex(settings: Train) -> None:
         )
 
 
-def check_timm(settings: Train) -> None:
-    """Raise UserError if train.model is one of timm's and cannot be trained with these sizes."""
-    if not settings.model.startswith(TIMM):
-        return
-    from pipeline.models import timm_models
-
-    if fault := timm_models.fault(settings):
-        raise UserError(fault)
-
-
 def on_this_node(run: Run) -> Run:
     """The same run on one node. An evaluation gives the same bytes for every number of processes."""
     alone = {"nodes": 1, "processes": run.processes // run.nodes, "min_processes": 0, "rendezvous": "localhost:0"}
@@ -97,7 +87,7 @@ def main() -> int:
     def start(config: Params) -> None:
         set_variables(config.train)
         check_apex(config.train)
-        check_timm(config.train)
+        timm_models.check(config.train)
         with_restarts(f"pipeline.{name}", on_this_node(config.run) if name == "evaluate" else config.run)
 
     return stage.main(name, start)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline import stage
 from pipeline.base import files
-from pipeline.config.model_names import weights_file
+from pipeline.config.model_names import TIMM, weights_file
 from pipeline.config.params import Params
 from pipeline.data import fetch
 
@@ -19,6 +19,10 @@ from pipeline.data import fetch
 def run(config: Params) -> None:
     """Fill `paths.weights`. Raises UserError if the weights cannot be had or read."""
     model, asked = config.train.model, config.train.weights
+    if model.startswith(TIMM):
+        from pipeline.models import timm_models  # imports torch, which takes seconds
+
+        timm_models.check(config.train)
     with files.atomic_folder(Path(config.paths.weights)) as folder:
         if asked == "none":  # DVC warns of an empty folder with every command
             files.write_text(folder / "none.txt", "No pretrained weights are asked for (train.weights: none).\n")

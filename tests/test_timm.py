@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from pipeline import doctor
+from pipeline import doctor, weights
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config import machine, model_names, params, validity
@@ -160,6 +160,17 @@ def test_a_description_of_an_unknown_model_of_timm_is_refused(tmp_path: Path) ->
     path.write_text(path.read_text().replace(MODELS[1], "timm/hf-hub:timm/resnet18.a1_in1k"))
     with pytest.raises(UserError, match=r"model\.json: damaged: model: 'timm/hf-hub:"):
         exported.load(folder / "models")
+
+
+@needs_timm
+def test_an_unknown_model_is_refused_before_the_images_are_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage weights, which needs no images, refuses it."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="did you mean timm/resnet18"):
+        weights.run(params.parse(on_cpu(read_params(), train__model="timm/resnet81")))
+    assert not (tmp_path / "data/weights").exists()
 
 
 @needs_timm

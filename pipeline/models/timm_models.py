@@ -68,6 +68,12 @@ def fault(settings: Train) -> str:
     return ""
 
 
+def check(settings: Train) -> None:
+    """Raise UserError if train.model is one of timm's and cannot be trained with these sides."""
+    if reason := fault(settings):
+        raise UserError(reason)
+
+
 def normalization_note(model: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> str:
     """A sentence if timm's published weights of this model were trained with another mean or std; otherwise empty."""
     published = getattr(model, "pretrained_cfg", {"mean": mean, "std": std})
