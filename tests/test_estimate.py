@@ -24,6 +24,10 @@ def test_the_parts_are_those_of_the_run(raw: dict[str, Any]) -> None:
     assert train.reason == "steps: 100 of 0.5 s; epochs: 10, each with 0.5 s of validation"
     assert reading.seconds == pytest.approx(1.0)
     assert rest.seconds == pytest.approx(estimate.STARTS * 2 + 10 * 0.1 / 2)
+    assert estimate.total(config, [train, reading, rest]).startswith("about 70 seconds on ")
+    patient = params.parse(on_cpu(raw, train__patience=3))
+    assert estimate.total(patient, [train]).startswith("at most about 55 seconds on ")
+    assert estimate.total(config, []) == "not known before the images are downloaded"
 
 
 @pytest.mark.parametrize(

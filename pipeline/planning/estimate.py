@@ -158,7 +158,8 @@ def total(config: Params, found: Sequence[Part]) -> str:
     """The length of a run in words, and where it runs."""
     if not found:
         return "not known before the images are downloaded"
-    return f"{spoken(sum(part.seconds for part in found))} {_where(config)}"
+    longest = "at most " if config.train.patience else ""  # with patience a training may end early
+    return f"{longest}{spoken(sum(part.seconds for part in found))} {_where(config)}"
 
 
 def report(config: Params, survey: Survey) -> Iterator[str]:
