@@ -19,6 +19,7 @@ FIRST_LINES = {
     "predict": "predict: loading the model",
     "doctor": "doctor: looking at this machine and at params.yaml",
     "start": "start: looking at this machine and at your images",
+    "continue_from": "continue_from: getting the model from DVC",
     "repro": "repro: checking the files of earlier runs, then running the stages (dvc repro)",
     "demo": "demo: running all stages on drawn flowers in .demo/, a copy of the project",
     "verify": "verify: comparing the files here with dvc.lock; then the stages run again, in a copy",

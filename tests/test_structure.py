@@ -34,7 +34,7 @@ OWNERS = {  # a library → the modules that import it
     "timm": {"models.timm_models"},
     "torchvision": {"models.network", "models.pretrained", "training.monitor"}, "tensorboard": set(),
     "safetensors": {"models.exported", "models.pretrained"},
-    "apex": {"engine.apex"}, "dvc": set(), "sklearn": set(), "numba": {"loader.compiled"},
+    "apex": {"engine.apex"}, "dvc": {"continue_from"}, "sklearn": set(), "numba": {"loader.compiled"},
     "ctypes": {"base.linux", "config.machine"},
 }  # fmt: skip
 TORCH_DISTRIBUTED = {"engine.rendezvous", "engine.distributed", "engine.launchers"}  # stores, exchanges, torchrun

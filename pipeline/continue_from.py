@@ -1,0 +1,134 @@
+"""Let the next training continue from a trained model: that of a commit, of an experiment, or of this folder.
+
+    python -m pipeline.continue_from HEAD          a commit, a branch, a tag, or the name of an experiment
+    python -m pipeline.continue_from workspace     the model that is in this folder now
+
+The model comes from DVC's cache, or from its remote. It is written into paths.pretrained, with the names of its
+classes, and under a name from its SHA-256. DVC versions the file (dvc add), and train.weights names it. So the next
+training depends on the file, and not on the name of a revision, which may mean another model tomorrow.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from dvc.api import DVCFileSystem
+from dvc.exceptions import DvcException
+from torch import Tensor
+
+from pipeline.base import files, integrity, schema
+from pipeline.base.errors import UserError, exit_status
+from pipeline.config import document, params
+from pipeline.config.model_names import weights_file
+from pipeline.config.params import Params
+from pipeline.models import exported, network, pretrained
+from pipeline.models.exported import Description
+
+PARAMS = Path("params.yaml")
+HERE = "workspace"  # DVC's word for what is in this folder now
+DIGITS = 12  # of the SHA-256 of models/model.safetensors, in the name of the file
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model, and what is known of it."""
+
+    described: Description
+    weights: dict[str, Tensor]
+    digest: str  # the SHA-256 of model.safetensors
+    accuracy: float  # of validation
+
+
+def fetch(revision: str, names: list[str], folder: Path) -> None:
+    """Copy files of a revision into a folder, from DVC's cache or remote, or from Git.
+
+    Raises UserError if there is no such revision or file, or if the cache has other bytes than the revision names.
+    """
+    try:
+        source = DVCFileSystem(rev=None if revision == HERE else revision)
+        for name in names:
+            source.get_file(name, str(folder / Path(name).name))
+            wanted = source.info(name).get("md5")  # of an output of DVC in a commit
+            if wanted and wanted != files.md5(folder / Path(name).name):
+                raise UserError(f"{name} of {revision} is damaged in DVC's cache; make repro repairs the cache")
+    except (DvcException, OSError) as error:
+        reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
+        raise UserError(
+            f"{revision}: {reason}; allowed: {HERE}, or a commit, branch, tag or experiment (dvc exp show names them) "
+            f"with a model in DVC's cache or remote"
+        ) from None
+
+
+def trained(config: Params, revision: str) -> Trained:
+    """The model of a revision. Raises UserError if it cannot be had, or is damaged."""
+    names = [f"{config.paths.models}/{name}" for name in ("model.json", "model.safetensors")]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        fetch(revision, [*names, f"{config.paths.metrics}/train.json"], folder)
+        return Trained(
+            described=schema.json_of(folder / "model.json", Description, "train a model (dvc repro)"),
+            weights=network.export_state(exported.load(folder).net),
+            digest=files.sha256(folder / "model.safetensors"),
+            accuracy=float(json.loads((folder / "train.json").read_text())["val"]["accuracy"]),
+        )
+
+
+def version(path: Path) -> None:
+    """Have DVC version a file. Raises UserError with DVC's message if it does not."""
+    command = [sys.executable, "-m", "dvc", "add", str(path)]
+    done = subprocess.run(command, env=integrity.environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"dvc add {path} ended with exit status {done.returncode}: {' '.join(done.stderr.split())}")
+
+
+def write(folder: Path, model: Trained) -> Path:
+    """Write the weights, with the names of their classes, into a folder. Returns the path, which has their digest."""
+    path = folder / weights_file(f"{model.described.model}-{model.digest[:DIGITS]}")
+    with files.atomic_file(path) as temporary:
+        pretrained.save(temporary, model.weights, model.described.classes)
+    return path
+
+
+def continue_from(revision: str) -> int:
+    """Make the model of a revision the weights that the next training begins with; 0."""
+    config = params.load()
+    model = trained(config, revision)
+    described = model.described
+    print(
+        f"{revision}: {described.model} with {len(described.classes)} classes, exported after epoch {described.epoch}, "
+        f"validation accuracy {model.accuracy:.4f}"
+    )
+    if described.model != config.train.model:
+        raise UserError(
+            f"train.model: {config.train.model!r}, but the model of {revision} is {described.model!r}; needed: the "
+            f"same; set train.model to {described.model}, or take another revision"
+        )
+    path = write(Path(config.paths.pretrained), model)
+    version(path)
+    files.write_text(PARAMS, document.rewritten(PARAMS.read_text(encoding="utf-8"), {"train.weights": str(path)}))
+    print(
+        f"written: {path}",
+        f"for Git: git add {path}.dvc {PARAMS}",
+        f"set in {PARAMS}: train.weights: {path}",
+        "the learning rate and the optimizer begin anew. Choose the epochs, a lower rate, and another seed, for other "
+        "crops and another order of the images:",
+        f"  dvc exp run -S train.epochs={config.train.epochs} -S train.lr={config.train.lr / 10:g} "
+        f"-S train.seed={config.train.seed + 1}",
+        sep="\n",
+    )
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m pipeline.continue_from", description=__doc__.splitlines()[0])
+    parser.add_argument("revision", help=f"a commit, branch, tag or experiment, or {HERE}")
+    arguments = parser.parse_args()
+    return exit_status("continue_from", lambda: continue_from(arguments.revision))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
