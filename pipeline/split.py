@@ -151,14 +151,17 @@ def inspect(
 
 
 def check_unreadable_count(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo], most: int) -> None:
-    """Raise UserError if more than `most` images cannot be used. It names the first five."""
-    unusable = findings.lost([(file.path, info) for file, info in zip(image_files, infos, strict=True)])
+    """Raise UserError if more than `most` images cannot be used. It names the first five, and every remedy."""
+    found = [(file.path, info) for file, info in zip(image_files, infos, strict=True)]
+    unusable = findings.lost(found)
     if len(unusable) > most:
         first = ", ".join(f"{path} ({reason})" for path, reason in unusable[:5])
         rest = ", …" if len(unusable) > 5 else ""
+        remedies = "".join(f"; {remedy}" for remedy in findings.remedies(found))
         raise UserError(
             f"split.max_unreadable: {len(unusable)} images of {len(image_files)} cannot be used, allowed: {most}; "
             f"{first}{rest}; repair, convert or remove them, or raise split.max_unreadable"
+            f"{remedies}"
         )
 
 

@@ -3,18 +3,21 @@
 The doctor's checks (pipeline/doctor.py) are tried here on good and on faulty machines.
 """
 
+import importlib.metadata
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 from ruamel.yaml import YAML
 
 from pipeline import doctor
@@ -246,6 +249,29 @@ def test_a_repository_of_somebody_else_is_a_fault(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")  # the image tells Git system-wide
     assert f"git config --global --add safe.directory {tmp_path}" in doctor.git().fault
+
+
+def is_wanted(package: Requirement, extras: set[str]) -> bool:
+    """Whether this machine needs what a package names, with these of the package's extras."""
+    return package.marker is None or any(package.marker.evaluate({"extra": extra}) for extra in ("", *extras))
+
+
+def test_the_image_that_runs_has_no_optional_package() -> None:
+    """pillow-heif contains x265, so it is under GPL 2: it is an extra, and nothing that a run needs brings it."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    wanted, needed = [Requirement(line) for line in project["project"]["dependencies"]], dict[str, Requirement]()
+    while wanted:
+        package = wanted.pop()
+        if str(package) not in needed:
+            needed[str(package)] = package
+            found = map(Requirement, importlib.metadata.requires(package.name) or [])
+            wanted += [other for other in found if is_wanted(other, package.extras)]
+    names = {doctor.normalized(package.name) for package in needed.values()}
+    assert {"torch", "pillow", "requests", "urllib3", "s3fs"} <= names
+    assert not {"pillow-heif", "timm", "pytest"} & names
+    (heic,) = project["project"]["optional-dependencies"]["heic"]
+    assert heic in project["dependency-groups"]["dev"]
+    assert "--extra" not in (DOCKER / "Dockerfile").read_text()
 
 
 def test_packages_are_held_against_the_lock() -> None:

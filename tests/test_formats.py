@@ -4,6 +4,7 @@ python -m tests.test_formats         prints the table: what the file is, and wha
 """
 
 import io
+import re
 import struct
 import sys
 import tempfile
@@ -26,12 +27,14 @@ from pipeline.data import decoders, findings, formats, images, packed, split_tab
 from pipeline.data.originals import Originals
 from tests.conftest import PROJECT
 from tests.helpers import starts
-from tests.helpers.datasets import Counts, Rows, decode, do_split
+from tests.helpers.datasets import HAS_HEIF, Counts, Rows, decode, do_split, needs_heif
 
 # pytest makes warnings errors again; the module itself ignores Pillow's warnings about odd metadata
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-decoders._heif()  # Pillow can save HEIC then
+if HAS_HEIF:
+    decoders._heif()  # Pillow can save HEIC then
+HEIF = pytest.param("HEIF", marks=needs_heif)
 SIDE = 32  # of the packed images
 ORIENTATION = 0x0112
 
@@ -205,12 +208,16 @@ CASES = (
 )
 
 
+OF_HEIC = tuple(case for case in CASES if "HEIC" in case.name)
+MADE = tuple(case for case in CASES if HAS_HEIF or case not in OF_HEIC)  # the encoder comes with the decoder
+
+
 def make(folder: Path) -> dict[str, Image.Image]:
     """Write the file of each case into one of two class folders; what is to be seen in them, by path."""
     seen = {}
     for label in ("cat", "dog"):
         (folder / label).mkdir(parents=True)
-    for seed, case in enumerate(CASES):
+    for seed, case in enumerate(MADE):
         path = f"{('cat', 'dog')[seed % 2]}/{case.name}"
         content, seen[path] = case.make(seed)
         (folder / path).write_bytes(content)
@@ -236,7 +243,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """All cases, split and packed."""
     folder = tmp_path_factory.mktemp("formats")
     seen = make(folder / "images")
-    rows, counts = do_split(folder / "images", max_unreadable=len(CASES))
+    rows, counts = do_split(folder / "images", max_unreadable=len(MADE))
     files.write_csv(folder / "split.csv", split_table.HEADER, map(split.cells, rows))
     prepare.prepare(
         Originals(folder / "images", {}), folder / "split.csv", folder / "packed", Prepare(size=SIDE), workers=2
@@ -245,7 +252,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(folder / "images", seen, rows, counts, dict(zip(data.paths, data.images, strict=True)))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.name, marks=[needs_heif] * (case in OF_HEIC)) for case in CASES]
+)
 def test_each_kind_of_file_ends_as_stated(world: World, case: Case) -> None:
     """The split gives the stated reason, or keeps the image; then prepare packs what is to be seen in it."""
     row = world.row(case)
@@ -259,12 +268,12 @@ def test_each_kind_of_file_ends_as_stated(world: World, case: Case) -> None:
 
 def test_each_kind_is_counted(world: World) -> None:
     """data.json counts files by reason without the name of the format, files of several images, and dark ones."""
-    reasons = [decoders.kind(case.reason) for case in CASES]
+    reasons = [decoders.kind(case.reason) for case in MADE]
     assert {reason: count for reason, count in world.counts["excluded"].items() if count} == {
         reason: reasons.count(reason) for reason in reasons if reason
     }
-    assert world.counts["files_of_several_images"] == sum(case.has_more for case in CASES)
-    assert world.counts["dark_16_bit"] == sum(case.is_dark for case in CASES)
+    assert world.counts["files_of_several_images"] == sum(case.has_more for case in MADE)
+    assert world.counts["dark_16_bit"] == sum(case.is_dark for case in MADE)
 
 
 def test_what_is_odd_is_said_with_the_first_file_and_the_remedy(world: World) -> None:
@@ -278,7 +287,7 @@ def test_what_is_odd_is_said_with_the_first_file_and_the_remedy(world: World) ->
     assert dark.startswith(
         "16-bit grey, nearly black (below an eighth of the full scale, as 12-bit data is): 1 (first: "
     )
-    named = sorted({case.reason for case in CASES if case.reason.startswith("unsupported format")})
+    named = sorted({case.reason for case in MADE if case.reason.startswith("unsupported format")})
     assert [line.startswith(f"{reason}: ") for line, reason in zip(others, named, strict=True)] == [True] * len(named)
     assert "unsupported format: JPEG XL: convert it, for example: magick photo.jxl photo.png" in others
 
@@ -308,6 +317,7 @@ def test_every_listed_format_is_named(tmp_path: Path, position: int, magic: byte
     assert formats.remedy(kind.name).startswith(("convert it", "save its", "export it")) == is_image
 
 
+@needs_heif
 def test_videos_and_sidecars_of_phones_are_no_unreadable_images(tmp_path: Path) -> None:
     """A folder of an iPhone with a .MOV and an .AAE for every photo passes split.max_unreadable: 0; an image of an
     unsupported format does not, because a photo would be lost."""
@@ -335,7 +345,7 @@ def test_a_video_longer_than_any_image_is_still_named(tmp_path: Path) -> None:
 # ---- HEIC, AVIF and JPEG 2000 ----
 
 
-@pytest.mark.parametrize("file_format", ["HEIF", "AVIF", "JPEG2000"])
+@pytest.mark.parametrize("file_format", [HEIF, "AVIF", "JPEG2000"])
 def test_threads_decode_the_same_bytes(tmp_path: Path, file_format: str) -> None:
     """Eight threads that decode the same images at once get the bytes of one thread."""
     paths = [tmp_path / f"{seed}.img" for seed in range(4)]
@@ -350,7 +360,7 @@ def test_threads_decode_the_same_bytes(tmp_path: Path, file_format: str) -> None
     assert list(threads.ordered_map(look, paths * 8, 8)) == alone * 8
 
 
-@pytest.mark.parametrize("file_format", ["HEIF", "AVIF"])
+@pytest.mark.parametrize("file_format", [HEIF, "AVIF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_an_image_is_turned_once(tmp_path: Path, file_format: str, orientation: int) -> None:
     """An orientation in EXIF is applied once, also where the container turns the image too."""
@@ -363,6 +373,7 @@ def test_an_image_is_turned_once(tmp_path: Path, file_format: str, orientation: 
     assert abs(np.asarray(decode(tmp_path / "a")).astype(int) - np.asarray(scene(0))).mean() < 5
 
 
+@needs_heif
 def test_exif_alone_does_not_turn_a_heic(tmp_path: Path) -> None:
     """The standard of HEIF says that only its container turns an image; phones write both."""
     exif = Image.Exif()
@@ -371,7 +382,7 @@ def test_exif_alone_does_not_turn_a_heic(tmp_path: Path) -> None:
     assert decode(tmp_path / "a").size == scene(0).size
 
 
-@pytest.mark.parametrize("file_format", ["HEIF", "AVIF", "JPEG2000"])
+@pytest.mark.parametrize("file_format", [HEIF, "AVIF", "JPEG2000"])
 def test_damaged_files_end_with_a_reason(tmp_path: Path, file_format: str) -> None:
     """Cut anywhere it is truncated. For 200 damaged files there is a reason or an image."""
     content, draw = plain(file_format, 0)[0], np.random.default_rng(0)
@@ -383,6 +394,34 @@ def test_damaged_files_end_with_a_reason(tmp_path: Path, file_format: str) -> No
         broken[draw.integers(0, len(broken) if number % 2 else 400, 6)] = draw.integers(0, 256, 6)
         (tmp_path / "a").write_bytes(broken.tobytes())
         assert decoders.kind(images.inspect_image(tmp_path / "a", 8, 10**6, id).reason) in ("", *decoders.REASONS)
+
+
+def test_a_heic_without_its_decoder_is_named_counted_and_has_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing requires pillow-heif. The command names the version that the lock has; split must run again after it."""
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)  # import says that there is no such module
+    monkeypatch.setattr(decoders, "_heif", decoders._heif.__wrapped__)  # forgets that it was loaded
+    for seed in range(20):
+        folder = tmp_path / ("cat", "dog")[seed % 2]
+        folder.mkdir(exist_ok=True)
+        (folder / f"{seed}.png").write_bytes(plain("PNG", seed)[0])
+    photo = tmp_path / "cat/IMG_1.HEIC"
+    photo.write_bytes(boxes(b"heic\0\0\0\0mif1heic", 0)[0])
+    rows, counts = do_split(tmp_path, max_unreadable=1)
+    assert [row.image_file.path for row in rows if row.reason == "unsupported format: HEIC"] == ["cat/IMG_1.HEIC"]
+    assert (counts["kept"], counts["excluded"]["unsupported format"]) == (20, 1)
+    remedy = formats.remedy("HEIC")
+    said, again = findings.lines([(row.image_file.path, row.info) for row in rows])
+    assert said == f"unsupported format: HEIC: {remedy}"
+    assert again.endswith("let split run again: dvc repro --force --single-item split")
+    with pytest.raises(UserError, match=rf"cannot be used, allowed: 0; .*; {re.escape(said)}$"):
+        do_split(tmp_path, max_unreadable=0)
+    with pytest.raises(UserError, match=rf"HEIC; allowed: [\w, ]+, JPEG 2000; {re.escape(remedy)}, or leave it out$"):
+        decode(photo)
+    command = re.search(r": pip install (pillow-heif==\S+) \(", remedy)
+    assert command is not None
+    assert f"\n{command[1]} ;" in (PROJECT / "requirements/lock.txt").read_text()
 
 
 def test_the_decoder_of_heic_is_loaded_with_the_first_heic() -> None:
@@ -405,7 +444,7 @@ def test_boxes_that_end_before_the_file_are_not_cut() -> None:
 
 def print_table(rows: Sequence[split.Row]) -> None:
     """One line per case."""
-    for row in sorted(rows, key=lambda row: [case.name for case in CASES].index(row.image_file.path.split("/")[1])):
+    for row in sorted(rows, key=lambda row: [case.name for case in MADE].index(row.image_file.path.split("/")[1])):
         more = ", first of several images" * row.info.has_more + ", dark 16-bit grey" * row.info.is_dark
         print(f"{row.image_file.path.split('/')[1]:32} {row.reason or 'kept' + more}")
 
@@ -413,5 +452,5 @@ def print_table(rows: Sequence[split.Row]) -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
         make(Path(temporary) / "images")
-        table, _ = do_split(Path(temporary) / "images", max_unreadable=len(CASES))
+        table, _ = do_split(Path(temporary) / "images", max_unreadable=len(MADE))
         print_table(table)

@@ -1,6 +1,6 @@
 """Opens image files with the decoder of their format, or says why a file cannot be used. Decodes nothing itself.
 
-HEIC is opened by libheif, all other formats by Pillow.
+HEIC is opened by libheif (pillow-heif, an optional package), all other formats by Pillow.
 """
 
 import errno
@@ -25,6 +25,7 @@ EMPTY = "empty"
 NOT_AN_IMAGE = "not an image"
 UNSUPPORTED = "unsupported format"  # followed by its name
 BESIDE = "video or sidecar"  # followed by its name; no image is lost with it
+NO_HEIF = f"{UNSUPPORTED}: {formats.HEIC}"  # where its decoder is not installed
 TRUNCATED = "truncated"
 TOO_LARGE = "too large"
 TOO_SMALL = "too small"
@@ -51,8 +52,9 @@ class Unusable(Exception):
 def opened(content: BinaryIO, min_side: int, max_pixels: int) -> Image.Image:
     """The opened image, not decoded. Raises Unusable for what its header says."""
     head = _head(content)
+    decoder = _heif() if formats.decodable(head) == formats.HEIC else FORMATS
     with reasons(content):
-        image = Image.open(content, formats=_heif() if formats.decodable(head) == formats.HEIC else FORMATS)
+        image = Image.open(content, formats=decoder)
     if _is_raw(image, head):
         raise Unusable(f"{UNSUPPORTED}: {formats.RAW.name}")
     if image.width * image.height > max_pixels:
@@ -72,9 +74,14 @@ def _head(content: BinaryIO) -> bytes:
 
 @cache
 def _heif() -> tuple[str, ...]:
-    """Pillow's name of HEIC. Its decoder is loaded with the first such file, because that takes 25 ms."""
-    import pillow_heif
+    """Pillow's name of HEIC. Its decoder is loaded with the first such file, because that takes 25 ms.
 
+    Raises Unusable if the decoder is not installed.
+    """
+    try:
+        import pillow_heif
+    except ModuleNotFoundError:
+        raise Unusable(NO_HEIF) from None
     pillow_heif.register_heif_opener(decode_threads=1, thumbnails=False, depth_images=False, aux_images=False)
     return ("HEIF",)
 
@@ -168,8 +175,10 @@ def refusal(path: Path, error: Unusable, max_pixels: int) -> str:
             f"{path}: too large ({error.size[0]} × {error.size[1]} pixels, {path.stat().st_size:,} bytes); allowed: up "
             f"to {max_pixels:,} pixels (split.max_pixels) in {memory.largest_file(max_pixels):,} bytes; make it smaller"
         )
-    remedy = formats.remedy(error.reason.removeprefix(f"{UNSUPPORTED}: ")) or "convert it"
-    return f"{path}: {error.reason}; allowed: a whole image as {', '.join(NAMES)}; {remedy}, or leave it out"
+    name = error.reason.removeprefix(f"{UNSUPPORTED}: ")
+    allowed = ", ".join(decoded for decoded in NAMES if decoded != name)
+    remedy = formats.remedy(name) or "convert it"
+    return f"{path}: {error.reason}; allowed: a whole image as {allowed}; {remedy}, or leave it out"
 
 
 def file_size(path: Path) -> int:

@@ -26,6 +26,16 @@ def lines(found: Found) -> Iterator[str]:
             f"16-bit grey, nearly black (below an eighth of the full scale, as 12-bit data is): {len(dark):,} "
             f"(first: {dark[0]}); prepare.grey: minmax scales each image by its own values"
         )
+    yield from remedies(found)
+    if any(info.reason == decoders.NO_HEIF for _, info in found):
+        yield (
+            "DVC does not see which packages are installed; after an installation, let split run again: "
+            "dvc repro --force --single-item split"
+        )
+
+
+def remedies(found: Found) -> Iterator[str]:
+    """How the images of each format that is not decoded become images that are."""
     for reason in sorted({info.reason for _, info in found if info.reason.startswith(f"{UNSUPPORTED}: ")}):
         yield f"{reason}: {formats.remedy(reason.removeprefix(f'{UNSUPPORTED}: '))}"
 

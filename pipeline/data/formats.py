@@ -25,6 +25,12 @@ RAW = Format("camera raw", "convert it with the program of the camera, or with d
 UNKNOWN = Format("")
 
 AVIF, HEIC, JPEG_2000 = "AVIF", "HEIC", "JPEG 2000"
+# A HEIC where its decoder, an optional package, is not installed. A test compares the version with the lock.
+HEIC_LEFT_OUT = Format(
+    HEIC,
+    "install its decoder: pip install pillow-heif==1.8.1 (GPL 2; docs/data.md has the container), or convert it, for "
+    "example: magick photo.heic photo.jpg",
+)
 ISO_IMAGES = {  # brands of ISO 14496-12 containers → the format; the first line that has a brand of the file counts
     AVIF: {b"avif", b"avis"},
     HEIC: {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"},
@@ -95,7 +101,8 @@ def beside_a_photo(head: bytes) -> Format:
 
 def remedy(name: str) -> str:
     """How an image of a format that is not decoded becomes one that is; empty for another name."""
-    return next((kind.remedy for _, _, kind in (*UNSUPPORTED, (0, b"", SVG[1])) if kind.name == name), "")
+    kinds = (*(kind for _, _, kind in UNSUPPORTED), SVG[1], HEIC_LEFT_OUT)
+    return next((kind.remedy for kind in kinds if kind.name == name), "")
 
 
 def is_cut(content: BinaryIO) -> bool:

@@ -1,9 +1,11 @@
 """Small data sets for tests: settings of the split, images of noise, what the split makes of a folder, decoding."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -14,6 +16,9 @@ from pipeline.data.originals import Originals
 
 Rows = list[split.Row]
 Counts = dict[str, Any]
+
+HAS_HEIF = importlib.util.find_spec("pillow_heif") is not None  # the decoder of HEIC, which is optional
+needs_heif = pytest.mark.skipif(not HAS_HEIF, reason="needs pillow-heif (make setup)")
 
 
 def settings(
