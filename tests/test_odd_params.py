@@ -219,9 +219,10 @@ def test_any_document_gives_params_or_a_refusal(file: Path, drawn: list[tuple[st
     """Any YAML gives params or a UserError with one line per fault."""
     text = drawn if isinstance(drawn, str) else "\n".join(f"{key}: {value}" for key, value in drawn)
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
-    with pytest.raises(UserError) as refusal:  # no such document is a whole params file
-        params.load(file)
-    assert all(line.isprintable() for line in str(refusal.value).split("\n"))
+    try:
+        assert isinstance(params.load(file), Params)  # an empty table: every setting has its default value
+    except UserError as refusal:
+        assert all(line.isprintable() for line in str(refusal).split("\n"))
 
 
 SETTINGS = [(name, key) for name, section in Params.model_fields.items() for key in section.annotation.model_fields]  # type: ignore[union-attr]
