@@ -41,8 +41,8 @@ def test_the_manifest_has_every_file_with_its_hash(inbox: Path) -> None:
     source = listed(inbox)
     names = ["LICENSE.txt", "cats/b.jpg", "cats/ä 1.jpg", "dogs/c.jpg"]
     lines = [f"{name},{len(PHOTOS[name])},{files.sha256(inbox / name)}" for name in names]
-    assert (inbox.parent / "images/manifest.csv").read_text().splitlines() == ["path,bytes,sha256", *lines]
-    assert sorted(path.name for path in (inbox.parent / "images").iterdir()) == ["LICENSE.txt", "manifest.csv"]
+    assert (inbox.parent / "images/.manifest.csv").read_text().splitlines() == ["path,bytes,sha256", *lines]
+    assert sorted(path.name for path in (inbox.parent / "images").iterdir()) == [".manifest.csv", "LICENSE.txt"]
     assert source.entries() == ["LICENSE.txt", "cats/", "cats/b.jpg", "cats/ä 1.jpg", "dogs/", "dogs/c.jpg"]
     assert source.file("cats/ä 1.jpg") == inbox / "cats/ä 1.jpg"
 
@@ -100,6 +100,23 @@ def test_without_the_folder_the_refusal_says_how_to_go_on(inbox: Path) -> None:
         originals.opened(inbox.parent / "images", Path("/other"))
 
 
+@pytest.mark.parametrize("table", ["filename,label\ncats/b.jpg,cats\n", "path,sha256\ncats/b.jpg,0\n"])
+def test_a_table_of_the_data_set_is_no_manifest(inbox: Path, table: str) -> None:
+    """An archive or an inbox may hold a manifest.csv of its own, with any columns: the images beside it are read."""
+    images = inbox.parent / "copied"
+    fill(images, {"manifest.csv": table.encode(), "cats/b.jpg": b"two"})
+    source = originals.opened(images, inbox)
+    assert source.root == images
+    assert source.entries() == ["cats/", "cats/b.jpg", "manifest.csv"]
+
+
+def test_a_damaged_manifest_is_named(inbox: Path) -> None:
+    """A manifest without its columns is damaged, and the refusal says how to get it back."""
+    fill(inbox.parent / "images", {originals.MANIFEST: b"name\nx\n"})
+    with pytest.raises(UserError, match=r"manifest\.csv: damaged: .*dvc checkout"):
+        originals.opened(inbox.parent / "images", inbox)
+
+
 def test_download_lists_and_says_so(
     inbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +128,6 @@ def test_download_lists_and_says_so(
     download.run(config)
     said = capfd.readouterr().out
     assert (
-        f"6 files, {sum(map(len, PHOTOS.values())) + 6} bytes stay in {inbox}; data/images/manifest.csv lists" in said
+        f"6 files, {sum(map(len, PHOTOS.values())) + 6} bytes stay in {inbox}; data/images/.manifest.csv lists" in said
     )
     assert "1 links to folders are followed (birds), but DVC notices no change in them" in said

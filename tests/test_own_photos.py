@@ -108,7 +108,7 @@ def test_a_folder_is_read_where_it_is(photos: Path, tmp_path: Path) -> None:
     folder = copy_project(tmp_path / "project", data__source="folder", paths__inbox=str(own), **SMALL)
     call(folder, "dvc", "repro")
     commit(folder)
-    assert sorted(path.name for path in (folder / "data/images").iterdir()) == ["LICENSE.txt", "manifest.csv"]
+    assert sorted(path.name for path in (folder / "data/images").iterdir()) == [".manifest.csv", "LICENSE.txt"]
     before = splits(folder)
     assert len(before) == 60
     call(folder, "dvc", "exp", "run", "--queue", "--name", "queued", "-S", "train.lr=0.005")

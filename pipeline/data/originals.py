@@ -14,7 +14,7 @@ from pipeline.base import files, schema, threads
 from pipeline.base.errors import UserError
 from pipeline.data import folders
 
-MANIFEST = "manifest.csv"  # in paths.images
+MANIFEST = ".manifest.csv"  # in paths.images; no file of an archive or an inbox has this name: hidden names are junk
 HEADER = ("path", "bytes", "sha256")
 LICENSE = "LICENSE.txt"  # is copied beside the manifest: reports name the photographers
 
@@ -51,7 +51,7 @@ def opened(images: Path, inbox: Path) -> Originals:
     manifest = images / MANIFEST
     if not manifest.is_file():
         return Originals(images, {})
-    with schema.reading(manifest, schema.checkout(manifest)):
+    with schema.reading(manifest, schema.checkout(manifest), KeyError):
         hashes = {row["path"]: row["sha256"] for row in files.read_csv(manifest)}
     if not inbox.is_dir():
         raise UserError(
