@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.base.errors import UserError
 from pipeline.config import params
+from pipeline.data import originals
 from pipeline.planning import estimate, survey
 from pipeline.planning.estimate import Times
 from pipeline.planning.survey import Survey
@@ -77,6 +78,33 @@ def test_images_are_counted_where_the_params_say(
         two_classes(tmp_path / folder)
         one = survey.survey(params.parse(change(raw, data__source=name)))
         assert (one.images, one.classes, one.where) == (20, 2, folder)
+
+
+def test_videos_and_sidecars_are_no_images(tmp_path: Path) -> None:
+    """What a phone writes beside a photo is not counted, and is not decoded for the estimate; an image may have any
+    name.
+    """
+    two_classes(tmp_path)
+    first = min((tmp_path / "cat").iterdir())
+    first.unlink()
+    (tmp_path / "cat/photo").write_bytes(b"\0\0\0\x14ftypheic\0\0\0\0mif1")
+    (tmp_path / "cat/photo.MOV").write_bytes(b"\0\0\0\x14ftypqt  \0\0\0\0qt  ")
+    (tmp_path / "dog/photo.AAE").write_bytes(b"bplist00")
+    found = survey.of_folder(tmp_path)
+    assert found.images == 20
+    assert tmp_path / "cat/photo" in found.files
+    assert not {tmp_path / "cat/photo.MOV", tmp_path / "dog/photo.AAE"} & {*found.files}
+
+
+def test_a_list_of_another_source_is_not_counted(
+    raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a run with `data.source: folder` paths.images has a list. Another source has nothing there yet."""
+    monkeypatch.chdir(tmp_path)
+    two_classes(tmp_path / "photos")
+    (tmp_path / "data/images").mkdir(parents=True)
+    originals.write_manifest(tmp_path / "photos", tmp_path / "data/images", workers=1)
+    assert survey.survey(params.parse(change(raw, data__source="archive"))).images == 0
 
 
 def test_a_given_split_is_counted_as_it_is(tmp_path: Path) -> None:

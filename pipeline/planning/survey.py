@@ -8,8 +8,9 @@ from pathlib import Path
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config.params import Params
-from pipeline.data import assignment, folders, originals
+from pipeline.data import assignment, folders, formats, originals
 from pipeline.data.assignment import Cut
+from pipeline.data.layout import looks_like_image
 from pipeline.data.split_table import SPLITS
 
 NO_SPLIT = Cut("", SPLITS)  # no image has a given split
@@ -47,7 +48,7 @@ def survey(config: Params) -> Survey:
     inbox, images = Path(config.paths.inbox), Path(config.paths.images)
     if config.data.source == "folder" or (config.data.source == "inbox" and not is_empty(inbox)):
         return of_folder(inbox)
-    if images.is_dir():
+    if images.is_dir() and not (images / originals.MANIFEST).is_file():  # it would list the images of another source
         return of_folder(images)
     return Survey("in an archive that is not downloaded yet (data.url)", 0, {})
 
@@ -57,13 +58,23 @@ def of_folder(folder: Path) -> Survey:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; needed: the folder with your images (paths.inbox)")
     layout = folders.interpret(str(folder), originals.listed(folder), lambda name: (folder / name).read_bytes())
+    photos = [file for file in layout.image_files if not is_beside(folder / file.path)]
     return Survey(
         where=str(folder),
         classes=len(layout.classes),
-        given=Counter(file.given_split for file in layout.image_files),
-        cut=assignment.find_cut(layout.image_files),
-        files=tuple(folder / file.path for file in layout.image_files),
+        given=Counter(file.given_split for file in photos),
+        cut=assignment.find_cut(photos),
+        files=tuple(folder / file.path for file in photos),
     )
+
+
+def is_beside(path: Path) -> bool:
+    """Whether a file is a video or a sidecar beside a photo. A file with the ending of an image is not opened."""
+    if looks_like_image(path.name):
+        return False
+    with path.open("rb") as content:
+        head = content.read(formats.HEAD)
+    return not formats.decodable(head) and formats.beside_a_photo(head) is not formats.UNKNOWN
 
 
 def is_empty(inbox: Path) -> bool:
