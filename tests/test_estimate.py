@@ -1,12 +1,14 @@
 """The estimate of a run: real training steps with the given params, and the sum of its parts."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.base.errors import UserError
-from pipeline.config import params
+from pipeline.config import machine, params, validity
+from pipeline.config.machine import Machine
 from pipeline.data import originals
 from pipeline.planning import estimate, survey
 from pipeline.planning.estimate import Times
@@ -46,16 +48,31 @@ def test_a_time_is_said_in_words(seconds: float, words: str) -> None:
 def test_the_steps_are_real_with_two_processes(
     raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two processes meet, train and validate on random images; the report has the total first, then its parts."""
+    """Two processes meet, train and validate on random images; the report has the total first, then its parts.
+
+    More classes than images in a batch are no hindrance, also where each class has a weight.
+    """
     two_classes(tmp_path / "data/inbox")
-    config = params.parse(on_cpu(raw, train__parallel="ddp", run__processes=2, data__source="inbox"))
+    changes = {"train__parallel": "ddp", "run__processes": 2, "train__class_weights": "balanced"}
+    config = params.parse(on_cpu(raw, data__source="inbox", **changes))
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     monkeypatch.chdir(tmp_path)
-    lines = list(estimate.report(config, survey.survey(config)))
+    lines = list(estimate.report(config, replace(survey.survey(config), classes=100)))
     assert lines[1].startswith("Time of a run: about ")
     assert [line.split("  ")[1] for line in lines[2:]] == ["train", "split and prepare", "everything else"]
     assert "steps: 2 of" in lines[2]
     assert "images: 20 of" in lines[3]
+
+
+def test_a_login_node_of_slurm_measures_nothing(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Params that need GPUs are accepted there, and the report says why it has no time."""
+    monkeypatch.setattr(machine, "read", lambda: Machine(0, "missing", compiler=True))
+    changes = {"train__precision": "fp32", "train__parallel": "ddp", "run__launcher": "slurm", "run__processes": 8}
+    config = params.parse(change(raw, data__source="synthetic", **changes))
+    assert not validity.faults(config, machine.read())
+    lines = list(estimate.report(config, survey.survey(config)))
+    assert len(lines) == 2
+    assert "this machine has no GPU" in lines[1]
 
 
 def test_a_model_that_cannot_train_has_no_estimate(raw: dict[str, Any]) -> None:

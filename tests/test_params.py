@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.base.errors import UserError
-from pipeline.config import params, upgrade
+from pipeline.config import document, params, upgrade
 from tests.conftest import PROJECT, change, read_params
 
 
@@ -101,6 +101,22 @@ def test_an_upgrade_says_what_it_added(tmp_path: Path) -> None:
     text = path.read_text()
     assert upgrade.upgrade(path) == f"{path}: every setting is there"
     assert path.read_text() == text
+
+
+def test_a_section_without_a_line_can_be_written() -> None:
+    """`run:` alone is a table without settings, as for reading. Writing a setting gives it its first line."""
+    assert document.rewritten("run:\n", {"run.processes": 2}) == "run:\n  processes: 2\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--upgrade"]])
+def test_a_file_that_is_no_table_is_refused(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty params.yaml has no setting, so nothing says that every setting is there."""
+    (tmp_path / "params.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="not a table of sections"):
+        params.print_params(arguments)
 
 
 def test_an_upgrade_refuses_tables_in_braces() -> None:

@@ -65,6 +65,13 @@ def test_few_images_get_smaller_batches_and_more_epochs() -> None:
     assert 90 // few["train.batch_size"] >= presets.STEPS
 
 
+@pytest.mark.parametrize("images", range(2, 16))
+def test_very_few_images_are_at_least_two_batches(images: int) -> None:
+    """The data set is counted before images are refused, so a batch is well below the number of training images."""
+    for name, machine in product(NAMES, MACHINES.values()):
+        assert 2 * presets.changes(name, machine, images)["train.batch_size"] <= images
+
+
 def test_more_images_never_get_fewer_steps() -> None:
     """From data set to larger data set, the number of training steps does not fall, except where a batch grows."""
     for name in ("quick", "good", "best"):

@@ -50,7 +50,9 @@ def rewritten(text: str, values: Mapping[str, Any]) -> str:
         *sections, key = dotted.split(".")
         table = document
         for section in sections:
-            table = table.setdefault(section, {})
+            if table.get(section) is None:  # a table without a line in it
+                table[section] = {}
+            table = table[section]
         if isinstance(value, list) and isinstance(table.get(key), list):
             if table[key] != value:
                 table[key][:] = value  # in place, so that [1, 2] stays in one line

@@ -243,7 +243,8 @@ def missing(path: Path = Path("params.yaml")) -> str:
 
 
 def print_params(arguments: Sequence[str]) -> int:
-    """Print the params of this folder as JSON, or write what they lack; 0."""
+    """Print the params of this folder as JSON, or write what they lack; 0. Raises UserError for params with faults."""
+    config = load()
     if arguments == ["--upgrade"]:
         print(upgrade.upgrade(Path("params.yaml")))
         return 0
@@ -251,7 +252,7 @@ def print_params(arguments: Sequence[str]) -> int:
         raise UserError(f"{' '.join(arguments)!r} is not allowed; allowed: --upgrade, or nothing")
     if note := missing():
         print(f"params: {note}", file=sys.stderr)
-    print(load().model_dump_json(indent=2))
+    print(config.model_dump_json(indent=2))
     return 0
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pipeline.base import linux, threads
 from pipeline.base.errors import UserError
+from pipeline.config import machine
 from pipeline.config.params import Params
 from pipeline.data import duplicates, images
 from pipeline.engine import environment
@@ -144,11 +145,11 @@ def parts(config: Params, survey: Survey, times: Times, reading: float) -> Itera
 
 
 def measured_parts(config: Params, survey: Survey) -> list[Part]:
-    """The parts of a run with these params on this machine; empty if the number of images is not known yet.
+    """The parts of a run with these params on this machine; empty if they cannot be known here (`total` says why).
 
     Takes some seconds. Raises UserError as `measured_times` does.
     """
-    if not survey.images:
+    if not survey.images or _gpus_are_elsewhere(config):
         return []
     times = measured_times(config, survey.classes)
     return list(parts(config, survey, times, reading_seconds(config, survey)))
@@ -157,7 +158,8 @@ def measured_parts(config: Params, survey: Survey) -> list[Part]:
 def total(config: Params, found: Sequence[Part]) -> str:
     """The length of a run in words, and where it runs."""
     if not found:
-        return "not known before the images are downloaded"
+        elsewhere = "not known here: this machine has no GPU, the nodes of run.launcher: slurm have them"
+        return elsewhere if _gpus_are_elsewhere(config) else "not known before the images are downloaded"
     longest = "at most " if config.train.patience else ""  # with patience a training may end early
     return f"{longest}{spoken(sum(part.seconds for part in found))} {_where(config)}"
 
@@ -169,6 +171,11 @@ def report(config: Params, survey: Survey) -> Iterator[str]:
     yield f"Time of a run: {total(config, found)}"
     for part in found:
         yield f"  {part.name:<18} {spoken(part.seconds):<18} {part.reason}"
+
+
+def _gpus_are_elsewhere(config: Params) -> bool:
+    """Whether accepted params need GPUs that this machine does not have: it is a login node of Slurm."""
+    return config.train.device == "cuda" and not machine.read().cuda_devices
 
 
 def _where(config: Params) -> str:

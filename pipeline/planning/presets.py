@@ -82,10 +82,11 @@ def missing(name: str, machine: Machine) -> str:
 def _batch(recipe: Recipe, images: int, devices: int) -> tuple[int, int]:
     """The batch size, and the number of processes that share it: at most `devices`.
 
-    Few images: half of it, again and again, until an epoch has STEPS steps.
+    Few images: half of it, again and again, until an epoch has STEPS steps; SMALLEST are enough for two steps.
     """
     options = [recipe.batch >> halvings for halvings in range(recipe.batch.bit_length())]
-    batch = next((size for size in options if images // size >= STEPS or size <= SMALLEST), SMALLEST)
+    enough = (size for size in options if images // size >= (STEPS if size > SMALLEST else 2))
+    batch = next(enough, 1)
     processes = max(1, min(devices, batch // SMALLEST))
     return batch // processes * processes, processes
 

@@ -62,7 +62,8 @@ def trial(config: Params, classes: int) -> Times:
     world = World.from_env(os.environ, settings.device)
     with distributed.join(world, config.run.timeout_seconds):
         dataset = random_data(config, classes, world.device)
-        learner = make_learner(config, dataset.packed.counts("train"), world)
+        counts = dict.fromkeys(dataset.packed.classes, 1)  # a batch may lack a class, which train.class_weights refuses
+        learner = make_learner(config, counts, world)
         start = time.time() - psutil.Process().create_time()
         seconds = step_seconds(config, learner, dataset, world)
         per_image = validation_seconds(config, learner, dataset)
