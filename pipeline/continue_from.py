@@ -9,7 +9,6 @@ training depends on the file, and not on the name of a revision, which may mean 
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -43,6 +42,24 @@ class Trained:
     accuracy: float  # of validation
 
 
+@dataclass(frozen=True)
+class Figures:
+    """The part of a split's figures that is read."""
+
+    __pydantic_config__ = schema.OPEN
+
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The part of train.json that is read."""
+
+    __pydantic_config__ = schema.OPEN
+
+    val: Figures
+
+
 def fetch(revision: str, names: list[str], folder: Path) -> None:
     """Copy files of a revision into a folder, from DVC's cache or remote, or from Git.
 
@@ -63,6 +80,11 @@ def fetch(revision: str, names: list[str], folder: Path) -> None:
         ) from None
 
 
+def accuracy(path: Path) -> float:
+    """The validation accuracy in a train.json. Raises UserError if the file is damaged."""
+    return schema.json_of(path, Metrics, "train a model (dvc repro)").val.accuracy
+
+
 def trained(config: Params, revision: str) -> Trained:
     """The model of a revision. Raises UserError if it cannot be had, or is damaged."""
     names = [f"{config.paths.models}/{name}" for name in ("model.json", "model.safetensors")]
@@ -73,7 +95,7 @@ def trained(config: Params, revision: str) -> Trained:
             described=schema.json_of(folder / "model.json", Description, "train a model (dvc repro)"),
             weights=network.export_state(exported.load(folder).net),
             digest=files.sha256(folder / "model.safetensors"),
-            accuracy=float(json.loads((folder / "train.json").read_text())["val"]["accuracy"]),
+            accuracy=accuracy(folder / "train.json"),
         )
 
 

@@ -12,7 +12,8 @@ import torch
 from ruamel.yaml import YAML
 
 from pipeline.base import files
-from pipeline.continue_from import Trained, write
+from pipeline.base.errors import UserError
+from pipeline.continue_from import Trained, accuracy, write
 from pipeline.loader import augment
 from pipeline.models import pretrained
 from pipeline.models.exported import Description, View
@@ -53,6 +54,17 @@ def test_the_file_follows_from_the_model_alone(tmp_path: Path) -> None:
     assert pretrained.classes_of(paths[0]) == ("a", "b")
     read = safetensors.torch.load_file(paths[0])
     assert all(read[name].equal(weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"val": {"loss": 1.0}}', '{"val": {"accuracy": "high"}}'])
+def test_damaged_metrics_are_refused(tmp_path: Path, content: str) -> None:
+    """The message names the file, and how to get it back."""
+    path = tmp_path / "train.json"
+    path.write_text('{"epochs": 2, "val": {"loss": 1.0, "accuracy": 0.75}}')
+    assert accuracy(path) == 0.75
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"train\.json.*dvc repro"):
+        accuracy(path)
 
 
 def history(folder: Path) -> list[dict[str, str]]:
