@@ -15,7 +15,7 @@ from pipeline.config.params import Params
 from pipeline.data import fetch
 from tests.conftest import PROJECT, change, on_cpu
 
-HERE = Machine(cuda_devices=0, apex="missing", compiler=True, cores=2)
+HERE = Machine(cuda_devices=0, apex="missing", compiler=True, cores=2, project="/home/me/project")
 
 
 def said(path: Path, text: str) -> str:
@@ -142,6 +142,17 @@ def test_every_port_there_is_can_be_met_at(raw: dict[str, Any], port: str) -> No
         ({"paths__images": "pipeline/images"},
          "paths.images: 'pipeline/images': the project's own files are there; allowed: another path, such as "
          "data/images"),
+        ({"paths__inbox": "/home/me/project/data/images"},
+         "paths.inbox: 'data/images' is the same as paths.images ('data/images'), which must contain nothing else; "
+         "allowed: a path outside it"),
+        ({"paths__inbox": "/home/me/photos/../project/pipeline"},
+         "paths.inbox: 'pipeline': the project's own files are there; allowed: another path, such as data/inbox"),
+        ({"paths__inbox": "/home/me/project/"},
+         "paths.inbox: '/home/me/project/' holds this project itself, with its outputs; allowed: a folder that holds "
+         "only your images"),
+        ({"paths__inbox": "/home/me"},
+         "paths.inbox: '/home/me' holds this project itself, with its outputs; allowed: a folder that holds only your "
+         "images"),
         ({"run__processes": 20, "train__parallel": "ddp", "train__batch_size": 20},
          "run.processes: 20 on a node are more than 8 for each core here (2); allowed: 1 to 16; more than 2 are not "
          "faster"),

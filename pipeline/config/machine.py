@@ -33,6 +33,7 @@ class Machine:
     slurm_step: bool = False  # whether srun started this process; if not, it may run on a login node without a GPU
     cores: int = 1  # of the whole machine; Slurm may allow a process fewer
     timm: bool = False  # whether timm is installed, for train.model: timm/…
+    project: str = ""  # the absolute path of the project's folder; empty if it does not matter
     stale: tuple[str, ...] = ()  # files of the checkout that differ from those of the container's image
 
 
@@ -50,6 +51,7 @@ def read() -> Machine:
         slurm_step="SLURM_STEP_NUM_TASKS" in os.environ,
         cores=os.cpu_count() or 1,
         timm=importlib.util.find_spec("timm") is not None,
+        project=str(Path.cwd()),
         stale=stale(BUILT_FROM, PROJECT),
     )
 

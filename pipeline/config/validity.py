@@ -3,6 +3,7 @@
 import difflib
 import itertools
 import math
+import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -46,7 +47,7 @@ def faults(params: Params, machine: Machine) -> list[str]:
         combinations.elastic(params.train, params.run),
         _model(params.train, machine),
         _ranges(params.train),
-        _paths(params.paths),
+        _paths(params.paths, machine.project),
         _weights(params.train, params.paths),
         _split(params.split),
     )
@@ -207,9 +208,15 @@ def _ranges(train: Train) -> Iterator[str]:
         yield "train.nesterov: true needs momentum (train.momentum: 0); allowed: false, or train.momentum > 0"
 
 
-def _paths(paths: Paths) -> Iterator[str]:
+def _paths(paths: Paths, project: str) -> Iterator[str]:
     """Paths that are the same, or inside one another, or where the project's own files are."""
-    by_key = {key: PurePosixPath(path) for key, path in paths.model_dump().items()}
+    by_key = {key: _from(project, path) for key, path in paths.model_dump().items()}
+    if project and PurePosixPath(project).is_relative_to(by_key["inbox"]) and by_key["inbox"].is_absolute():
+        yield (
+            f"paths.inbox: '{paths.inbox}' holds this project itself, with its outputs; allowed: a folder that holds "
+            f"only your images"
+        )
+        return
     for key, path in by_key.items():
         if path.parts[0] in TAKEN:
             yield f"paths.{key}: '{path}': the project's own files are there; allowed: another path, such as data/{key}"
@@ -222,6 +229,13 @@ def _paths(paths: Paths) -> Iterator[str]:
                     f"contain nothing else; allowed: a path outside it"
                 )
                 break  # equal paths are reported once
+
+
+def _from(project: str, path: str) -> PurePosixPath:
+    """A path relative to the project if it is inside; an absolute one without `..` if it is outside."""
+    plain = PurePosixPath(posixpath.normpath(path))
+    inside = project and plain.is_relative_to(project) and plain != PurePosixPath(project)
+    return plain.relative_to(project) if inside else plain
 
 
 def _weights(train: Train, paths: Paths) -> Iterator[str]:
