@@ -38,7 +38,8 @@ class Originals:
             if actual != self.hashes.get(name):
                 raise UserError(
                     f"{path}: {'changed' if actual else 'removed'} after the stage download listed it (data.source: "
-                    f"folder); run dvc repro, which lists the files again, or restore it"
+                    f"folder); run dvc repro --force --single-item download, which lists the files again, then dvc "
+                    f"repro; or restore it"
                 )
         return path
 
