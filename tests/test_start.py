@@ -92,6 +92,9 @@ def test_a_folder_of_photos_is_read_where_it_is(
     assert start.source(config, "data/inbox") == {"data.source": "folder", "paths.inbox": "data/inbox"}
     with pytest.raises(UserError, match="nowhere: not a folder"):
         start.source(config, "nowhere")
+    Path("my photos").mkdir()
+    with pytest.raises(UserError, match=r"paths.inbox: 'my photos' is not allowed; .* inside the project, of letters"):
+        start.situation(config, "my photos")
 
 
 def run_start(folder: Path, *arguments: str, terminal: bytes = b"") -> subprocess.CompletedProcess[str]:

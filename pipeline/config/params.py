@@ -60,7 +60,10 @@ PATTERNS = {  # the regular expressions, in words
     RELATIVE_PATH: (
         f"a path inside the project, of letters, digits, '.', '_', '-' and '/', with names of at most {LONGEST_NAME}"
     ),
-    ANY_FOLDER: "a path inside the project, or the path of any folder from / on, such as /home/me/photos",
+    ANY_FOLDER: (
+        "a path inside the project, of letters, digits, '.', '_', '-' and '/', or the path of any folder from / on, "
+        "such as /home/me/photos"
+    ),
     URL: "an https:// or file:// address",
     WEIGHTS: "none, imagenet, or the path of a .pth or .safetensors file inside the project",
     HOST_PORT: "host:port, with a port from 0 to 65535",
