@@ -210,6 +210,16 @@ def prepare_clone(config: Params, claims: Claims, repeated: list[str], clone: Pa
     inputs += output("git", "ls-files", "-z", "--", *(f"{own}/*.dvc" for own in _own_folders(config))).split("\0")[:-1]
     if inputs:
         dvc("checkout", *inputs, cwd=clone, environ=environ)
+    if config.data.source == "folder" and "download" in unversioned(config):  # split and prepare read it where it is
+        link_inbox(Path(config.paths.inbox), clone)
+
+
+def link_inbox(inbox: Path, clone: Path) -> None:
+    """Let the clone read the photos of this folder. Those outside the project are at the same path for both."""
+    if not inbox.is_absolute():
+        files.remove(clone / inbox)
+        (clone / inbox).parent.mkdir(parents=True, exist_ok=True)
+        (clone / inbox).symlink_to(inbox.resolve())
 
 
 def repeat(arguments: list[str], clone: Path, environ: dict[str, str]) -> None:

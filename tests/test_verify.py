@@ -233,7 +233,8 @@ def test_an_archive_that_was_downloaded_is_found(project: Path) -> None:
 def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     """Photos in the inbox are in no commit: a message says so, and the other stages are repeated.
 
-    After `dvc add` they are in the commit, and download is repeated too.
+    After `dvc add` they are in the commit, and download is repeated too. Photos that are read where they are
+    are read there by the clone.
     """
     shutil.copytree(project / "data/images", project / "data/inbox", dirs_exist_ok=True)
     params = project / "params.yaml"
@@ -249,6 +250,14 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     assert "Running stage 'download'" not in done.stdout
     for stage in ("split", "prepare", "train", "evaluate"):
         assert f"Running stage '{stage}'" in done.stdout
+    write_params(params, change(read_params(params), data__source="folder"))
+    call(project, "dvc", "repro")
+    commit(project)
+    done = run(project, "--stage", "split")
+    assert done.returncode == 0, done.stderr
+    write_params(params, change(read_params(params), data__source="inbox"))
+    call(project, "dvc", "repro")
+    commit(project)
     (project / "data/inbox/poppy").rename(project / "data/inbox/poppies")
     assert "verify: data/inbox: modified since the run" in run(project).stderr
     call(project, "dvc", "add", *(str(path) for path in files.visible(project / "data/inbox")))
