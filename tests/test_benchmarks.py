@@ -22,7 +22,7 @@ PROMISED: dict[str, tuple[set[str], set[str]]] = {
         {"resnet18 8 fp32", "resnet18 8 fp32 not deterministic"},
         {"share", "cost_of_deterministic"},
     ),
-    "peers": ({"ours fp32", "tutorial fp32"}, {"times_faster", "same_precision", "epochs", "epochs_s"}),
+    "peers": ({"ours fp32", "tutorial fp32", "timm bf16"}, {"times_faster", "same_precision", "epochs", "epochs_s"}),
     "ways": ({"single", "ddp by spawn"}, {"fastest", "image"}),
     "time_to_accuracy": ({"seed 0"}, {"target", "reached", "from_start_s", "from_first_step_s"}),
     "pipeline": (
