@@ -78,7 +78,10 @@ def write_manifest(inbox: Path, target: Path, workers: int) -> tuple[int, int]:
         raise UserError(f"paths.inbox: {inbox} is not a folder; set it to the folder with your images")
     names = sorted(_walk(inbox, inbox, ()))  # code points have the order of their UTF-8 bytes
     if not names:
-        raise UserError(f"paths.inbox: {inbox} is empty; put images into {inbox}/<class>/, or name another folder")
+        raise UserError(
+            f"paths.inbox: {inbox} is empty; put images into {inbox}/<class>/, or name another folder; in a clone: "
+            f"dvc pull, if the photos were added with dvc add {inbox}/*"
+        )
 
     def row(name: str) -> tuple[str, int, str]:
         path = inbox / name
@@ -110,7 +113,7 @@ def _walk(folder: Path, top: Path, above: tuple[Path, ...]) -> Iterator[str]:
     for entry in entries:
         path = Path(entry.path)
         name = path.relative_to(top).as_posix()
-        if files.is_junk(Path(entry.name)) or (folder == top and path.suffix == ".dvc"):
+        if files.is_junk(Path(entry.name)) or (folder == top and path.suffix == ".dvc" and path.is_file()):
             continue
         folders.check_name(path, name)
         if entry.is_dir():

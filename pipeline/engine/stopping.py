@@ -177,11 +177,13 @@ class Stopping:
 
     def _say(self) -> None:
         """Answer a request to stop at once, on rank 0. A reader of stderr that has stopped must not hold it up."""
-        if not self._said and select.select([], [2], [], 0)[1]:
-            self._said = True
-            below = "\n" if os.isatty(2) else ""  # below the progress bar
-            text = f"{below}train: stopping after this step, and saving it; the next run goes on from there\n"
-            with suppress(OSError):
+        if self._said:
+            return
+        with suppress(OSError):  # stderr is closed
+            if select.select([], [2], [], 0)[1]:
+                self._said = True
+                below = "\n" if os.isatty(2) else ""  # below the progress bar
+                text = f"{below}train: stopping after this step, and saving it; the next run goes on from there\n"
                 os.write(2, text.encode())
 
     def _talk(self) -> None:
