@@ -80,6 +80,7 @@ def test_a_clone_repeats_nothing_and_takes_a_new_photo(owner: Path, photos: Path
     assert "data/inbox/poppy.dvc" in call(folder, "git", "status", "--porcelain").stdout
 
 
+@pytest.mark.slow("DVC's queue; make test has the same photos in a clone")
 def test_a_queued_experiment_has_the_photos(owner: Path, tmp_path: Path) -> None:
     """`dvc exp run --queue` runs in a folder of its own. It has the photos, and runs only what the setting changes."""
     folder = clone(owner, tmp_path / "clone")
@@ -91,6 +92,7 @@ def test_a_queued_experiment_has_the_photos(owner: Path, tmp_path: Path) -> None
     assert "queued" in call(folder, "dvc", "exp", "list").stdout
 
 
+@pytest.mark.slow("DVC's own message; make test has the clone after dvc pull")
 def test_an_empty_inbox_in_a_clone_is_explained(owner: Path, tmp_path: Path) -> None:
     """Without `dvc pull` the photos are missing: DVC names them, and no output is deleted."""
     folder = clone(owner, tmp_path / "clone")
@@ -100,6 +102,7 @@ def test_an_empty_inbox_in_a_clone_is_explained(owner: Path, tmp_path: Path) -> 
     assert call(folder, "git", "status", "--porcelain").stdout == ""
 
 
+@pytest.mark.slow("three trainings under DVC; make test has the list of a folder, and a clone with an inbox")
 def test_a_folder_is_read_where_it_is(photos: Path, tmp_path: Path) -> None:
     """`data.source: folder` gives the split and the packed images of a copy. A new photo is noticed and used. A queued
     experiment finds the folder. A clone without it trains on what `dvc pull` brings.
