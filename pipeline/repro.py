@@ -134,11 +134,21 @@ def report(sentences: list[str]) -> bool:
     return bool(sentences)
 
 
-def check_params() -> Params:
-    """The params. Raises UserError if a stage that has to run would refuse them: DVC would first remove its outputs."""
+def check_params(arguments: list[str]) -> Params:
+    """The params. Raises UserError if a stage that has to run would refuse them: DVC would first remove its outputs.
+
+    Without arguments, a missing folder of photos is refused, too: DVC's own message has no remedy.
+    """
     config = params.load()  # DVC's own message about a wrong value would say less
     if note := params.missing():
         report([note])
+    inbox = Path(config.paths.inbox)
+    if config.data.source == "folder" and not inbox.is_dir() and not arguments:
+        raise UserError(
+            f"paths.inbox: {inbox} is not a folder here (data.source: folder); set it to the folder with the images; "
+            f"without them, the stages after prepare can run on what dvc pull brings: "
+            f"python -m pipeline.repro --allow-missing"
+        )
     if faults := validity.faults(config, machine.read()):
         up_to_date = subprocess.run(
             [sys.executable, "-m", "dvc", "status", "--quiet"], capture_output=True, check=False
@@ -150,7 +160,7 @@ def check_params() -> Params:
 
 def repro(arguments: list[str]) -> int:
     """Repair, run, and check what was written. Returns the exit status of DVC. Raises UserError for new damage."""
-    paths = check_params().paths
+    paths = check_params(arguments).paths
     report(repair())
     dvc_lock.backup()
     if not (DVC.is_dir() and WITHOUT_CACHE.isdisjoint(arguments)) or dvc_lives(Path.cwd()):

@@ -12,6 +12,7 @@ import argparse
 import functools
 import operator
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -129,25 +130,29 @@ def offer(now: Situation) -> None:
         print(reason or estimate.total(changed, estimate.measured_parts(changed, now.found)), flush=True)
 
 
-def chosen(now: Situation) -> str:
+def chosen(now: Situation, photos: str) -> str:
     """The preset that the person at the terminal chooses; empty for none, or without a terminal."""
     offer(now)
+    command = f"python -m pipeline.start {presets.RECOMMENDED}{f' --photos {shlex.quote(photos)}' if photos else ''}"
     if not sys.stdin.isatty():
-        print(f"\nNothing is changed. To take one: python -m pipeline.start {presets.RECOMMENDED}")
+        print(f"\nNothing is changed. To take one: {command}")
         return ""
     keys = {name[0]: name for name in NAMES}
-    print(
-        f"\nWhich one? {', '.join(f'{key}: {name}' for key, name in keys.items())}; Enter: none > ", end="", flush=True
-    )
-    answer = sys.stdin.readline().strip()
-    return answer if answer in NAMES else keys.get(answer, "")
+    question = f"Which one? {', '.join(f'{key}: {name}' for key, name in keys.items())}; Enter: none > "
+    answer = "?"
+    while answer not in ("", *NAMES, *keys):
+        print(f"\n{question}", end="", flush=True)
+        answer = sys.stdin.readline().strip().lower()
+    if not answer:
+        print(f"Nothing is changed. To take one later: {command}")
+    return keys.get(answer, answer)
 
 
 def start(asked: str, photos: str) -> int:
     """Write the preset that was asked for, or let the user choose one; 0."""
     now = situation(params.load(), photos)
     print(*described(now), sep="\n", flush=True)
-    name = asked or chosen(now)
+    name = asked or chosen(now, photos)
     if not name:
         return 0
     new = values(name, now)

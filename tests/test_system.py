@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,16 @@ def test_imports_without_memory_are_a_line() -> None:
     assert "train: no memory is left: " in done.stderr
 
 
+def test_an_interrupt_during_imports_is_a_line(tmp_path: Path) -> None:
+    """Ctrl-C while a command still imports its libraries prints one line, and no traceback."""
+    (tmp_path / "pydantic.py").write_text("raise KeyboardInterrupt")
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{PROJECT}"}
+    command = [sys.executable, "-m", "pipeline.train"]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stderr == f"train: interrupted; {errors.INTERRUPTED}\n"
+
+
 @pytest.mark.parametrize("argument", ["-m", "-c", str(PROJECT / "pipeline/launch.py")])
 def test_only_a_command_changes_the_interpreter(argument: str) -> None:
     """A command and the processes that it spawns set the error hook and the garbage collector; other imports do not."""
@@ -156,6 +167,16 @@ def test_only_a_command_changes_the_interpreter(argument: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
     assert done.stdout == f"{(argument != '-c',) * 2}\n"
+
+
+def read_all(terminal: int) -> str:
+    """What was written to a terminal whose other end is closed. One read may give a part of it."""
+    shown = b""
+    with suppress(OSError):  # Linux's end of a terminal
+        while part := os.read(terminal, 10_000):
+            shown += part
+    os.close(terminal)
+    return shown.decode()
 
 
 @pytest.mark.parametrize("words", pipeline.FIRST_LINES)
@@ -169,8 +190,7 @@ def test_a_command_says_what_it_does_before_its_slow_imports(words: str, tmp_pat
         terminal, end = pty.openpty()
         subprocess.run([*command, *asked], cwd=tmp_path, env=environ, stdout=end, stderr=end, check=False)
         os.close(end)
-        shown = os.read(terminal, 10_000).decode()
-        os.close(terminal)
+        shown = read_all(terminal)
         assert shown.startswith(f"{pipeline.FIRST_LINES[words]}\r\n") != bool(asked), shown
         assert "slow imports" in shown or words == "demo"
 

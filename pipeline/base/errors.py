@@ -119,9 +119,14 @@ def describe_system_error(error: BaseException) -> str:
 
 
 def import_error_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """As sys.excepthook of a command: print one line if the memory was too small for its imports, else a traceback."""
+    """As sys.excepthook of a command: print one line for Ctrl-C during its imports, or too small a memory for them.
+
+    For any other error it prints a traceback.
+    """
     is_ours = Path(__file__).parents[1] in Path(sys.argv[0]).absolute().parents
     message = describe_system_error(error) if is_ours else ""
+    if is_ours and isinstance(error, KeyboardInterrupt):
+        message = f"interrupted; {INTERRUPTED}"
     if message:
         _print(Path(sys.argv[0]).stem, message)
     else:
