@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from benchmarks.faults import kill_sweep, plan
 from benchmarks.faults.watched_run import working_in
 from pipeline import repro
 from pipeline.base import dvc_lock
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, on_cpu, read_params, write_params
 
 # As DVC writes it.
 LOCK = """schema: '2.0'
@@ -145,7 +144,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("dvc.yaml").write_text(PIPELINE.format(python=sys.executable))
     Path("stage.py").write_text(STAGE)
     Path("go").write_text("go")
-    shutil.copy(PROJECT / "params.yaml", ".")
+    write_params(Path("params.yaml"), on_cpu(read_params()))
     return tmp_path
 
 
