@@ -148,6 +148,7 @@ def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
     assert output.count("is cached - skipping run") == 3
 
 
+@pytest.mark.slow("a whole pipeline; make test adds a photo in a clone: test_own_photos.py")
 def test_a_photo_in_the_inbox_moves_no_other(tmp_path: Path, mini: Path) -> None:
     """A photo added to data/inbox runs the stages and moves no other photo; a corrupt one is excluded and counted."""
     folder = copy_project(tmp_path / "inbox", data__source="inbox", split__folds=1)
