@@ -52,7 +52,7 @@ def main(name: str, work: Callable[[Params], None]) -> int:
     linux.die_with_parent()
     linux.keep_freed_memory()
     note = os.environ.get(STOPPED_NOTE)
-    for_dvc = " (DVC reports this stop as an ERROR)" if "DVC_STAGE" in os.environ else ""
+    for_dvc = " (DVC reports this stop as an ERROR)" if integrity.UNDER_DVC in os.environ else ""
 
     def run() -> int:
         try:

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.base.errors import UserError
 from pipeline.data import folders, inbox
-from pipeline.data.layout import split_of
+from pipeline.data.layout import Layout, split_of
 from pipeline.data.split_table import SPLITS
 from tests.helpers.datasets import do_split, put, splits_by_path, two_classes
 
@@ -32,6 +32,11 @@ def in_splits(folder: Path, tops: Sequence[str]) -> Path:
     return laid_out(folder, *(f"{top}/{label}/{top}.png" for top in tops for label in ("cat", "dog")))
 
 
+def layout_of(folder: Path) -> Layout:
+    """The layout of a folder, as the stage split reads it."""
+    return folders.interpret(str(folder), folders.entries(folder), lambda name: (folder / name).read_bytes())
+
+
 @pytest.mark.parametrize(
     "tops",
     [
@@ -44,7 +49,7 @@ def in_splits(folder: Path, tops: Sequence[str]) -> Path:
 )
 def test_a_split_is_understood_in_any_usual_spelling(tmp_path: Path, tops: tuple[str, str, str]) -> None:
     """Each spelling of the three folders gives the right split and the class one level below."""
-    layout = folders.find_image_files(in_splits(tmp_path, tops))
+    layout = layout_of(in_splits(tmp_path, tops))
     classes = layout.classes
     assert classes == ["cat", "dog"]
     assert {(image.path, image.given_split, image.label) for image in layout.image_files} == {
@@ -68,7 +73,7 @@ def test_a_split_is_understood_in_any_usual_spelling(tmp_path: Path, tops: tuple
 def test_half_a_split_is_refused_in_any_spelling(tmp_path: Path, tops: tuple[str, ...], said: str) -> None:
     """A split without train, one that is there twice or is beside classes is refused, with the folders' names."""
     with pytest.raises(UserError) as refusal:
-        folders.find_image_files(in_splits(tmp_path, tops))
+        layout_of(in_splits(tmp_path, tops))
     assert str(refusal.value).startswith(f"{tmp_path}: {said}")
 
 
@@ -76,21 +81,21 @@ def test_a_class_with_the_name_of_a_split_has_a_remedy(tmp_path: Path) -> None:
     """The message says how to rename the folder; after that, it is a class."""
     folder = laid_out(tmp_path, "cat/0.png", "test/0.png")
     with pytest.raises(UserError, match=r"if a class has this name, rename its folder, such as to test_class"):
-        folders.find_image_files(folder)
+        layout_of(folder)
     (folder / "test").rename(folder / "test_class")
-    assert folders.find_image_files(folder).classes == ["cat", "test_class"]
+    assert layout_of(folder).classes == ["cat", "test_class"]
 
 
 def test_a_split_with_one_level_too_many_is_refused(tmp_path: Path) -> None:
     """train/train/cat, as some archives unpack, makes no class called train."""
     folder = laid_out(tmp_path, *(f"{name}/{name}/cat/0.png" for name in SPLITS))
     with pytest.raises(UserError, match=r"a class folder has the name of a split, 'test'; .* remove the extra level"):
-        folders.find_image_files(folder)
+        layout_of(folder)
 
 
 def test_names_below_a_class_are_no_splits(tmp_path: Path) -> None:
     """Below a class folder every name is allowed."""
-    images = folders.find_image_files(laid_out(tmp_path, "cat/train/0.png", "dog/test/val/0.png")).image_files
+    images = layout_of(laid_out(tmp_path, "cat/train/0.png", "dog/test/val/0.png")).image_files
     assert [(image.label, image.given_split) for image in images] == [("cat", ""), ("dog", "")]
 
 
@@ -99,7 +104,7 @@ def test_a_pipe_among_the_images_is_refused_and_not_waited_for(tmp_path: Path) -
     folder = laid_out(tmp_path / "images", "cat/0.png", "dog/0.png")
     os.mkfifo(folder / "cat/1.png")
     with pytest.raises(UserError, match=r"cat/1\.png: neither a file nor a folder \(a link\?\); remove it"):
-        folders.find_image_files(folder)
+        layout_of(folder)
     (tmp_path / "out").mkdir()
     with pytest.raises(
         UserError, match=r"cat/1\.png: neither a file nor a folder; allowed: files and folders; remove it"
@@ -134,7 +139,7 @@ def test_too_few_classes_or_images_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tops", [("train", "valid"), ("TRAIN", "Test"), ("Training",)])
 def test_a_given_split_may_lack_val_or_test(tmp_path: Path, tops: tuple[str, ...]) -> None:
     """With one spelling of train, the folders that are there are the split, and no class."""
-    layout = folders.find_image_files(in_splits(tmp_path, tops))
+    layout = layout_of(in_splits(tmp_path, tops))
     assert layout.classes == ["cat", "dog"]
     assert {image.given_split for image in layout.image_files} == {split_of(top) for top in tops}
 

@@ -25,14 +25,6 @@ USUAL = "make labels.csv from it, with the columns path and label"
 YOLO = {"images", "labels"}  # folders of images and of boxes, as tools for object detection write them
 
 
-def find_image_files(folder: Path) -> Layout:
-    """The images below `folder` and their classes.
-
-    Raises UserError for a layout that is not understood, and for a name that split.csv cannot hold.
-    """
-    return interpret(str(folder), entries(folder), lambda name: (folder / name).read_bytes())
-
-
 def entries(folder: Path) -> list[str]:
     """The relative paths of all files and folders below `folder` without junk, sorted. That of a folder ends in /."""
     if not folder.is_dir():
