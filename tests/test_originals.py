@@ -70,6 +70,9 @@ def test_links_are_followed(inbox: Path) -> None:
     assert {"birds/d.jpg", "dogs/e.jpg"} <= set(source.entries())
     assert source.hashes["dogs/e.jpg"] == source.hashes["cats/b.jpg"]
     assert originals.linked_folders(inbox) == ["birds"]
+    (inbox / ".cache").mkdir()
+    (inbox / ".cache/again").symlink_to(inbox)  # hidden, so it is not followed
+    assert originals.linked_folders(inbox) == ["birds"]
     (inbox / "cats/again").symlink_to(inbox)
     with pytest.raises(UserError, match=r"cats/again: a link to a folder that it is in; remove the link"):
         listed(inbox)

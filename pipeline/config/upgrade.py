@@ -50,7 +50,7 @@ def with_missing_lines(text: str) -> str:
     A line comes after the setting that is before it in defaults.yaml. Other lines stay as they are.
     Raises UserError if there is no place for a line, because a table is written in braces.
     """
-    template, defaults = DEFAULTS.read_text(), document.read(DEFAULTS)
+    template, defaults = DEFAULTS.read_text(encoding="utf-8"), document.read(DEFAULTS)
     raw = YAML(typ="safe", pure=True).load(text)
     wanted = completed(raw, defaults)
     lacking = missing(raw, defaults)
@@ -106,5 +106,5 @@ def upgrade(path: Path) -> str:
     lacking = missing(raw, defaults) if isinstance(raw, dict) else []
     if not lacking:
         return f"{path}: every setting is there"
-    files.write_text(path, with_missing_lines(path.read_text()))
+    files.write_text(path, with_missing_lines(path.read_text(encoding="utf-8")))
     return f"{path}: added with the default values: {', '.join(lacking)}"

@@ -1,6 +1,6 @@
 """Pretrained weights: convert a user's file (.pth, .pt, .safetensors) to safetensors, and load that into a model.
 
-The stage download converts, so an unusable file is refused before hours of work. The stage train only loads.
+The stage weights converts, so an unusable file is refused before hours of work. The stage train only loads.
 """
 
 import json
