@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 
 from pipeline.base.errors import import_error_hook
@@ -34,6 +35,10 @@ def start_command() -> None:
     gc.set_threshold(100_000, 50, 50)
     # The imports can fail for lack of memory (ulimit -v), before the command's own error handling has begun.
     sys.excepthook = import_error_hook
+    # torchrun starts Python with -u. Then print writes a line and its end in two steps, and the lines of several
+    # processes mix. Every line is one write.
+    if isinstance(sys.stderr, TextIOWrapper):
+        sys.stderr.reconfigure(line_buffering=True, write_through=False)
     if sys.argv[0] == "-m":
         say_first_line(sys.orig_argv[-len(sys.argv)], sys.argv[1:])
 

@@ -116,9 +116,10 @@ def test_the_same_model_by_other_names_is_the_same_file(trained: Path) -> None:
     """The name of an experiment, and an abbreviated commit, give what HEAD gives."""
     continue_from(trained, "HEAD")
     before = {path.name: files.sha256(path) for path in (trained / "data/pretrained").glob("*.safetensors")}
+    assert len(before) == 1
     commit = call(trained, "git", "rev-parse", "--short", "HEAD").stdout.strip()
     for revision in ("saved", commit):
-        continue_from(trained, revision)
+        assert f"{revision}: shufflenet_v2_x0_5 with 5 classes" in continue_from(trained, revision).stdout
     assert {path.name: files.sha256(path) for path in (trained / "data/pretrained").glob("*.safetensors")} == before
 
 

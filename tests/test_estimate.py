@@ -75,11 +75,12 @@ def test_a_login_node_of_slurm_measures_nothing(raw: dict[str, Any], monkeypatch
     assert "this machine has no GPU" in lines[1]
 
 
-def test_a_model_that_cannot_train_has_no_estimate(raw: dict[str, Any]) -> None:
+def test_a_model_that_cannot_train_has_no_estimate(raw: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
     """If one process fails, all are ended, and the error says that its message is above."""
     broken = on_cpu(raw, train__model="alexnet", train__crop=16, train__parallel="ddp", run__processes=2)
-    with pytest.raises(UserError, match="no estimate: a training step with these params fails here"):
+    with pytest.raises(UserError, match="a training step with these params fails here, see above"):
         estimate.measured_times(params.parse(broken), 2)
+    assert "Output size is too small" in capfd.readouterr().err
 
 
 def test_images_are_counted_where_the_params_say(

@@ -26,7 +26,8 @@ from pipeline.config import model_names, validity
 from pipeline.models import network
 from tests.conftest import PROJECT
 
-OF_TIMM = ["timm/resnet18", "timm/mobilenetv3_small_050"] if importlib.util.find_spec("timm") else []
+needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="needs timm (make setup)")
+OF_TIMM = ["timm/resnet18", "timm/mobilenetv3_small_050"]
 WITHOUT_BLOCKS = ["alexnet", "vgg11", "vgg11_bn", "vgg13", "vgg13_bn", "vgg16", "vgg16_bn", "vgg19", "vgg19_bn"]
 
 
@@ -125,7 +126,16 @@ def train_steps(net: nn.Module, steps: int, side: int = 32) -> None:
         net.eval()
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "densenet121", "squeezenet1_1", *OF_TIMM])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        "mobilenet_v3_small",
+        "densenet121",
+        "squeezenet1_1",
+        *(pytest.param(x, marks=needs_timm) for x in OF_TIMM),
+    ],
+)
 def test_a_frozen_backbone_does_not_move(name: str) -> None:
     """After five steps all weights and statistics of the backbone are the same bytes, and the head is not."""
     net = network.build(name, 3, seed=0)
@@ -190,7 +200,7 @@ def one_step(net: nn.Module, side: int) -> tuple[dict[str, Tensor], dict[str, Te
         ("shufflenet_v2_x0_5", 64),
         ("swin_t", 64),
         ("vit_b_32", 224),
-        *((name, 64) for name in OF_TIMM),
+        *(pytest.param(name, 64, marks=needs_timm) for name in OF_TIMM),
     ],
 )
 def test_checkpointing_changes_memory_and_nothing_else(name: str, side: int) -> None:

@@ -389,4 +389,3 @@ def test_the_stage_brings_a_file_of_weights(
     with pytest.raises(UserError, match="there is no such file"):
         weights.run(asking("other.pth"))
     assert list(Path(config.paths.weights).iterdir()) == [written]
-    assert not Path(config.paths.images).exists()

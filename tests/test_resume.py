@@ -52,7 +52,7 @@ def test_resume_is_exact_in_the_middle_of_an_epoch(tmp_path: Path, processes: in
     wait_for_epoch(launcher, folder, 2)
     rank_processes(launcher)[-1].send_signal(signal.SIGTERM)
     assert launcher.wait(600) == 75, messages(folder)
-    launch(folder)
+    assert "going on from step" in launch(folder).stderr
     assert outputs(folder) == outputs(straight)
 
 
@@ -78,6 +78,7 @@ def test_early_stopping_is_decided_by_the_history_also_after_a_resume(
     rank_processes(launcher)[-1].send_signal(signal.SIGTERM)
     assert launcher.wait(600) == 75, messages(folder)
     resumed = launch(folder)
+    assert "going on from step" in resumed.stderr
     assert outputs(folder) == outputs(straight)
     said = f"train: ended after epoch {len(history)} of 200 by train.patience: 20: no later epoch had a higher"
     assert said in resumed.stderr

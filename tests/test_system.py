@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
 import threading
@@ -193,6 +194,23 @@ def test_a_command_says_what_it_does_before_its_slow_imports(words: str, tmp_pat
         shown = read_all(terminal)
         assert shown.startswith(f"{pipeline.FIRST_LINES[words]}\r\n") != bool(asked), shown
         assert "slow imports" in shown or words == "demo"
+
+
+@pytest.mark.parametrize("options", [[], ["-u"]], ids=str)
+def test_a_line_is_one_write(options: list[str], tmp_path: Path) -> None:
+    """So the lines of several processes do not mix, also under torchrun, which starts Python with -u."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps what was written at once together
+    (tmp_path / "params.yaml").write_text("train: 1\nsplit: 2\n")
+    command = [sys.executable, *options, "-m", "pipeline.train"]
+    with ours, theirs:
+        ended = subprocess.run(
+            command, check=False, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(PROJECT)}, stderr=theirs
+        )
+        theirs.shutdown(socket.SHUT_WR)
+        written = list(iter(lambda: ours.recv(100_000).decode(), ""))
+    assert ended.returncode == 1
+    assert len(written) > 1
+    assert all(text.startswith("train: ") and text.find("\n") == len(text) - 1 for text in written), written
 
 
 def test_the_answers_of_predict_are_alone_where_nobody_waits() -> None:

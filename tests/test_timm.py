@@ -125,7 +125,7 @@ def test_a_resumed_run_has_the_bytes_of_a_straight_one(tmp_path: Path, model: st
     wait_for_epoch(launcher, folder)
     rank_processes(launcher)[1].send_signal(signal.SIGTERM)
     assert launcher.wait(600) == 75, messages(folder)
-    launch(folder)
+    assert "going on from step" in launch(folder).stderr
     assert outputs(folder) == outputs(straight)
     described, history = exported.load(folder / "models"), files.read_csv(folder / "metrics/history.csv")
     data, world = packed.load(folder / "data/packed", folder / "data/split.csv"), World(0, 0, 1, torch.device("cpu"))
