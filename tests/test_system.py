@@ -203,9 +203,8 @@ def test_a_line_is_one_write(options: list[str], tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text("train: 1\nsplit: 2\n")
     command = [sys.executable, *options, "-m", "pipeline.train"]
     with ours, theirs:
-        ended = subprocess.run(
-            command, check=False, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(PROJECT)}, stderr=theirs
-        )
+        environ = os.environ | {"PYTHONPATH": str(PROJECT)}
+        ended = subprocess.run(command, check=False, cwd=tmp_path, env=environ, stderr=theirs.fileno())
         theirs.shutdown(socket.SHUT_WR)
         written = list(iter(lambda: ours.recv(100_000).decode(), ""))
     assert ended.returncode == 1
