@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.faults import plan
 from benchmarks.faults.watched_run import left_in
 from benchmarks.harness import workspace
+from pipeline.models import pretrained
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers import starts
 
@@ -149,6 +151,17 @@ def test_a_full_disk_is_named_and_costs_nothing(
     filler.unlink()
     assert run(folder, stage).returncode == 0
     assert outputs(folder) == before
+
+
+@needs_root
+def test_weights_that_do_not_fit_on_the_disk_are_named(disk: Path, tmp_path: Path) -> None:
+    """Converted weights without space are an error with the file's name, and no incomplete file stays."""
+    torch.save({"weight": torch.zeros(100_000)}, tmp_path / "mine.pth")
+    fill(disk, 4096)
+    with pytest.raises(OSError, match="No space left on device") as full:
+        pretrained.convert(tmp_path / "mine.pth", disk / "weights.safetensors")
+    assert full.value.filename == str(disk / "weights.safetensors")
+    assert [path.name for path in disk.iterdir()] == ["filler"]
 
 
 @needs_root

@@ -75,7 +75,8 @@ def convert(source: Path, target: Path) -> list[str]:
 def save(path: Path, tensors: Mapping[str, Tensor], classes: Sequence[str]) -> None:
     """Write weights as safetensors. `classes`: the names of the head's classes in their order; empty if not known."""
     metadata = {CLASSES: json.dumps(list(classes))} if classes else None  # with one key, its order is stable
-    safetensors.torch.save_file({name: value.clone().contiguous() for name, value in tensors.items()}, path, metadata)
+    separate = {name: value.clone().contiguous() for name, value in tensors.items()}
+    path.write_bytes(safetensors.torch.save(separate, metadata))  # of a full disk, save_file does not raise OSError
 
 
 def classes_of(path: Path) -> tuple[str, ...]:
