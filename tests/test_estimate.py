@@ -4,12 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pipeline.base.errors import UserError
 from pipeline.config import machine, params, validity
 from pipeline.config.machine import Machine
-from pipeline.data import originals
+from pipeline.config.params import Grey
+from pipeline.data import images, originals
 from pipeline.planning import estimate, survey
 from pipeline.planning.estimate import Times
 from pipeline.planning.survey import Survey
@@ -81,6 +84,24 @@ def test_a_model_that_cannot_train_has_no_estimate(raw: dict[str, Any], capfd: p
     with pytest.raises(UserError, match="a training step with these params fails here, see above"):
         estimate.measured_times(params.parse(broken), 2)
     assert "Output size is too small" in capfd.readouterr().err
+
+
+def test_photos_are_read_as_the_stages_read_them(
+    raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sample is resized to prepare.size, with prepare.grey."""
+    two_classes(tmp_path / "data/inbox")
+    config = params.parse(change(raw, data__source="inbox", prepare__grey="percentile", split__min_side=1))
+    monkeypatch.chdir(tmp_path)
+    real, asked = images.resize_to_square, set()
+
+    def resize_to_square(path: Path, size: int, max_pixels: int, grey: Grey = "full") -> NDArray[np.uint8]:
+        asked.add((size, grey))
+        return real(path, size, max_pixels, grey)
+
+    monkeypatch.setattr(images, "resize_to_square", resize_to_square)
+    assert estimate.reading_seconds(config, survey.survey(config)) > 0
+    assert asked == {(config.prepare.size, "percentile")}
 
 
 def test_images_are_counted_where_the_params_say(

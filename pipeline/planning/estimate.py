@@ -102,12 +102,12 @@ def reading_seconds(config: Params, survey: Survey) -> float:
     """The seconds that `split` and `prepare` take together for one image, from a sample; 0 if none is here yet."""
     if not survey.files:
         return 0.0
-    settings, size = config.split, config.prepare.size
+    settings, packing = config.split, config.prepare
 
     def read(path: Path) -> None:
         info = images.inspect_image(path, settings.min_side, settings.max_pixels, duplicates.perceptual_hash)
         if not info.reason:
-            images.resize_to_square(path, size, info.width * info.height)
+            images.resize_to_square(path, packing.size, info.width * info.height, packing.grey)
 
     sample = survey.files[:: max(1, len(survey.files) // SAMPLE)]
     workers = config.run.workers or len(os.sched_getaffinity(0))
