@@ -14,8 +14,8 @@ from pipeline.config.machine import Machine
 from pipeline.config.params import Grey
 from pipeline.data import images, originals
 from pipeline.planning import estimate, survey
-from pipeline.planning.estimate import Times
 from pipeline.planning.survey import Survey
+from pipeline.planning.times import Times
 from tests.conftest import PROJECT, change, on_cpu
 from tests.helpers.datasets import put, two_classes
 

@@ -204,6 +204,11 @@ def test_what_needs_no_torch_imports_none(module: str) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
 
 
+def test_what_trains_imports_no_decoder() -> None:
+    """A training and the trial of its steps read packed images; the start of the trial is measured."""
+    assert Path("pipeline/data/decoders.py") not in closure("pipeline.train") | closure("pipeline.planning.trial")
+
+
 def test_the_lock_names_no_address() -> None:
     """requirements/lock.txt holds names, versions and hashes, and nothing that says where from."""
     text = (PROJECT / "requirements/lock.txt").read_text()

@@ -1,9 +1,10 @@
 """Take a few real training steps with given params, on random images, and time them.
 
-    python -m pipeline.planning.trial QUESTION        QUESTION: a JSON file with a `Question`; rank 0 prints `Times`
+    python -m pipeline.planning.trial FILE       FILE: JSON with `params` and the number of `classes`
 
-`estimate.measured` starts it, once for each of `run.processes`. The steps are those of the stage `train`: the same
-model, loader, precision and parallelism. The learning rate is 0, and nothing is written.
+Rank 0 prints `Times` as JSON. `estimate.measured_times` starts it, once for each of `run.processes`. The steps are
+those of the stage `train`: the same model, loader, precision and parallelism. The learning rate is 0, and nothing is
+written.
 """
 
 import json
@@ -31,7 +32,7 @@ from pipeline.loader.batches import eval_batches, train_batches
 from pipeline.loader.dataset import Dataset
 from pipeline.loader.storage import ImageStore
 from pipeline.models.exported import View
-from pipeline.planning.estimate import Times
+from pipeline.planning.times import Times
 from pipeline.training.state import make_learner, microbatch_count
 
 ENOUGH = 4.0  # seconds; steps that take longer together are the last ones
