@@ -69,7 +69,7 @@ def _elsewhere(run: Run, machine: Machine) -> bool:
 
 def _hardware(train: Train, run: Run, machine: Machine) -> Iterator[str]:
     if train.device == "cuda" and machine.cuda_devices == 0 and not _elsewhere(run, machine):
-        yield (f"train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); {START}; allowed here: cpu")
+        yield f"train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); {START}; allowed here: cpu"
     if train.device == "cuda" and machine.cuda_devices and machine.cuda_driver < machine.cuda_of_torch:
         yield (
             f"train.device: 'cuda': the NVIDIA driver knows CUDA up to {machine.cuda_driver}, the installed torch "
