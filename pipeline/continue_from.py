@@ -27,7 +27,6 @@ from pipeline.config.params import Params
 from pipeline.models import exported, network, pretrained
 from pipeline.models.exported import Description
 
-PARAMS = Path("params.yaml")
 HERE = "workspace"  # DVC's word for what is in this folder now
 DIGITS = 12  # of the SHA-256 of models/model.safetensors, in the name of the file
 
@@ -131,11 +130,11 @@ def continue_from(revision: str) -> int:
         )
     path = write(Path(config.paths.pretrained), model)
     version(path)
-    files.write_text(PARAMS, document.rewritten(PARAMS.read_text(encoding="utf-8"), {"train.weights": str(path)}))
+    document.rewrite(params.FILE, {"train.weights": str(path)})
     print(
         f"written: {path}",
-        f"for Git: git add {path}.dvc {PARAMS}",
-        f"set in {PARAMS}: train.weights: {path}",
+        f"for Git: git add {path}.dvc {params.FILE}",
+        f"set in {params.FILE}: train.weights: {path}",
         "the learning rate and the optimizer begin anew. Choose the epochs, a lower rate, and another seed, for other "
         "crops and another order of the images:",
         f"  dvc exp run -S train.epochs={config.train.epochs} -S train.lr={config.train.lr / 10:g} "

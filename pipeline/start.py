@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import files
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import document, machine, params, validity
 from pipeline.config.machine import Machine
@@ -28,8 +27,7 @@ from pipeline.planning import presets, survey
 from pipeline.planning.presets import NAMES
 from pipeline.planning.survey import Survey
 
-PARAMS = Path("params.yaml")
-UNDO = f"git diff {PARAMS} shows what changed; git checkout {PARAMS} undoes all of it"
+UNDO = f"git diff {params.FILE} shows what changed; git checkout {params.FILE} undoes all of it"
 
 
 def source(config: Params, photos: str = "") -> dict[str, Any]:
@@ -96,7 +94,7 @@ def accepted(name: str, now: Situation, new: dict[str, Any]) -> Params:
     """The params with the values of a preset. Raises UserError if other settings do not go with the preset."""
     changed = changed_by(now.config, new)
     if not presets.missing(name, now.here) and (faults := validity.faults(changed, now.here)):
-        remedy = f"nothing is written: other settings in {PARAMS} do not go with the preset {name}; {UNDO}"
+        remedy = f"nothing is written: other settings in {params.FILE} do not go with the preset {name}; {UNDO}"
         raise UserError("\n".join([*faults, remedy]))
     return changed
 
@@ -111,10 +109,10 @@ def write(config: Params, new: dict[str, Any]) -> None:
         if was != value
     ]
     if not lines:
-        print(f"{PARAMS} has these values already.")
+        print(f"{params.FILE} has these values already.")
         return
-    files.write_text(PARAMS, document.rewritten(PARAMS.read_text(encoding="utf-8"), new))
-    print(f"Changed in {PARAMS}:", *lines, f"{UNDO}.", sep="\n")
+    document.rewrite(params.FILE, new)
+    print(f"Changed in {params.FILE}:", *lines, f"{UNDO}.", sep="\n")
 
 
 def offer(now: Situation) -> None:

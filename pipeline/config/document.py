@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 
+from pipeline.base import files
 from pipeline.base.errors import UserError
 
 # The file that comes with the project has 8,000 bytes and 110 values in 3 levels.
@@ -61,6 +62,11 @@ def rewritten(text: str, values: Mapping[str, Any]) -> str:
     stream = io.StringIO()
     yaml.dump(document, stream)
     return stream.getvalue()
+
+
+def rewrite(path: Path, values: Mapping[str, Any]) -> None:
+    """Write other values (dotted key → value) into a YAML file, as `rewritten` says."""
+    files.write_text(path, rewritten(path.read_text(encoding="utf-8"), values))
 
 
 def _content(path: Path) -> bytes:

@@ -18,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import document, upgrade
 
+FILE = Path("params.yaml")
+
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"]
 Parallel = Literal["single", "dp", "ddp", "apex_ddp", "elastic"]
 Launcher = Literal["torchrun", "spawn", "slurm"]
@@ -213,7 +215,7 @@ class Params(Section):
     run: Run
 
 
-def load(path: Path = Path("params.yaml")) -> Params:
+def load(path: Path = FILE) -> Params:
     """Read and check the params. Raises UserError: one line per fault, with its path, its value and what is allowed."""
     return parse(document.read(path))
 
@@ -222,8 +224,7 @@ def parse(raw: Any) -> Params:
     """Check a params document. Raises UserError as `load` does."""
     if not isinstance(raw, dict):
         raise UserError(
-            f"params.yaml: {document.shortened(raw)} is not a table of sections; "
-            f"allowed: {', '.join(Params.model_fields)}"
+            f"{FILE}: {document.shortened(raw)} is not a table of sections; allowed: {', '.join(Params.model_fields)}"
         )
     document.check_plain_values(raw)
     raw = upgrade.completed(raw, document.read(upgrade.DEFAULTS))
@@ -234,7 +235,7 @@ def parse(raw: Any) -> Params:
         raise UserError("\n".join(document.sentence(fault, Params, PATTERNS) for fault in faults)) from None
 
 
-def missing(path: Path = Path("params.yaml")) -> str:
+def missing(path: Path = FILE) -> str:
     """A sentence that names the settings which the file lacks; empty if it has all. Raises UserError as `load`."""
     names = upgrade.missing(document.read(path), document.read(upgrade.DEFAULTS))
     if not names:
@@ -249,7 +250,7 @@ def print_params(arguments: Sequence[str]) -> int:
     """Print the params of this folder as JSON, or write what they lack; 0. Raises UserError for params with faults."""
     config = load()
     if arguments == ["--upgrade"]:
-        print(upgrade.upgrade(Path("params.yaml")))
+        print(upgrade.upgrade(FILE))
         return 0
     if arguments:
         raise UserError(f"{' '.join(arguments)!r} is not allowed; allowed: --upgrade, or nothing")
