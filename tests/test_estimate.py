@@ -146,6 +146,14 @@ def test_a_list_of_another_source_is_not_counted(
     assert survey.survey(params.parse(change(raw, data__source="archive"))).images == 0
 
 
+def test_a_class_folder_may_be_named_as_a_file_of_dvc(tmp_path: Path) -> None:
+    """An inbox is empty if it holds only files that `dvc add` wrote; a folder is none of them."""
+    (tmp_path / "cat.dvc").write_text("outs: []\n")
+    assert survey.is_empty(tmp_path)
+    (tmp_path / "dog.dvc").mkdir()
+    assert not survey.is_empty(tmp_path)
+
+
 def test_a_given_split_is_counted_as_it_is(tmp_path: Path) -> None:
     """Folders train, val and test keep their images; class folders are split as split.fractions says; so is train,
     if val is missing.

@@ -45,6 +45,11 @@ def entries(folder: Path) -> list[str]:
     return sorted(names)  # code points have the order of their UTF-8 bytes
 
 
+def is_from_dvc_add(path: Path, top: Path) -> bool:
+    """Whether `dvc add` wrote this file beside the file or folder in `top` that it versions."""
+    return path.parent == top and path.suffix == ".dvc" and path.is_file()
+
+
 def check_name(path: Path, name: str) -> None:
     """Raise UserError for a name that split.csv cannot hold."""
     try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipeline.base import files
 from pipeline.base.errors import UserError
-from pipeline.data import labels
+from pipeline.data import folders, labels
 
 
 def copy(inbox: Path, folder: Path) -> None:
@@ -24,7 +24,7 @@ def copy(inbox: Path, folder: Path) -> None:
     images = 0
     for path in sorted(inbox.rglob("*")):
         relative = path.relative_to(inbox)
-        if files.is_junk(relative) or _is_from_dvc_add(path, relative):
+        if files.is_junk(relative) or folders.is_from_dvc_add(path, inbox):
             continue
         _check(path, relative)
         if path.is_dir():
@@ -34,10 +34,6 @@ def copy(inbox: Path, folder: Path) -> None:
             images += len(relative.parts) > 1 or relative.name == labels.NAME
     if not images:
         raise UserError(f"paths.inbox: {inbox} has no class folder with a file in it; {layout}")
-
-
-def _is_from_dvc_add(path: Path, relative: Path) -> bool:
-    return len(relative.parts) == 1 and path.suffix == ".dvc" and path.is_file()
 
 
 def _check(path: Path, relative: Path) -> None:

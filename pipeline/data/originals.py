@@ -113,7 +113,7 @@ def _walk(folder: Path, top: Path, above: tuple[Path, ...]) -> Iterator[str]:
     for entry in entries:
         path = Path(entry.path)
         name = path.relative_to(top).as_posix()
-        if files.is_junk(Path(entry.name)) or (folder == top and path.suffix == ".dvc" and path.is_file()):
+        if files.is_junk(Path(entry.name)) or folders.is_from_dvc_add(path, top):
             continue
         folders.check_name(path, name)
         if entry.is_dir():

@@ -79,4 +79,4 @@ def is_beside(path: Path) -> bool:
 
 def is_empty(inbox: Path) -> bool:
     """Whether there are no images in the inbox, which may be missing, or hold only what `dvc add` wrote."""
-    return all(path.suffix == ".dvc" for path in files.visible(inbox))
+    return all(folders.is_from_dvc_add(path, inbox) for path in files.visible(inbox))
