@@ -172,9 +172,7 @@ def summary(
     exact = duplicates.exact_groups([row.info for row in rows])
     sizes = [sum(group.labels.values()) for group in found]
     by_class = Counter((row.image_file.label, row.split or "excluded") for row in rows)
-    reasons = Counter(
-        DUPLICATE if row.reason.startswith(f"{DUPLICATE} of ") else decoders.kind(row.reason) for row in rows
-    )
+    reasons = Counter(decoders.kind(duplicates.without_path(row.reason)) for row in rows)
     return {
         "images": len(rows),
         "kept": sum(sizes),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.data.duplicates import DUPLICATE
+from pipeline.data import duplicates
 from pipeline.data.layout import Layout, as_list, in_one_line
 from pipeline.data.split_table import SPLITS
 
@@ -47,7 +47,7 @@ def _left_out(excluded: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Each reason with its number of images and the first of them, the most frequent first."""
     by_reason: dict[str, list[str]] = {}
     for reason, path in excluded:
-        by_reason.setdefault(DUPLICATE if reason.startswith(f"{DUPLICATE} of ") else reason, []).append(path)
+        by_reason.setdefault(duplicates.without_path(reason), []).append(path)
     for reason, paths in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0])):
         yield f"left out: {len(paths):,} {reason} (first: {in_one_line(paths[0])})"
 
