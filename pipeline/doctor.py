@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from pipeline.base import linux
 from pipeline.base.errors import exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.machine import Machine
@@ -43,8 +44,8 @@ class Finding:
 def findings(config: Params, here: Machine) -> Iterator[Finding]:
     """The result of every check, one at a time, because some take a second."""
     yield Finding("Python", platform.python_version())
-    yield Finding("CPU", f"{len(os.sched_getaffinity(0))} cores, {torch.backends.cpu.get_cpu_capability()}")
-    yield Finding("memory", f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB")
+    yield Finding("CPU", f"{linux.usable_cores()} cores, {torch.backends.cpu.get_cpu_capability()}")
+    yield Finding("memory", f"{linux.memory_bytes() / 2**30:.0f} GiB")
     yield driver(config, machine.driver(), torch.version.cuda or "")
     yield gpus(here)
     yield apex(config, here)

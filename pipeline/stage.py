@@ -16,7 +16,7 @@ STOPPED_NOTE = "PERENNIAL_STOPPED_NOTE"  # the variable with the path of a launc
 
 def workers(config: Params) -> int:
     """The number of threads that decode images: `run.workers`, or one per core."""
-    return config.run.workers or len(os.sched_getaffinity(0))
+    return config.run.workers or linux.usable_cores()
 
 
 def checked() -> Params:

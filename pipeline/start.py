@@ -11,7 +11,6 @@ few training steps on this machine (planning/estimate.py); it changes nothing in
 import argparse
 import functools
 import operator
-import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.base import linux
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import document, machine, params, validity
 from pipeline.config.machine import Machine
@@ -64,13 +64,13 @@ def situation(config: Params, photos: str = "") -> Situation:
 
 def this_machine() -> Machine:
     """The facts of this machine, with the cores that this process may use."""
-    return replace(machine.read(), cores=len(os.sched_getaffinity(0)))
+    return replace(machine.read(), cores=linux.usable_cores())
 
 
 def described(now: Situation) -> Iterator[str]:
     """What there is: the machine and the images, one line each."""
     here, found = now.here, now.found
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    memory = linux.memory_bytes() / 2**30
     yield f"machine  cores: {here.cores}, memory: {memory:.0f} GiB, GPUs: {here.cuda_devices}, Apex: {here.apex}"
     yield f"images   {f'{found.images:,} in {found.classes} classes, in ' if found.images else ''}{found.where}"
 

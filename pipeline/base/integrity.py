@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import dvc_lock, files
+from pipeline.base import dvc_lock, files, linux
 from pipeline.base.errors import UserError
 
 MEMORY = Path(".dvc/tmp/hashed.json")  # beside DVC's own working files: Git ignores it
@@ -90,7 +90,7 @@ def hash_files(paths: Iterable[str], memory: Hashed) -> Hashed:
             known[path] = entry
         else:
             unknown[path] = facts
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(linux.usable_cores()) as pool:
         hashes = pool.map(_md5, unknown)
         return known | {path: [md5, *facts] for (path, facts), md5 in zip(unknown.items(), hashes, strict=True)}
 

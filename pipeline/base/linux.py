@@ -1,4 +1,4 @@
-"""System and C library calls for which Python has no function: prctl, mallopt, syncfs."""
+"""What this process may use of the machine, and system calls for which Python has no function."""
 
 import ctypes
 import os
@@ -7,6 +7,16 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # mallopt(3)
+
+
+def usable_cores() -> int:
+    """The number of cores on which this process may run. The machine may have more."""
+    return len(os.sched_getaffinity(0))
+
+
+def memory_bytes() -> int:
+    """The main memory of the machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def die_with_parent() -> None:

@@ -101,7 +101,7 @@ def reading_seconds(config: Params, survey: Survey) -> float:
             images.resize_to_square(path, packing.size, info.width * info.height, packing.grey)
 
     sample = survey.files[:: max(1, len(survey.files) // SAMPLE)]
-    workers = config.run.workers or len(os.sched_getaffinity(0))
+    workers = config.run.workers or linux.usable_cores()
     began = time.perf_counter()
     done = 0
     for _ in threads.ordered_map(read, sample, workers, "a few images"):
@@ -171,7 +171,7 @@ def _gpus_are_elsewhere(config: Params) -> bool:
 
 def _where(config: Params) -> str:
     """The devices of a run, in words."""
-    gpus, cores = config.run.processes, len(os.sched_getaffinity(0))
+    gpus, cores = config.run.processes, linux.usable_cores()
     if config.train.device == "cuda":
         return f"on {gpus} GPUs" if gpus > 1 else "on one GPU"
     return f"on {cores} cores" if cores > 1 else "on one core"
