@@ -80,8 +80,7 @@ def split(source: Originals, settings: params.Split, workers: int) -> Result:
     if not any(names) and settings.group == "none":
         return Result(rows, counts, layout)
     of_groups, notes = groups.report(kept.image_files, kept.names, splits)
-    counts |= {"groups": of_groups, "near_duplicate_groups": int((np.bincount(near.component) > 1).sum())}
-    return Result(rows, counts, replace(layout, notes=(*layout.notes, *notes)))
+    return Result(rows, counts | {"groups": of_groups}, replace(layout, notes=(*layout.notes, *notes)))
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,7 @@ def summary(
         "exact_duplicate_pairs": sum(len(same) * (len(same) - 1) // 2 for same in exact),
         "conflicts": sum(len({rows[row].image_file.label for row in same}) > 1 for same in exact),
         "near_duplicate_pairs": near.pairs,
-        "near_duplicate_groups": sum(size > 1 for size in sizes),
+        "near_duplicate_groups": int((np.bincount(near.component) > 1).sum()),
         "largest_group": max(sizes),
         "near_duplicates_across_splits": near.pairs_across,
         "moved_to_fill": moved,
