@@ -261,7 +261,8 @@ def test_each_count_has_its_name(small: Path) -> None:
         shutil.copy(small / "cat/0.png", small / name)
     rows, _ = do_split(small)
     groups = [Group("a", {"cat": 5}), Group("b", {"cat": 2}), Group("c", {"dog": 1})]
-    counts = split.summary(["cat", "dog"], rows, NearDuplicates(np.zeros(8, np.int64), 11, 13), groups, 17)
+    near = NearDuplicates(np.array([0, 0, 0, 0, 0, 1, 1, 2]), 11, 13)  # the images of these groups
+    counts = split.summary(["cat", "dog"], rows, near, groups, 17)
     assert {name: value for name, value in counts.items() if isinstance(value, int)} == {
         "images": 22, "kept": 8, "exact_duplicate_pairs": 3, "conflicts": 1, "near_duplicate_pairs": 11,
         "near_duplicate_groups": 2, "largest_group": 5, "near_duplicates_across_splits": 13, "moved_to_fill": 17,
