@@ -9,7 +9,6 @@ training depends on the file, and not on the name of a revision, which may mean 
 """
 
 import argparse
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from dvc.api import DVCFileSystem
 from dvc.exceptions import DvcException
 from torch import Tensor
 
-from pipeline.base import files, integrity, schema
+from pipeline.base import files, programs, schema
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import document, params
 from pipeline.config.model_names import weights_file
@@ -98,14 +97,6 @@ def trained(config: Params, revision: str) -> Trained:
         )
 
 
-def version(path: Path) -> None:
-    """Have DVC version a file. Raises UserError with DVC's message if it does not."""
-    command = [sys.executable, "-m", "dvc", "add", str(path)]
-    done = subprocess.run(command, env=integrity.environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"dvc add {path} ended with exit status {done.returncode}: {' '.join(done.stderr.split())}")
-
-
 def write(folder: Path, model: Trained) -> Path:
     """Write the weights, with the names of their classes, into a folder. Returns the path, which has their digest."""
     path = folder / weights_file(f"{model.described.model}-{model.digest[:DIGITS]}")
@@ -129,7 +120,7 @@ def continue_from(revision: str) -> int:
             f"same; set train.model to {described.model}, or take another revision"
         )
     path = write(Path(config.paths.pretrained), model)
-    version(path)
+    programs.dvc("add", str(path))
     document.rewrite(params.FILE, {"train.weights": str(path)})
     print(
         f"written: {path}",

@@ -22,7 +22,7 @@ from types import FrameType
 
 import psutil
 
-from pipeline.base import cache_repair, dvc_lock, integrity, linux
+from pipeline.base import cache_repair, dvc_lock, integrity, linux, programs
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
@@ -106,7 +106,7 @@ def run(arguments: list[str]) -> int:
     # DVC has its own process group, so Ctrl-C reaches only this process, which forwards it once.
     dvc = subprocess.Popen(
         [sys.executable, "-m", "dvc", "repro", *arguments],
-        env=integrity.environment(),
+        env=programs.environment(),
         process_group=0,
         preexec_fn=linux.die_with_parent,  # noqa: PLW1509  (this process has one thread)
     )

@@ -18,9 +18,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline import verify
 from pipeline.base import dvc_lock, files
 from pipeline.base.errors import UserError
+from pipeline.claims import comparison
 from pipeline.data import packed, split_table
 from pipeline.engine.world import World
 from pipeline.loader import augment
@@ -260,7 +260,7 @@ def test_a_damaged_provenance_is_named_by_verify(tmp_path: Path, content: str) -
     """A damaged provenance.json is named with the remedy."""
     (tmp_path / "provenance.json").write_text(content)
     with pytest.raises(UserError, match=r"provenance\.json: .*rm "):
-        verify._flat(tmp_path / "provenance.json")
+        comparison._flat(tmp_path / "provenance.json")
 
 
 @pytest.mark.parametrize(

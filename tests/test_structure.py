@@ -23,7 +23,7 @@ MODULES = {
 }
 
 # The folders of pipeline/, from the lowest layer to the highest. "" is the top of pipeline/: the commands.
-LAYERS = ("base", "config", "data", "engine", "loader", "models", "evaluation", "training", "planning", "")
+LAYERS = ("base", "config", "data", "engine", "loader", "models", "evaluation", "training", "planning", "claims", "")
 FRAME = "stage"  # the frame of every command: the one module at the top that commands import
 OWNERS = {  # a library → the modules that import it
     "yaml": set(), "ruamel": {"config.document", "config.upgrade", "base.dvc_lock"},

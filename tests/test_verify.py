@@ -163,7 +163,7 @@ def other_lr(project: Path) -> None:
         (
             edited("pipeline/training/schedule.py", "math.cos(", "1.0 * math.cos("),
             "pipeline/training/schedule.py",
-            "train is stale: pipeline/training",  # dvc.yaml names the folder, and DVC no file in it
+            "train is stale: pipeline/training/schedule.py",  # dvc.yaml names the folder, and DVC no file in it
         ),
         (
             edited("docker/pins.env", "APEX_COMMIT=", "APEX_COMMIT=0"),

@@ -17,10 +17,11 @@ LOCK = Path("dvc.lock")
 BACKUP = Path(".dvc/tmp/dvc.lock.whole")  # beside DVC's own working files: Git ignores it
 
 Hashes = dict[str, str]  # path → MD5; for a folder: the MD5 of its listing, followed by ".dir"
+Claims = dict[str, dict[str, Hashes]]  # stage → `deps` and `outs` → hashes
 
 
-def read(path: Path = LOCK) -> dict[str, dict[str, Hashes]]:
-    """stage → `deps` and `outs` → hashes, from a dvc.lock. Raises UserError if it is missing or not readable."""
+def read(path: Path = LOCK) -> Claims:
+    """The stages of a dvc.lock. Raises UserError if it is missing or not readable."""
     try:
         stages = YAML(typ="safe", pure=True).load(path)["stages"]
         return {

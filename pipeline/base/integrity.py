@@ -10,22 +10,19 @@ changes a file by itself is not noticed in this way; `python -m pipeline.verify`
 
 import errno
 import fnmatch
-import getpass
 import hashlib
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import dvc_lock, files, linux
+from pipeline.base import dvc_lock, files, linux, programs
 from pipeline.base.errors import UserError
 
-MEMORY = Path(".dvc/tmp/hashed.json")  # beside DVC's own working files: Git ignores it
+MEMORY = programs.TEMPORARY / "hashed.json"
 IGNORE = Path(".dvcignore")
 UNDER_DVC = "DVC_STAGE"  # DVC sets this variable for the commands that it runs
 MOST_LISTED = 10  # paths in one message
@@ -152,27 +149,9 @@ def inspect_outputs(outs: dvc_lock.Hashes, memory: Hashed) -> tuple[list[Output]
     return outputs, hashed
 
 
-def environment() -> dict[str, str]:
-    """The environment for DVC: PATH with this `python`; a name and a home for a user without them (docker --user)."""
-    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
-    try:
-        getpass.getuser()
-    except (KeyError, OSError):
-        environ["LOGNAME"] = str(os.getuid())
-    try:
-        Path.home()
-    except RuntimeError:
-        environ["HOME"] = str(MEMORY.parent.absolute())
-    return environ
-
-
 def cache_folder() -> Path:
     """The folder of DVC's cache, relative to this one. Raises UserError if DVC does not name it."""
-    command = [sys.executable, "-m", "dvc", "cache", "dir"]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"dvc cache dir ended with exit status {done.returncode}: {done.stderr.strip()}")
-    return Path(os.path.relpath(done.stdout.strip()))
+    return Path(os.path.relpath(programs.dvc("cache", "dir").strip()))
 
 
 def object_of(cache: Path, md5: str) -> Path:
@@ -231,7 +210,7 @@ def _describe(output: Output, cache: Path) -> str:
     )
 
 
-def damage(claims: dict[str, dict[str, dvc_lock.Hashes]]) -> list[str]:
+def damage(claims: dvc_lock.Claims) -> list[str]:
     """Every output of a dvc.lock that is damaged, here or in DVC's cache, one sentence each. Reads every byte."""
     cache = cache_folder()
     outputs, _ = inspect_outputs({path: md5 for claim in claims.values() for path, md5 in claim["outs"].items()}, {})

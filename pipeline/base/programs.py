@@ -1,0 +1,40 @@
+"""Runs git and DVC, and ends with one line if they fail."""
+
+import getpass
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pipeline.base.errors import UserError
+
+TEMPORARY = Path(".dvc/tmp")  # DVC's own working files: Git and DVC ignore it
+
+
+def environment() -> dict[str, str]:
+    """The environment for DVC: PATH with this `python`; a name and a home for a user without them (docker --user)."""
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"}
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        environ["LOGNAME"] = str(os.getuid())
+    try:
+        Path.home()
+    except RuntimeError:
+        environ["HOME"] = str(TEMPORARY.absolute())
+    return environ
+
+
+def output(*command: str, cwd: Path | None = None, environ: dict[str, str] | None = None) -> str:
+    """The standard output of a command. Raises UserError with its last line of stderr if the command fails."""
+    done = subprocess.run(command, cwd=cwd, env=environ or environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        message = (done.stderr.strip() or "no message").splitlines()[-1]
+        program = " ".join(command[2:] if command[0] == sys.executable else command)
+        raise UserError(f"{program} ended with exit status {done.returncode}: {message}")
+    return done.stdout
+
+
+def dvc(*arguments: str, cwd: Path | None = None, environ: dict[str, str] | None = None) -> str:
+    """The standard output of DVC. Raises UserError as `output` does."""
+    return output(sys.executable, "-m", "dvc", *arguments, cwd=cwd, environ=environ)

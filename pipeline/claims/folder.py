@@ -1,0 +1,109 @@
+"""Compares this folder with its commit and with dvc.lock. What is not as claimed is named, in one sentence each."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import integrity, programs
+from pipeline.base.dvc_lock import LOCK, Claims
+from pipeline.base.errors import UserError
+from pipeline.config.params import Params
+
+DECISIVE = (LOCK.as_posix(), "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  # and the deps of the stages
+MOST_FAULTS = 10  # in one message
+ANY_STAGE = "dvc checkout restores it, dvc repro makes it again"
+
+
+def check(config: Params, claims: Claims) -> None:
+    """Raise UserError if this folder is not what the commit and its dvc.lock say. Reads every byte of the outputs."""
+    raise_if_any(uncommitted(claims))
+    raise_if_any(unclean(config, claims, set(), ANY_STAGE))
+    raise_if_any(integrity.damage(claims))
+
+
+def raise_if_any(faults: list[str]) -> None:
+    """Raise UserError with the first ten faults and the number of the others, if there are any."""
+    if len(faults) > MOST_FAULTS:
+        faults = [*faults[:MOST_FAULTS], f"… and {len(faults) - MOST_FAULTS:,} more"]
+    if faults:
+        raise UserError("\n".join(faults))
+
+
+def uncommitted(claims: Claims, *others: str) -> list[str]:
+    """One sentence per file that decides bytes, or is one of `others`, and that is not as in the commit."""
+    deps = {path for claim in claims.values() for path in claim["deps"]}
+    decisive = {*DECISIVE, *others, *(path for path in deps if not Path(path).is_absolute())}
+    listed = programs.output("git", "status", "--porcelain", "-z", "--no-renames", "--", *sorted(decisive)).split("\0")
+    changed = {line[3:] for line in listed if line}  # a file that only the index lost has two lines
+    return [f"{path}: differs from the commit; commit it, or restore it" for path in sorted(changed)]
+
+
+def unclean(config: Params, claims: Claims, unneeded: set[str], remedy: str) -> list[str]:
+    """One sentence per file that is not as in dvc.lock: code and params (dvc.lock is stale), data, and the cache.
+
+    Outputs and folders in `unneeded` may be missing or changed. `remedy` brings data back. To be called after
+    `uncommitted`: tracked files are as in the commit.
+    """
+    stale, changed = _of_stages(json.loads(programs.dvc("status", "--json")), claims, _data(config, claims))
+    data = json.loads(programs.dvc("data", "status", "--granular", "--json"))
+    for how, paths in data.get("uncommitted", {}).items():
+        # DVC lists a changed folder and its changed files, but for a missing folder only the folder.
+        missing = set() if how == "modified" else {path.rstrip("/") for path in paths if path.endswith("/")}
+        changed |= {path.rstrip("/"): how for path in paths if not _inside(path, missing)}
+    return [
+        *stale,
+        *(
+            f"{path}: {how} since the run that dvc.lock describes; {remedy}"
+            for path, how in sorted(changed.items())
+            if not _is_or_inside(path, unneeded)
+        ),
+        *(
+            f"{path}: not in DVC's cache; dvc pull, or dvc repro"
+            for path in sorted(data.get("not_in_cache", []))
+            if not _is_or_inside(path.rstrip("/"), unneeded)
+        ),
+    ]
+
+
+def _data(config: Params, claims: Claims) -> set[str]:
+    """The paths of inputs and outputs that Git does not track."""
+    outs = {path for claim in claims.values() for path in claim["outs"]}
+    return {*outs, config.paths.inbox, config.paths.pretrained}
+
+
+def _inside(path: str, folders: set[str]) -> bool:
+    return any(parent.as_posix() in folders for parent in Path(path).parents)
+
+
+def _is_or_inside(path: str, paths: set[str]) -> bool:
+    return path in paths or _inside(path, paths)
+
+
+def _of_stages(status: dict[str, Any], claims: Claims, data: set[str]) -> tuple[list[str], dict[str, str]]:
+    """Sentences about stale stages, and changed data (path → how it changed), from the JSON of `dvc status`."""
+    stale, changed = [], {}
+    for name, entries in status.items():
+        committed = ["its command in dvc.yaml"] if "changed command" in entries else []
+        for entry in entries:
+            tables = entry.values() if isinstance(entry, dict) else []
+            for path, how in (item for table in tables for item in table.items()):
+                if isinstance(how, dict):  # params
+                    committed += [f"{path}: {key}" for key in how]
+                elif path in data or name.endswith(".dvc"):
+                    changed[path] = how
+                else:
+                    committed += changed_files(path, claims.get(name, {}).get("deps", {}).get(path, ""))
+        stale += [f"{name} is stale: {part} was committed without a run; dvc repro, then commit" for part in committed]
+    return stale, changed
+
+
+def changed_files(path: str, md5: str) -> list[str]:
+    """The files at or below `path` that changed since dvc.lock got the hash `md5` for it, by Git's history.
+
+    `path` itself if Git does not tell: they were committed together with dvc.lock, or the history is cut.
+    """
+    since = programs.output("git", "log", "-1", "--format=%H", f"-S{md5}", "--", str(LOCK)).strip() if md5 else ""
+    if not since:
+        return [path]
+    changed = programs.output("git", "diff", "--name-only", "--relative", "-z", since, "HEAD", "--", path)
+    return changed.split("\0")[:-1] or [path]
