@@ -24,7 +24,7 @@ from pipeline.config import document, params
 from pipeline.config.model_names import weights_file
 from pipeline.config.params import Params
 from pipeline.models import exported, network, pretrained
-from pipeline.models.exported import Description
+from pipeline.models.description import Description
 
 HERE = "workspace"  # DVC's word for what is in this folder now
 DIGITS = 12  # of the SHA-256 of models/model.safetensors, in the name of the file

@@ -143,7 +143,7 @@ def run(config: Params) -> None:
             data, rows, model = ready(config)
             # They are of one machine and one launcher, so they have the same files; its GPUs may be of different kinds.
             facts["let evaluate see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = provenance.hardware(
-                world, config.train.threads
+                world, config.train.threads, model.arithmetic
             )
         with distributed.process_group(world, config.run.timeout_seconds, met):
             image_store, _ = storage.open_images(

@@ -11,12 +11,12 @@ from pathlib import Path
 from pipeline import stage
 from pipeline.base.errors import Stopped, UserError
 from pipeline.config import validity
-from pipeline.config.params import Params, Run, Train
+from pipeline.config.params import Arithmetic, Params, Run, Train
 from pipeline.engine import environment
 from pipeline.engine.distributed import ENDED_NOTE
 from pipeline.engine.forwarding import FORWARDED
 from pipeline.engine.launchers import LAUNCHERS
-from pipeline.models import timm_models
+from pipeline.models import description, timm_models
 
 STAGES = ("train", "evaluate")
 
@@ -50,10 +50,10 @@ def with_restarts(module: str, run: Run) -> None:
             raise Stopped(stopped.read_text())
 
 
-def set_variables(settings: Train) -> None:
+def set_variables(settings: Train, arithmetic: Arithmetic) -> None:
     """Set the environment variables that change results; the processes inherit them. Raises UserError."""
     try:
-        os.environ.update(environment.required_variables(settings.threads, settings.deterministic))
+        os.environ.update(environment.required_variables(settings.threads, settings.deterministic, arithmetic))
     except ValueError as error:
         raise UserError(str(error)) from None
 
@@ -85,7 +85,11 @@ def main() -> int:
     name = sys.argv[1]
 
     def start(config: Params) -> None:
-        set_variables(config.train)
+        # A model is measured with the arithmetic with which it was trained.
+        trained = name == "evaluate"
+        set_variables(
+            config.train, description.load(Path(config.paths.models)).arithmetic if trained else config.train.arithmetic
+        )
         check_apex(config.train)
         timm_models.check(config.train)
         with_restarts(f"pipeline.{name}", on_this_node(config.run) if name == "evaluate" else config.run)

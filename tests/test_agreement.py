@@ -144,7 +144,22 @@ VARIABLES = {
     "TORCHDYNAMO_DISABLE": "1", "TORCH_COMPILE_DISABLE": "1", "TRITON_F32_DEFAULT": "tf32",
     "PYTORCH_TENSOREXPR_DONT_FUSE": "1",
 }  # fmt: skip
-REFUSED = {"CUBLAS_WORKSPACE_CONFIG", "NCCL_ALGO", "NCCL_PROTO", "NVIDIA_TF32_OVERRIDE", "OMP_DYNAMIC"}
+REFUSED = {
+    "CUBLAS_WORKSPACE_CONFIG",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_DYNAMIC",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_DEBUG_CPU_TYPE",
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "NPY_DISABLE_CPU_FEATURES",
+    "NPY_ENABLE_CPU_FEATURES",
+    "GLIBC_TUNABLES",
+}
 QUIET = {
     "MKL_VERBOSE": "1", "ONEDNN_VERBOSE": "1", "OMP_DISPLAY_ENV": "TRUE", "NUMBA_CACHE_DIR": "numba",
     "NCCL_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "WARN", "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -161,15 +176,19 @@ def test_a_variable_that_reaches_the_arithmetic_is_refused_or_compared(
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(environment, "at_start", lambda: os.environ)  # as if this process began here
     world = World(0, 0, 1, torch.device("cpu"))
-    before = provenance.hardware(world, 1)
+    before = provenance.hardware(world, 1, "native")
     monkeypatch.setenv(name, VARIABLES[name])
     if name in REFUSED:
-        with pytest.raises(ValueError, match=f"^{name}: .* contradicts train.deterministic: true; .*unset it"):
+        with pytest.raises(
+            ValueError, match=f"^{name}: .* contradicts train.(deterministic: true|arithmetic: native); .*unset it"
+        ):
             environment.required_variables(1, deterministic=True)
     else:
         environment.required_variables(1, deterministic=True)
     environment.required_variables(1, deterministic=False)
-    assert agreement.differences(before, provenance.hardware(world, 1)) == [(name, "not set", repr(VARIABLES[name]))]
+    assert agreement.differences(before, provenance.hardware(world, 1, "native")) == [
+        (name, "not set", repr(VARIABLES[name]))
+    ]
 
 
 def test_a_variable_that_is_not_compared_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +203,10 @@ def test_a_variable_that_is_not_compared_changes_nothing(tmp_path: Path, monkeyp
 
 
 def test_a_resume_under_another_variable_is_refused(tmp_path: Path) -> None:
-    """A run that began without MKL_CBWR is refused with it: name and both values are shown. Without it, it goes on."""
+    """A run that began without a variable is refused with it: name and both values are shown. Without it, it goes on.
+
+    One that overrides train.arithmetic is refused by every start.
+    """
     environ: dict[str, Any] = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     folder = small_world(tmp_path)
     fixed = {**environ, **environment.required_variables(1, deterministic=True), "PYTHONPATH": str(PROJECT)}
@@ -197,11 +219,13 @@ def test_a_resume_under_another_variable_is_refused(tmp_path: Path) -> None:
         check=False,
     )
     assert stopped.returncode == 75, stopped.stderr
-    refused, done = (
+    overridden, refused, done = (
         subprocess.run(TRAIN, cwd=folder, env={**environ, **more}, capture_output=True, text=True, check=False)
-        for more in ({"MKL_CBWR": "COMPATIBLE"}, {})
+        for more in ({"MKL_CBWR": "COMPATIBLE"}, {"MKL_NUM_STRIPES": "2"}, {})
     )
+    assert overridden.returncode == 1
+    assert "train: MKL_CBWR: 'COMPATIBLE' contradicts train.arithmetic: native; unset it" in overridden.stderr
     assert refused.returncode == 1
-    assert "begun with MKL_CBWR not set, here it is 'COMPATIBLE', so the bytes could not be the same" in refused.stderr
+    assert "begun with MKL_NUM_STRIPES not set, here it is '2', so the bytes could not be the same" in refused.stderr
     assert done.returncode == 0, done.stderr
     assert "going on from step" in done.stderr

@@ -16,7 +16,7 @@ from pipeline.base.errors import UserError
 from pipeline.continue_from import Trained, accuracy, write
 from pipeline.loader import augment
 from pipeline.models import pretrained
-from pipeline.models.exported import Description, View
+from pipeline.models.description import Description, View
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, copy_project
 

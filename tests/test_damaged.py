@@ -25,7 +25,7 @@ from pipeline.data import packed, split_table
 from pipeline.engine.world import World
 from pipeline.loader import augment
 from pipeline.models import exported, network, pretrained
-from pipeline.models.exported import Description, View
+from pipeline.models.description import Description, View
 from pipeline.training import runs
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 

@@ -16,7 +16,8 @@ from pipeline import predict
 from pipeline.base import files
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import machine
-from pipeline.models.exported import View
+from pipeline.evaluation import classify
+from pipeline.models.description import View
 from tests.helpers import starts
 from tests.test_evaluate import CLASSES, make, run
 from tests.test_images import png_with_size
@@ -96,7 +97,7 @@ def test_an_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return real(*arguments, **named)
 
     monkeypatch.setattr(Image, "open", counted)
-    loaded = predict.load_image(tmp_path / "a.jpg", View(packed_size=20, resize=20, crop=16), 10**6)
+    loaded = classify.load_image(tmp_path / "a.jpg", View(packed_size=20, resize=20, crop=16), 10**6)
     assert len(opened) == 1
     assert (loaded.pixels.shape, loaded.size) == ((20, 20, 3), (640, 400))
 

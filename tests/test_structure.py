@@ -315,4 +315,6 @@ def test_every_command_begins_and_ends_alike() -> None:
             spoken = {words.split()[0] for words in pipeline.FIRST_LINES} | STARTED_BY_LAUNCH
             assert layer(module) or module.removeprefix("pipeline.") in spoken, f"{module}: add it to FIRST_LINES"
     written = {module for module, path in MODULES.items() if "except UserError" in path.read_text()}
-    assert written <= {f"pipeline.{name}" for name in ("base.errors", "launch", "predict", "stage", "training.runs")}
+    assert written <= {
+        f"pipeline.{name}" for name in ("base.errors", "evaluation.classify", "launch", "stage", "training.runs")
+    }

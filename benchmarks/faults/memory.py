@@ -147,7 +147,7 @@ def put_model(models: Path, packed_size: int) -> None:
     """Write an untrained model, for predict."""
     from pipeline.loader import augment
     from pipeline.models import exported, network
-    from pipeline.models.exported import Description, View
+    from pipeline.models.description import Description, View
 
     net = network.build("shufflenet_v2_x0_5", len(LABELS), seed=0)
     view = View(packed_size=packed_size, resize=packed_size, crop=packed_size)

@@ -59,6 +59,26 @@ def pairs(train: Train) -> Iterator[str]:
         yield "train.export: 'ema' needs train.ema_decay > 0, such as 0.999; allowed without: last, best"
 
 
+def portable(train: Train) -> Iterator[str]:
+    """The choices that do not work with train.arithmetic: portable, one sentence each."""
+    if train.arithmetic != "portable":
+        return
+    reasons = (
+        ("device", "cuda", "a GPU's bytes depend on its kind", "cpu"),
+        ("precision", "bf16", "without AVX-512 the CPU emulates it, about 20 times slower", "fp32"),
+        ("precision", "fp16", "without AVX-512 the CPU emulates it, about 20 times slower", "fp32"),
+        ("compile", True, "the compiler writes code for this kind of CPU", "false"),
+        ("deterministic", False, "portable is for identical bytes", "true"),
+    )
+    for key, value, reason, allowed in reasons:
+        if getattr(train, key) == value:
+            said = repr(value) if isinstance(value, str) else str(value).lower()
+            yield (
+                f"train.{key}: {said} × train.arithmetic: 'portable': {reason}; allowed: {allowed}, or "
+                f"train.arithmetic: native"
+            )
+
+
 def half_precision(train: Train) -> Iterator[str]:
     """The pairs that give wrong numbers in half precision, one sentence each."""
     if train.parallel == "apex_ddp" and train.precision == "bf16":

@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 Apex = Literal["missing", "without amp", "without extensions", "usable"]
+PORTABLE_NEEDS = {"avx2": "AVX2", "fma": "FMA"}  # flag in /proc/cpuinfo → name; Intel since Haswell, AMD since Zen
 EXTENSIONS = ("amp_C", "apex_C", "syncbn")
 PROJECT = Path(__file__).resolve().parents[2]
 CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76  # attributes of a device [CUDA driver API, CUdevice_attribute]
@@ -33,6 +35,7 @@ class Machine:
     slurm_step: bool = False  # whether srun started this process; if not, it may run on a login node without a GPU
     cores: int = 1  # of the whole machine; Slurm may allow a process fewer
     timm: bool = False  # whether timm is installed, for train.model: timm/…
+    cpu_lacks: tuple[str, ...] = ()  # what train.arithmetic: portable needs of a CPU, and this one has not
     project: str = ""  # the absolute path of the project's folder; empty if it does not matter
     stale: tuple[str, ...] = ()  # files of the checkout that differ from those of the container's image
 
@@ -51,9 +54,25 @@ def read() -> Machine:
         slurm_step="SLURM_STEP_NUM_TASKS" in os.environ,
         cores=os.cpu_count() or 1,
         timm=importlib.util.find_spec("timm") is not None,
+        cpu_lacks=cpu_lacks(),
         project=str(Path.cwd()),
         stale=stale(BUILT_FROM, PROJECT),
     )
+
+
+def cpu_name() -> str:
+    """The name of the CPU as Linux gives it."""
+    found = re.search(r"^model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return found[1].strip() if found else platform.processor()
+
+
+def cpu_lacks() -> tuple[str, ...]:
+    """The instruction sets of x86-64 that `train.arithmetic: portable` needs and that this CPU lacks."""
+    if platform.machine() != "x86_64":
+        return tuple(PORTABLE_NEEDS.values())
+    found = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    flags = found[1].split() if found else []
+    return tuple(name for flag, name in PORTABLE_NEEDS.items() if flag not in flags)
 
 
 def stale(built_from: Path, project: Path) -> tuple[str, ...]:

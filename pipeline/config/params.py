@@ -25,6 +25,7 @@ Parallel = Literal["single", "dp", "ddp", "apex_ddp", "elastic"]
 Launcher = Literal["torchrun", "spawn", "slurm"]
 Device = Literal["cuda", "cpu"]
 Grey = Literal["full", "minmax", "percentile"]
+Arithmetic = Literal["native", "portable"]
 APEX_LEVELS = ("O0", "O1", "O2", "O3")  # the precisions that Apex provides
 
 # Every whole number has an upper limit far above any useful value, so that a typing error is refused at once.
@@ -135,6 +136,7 @@ class Prepare(Section):
 class Train(Section):
     seed: Seed
     deterministic: bool
+    arithmetic: Arithmetic = "native"
     device: Device
     threads: Threads
     precision: Precision

@@ -43,6 +43,7 @@ def faults(params: Params, machine: Machine) -> list[str]:
         _apex(params.train, machine),
         combinations.pairs(params.train),
         combinations.half_precision(params.train),
+        combinations.portable(params.train),
         _processes(params.train, params.run, machine),
         combinations.elastic(params.train, params.run),
         _model(params.train, machine),
@@ -87,6 +88,11 @@ def _hardware(train: Train, run: Run, machine: Machine) -> Iterator[str]:
         yield (
             f"train.model: {train.model!r} × train.deterministic: true on a GPU: its adaptive_avg_pool2d has no "
             f"deterministic backward pass; allowed: another model, or train.deterministic: false"
+        )
+    if train.arithmetic == "portable" and machine.cpu_lacks:
+        yield (
+            f"train.arithmetic: 'portable' needs an x86-64 CPU with AVX2 and FMA (this one lacks "
+            f"{' and '.join(machine.cpu_lacks)}); allowed here: native"
         )
     if train.device == "cpu" and train.precision == "tf32":
         yield f"train.precision: 'tf32' needs train.device: cuda; allowed on the CPU: {', '.join(CPU_PRECISIONS)}"

@@ -60,11 +60,20 @@ SYNC_BNS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "apex": lambda model: _apex().sync_bn(model),
 }
 
+
+def _fused(groups: Groups) -> bool | None:
+    """Whether Adam is one operator per parameter: on the CPU; elsewhere torch chooses.
+
+    The other forms use torch.sqrt, whose last bit depends on the kind of CPU.
+    """
+    return True if groups[0]["params"][0].device.type == "cpu" else None
+
+
 # name → (parameter groups, lr, momentum, nesterov, betas) → optimizer. The schedule sets the lr of every step.
 OPTIMIZERS: dict[str, Callable[[Groups, float, float, bool, tuple[float, float]], Optimizer]] = {
     "sgd": lambda groups, lr, momentum, nesterov, betas: SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov),
-    "adam": lambda groups, lr, momentum, nesterov, betas: Adam(groups, lr=lr, betas=betas),
-    "adamw": lambda groups, lr, momentum, nesterov, betas: AdamW(groups, lr=lr, betas=betas),
+    "adam": lambda groups, lr, momentum, nesterov, betas: Adam(groups, lr=lr, betas=betas, fused=_fused(groups)),
+    "adamw": lambda groups, lr, momentum, nesterov, betas: AdamW(groups, lr=lr, betas=betas, fused=_fused(groups)),
     "fused_sgd": lambda groups, lr, momentum, nesterov, betas: _apex().fused_sgd(groups, lr, momentum, nesterov),
 }
 

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from pipeline.config.params import Arithmetic
+
 # Families of variables, by the library that reads them. So a variable that a later version adds is covered too.
 REACHING = re.compile(
     r"(ATEN|MKL|MKLDNN|ONEDNN|DNNL|OPENBLAS|GOTO|BLIS|OMP|GOMP|KMP|NPY|NUMBA|CUBLAS|CUBLASLT|CUDNN|NCCL"
@@ -32,6 +34,22 @@ ALLOWED_VALUES: dict[str, tuple[str, ...]] = {
     "OMP_DYNAMIC": ("FALSE", "false"),  # otherwise the machine's load decides how many threads share a sum
     "NVIDIA_TF32_OVERRIDE": (),  # overrides train.precision in every library [NVIDIA cuBLAS]
 }
+# The same for train.arithmetic. Without a value, a library chooses its code by the kind of CPU, so other bits come out
+# of the same sum. With these, every x86-64 CPU with AVX2 and FMA runs the same code, in fp32 and fp64 [measured].
+PORTABLE = {
+    "ATEN_CPU_CAPABILITY": "avx2",  # torch's own operators
+    "ONEDNN_MAX_CPU_ISA": "AVX2",  # convolutions
+    "MKL_CBWR": "COMPATIBLE",  # products of matrices; other values do not hold on AMD [Intel oneMKL, CNR]
+    "NPY_DISABLE_CPU_FEATURES": "X86_V4",  # numpy's exp and log
+}
+CPU_VARIABLES = (
+    *PORTABLE,
+    "DNNL_MAX_CPU_ISA",
+    "GLIBC_TUNABLES",
+    "MKL_DEBUG_CPU_TYPE",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NPY_ENABLE_CPU_FEATURES",
+)
 
 
 def at_start() -> dict[str, str]:
@@ -47,10 +65,10 @@ def numeric_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def required_variables(threads: int, deterministic: bool) -> dict[str, str]:
+def required_variables(threads: int, deterministic: bool, arithmetic: Arithmetic = "native") -> dict[str, str]:
     """Variables that must be set before a process loads its libraries: values by name.
 
-    Raises ValueError if `deterministic` and a variable has a value that is not in ALLOWED_VALUES.
+    Raises ValueError if `deterministic` and a variable has a value that is not allowed with it, or with `arithmetic`.
     """
     fixed = {
         "OMP_NUM_THREADS": str(threads),
@@ -58,18 +76,21 @@ def required_variables(threads: int, deterministic: bool) -> dict[str, str]:
         # DDP warns in every process that it found no unused parameters. It must look for them (see parallel.py).
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
-    return fixed | (_allowed_values() if deterministic else {})
+    if not deterministic:
+        return fixed
+    code = {name: tuple(PORTABLE.get(name, "").split()) if arithmetic == "portable" else () for name in CPU_VARIABLES}
+    return {
+        **fixed,
+        **_checked(ALLOWED_VALUES, "train.deterministic: true"),
+        **_checked(code, f"train.arithmetic: {arithmetic}"),
+    }
 
 
-def _allowed_values() -> dict[str, str]:
-    """The variables of ALLOWED_VALUES and their values. Raises ValueError for a value that is not allowed."""
-    values = {variable: os.environ.get(variable, (*allowed, "")[0]) for variable, allowed in ALLOWED_VALUES.items()}
+def _checked(allowed: Mapping[str, tuple[str, ...]], setting: str) -> dict[str, str]:
+    """The variables with their values here, or the first allowed one. Raises ValueError for a value not allowed."""
+    values = {variable: os.environ.get(variable, (*choices, "")[0]) for variable, choices in allowed.items()}
     for variable, value in values.items():
-        if value not in ALLOWED_VALUES[variable] and variable in os.environ:
-            allowed = (
-                f"allowed: {', '.join(ALLOWED_VALUES[variable])}, or unset it"
-                if ALLOWED_VALUES[variable]
-                else "unset it"
-            )
-            raise ValueError(f"{variable}: {value!r} contradicts train.deterministic: true; {allowed}")
+        if variable in os.environ and value not in allowed[variable]:
+            choices = f"allowed: {', '.join(allowed[variable])}, or unset it" if allowed[variable] else "unset it"
+            raise ValueError(f"{variable}: {value!r} contradicts {setting}; {choices}")
     return {variable: value for variable, value in values.items() if value}

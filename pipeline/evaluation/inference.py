@@ -12,7 +12,7 @@ from pipeline.engine.precision import Precision, allow_tf32
 from pipeline.engine.world import World
 from pipeline.loader.batches import CenterCrops, eval_batches
 from pipeline.loader.storage import ImageStore
-from pipeline.models.exported import ExportedModel
+from pipeline.models.exported import ExportedModel, center_crops
 
 
 def logits(
@@ -46,7 +46,7 @@ def predict_log_probs(
     """
     net, precision = exported.net.to(world.device), PRECISIONS["fp32"](world.device.type)
     allow_tf32(False)  # in training, `precision.prepare` says so
-    outputs = logits(net, images, exported.view.center_crops(sizes, rows), batch_size, world, precision)
+    outputs = logits(net, images, center_crops(exported.view, sizes, rows), batch_size, world, precision)
     log_probs: NDArray[np.float64] = torch.log_softmax(outputs.double(), 1).numpy()
     if not np.isfinite(log_probs).all():
         raise UserError("the model's outputs are not finite numbers; train again with a lower train.lr (dvc repro)")

@@ -2,7 +2,6 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import safetensors.torch
@@ -13,31 +12,12 @@ from torch import Tensor, nn
 
 from pipeline.base import files, schema
 from pipeline.base.errors import UserError
-from pipeline.config.params import Grey, Params
+from pipeline.config.params import Arithmetic
 from pipeline.engine import loop
 from pipeline.loader import augment, random_params
 from pipeline.loader.batches import CenterCrops
-from pipeline.models import network
-
-
-@dataclass(frozen=True)
-class View:
-    """What a model sees of an image; recorded in model.json. Sides in pixels."""
-
-    packed_size: schema.Side  # every image is resized to packed_size × packed_size,
-    resize: schema.Side  # then seen as if its short side were `resize`,
-    crop: schema.Side  # and `crop` × `crop` cut from its centre
-    grey: Grey = "full"  # how 16-bit grey is scaled; older files do not have it
-
-    @classmethod
-    def of(cls, config: Params) -> "View":
-        """The view of a model that is trained with these params."""
-        return cls(config.prepare.size, config.train.eval_resize, config.train.eval_crop, config.prepare.grey)
-
-    def center_crops(self, sizes: NDArray[np.int32], rows: NDArray[np.int64]) -> CenterCrops:
-        """The crops of the given rows [n]. `sizes` [N, 2] are the original widths and heights of all images."""
-        boxes = random_params.eval_boxes(sizes[rows], self.packed_size, self.resize, self.crop)
-        return CenterCrops(rows, boxes, self.crop)
+from pipeline.models import description, network
+from pipeline.models.description import REMEDY, Description, View
 
 
 @dataclass(frozen=True)
@@ -47,21 +27,14 @@ class ExportedModel:
     net: nn.Module
     classes: tuple[str, ...]
     view: View
+    arithmetic: Arithmetic = "native"
 
 
-@dataclass(frozen=True)
-class Description:
-    """The content of model.json."""
-
-    __pydantic_config__ = schema.STRICT
-
-    model: str
-    classes: schema.Names
-    view: View
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    export: Literal["last", "best", "ema"]
-    epoch: schema.Count
+def center_crops(view: View, sizes: NDArray[np.int32], rows: NDArray[np.int64]) -> CenterCrops:
+    """The crops of the given rows [n] that a model sees. `sizes` [N, 2] are the original widths and heights of all
+    images."""
+    boxes = random_params.eval_boxes(sizes[rows], view.packed_size, view.resize, view.crop)
+    return CenterCrops(rows, boxes, view.crop)
 
 
 def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
@@ -80,17 +53,16 @@ def load(models: Path) -> ExportedModel:
     """Load the versioned model, on the CPU. Raises UserError if there is none, if a file is damaged, or if they do not
     fit together."""
     path, weights = models / "model.json", models / "model.safetensors"
-    remedy = "train a model (dvc repro) or fetch a shared one (dvc pull)"
-    described = schema.json_of(path, Description, remedy)
+    described = description.load(models)
     if fault := _fault(described):
-        raise UserError(f"{path}: damaged: {fault}; {remedy}")
+        raise UserError(f"{path}: damaged: {fault}; {REMEDY}")
     if (described.mean, described.std) != (augment.MEAN, augment.STD):
         raise UserError(
             f"{path}: normalized with mean {list(described.mean)} and std {list(described.std)}; this code has "
             f"{list(augment.MEAN)} and {list(augment.STD)}; train again (dvc repro), or use the code that trained it"
         )
     with (
-        schema.reading(weights, remedy, SafetensorError),
+        schema.reading(weights, REMEDY, SafetensorError),
         weights.open("rb"),
     ):  # it tells more than the library
         stored = safetensors.torch.load_file(weights)
@@ -105,7 +77,7 @@ def load(models: Path) -> ExportedModel:
         loop.load_model_state(net, stored)
     except RuntimeError:
         raise strangers from None
-    return ExportedModel(net, described.classes, described.view)
+    return ExportedModel(net, described.classes, described.view, described.arithmetic)
 
 
 def _fault(described: Description) -> str:

@@ -58,7 +58,7 @@ def _variables(config: Params) -> dict[str, str]:
     meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     return {
         **os.environ,
-        **environment.required_variables(config.train.threads, config.train.deterministic),
+        **environment.required_variables(config.train.threads, config.train.deterministic, config.train.arithmetic),
         **meeting,
     }
 

@@ -31,7 +31,8 @@ from pipeline.engine.world import World
 from pipeline.loader.batches import eval_batches, train_batches
 from pipeline.loader.dataset import Dataset
 from pipeline.loader.storage import ImageStore
-from pipeline.models.exported import View
+from pipeline.models.description import View
+from pipeline.models.exported import center_crops
 from pipeline.planning.times import Times
 from pipeline.training.state import make_learner, microbatch_count
 
@@ -94,7 +95,7 @@ def step_seconds(config: Params, learner: Learner, dataset: Dataset, world: Worl
 def validation_seconds(config: Params, learner: Learner, dataset: Dataset) -> float:
     """The seconds that this process needs for one image of a validation."""
     data = dataset.packed
-    crops = View.of(config).center_crops(data.sizes, data.rows("val"))
+    crops = center_crops(View.of(config), data.sizes, data.rows("val"))
     before = time.perf_counter()
     for _ in loop.logits(learner.model, eval_batches(dataset.images, [crops]), learner.precision):
         wait_for(dataset.images.device)

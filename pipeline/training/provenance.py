@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from pipeline.base import files
-from pipeline.config.params import Params
+from pipeline.config import machine
+from pipeline.config.params import Arithmetic, Params
 from pipeline.engine import environment
 from pipeline.engine.world import World
 
 FILE = "provenance.json"
+PORTABLE_CPU = "x86-64 CPU with AVX2 and FMA"
 LOCKED_PACKAGES = Path("requirements/lock.txt")
 
 
@@ -36,10 +38,13 @@ def versions() -> dict[str, str]:
     }
 
 
-def hardware(world: World, threads: int) -> dict[str, Any]:
-    """What must be the same before and after a resume: device, CPU capability, threads and numeric variables."""
+def hardware(world: World, threads: int, arithmetic: Arithmetic) -> dict[str, Any]:
+    """What must be the same before and after a resume: device, CPU capability, threads and numeric variables.
+
+    With `arithmetic` portable every CPU that can compute so is the same device.
+    """
     return {
-        "device": device_name(world.device),
+        "device": PORTABLE_CPU if arithmetic == "portable" else device_name(world.device),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": threads,
         **environment.numeric_variables(environment.at_start()),
@@ -48,12 +53,7 @@ def hardware(world: World, threads: int) -> dict[str, Any]:
 
 def device_name(device: torch.device) -> str:
     """The name of the GPU, or of the CPU as Linux gives it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else machine.cpu_name()
 
 
 def write(folder: Path, config: Params, world: World, started: float, images: int) -> None:
@@ -73,7 +73,8 @@ def write(folder: Path, config: Params, world: World, started: float, images: in
             "host": socket.gethostname(),
             "platform": platform.platform(),
             "versions": versions(),
-            **hardware(world, config.train.threads),
+            **hardware(world, config.train.threads, config.train.arithmetic),
+            "device": device_name(world.device),
             "bytes_promised": config.train.deterministic,
             "launcher": config.run.launcher,
             "processes": world.size,

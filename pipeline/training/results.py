@@ -11,7 +11,7 @@ from pipeline.base.errors import UserError
 from pipeline.config.params import Params
 from pipeline.loader import augment
 from pipeline.models import exported
-from pipeline.models.exported import Description, View
+from pipeline.models.description import Description, View
 from pipeline.training import schedule
 from pipeline.training.state import HISTORY, Progress
 
@@ -52,6 +52,7 @@ def write(config: Params, classes: tuple[str, ...], weights: dict[str, Tensor], 
         std=augment.STD,
         export=settings.export,
         epoch=epoch,
+        arithmetic=settings.arithmetic,
     )
     by_patience = {"stopped_early": schedule.should_stop(progress.history, settings.patience)}
     exported.save(Path(config.paths.models), weights, description)

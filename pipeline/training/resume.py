@@ -42,7 +42,7 @@ def save_checkpoint(job: Job, learner: Learner, totals: Totals, progress: Progre
             **learner.state_dict(),
             "totals": sums,
             "progress": asdict(progress),
-            "hardware": provenance.hardware(job.world, job.config.train.threads),
+            "hardware": provenance.hardware(job.world, job.config.train.threads, job.config.train.arithmetic),
         },
     )
 
@@ -94,7 +94,7 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
 
 def check_hardware(job: Job, saved: dict[str, Any]) -> None:
     """Raise UserError if the checkpoint was made on other hardware, or under other numeric variables."""
-    here = provenance.hardware(job.world, job.config.train.threads)
+    here = provenance.hardware(job.world, job.config.train.threads, job.config.train.arithmetic)
     for name, before, now in agreement.differences(saved, here):
         raise UserError(
             f"{job.folder}: begun with {name} {before}, here it is {now}, so the bytes could not be the same; "

@@ -64,6 +64,7 @@ def facts(config: Params, parts: dict[str, Any], world: World) -> Facts:
     """
     may_differ = {"node_rank", "rendezvous", "workers", "residency"}
     versions, variables = provenance.versions(), environment.numeric_variables(environment.at_start())
+    hardware = provenance.hardware(world, config.train.threads, config.train.arithmetic)
     kind = "train.parallel: 'elastic' needs processes of one kind; take such, or train.parallel: ddp"
     return {
         "give every node the same params.yaml, then run again": {
@@ -80,7 +81,7 @@ def facts(config: Params, parts: dict[str, Any], world: World) -> Facts:
         "install the same packages on every node (requirements/lock.txt, or the image), then run again": versions,
         "set it alike on every node, or unset it, then run again": variables,
         # Otherwise the bits of an elastic run would depend on which process computes which shard.
-        kind: provenance.hardware(world, config.train.threads) if config.train.parallel == "elastic" else {},
+        kind: hardware if config.train.parallel == "elastic" else {},
     }
 
 

@@ -9,7 +9,8 @@ from pipeline.engine import distributed
 from pipeline.engine.loop import Learner, Totals
 from pipeline.evaluation import inference
 from pipeline.models import exported
-from pipeline.models.exported import View
+from pipeline.models.description import View
+from pipeline.models.exported import center_crops
 from pipeline.training.job import Job
 from pipeline.training.state import HISTORY, Progress, export_weights
 
@@ -21,7 +22,7 @@ def validate(job: Job, learner: Learner) -> tuple[float, float]:
     """
     config, data = job.config, job.dataset.packed
     rows, ema = data.rows("val"), config.train.export == "ema"
-    crops = View.of(config).center_crops(data.sizes, rows)
+    crops = center_crops(View.of(config), data.sizes, rows)
     with learner.ema.applied() if ema else nullcontext():
         distributed.broadcast_buffers(learner.model)
         logits = inference.logits(

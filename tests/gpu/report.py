@@ -63,7 +63,7 @@ def head(device: str) -> dict[str, Any]:
     pins = (PROJECT / "docker/pins.env").read_text().splitlines()
     of = {
         **measuring.machine(),
-        **provenance.hardware(world, 1),
+        **provenance.hardware(world, 1, "native"),
         "cuda": torch.version.cuda or "",
         "cudnn": torch.backends.cudnn.version(),
         "apex": machine.read().apex,

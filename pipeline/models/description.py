@@ -1,0 +1,46 @@
+"""What models/model.json says of the model beside it: without torch, which takes seconds to import."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pipeline.base import schema
+from pipeline.config.params import Arithmetic, Grey, Params
+
+REMEDY = "train a model (dvc repro) or fetch a shared one (dvc pull)"
+
+
+@dataclass(frozen=True)
+class View:
+    """What a model sees of an image; recorded in model.json. Sides in pixels."""
+
+    packed_size: schema.Side  # every image is resized to packed_size × packed_size,
+    resize: schema.Side  # then seen as if its short side were `resize`,
+    crop: schema.Side  # and `crop` × `crop` cut from its centre
+    grey: Grey = "full"  # how 16-bit grey is scaled; older files do not have it
+
+    @classmethod
+    def of(cls, config: Params) -> "View":
+        """The view of a model that is trained with these params."""
+        return cls(config.prepare.size, config.train.eval_resize, config.train.eval_crop, config.prepare.grey)
+
+
+@dataclass(frozen=True)
+class Description:
+    """The content of model.json."""
+
+    __pydantic_config__ = schema.STRICT
+
+    model: str
+    classes: schema.Names
+    view: View
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    export: Literal["last", "best", "ema"]
+    epoch: schema.Count
+    arithmetic: Arithmetic = "native"  # of the training; evaluate and predict use it too; older files do not have it
+
+
+def load(models: Path) -> Description:
+    """The content of model.json in the folder `models`. Raises UserError if there is none, or if it is damaged."""
+    return schema.json_of(models / "model.json", Description, REMEDY)
