@@ -29,6 +29,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
+CHOSEN_CODE = "ATEN_CPU_CAPABILITY"  # set by train.arithmetic: portable; the libraries of a forked process are native
 ANSWERS = 3  # the file descriptor on which the PID and the exit status are sent
 SPARE = 512  # file descriptors from here on are not in use
 OURS = ("pipeline", "benchmarks", "tests")  # imported anew by each process, from its own folder
@@ -250,7 +251,8 @@ class Rank(subprocess.Popen[bytes]):
         python, *arguments = of["args"][3:] if dies_with_parent else of["args"]
         arguments = arguments[arguments[0] == "-u" :]
         request = Request(arguments, of["env"], str(Path.cwd()), of["start_new_session"], 0, dies_with_parent)
-        pid = take(request, {}) if python == sys.executable and of["c2pwrite"] == of["errwrite"] == -1 else None
+        forked = python == sys.executable and of["c2pwrite"] == of["errwrite"] == -1 and CHOSEN_CODE not in of["env"]
+        pid = take(request, {}) if forked else None
         if pid is None:
             base(self, *given)
         else:
@@ -260,7 +262,11 @@ class Rank(subprocess.Popen[bytes]):
 def spawned(path: bytes, args: Sequence[bytes | str], passfds: Sequence[int]) -> int:
     """Replaces spawnv_passfds in multiprocessing."""
     arguments = [os.fsdecode(word) for word in args]
-    if "-c" in arguments and "spawn_main" in (code := arguments[arguments.index("-c") :])[1]:
+    if (
+        CHOSEN_CODE not in os.environ
+        and "-c" in arguments
+        and "spawn_main" in (code := arguments[arguments.index("-c") :])[1]
+    ):
         pid = take(Request(code, dict(os.environ), str(Path.cwd()), False), {fd: fd for fd in passfds})
         if pid is not None:
             return pid

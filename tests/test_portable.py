@@ -1,0 +1,168 @@
+"""train.arithmetic: portable gives the same bytes on CPUs of other kinds, which QEMU emulates.
+
+The emulator runs the real pipeline, about 50 times slower. QEMU emulates AVX2 and FMA, and no AVX-512.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.base import files
+from pipeline.config import machine, params, validity
+from pipeline.config.machine import Machine
+from pipeline.engine import environment
+from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
+
+QEMU = shutil.which("qemu-x86_64")
+needs_qemu = pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")
+CPUS = ("Haswell", pytest.param("EPYC-Rome", marks=pytest.mark.slow("as Haswell; make test emulates one CPU")))
+STAGES = (["download"], ["split"], ["prepare"], ["weights"], ["launch", "train"], ["launch", "evaluate"])
+OUTPUTS = ("data/split.csv", "models", "metrics", "reports")
+DRAWS = """
+import hashlib, numpy as np
+from pipeline.loader import random_params
+random_params._rounded = np.asarray
+sizes = np.full((64, 2), (500, 333), np.int32)
+drawn = [random_params._log_uniform(np.random.default_rng(k).random(1000), (0.75, 4 / 3)) for k in range(8)]
+drawn += [random_params.draw_mix(0, step, 64, 224, 0.2, 1.0).lam for step in range(200)]
+print(hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in drawn)).hexdigest())
+"""
+
+
+def project(folder: Path) -> Path:
+    """A folder in which the stages can run: 50 drawn images, a small model, two steps."""
+    folder.mkdir()
+    for name in ("pipeline", "requirements", "docker", "dvc.yaml"):
+        (folder / name).symlink_to(PROJECT / name)
+    small = {
+        "data__source": "synthetic", "data__synthetic__count": 50, "data__synthetic__size": 40, "prepare__size": 40,
+        "train__arithmetic": "portable", "train__epochs": 1, "train__batch_size": 20, "train__optimizer": "adamw",
+        "train__lr": 0.001, "train__mixup": 0.2, "run__workers": 1, "run__timeout_seconds": 100_000,
+    }  # fmt: skip
+    write_params(folder / "params.yaml", change(on_cpu(read_params()), **small))
+    return folder
+
+
+def run(folder: Path, *command: str, **variables: str) -> None:
+    """Run a stage in the folder, without the tests' own forked processes: their libraries are loaded already."""
+    environ = {**os.environ, "PERENNIAL_REAL_STARTS": "1", **variables}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def emulated(folder: Path, cpu: str, *stage: str, without: str = "") -> None:
+    """Run a stage on an emulated CPU. A launcher starts its processes with setpriv: here that starts the emulator."""
+    programs = folder / "programs"
+    programs.mkdir(exist_ok=True)
+    emulator = f'#!/bin/sh\nshift 2\n{f"unset {without}" if without else ""}\nexec {QEMU} -cpu {cpu} "$@"\n'
+    (programs / "setpriv").write_text(emulator)
+    (programs / "setpriv").chmod(0o755)
+    python = [sys.executable] if stage[0] == "launch" else [str(QEMU), "-cpu", cpu, sys.executable]
+    run(folder, *python, "-m", f"pipeline.{stage[0]}", *stage[1:], PATH=f"{programs}:{os.environ['PATH']}")
+
+
+def outputs(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every output of the stages."""
+    found = [path for name in OUTPUTS for path in [folder / name, *(folder / name).rglob("*")] if path.is_file()]
+    return {path.relative_to(folder).as_posix(): files.sha256(path) for path in found}
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole pipeline on this machine's CPU."""
+    folder = project(tmp_path_factory.mktemp("portable") / "native")
+    for stage in STAGES:
+        run(folder, sys.executable, "-m", f"pipeline.{stage[0]}", *stage[1:])
+    return folder
+
+
+@needs_qemu
+@pytest.mark.parametrize("cpu", CPUS)
+def test_an_emulated_cpu_writes_the_same_bytes(native: Path, tmp_path: Path, cpu: str) -> None:
+    """From the drawn images to the evaluation, every output is the same: an Intel CPU, an AMD CPU, and this one."""
+    folder = project(tmp_path / "emulated")
+    for stage in STAGES:
+        emulated(folder, cpu, *stage)
+    assert len(outputs(native)) == 11
+    assert outputs(folder) == outputs(native)
+
+
+@needs_qemu
+def test_without_the_variable_of_mkl_the_bytes_differ(native: Path, tmp_path: Path) -> None:
+    """So the emulator shows what a real CPU of another kind would show."""
+    folder = tmp_path / "emulated"
+    shutil.copytree(native, folder, symlinks=True, ignore=shutil.ignore_patterns("models", "metrics", "runs"))
+    emulated(folder, "Haswell", "launch", "train", without="MKL_CBWR")
+    expected, found = outputs(native), outputs(folder)
+    assert found["models/model.json"] == expected["models/model.json"]
+    assert found["models/model.safetensors"] != expected["models/model.safetensors"]
+
+
+@needs_qemu
+@pytest.mark.parametrize("cpu", CPUS)
+def test_random_numbers_are_the_same_before_they_are_rounded(cpu: str) -> None:
+    """The draws of crops and mixing, without the rounding that would hide a difference in the last bit."""
+    environ = {**os.environ, **environment.PORTABLE, "PYTHONPATH": str(PROJECT)}
+    here, there = (
+        subprocess.run([*before, sys.executable, "-c", DRAWS], env=environ, capture_output=True, text=True, check=True)
+        for before in ([], [str(QEMU), "-cpu", cpu])
+    )
+    assert len(here.stdout) == 65
+    assert there.stdout == here.stdout
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("device", "cuda", "cpu"), ("precision", "bf16", "fp32"), ("precision", "fp16", "fp32"),
+        ("compile", True, "false"), ("deterministic", False, "true"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_portable_is_refused(key: str, value: object, allowed: str) -> None:
+    """The sentence names both settings and the remedy. With native arithmetic the same choice is accepted."""
+    here = Machine(1, "usable", compiler=True, compute_capabilities=((9, 0),), cuda_driver=13, cores=2)
+    chosen = {"train__arithmetic": "portable", f"train__{key}": value}
+    (fault,) = validity.faults(params.parse(change(on_cpu(read_params()), **chosen)), here)
+    shown = repr(value) if isinstance(value, str) else str(value).lower()
+    assert fault.startswith(f"train.{key}: {shown} × train.arithmetic: 'portable': ")
+    assert fault.endswith(f"; allowed: {allowed}, or train.arithmetic: native")
+    chosen["train__arithmetic"] = "native"
+    assert not validity.faults(params.parse(change(on_cpu(read_params()), **chosen)), here)
+
+
+def test_an_older_cpu_is_refused() -> None:
+    """A CPU without AVX2 or FMA, or of another architecture."""
+    here = Machine(0, "missing", compiler=True, cpu_lacks=("AVX2", "FMA"))
+    config = params.parse(change(on_cpu(read_params()), train__arithmetic="portable"))
+    (fault,) = validity.faults(config, here)
+    assert "needs an x86-64 CPU with AVX2 and FMA (this one lacks AVX2 and FMA); allowed here: native" in fault
+
+
+def test_what_a_cpu_lacks_is_read_from_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU of 2012, one of today, and one that is not an x86."""
+    for flags, lacking in (("fpu sse4_2 avx", ("AVX2", "FMA")), ("fpu avx avx2 fma", ())):
+        monkeypatch.setattr(
+            Path, "read_text", lambda path, flags=flags: f"processor: 0\nflags\t\t: {flags}\nbogomips: 1\n"
+        )
+        assert machine.cpu_lacks() == lacking
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert machine.cpu_lacks() == ("AVX2", "FMA")
+
+
+def test_a_portable_run_may_go_on_on_another_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checkpoint names no kind of CPU. A native one does."""
+    import torch
+
+    from pipeline.engine.world import World
+    from pipeline.training import provenance
+
+    world = World(0, 0, 1, torch.device("cpu"))
+    here = {how: provenance.hardware(world, 1, how) for how in ("native", "portable")}
+    monkeypatch.setattr(machine, "cpu_name", lambda: "Another CPU")
+    there = {how: provenance.hardware(world, 1, how) for how in ("native", "portable")}
+    assert here["native"]["device"] != there["native"]["device"] == "Another CPU"
+    assert here["portable"] == there["portable"]
