@@ -40,7 +40,7 @@ PORTABLE = {
     "ATEN_CPU_CAPABILITY": "avx2",  # torch's own operators
     "ONEDNN_MAX_CPU_ISA": "AVX2",  # convolutions
     "MKL_CBWR": "COMPATIBLE",  # products of matrices; other values do not hold on AMD [Intel oneMKL, CNR]
-    "NPY_DISABLE_CPU_FEATURES": "X86_V4",  # numpy's exp and log
+    "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4",  # numpy: what every x86-64 CPU has
 }
 CPU_VARIABLES = (
     *PORTABLE,
@@ -78,7 +78,8 @@ def required_variables(threads: int, deterministic: bool, arithmetic: Arithmetic
     }
     if not deterministic:
         return fixed
-    code = {name: tuple(PORTABLE.get(name, "").split()) if arithmetic == "portable" else () for name in CPU_VARIABLES}
+    fixed_code = PORTABLE if arithmetic == "portable" else {}
+    code = {name: (fixed_code[name],) if name in fixed_code else () for name in CPU_VARIABLES}
     return {
         **fixed,
         **_checked(ALLOWED_VALUES, "train.deterministic: true"),

@@ -1,0 +1,169 @@
+"""The same training on emulated CPUs of several kinds: the SHA-256 of the model for each.
+
+    python -m benchmarks portable                   12 ways of training on 5 CPUs and on this one: about 20 minutes
+    python -m benchmarks portable --vit             also ViT-B/32 at 224 pixels: about an hour more
+
+With train.arithmetic: portable every row has one hash. The last row is a control: without MKL's variable, a CPU of
+another make has another hash. QEMU (apt-get install qemu-user) emulates AVX2 and FMA, and no AVX-512. The trainings are
+`pipeline.train`, with the environment that the launcher sets. A CPU's trainings run in forks of one process, because
+the libraries alone take the emulator half a minute.
+"""
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness import measuring, workspace
+from benchmarks.harness.measuring import Report
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.data import packed, split_table
+from pipeline.engine import environment
+
+HERE = "this CPU"
+CPUS = ("Haswell", "Broadwell", "Skylake-Client", "EPYC-Rome", "EPYC-Milan")
+CONTROL = "without MKL_CBWR"
+SHARDS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way of training, and the images it trains on."""
+
+    model: str
+    parallel: str
+    optimizer: str
+    side: int  # of the images, in pixels
+    train: int  # images; two steps of half of them
+    val: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.model} {self.parallel} {self.optimizer}"
+
+
+MODELS = ("resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5")
+WAYS = tuple(itertools.product(("ddp", "elastic"), ("sgd", "adamw")))
+CASES = tuple(Case(model, *way, side=32, train=16, val=8) for model in MODELS for way in WAYS)
+VIT = (Case("vit_b_32", "ddp", "adamw", side=224, train=4, val=1),)
+TINY = (Case("shufflenet_v2_x0_5", "ddp", "sgd", side=32, train=8, val=2),)
+
+
+def create(folder: Path, case: Case) -> None:
+    """Make a folder in which `pipeline.train` can run: random images of two classes, and params."""
+    folder.mkdir(parents=True)
+    for name in ("pipeline", "requirements", "docker", "dvc.yaml"):
+        (folder / name).symlink_to(Path(name).resolve())
+    shutil.copy2("params.yaml", folder)
+    changes = {
+        "device": "cpu", "precision": "fp32", "arithmetic": "portable", "model": case.model, "parallel": case.parallel,
+        "optimizer": case.optimizer, "lr": 0.01 if case.optimizer == "sgd" else 0.001, "epochs": 1, "warmup_epochs": 0,
+        "crop": case.side, "eval_crop": case.side, "eval_resize": case.side, "batch_size": case.train // 2,
+        "shards": SHARDS,
+    }  # fmt: skip
+    run = {"timeout_seconds": 100_000, "log_steps": 1000}
+    workspace.set_params(
+        folder, {"prepare": {"size": case.side}, "train": changes, "evaluate": {"batch_size": 4}, "run": run}
+    )
+    splits = ["train"] * case.train + ["val"] * case.val
+    rows = [(f"{k % 2}/{k}.png", k % 2, split, "", 60, 50, "", "", "") for k, split in enumerate(splits)]
+    files.write_csv(folder / "data/split.csv", split_table.HEADER, rows)
+    shape = (len(rows), case.side, case.side, 3)
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    with files.atomic_folder(folder / "data/packed") as packing:
+        packed.write(packing, iter(pixels), len(rows), case.side)
+
+
+def trainings(folders: list[str]) -> None:
+    """Be a process on one CPU: train in each folder, each time in a fork, and print the hash as a line of JSON."""
+    from pipeline import train
+
+    for number, folder in enumerate(folders):
+        pid = os.fork()
+        if pid == 0:
+            os.chdir(folder)
+            os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+            sys.argv = ["train"]
+            os._exit(train.main())
+        _, status = os.waitpid(pid, 0)
+        model = Path(folder) / "models/model.safetensors"
+        print(json.dumps([number, files.sha256(model) if status == 0 else f"failed: {status}"]), flush=True)
+
+
+def hashes(cpu: str, cases: tuple[Case, ...], base: Path, without: str = "") -> dict[str, str]:
+    """The hash of the model of each case on a CPU, by the case's title. Raises RuntimeError if a training fails."""
+    folders = [base / f"{cpu}{without}" / str(number) for number in range(len(cases))]
+    for folder, case in zip(folders, cases, strict=True):
+        create(folder, case)
+    variables = {**os.environ, **environment.required_variables(1, True, "portable"), "PYTHONPATH": str(Path.cwd())}
+    variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    variables.pop(without, None)
+    emulator = [] if cpu == HERE else [str(shutil.which("qemu-x86_64")), "-cpu", cpu]
+    command = [*emulator, sys.executable, "-m", "benchmarks.speed.portable", "trainings", *map(str, folders)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    if len(found) < len(cases) or any("failed" in value for _, value in found):
+        raise RuntimeError(f"{cpu}: {found}\n{done.stderr[-5000:]}")
+    return {case.title: value for case, (_, value) in zip(cases, found, strict=True)}
+
+
+def table(by_cpu: dict[str, dict[str, str]], title: str) -> dict[str, str]:
+    """A row of the report: the first digits of the hash on each CPU."""
+    return {cpu: found[title][:12] for cpu, found in by_cpu.items()}
+
+
+def main() -> int:
+    parser = measuring.parser(__doc__, "portable", photos=False)
+    parser.add_argument("--vit", action="store_true", help="also ViT-B/32 at 224 pixels")
+    options = parser.parse_args()
+    with measuring.exit_on_user_error("portable"):
+        if shutil.which("qemu-x86_64") is None:
+            raise UserError("qemu-x86_64: not installed; apt-get install qemu-user")
+        cpus = CPUS[:1] if options.tiny else CPUS
+        cases = TINY if options.tiny else CASES + (VIT if options.vit else ())
+        report = Report("portable", options, emulator=version(), cpus=", ".join(cpus))
+        with (
+            tempfile.TemporaryDirectory(prefix="portable-") as temporary,
+            ThreadPoolExecutor(measuring.cores()) as pool,
+        ):
+            base = Path(temporary)
+            control = pool.submit(hashes, cpus[0], cases[:1], base, "MKL_CBWR")
+            waiting = {cpu: pool.submit(hashes, cpu, cases, base) for cpu in (HERE, *cpus)}
+            by_cpu = {}
+            for cpu, future in waiting.items():
+                by_cpu[cpu] = future.result()
+                print(f"{cpu}: {len(by_cpu[cpu])} trainings", flush=True)
+            for case in cases:
+                report.add(case.title, table(by_cpu, case.title))
+            by_cpu[CONTROL] = control.result()
+        title = cases[0].title
+        report.conclude(
+            hashes_per_row={
+                case.title: len({found[case.title] for cpu, found in by_cpu.items() if cpu != CONTROL})
+                for case in cases
+            },
+            control={"with MKL_CBWR": by_cpu[cpus[0]][title][:12], CONTROL: by_cpu[CONTROL][title][:12]},
+        )
+    return 0
+
+
+def version() -> str:
+    """The emulator's version."""
+    said = subprocess.run(["qemu-x86_64", "--version"], capture_output=True, text=True, check=True).stdout
+    return said.splitlines()[0]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["trainings"]:
+        trainings(sys.argv[2:])
+    else:
+        sys.exit(main())
