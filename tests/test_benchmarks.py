@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
-from benchmarks.speed import gpu, growth, pipeline, readme
+from benchmarks.speed import gpu, growth, readme
 from pipeline.base.errors import UserError
 from tests.conftest import PROJECT
 
@@ -26,7 +26,7 @@ PROMISED: dict[str, tuple[set[str], set[str]]] = {
     "ways": ({"single", "ddp by spawn"}, {"fastest", "image"}),
     "time_to_accuracy": ({"seed 0"}, {"target", "reached", "from_start_s", "from_first_step_s"}),
     "pipeline": (
-        {*pipeline.STAGES, "DVC itself", "total", "first step", "repro again", "status again"},
+        {*workspace.STAGES, "DVC itself", "total", "first step", "repro again", "status again"},
         {"total_s", "first_step_s", "again_s", "status_s"},
     ),
     "loader": (

@@ -20,11 +20,11 @@ import torch
 from benchmarks.faults import plan
 from benchmarks.faults.watched_run import left_in
 from benchmarks.harness import workspace
+from benchmarks.harness.workspace import STAGES
 from pipeline.models import pretrained
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers import starts
 
-STAGES = ("download", "split", "prepare", "weights", "train", "evaluate")
 OUTPUTS = ("data", "models", "metrics", "reports")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk or to become another user")
 

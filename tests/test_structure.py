@@ -14,6 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 import pipeline
+from benchmarks.harness import workspace
 from pipeline.base import dvc_lock
 from tests.conftest import PROJECT, limited, read_params
 
@@ -138,6 +139,11 @@ def test_a_stage_depends_on_what_it_imports(stage: str) -> None:
         assert folder.name == "engine" or files <= imported, f"{stage} needs only a part of {folder.name}"
         imported |= files
     assert named == imported
+
+
+def test_the_benchmarks_know_every_stage() -> None:
+    """The stages that are killed, damaged and measured are those of dvc.yaml, in its order."""
+    assert tuple(stages()) == workspace.STAGES
 
 
 def tracked(table: dict[str, Any], name: str) -> Any:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
 from pipeline.config import params
 from pipeline.data import synthetic
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.test_structure import MODULES, closure, stages
 
-STAGES = ("download", "split", "prepare", "weights", "train", "evaluate")
 OTHERWISE: dict[str, Any] = {  # not tracked: other values; with all of them at once, all outputs keep their bytes
     **{f"paths.{name}": f"elsewhere/{name}" for name in params.Paths.model_fields},
     "data.url": "file://{folder}/the same archive.tgz",

@@ -46,7 +46,6 @@ from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline.base import files
 from pipeline.base.errors import UserError
 
-STAGES = ("download", "split", "prepare", "weights", "train", "evaluate")
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT, "EROFS": errno.EROFS, "KILL": -1}
 COUNTED = ("tracebacks", "false_records", "partial_outputs", "unreported_files", "leftovers", "hangs")
 OUTPUTS = {
@@ -219,7 +218,7 @@ class Project:
 
     def reference(self, stage: str) -> Reference:
         """The reference run of a stage, made on the first call, after those of the stages before it."""
-        for name in STAGES[: STAGES.index(stage) + 1]:
+        for name in workspace.STAGES[: workspace.STAGES.index(stage) + 1]:
             if name not in self._references:
                 before = self._base / f"before-{name}"
                 write_earlier_outputs(self._done, name)
@@ -295,7 +294,7 @@ def workers() -> Iterator[Worker]:
 def main() -> int:
     parser = measuring.parser(__doc__, "faults")
     parser.add_argument("--every", type=int, default=1, help="one fault per so many operations (default: %(default)s)")
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
+    parser.add_argument("--stages", nargs="+", choices=workspace.STAGES, default=workspace.STAGES)
     parser.add_argument("--errors", nargs="+", choices=tuple(ERRORS), default=tuple(ERRORS))
     options = parser.parse_args()
     with measuring.exit_on_user_error("faults"):

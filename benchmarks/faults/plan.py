@@ -5,7 +5,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-STAGES = ("download", "split", "prepare", "weights", "train", "evaluate")
+from benchmarks.harness.workspace import STAGES
+
 PARAMS: dict[str, dict[str, Any]] = {
     "data": {"source": "synthetic", "synthetic": {"count": 120, "size": 48, "seed": 0}},
     "split": {"phash_distance": 0, "folds": 1, "fractions": {"train": 0.4, "val": 0.4, "test": 0.2}},

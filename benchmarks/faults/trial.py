@@ -15,9 +15,9 @@ import psutil
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from benchmarks.faults.plan import ELASTIC, PARAMS, STAGES, Fault, last_stage
+from benchmarks.faults.plan import ELASTIC, PARAMS, Fault, last_stage
 from benchmarks.faults.watched_run import left_in, send, start, wait_for_moment
-from benchmarks.harness.workspace import call, copy_project, set_params
+from benchmarks.harness.workspace import STAGES, call, copy_project, set_params
 from pipeline.base import files
 
 MOST_REPROS = 4

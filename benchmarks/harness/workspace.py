@@ -21,6 +21,7 @@ from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.data import synthetic
 
+STAGES = ("download", "split", "prepare", "weights", "train", "evaluate")  # as dvc.yaml; a test compares them
 Changes = Mapping[str, Mapping[str, Any]]  # section → key → value
 NEEDED = ("pipeline", "requirements", "docker")  # folders that a stage reads, beside params.yaml and dvc.yaml
 LEFT_OUT = ("tests/", "docs/", "results/", "dvc.lock")  # a copy begins without a run
@@ -92,7 +93,7 @@ def create_prepared(folder: Path, *params: Changes) -> None:
 
 def prepare(folder: Path) -> None:
     """Run the stages before training."""
-    for stage in ("download", "split", "prepare", "weights"):
+    for stage in STAGES[: STAGES.index("train")]:
         run_checked(folder, sys.executable, "-m", f"pipeline.{stage}")
 
 

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from benchmarks.harness.measuring import RESULTS, machine
-from benchmarks.harness.workspace import call, copy_project, set_params
+from benchmarks.harness.workspace import call, copy_project, prepare, run_checked, set_params
 from pipeline.base import files
 from pipeline.engine import determinism, distributed, elastic, loop
 from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
@@ -58,18 +58,13 @@ PHOTOS: dict[str, dict[str, Any]] = {  # for accuracy: real photos, ResNet-18 at
 def train(folder: Path, params: dict[str, dict[str, Any]]) -> None:
     """Train in the folder with these changes. Raises RuntimeError if it fails."""
     set_params(folder, params)
-    done = call(folder, sys.executable, "-m", "pipeline.launch", "train")
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr)
+    run_checked(folder, sys.executable, "-m", "pipeline.launch", "train")
 
 
 def prepared(folder: Path, params: dict[str, dict[str, Any]]) -> None:
     """A copy of the project with everything that training needs. Raises RuntimeError if it fails."""
     copy_project(folder, params)
-    for stage in ("download", "split", "prepare", "weights"):
-        done = call(folder, sys.executable, "-m", f"pipeline.{stage}")
-        if done.returncode != 0:
-            raise RuntimeError(done.stderr)
+    prepare(folder)
 
 
 # ---------------------------------------------------------------- hashes

@@ -17,7 +17,6 @@ from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row, WatchedRun
 from pipeline.base import files
 
-STAGES = ("download", "split", "prepare", "weights", "train", "evaluate")
 DVC = (sys.executable, "-m", "dvc")
 
 
@@ -40,7 +39,11 @@ PRESETS = {
 
 def stage_of(command: list[str]) -> str:
     """The stage that this command line starts; empty if it starts none."""
-    names = [name for name in STAGES if command[-2:] == ["pipeline.launch", name] or command[-1] == f"pipeline.{name}"]
+    names = [
+        name
+        for name in workspace.STAGES
+        if command[-2:] == ["pipeline.launch", name] or command[-1] == f"pipeline.{name}"
+    ]
     return names[0] if names and command[1] == "-m" else ""
 
 
