@@ -26,6 +26,7 @@ from pipeline.config import machine, params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.model_names import TIMM
 from pipeline.config.params import Params
+from pipeline.data import originals
 from pipeline.planning import estimate, survey
 
 SHM = 2**30  # bytes of /dev/shm that NCCL needs between processes; a container has 64 MiB by default
@@ -135,14 +136,16 @@ def writable(folders: tuple[Path | None, ...]) -> Finding:
 def disk(config: Params, free: int) -> Finding:
     """Whether `free` bytes hold the images and the packed array twice: in the workspace and in DVC's cache.
 
-    On a disk that can share blocks (reflink) they take less.
+    On a disk that can share blocks (reflink) they take less. Links to folders are followed, as by `download`.
+    Raises UserError for a link that has no end.
     """
     value = f"{free / 1e9:,.1f} GB free"
     if Path(config.paths.packed).exists():
         return Finding("disk", f"{value}; the data is there")
     own = config.data.source in ("inbox", "folder")
     folder = Path(config.paths.inbox if own else config.paths.images)
-    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    found = [folder / name for name in originals.listed(folder)] if folder.is_dir() else []
+    sizes = [path.stat().st_size for path in found if path.is_file()]
     images = config.data.synthetic.count if config.data.source == "synthetic" else len(sizes)
     if not images:
         return Finding("disk", f"{value}; the size of the data is not known before it is downloaded")

@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from ruamel.yaml import YAML
 
 from pipeline import doctor
+from pipeline.base.errors import UserError
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from tests.conftest import PROJECT, change, on_cpu
@@ -231,6 +232,24 @@ def test_too_little_disk_is_said_before_the_work(
     assert doctor.disk(drawn, 60_000_000).fault == ""
     (tmp_path / "data/packed").mkdir(parents=True)
     assert doctor.disk(drawn, 1).fault == ""
+
+
+def test_photos_behind_links_need_disk_too(
+    raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is read where it is may hold links to folders; a link that has no end is named."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    for number in range(1000):
+        (tmp_path / f"elsewhere/{number}.jpg").touch()
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos/cats").symlink_to(tmp_path / "elsewhere")
+    linked = parsed(raw, data__source="folder", paths__inbox="photos", prepare__size=100)
+    assert "take 0.1 GB" in doctor.disk(linked, 59_000_000).fault
+    assert doctor.disk(linked, 60_000_000).fault == ""
+    (tmp_path / "photos/loop").symlink_to(tmp_path / "photos")
+    with pytest.raises(UserError, match="photos/loop: a link to a folder that it is in"):
+        doctor.disk(linked, 60_000_000)
 
 
 def test_a_folder_that_git_does_not_know_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
