@@ -327,9 +327,13 @@ def published(folder: Path) -> tuple[bytes, str, str]:
 
 
 def test_published_weights_are_fetched_kept_repaired_and_loaded(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failed try is repeated; a kept file needs no network; a damaged one is fetched again; the weights load."""
+    """A failed try is repeated; a kept file needs no network; a damaged one is fetched again; the weights load.
+
+    Each line has the name of the stage.
+    """
+    monkeypatch.setattr(fetch, "LINE_SECONDS", 0)
     content, name, prefix = published(tmp_path)
     archives = tmp_path / "archives"
     with server(lambda request, n: reply(request, b"", 503) if n == 1 else reply(request, content)) as (base, asked):
@@ -340,7 +344,10 @@ def test_published_weights_are_fetched_kept_repaired_and_loaded(
         kept.write_bytes(b"damaged")
         assert fetch.obtain_weights(url, prefix, archives, NO_WAITS).read_bytes() == content
         assert len(asked) == 3
-    assert f"{kept} has another hash than its name" in capfd.readouterr().err
+    lines = capfd.readouterr().err.splitlines()
+    assert {line.partition(" ")[0] for line in lines} == {"weights:"}
+    for words in (f"getting {url}", "try 1 failed", " MB/s", f"{kept} has another hash than its name"):
+        assert any(words in line for line in lines)
     net = network.build("shufflenet_v2_x0_5", 3, seed=0)
     pretrained.convert(kept, tmp_path / "converted")
     assert "(1000 classes there, 3 here)" in pretrained.load_into(net, tmp_path / "converted", network.head(net))

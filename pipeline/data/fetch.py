@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
@@ -18,6 +19,20 @@ WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before the second try, the third, …
 STALLED = 30  # seconds without a byte after which a try fails
 CHUNK = 1 << 20
 LINE_SECONDS = 10  # between two lines about a download, where no terminal shows a progress bar
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What a file is fetched for."""
+
+    stage: str  # whose name is before each line
+    key: str  # of the params, with which an error begins
+    remedy: str
+
+
+GO_ON = "to go on without the network: fetch that file elsewhere and"
+ARCHIVE = Purpose("download", "data.url", f"{GO_ON} set data.url: file:///path/to/it")
+WEIGHTS = Purpose("weights", "train.weights", f"{GO_ON} name it in train.weights")
 
 
 def obtain_archive(url: str, sha256: str, archives: Path, waits: Sequence[float] = WAITS) -> Path:
@@ -34,7 +49,9 @@ def obtain_archive(url: str, sha256: str, archives: Path, waits: Sequence[float]
         return path
     target = archives / sha256
     if target.exists() and (actual := files.sha256(target)) != sha256:
-        print(f"download: {target} has SHA-256 {actual}: damaged, removed; downloading it again", file=sys.stderr)
+        print(
+            f"{ARCHIVE.stage}: {target} has SHA-256 {actual}: damaged, removed; downloading it again", file=sys.stderr
+        )
         files.remove(target)
     if not target.exists():
         download(url, target, sha256, waits)
@@ -49,18 +66,17 @@ def obtain_weights(url: str, sha256_prefix: str, archives: Path, waits: Sequence
     target = archives / PurePosixPath(url).name
     if target.exists() and not files.sha256(target).startswith(sha256_prefix):
         print(
-            f"download: {target} has another hash than its name: damaged, removed; downloading it again",
+            f"{WEIGHTS.stage}: {target} has another hash than its name: damaged, removed; downloading it again",
             file=sys.stderr,
         )
         files.remove(target)
     if not target.exists():
-        remedy = "to go on without the network: fetch that file elsewhere and name it in train.weights"
         with files.atomic_file(target) as temporary:
-            _get(url, temporary, waits, "train.weights", remedy)
+            _get(url, temporary, waits, WEIGHTS)
             if not (actual := files.sha256(temporary)).startswith(sha256_prefix):
                 raise UserError(
                     f"train.weights: {url} has SHA-256 {actual}, its name promises {sha256_prefix}…; "
-                    f"nothing was kept; try again later; {remedy}"
+                    f"nothing was kept; try again later; {WEIGHTS.remedy}"
                 )
     return target
 
@@ -71,9 +87,8 @@ def download(url: str, target: Path, sha256: str, waits: Sequence[float] = WAITS
     After a lost connection, a timeout, status 429 or 5xx it is tried again, after each of `waits` seconds. Raises
     UserError for any other error, and after the last try.
     """
-    remedy = "to go on without the network: fetch that file elsewhere and set data.url: file:///path/to/it"
     with files.atomic_file(target) as temporary:
-        _get(url, temporary, waits, "data.url", remedy)
+        _get(url, temporary, waits, ARCHIVE)
         if (actual := files.sha256(temporary)) != sha256:
             raise UserError(_wrong_hash(url, actual, sha256))
 
@@ -96,12 +111,12 @@ def _local_path(url: str) -> Path:
     return path
 
 
-def _get(url: str, target: Path, waits: Sequence[float], key: str, remedy: str) -> None:
-    """Download to `target`, with the tries of `download`. A UserError begins with `key` and ends with `remedy`."""
-    print(f"download: getting {url}", file=sys.stderr)
+def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose) -> None:
+    """Download to `target`, with the tries and errors of `download`."""
+    print(f"{purpose.stage}: getting {url}", file=sys.stderr)
     for attempt, wait in enumerate([*waits, None], start=1):
         client = pooch.HTTPDownloader(
-            progressbar=(sys.stderr.isatty() and not os.environ.get("CI")) or ProgressLines(),
+            progressbar=(sys.stderr.isatty() and not os.environ.get("CI")) or ProgressLines(purpose.stage),
             chunk_size=CHUNK,
             timeout=STALLED,
             # Otherwise a server could declare the archive's own gzip as an encoding, and it would be decompressed here.
@@ -113,17 +128,20 @@ def _get(url: str, target: Path, waits: Sequence[float], key: str, remedy: str) 
         except requests.RequestException as error:
             reason = " ".join(str(error).split())
             if not _is_temporary(error):
-                raise UserError(f"{key}: {url!r} cannot be downloaded: {reason}; {remedy}") from None
+                raise UserError(f"{purpose.key}: {url!r} cannot be downloaded: {reason}; {purpose.remedy}") from None
             if wait is None:
-                raise UserError(f"{key}: {url!r}: {attempt} tries failed, the last: {reason}; {remedy}") from None
-            print(f"download: try {attempt} failed: {reason}; again in {wait:g} s", file=sys.stderr)
+                raise UserError(
+                    f"{purpose.key}: {url!r}: {attempt} tries failed, the last: {reason}; {purpose.remedy}"
+                ) from None
+            print(f"{purpose.stage}: try {attempt} failed: {reason}; again in {wait:g} s", file=sys.stderr)
             time.sleep(wait)
 
 
 class ProgressLines:
-    """What pooch takes for a progress bar: prints a line every LINE_SECONDS."""
+    """What pooch takes for a progress bar: prints a line every LINE_SECONDS, after the name of the stage."""
 
-    def __init__(self) -> None:
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
         self.total, self._done = 0, 0  # bytes; pooch sets the total, 0 if the server does not say it
         self._began = self._printed = time.monotonic()
 
@@ -135,7 +153,7 @@ class ProgressLines:
             self._printed = now
             whole = f" of {self.total / 1e6:,.1f}" if self.total else ""
             rate = self._done / (now - self._began) / 1e6
-            print(f"download: {self._done / 1e6:,.1f}{whole} MB, {rate:,.1f} MB/s", file=sys.stderr)
+            print(f"{self._stage}: {self._done / 1e6:,.1f}{whole} MB, {rate:,.1f} MB/s", file=sys.stderr)
 
     def reset(self) -> None:
         """Begin to count anew. pooch does this at the end, and then adds the total."""
