@@ -81,8 +81,9 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
             if epoch > 0:
                 end_epoch(job, learner, totals, progress, learning_rate)
                 shown.epoch(progress.history[-1], settings.epochs)
-            late = time.monotonic() - saved > run.checkpoint_seconds
-            if epoch > 0 or (due and distributed.broadcast_flag(late, world.device)):
+            late = time.monotonic() - saved >= schedule.checkpoint_age(run, epoch > 0)
+            ended = progress.step == len(learning_rates) or (epoch > 0 and ended_early())
+            if ended or (due and distributed.broadcast_flag(late, world.device)):
                 save_checkpoint(job, learner, totals, progress)
                 saved = time.monotonic()
         if progress.step < len(learning_rates) and not ended_early():

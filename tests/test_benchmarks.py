@@ -39,6 +39,7 @@ PROMISED: dict[str, tuple[set[str], set[str]]] = {
         {"linear", "memory"},
     ),
     "memory": ({"split", "prepare", "predict"}, {"share"}),
+    "checkpoints": ({"after every epoch", "as by default"}, {"times"}),
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.engine.loop import Learner, Totals
@@ -80,6 +81,17 @@ def test_a_checkpoint_that_something_else_wrote_is_damaged(tmp_path: Path, conte
     assert resume.newest_checkpoint(tmp_path / runs.CHECKPOINT) == {"step": 1}
     assert not list(tmp_path.glob("**/exploded"))
     assert not Path("exploded").exists()
+
+
+def test_a_checkpoint_is_written_in_one_pass(
+    saved: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its SHA-256 is taken while it is written. No byte of it is read again."""
+    monkeypatch.setattr(files, "sha256", None)
+    checkpoint.save(tmp_path / runs.CHECKPOINT, saved)
+    content = (tmp_path / runs.CHECKPOINT).read_bytes()
+    assert hashlib.sha256(content[:-32]).digest() == content[-32:]
+    assert checkpoint.load(tmp_path / runs.CHECKPOINT).keys() == saved.keys()
 
 
 def test_a_checkpoint_that_is_a_folder_is_named(tmp_path: Path) -> None:

@@ -96,6 +96,28 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     assert outputs(folder) == outputs(whole)
 
 
+@pytest.mark.slow("three starts; make test has kills and stops of a run that saves after every epoch")
+def test_a_kill_costs_the_steps_since_the_last_checkpoint_and_a_stop_none(whole: Path, tmp_path: Path) -> None:
+    """Without a save at the ends of epochs, a killed run begins anew; after a signal it goes on. No byte differs."""
+    lines = {**LONG, "run__epoch_checkpoint_seconds": 1_000_000}
+    folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, **lines)
+    launcher = start(folder)
+    wait_for_epoch(launcher, folder)
+    everything = [psutil.Process(launcher.pid), *rank_processes(launcher)]
+    for process in everything:
+        process.suspend()  # otherwise a process notices that another one is dead, and saves
+    for process in everything:
+        process.kill()
+    wait_for(lambda: gone(folder), "orphans")
+    launcher.wait()
+    assert not list(folder.glob("runs/*/*checkpoint.pt"))
+    assert strike(folder, "rank 0", signal.SIGTERM) == 75
+    assert "going on from step" not in messages(folder)
+    assert [path.name for path in folder.glob("runs/*/*checkpoint.pt")] == ["checkpoint.pt"]
+    assert "going on from step" in launch(folder).stderr
+    assert outputs(folder) == outputs(whole)
+
+
 def test_stops_are_not_restarted_and_deaths_are(whole: Path, tmp_path: Path) -> None:
     """With run.max_restarts, a killed process restarts all processes from the last save. A request to stop does not."""
     folder = small_world(tmp_path / "stop", train__parallel="ddp", run__processes=2, run__max_restarts=3, **LONG)

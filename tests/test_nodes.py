@@ -23,7 +23,9 @@ from pipeline.engine import rendezvous
 from tests.helpers import starts
 from tests.test_train import launch, outputs, small_world
 
-TWO: dict[str, Any] = {"train__parallel": "ddp", "run__processes": 2, "train__epochs": 6}
+TWO: dict[str, Any] = {
+    "train__parallel": "ddp", "run__processes": 2, "train__epochs": 6, "run__epoch_checkpoint_seconds": 0,
+}  # fmt: skip
 ELASTIC: dict[str, Any] = {
     "train__parallel": "elastic", "train__shards": 4, "train__epochs": 16, "train__model": "mobilenet_v3_small",
 }  # fmt: skip

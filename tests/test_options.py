@@ -74,7 +74,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def prepared(folder: Path, changes: dict[str, Any]) -> Path:
     """A folder in which all is ready for a training with these changes of train.*, weights of a file included."""
     lines = {f"train__{key}": value for key, value in changes.items()}
-    small_world(folder, run__log_steps=1, run__save_every_epochs=2, **lines)
+    small_world(folder, run__log_steps=1, run__save_every_epochs=2, run__epoch_checkpoint_seconds=0, **lines)
     if "weights" in changes:
         source, state = folder / changes["weights"], another_model().state_dict()
         source.parent.mkdir()

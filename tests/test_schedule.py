@@ -11,8 +11,16 @@ from pipeline.config import params
 from pipeline.config.params import Train
 from pipeline.loader import sampler
 from pipeline.training.notes import notes
-from pipeline.training.schedule import Schedule, best_epoch, finished_epoch, learning_rates, scaled, should_stop
-from tests.conftest import on_cpu, read_params
+from pipeline.training.schedule import (
+    Schedule,
+    best_epoch,
+    checkpoint_age,
+    finished_epoch,
+    learning_rates,
+    scaled,
+    should_stop,
+)
+from tests.conftest import change, on_cpu, read_params
 
 
 @given(steps=st.integers(1, 500), data=st.data())
@@ -120,3 +128,11 @@ def test_an_epoch_ends_where_its_last_full_batch_does() -> None:
         assert {step: epoch for step, epoch in named.items() if epoch} == {
             sampler.epoch_end(epoch, rows, batch): epoch + 1 for epoch in range(7)
         }
+
+
+@pytest.mark.parametrize(("at_end", "anywhere", "ages"), [(10, 300, (10, 300)), (0, 300, (0, 300)), (10, 5, (5, 5))])
+def test_a_checkpoint_is_saved_when_the_last_is_old_enough(at_end: int, anywhere: int, ages: tuple[int, int]) -> None:
+    """Earlier at the end of an epoch than in the middle of it, never later."""
+    changes = {"run__epoch_checkpoint_seconds": at_end, "run__checkpoint_seconds": anywhere}
+    run = params.parse(change(on_cpu(read_params()), **changes)).run
+    assert (checkpoint_age(run, at_epoch_end=True), checkpoint_age(run, at_epoch_end=False)) == ages

@@ -137,6 +137,13 @@ def test_the_best_epoch_is_exported_when_asked(tmp_path: Path) -> None:
     assert figures["val"]["accuracy"] == max(accuracies)
 
 
+def test_all_processes_save_or_none(trained: Path, tmp_path: Path) -> None:
+    """The clock of rank 0 decides. That of the other process says at every step that it is time to save."""
+    folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, run__log_steps=1)
+    run_ranks(2, "own_clock", str(folder))
+    assert outputs(folder) == outputs(trained)
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     """The step is named, the exit status is not zero, and nothing is exported."""
     growing: dict[str, Any] = {"train__lr": 1000.0, "train__weight_decay": 1000.0}  # each step: times a million

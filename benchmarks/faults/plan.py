@@ -15,7 +15,7 @@ PARAMS: dict[str, dict[str, Any]] = {
         "device": "cpu", "precision": "fp32", "parallel": "ddp", "model": "resnet18", "batch_size": 8, "epochs": 4,
         "crop": 32, "eval_crop": 64, "eval_resize": 64, "lr": 0.02, "warmup_epochs": 0,
     },
-    "run": {"processes": 2, "log_steps": 1},
+    "run": {"processes": 2, "log_steps": 1, "epoch_checkpoint_seconds": 0},
 }  # fmt: skip
 ELASTIC: dict[str, dict[str, Any]] = {**PARAMS, "train": {**PARAMS["train"], "parallel": "elastic", "shards": 4}}
 EPOCHS = PARAMS["train"]["epochs"]

@@ -202,6 +202,7 @@ class Run(Section):
     residency: Literal["auto", "device", "host", "disk"]
     log_steps: Count
     checkpoint_seconds: Seconds
+    epoch_checkpoint_seconds: Annotated[int, Field(ge=0, le=1_000_000)]
     max_restarts: Annotated[int, Field(ge=0, le=1000)]
     min_processes: Natural
     timeout_seconds: Seconds

@@ -23,14 +23,24 @@ def previous(path: Path) -> Path:
     return path.with_name(f"previous-{path.name}")
 
 
+class _Hashed(io.BufferedWriter):
+    """A file with the SHA-256 of everything that was written to it, so that no byte is read again."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        super().__init__(raw)
+        self.sha256 = hashlib.sha256()
+
+    def write(self, content: Any) -> int:
+        self.sha256.update(content)
+        return super().write(content)
+
+
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write `state` to `path` atomically, and sync it to the disk. The previous file is kept under another name."""
     with files.atomic_file(path) as temporary:
-        with temporary.open("wb") as file:
+        with _Hashed(temporary.open("wb", buffering=0)) as file:
             _write(state, file)
-        digest = bytes.fromhex(files.sha256(temporary))
-        with temporary.open("ab") as file:
-            file.write(digest)
+            file.write(file.sha256.digest())
         if path.exists():
             path.replace(previous(path))
 

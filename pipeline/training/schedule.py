@@ -1,4 +1,4 @@
-"""The learning rate of every step, the steps at which epochs end, and early stopping: pure functions."""
+"""The learning rate of every step, the ends of epochs, early stopping, when to save: pure functions."""
 
 import math
 from bisect import bisect_right
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.params import Train
+from pipeline.config.params import Run, Train
 from pipeline.loader import sampler
 
 
@@ -87,3 +87,8 @@ def finished_epoch(step: int, rows: int, batch: int) -> int:
     """The epoch (from 1) that ends with the `step`-th step, or 0. Needs batch <= rows: then no two end together."""
     epoch = -(-step * batch // rows)
     return next((e for e in (epoch, epoch + 1) if sampler.epoch_end(e - 1, rows, batch) == step), 0)
+
+
+def checkpoint_age(run: Run, at_epoch_end: bool) -> int:
+    """The age in seconds of the newest working checkpoint at which another one is saved."""
+    return min(run.epoch_checkpoint_seconds, run.checkpoint_seconds) if at_epoch_end else run.checkpoint_seconds

@@ -10,7 +10,8 @@ from typing import Any
 
 import psutil
 
-LONG: dict[str, Any] = {"train__epochs": 24, "run__log_steps": 2}  # 108 steps: long enough to be hit in the middle
+# 108 steps: long enough to be hit in the middle. A kill loses at most one epoch.
+LONG: dict[str, Any] = {"train__epochs": 24, "run__log_steps": 2, "run__epoch_checkpoint_seconds": 0}
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
