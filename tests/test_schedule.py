@@ -93,7 +93,7 @@ def test_the_warm_up_takes_at_most_half_of_the_training(epochs: int, asked: floa
 
 
 def rows(*accuracies: float) -> list[dict[str, float]]:
-    return [{"val_accuracy": accuracy} for accuracy in accuracies]
+    return [{"val_accuracy": accuracy, "val_loss": 1.0} for accuracy in accuracies]
 
 
 def test_a_training_ends_after_so_many_epochs_without_a_better_one() -> None:
@@ -104,6 +104,16 @@ def test_a_training_ends_after_so_many_epochs_without_a_better_one() -> None:
     assert best_epoch([]) == 0
     assert not should_stop(rows(*[0.5] * 99), 0)
     assert Train.model_fields["patience"].default == 0
+
+
+def test_an_epoch_without_a_finite_validation_loss_is_never_the_best() -> None:
+    """Its accuracy does not count: as progress neither."""
+    history = rows(0.5, 0.9, 0.4, 0.9)
+    history[1]["val_loss"], history[3]["val_loss"] = math.nan, math.inf
+    assert [best_epoch(history[:epochs]) for epochs in range(5)] == [0, 1, 1, 1, 1]
+    assert [should_stop(history[:epochs], 2) for epochs in range(5)] == [False, False, False, True, True]
+    assert best_epoch(history[1:2]) == 0
+    assert should_stop([history[1]] * 2, 2)
 
 
 @given(accuracies=st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), max_size=12), patience=st.integers(1, 12))

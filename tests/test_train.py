@@ -1,26 +1,34 @@
 """Training: the same samples and gradients for every number of processes, exact resume at the end of an epoch."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.distributed import HashStore
 
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.data import packed
-from pipeline.training import results, state
+from pipeline.engine.loop import Totals
+from pipeline.loader.dataset import Dataset
+from pipeline.models import network
+from pipeline.training import results, state, validation
+from pipeline.training.job import Job
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers import starts
 from tests.helpers.ranks import run_ranks
+from tests.test_damaged import ALONE
 
 CLASSES = ("circle", "cross", "square")
 
@@ -165,6 +173,28 @@ def test_a_model_whose_validation_loss_is_not_finite_is_not_exported(
     with pytest.raises(UserError, match=r"validation loss of epoch 1 is nan; nothing is exported; lower train\.lr \("):
         results.write(params.load(), data.classes, {}, state.Progress(step=4, history=[row]))
     assert outputs(trained) == before
+
+
+def test_the_best_epoch_has_a_finite_validation_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch whose loss is nan may have the highest accuracy, for the answers to other images. It is not exported;
+    the best of the others is. If there is no other, the last epoch is refused.
+    """
+    config = params.parse(on_cpu(read_params(), train__export="best"))
+    job = Job(config, cast(Dataset, None), ALONE, HashStore(), tmp_path)
+    learner = state.make_learner(config, {"a": 1, "b": 1}, ALONE)
+    totals, progress = Totals.zero(ALONE.device, 1), state.Progress()
+    found = iter([(math.nan, 0.9), (1.0, 0.5), (math.nan, 0.8), (2.0, 0.4)])
+    monkeypatch.setattr(validation, "validate", lambda job, learner: next(found))
+    exported = []
+    for epoch in range(1, 5):
+        totals.sums.fill_(1.0)
+        nn.init.constant_(network.head(learner.model).get_parameter("bias"), epoch)
+        validation.end_epoch(job, learner, totals, progress, 0.1)
+        biases = [value[0].item() for name, value in progress.best_weights.items() if name == "fc.bias"]
+        exported.append((results.exported_row(config, progress)["epoch"], biases))
+    assert exported == [(1, []), (2, [2.0]), (2, [2.0]), (2, [2.0])]
+    with pytest.raises(UserError, match="validation loss of epoch 1 is nan; nothing is exported"):
+        results.write(config, ("a", "b"), {}, state.Progress(history=progress.history[:1]))
 
 
 def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:

@@ -25,10 +25,11 @@ def ending(settings: Train, history: Sequence[Mapping[str, Any]]) -> Iterator[st
     """Why a training has ended before its last epoch, if it has."""
     if schedule.should_stop(history, settings.patience):
         best = schedule.best_epoch(history)
-        yield (
-            f"ended after epoch {len(history)} of {settings.epochs} by train.patience: {settings.patience}: no later "
-            f"epoch had a higher validation accuracy than epoch {best} ({history[best - 1]['val_accuracy']:.4f})"
-        )
+        why = "no epoch had a finite validation loss"
+        if best:
+            accuracy = history[best - 1]["val_accuracy"]
+            why = f"no later epoch had a higher validation accuracy than epoch {best} ({accuracy:.4f})"
+        yield f"ended after epoch {len(history)} of {settings.epochs} by train.patience: {settings.patience}: {why}"
 
 
 def _extremes(counts: Mapping[str, int]) -> tuple[str, str]:

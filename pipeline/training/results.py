@@ -17,9 +17,9 @@ from pipeline.training.state import HISTORY, Progress
 
 
 def exported_row(config: Params, progress: Progress) -> dict[str, Any]:
-    """The row of the history of the epoch whose weights are exported."""
-    epoch = progress.best_epoch if config.train.export == "best" else progress.history[-1]["epoch"]
-    return progress.history[epoch - 1]
+    """The row of the history of the epoch whose weights are exported. Without a best epoch it is the last one."""
+    best = schedule.best_epoch(progress.history) if config.train.export == "best" else 0
+    return progress.history[best - 1]
 
 
 def closing(config: Params, progress: Progress) -> str:

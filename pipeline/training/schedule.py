@@ -71,8 +71,12 @@ def learning_rates(settings: Train, rows: int) -> list[float]:
 
 
 def best_epoch(history: Sequence[Mapping[str, Any]]) -> int:
-    """The epoch (from 1) with the highest validation accuracy; of equal ones the first. 0 for an empty history."""
-    return max(range(1, len(history) + 1), key=lambda epoch: history[epoch - 1]["val_accuracy"], default=0)
+    """The epoch (from 1) with the highest validation accuracy; of equal ones the first. 0 if there is none.
+
+    An epoch whose validation loss is not finite is never the best: its weights cannot be exported.
+    """
+    finite = (epoch for epoch, row in enumerate(history, 1) if math.isfinite(row["val_loss"]))
+    return max(finite, key=lambda epoch: history[epoch - 1]["val_accuracy"], default=0)
 
 
 def should_stop(history: Sequence[Mapping[str, Any]], patience: int) -> bool:

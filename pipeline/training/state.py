@@ -27,9 +27,7 @@ class Progress:
 
     step: int = 0  # steps taken
     history: list[dict[str, Any]] = field(default_factory=list)  # one row of HISTORY per epoch
-    best_epoch: int = 0
-    best_accuracy: float = -1.0
-    best_weights: dict[str, Tensor] = field(default_factory=dict)
+    best_weights: dict[str, Tensor] = field(default_factory=dict)  # of `schedule.best_epoch`, with `export: best`
 
 
 def make_learner(config: Params, counts: Mapping[str, int], world: World) -> Learner:

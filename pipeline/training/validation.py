@@ -11,6 +11,7 @@ from pipeline.evaluation import inference
 from pipeline.models import exported
 from pipeline.models.description import View
 from pipeline.models.exported import center_crops
+from pipeline.training import schedule
 from pipeline.training.job import Job
 from pipeline.training.state import HISTORY, Progress, export_weights
 
@@ -42,8 +43,7 @@ def end_epoch(job: Job, learner: Learner, totals: Totals, progress: Progress, le
     val_loss, val_accuracy = validate(job, learner)
     row = (epoch, progress.step, learning_rate, loss / images, correct / images, val_loss, val_accuracy)
     progress.history.append(dict(zip(HISTORY, row, strict=True)))
-    if settings.export == "best" and val_accuracy > progress.best_accuracy:
-        progress.best_epoch, progress.best_accuracy = epoch, val_accuracy
+    if settings.export == "best" and schedule.best_epoch(progress.history) == epoch:
         progress.best_weights = export_weights(learner, settings)
     every = job.config.run.save_every_epochs
     if job.world.is_main and every and epoch % every == 0:
