@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pipeline.loader import augment, random_params, resample
 from pipeline.loader.random_params import CropRange
+from pipeline.loader.resample import Crops
 
 
 def random_images(n: int, side: int, seed: int = 0) -> Tensor:
@@ -28,6 +29,17 @@ def random_boxes(n: int, side: int, seed: int = 0) -> Tensor:
     sizes = np.random.default_rng(seed).integers(50, 500, (n, 2)).astype(np.int32)
     boxes, _ = random_params.crop_boxes(seed, 0, sizes, side, CropRange((0.08, 1.0), (3 / 4, 4 / 3), 0.5))
     return torch.from_numpy(boxes)
+
+
+def drawn_crops(n: int, images: int, side: int, out: int, seed: int) -> Crops:
+    """Boxes of any place and size of 1 pixel or more, some at the edges, some as large as the image; any rows."""
+    random = np.random.default_rng(seed)
+    whole = side * random_params.GRID
+    start = random.integers(0, whole - random_params.GRID, (n, 2), endpoint=True)
+    end = random.integers(start + random_params.GRID, whole, endpoint=True)
+    start, end = np.where(random.random((n, 2)) < 0.2, 0, start), np.where(random.random((n, 2)) < 0.2, whole, end)
+    boxes, rows, flips = np.concatenate([start, end], 1), random.integers(0, images, n), random.random(n) < 0.5
+    return Crops(torch.from_numpy(rows), torch.from_numpy(boxes), torch.from_numpy(flips), out)
 
 
 def no_flips(n: int) -> Tensor:
@@ -41,6 +53,8 @@ def pixels(normalized: Tensor) -> Tensor:
 
 
 AS_IT_IS = torch.zeros(3), torch.ones(3)
+NORMALIZED = augment._normalization(torch.device("cpu"))
+LAYOUTS = (torch.contiguous_format, torch.channels_last)
 
 
 def filters_of(boxes: Tensor, flips: Tensor, side: int, out: int) -> tuple[resample.Filter, resample.Filter]:

@@ -36,7 +36,8 @@ OWNERS = {  # a library → the modules that import it
     "torchvision": {"models.network", "models.pretrained", "training.monitor"}, "tensorboard": set(),
     "safetensors": {"models.exported", "models.pretrained"},
     "apex": {"engine.apex"}, "dvc": {"continue_from"}, "sklearn": set(), "numba": {"loader.compiled"},
-    "ctypes": {"base.linux", "config.machine"},
+    "cuda": {"engine.kernels"},
+    "ctypes": {"base.linux", "config.machine", "engine.kernels"},
 }  # fmt: skip
 TORCH_DISTRIBUTED = {"engine.rendezvous", "engine.distributed", "engine.launchers"}  # stores, exchanges, torchrun
 APEX_USERS = {"engine.choices", "launch", "doctor"}  # import engine.apex, inside a function

@@ -77,10 +77,10 @@ class Sum:
         self._received: Callable[[], Tensor] = torch.Tensor
 
     def add(self, shard: int, tensors: list[Tensor]) -> None:
-        """Add a leaf to the tree. After this process's last leaf, start to send the slices."""
-        flat = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors])
-        grow(self._trees, Subtree(shard, 1, flat))
-        self._length = len(flat)
+        """Add a leaf to the tree, as vectors. After this process's last leaf, start to send the slices."""
+        leaf = torch.cat([tensor.detach().float() for tensor in tensors])
+        grow(self._trees, Subtree(shard, 1, leaf))
+        self._length = len(leaf)
         if shard == self._last and len(self._plan) > 1:
             slices = torch.stack([self._sliced(tree.total) for tree in self._trees], 1)  # [process, subtree, slice]
             counts = [self._slice * len(trees) for trees in self._plan]
@@ -113,6 +113,7 @@ class Elastic:
     def __init__(self, model: nn.Module, world: World, shards: int) -> None:
         self._world, self._shards, self._own_shards = world, shards, world.share(shards)
         self._buffers = list(model.buffers())
+        self._start = [torch.empty_like(buffer) for buffer in self._buffers]  # their values before the step
         # The statistics that a step changes: no step counters, and no frozen modules.
         trained = [module for module in model.modules() if module.training]
         self._means = [b for module in trained for b in module.buffers(recurse=False) if b.is_floating_point()]
@@ -127,14 +128,14 @@ class Elastic:
         """The context for one shard's forward and backward pass. After the last shard, the gradients are the mean."""
         if shard == self._own_shards[0]:
             self._sums = [Sum(self._world, self._shards) for _ in self._targets]
-            self._start = [buffer.clone() for buffer in self._buffers]
-        for buffer, value in zip(self._buffers, self._start, strict=True):
-            buffer.copy_(value)
+            copy(self._start, self._buffers)
+        else:
+            copy(self._buffers, self._start)
         self._shard, self._next, self._missing = shard, 0, [len(bucket) for bucket in self._buckets]
         yield
         self._flush(len(self._buckets))  # also the parameters without a gradient
         if self._means:
-            self._sums[-1].add(shard, self._means)
+            self._sums[-1].add(shard, [flat(buffer, buffer) for buffer in self._means])
         if shard == self._own_shards[-1]:
             self._finish()
 
@@ -148,7 +149,7 @@ class Elastic:
         """Add the gradients of the buckets before `end` to their trees, as this shard's leaves."""
         for number in range(self._next, end):
             bucket = self._buckets[number]
-            leaf = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            leaf = [flat(torch.zeros_like(p) if p.grad is None else p.grad, p) for p in bucket]
             self._sums[number].add(self._shard, leaf)
             for parameter in bucket:
                 parameter.grad = None
@@ -159,12 +160,39 @@ class Elastic:
         waits = [tree.finish() for tree in self._sums]  # start all before waiting for one
         for wait, tensors in zip(waits, self._targets, strict=True):
             values = wait().split([tensor.numel() for tensor in tensors])
-            for tensor, value in zip(tensors, values, strict=True):
+            results = [torch.empty_like(t) if t.requires_grad else t for t in tensors]  # keeps the memory format
+            copy(results, [shaped(value, tensor) for value, tensor in zip(values, tensors, strict=True)])
+            for tensor, result in zip(tensors, results, strict=True):
                 if tensor.requires_grad:
-                    tensor.grad = torch.empty_like(tensor).copy_(value.view_as(tensor))  # keeps the memory format
-                else:
-                    tensor.copy_(value.view_as(tensor))
+                    tensor.grad = result
         self._sums = []
+
+
+def memory_order(tensor: Tensor) -> list[int]:
+    """The axes of a tensor, from the one with the longest steps in memory to the one with the shortest."""
+    return sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
+
+
+def flat(tensor: Tensor, like: Tensor) -> Tensor:
+    """The elements as a vector, in the order in which those of `like` lie in memory.
+
+    It is a view, and nothing is copied, if `tensor` has the memory format of `like`.
+    """
+    return tensor.permute(memory_order(like)).reshape(-1)
+
+
+def shaped(vector: Tensor, like: Tensor) -> Tensor:
+    """The opposite of `flat`: a view with the shape and the memory format of `like`."""
+    axes = memory_order(like)
+    return vector.view([like.shape[axis] for axis in axes]).permute(sorted(range(len(axes)), key=axes.__getitem__))
+
+
+@torch.no_grad()
+def copy(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Copy each value to its target. A GPU copies all tensors of one type in a few launches."""
+    for dtype in {target.dtype for target in targets}:
+        of_type = [number for number, target in enumerate(targets) if target.dtype == dtype]
+        torch._foreach_copy_([targets[number] for number in of_type], [values[number] for number in of_type])
 
 
 def buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:

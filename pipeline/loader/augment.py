@@ -34,17 +34,23 @@ def crops(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], flips: NDArray
     return resample(images, _on_device(images, rows, boxes, flips, out), *_normalization(images.device))
 
 
-def training_crops(images: Tensor, rows: Tensor, params: AugmentParams, out: int) -> Tensor:
+def training_crops(
+    images: Tensor,
+    rows: Tensor,
+    params: AugmentParams,
+    out: int,
+    layout: torch.memory_format = torch.contiguous_format,
+) -> Tensor:
     """Training crops float32 [n, 3, out, out] before mixing: colour jitter, then normalized, then erased.
 
-    images and rows: as in `crops`; params: one entry per row. If all factors are 1 and all rectangles are empty, this
-    returns what `crops` returns.
+    images and rows: as in `crops`; params: one entry per row; layout: the memory format of the crops. If all factors
+    are 1 and all rectangles are empty, the values are those of `crops`.
     """
-    if (params.factors == 1).all():
-        return erase(crops(images, rows, params.boxes, params.flips, out), params.erased)
     mean, scale = _normalization(images.device)
     cut = _on_device(images, rows, params.boxes, params.flips, out)
-    pixels = resample(images, cut, torch.zeros_like(mean), torch.ones_like(scale))
+    if (params.factors == 1).all():
+        return erase(resample(images, cut, mean, scale, layout), params.erased)
+    pixels = resample(images, cut, torch.zeros_like(mean), torch.ones_like(scale), layout)
     normalized = (jitter_colors(pixels, params.factors) - mean[:, None, None]) * scale[:, None, None]
     return erase(normalized, params.erased)
 

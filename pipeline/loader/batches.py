@@ -78,13 +78,14 @@ def plans(dataset: Dataset, settings: Train, share: Share, first_step: int) -> I
 def train_batches(dataset: Dataset, settings: Train, share: Share, first_step: int) -> Iterator[Batch]:
     """This process's share of every global batch, from `first_step` to the last step, on the device."""
     store, classes = dataset.images, len(dataset.packed.classes)
+    layout = MEMORY_FORMATS[settings.memory_format]
     in_thread = store.device.type == "cuda"  # a CPU is busy with the steps themselves
     for plan in threads.prefetch(plans(dataset, settings, share, first_step), in_thread):
-        crops = augment.training_crops(*store.send(plan.images), plan.params, settings.crop)
+        crops = augment.training_crops(*store.send(plan.images), plan.params, settings.crop, layout)
         labels, targets = augment.mix_labels(augment.to_device(plan.labels, store.device), plan.mix, classes)
         yield Batch(
             step=plan.step,
-            images=augment.mix_images(crops, plan.mix).contiguous(memory_format=MEMORY_FORMATS[settings.memory_format]),
+            images=augment.mix_images(crops, plan.mix).contiguous(memory_format=layout),
             labels=labels,
             targets=targets,
             seed=sampler.dropout_seed(settings.seed, plan.step),

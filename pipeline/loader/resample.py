@@ -8,8 +8,9 @@ filter weights are computed in whole numbers and rounded to multiples of 1/256 t
 the sums over columns are rounded to multiples of 1/4. Every product and every sum then fits into the 24 bits of a
 float32, and every factor into the 11 bits of TF32. No order, fused operation or compiler can round differently.
 
-There are two forms with the same bits. On a GPU two matrix products use the tensor cores. On the CPU these would mostly
-multiply zeros, so there a compiled loop handles one image after another.
+There are three forms with the same bits. The CPU has a compiled loop over the images. A GPU has two kernels, which
+compute the same sums as whole numbers. Two matrix products, mostly with zeros, run on any device: tests compare both
+with them.
 """
 
 import math
@@ -28,7 +29,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline.engine import kernels
 from pipeline.loader.random_params import GRID
+from pipeline.loader.resample_cuda import SOURCE
 
 ONE = 256  # filter weights are multiples of 1/256
 TO_QUARTERS = 1.5 * 2.0**21  # adding and subtracting it rounds to 1/4
@@ -94,16 +97,45 @@ def taps(side: int, out: int) -> int:
     return min(side, max(2, -(-2 * side // out)))
 
 
-def resample(images: Tensor, crops: Crops, mean: Tensor, scale: Tensor) -> Tensor:
-    """The crops of images uint8 [N, S, S, 3] as float32 [n, 3, size, size], contiguous: (pixel - mean) · scale.
+def resample(
+    images: Tensor, crops: Crops, mean: Tensor, scale: Tensor, layout: torch.memory_format = torch.contiguous_format
+) -> Tensor:
+    """The crops of images uint8 [N, S, S, 3] as float32 [n, 3, size, size] in a memory format: (pixel - mean) · scale.
 
     mean and scale: float32 [3], one number per channel. The CPU uses as many threads as torch may.
     """
-    side = images.shape[1]
+    if images.is_cuda:
+        return by_kernels(images, crops, mean, scale, layout)
+    form = by_loops if images.device.type == "cpu" else by_products
+    return form(images, crops.rows, *filters(crops, images.shape[1]), mean, scale).contiguous(memory_format=layout)
+
+
+def filters(crops: Crops, side: int) -> tuple[Filter, Filter]:
+    """The filters of the columns and of the lines, for images of `side` pixels."""
     columns = triangle(crops.boxes[:, 0], crops.boxes[:, 2], side, crops.size).mirrored(crops.flips)
-    lines = triangle(crops.boxes[:, 1], crops.boxes[:, 3], side, crops.size)
-    form = by_products if images.is_cuda else by_loops
-    return form(images, crops.rows, columns, lines, mean, scale)
+    return columns, triangle(crops.boxes[:, 1], crops.boxes[:, 3], side, crops.size)
+
+
+def by_kernels(
+    images: Tensor,
+    crops: Crops,
+    mean: Tensor,
+    scale: Tensor,
+    layout: torch.memory_format,
+    launch: Callable[[str, str, int, list[Tensor | int]], None] = kernels.launch,
+) -> Tensor:
+    """`resample` as two kernels of resample_cuda.py. Runs on a GPU. Tests pass a `launch` that runs on the CPU."""
+    n, side, size, device = len(crops.rows), images.shape[1], crops.size, images.device
+    count = taps(side, size)
+    first = torch.empty(n, 2, size, dtype=torch.int32, device=device)
+    weights = torch.empty(n, 2, count, size, dtype=torch.int32, device=device)
+    made = torch.empty(n, 3, size, size, device=device, memory_format=layout)
+    blocks = -(-n * 2 * size // kernels.THREADS)
+    launch(SOURCE, "weigh", blocks, [crops.boxes, crops.flips, first, weights, n, side, size, count])
+    sizes = [side, size, count, made.stride(1), made.stride(3)]
+    blocks = n * -(-size * size // kernels.THREADS)
+    launch(SOURCE, "cut", blocks, [images, crops.rows, first, weights, mean, scale, made, *sizes])
+    return made
 
 
 def by_products(images: Tensor, rows: Tensor, columns: Filter, lines: Filter, mean: Tensor, scale: Tensor) -> Tensor:

@@ -1,0 +1,101 @@
+"""The CUDA kernels that cut crops give the bits of the CPU, as far as a machine without a GPU can show it.
+
+tests/gpu/test_augment.py compares the two on a GPU.
+"""
+
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pipeline.base.errors import UserError
+from pipeline.engine import kernels
+from pipeline.loader import resample
+from pipeline.loader.resample import Crops
+from pipeline.loader.resample_cuda import SOURCE
+from tests.conftest import PROJECT
+from tests.helpers.emulation import Emulator, emulator
+from tests.test_resample import AS_IT_IS, LAYOUTS, NORMALIZED, drawn_crops, random_images
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    return emulator(tmp_path_factory.mktemp("emulated"))
+
+
+def made(emulated: Emulator, images: Tensor, crops: Crops, normalization: tuple[Tensor, Tensor]) -> Tensor:
+    """The crops by the kernels. Both layouts have the same values."""
+    results = [resample.by_kernels(images, crops, *normalization, layout, emulated.launch) for layout in LAYOUTS]
+    assert [result.is_contiguous(memory_format=layout) for result, layout in zip(results, LAYOUTS, strict=True)]
+    assert torch.equal(*results)
+    return results[0]
+
+
+@pytest.mark.parametrize(("side", "out"), [(256, 224), (80, 64), (40, 96), (16, 16), (33, 17), (300, 20)])
+def test_the_kernels_have_the_bits_of_the_loop(emulated: Emulator, side: int, out: int) -> None:
+    """1,020 drawn crops of six pairs of sizes, with and without normalization, in both layouts."""
+    images, crops = random_images(5, side), drawn_crops(20 if side == 256 else 200, 5, side, out, seed=side)
+    for normalization in (AS_IT_IS, NORMALIZED):
+        loops = resample.by_loops(images, crops.rows, *resample.filters(crops, side), *normalization)
+        assert torch.equal(made(emulated, images, crops, normalization), loops)
+
+
+@pytest.mark.slow("1,000 pairs of sizes take half a minute; make test has 1,020 crops of six pairs")
+@settings(max_examples=1000)
+@given(side=st.integers(16, 90), out=st.integers(16, 90), n=st.integers(1, 4), seed=st.integers(0, 2**32))
+def test_the_kernels_have_the_bits_of_the_products(emulated: Emulator, side: int, out: int, n: int, seed: int) -> None:
+    """1,000 drawn pairs of sizes, images and boxes."""
+    images, crops = random_images(2, side, seed), drawn_crops(n, 2, side, out, seed)
+    products = resample.by_products(images, crops.rows, *resample.filters(crops, side), *NORMALIZED)
+    assert torch.equal(made(emulated, images, crops, NORMALIZED), products)
+
+
+def test_filters_of_the_largest_sizes_fit_into_whole_numbers(emulated: Emulator) -> None:
+    """The largest image and crop that params.yaml allows: the same bits, so no number overflows."""
+    for side, out in ((1024, 1024), (1024, 16), (32, 1024)):
+        images, crops = torch.full((1, side, side, 3), 255, dtype=torch.uint8), drawn_crops(2, 1, side, out, seed=0)
+        products = resample.by_products(images, crops.rows, *resample.filters(crops, side), *AS_IT_IS)
+        assert torch.equal(made(emulated, images, crops, AS_IT_IS), products)
+        assert (products == 255).all()
+
+
+def architectures() -> list[str]:
+    """The GPUs that the container's image has code for."""
+    found = re.search(r'TORCH_CUDA_ARCH_LIST="(.*)"', (PROJECT / "docker/Dockerfile").read_text())
+    assert found is not None
+    return [f"sm_{version.replace('.', '')}" for version in found[1].split(";")]
+
+
+@pytest.mark.parametrize("architecture", architectures())
+def test_the_kernels_compile_for_every_gpu_of_the_image(architecture: str) -> None:
+    """NVRTC, which torch brings, makes machine code of both kernels. It needs no GPU and no compiler."""
+    code = kernels.compiled(SOURCE, architecture)
+    assert code.startswith(b"\x7fELF")
+    assert b"weigh" in code
+    assert b"cut" in code
+
+
+def test_what_fails_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that NVRTC does not know, a fault in the source, a missing driver: what failed, why, and the remedy."""
+    remedy = r"; install the packages of requirements/lock\.txt \(make setup\), or a newer NVIDIA driver; make doctor "
+    for source, architecture, reason in (
+        (SOURCE, "sm_10", "for sm_10: nvrtc: error: invalid value for --gpu-architecture .*"),
+        ('extern "C" __global__ void f() { x = 1; }', "sm_90", 'for sm_90: .*identifier "x" is undefined'),
+    ):
+        with pytest.raises(UserError, match=rf"^train.device: cuda: nvrtcCompileProgram failed \({reason}\){remedy}"):
+            kernels.compiled(source, architecture)
+
+    def missing() -> None:
+        raise RuntimeError("the library libcuda.so.1 was not found\nhere")
+
+    from cuda.bindings import driver
+
+    monkeypatch.setattr(driver, "cuModuleLoadData", lambda image: missing())
+    with pytest.raises(UserError, match=rf"cuModuleLoadData failed \(the library libcuda.so.1 was not found\){remedy}"):
+        kernels._called("cuModuleLoadData", b"")
+    monkeypatch.setattr(driver, "cuModuleLoadData", lambda image: (driver.CUresult.CUDA_ERROR_INVALID_IMAGE,))
+    with pytest.raises(UserError, match=r"cuModuleLoadData failed \(CUDA_ERROR_INVALID_IMAGE\)"):
+        kernels._called("cuModuleLoadData", b"")

@@ -1,0 +1,95 @@
+"""The number of kernels that a step starts on a GPU, counted on the CPU (tests/helpers/launches.py).
+
+The host needs about 4 µs for each, so a small model waits for the host.
+"""
+
+from functools import partial
+from itertools import islice
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.speed import ours
+from pipeline.config import params
+from pipeline.engine import loop
+from pipeline.engine.choices import MEMORY_FORMATS, OPTIMIZERS, PARALLELS, PRECISIONS
+from pipeline.engine.ema import Ema
+from pipeline.engine.loop import Batch, Learner, Totals
+from pipeline.engine.parallel import Share
+from pipeline.loader import augment, resample
+from pipeline.loader.batches import train_batches
+from pipeline.loader.dataset import Dataset
+from pipeline.loader.storage import ImageStore
+from pipeline.models import network
+from tests.helpers.emulation import emulator
+from tests.helpers.launches import Launches
+from tests.test_resample import NORMALIZED, drawn_crops, random_images
+from tests.test_steps import ALONE
+
+
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+def test_a_batch_takes_few_launches(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, memory_format: str
+) -> None:
+    """With the augmentations of params.yaml, two launches make a batch; the matrix products take more than 100."""
+    emulated = emulator(tmp_path_factory.mktemp("emulated"))
+    settings = params.load().train.model_copy(update={"batch_size": 16, "crop": 32, "memory_format": memory_format})
+    data = ours.noise(64, 40, 4)
+    dataset = Dataset(data, ImageStore(torch.from_numpy(data.images), torch.device("cpu")))
+    expected = [batch.images for batch in islice(train_batches(dataset, settings, Share(range(1), 1), 0), 3)]
+    monkeypatch.setattr(augment, "resample", partial(resample.by_kernels, launch=emulated.launch))
+    with (counted := Launches()):
+        batches = train_batches(dataset, settings, Share(range(1), 1), 0)
+        made = [next(batches).images for _ in expected]
+    assert all(torch.equal(*pair) for pair in zip(made, expected, strict=True))
+    assert emulated.launched == ["weigh", "cut"] * 3
+    assert counted.total <= 3 * 8, counted.by_name.most_common()  # 10 for each batch, with the two kernels
+
+
+def test_the_matrix_products_take_many_launches() -> None:
+    """What the kernels replace: more than 100 launches for each batch."""
+    images, crops = random_images(5, 40), drawn_crops(16, 5, 40, 32, seed=0)
+    with (counted := Launches()):
+        resample.by_products(images, crops.rows, *resample.filters(crops, 40), *NORMALIZED)
+    assert counted.total > 100
+
+
+# Of one step with torch's SGD, as on a GPU. `single` is one process; `elastic` has 8 shards.
+@pytest.mark.parametrize(
+    ("model", "one", "elastic"),
+    [
+        ("resnet18", 300, 1600),
+        pytest.param("resnet34", 500, 2800, marks=pytest.mark.slow("another model; make test has the smaller one")),
+    ],
+)
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+def test_a_step_takes_few_launches(model: str, one: int, elastic: int, memory_format: str) -> None:
+    """A shard costs what a step costs, and little more: buffers and gradients are copied many at a time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are tiny: threads would wait for each other
+    try:
+        counts = {name: launches_of_a_step(model, name, memory_format) for name in ("single", "elastic")}
+    finally:
+        torch.set_num_threads(before)
+    assert counts["single"].total < one, counts["single"].by_name.most_common()
+    assert counts["elastic"].total < elastic, counts["elastic"].by_name.most_common()
+
+
+def launches_of_a_step(model: str, parallel: str, memory_format: str) -> Launches:
+    """The launches of the second step of a training."""
+    layout = MEMORY_FORMATS[memory_format]
+    net = network.build(model, 5, 0).to(memory_format=layout)  # type: ignore[call-overload]
+    optimizer = OPTIMIZERS["sgd"](network.parameter_groups(net, 5e-4, False), 0.1, 0.9, True, (0.9, 0.999))
+    for group in optimizer.param_groups:
+        group["foreach"] = True  # torch's default on a GPU
+    microbatches = {"single": 1, "elastic": 8}[parallel]
+    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS["fp32"]("cpu"), Ema.of(net, 0.0), 0.0)
+    images, labels = torch.randn(16, 3, 32, 32).contiguous(memory_format=layout), torch.zeros(16, dtype=torch.int64)
+    parallel_model = PARALLELS[parallel](net, ALONE, True, microbatches)
+    stream = (Batch(step, images, labels, labels, 0) for step in range(3))
+    steps = loop.train(learner, parallel_model, stream, [1e-3] * 3, Totals.zero(ALONE.device, microbatches))
+    next(steps)
+    with (counted := Launches()):
+        next(steps)
+    return counted
