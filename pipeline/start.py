@@ -119,7 +119,8 @@ def offer(now: Situation) -> None:
     """Print the presets, each with the time of a run here."""
     from pipeline.planning import estimate
 
-    print("\npreset  model     pixels  epochs  batch  a run takes here (measuring, some seconds each)")
+    print("\nMeasuring a few training steps of each preset …")
+    print("preset  model     pixels  epochs  batch  a run takes here")
     for name in NAMES:
         new = values(name, now)
         columns = (new[f"train.{key}"] for key in ("model", "crop", "epochs", "batch_size"))
@@ -135,10 +136,10 @@ def chosen(now: Situation, photos: str) -> str:
     if not sys.stdin.isatty():
         print(f"\nNothing is changed. To take one: {command}")
         return ""
-    keys = {name[0]: name for name in NAMES}
+    keys = {name[0]: name for name in presets.possible(now.here)}
     question = f"Which one? {', '.join(f'{key}: {name}' for key, name in keys.items())}; Enter: none > "
     answer = "?"
-    while answer not in ("", *NAMES, *keys):
+    while answer not in ("", *keys, *keys.values()):
         print(f"\n{question}", end="", flush=True)
         answer = sys.stdin.readline().strip().lower()
     if not answer:
@@ -147,18 +148,26 @@ def chosen(now: Situation, photos: str) -> str:
 
 
 def start(asked: str, photos: str) -> int:
-    """Write the preset that was asked for, or let the user choose one; 0."""
+    """Write the preset that was asked for, or let the user choose one; 0.
+
+    Raises UserError for a preset that cannot run on this machine, and as `situation` and `accepted` do.
+    """
     now = situation(params.load(), photos)
     print(*described(now), sep="\n", flush=True)
     name = asked or chosen(now, photos)
     if not name:
         return 0
+    if name not in (possible := presets.possible(now.here)):
+        raise UserError(
+            f"the preset {name} {presets.missing(name, now.here)}; nothing is written; allowed here: "
+            f"{', '.join(possible)}"
+        )
     new = values(name, now)
     changed = accepted(name, now, new)
     print(f"\npreset   {name}")
     write(now.config, new)
     if reason := presets.missing(name, now.here):
-        print(f"It {reason}.")
+        print(f"It {reason}: make image, then make image-repro.")
         return 0
     from pipeline.planning import estimate  # imports what decodes images, which takes a second
 
@@ -171,7 +180,7 @@ def start(asked: str, photos: str) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m pipeline.start", description=__doc__.splitlines()[0])
-    parser.add_argument("preset", nargs="?", choices=NAMES, help="without: all are shown")
+    parser.add_argument("preset", nargs="?", type=str.lower, choices=NAMES, help="without: all are shown")
     parser.add_argument("--photos", default="", metavar="FOLDER", help="a folder with images, read where it is")
     arguments = parser.parse_args()
     return exit_status("start", lambda: start(arguments.preset or "", arguments.photos))

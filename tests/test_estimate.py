@@ -33,7 +33,7 @@ def test_the_parts_are_those_of_the_run(raw: dict[str, Any]) -> None:
     assert estimate.total(config, [train, reading, rest]).startswith("about 70 seconds on ")
     patient = params.parse(on_cpu(raw, train__patience=3))
     assert estimate.total(patient, [train]).startswith("at most about 55 seconds on ")
-    assert estimate.total(config, []) == "not known before the images are downloaded"
+    assert estimate.total(config, []) == "not known before the images are here"
 
 
 @pytest.mark.parametrize(

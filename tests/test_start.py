@@ -1,5 +1,6 @@
 """`make start`: it shows the presets, writes one into params.yaml, and says how long a run takes."""
 
+import io
 import os
 import pty
 import subprocess
@@ -13,9 +14,10 @@ import pytest
 from benchmarks.harness import workspace
 from pipeline import start
 from pipeline.base.errors import UserError
-from pipeline.config import params
+from pipeline.config import machine, params
 from pipeline.config.machine import Machine
-from pipeline.planning import presets
+from pipeline.planning import estimate, presets
+from pipeline.planning.estimate import Part
 from pipeline.planning.survey import Survey
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.datasets import put, two_classes
@@ -95,6 +97,72 @@ def test_a_folder_of_photos_is_read_where_it_is(
     Path("my photos").mkdir()
     with pytest.raises(UserError, match=r"paths.inbox: 'my photos' is not allowed; .* inside the project, of letters"):
         start.situation(config, "my photos")
+
+
+MACHINES = {
+    "a CPU": HERE,
+    "a GPU": Machine(1, "missing", True, ((8, 0),), 13, 13, cores=16),
+    "several GPUs with Apex": Machine(8, "usable", True, ((9, 0),) * 8, 13, 13, cores=64),
+}
+
+
+@pytest.mark.parametrize("parts", [[], [Part("train", 12_600, "")]], ids=["not known", "measured"])
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_table_fits_into_a_terminal(
+    name: str,
+    parts: list[Part],
+    raw: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It has 80 columns at most, and what cannot run here is marked."""
+    here = MACHINES[name]
+    monkeypatch.setattr(machine, "read", lambda: here)
+    monkeypatch.setattr(estimate, "measured_parts", lambda config, found: parts)
+    start.offer(start.Situation(params.parse(raw), here, {}, Survey("here", 2, {"": 100_000})))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 + len(presets.NAMES)
+    assert max(map(len, lines)) <= 80
+    assert ("needs" in lines[-1]) == (here.apex == "missing")
+
+
+def test_a_preset_that_cannot_run_here_is_refused(project_with_photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU, `apex` is refused with the reason, and nothing is written."""
+    before = (project_with_photos / "params.yaml").read_bytes()
+    monkeypatch.setattr(start, "this_machine", lambda: HERE)
+    with pytest.raises(UserError, match=r"the preset apex needs an NVIDIA GPU .*allowed here: quick, good, best$"):
+        start.start("apex", "")
+    assert (project_with_photos / "params.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize("typed", ["a", "apex"])
+def test_a_preset_that_cannot_run_here_is_not_offered(
+    typed: str, project_with_photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither its key nor its name is an answer: the question comes again."""
+    monkeypatch.setattr(start, "this_machine", lambda: HERE)
+    monkeypatch.setattr(start, "offer", lambda now: None)
+    monkeypatch.setattr(sys, "stdin", Terminal(f"{typed}\n\n"))
+    assert start.start("", "") == 0
+    assert capsys.readouterr().out.count("Which one? q: quick, g: good, b: best; Enter: none > ") == 2
+
+
+class Terminal(io.StringIO):
+    """Lines that are typed."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_name_of_a_preset_may_have_capitals(
+    project_with_photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`make start PRESET=Quick` writes `quick`."""
+    monkeypatch.setattr(start, "this_machine", lambda: HERE)
+    monkeypatch.setattr(estimate, "report", lambda config, found: iter(()))
+    monkeypatch.setattr(sys, "argv", ["start", "Quick"])
+    assert start.main() == 0
+    assert "\npreset   quick\n" in capsys.readouterr().out
 
 
 def run_start(folder: Path, *arguments: str, terminal: bytes = b"") -> subprocess.CompletedProcess[str]:

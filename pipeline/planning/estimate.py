@@ -150,7 +150,7 @@ def total(config: Params, found: Sequence[Part]) -> str:
     """The length of a run in words, and where it runs."""
     if not found:
         elsewhere = "not known here: this machine has no GPU, the nodes of run.launcher: slurm have them"
-        return elsewhere if _gpus_are_elsewhere(config) else "not known before the images are downloaded"
+        return elsewhere if _gpus_are_elsewhere(config) else "not known before the images are here"
     longest = "at most " if config.train.patience else ""  # with patience a training may end early
     return f"{longest}{spoken(sum(part.seconds for part in found))} {_where(config)}"
 

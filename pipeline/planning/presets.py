@@ -73,10 +73,15 @@ def changes(name: str, machine: Machine, images: int) -> Values:
 
 
 def missing(name: str, machine: Machine) -> str:
-    """Why a preset cannot run on this machine, and what it needs; empty if it can."""
-    if name != "apex" or (machine.cuda_devices and machine.apex == "usable"):
-        return ""
-    return "needs an NVIDIA GPU and Apex, which the container has: make image, then make image-repro"
+    """What a preset needs that this machine does not have; empty if it can run here."""
+    if name not in possible(machine):
+        return "needs an NVIDIA GPU (found: none)"
+    return "needs Apex, which the container has" if name == "apex" and machine.apex != "usable" else ""
+
+
+def possible(machine: Machine) -> tuple[str, ...]:
+    """The presets that can run on this machine, some of them only in the container."""
+    return NAMES if machine.cuda_devices else tuple(name for name in NAMES if name != "apex")
 
 
 def _batch(recipe: Recipe, images: int, devices: int) -> tuple[int, int]:
