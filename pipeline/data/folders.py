@@ -177,8 +177,10 @@ def _check_classes(where: str, names: Sequence[str], classes: Sequence[str]) -> 
         )
     if len(classes) < 2:
         there = f"only one class folder ({classes[0]!r})" if classes else "no class folder"
+        remedy = "if they are inside another folder, move them one level up (in paths.inbox or the archive)"
+        if not classes and any(map(looks_like_image, names)):
+            remedy = f"if {where} has the images of one class, name the folder above it, which holds all classes"
         raise UserError(
             f"{where}: {there}; needed: at least 2, each with the images of one class, or a table {labels.NAME} with "
-            f"the columns path and label; if they are inside another folder, move them one level up (in paths.inbox "
-            f"or the archive){_other_table(names)}"
+            f"the columns path and label; {remedy}{_other_table(names)}"
         )
