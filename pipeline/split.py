@@ -189,6 +189,16 @@ def summary(
     }
 
 
+def excluded(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """The reason and the path of each excluded image; with conflicting labels, also the path of the other image."""
+    twins = duplicates.twins([row.image_file for row in rows], [row.info for row in rows])
+    return [
+        (row.reason, row.image_file.path + (f", the same image as {twins[number]}" if number in twins else ""))
+        for number, row in enumerate(rows)
+        if row.reason
+    ]
+
+
 def cells(row: Row) -> tuple[object, ...]:
     """A row as the cells of split.csv, in the order of HEADER."""
     info = row.info
@@ -212,9 +222,8 @@ def run(config: Params) -> None:
         f"split: {len(rows):,} files: {', '.join(f'{number[name]:,} {name}' for name in SPLITS)}; "
         f"{number['']:,} excluded, each with its reason in {paths.split}"
     )
-    excluded = [(row.reason, row.image_file.path) for row in rows if row.reason]
     odd = findings.lines([(row.image_file.path, row.info) for row in rows])
-    for line in [*split_report.lines(layout, counts, excluded), *odd]:
+    for line in [*split_report.lines(layout, counts, excluded(rows)), *odd]:
         print(f"split: {line}")
 
 

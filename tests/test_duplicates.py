@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from pipeline import split
 from pipeline.data import duplicates
 from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile
@@ -39,6 +40,11 @@ def test_equal_images_in_two_classes_are_all_excluded(small: Path) -> None:
     rows, counts = do_split(small)
     assert set(reasons(rows).values()) == {"conflicting labels"}
     assert (counts["excluded"]["conflicting labels"], counts["exact_duplicate_pairs"], counts["conflicts"]) == (3, 3, 1)
+    assert split.excluded(rows) == [
+        ("conflicting labels", "cat/0 again.png, the same image as dog/0.png"),
+        ("conflicting labels", "cat/0.png, the same image as dog/0.png"),
+        ("conflicting labels", "dog/0.png, the same image as cat/0 again.png"),
+    ]
 
 
 def test_broken_images_are_no_duplicates_of_one_another() -> None:

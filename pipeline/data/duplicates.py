@@ -51,6 +51,16 @@ def exclusions(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo]) -> 
     return reasons
 
 
+def twins(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo]) -> dict[int, str]:
+    """Row number of each image with conflicting labels → the path of one with equal pixels and another label."""
+    found = {}
+    for rows in exact_groups(infos):
+        first = {image_files[row].label: image_files[row].path for row in reversed(rows)}
+        for row in rows if len(first) > 1 else []:
+            found[row] = next(path for label, path in first.items() if label != image_files[row].label)
+    return found
+
+
 def without_path(reason: str) -> str:
     """A reason of split.csv without the path of the image that is kept in place of a duplicate."""
     return DUPLICATE if reason.startswith(f"{DUPLICATE} of ") else reason
