@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from pipeline.base.errors import UserError
-from pipeline.data.layout import ImageFile, Layout, in_one_line
+from pipeline.data.layout import ImageFile, Layout, are, in_one_line
 
 Names = list[tuple[str, ...]]  # the groups that each image is in
 
@@ -68,9 +68,9 @@ def report(image_files: Sequence[ImageFile], names: Names, splits: Sequence[str]
     across = [name for name in sorted(rows) if len({splits[row] for row in rows[name]}) > 1]
     notes = [f"groups: {len(rows):,}, each in one split" if not across else f"groups: {len(rows):,}"]
     if alone:
-        number = "1 image is" if len(alone) == 1 else f"{len(alone):,} images are"
+        number = are(len(alone), "image", "images")
         notes.append(f"{number} in no group, and a group by itself (first: {in_one_line(alone[0])})")
     if across:
-        number = "1 group is" if len(across) == 1 else f"{len(across):,} groups are"
+        number = are(len(across), "group", "groups")
         notes.append(f"{number} in more than one given split (first: {in_one_line(across[0].partition(' ')[2])})")
     return {"named": len(rows), "images_without": len(alone), "across_splits": len(across)}, notes

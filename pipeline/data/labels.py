@@ -92,8 +92,10 @@ def _fault(cells: dict[str, str], path: str, is_there: bool, is_twice: bool) -> 
         return f"{cells['path']!r:.100}: no such file"
     if is_twice:
         return f"{path!r:.100} is there twice"
-    if not cells["label"] or {"\r", "\0"} & set(cells["label"]):
-        return f"{path!r:.100} has no label" if not cells["label"] else f"{cells['label']!r:.40}: a control character"
+    if not cells["label"]:
+        return f"{path!r:.100} has no label"
+    if {"\r", "\0"} & set(cells["label"]):
+        return f"{cells['label']!r:.40}: a control character"
     if cells.get("split") and not split_of(cells["split"]):
         return f"split {cells['split']!r:.40}; allowed: {', '.join(SPELLINGS)}, or nothing"
     return ""

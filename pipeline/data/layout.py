@@ -55,8 +55,12 @@ def unused(paths: list[str], why: str) -> list[str]:
     """A note that these images are not used, with their number and the first of them; no note if there is none."""
     if not paths:
         return []
-    number = "1 image is" if len(paths) == 1 else f"{len(paths):,} images are"
-    return [f"{number} not used: {why} (first: {in_one_line(paths[0])})"]
+    return [f"{are(len(paths), 'image', 'images')} not used: {why} (first: {in_one_line(paths[0])})"]
+
+
+def are(count: int, one: str, several: str) -> str:
+    """So many things, as the begin of a sentence: `1 image is`, `1,200 images are`."""
+    return f"1 {one} is" if count == 1 else f"{count:,} {several} are"
 
 
 def in_one_line(name: str) -> str:

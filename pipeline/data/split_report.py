@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.data import duplicates
-from pipeline.data.layout import Layout, as_list, in_one_line
+from pipeline.data.layout import Layout, are, as_list, in_one_line
 from pipeline.data.split_table import SPLITS
 
 LARGEST, SMALLEST = 12, 4  # classes that are shown of a long list
@@ -29,8 +29,8 @@ def _cut(counts: Mapping[str, Any]) -> Iterator[str]:
     """How images without a given split were assigned, if others have one."""
     if cut := counts.get("cut_from_train"):
         of = ", ".join(f"{images:,} {split}" for split, images in cut.items())
-        are = "is" if len(cut) == 1 else "are"
-        yield f"no {' and no '.join(cut)} is given: {as_list(tuple(cut))} {are} cut from train ({of})"
+        verb = "is" if len(cut) == 1 else "are"
+        yield f"no {' and no '.join(cut)} is given: {as_list(tuple(cut))} {verb} cut from train ({of})"
     if assigned := counts.get("without_given_split"):
         of = ", ".join(f"{images:,} {split}" for split, images in assigned.items() if images)
         yield f"{sum(assigned.values()):,} images have no split in labels.csv: {of}"
@@ -39,8 +39,8 @@ def _cut(counts: Mapping[str, Any]) -> Iterator[str]:
 def _near(counts: Mapping[str, Any]) -> Iterator[str]:
     """The near duplicates in different parts, which only a given split can have."""
     if pairs := counts["near_duplicates_across_splits"]:
-        are = "1 pair of near duplicates is" if pairs == 1 else f"{pairs:,} pairs of near duplicates are"
-        yield f"{are} in different parts of the given split; figures of such images are too good"
+        number = are(pairs, "pair of near duplicates", "pairs of near duplicates")
+        yield f"{number} in different parts of the given split; figures of such images are too good"
 
 
 def _left_out(excluded: Sequence[tuple[str, str]]) -> Iterator[str]:
