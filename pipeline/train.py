@@ -53,7 +53,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     progress = resume(job, learner, totals)
     first_step, saved = progress.step, time.monotonic()
     parallel_model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, microbatches)
-    batches = train_batches(job.dataset, settings, parallel_model.share, first_step)
+    batches = loop.Ahead(train_batches(job.dataset, settings, parallel_model.share, first_step))
     learning_rates = schedule.learning_rates(settings, rows)
     board = runs.tensorboard_folder(job.folder)
 
@@ -67,7 +67,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     ):
         # The batches end with the last step, earlier by train.patience, or if all processes have agreed to stop.
         wanted = stop.until_agreed(until(ended_early, batches))
-        steps = loop.train(learner, parallel_model, wanted, learning_rates, totals)
+        steps = loop.train(learner, parallel_model, wanted, learning_rates, totals, batches.begin)
         for batch in steps:
             progress.step = batch.step + 1
             learning_rate = learning_rates[batch.step]

@@ -105,6 +105,30 @@ def test_the_average_of_the_weights_is_its_closed_form() -> None:
     assert not torch.allclose(expected, weights[-1])
 
 
+def test_the_next_batch_is_made_before_the_weights_change() -> None:
+    """The batch of a step is made when the weights are still those before the last step; the weights are the same.
+
+    A batch that cannot be made ends the training where it is needed: after the steps before it.
+    """
+    net, made_with, after = small_model(), list[Tensor](), list[Tensor]()
+    optimizer = OPTIMIZERS["sgd"](network.parameter_groups(net, 0.0, False), 1.0, 0.0, False, (0.9, 0.999))
+    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS["fp32"]("cpu"), Ema.of(net, 0.0), 0.0)
+
+    def stream() -> Iterator[Batch]:
+        for batch in some_batches(3):
+            made_with.append(as_vector(net))
+            yield batch
+        raise ValueError("the fourth")
+
+    batches, totals = loop.Ahead(stream()), Totals.zero(ALONE.device, 1)
+    model, rates = PARALLELS["single"](net, ALONE, True, 1), [0.1] * 4
+    with pytest.raises(ValueError, match="the fourth"):
+        after += (as_vector(net) for _ in loop.train(learner, model, batches, rates, totals, batches.begin))
+    (begun, *expected), _ = weights_after_each_step([0.1] * 3)
+    assert [*map(torch.Tensor.tolist, after)] == [*map(torch.Tensor.tolist, expected)]
+    assert [*map(torch.Tensor.tolist, made_with)] == [*map(torch.Tensor.tolist, [begun, begun, expected[0]])]
+
+
 def test_the_scheduled_rate_is_what_the_optimizer_uses() -> None:
     """With plain SGD the weights move by rate × gradient: a step with twice the rate moves them twice as far."""
     (begun, once), _ = weights_after_each_step([0.125])

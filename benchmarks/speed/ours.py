@@ -114,8 +114,9 @@ class Trainer:
     def steps(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Take one step per batch. After the last step of the params the first one follows."""
         count = len(self.learning_rates)
-        repeated = (replace(batch, step=batch.step % count) for batch in batches)
-        return loop.train(self.learner, self.parallel_model, repeated, self.learning_rates, self.totals)
+        repeated = loop.Ahead(replace(batch, step=batch.step % count) for batch in batches)
+        rates, begin = self.learning_rates, repeated.begin
+        return loop.train(self.learner, self.parallel_model, repeated, rates, self.totals, begin)
 
 
 def resident(batch: Batch) -> Iterator[Batch]:

@@ -3,7 +3,8 @@
 Totals are added up on the device. Nothing is read back per step, so the device is not waited for.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -31,6 +32,29 @@ class Batch:
     labels: Tensor
     targets: Tensor
     seed: int
+
+
+class Ahead(Iterator[Item]):
+    """The items of an iterator. With `begin` the next one is made before the reader asks for it."""
+
+    def __init__(self, items: Iterator[Item]) -> None:
+        self._items = items
+        self._begun: Future[Item] | None = None
+
+    def begin(self) -> None:
+        """Make the next item, once. If that fails, the error is raised where the reader asks for the item."""
+        if self._begun is None:
+            self._begun = Future()
+            try:
+                self._begun.set_result(next(self._items))
+            except Exception as error:  # also the end of the items
+                self._begun.set_exception(error)
+
+    def __next__(self) -> Item:
+        self.begin()
+        assert self._begun is not None
+        begun, self._begun = self._begun, None
+        return begun.result()
 
 
 @dataclass(frozen=True)
@@ -108,10 +132,13 @@ def train(
     batches: Iterable[Batch],
     learning_rates: Sequence[float],
     totals: Totals,
+    begin: Callable[[], None] = lambda: None,
 ) -> Iterator[Batch]:
     """Take one training step per batch. Yield each batch after its step, with `totals` updated.
 
     `parallel_model` wraps `learner.model`; `learning_rates` has one value per step, `totals` one row per microbatch.
+    `begin` is called before the weights are updated: `Ahead.begin` of the batches. To update them, fp16 and Apex wait
+    for the GPU; so the GPU already has the next batch to make, and does not wait for the host in turn.
     """
     precision, optimizer, share = learner.precision, learner.optimizer, parallel_model.share
     for batch in _drawn(batches, precision):
@@ -127,6 +154,8 @@ def train(
                 precision.backward(loss / parallel_model.divisor, optimizer)
             with precision.exact():
                 totals.add(batch.step, microbatch, loss, logits, labels)
+        with precision.exact():
+            begin()
         precision.step(optimizer, learner.clip_norm)
         learner.ema.update()
         yield batch

@@ -6,13 +6,15 @@
     auto      on a GPU the first of these that fits; on the CPU disk, because its memory is the system's
 
 With host and disk a GPU gets the images of a batch in pinned memory. `threads.prefetch` collects them in a thread while
-the batch before is computed, so nothing waits for a copy. The choice is printed.
+the batch before is computed, and the GPU copies them in a stream of their own, so nothing waits for a copy. The choice
+is printed.
 """
 
 import mmap
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -52,9 +54,27 @@ class ImageStore:
         return collected, torch.arange(len(rows)).pin_memory()
 
     def send(self, collected: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """What `collect` returned, on the device. The copy is under way when this returns."""
-        images, rows = (tensor.to(self.device, non_blocking=True) for tensor in collected)
+        """What `collect` returned, on the device.
+
+        A GPU copies in a stream of its own, while it computes the step before. The current stream waits for the copy;
+        the host does not.
+        """
+        if self.device.type != "cuda":
+            return collected
+        computing, copying = torch.cuda.current_stream(self.device), _copy_stream(self.device)
+        with torch.cuda.stream(copying):
+            images, rows = (tensor.to(self.device, non_blocking=True) for tensor in collected)
+        computing.wait_stream(copying)
+        for tensor, source in zip((images, rows), collected, strict=True):
+            if tensor is not source:
+                tensor.record_stream(computing)  # its memory serves another copy only after the step has used it
         return images, rows
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream in which batches are copied to a GPU."""
+    return torch.cuda.Stream(device)
 
 
 def open_images(

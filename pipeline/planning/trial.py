@@ -77,8 +77,9 @@ def step_seconds(config: Params, learner: Learner, dataset: Dataset, world: Worl
     settings = config.train.model_copy(update={"epochs": WARM_UP + MOST})
     microbatches = microbatch_count(settings, world)
     model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, microbatches)
-    batches = train_batches(dataset, settings, model.share, 0)
-    steps = loop.train(learner, model, batches, [0.0] * settings.epochs, Totals.zero(world.device, microbatches))
+    batches = loop.Ahead(train_batches(dataset, settings, model.share, 0))
+    totals = Totals.zero(world.device, microbatches)
+    steps = loop.train(learner, model, batches, [0.0] * settings.epochs, totals, batches.begin)
     seconds: list[float] = []
     before = time.perf_counter()
     for _ in steps:

@@ -1,5 +1,6 @@
 """Cropping and augmentation give the same bits on a GPU as on a CPU."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -7,6 +8,7 @@ from pipeline.engine import determinism
 from pipeline.engine.world import World
 from pipeline.loader import augment, resample
 from pipeline.loader.resample import Crops
+from pipeline.loader.storage import ImageStore
 from tests.gpu.training import Figures
 from tests.test_augment import drawn, mixes
 from tests.test_resample import LAYOUTS, NORMALIZED, drawn_crops, random_images
@@ -43,4 +45,22 @@ def test_kernels_and_products_make_the_bits_of_the_loop(world: World) -> Figures
             assert torch.equal(made.cpu(), loops), f"{side} to {out} pixels, {layout}: the kernels' bits differ"
         products = resample.by_products(images, rows, *resample.filters(moved, side), mean, scale)
         assert torch.equal(products.cpu(), loops), f"{side} to {out} pixels: the products' bits differ"
+    return {}
+
+
+@pytest.mark.gpu(needs="cuda")
+def test_images_arrive_while_the_gpu_computes(world: World) -> Figures:
+    """Batches copied from pinned memory, beside long products of matrices, are the images that were asked for."""
+    images = random_images(64, 256).pin_memory()
+    there, expected = ImageStore(images.to(world.device), world.device), images.long().sum((1, 2, 3))
+    here = ImageStore(images, world.device)
+    matrix, found = torch.rand(4096, 4096, device=world.device), []
+    asked = [np.random.default_rng(step).integers(0, 64, 32) for step in range(40)]
+    for rows in asked:
+        for store in (here, there):
+            sent, numbers = store.send(store.collect(rows))
+            found.append(sent[numbers].long().sum((1, 2, 3)))
+        matrix = matrix @ matrix / 4096
+    for rows, *sums in zip(asked, found[::2], found[1::2], strict=True):
+        assert all(torch.equal(one.cpu(), expected[rows]) for one in sums), "other images have arrived"
     return {}
