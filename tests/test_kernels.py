@@ -4,6 +4,8 @@ tests/gpu/test_augment.py compares the two on a GPU.
 """
 
 import re
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -76,6 +78,47 @@ def test_the_kernels_compile_for_every_gpu_of_the_image(architecture: str) -> No
     assert code.startswith(b"\x7fELF")
     assert b"weigh" in code
     assert b"cut" in code
+
+
+def test_the_driver_gets_the_kernel_and_its_arguments(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`launch` loads each kernel once and hands over blocks, threads, stream and arguments. The driver is emulated."""
+    from cuda.bindings import driver
+
+    loaded, started = [], []
+
+    def load(code: bytes) -> tuple[int, str]:
+        assert code == kernels.compiled(SOURCE, "sm_90")
+        return 0, "module"
+
+    def find(module: str, name: bytes) -> tuple[int, str]:
+        loaded.append((module, name))
+        return 0, name.decode()
+
+    def start(kernel: str, blocks: int, *others: int) -> tuple[int]:
+        *shape, stream, pointers, extra = others
+        started.append((*shape, stream, extra))
+        emulated.run(SOURCE, kernel, blocks, pointers)
+        return (0,)
+
+    for place, name, fake in (
+        (driver, "cuModuleLoadData", load),
+        (driver, "cuModuleGetFunction", find),
+        (driver, "cuLaunchKernel", start),
+        (torch.cuda, "device", lambda device: nullcontext()),
+        (torch.cuda, "get_device_capability", lambda device: (9, 0)),
+        (torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7)),
+    ):
+        monkeypatch.setattr(place, name, fake)
+    images, crops = random_images(2, 40), drawn_crops(9, 2, 40, 33, seed=0)
+    products = resample.by_products(images, crops.rows, *resample.filters(crops, 40), *NORMALIZED)
+    try:
+        for _ in range(2):
+            assert torch.equal(resample.by_kernels(images, crops, *NORMALIZED, torch.contiguous_format), products)
+    finally:
+        kernels._loaded.cache_clear()
+        kernels._module.cache_clear()
+    assert loaded == [("module", b"weigh"), ("module", b"cut")]
+    assert started == [(1, 1, kernels.THREADS, 1, 1, 0, 7, 0)] * 4
 
 
 def test_what_fails_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,11 @@ class Emulator:
         """Run all threads of a kernel."""
         values = kernels.c_values(arguments)
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        getattr(self._compiled(source), f"launch_{name}")(blocks, kernels.THREADS, pointers)
+        self.run(source, name, blocks, ctypes.addressof(pointers))
+
+    def run(self, source: str, name: str, blocks: int, pointers: int) -> None:
+        """The same, with the address of the pointers to the arguments, as the driver gets it."""
+        getattr(self._compiled(source), f"launch_{name}")(blocks, kernels.THREADS, ctypes.c_void_p(pointers))
         self.launched.append(name)
 
 
