@@ -4,7 +4,8 @@
 
 Prints one line `path: class probability` per image, or with --json one list with the probabilities of all classes. An
 image is decoded, resized and cropped exactly as a test image (model.json). It may have at most split.max_pixels. A file
-that is not an image is named on stderr, and the exit status is then 1. Of the params only the paths, that limit and
+that is not an image is named on stderr, and the exit status is then 1. In a folder, files that are no images by name
+and content are only counted. Of the params only the paths, that limit and
 evaluate.batch_size are read. They are not checked against this machine: it may predict where it could not train.
 """
 

@@ -65,7 +65,9 @@ def test_a_test_image_gets_the_evaluations_probabilities(folder: Path, capsys: p
 
 
 def test_files_folders_and_files_that_are_no_images(folder: Path, tmp_path: Path) -> None:
-    """Files and folders are answered in the given order; junk is left out, other files are named, the status is 1."""
+    """Files and folders are answered in the given order; junk is left out, files without an image are named, the
+    status is 1. What else lies in a folder is counted.
+    """
     (tmp_path / "two/__MACOSX").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
     for name in ("two/b.png", "two/A.PNG", "one.png", "two/__MACOSX/b.png", "two/.hidden.png"):
@@ -80,11 +82,39 @@ def test_files_folders_and_files_that_are_no_images(folder: Path, tmp_path: Path
     assert 1 / 3 <= float(probability) <= 1
     errors = done.stderr.splitlines()
     assert [line.split(": ")[:3] for line in errors] == [
-        ["predict", str(tmp_path / "two/notes.txt"), errors[0].split(": ")[2]],
+        ["predict", str(tmp_path / "two"), "1 file is left out"],
         ["predict", str(tmp_path / "missing.png"), "No such file or directory; give the path of an image"],
         ["predict", str(tmp_path / "empty"), "no file in this folder; give images, or a folder with some"],
     ]
+    assert errors[0].endswith(f": not an image (first: {tmp_path / 'two/notes.txt'})")
     assert done.returncode == 1
+
+
+def test_a_folder_of_a_phone_is_answered_with_status_0(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Videos and sidecars beside photos are counted in one line. Alone, or given by name, they are refused; so is a
+    file that is named as an image, or is a broken one.
+    """
+    photos, others = tmp_path / "photos", tmp_path / "others"
+    for place in (photos, others):
+        place.mkdir()
+        (place / "photo.MOV").write_bytes(b"\0\0\0\x14ftypqt  \0\0\0\0qt  ")
+        (place / "photo.AAE").write_bytes(b"bplist00")
+    Image.new("RGB", (50, 40), "red").save(photos / "photo", format="PNG")
+    assert predict.predict([photos], as_json=False, device="cpu") == 0
+    said = capsys.readouterr()
+    assert said.err == f"predict: {photos}: 2 files are left out: not an image (first: {photos}/photo.AAE)\n"
+    assert said.out.startswith(f"{photos}/photo: ")
+    assert predict.predict([others], as_json=False, device="cpu") == 1
+    assert "no image in this folder" in capsys.readouterr().err
+    assert predict.predict([others / "photo.MOV"], as_json=False, device="cpu") == 1
+    assert "photo.MOV: video or sidecar" in capsys.readouterr().err
+    (photos / "page.jpg").write_text("<html>")
+    (photos / "cut").write_bytes((photos / "photo").read_bytes()[:-30])
+    assert predict.predict([photos], as_json=False, device="cpu") == 2
+    named = [line.partition(";")[0] for line in capsys.readouterr().err.splitlines()]
+    assert named[:2] == [f"predict: {photos}/cut: truncated", f"predict: {photos}/page.jpg: not an image"]
 
 
 def test_an_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from PIL import AvifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, TiffIma
 
 from pipeline.base.errors import UserError
 from pipeline.data import formats, memory
+from pipeline.data.layout import looks_like_image
 
 # Pillow decodes these itself. For others, such as EPS, it would start a program of the machine.
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000")
@@ -168,17 +169,24 @@ def _named(head: bytes) -> str:
     return NOT_AN_IMAGE
 
 
-def refusal(path: Path, error: Unusable, max_pixels: int) -> str:
+class NotAnImage(UserError):
+    """A file that is no image by its name, and none by its content. No image is lost if it is left out."""
+
+
+def refusal(path: Path, error: Unusable, max_pixels: int) -> UserError:
     """The reason in a sentence, with what is allowed and the remedy."""
     if error.reason == TOO_LARGE:
-        return (
+        return UserError(
             f"{path}: too large ({error.size[0]} × {error.size[1]} pixels, {path.stat().st_size:,} bytes); allowed: up "
             f"to {max_pixels:,} pixels (split.max_pixels) in {memory.largest_file(max_pixels):,} bytes; make it smaller"
         )
     name = error.reason.removeprefix(f"{UNSUPPORTED}: ")
     allowed = ", ".join(decoded for decoded in NAMES if decoded != name)
     remedy = formats.remedy(name) or "convert it"
-    return f"{path}: {error.reason}; allowed: a whole image as {allowed}; {remedy}, or leave it out"
+    is_other = kind(error.reason) in (NOT_AN_IMAGE, BESIDE) and not looks_like_image(path.name)
+    return (NotAnImage if is_other else UserError)(
+        f"{path}: {error.reason}; allowed: a whole image as {allowed}; {remedy}, or leave it out"
+    )
 
 
 def file_size(path: Path) -> int:

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
-from pipeline.base.errors import UserError
 from pipeline.config.params import Grey
 from pipeline.data import decoders, memory
 from pipeline.data import grey as greys
@@ -84,7 +83,7 @@ def decoded(
         with _decoded(path, 1, max_pixels, draft, grey, budget) as result:
             yield result
     except Unusable as error:
-        raise UserError(decoders.refusal(path, error, max_pixels)) from None
+        raise decoders.refusal(path, error, max_pixels) from None
 
 
 def resize_to_square(path: Path, size: int, max_pixels: int = NO_LIMIT, grey: Grey = "full") -> NDArray[np.uint8]:

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.data import images
+from pipeline.data.decoders import NotAnImage
+from pipeline.data.layout import are, in_one_line
 from pipeline.engine.world import World
 from pipeline.evaluation import inference
 from pipeline.loader.storage import ImageStore
@@ -58,7 +60,10 @@ def image_paths(path: Path) -> list[Path]:
 def load_images(
     arguments: Sequence[Path], view: View, max_pixels: int, refused: list[UserError]
 ) -> Iterator[LoadedImage]:
-    """Every image of these files and folders, in order. Other files are named on stderr and put into `refused`."""
+    """Every image of these files and folders, in order. Other files are named on stderr and put into `refused`.
+
+    Of a folder, files that are no images are only counted, in one line; there must be an image, too.
+    """
 
     def refuse(error: UserError) -> None:
         print(f"predict: {error}", file=sys.stderr)
@@ -73,11 +78,20 @@ def load_images(
         except OSError as error:
             refuse(UserError(f"{argument}: {error.strerror}; give the path of an image"))
             continue
+        others = []  # files of a folder that are no images
         for path in paths:
             try:
                 yield load_image(path, view, max_pixels)
             except UserError as error:
-                refuse(error)
+                if isinstance(error, NotAnImage) and path != argument:
+                    others.append(path)
+                else:
+                    refuse(error)
+        if others and len(others) == len(paths):
+            refuse(UserError(f"{argument}: no image in this folder; give images, or a folder with some"))
+        elif others:
+            number, first = are(len(others), "file", "files"), in_one_line(str(others[0]))
+            print(f"predict: {argument}: {number} left out: not an image (first: {first})", file=sys.stderr)
 
 
 def answers(
