@@ -1,7 +1,7 @@
 """Write params that suit this machine and these photos into params.yaml, and say how long a run takes.
 
     python -m pipeline.start                     shows the presets; on a terminal, asks for one
-    python -m pipeline.start good                writes this one: quick, good, best or apex
+    python -m pipeline.start good                writes this one: quick, good, best, modern, fast or apex
     python -m pipeline.start good --photos /path/to/photos
 
 The values of a preset follow from the machine and the number of images (planning/presets.py). The time follows from a

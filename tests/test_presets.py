@@ -1,11 +1,12 @@
 """The presets of `make start`: for every machine and every number of images, params that can run and learn."""
 
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
 import pytest
 
-from pipeline.config import params, validity
+from pipeline.config import params, resolution, validity
 from pipeline.config.machine import Machine
 from pipeline.planning import presets
 from pipeline.planning.presets import NAMES
@@ -33,9 +34,13 @@ def raw_with(values: presets.Values) -> dict[str, Any]:
 def test_a_preset_can_run_on_its_machine(machine: str, name: str, images: int) -> None:
     """No setting is refused, and a batch is no larger than the training images; or the preset says what it needs."""
     here = MACHINES[machine]
-    if presets.missing(name, here):
-        assert name == "apex"
-        assert here.apex != "usable" or not here.cuda_devices
+    able = {
+        "apex": here.apex == "usable" and here.cuda_devices > 0,
+        "modern": here.cuda_devices > 0 and min(here.compute_capabilities) >= AMPERE,
+        "fast": here.cuda_devices > 0,
+    }
+    assert (presets.missing(name, here) == "") == able.get(name, True)
+    if not able.get(name, True):
         return
     config = params.parse(raw_with(presets.changes(name, here, images)))
     assert validity.faults(config, here) == []
@@ -85,3 +90,23 @@ def test_one_size_sets_the_four() -> None:
     assert presets.sizes(64) == {
         "prepare.size": 80, "train.crop": 64, "train.eval_crop": 64, "train.eval_resize": 72,
     }  # fmt: skip
+
+
+def test_modern_is_apex_with_other_means() -> None:
+    """The same model, pixels and epochs, on all GPUs; compiled where there is a compiler."""
+    eight, one = (presets.changes("modern", MACHINES[name], 3_000) for name in ("eight GPUs with Apex", "one GPU"))
+    apex = presets.changes("apex", MACHINES["eight GPUs with Apex"], 3_000)
+    for key in ("train.model", "train.crop", "train.epochs", "run.processes"):
+        assert eight[key] == apex[key]
+    ways = ("train.precision", "train.parallel", "train.memory_format", "train.compile")
+    assert [eight[key] for key in ways] == ["bf16", "ddp", "channels_last", True]
+    assert [one[key] for key in ways] == ["bf16", "single", "channels_last", True]
+    assert not presets.changes("modern", replace(MACHINES["one GPU"], compiler=False), 3_000)["train.compile"]
+
+
+def test_fast_begins_with_small_images() -> None:
+    """A third of its 30 epochs at 96, at 128 and at 160 pixels, on one GPU; no other preset does so."""
+    config = params.parse(raw_with(presets.changes("fast", MACHINES["eight GPUs with Apex"], 2_936)))
+    assert resolution.sides(config.train) == [96, 128, 160]
+    assert (config.train.epochs, config.run.processes) == (30, 1)
+    assert [name for name in NAMES if presets.changes(name, MACHINES["one GPU"], 3_000)["train.crop_from"]] == ["fast"]

@@ -20,7 +20,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "train__optimizer": tuple(OPTIMIZERS), "train__export": ("last", "best", "ema"), "train__ema_decay": (0.9, 0.0),
     "train__accumulation_steps": (1, 2), "train__schedule": get_args(Train.model_fields["schedule"].annotation),
     "train__clip_norm": (0.0, 1.0), "train__mixup": (0.0, 0.2), "train__cutmix": (0.0, 1.0),
-    "train__class_weights": tuple(CLASS_WEIGHTS),
+    "train__class_weights": tuple(CLASS_WEIGHTS), "train__crop_from": (0, 16),
     "run__launcher": get_args(params.Launcher), "run__processes": (2, 1), "run__nodes": (1, 2),
 }  # fmt: skip
 
@@ -36,6 +36,7 @@ BARRED = {
         ("parallel=dp", "precision=O2"), ("parallel=dp", "precision=O3"), ("parallel=dp", "precision=bf16"),
         ("sync_bn=apex", "precision=bf16"), ("sync_bn=torch", "precision=O3"),
         ("parallel=dp", "compile=True"), ("parallel=dp", "gradient_checkpointing=True"),
+        ("compile=True", "crop_from=16"),
         ("parallel=elastic", "precision=O0"), ("parallel=elastic", "precision=O1"),
         ("parallel=elastic", "precision=O2"), ("parallel=elastic", "precision=O3"),
         ("parallel=elastic", "sync_bn=torch"), ("parallel=elastic", "sync_bn=apex"),
@@ -56,7 +57,7 @@ BARRED = {
 def test_no_pair_of_choices_is_left_open() -> None:
     """Every pair of choices is tried: it is refused exactly if BARRED has it."""
     usual = {key: options[0] for key, options in CHOICES.items()} | {
-        "train__device": "cuda", "train__shards": 4, "run__rendezvous": "node0:29400",
+        "train__device": "cuda", "train__shards": 4, "train__crop_step": 16, "run__rendezvous": "node0:29400",
     }  # fmt: skip
     refused = set()
     for (key, options), (other, others) in itertools.combinations(CHOICES.items(), 2):
@@ -120,6 +121,26 @@ def test_no_pair_of_choices_is_left_open() -> None:
         ({"train__precision": "bf16", "train__crop": 16}, CPU_ONLY,
          "train.precision: 'bf16' × train.crop: 16 on the CPU: convolutions of maps of one pixel are not the same "
          "every time; allowed: fp32, a crop of at least 32, or train.deterministic: false"),
+        ({"train__precision": "bf16", "train__crop_from": 16, "train__crop_step": 8}, CPU_ONLY,
+         "train.precision: 'bf16' × train.crop_from: 16 on the CPU: convolutions of maps of one pixel are not the same "
+         "every time; allowed: fp32, a crop of at least 32, or train.deterministic: false"),
+        ({"train__crop_from": 16, "train__crop_step": 16, "train__cuda_graphs": True}, CPU_ONLY,
+         "train.cuda_graphs: true × train.crop_from: 16: a graph is for images of one side; allowed: one of the two"),
+        ({"train__crop": 224, "train__crop_from": 192, "train__model": "vit_b_16"}, CPU_ONLY,
+         "train.crop_from: 192 × train.model: 'vit_b_16': this model takes images of one size; allowed: 224, or "
+         "another model"),
+        ({"train__crop_from": 17, "train__crop_step": 8}, CPU_ONLY,
+         "train.crop_from: 17 does not rise to train.crop (32) in steps of train.crop_step (8); "
+         "allowed: 0, or train.crop less a multiple of train.crop_step, at least 16, such as 24"),
+        ({"train__crop_from": 32, "train__crop_step": 32}, CPU_ONLY,
+         "train.crop_from: 32 does not rise to train.crop (32) in steps of train.crop_step (32); "
+         "allowed: 0, or train.crop less a multiple of train.crop_step, at least 16"),
+        ({"train__crop_from": 8, "train__crop_step": 8}, CPU_ONLY,
+         "train.crop_from: 8 does not rise to train.crop (32) in steps of train.crop_step (8); "
+         "allowed: 0, or train.crop less a multiple of train.crop_step, at least 16, such as 24"),
+        ({"train__crop_from": 16, "train__crop_step": 16, "train__compile": True}, CPU_ONLY,
+         "train.compile: true × train.crop_from: 16: every side would be compiled by itself, which takes longer than "
+         "small images save; allowed: one of the two"),
         ({"train__compile": True}, Machine(0, "missing", False),
          "train.compile: true needs a C++ compiler (found: none); allowed here: false, or install g++"),
         ({"train__cuda_graphs": True, "train__parallel": "ddp"}, CPU_ONLY,

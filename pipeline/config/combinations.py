@@ -44,6 +44,16 @@ def pairs(train: Train) -> Iterator[str]:
     if train.compile and (train.parallel == "dp" or train.gradient_checkpointing):
         other = "train.parallel: 'dp'" if train.parallel == "dp" else "train.gradient_checkpointing: true"
         yield f"train.compile: true × {other} is not supported by torch.compile; allowed: one of the two"
+    if train.compile and train.crop_from:
+        yield (
+            f"train.compile: true × train.crop_from: {train.crop_from}: every side would be compiled by itself, which "
+            f"takes longer than small images save; allowed: one of the two"
+        )
+    if train.cuda_graphs and train.crop_from:
+        yield (
+            f"train.cuda_graphs: true × train.crop_from: {train.crop_from}: a graph is for images of one side; "
+            f"allowed: one of the two"
+        )
     if train.gradient_checkpointing and (train.parallel == "dp" or train.precision == "O1"):
         other = "train.parallel: 'dp'" if train.parallel == "dp" else "train.precision: 'O1'"
         yield (

@@ -150,6 +150,8 @@ class Train(Section):
     cuda_graphs: bool
     gradient_checkpointing: bool
     crop: Side
+    crop_from: Annotated[int, Field(ge=0, le=1024)] = 0
+    crop_step: Annotated[int, Field(ge=8, le=1024)] = 32
     eval_crop: Side
     eval_resize: Side
     crop_scale: tuple[Scale, Scale]

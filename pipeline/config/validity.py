@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from pipeline.config import combinations
+from pipeline.config import combinations, resolution
 from pipeline.config.machine import Machine
 from pipeline.config.model_names import INSTALL_TIMM, MODELS, TIMM
 from pipeline.config.params import APEX_LEVELS, Params, Paths, Run, Split, Train
@@ -16,7 +16,6 @@ from pipeline.config.params import APEX_LEVELS, Params, Paths, Run, Split, Train
 CPU_PRECISIONS = ("fp32", "bf16", "fp16")
 START = "make start writes params that suit this machine"
 INSTEAD_OF_APEX = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
-FIXED_SIDE, FIXED_SIDE_MODELS = 224, ("vit_", "maxvit")  # these learn an embedding for every patch position
 # On a GPU the backward pass of their adaptive_avg_pool2d is not deterministic. A test finds them by tracing all models.
 NONDETERMINISTIC_MODELS = ("alexnet", "vgg")
 MOST_ON_A_CORE = 8  # processes per core: more of them only wait for each other, and each takes 0.4 GB
@@ -47,6 +46,7 @@ def faults(params: Params, machine: Machine) -> list[str]:
         _processes(params.train, params.run, machine),
         combinations.elastic(params.train, params.run),
         _model(params.train, machine),
+        resolution.faults(params.train),
         _ranges(params.train),
         _paths(params.paths, machine.project),
         _weights(params.train, params.paths),
@@ -100,10 +100,12 @@ def _hardware(train: Train, run: Run, machine: Machine) -> Iterator[str]:
         yield "train.parallel: 'dp' needs train.device: cuda; allowed on the CPU: single, ddp, elastic"
     if train.device == "cpu" and train.sync_bn == "torch":
         yield "train.sync_bn: 'torch' needs train.device: cuda; allowed on the CPU: none"
-    if train.device == "cpu" and train.precision == "bf16" and train.deterministic and train.crop < 32:
+    smallest = resolution.sides(train)[0]
+    if train.device == "cpu" and train.precision == "bf16" and train.deterministic and smallest < 32:
         yield (
-            f"train.precision: 'bf16' × train.crop: {train.crop} on the CPU: convolutions of maps of one pixel are not "
-            f"the same every time; allowed: fp32, a crop of at least 32, or train.deterministic: false"
+            f"train.precision: 'bf16' × train.{resolution.key_of(train, smallest)}: {smallest} on the CPU: "
+            f"convolutions of maps of one pixel are not the same every time; allowed: fp32, a crop of at least 32, or "
+            f"train.deterministic: false"
         )
     if train.compile and not machine.compiler:
         yield "train.compile: true needs a C++ compiler (found: none); allowed here: false, or install g++"
@@ -196,20 +198,9 @@ def _model(train: Train, machine: Machine) -> Iterator[str]:
 
 
 def _ranges(train: Train) -> Iterator[str]:
-    for key, side in (("crop", train.crop), ("eval_crop", train.eval_crop)):
-        if side != FIXED_SIDE and train.model.startswith(FIXED_SIDE_MODELS):
-            yield (
-                f"train.{key}: {side} × train.model: {train.model!r}: this model takes images of one size; "
-                f"allowed: {FIXED_SIDE}, or another model"
-            )
     for key, (low, high) in (("crop_scale", train.crop_scale), ("crop_ratio", train.crop_ratio)):
         if low > high:
             yield f"train.{key}: [{low}, {high}] is in the wrong order; allowed: [minimum, maximum]"
-    if train.eval_crop > train.eval_resize:
-        yield (
-            f"train.eval_crop: {train.eval_crop} does not fit into train.eval_resize ({train.eval_resize}); "
-            f"allowed: up to {train.eval_resize}"
-        )
     if train.nesterov and train.momentum == 0 and train.optimizer in ("sgd", "fused_sgd"):
         yield "train.nesterov: true needs momentum (train.momentum: 0); allowed: false, or train.momentum > 0"
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.base import threads
+from pipeline.config import resolution
 from pipeline.config.params import Train
 from pipeline.data.packed import Packed
 from pipeline.engine.choices import MEMORY_FORMATS
@@ -31,6 +32,7 @@ class Plan:
 
     step: int
     images: Collected
+    side: int  # of the crops, in pixels
     labels: NDArray[np.int64]  # of these images
     params: AugmentParams
     mix: Mix
@@ -50,29 +52,30 @@ class CenterCrops:
         return [CenterCrops(self.rows[i : i + batch_size], self.boxes[i : i + batch_size], self.size) for i in starts]
 
 
-def augment_params(settings: Train, data: Packed, rows: NDArray[np.int64], step: int) -> AugmentParams:
-    """The random parameters of the global batch of `step`, which has these rows [batch] of the packed images."""
+def augment_params(settings: Train, data: Packed, rows: NDArray[np.int64], step: int, side: int) -> AugmentParams:
+    """The random parameters of the global batch of `step`: these rows [batch] of the packed images, cut to `side`."""
     seed, size = settings.seed, settings.batch_size
     crops = CropRange(settings.crop_scale, settings.crop_ratio, settings.flip)
     return AugmentParams(
         *random_params.crop_boxes(seed, step, data.sizes[rows], data.images.shape[1], crops),
         random_params.jitter_factors(seed, step, size, settings.color_jitter),
-        random_params.erase_boxes(seed, step, size, settings.crop, settings.erasing),
+        random_params.erase_boxes(seed, step, size, side, settings.erasing),
     )
 
 
 def plans(dataset: Dataset, settings: Train, share: Share, first_step: int) -> Iterator[Plan]:
     """The plans of this process's share of every global batch, from `first_step` to the last step."""
-    data, seed, size, crop = dataset.packed, settings.seed, settings.batch_size, settings.crop
+    data, seed, size = dataset.packed, settings.seed, settings.batch_size
     rows = data.rows("train")
     for step in range(first_step, sampler.steps(settings.epochs, len(rows), size)):
         batch = rows[sampler.batch_rows(seed, step, size, len(rows))]
-        params = augment_params(settings, data, batch, step)
+        side = resolution.side_of_epoch(settings, sampler.epoch_of_step(step, len(rows), size))
+        params = augment_params(settings, data, batch, step, side)
         # Partners of mixed images may belong to other processes: `needed` are the images that this process cuts.
-        mix = random_params.draw_mix(seed, step, size, crop, settings.mixup, settings.cutmix)
+        mix = random_params.draw_mix(seed, step, size, side, settings.mixup, settings.cutmix)
         needed, mix = random_params.local(mix, share)
         images = batch[needed]
-        yield Plan(step, dataset.images.collect(images), data.labels[images], params.at(needed), mix)
+        yield Plan(step, dataset.images.collect(images), side, data.labels[images], params.at(needed), mix)
 
 
 def train_batches(dataset: Dataset, settings: Train, share: Share, first_step: int) -> Iterator[Batch]:
@@ -81,7 +84,7 @@ def train_batches(dataset: Dataset, settings: Train, share: Share, first_step: i
     layout = MEMORY_FORMATS[settings.memory_format]
     in_thread = store.device.type == "cuda"  # a CPU is busy with the steps themselves
     for plan in threads.prefetch(plans(dataset, settings, share, first_step), in_thread):
-        crops = augment.training_crops(*store.send(plan.images), plan.params, settings.crop, layout)
+        crops = augment.training_crops(*store.send(plan.images), plan.params, plan.side, layout)
         labels, targets = augment.mix_labels(augment.to_device(plan.labels, store.device), plan.mix, classes)
         yield Batch(
             step=plan.step,

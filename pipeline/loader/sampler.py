@@ -28,6 +28,11 @@ def epoch_end(epoch: int, rows: int, batch: int) -> int:
     return steps(epoch + 1, rows, batch)
 
 
+def epoch_of_step(step: int, rows: int, batch: int) -> int:
+    """The epoch (from 0) that a step (from 0) belongs to: the number of epochs that are over before it."""
+    return -(-(step + 1) * batch // rows) - 1
+
+
 @lru_cache(maxsize=4)
 def order(seed: int, epoch: int, rows: int) -> NDArray[np.int64]:
     """The permutation of `rows` row numbers that epoch `epoch` goes through, shape [rows]; read-only."""

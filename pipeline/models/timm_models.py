@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from pipeline.base.errors import UserError
+from pipeline.config import resolution
 from pipeline.config.model_names import INSTALL_TIMM, TIMM
 from pipeline.config.params import Train
 
@@ -58,11 +59,12 @@ def fault(settings: Train) -> str:
             f"train.model: {model!r}: timm does not name one layer that gives the classes, so training could not tell "
             f"the head from the rest; allowed: another model"
         )
-    for key in ("crop", "eval_crop"):
-        if reason := _refuses(net, getattr(settings, key)):
+    cut = [(resolution.key_of(settings, side), side) for side in resolution.sides(settings)]
+    for key, side in (*cut, ("eval_crop", settings.eval_crop)):
+        if reason := _refuses(net, side):
             own = net.pretrained_cfg["input_size"][-1]
             return (
-                f"train.{key}: {getattr(settings, key)} × train.model: {model!r}: the model does not take images of "
+                f"train.{key}: {side} × train.model: {model!r}: the model does not take images of "
                 f"this size ({reason}); its own is {own}; allowed: {own}, or another model"
             )
     return ""

@@ -40,7 +40,12 @@ def measured_times(config: Params, classes: int) -> Times:
     Raises UserError if a process fails; it has printed why.
     """
     here = config.run.processes // config.run.nodes
-    train = config.train.model_copy(update={"weights": "none"})  # they may not be there yet, and change no time
+    train = config.train.model_copy(
+        update={
+            "weights": "none",  # they may not be there yet, and change no time
+            "crop_from": 0,  # the longest steps; the few at the beginning would be the shortest
+        }
+    )
     run = config.run.model_copy(update={"processes": here, "nodes": 1, "min_processes": 0})
     tried = config.model_copy(update={"train": train, "run": run})
     with tempfile.TemporaryDirectory() as folder:
@@ -151,7 +156,7 @@ def total(config: Params, found: Sequence[Part]) -> str:
     if not found:
         elsewhere = "not known here: this machine has no GPU, the nodes of run.launcher: slurm have them"
         return elsewhere if _gpus_are_elsewhere(config) else "not known before the images are here"
-    longest = "at most " if config.train.patience else ""  # with patience a training may end early
+    longest = "at most " if config.train.patience or config.train.crop_from else ""  # it may end early, or begin faster
     return f"{longest}{spoken(sum(part.seconds for part in found))} {_where(config)}"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pipeline.base.errors import UserError
+from pipeline.config import resolution
 from pipeline.config.params import Train
 from pipeline.engine import determinism, distributed
 from pipeline.engine.loop import Totals
@@ -20,10 +21,12 @@ def explain_torch_errors(settings: Train) -> Iterator[None]:
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
+        side = resolution.sides(settings)[0]
+        key = resolution.key_of(settings, side)
         raise UserError(
             f"train.batch_size: {settings.batch_size}: a microbatch is one image, and the last layers of "
-            f"{settings.model!r} see one value per channel at train.crop: {settings.crop}. BatchNorm needs two; "
-            f"raise train.batch_size or train.crop, or lower run.processes or train.accumulation_steps"
+            f"{settings.model!r} see one value per channel at train.{key}: {side}. BatchNorm needs two; "
+            f"raise train.batch_size or train.{key}, or lower run.processes or train.accumulation_steps"
         ) from None
     except RuntimeError as error:
         if operator := determinism.nondeterministic_operator(error):

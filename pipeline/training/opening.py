@@ -2,6 +2,8 @@
 
 from torch import nn
 
+from pipeline.config import resolution
+from pipeline.config.params import Train
 from pipeline.data.split_table import SPLITS
 from pipeline.loader import sampler
 from pipeline.training import provenance
@@ -20,7 +22,7 @@ def block(job: Job, model: nn.Module) -> list[str]:
     frozen = "" if trained == all_of else f", of which {trained:,} are trained"
     return [
         f"model      {settings.model}, {all_of:,} parameters{frozen}; pretrained weights: {settings.weights}",
-        f"images     {images}; {len(data.classes)} classes; {settings.crop} × {settings.crop} pixels",
+        f"images     {images}; {len(data.classes)} classes; {_pixels(settings)} pixels",
         f"steps      {per_epoch} per epoch × {settings.epochs} epochs = {most}{steps:,}; "
         f"{settings.batch_size} images per step",
         f"device     {settings.device} ({provenance.device_name(world.device)}), "
@@ -31,6 +33,11 @@ def block(job: Job, model: nn.Module) -> list[str]:
 
 def _count(model: nn.Module, trained_only: bool) -> int:
     return sum(values.numel() for values in model.parameters() if values.requires_grad or not trained_only)
+
+
+def _pixels(settings: Train) -> str:
+    """The sides of the training crops: 224 × 224, or 96 × 96, 128 × 128, 160 × 160."""
+    return ", ".join(f"{side} × {side}" for side in resolution.sides(settings))
 
 
 def _plural(word: str, count: int) -> str:

@@ -1,0 +1,53 @@
+"""The sides of the images that a model sees. That of the training crops may rise with the epochs.
+
+All are pure functions of the params. Small images cost less, and the last epochs see images of the full side
+[progressive resizing, Howard 2018].
+"""
+
+from collections.abc import Iterator
+
+from pipeline.config.params import Train
+
+FIXED_SIDE, FIXED_SIDE_MODELS = 224, ("vit_", "maxvit")  # these learn an embedding for every patch position
+SMALLEST = 16  # pixels, as of train.crop
+
+
+def sides(train: Train) -> list[int]:
+    """The sides in pixels, ascending. The last is `train.crop`, and without `train.crop_from` the only one."""
+    return [*range(train.crop_from or train.crop, train.crop, train.crop_step), train.crop]
+
+
+def side_of_epoch(train: Train, epoch: int) -> int:
+    """The side in an epoch (from 0). Each side has an equal share of the epochs, and the last epoch `train.crop`."""
+    rising = sides(train)
+    return rising[((epoch + 1) * len(rising) - 1) // train.epochs]
+
+
+def key_of(train: Train, side: int) -> str:
+    """The key of `train` that a side comes from."""
+    return "crop" if side == train.crop else "crop_from"
+
+
+def faults(train: Train) -> Iterator[str]:
+    """The sides that do not go with each other or with the model, one sentence each."""
+    cut = [(key_of(train, side), side) for side in (sides(train)[0], train.crop)]
+    for key, side in dict([*cut, ("eval_crop", train.eval_crop)]).items():
+        if side != FIXED_SIDE and train.model.startswith(FIXED_SIDE_MODELS):
+            yield (
+                f"train.{key}: {side} × train.model: {train.model!r}: this model takes images of one size; "
+                f"allowed: {FIXED_SIDE}, or another model"
+            )
+    if train.crop_from and not (
+        SMALLEST <= train.crop_from < train.crop and (train.crop - train.crop_from) % train.crop_step == 0
+    ):
+        near = train.crop - train.crop_step
+        yield (
+            f"train.crop_from: {train.crop_from} does not rise to train.crop ({train.crop}) in steps of "
+            f"train.crop_step ({train.crop_step}); allowed: 0, or train.crop less a multiple of train.crop_step, at "
+            f"least {SMALLEST}{f', such as {near}' if near >= SMALLEST else ''}"
+        )
+    if train.eval_crop > train.eval_resize:
+        yield (
+            f"train.eval_crop: {train.eval_crop} does not fit into train.eval_resize ({train.eval_resize}); "
+            f"allowed: up to {train.eval_resize}"
+        )

@@ -1,0 +1,96 @@
+"""The side of the training crops rises with the epochs: a pure function of the step, for every number of processes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config import params, resolution
+from pipeline.config.params import Train
+from pipeline.data import packed
+from pipeline.engine.parallel import Share
+from pipeline.loader import sampler, storage
+from pipeline.loader.batches import train_batches
+from pipeline.loader.dataset import Dataset
+from pipeline.training.schedule import finished_epoch
+from tests.conftest import change, on_cpu, read_params
+from tests.test_train import small_world
+
+MIXED: dict[str, Any] = {
+    "train__mixup": 0.3, "train__cutmix": 1.0, "train__erasing": 0.5, "train__color_jitter": 0.3,
+}  # fmt: skip
+WHOLE = Share(range(1), 1)
+
+
+def train(**lines: Any) -> Train:
+    return params.parse(change(on_cpu(read_params()), **{f"train__{key}": value for key, value in lines.items()})).train
+
+
+def test_each_side_has_an_equal_share_of_the_epochs() -> None:
+    """From 96 to 160 by 32 in 30 epochs: ten epochs each. One epoch has the full side. Without crop_from all have."""
+    rising = train(crop=160, crop_from=96, crop_step=32, epochs=30)
+    assert resolution.sides(rising) == [96, 128, 160]
+    assert [resolution.side_of_epoch(rising, epoch) for epoch in range(30)] == [96] * 10 + [128] * 10 + [160] * 10
+    assert resolution.side_of_epoch(train(crop=160, crop_from=96, epochs=1), 0) == 160
+    constant = train(crop=160, crop_step=16, epochs=9)
+    assert {resolution.side_of_epoch(constant, epoch) for epoch in range(9)} == {160}
+
+
+@given(
+    epochs=st.integers(1, 200), steps=st.integers(0, 20), step=st.sampled_from([8, 16, 32]), first=st.integers(16, 64)
+)
+def test_the_side_never_falls_and_ends_at_crop(epochs: int, steps: int, step: int, first: int) -> None:
+    """Whatever the number of sides and epochs; with as many epochs as sides or more, every side occurs."""
+    rising = train(crop=first + steps * step, crop_from=first, crop_step=step, epochs=epochs)
+    found = [resolution.side_of_epoch(rising, epoch) for epoch in range(epochs)]
+    assert found == sorted(found)
+    assert found[-1] == rising.crop
+    assert set(found) <= set(resolution.sides(rising))
+    assert epochs <= steps or set(found) == set(resolution.sides(rising))
+
+
+@given(rows=st.integers(1, 500), epochs=st.integers(1, 8), data=st.data())
+def test_a_step_belongs_to_the_epoch_whose_row_of_the_history_counts_it(
+    rows: int, epochs: int, data: st.DataObject
+) -> None:
+    """A step that ends an epoch is the last one of it, also if its batch has images of the next epoch."""
+    batch, epoch = data.draw(st.integers(1, rows)), 0
+    for step in range(sampler.steps(epochs, rows, batch)):
+        assert sampler.epoch_of_step(step, rows, batch) == epoch
+        epoch = finished_epoch(step + 1, rows, batch) or epoch
+
+
+def dataset(folder: Path) -> Dataset:
+    data = packed.load(folder / "data/packed", folder / "data/split.csv")
+    return Dataset(data, storage.open_images(data.images, "disk", torch.device("cpu"), 1)[0])
+
+
+@pytest.mark.parametrize("lines", [{}, MIXED], ids=["plain", "mixed"])
+def test_the_shapes_of_every_step(tmp_path: Path, lines: dict[str, Any]) -> None:
+    """Nine steps in two epochs of 4 and 5. Each share has its images at the step's side: those of one process, to the
+    bit. From step 6 on they are those of a training that begins there."""
+    folder = small_world(tmp_path, train__crop_from=16, train__crop_step=16, **lines)
+    settings, images = params.load(folder / "params.yaml").train, dataset(folder)
+    whole = list(train_batches(images, settings, WHOLE, 0))
+    halves = [list(train_batches(images, settings, Share(range(rank, rank + 1), 2), 0)) for rank in (0, 1)]
+    assert [batch.images.shape for batch in whole] == [(8, 3, 16, 16)] * 4 + [(8, 3, 32, 32)] * 5
+    for one, *both in zip(whole, *halves, strict=True):
+        assert torch.equal(one.images, torch.cat([half.images for half in both]))
+        assert torch.equal(one.targets, torch.cat([half.targets for half in both]))
+    for one, again in zip(whole[6:], train_batches(images, settings, WHOLE, 6), strict=True):
+        assert torch.equal(one.images, again.images)
+
+
+def test_full_sides_are_those_of_a_training_without_the_option(tmp_path: Path) -> None:
+    """In the epochs at the full side no bit of a batch differs; before, the same images are cut smaller."""
+    folder = small_world(tmp_path, **MIXED)
+    settings, images = params.load(folder / "params.yaml").train, dataset(folder)
+    rising = settings.model_copy(update={"crop_from": 24, "crop_step": 8})
+    pairs = [
+        *zip(*(train_batches(images, which, WHOLE, 0) for which in (settings, rising)), strict=True),
+    ]
+    assert [torch.equal(one.images, other.images) for one, other in pairs] == [False] * 4 + [True] * 5
+    assert all(torch.equal(one.labels, other.labels) for one, other in pairs[4:])
