@@ -79,6 +79,18 @@ def test_the_defaults_are_the_params_that_come_with_the_project() -> None:
     assert without_values(upgrade.DEFAULTS) == without_values(PROJECT / "params.yaml")
 
 
+def test_a_default_value_in_the_code_is_that_of_the_file() -> None:
+    """A section that code builds by itself has the same value as a params.yaml that lacks the setting."""
+    values = document.read(upgrade.DEFAULTS)
+    found = {
+        (section, name): field.default
+        for section, table in params.Params.model_fields.items()
+        for name, field in (table.annotation.model_fields if table.annotation else {}).items()
+        if not field.is_required()
+    }
+    assert found == {(section, name): values[section][name] for section, name in found}
+
+
 @given(st.sets(st.integers(0, 200), max_size=12))
 def test_an_upgrade_writes_the_missing_lines_where_they_belong(dropped: set[int]) -> None:
     """Any lines of settings are removed. The upgrade adds them, with their comments, and gives the same file."""
