@@ -97,11 +97,17 @@ def cause() -> str:
     """Why the outputs of this machine can differ from the committed ones."""
     if LACKING:
         return f"they are for x86-64 CPUs with AVX2 and FMA, and this CPU lacks {' and '.join(LACKING)}"
-    return f"they must not on {machine.cpu_name()} with the locked packages (make doctor); please report it"
+    return (
+        f"on this CPU ({machine.cpu_name()}) only other code, params or packages (make doctor) can be the cause; if "
+        f"none is changed, please report it"
+    )
 
 
 def demo(recording: bool) -> int:
-    """Run the demo and compare its outputs; 0. Raises UserError if a command fails."""
+    """Run the demo and compare its outputs; 1 if they differ although they must not.
+
+    Raises UserError if a command fails.
+    """
     began = time.monotonic()
     if LACKING:
         print(f"demo: {cause()}: it runs with train.arithmetic: native, and its outputs will differ", flush=True)
@@ -120,6 +126,7 @@ def demo(recording: bool) -> int:
     elif different := compare(outputs(FOLDER / "dvc.lock"), json.loads(OUTPUTS.read_bytes())):
         print(f"demo: these outputs differ from the committed ones ({OUTPUTS}); {cause()}:")
         print(*(f"  {line}" for line in different), sep="\n")
+        return 0 if LACKING else 1
     else:
         print(f"demo: every output equals the committed one, byte for byte ({OUTPUTS})")
     return 0

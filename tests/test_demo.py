@@ -44,6 +44,24 @@ def test_an_output_that_differs_is_named_with_both_hashes() -> None:
     ]
 
 
+def test_the_cause_of_a_difference_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older CPU, or one of another architecture; elsewhere it can only be a change."""
+    assert "only other code, params or packages (make doctor) can be the cause" in demo.cause()
+    monkeypatch.setattr(demo, "LACKING", ("AVX2", "FMA"))
+    assert demo.cause() == "they are for x86-64 CPUs with AVX2 and FMA, and this CPU lacks AVX2 and FMA"
+
+
+def test_on_an_older_cpu_the_demo_is_native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its params differ from the committed ones in this one value."""
+    monkeypatch.chdir(PROJECT)
+    demo.copy_project(tmp_path / "portable")
+    monkeypatch.setattr(demo, "LACKING", ("AVX2",))
+    demo.copy_project(tmp_path / "native")
+    ours, theirs = (params.load(tmp_path / name / "params.yaml") for name in ("portable", "native"))
+    assert (ours.train.arithmetic, theirs.train.arithmetic) == ("portable", "native")
+    assert ours.train.model_copy(update={"arithmetic": "native"}) == theirs.train
+
+
 def test_the_outputs_of_a_lock_are_those_of_all_its_stages(tmp_path: Path) -> None:
     """Every `outs` entry with its hash, without dependencies, so a comment in the code changes nothing."""
     entry = "    cmd: x\n    deps:\n    - path: code.py\n      md5: {}\n    outs:\n    - path: {}\n      md5: {}\n"

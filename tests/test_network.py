@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.base.errors import UserError
 from pipeline.config import model_names, validity
 from pipeline.models import network
 from tests.conftest import PROJECT
+from tests.helpers.operators import Operators
 
 needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="needs timm (make setup)")
 OF_TIMM = ["timm/resnet18", "timm/mobilenetv3_small_050"]
@@ -274,20 +274,6 @@ def test_a_model_is_the_same_for_the_same_seed() -> None:
         )
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert not torch.equal(one["fc.weight"], other["fc.weight"])
-
-
-class Operators(TorchDispatchMode):
-    """Inside it the names of the operators that torch calls are collected, without their overloads."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.names.add(func.overloadpacket.__name__.lstrip("_"))
-        return func(*args, **(kwargs or {}))
 
 
 def operators_of_a_step(name: str) -> set[str]:

@@ -3,25 +3,32 @@
 The emulator runs the real pipeline, about 50 times slower. QEMU emulates AVX2 and FMA, and no AVX-512.
 """
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.base import files
-from pipeline.config import machine, params, validity
+from pipeline.config import machine, model_names, params, validity
 from pipeline.config.machine import Machine
 from pipeline.engine import environment
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
+from tests.test_network import operators_of_a_step
 
 QEMU = shutil.which("qemu-x86_64")
 needs_qemu = pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")
 CPUS = ("Haswell", pytest.param("EPYC-Rome", marks=pytest.mark.slow("as Haswell; make test emulates one CPU")))
 STAGES = (["download"], ["split"], ["prepare"], ["weights"], ["launch", "train"], ["launch", "evaluate"])
 OUTPUTS = ("data/split.csv", "models", "metrics", "reports")
+MOVES = {
+    "alias", "as_strided", "constant_pad_nd", "index", "ne", "new_zeros", "permute", "roll", "split", "squeeze",
+    "zeros_like",
+}  # fmt: skip
 DRAWS = """
 import hashlib, numpy as np
 from pipeline.loader import random_params
@@ -113,6 +120,32 @@ def test_random_numbers_are_the_same_before_they_are_rounded(cpu: str) -> None:
     )
     assert len(here.stdout) == 65
     assert there.stdout == here.stdout
+
+
+def operators(*before: str) -> dict[str, Any]:
+    """What `tests.ranks.operators` prints, with portable arithmetic."""
+    environ = {**os.environ, **environment.required_variables(1, True, "portable"), "PYTHONPATH": str(PROJECT)}
+    command = [*before, sys.executable, "-m", "tests.ranks.operators"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+@needs_qemu
+@pytest.mark.parametrize("cpu", CPUS)
+def test_every_operator_computes_the_same(cpu: str) -> None:
+    """Each operator of a training step alone, forward and backward, in both memory formats."""
+    here, there = operators(), operators(str(QEMU), "-cpu", cpu)
+    assert len(here["hashes"]) == 62
+    assert there["hashes"] == here["hashes"]
+
+
+@pytest.mark.slow("a step of each of 80 models is traced; make test compares the operators")
+def test_no_model_calls_another_operator() -> None:
+    """What the models of torchvision compute is compared above; the rest only moves or compares values."""
+    compared = {name.rstrip("_") for name in operators()["called"]}
+    called = {name.rstrip("_") for model in model_names.MODELS for name in operators_of_a_step(model)}
+    assert called - compared == MOVES
 
 
 @pytest.mark.parametrize(
