@@ -3,8 +3,10 @@
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
-from benchmarks.speed import gpu, growth, readme
+from benchmarks.speed import gpu, growth, portable, readme
 from pipeline.base.errors import UserError
 from tests.conftest import PROJECT
 
@@ -70,6 +72,26 @@ def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
     assert all(row in done.stdout for row in [*rows, *report["left_out"]])
     if name == "ways":
         assert (tmp_path / "ways_cpu.svg").read_text().count("<rect") == 2 + 3  # one bar per way, and one per process
+
+
+@pytest.mark.slow("two processes that import torch; make test has three benchmarks, which share the code of this one")
+def test_the_cost_of_portable_arithmetic_is_a_ratio_of_turns(tmp_path: Path) -> None:
+    """Seconds of both, which are above 0, and their ratio."""
+    done = run("arithmetic", "--tiny", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads((tmp_path / "arithmetic_cpu.json").read_text())["rows"].values()
+    assert row["native_seconds"] > 0
+    assert row["ratio"] == pytest.approx(row["portable_seconds"] / row["native_seconds"])
+
+
+@pytest.mark.slow("a training in a process that imports torch; test_portable.py has the emulated CPUs in make test")
+def test_the_trainings_of_the_portable_benchmark_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training in a fork gives its hash. One that fails is an error with its message."""
+    monkeypatch.chdir(PROJECT)
+    (found,) = portable.hashes(portable.HERE, portable.TINY, tmp_path / "works").values()
+    assert re.fullmatch("[0-9a-f]{64}", found)
+    with pytest.raises(RuntimeError, match=r"train\.model: 'unknown' is not one of torchvision's"):
+        portable.hashes(portable.HERE, (replace(portable.TINY[0], model="unknown"),), tmp_path / "fails")
 
 
 def test_the_gpu_command_goes_on_where_it_stopped(tmp_path: Path) -> None:

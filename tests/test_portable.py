@@ -26,7 +26,7 @@ CPUS = ("Haswell", pytest.param("EPYC-Rome", marks=pytest.mark.slow("as Haswell;
 STAGES = (["download"], ["split"], ["prepare"], ["weights"], ["launch", "train"], ["launch", "evaluate"])
 OUTPUTS = ("data/split.csv", "models", "metrics", "reports")
 MOVES = {
-    "alias", "as_strided", "constant_pad_nd", "index", "ne", "new_zeros", "permute", "roll", "split", "squeeze",
+    "alias", "as_strided", "constant_pad_nd", "ne", "permute", "roll", "slice_backward", "split", "squeeze",
     "zeros_like",
 }  # fmt: skip
 DRAWS = """
@@ -145,7 +145,7 @@ def test_no_model_calls_another_operator() -> None:
     """What the models of torchvision compute is compared above; the rest only moves or compares values."""
     compared = {name.rstrip("_") for name in operators()["called"]}
     called = {name.rstrip("_") for model in model_names.MODELS for name in operators_of_a_step(model)}
-    assert called - compared == MOVES
+    assert called <= compared | MOVES, called - compared - MOVES
 
 
 @pytest.mark.parametrize(
