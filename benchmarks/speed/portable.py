@@ -33,6 +33,7 @@ HERE = "this CPU"
 CPUS = ("Haswell", "Broadwell", "Skylake-Client", "EPYC-Rome", "EPYC-Milan")
 CONTROL = "without MKL_CBWR"
 SHARDS = 2
+ATTEMPTS = 10  # QEMU 7.2 crashes now and then when a program has several threads
 
 
 @dataclass(frozen=True)
@@ -84,19 +85,27 @@ def create(folder: Path, case: Case) -> None:
 
 
 def trainings(folders: list[str]) -> None:
-    """Be a process on one CPU: train in each folder, each time in a fork, and print the hash as a line of JSON."""
+    """Be a process on one CPU: train in each folder, and print the hash as a line of JSON."""
+    for number, folder in enumerate(folders):
+        for _ in range(ATTEMPTS):
+            status = train_in_a_fork(folder)
+            if status >= 0:
+                break
+            print(f"the emulator crashed with signal {-status}; training again", file=sys.stderr, flush=True)
+        model = Path(folder) / "models/model.safetensors"
+        print(json.dumps([number, f"failed: {status}" if status else files.sha256(model)]), flush=True)
+
+
+def train_in_a_fork(folder: str) -> int:
+    """Train in the folder; the exit status, negative for a signal."""
     from pipeline import train
 
-    for number, folder in enumerate(folders):
-        pid = os.fork()
-        if pid == 0:
-            os.chdir(folder)
-            os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-            sys.argv = ["train"]
-            os._exit(train.main())
-        _, status = os.waitpid(pid, 0)
-        model = Path(folder) / "models/model.safetensors"
-        print(json.dumps([number, files.sha256(model) if status == 0 else f"failed: {status}"]), flush=True)
+    if pid := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.chdir(folder)
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    sys.argv = ["train"]
+    os._exit(train.main())
 
 
 def hashes(cpu: str, cases: tuple[Case, ...], base: Path, without: str = "") -> dict[str, str]:
