@@ -24,6 +24,8 @@ FIRST_LINES = {
     "repro": "repro: checking the files of earlier runs, then running the stages (dvc repro)",
     "demo": "demo: running all stages on drawn flowers in .demo/, a copy of the project",
     "verify": "verify: comparing the files here with dvc.lock; then the stages run again, in a copy",
+    "verify --elsewhere": "verify: comparing the inputs here with dvc.lock; then a copy trains with several seeds",
+    "verify --record-seeds": "verify: comparing the inputs here with dvc.lock; then a copy trains with several seeds",
 }
 ANSWERS_ON_STDOUT = {"predict"}  # their first line goes to stderr, and only if a person sees it
 

@@ -2,6 +2,8 @@
 
     python -m pipeline.verify                    every stage
     python -m pipeline.verify --stage train      one stage, from inputs that DVC's cache holds
+    python -m pipeline.verify --elsewhere        for a machine on which the bytes cannot be equal: compares accuracies
+    python -m pipeline.verify --record-seeds 5   writes the accuracies that --elsewhere compares with
 
 First the folder itself is checked. Every file that decides bytes must be committed. Outputs must be as in dvc.lock: DVC
 compares their times, then every byte of them and of DVC's cache is read. dvc.lock must belong to the committed code,
@@ -11,6 +13,12 @@ the claimed hash; 1 if one has not, or if verify could not run.
 
 Your own photos and pretrained weights are in a commit only after `dvc add`. Without it, the stages that read them are
 not repeated.
+
+--elsewhere trains the committed params with several seeds in such a clone, beginning with the committed one. If that
+seed gives the claimed bytes, it ends. Otherwise a one-sided t-test compares the test accuracies with those in
+metrics/seeds.json, which --record-seeds wrote. Exit status: 0 for the same bytes, and for accuracies that are the same
+within what seeds do; 3 if they are lower; 1 if it could not run. Both options keep finished seeds in .dvc/tmp/seeds/,
+and continue interrupted ones.
 """
 
 import argparse
@@ -66,11 +74,32 @@ def main() -> int:
         prog="python -m pipeline.verify",
         description="Run the committed stages again, and compare every output with dvc.lock.",
     )
-    parser.add_argument("--stage", metavar="NAME", help="run this stage only")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--stage", metavar="NAME", help="run this stage only")
+    mode.add_argument(
+        "--elsewhere",
+        action="store_true",
+        help="train the committed params with several seeds on this machine, and compare the test accuracies with the "
+        "recorded ones (exit status 3: lower than seeds explain)",
+    )
+    mode.add_argument(
+        "--record-seeds", metavar="N", type=int, help="record the test accuracies of N seeds, for --elsewhere"
+    )
+    parser.add_argument("--seeds", metavar="N", type=int, help="with --elsewhere: as many seeds (default: as recorded)")
     arguments = parser.parse_args()
+    if arguments.seeds is not None and not arguments.elsewhere:
+        parser.error("--seeds: only with --elsewhere")
     for number in (signal.SIGTERM, signal.SIGHUP):  # so that these also remove the clone
         signal.signal(number, signal.default_int_handler)
-    return exit_status("verify", lambda: verify(arguments.stage), interrupted="the clone is removed")
+    if not arguments.elsewhere and arguments.record_seeds is None:
+        return exit_status("verify", lambda: verify(arguments.stage), interrupted="the clone is removed")
+    from pipeline.claims import elsewhere  # imports torch, which takes seconds
+
+    def with_seeds() -> int:
+        return elsewhere.judge(arguments.seeds) if arguments.elsewhere else elsewhere.record(arguments.record_seeds)
+
+    kept = "the clone is removed; what is trained is kept: run again to go on"
+    return exit_status("verify", with_seeds, interrupted=kept)
 
 
 if __name__ == "__main__":

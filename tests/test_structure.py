@@ -30,7 +30,7 @@ OWNERS = {  # a library → the modules that import it
     "yaml": set(), "ruamel": {"config.document", "config.upgrade", "base.dvc_lock"},
     "pydantic": {"config.document", "config.params", "base.schema"}, "pydantic_core": {"config.document"},
     "PIL": {"data.decoders", "data.images", "data.synthetic", "evaluation.mistakes"}, "imagehash": {"data.duplicates"},
-    "scipy": {"data.duplicates"},
+    "scipy": {"claims.seeds", "data.duplicates"},
     "pooch": {"data.fetch"}, "requests": {"data.fetch"}, "tarfile": {"data.archive"}, "zipfile": {"data.archive"},
     "timm": {"models.timm_models"},
     "torchvision": {"models.network", "models.pretrained", "training.monitor"}, "tensorboard": set(),

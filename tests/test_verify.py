@@ -1,6 +1,5 @@
 """`make verify` confirms a correct dvc.lock, names every difference, and leaves no files behind."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from pipeline.base import dvc_lock, files
 from pipeline.base.errors import UserError
 from pipeline.models import exported
 from tests.conftest import change, read_params, write_params
-from tests.helpers.projects import call, copy_project
+from tests.helpers.projects import call, commit, copy_project, edited, verify, verify_environment
 from tests.helpers.trainings import gone, wait_for
 
 
@@ -42,28 +41,6 @@ def project(prepared: Path, tmp_path: Path) -> Path:
     return shutil.copytree(prepared, tmp_path / "project", symlinks=True)
 
 
-def commit(folder: Path) -> None:
-    call(folder, "git", "add", "--all")
-    call(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "Run")
-
-
-def environment(project: Path) -> dict[str, str]:
-    environ = {**os.environ, "TMPDIR": str(project.parent / "temporary")}
-    environ.pop("PYTHONPATH", None)
-    return environ
-
-
-def run(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m pipeline.verify` in the project. In every case its clone is removed."""
-    command = [sys.executable, "-m", "pipeline.verify", *arguments]
-    done = subprocess.run(
-        command, cwd=project, env=environment(project), capture_output=True, text=True, check=False
-    )  # fmt: skip
-    assert not list((project.parent / "temporary").glob("perennial-*"))
-    assert "Traceback" not in done.stderr
-    return done
-
-
 def cache(project: Path) -> dict[str, bytes]:
     """The files of DVC's cache and run cache."""
     inside = project / ".dvc/cache"
@@ -81,7 +58,7 @@ def flip_a_bit(path: Path) -> None:
 def test_a_true_claim_is_confirmed(project: Path) -> None:
     """Every stage runs again, every output is compared, and neither the cache nor the folder changes."""
     before, outs = cache(project), [o for claim in dvc_lock.read(project / "dvc.lock").values() for o in claim["outs"]]
-    done = run(project)
+    done = verify(project)
     assert done.returncode == 0, done.stderr
     for stage in ("download", "split", "prepare", "weights", "train", "evaluate"):
         assert f"Running stage '{stage}'" in done.stdout
@@ -102,7 +79,7 @@ def test_a_true_claim_is_confirmed(project: Path) -> None:
 def test_a_changed_byte_is_named(project: Path) -> None:
     """One bit in data/packed: the folder is not what dvc.lock claims, and the file is named."""
     flip_a_bit(project / "data/packed/images.npy")
-    done = run(project)
+    done = verify(project)
     assert done.returncode == 1
     assert "verify: data/packed/images.npy: modified since the run that dvc.lock describes" in done.stderr
     assert "stale" not in done.stderr
@@ -111,7 +88,7 @@ def test_a_changed_byte_is_named(project: Path) -> None:
 def test_a_missing_output_is_named_once(project: Path) -> None:
     """A missing folder gives one line, not one per file."""
     shutil.rmtree(project / "data/images")
-    done = run(project)
+    done = verify(project)
     assert done.returncode == 1
     assert [line.split(": ")[:2] for line in done.stderr.splitlines()] == [["verify", "data/images"]]
 
@@ -122,7 +99,7 @@ def test_a_tampered_hash_is_named(project: Path) -> None:
     claimed = dvc_lock.read(lock)["train"]["outs"]["models/model.json"]
     lock.write_text(lock.read_text().replace(claimed, claimed[::-1]))
     commit(project)
-    done = run(project)
+    done = verify(project)
     assert done.returncode == 1
     assert "verify: models/model.json: modified since the run that dvc.lock describes" in done.stderr
 
@@ -136,20 +113,11 @@ def test_a_false_claim_is_found_out(project: Path) -> None:
     safetensors.torch.save_file(tensors, weights)
     call(project, "dvc", "commit", "--force")
     commit(project)
-    done = run(project, "--stage", "train")
+    done = verify(project, "--stage", "train")
     assert done.returncode == 1, done.stderr
     assert f"models/model.safetensors: 1 of {len(tensors)} tensors differ, by at most 0.5 (fc.bias)" in done.stdout
     assert done.stdout.endswith("verify: differs: models/model.safetensors\n")
     assert "Running stage 'prepare'" not in done.stdout
-
-
-def edited(name: str, old: str, new: str) -> Callable[[Path], None]:
-    def edit(project: Path) -> None:
-        text = (project / name).read_text()
-        assert text.count(old) == 1
-        (project / name).write_text(text.replace(old, new))
-
-    return edit
 
 
 def other_lr(project: Path) -> None:
@@ -184,11 +152,11 @@ def test_what_was_committed_without_a_run_is_stale(
 ) -> None:
     """Before the commit the file is named; after it, the stage and the changed dependency."""
     edit(project)
-    done = run(project)
+    done = verify(project)
     assert done.returncode == 1
     assert f"verify: {file}: differs from the commit" in done.stderr
     commit(project)
-    done = run(project)
+    done = verify(project)
     assert done.returncode == 1
     assert f"verify: {sentence} was committed without a run; dvc repro, then commit" in done.stderr
 
@@ -196,18 +164,18 @@ def test_what_was_committed_without_a_run_is_stale(
 def test_what_is_not_in_git_is_no_claim(project: Path) -> None:
     """A dvc.lock that is not committed or missing is named, and so is an unknown stage."""
     call(project, "git", "rm", "--quiet", "--cached", "dvc.lock")
-    done = run(project)
+    done = verify(project)
     assert (done.returncode, done.stderr) == (
         1,
         "verify: dvc.lock: differs from the commit; commit it, or restore it\n",
     )
-    done = run(project, "--stage", "trian")
+    done = verify(project, "--stage", "trian")
     assert (
         "--stage: 'trian' is not a stage of dvc.lock; allowed: download, split, prepare, weights, train, evaluate"
         in done.stderr
     )
     (project / "dvc.lock").unlink()
-    assert "dvc.lock: not found" in run(project).stderr
+    assert "dvc.lock: not found" in verify(project).stderr
 
 
 def test_an_archive_that_was_downloaded_is_found(project: Path) -> None:
@@ -223,7 +191,7 @@ def test_an_archive_that_was_downloaded_is_found(project: Path) -> None:
     write_params(params, change(read_params(params), **lines))
     call(project, "dvc", "repro")
     commit(project)
-    done = run(project, "--stage", "download")
+    done = verify(project, "--stage", "download")
     assert done.returncode == 0, done.stderr
     assert f"data/archives/{sha256}" not in done.stderr
     assert "from https://localhost:1/drawn.tgz" in done.stdout
@@ -241,10 +209,10 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     write_params(params, change(read_params(params), data__source="inbox"))
     call(project, "dvc", "repro")
     commit(project)
-    refused = run(project, "--stage", "download")
+    refused = verify(project, "--stage", "download")
     assert refused.returncode == 1
     assert "data/inbox: in no commit, so download cannot be repeated; allowed: the other" in refused.stderr
-    done = run(project)
+    done = verify(project)
     assert done.returncode == 0, done.stderr
     assert "data/inbox: in no commit, so download cannot be repeated; the other stages can" in done.stdout
     assert "Running stage 'download'" not in done.stdout
@@ -253,18 +221,18 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     write_params(params, change(read_params(params), data__source="folder"))
     call(project, "dvc", "repro")
     commit(project)
-    done = run(project, "--stage", "split")
+    done = verify(project, "--stage", "split")
     assert done.returncode == 0, done.stderr
     assert "Running stage 'split'" in done.stdout
     write_params(params, change(read_params(params), data__source="inbox"))
     call(project, "dvc", "repro")
     commit(project)
     (project / "data/inbox/poppy").rename(project / "data/inbox/poppies")
-    assert "verify: data/inbox: modified since the run" in run(project).stderr
+    assert "verify: data/inbox: modified since the run" in verify(project).stderr
     call(project, "dvc", "add", *(str(path) for path in files.visible(project / "data/inbox")))
     call(project, "dvc", "repro")
     commit(project)
-    done = run(project, "--stage", "download")
+    done = verify(project, "--stage", "download")
     assert done.returncode == 0, done.stderr
     assert "Running stage 'download'" in done.stdout
 
@@ -278,7 +246,9 @@ def test_an_interruption_leaves_nothing(project: Path, number: signal.Signals) -
     """Interrupted in the middle of training: the processes end, the clone is removed, the status is not zero."""
     temporary = project.parent / "temporary"
     command = [sys.executable, "-m", "pipeline.verify", "--stage", "train"]
-    with subprocess.Popen(command, cwd=project, env=environment(project), stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=project, env=verify_environment(project), stderr=subprocess.PIPE, text=True
+    ) as process:
         wait_for(lambda: list(temporary.glob("*/clone/runs/*")) or process.poll() is not None, "no training")
         (clone,) = temporary.glob("*/clone")
         process.send_signal(number)

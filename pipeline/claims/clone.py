@@ -13,6 +13,8 @@ from pipeline.base.dvc_lock import Claims
 from pipeline.base.errors import UserError
 from pipeline.config.params import Params
 
+WITHOUT_PHOTOS = {"train", "evaluate"}  # the stages that read no photo and no weights of the user
+
 
 def unversioned(config: Params) -> dict[str, str]:
     """Stage → the input of the user's own that it reads, if no commit has this input (`dvc add` puts it into one)."""
@@ -66,23 +68,26 @@ def prepare(config: Params, claims: Claims, repeated: list[str], clone: Clone) -
     programs.output("git", "clone", "--quiet", ".", str(clone.folder))
     cache = programs.dvc("cache", "dir").strip()
     programs.dvc("config", "--local", "cache.dir", cache, cwd=clone.folder, environ=clone.environ)
-    link(Path(config.paths.archives), clone)
+    archives, inbox = Path(config.paths.archives), Path(config.paths.inbox)
+    if archives.is_dir():
+        link(archives, archives, clone)
     outs = {path for name in claims if name not in repeated for path in claims[name]["outs"]}
     inputs = sorted(outs & {path for name in repeated for path in claims[name]["deps"]})
-    own = (f"{folder}/*.dvc" for folder in _own_folders(config))
-    inputs += programs.output("git", "ls-files", "-z", "--", *own).split("\0")[:-1]
+    if not WITHOUT_PHOTOS.issuperset(repeated):
+        own = (f"{folder}/*.dvc" for folder in _own_folders(config))
+        inputs += programs.output("git", "ls-files", "-z", "--", *own).split("\0")[:-1]
     if inputs:
         programs.dvc("checkout", *inputs, cwd=clone.folder, environ=clone.environ)
-    if config.data.source == "folder" and "download" in unversioned(config):  # split and prepare read it where it is
-        link(Path(config.paths.inbox), clone)
+    # Photos in no commit are read where they are. For a folder outside the project, that is the same path for both.
+    if config.data.source == "folder" and "download" in unversioned(config) and not inbox.is_absolute():
+        link(inbox, inbox, clone)
 
 
-def link(folder: Path, clone: Clone) -> None:
-    """Let the clone use a folder of this project, if it exists. One outside the project has the same path for both."""
-    if folder.is_dir() and not folder.is_absolute():
-        files.remove(clone.folder / folder)
-        (clone.folder / folder).parent.mkdir(parents=True, exist_ok=True)
-        (clone.folder / folder).symlink_to(folder.resolve())
+def link(path: Path, target: Path, clone: Clone) -> None:
+    """Let a path in the clone be a link to a folder outside it."""
+    files.remove(clone.folder / path)
+    (clone.folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (clone.folder / path).symlink_to(target.resolve())
 
 
 def repeat(arguments: list[str], clone: Clone) -> None:

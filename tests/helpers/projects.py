@@ -1,7 +1,10 @@
 """Copies of the project under Git, with a CPU-sized training, for tests that need DVC."""
 
+import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,3 +29,38 @@ def call(folder: Path, *command: str, check: bool = True) -> subprocess.Complete
     done = workspace.call(folder, *command)
     assert not check or done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
     return done
+
+
+def commit(folder: Path) -> None:
+    """Commit everything in the copy."""
+    call(folder, "git", "add", "--all")
+    call(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "Run")
+
+
+def verify_environment(project: Path) -> dict[str, str]:
+    """Environment variables for `pipeline.verify` in a project: the clone is made in `temporary`, beside it."""
+    environ = {**os.environ, "TMPDIR": str(project.parent / "temporary")}
+    environ.pop("PYTHONPATH", None)
+    return environ
+
+
+def verify(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `python -m pipeline.verify` in the project. In every case its clone is removed."""
+    command = [sys.executable, "-m", "pipeline.verify", *arguments]
+    done = subprocess.run(
+        command, cwd=project, env=verify_environment(project), capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert not list((project.parent / "temporary").glob("perennial-*"))
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def edited(name: str, old: str, new: str) -> Callable[[Path], None]:
+    """A function that replaces text, which is there once, in a file of a project."""
+
+    def edit(project: Path) -> None:
+        text = (project / name).read_text()
+        assert text.count(old) == 1
+        (project / name).write_text(text.replace(old, new))
+
+    return edit

@@ -1,0 +1,240 @@
+"""`verify --elsewhere` says: the same bytes, the same accuracy within what seeds do, or a lower one."""
+
+import json
+import shutil
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import stats
+
+from pipeline.base import files
+from pipeline.base.dvc_lock import Claims
+from pipeline.base.errors import UserError
+from pipeline.claims import seeds
+from pipeline.claims.seeds import Sample
+from pipeline.config import params
+from pipeline.config.params import Params
+from tests.conftest import on_cpu, read_params
+from tests.helpers.datasets import noise_image
+from tests.helpers.projects import call, commit, copy_project, edited, verify
+
+SETTINGS: dict[str, Any] = {
+    "data__source": "inbox", "split__phash_distance": 0, "split__folds": 1,
+    "split__fractions": {"train": 0.6, "val": 0.1, "test": 0.3}, "train__model": "resnet18",
+    "train__optimizer": "adamw", "train__lr": 0.001, "train__epochs": 3, "train__crop_scale": [0.4, 1.0],
+    "train__label_smoothing": 0.0, "train__arithmetic": "portable",  # so the figures below are those of every CPU
+}  # fmt: skip
+RATE = ("pipeline/training/schedule.py", "reference else lr\n")  # the code that gives the learning rate
+
+
+def tinted_photos(inbox: Path) -> None:
+    """Three classes of 40 images of noise, one more red, one more green, one more blue: easy to learn."""
+    for channel, name in enumerate(("red", "green", "blue")):
+        (inbox / name).mkdir(parents=True)
+        for number in range(40):
+            pixels = np.asarray(noise_image(100 * channel + number, 40).convert("RGB"), np.int64).copy()
+            pixels[..., channel] += 60
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(inbox / name / f"{number}.png")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project, run, with the accuracies of two seeds, and committed; the tests copy it."""
+    top = tmp_path_factory.mktemp("elsewhere")
+    (top / "temporary").mkdir()
+    folder = copy_project(top / "project", **SETTINGS)
+    tinted_photos(folder / "data/inbox")
+    call(folder, "dvc", "repro")
+    commit(folder)
+    done = verify(folder, "--record-seeds", "2")
+    assert done.returncode == 0, done.stderr
+    assert "written: metrics/seeds.json: test accuracy " in done.stdout
+    commit(folder)
+    return folder
+
+
+@pytest.fixture
+def project(recorded: Path, tmp_path: Path) -> Path:
+    """The recorded project on a machine that has trained no seed yet; it has the inputs, and no model."""
+    (tmp_path / "temporary").mkdir()
+    folder = shutil.copytree(recorded, tmp_path / "project", symlinks=True)
+    for trained in (".dvc/tmp/seeds", "models", "runs", "reports"):
+        files.remove(folder / trained)
+    return folder
+
+
+def accuracies(folder: Path) -> list[float]:
+    """The recorded accuracies."""
+    return [row["accuracy"] for row in json.loads((folder / "metrics/seeds.json").read_bytes())["seeds"]]
+
+
+def test_the_first_verdict_is_the_same_bytes(project: Path) -> None:
+    """A machine that gives the claimed bytes is found by its first seed. The cache stays as it is."""
+    before = {path for path in (project / ".dvc/cache").rglob("*") if path.is_file()}
+    done = verify(project, "--elsewhere")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "verify: seed 0: training" in lines
+    assert "verify: seed 1: training" not in lines
+    assert lines[-1] == "verify: the same bytes: seed 0 gives every output of train and evaluate as in dvc.lock"
+    assert {path for path in (project / ".dvc/cache").rglob("*") if path.is_file()} == before
+    assert call(project, "git", "status", "--porcelain").stdout == ""
+
+
+def claim_falsely(project: Path, old: str, new: str) -> None:
+    """Commit other code, with a dvc.lock that says that it gave the recorded outputs."""
+    call(project, "dvc", "checkout")
+    edited(RATE[0], old, new)(project)
+    call(project, "dvc", "commit", "--force", "train", "evaluate")
+    commit(project)
+
+
+def test_the_second_verdict_is_the_same_within_what_seeds_do(project: Path) -> None:
+    """Other rounding gives other bytes, and accuracies that a t-test does not tell from the recorded ones.
+
+    The rounding is that of a learning rate, as of a machine that computes it in another way.
+    """
+    claim_falsely(project, RATE[1], "reference else lr * 1.000001\n")
+    done = verify(project, "--elsewhere", "--seeds", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("verify: the same within what seeds do, in other bytes: test accuracy ")
+    assert f"{statistics.mean(accuracies(project)):.4f} ± " in last
+    assert " over 2 seeds committed, p = " in last
+    assert last.endswith(" would be found in 4 of 5 cases")
+    differing = [line.split()[0] for line in done.stdout.splitlines() if line.endswith("  differs")]
+    assert "models/model.safetensors" in differing
+
+
+def test_the_third_verdict_is_a_lower_accuracy(project: Path) -> None:
+    """Code that learns nothing, in a commit that claims the recorded outputs: exit status 3, and the figures."""
+    claim_falsely(project, RATE[1], "reference else lr * 0\n")
+    done = verify(project, "--elsewhere")
+    assert done.returncode == 3, done.stdout + done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("verify: different: lower than seeds explain: test accuracy 0.")
+    assert last.endswith(" (below 0.05)")
+
+
+# ---- the file
+
+
+CLAIMS: Claims = {
+    "prepare": {"deps": {}, "outs": {"data/packed": "1.dir"}},
+    "train": {"deps": {"data/packed": "1.dir", "pipeline/train.py": "2"}, "outs": {"models/model.safetensors": "3"}},
+    "evaluate": {"deps": {"data/packed": "1.dir", "models/model.safetensors": "3"}, "outs": {"metrics/eval.json": "4"}},
+}
+
+
+def config(**changes: Any) -> Params:
+    return params.parse(on_cpu(read_params(), **changes))
+
+
+@pytest.fixture
+def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file with the accuracies of two seeds."""
+    monkeypatch.chdir(tmp_path)
+    seeds.write(seeds.path(config()), config(), CLAIMS, {0: 0.5, 1: 0.6})
+    return seeds.path(config())
+
+
+def test_the_figures_belong_to_params_and_data_but_not_to_a_seed(figures: Path) -> None:
+    """Another seed of the same recipe is compared with the same figures. A setting that is newer has its default."""
+    found = seeds.recorded(config(), CLAIMS, 0.5)
+    assert [(seed.seed, seed.accuracy) for seed in found.seeds] == [(0, 0.5), (1, 0.6)]
+    assert found.inputs == {"data/packed": "1.dir"}
+    assert seeds.recorded(config(train__seed=7), CLAIMS, 0.1) == found
+    content = json.loads(figures.read_bytes())
+    del content["params"]["train.patience"]
+    files.write_json(figures, content)
+    assert seeds.recorded(config(), CLAIMS, 0.5).seeds == found.seeds
+
+
+@pytest.mark.parametrize(
+    ("changes", "claims", "claimed", "sentence"),
+    [
+        (
+            {"train__lr": 0.5, "train__epochs": 7},
+            CLAIMS,
+            0.5,
+            "recorded with other params or data: train.epochs 1, now 7; train.lr 0.01, now 0.5; make it again: ",
+        ),
+        (
+            {},
+            {**CLAIMS, "prepare": {"deps": {}, "outs": {"data/packed": "9.dir"}}},
+            0.5,
+            "recorded with other params or data: data/packed '1.dir', now '9.dir'; make it again: ",
+        ),
+        ({"run__processes": 2, "train__parallel": "ddp"}, CLAIMS, 0.5, "run.processes 1, now 2; train.parallel"),
+        ({}, CLAIMS, 0.4, "seed 0 has test accuracy 0.5, the committed eval.json has 0.4; they are of other code or"),
+    ],
+    ids=["params", "data", "processes", "code"],
+)
+def test_figures_of_another_recipe_are_refused_by_name(
+    figures: Path, changes: dict[str, Any], claims: Claims, claimed: float, sentence: str
+) -> None:
+    """The message names the file, each setting that differs with both values, and the command that makes it again."""
+    with pytest.raises(UserError) as refused:
+        seeds.recorded(config(**changes), claims, claimed)
+    assert str(refused.value).startswith(f"{figures}: ")
+    assert sentence in str(refused.value)
+    assert "python -m pipeline.verify --record-seeds 5" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{", "damaged"),
+        ('{"inputs": {}, "params": {}, "seeds": [{"seed": 0, "accuracy": 2.0}]}', "damaged: seeds.0.accuracy"),
+    ],
+)
+def test_damaged_figures_are_refused(figures: Path, content: str, sentence: str) -> None:
+    """A file that is cut, or has a value that is no accuracy."""
+    figures.write_text(content)
+    with pytest.raises(UserError, match=sentence):
+        seeds.recorded(config(), CLAIMS, 0.5)
+
+
+def test_one_recorded_seed_has_no_spread(figures: Path) -> None:
+    """A file with one accuracy is refused."""
+    seeds.write(figures, config(), CLAIMS, {0: 0.5})
+    with pytest.raises(UserError, match=r"too few seeds \(1\); allowed: 2 or more; make it again: python"):
+        seeds.recorded(config(), CLAIMS, 0.5)
+
+
+# ---- the test
+
+
+def test_the_p_value_is_that_of_the_one_sided_t_test() -> None:
+    """Compared with scipy's test of the values themselves. Values without any spread are equal, higher or lower."""
+    here, there = [0.91, 0.90, 0.93], [0.94, 0.95, 0.91, 0.93]
+    wanted = stats.ttest_ind(here, there, alternative="less").pvalue
+    assert seeds.probability(seeds.sample(here), seeds.sample(there)) == pytest.approx(wanted)
+    flat = Sample(2, 0.9, 0.0)
+    assert [seeds.probability(replace(flat, mean=mean), flat) for mean in (0.8, 0.9, 1.0)] == [0, 1, 1]
+    assert seeds.visible_drop(flat, flat) == 0
+
+
+@pytest.mark.parametrize(("count", "other"), [(2, 2), (5, 5), (3, 10)])
+def test_a_visible_drop_is_found_in_four_of_five_cases(count: int, other: int) -> None:
+    """20,000 drawn comparisons with this drop of the mean; and with none, one in twenty is called different."""
+    spread, random = 0.01, np.random.default_rng(0)
+    drop = seeds.visible_drop(Sample(count, 0.9, spread), Sample(other, 0.9, spread))
+    recorded = random.normal(0.9, spread, (20_000, other))
+    for lower, share in ((drop, 0.8), (0.0, 0.05)):
+        here = random.normal(0.9 - lower, spread, (20_000, count))
+        found = stats.ttest_ind(here, recorded, axis=1, alternative="less").pvalue < seeds.LEVEL
+        assert found.mean() == pytest.approx(share, abs=0.01)
+
+
+def test_a_higher_accuracy_is_no_difference() -> None:
+    """The test is one-sided: only a lower accuracy is called different."""
+    low, high = Sample(3, 0.5, 0.01), Sample(3, 0.9, 0.01)
+    assert seeds.verdict(low, high)[0]
+    assert not seeds.verdict(high, low)[0]
+    assert "p = 1 " in seeds.verdict(high, low)[1]
