@@ -21,6 +21,7 @@ import pytest
 
 from pipeline.engine import rendezvous
 from tests.helpers import starts
+from tests.helpers.trainings import wait_for
 from tests.test_train import launch, outputs, small_world
 
 TWO: dict[str, Any] = {
@@ -89,6 +90,7 @@ def test_two_nodes_go_on_from_the_checkpoint_of_the_first(one_node: dict[str, st
     for line in running[0].stderr:
         if line.startswith("epoch 1/"):
             break
+    wait_for(lambda: list(first.glob("runs/*/checkpoint.pt")), "no checkpoint")
     for process in running:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()

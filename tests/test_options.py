@@ -28,6 +28,7 @@ from pipeline.loader.dataset import Dataset
 from pipeline.models import exported, network
 from pipeline.training import schedule
 from tests.helpers import starts
+from tests.helpers.trainings import wait_for
 from tests.test_train import outputs, small_world
 
 ALONE = World(0, 0, 1, torch.device("cpu"))
@@ -262,6 +263,7 @@ def test_a_model_with_drop_out_resumes_exactly(runs: dict[str, Path], tmp_path: 
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("epoch 1/2"):
+                wait_for(lambda: list(folder.glob("runs/*/checkpoint.pt")), "no checkpoint")
                 process.kill()
     assert process.returncode == -signal.SIGKILL
     assert not (folder / "models").exists()
