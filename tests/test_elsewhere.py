@@ -1,8 +1,12 @@
 """`verify --elsewhere` says: the same bytes, the same accuracy within what seeds do, or a lower one."""
 
 import json
+import re
 import shutil
+import signal
 import statistics
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,8 @@ from pipeline.config import params
 from pipeline.config.params import Params
 from tests.conftest import on_cpu, read_params
 from tests.helpers.datasets import noise_image
-from tests.helpers.projects import call, commit, copy_project, edited, verify
+from tests.helpers.projects import call, commit, copy_project, edited, verify, verify_environment
+from tests.helpers.trainings import wait_for
 
 SETTINGS: dict[str, Any] = {
     "data__source": "inbox", "split__phash_distance": 0, "split__folds": 1,
@@ -119,6 +124,54 @@ def test_the_third_verdict_is_a_lower_accuracy(project: Path) -> None:
     last = done.stdout.splitlines()[-1]
     assert last.startswith("verify: different: lower than seeds explain: test accuracy 0.")
     assert last.endswith(" (below 0.05)")
+
+
+@pytest.mark.slow("another training; make test records, and trains elsewhere")
+def test_recording_again_gives_the_same_bytes_and_trains_no_finished_seed(project: Path) -> None:
+    """Interrupted after a seed, it goes on with the next one. The file has the same bytes as the first time."""
+    before = (project / "metrics/seeds.json").read_bytes()
+    command = [sys.executable, "-m", "pipeline.verify", "--record-seeds", "3"]
+    with subprocess.Popen(
+        command, cwd=project, env=verify_environment(project), stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_for(lambda: list(project.glob(".dvc/tmp/seeds/*/1/result.json")) or process.poll() is not None, "no seed")
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate()
+    assert process.returncode == 130, said
+    assert said.endswith("verify: interrupted; the clone is removed; what is trained is kept: run again to go on\n")
+    done = verify(project, "--record-seeds", "2")
+    assert done.returncode == 0, done.stderr
+    assert "verify: seed 1: trained before, see .dvc/tmp/seeds/" in done.stdout
+    assert "training\n" not in done.stdout
+    assert (project / "metrics/seeds.json").read_bytes() == before
+
+
+def test_what_cannot_be_judged_is_refused(project: Path) -> None:
+    """Too few seeds, no figures, figures that are not committed, and a stage that fails: each with its remedy."""
+    for option in (("--seeds", "1"), ("--record-seeds", "1")):
+        done = verify(project, *(("--elsewhere",) if option[0] == "--seeds" else ()), *option)
+        assert done.returncode == 1
+        assert done.stderr == f"verify: {option[0]}: 1 is not allowed; allowed: 2 or more\n"
+    figures = project / "metrics/seeds.json"
+    figures.write_text(figures.read_text().replace("0.", "0.0", 1))
+    assert (
+        "metrics/seeds.json: differs from the commit; commit it, or restore it" in verify(project, "--elsewhere").stderr
+    )
+    call(project, "git", "rm", "--quiet", "--force", "metrics/seeds.json")
+    commit(project)
+    assert verify(project, "--elsewhere").stderr == (
+        "verify: metrics/seeds.json: not found; make it: python -m pipeline.verify --record-seeds 5, where the claim "
+        "comes from; then commit the file\n"
+    )
+    files.remove(project / "data/packed")
+    done = verify(project, "--record-seeds", "2")
+    assert done.returncode == 1
+    assert "data/packed: deleted since the run that dvc.lock describes; dvc pull brings it, python -m" in done.stderr
+    assert "models" not in done.stderr
+    claim_falsely(project, RATE[1], "reference else exit(4)\n")
+    done = verify(project, "--record-seeds", "2")
+    assert done.returncode == 1
+    assert re.search(r"\nverify: dvc repro in the clone ended with exit status \d+; see above\n$", done.stderr)
 
 
 # ---- the file
