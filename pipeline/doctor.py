@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from pipeline.base import linux
-from pipeline.base.errors import exit_status
+from pipeline.base.errors import UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.model_names import TIMM
@@ -137,14 +137,16 @@ def disk(config: Params, free: int) -> Finding:
     """Whether `free` bytes hold the images and the packed array twice: in the workspace and in DVC's cache.
 
     On a disk that can share blocks (reflink) they take less. Links to folders are followed, as by `download`.
-    Raises UserError for a link that has no end.
     """
     value = f"{free / 1e9:,.1f} GB free"
     if Path(config.paths.packed).exists():
         return Finding("disk", f"{value}; the data is there")
     own = config.data.source in ("inbox", "folder")
     folder = Path(config.paths.inbox if own else config.paths.images)
-    found = [folder / name for name in originals.listed(folder)] if folder.is_dir() else []
+    try:
+        found = [folder / name for name in originals.listed(folder)] if folder.is_dir() else []
+    except (UserError, OSError) as error:
+        return Finding("disk", f"{value}; the size of the data is not known", str(error))
     sizes = [path.stat().st_size for path in found if path.is_file()]
     images = config.data.synthetic.count if config.data.source == "synthetic" else len(sizes)
     if not images:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline import stage
 from pipeline.base.errors import Stopped, UserError
-from pipeline.config import validity
+from pipeline.config import machine, validity
 from pipeline.config.params import Arithmetic, Params, Run, Train
 from pipeline.engine import environment
 from pipeline.engine.distributed import ENDED_NOTE
@@ -52,10 +52,19 @@ def with_restarts(module: str, run: Run) -> None:
 
 def set_variables(settings: Train, arithmetic: Arithmetic) -> None:
     """Set the environment variables that change results; the processes inherit them. Raises UserError."""
-    try:
-        os.environ.update(environment.required_variables(settings.threads, settings.deterministic, arithmetic))
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    deterministic = settings.deterministic or arithmetic == "portable"
+    os.environ.update(environment.required_variables(settings.threads, deterministic, arithmetic))
+
+
+def trained_arithmetic(models: Path) -> Arithmetic:
+    """The arithmetic of the exported model. Raises UserError if there is no model, or if this CPU cannot compute so."""
+    arithmetic = description.load(models).arithmetic
+    if arithmetic == "portable" and (lacking := machine.cpu_lacks()):
+        raise UserError(
+            f"{models}/model.json: train.arithmetic: portable needs an x86-64 CPU with AVX2 and FMA (this one lacks "
+            f"{' and '.join(lacking)}); evaluate on another CPU, or train again with train.arithmetic: native"
+        )
+    return arithmetic
 
 
 def check_apex(settings: Train) -> None:
@@ -86,10 +95,8 @@ def main() -> int:
 
     def start(config: Params) -> None:
         # A model is measured with the arithmetic with which it was trained.
-        trained = name == "evaluate"
-        set_variables(
-            config.train, description.load(Path(config.paths.models)).arithmetic if trained else config.train.arithmetic
-        )
+        models = Path(config.paths.models)
+        set_variables(config.train, trained_arithmetic(models) if name == "evaluate" else config.train.arithmetic)
         check_apex(config.train)
         timm_models.check(config.train)
         with_restarts(f"pipeline.{name}", on_this_node(config.run) if name == "evaluate" else config.run)

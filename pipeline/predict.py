@@ -28,7 +28,8 @@ from pipeline.models.description import Description
 def set_variables(settings: Train, model: Description) -> None:
     """Set the variables that decide how this process computes, before it imports its libraries. Raises UserError.
 
-    A model of train.arithmetic: portable answers with the same bytes on every CPU that has what this needs.
+    A model of train.arithmetic: portable answers with the same bytes on every CPU that has what this needs, with the
+    same train.threads.
     """
     if model.arithmetic == "native":
         return
@@ -38,10 +39,7 @@ def set_variables(settings: Train, model: Description) -> None:
             file=sys.stderr,
         )
         return
-    try:
-        os.environ.update(environment.required_variables(settings.threads, True, model.arithmetic))
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    os.environ.update(environment.required_variables(settings.threads, True, model.arithmetic))
 
 
 def predict(arguments: Sequence[Path], as_json: bool, device: str) -> int:
@@ -51,10 +49,13 @@ def predict(arguments: Sequence[Path], as_json: bool, device: str) -> int:
         raise UserError("--device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu")
     models, refused = Path(config.paths.models), list[UserError]()
     set_variables(config.train, description.load(models))
+    from pipeline.engine import determinism
     from pipeline.evaluation import classify
     from pipeline.models import exported
 
     model = exported.load(models)
+    if model.arithmetic == "portable":
+        determinism.make_deterministic(config.train.threads, deterministic=True)
     loaded = classify.load_images(arguments, model.view, config.split.max_pixels, refused)
     each = classify.answers(model, loaded, config.evaluate.batch_size, device)
     try:

@@ -21,7 +21,6 @@ from packaging.requirements import Requirement
 from ruamel.yaml import YAML
 
 from pipeline import doctor
-from pipeline.base.errors import UserError
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from tests.conftest import PROJECT, change, on_cpu
@@ -248,8 +247,8 @@ def test_photos_behind_links_need_disk_too(
     assert "take 0.1 GB" in doctor.disk(linked, 59_000_000).fault
     assert doctor.disk(linked, 60_000_000).fault == ""
     (tmp_path / "photos/loop").symlink_to(tmp_path / "photos")
-    with pytest.raises(UserError, match="photos/loop: a link to a folder that it is in"):
-        doctor.disk(linked, 60_000_000)
+    found = doctor.disk(linked, 60_000_000)
+    assert "photos/loop: a link to a folder that it is in" in found.fault
 
 
 def test_a_folder_that_git_does_not_know_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def test_the_third_verdict_is_a_lower_accuracy(project: Path) -> None:
 def test_recording_again_gives_the_same_bytes_and_trains_no_finished_seed(project: Path) -> None:
     """Interrupted after a seed, it goes on with the next one. The file has the same bytes as the first time."""
     before = (project / "metrics/seeds.json").read_bytes()
-    command = [sys.executable, "-m", "pipeline.verify", "--record-seeds", "3"]
+    command = [sys.executable, "-m", "pipeline.verify", "--record-seeds", "4"]
     with subprocess.Popen(
         command, cwd=project, env=verify_environment(project), stderr=subprocess.PIPE, text=True
     ) as process:

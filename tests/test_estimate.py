@@ -104,6 +104,15 @@ def test_photos_are_read_as_the_stages_read_them(
     assert asked == {(config.prepare.size, "percentile")}
 
 
+def test_a_variable_that_a_training_refuses_has_no_estimate(
+    raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The estimate is for processes with the environment of a training."""
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
+    with pytest.raises(UserError, match=r"^GLIBC_TUNABLES: .* contradicts train\.arithmetic: native; unset it"):
+        estimate.measured_times(params.parse(on_cpu(raw)), 2)
+
+
 def test_images_are_counted_where_the_params_say(
     raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

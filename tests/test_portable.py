@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from pipeline import launch
 from pipeline.base import files
+from pipeline.base.errors import UserError
 from pipeline.config import machine, model_names, params, validity
 from pipeline.config.machine import Machine
 from pipeline.engine import environment
@@ -126,6 +128,27 @@ def test_without_the_variable_of_mkl_the_bytes_differ(native: Path, tmp_path: Pa
     expected, found = outputs(native), outputs(folder)
     assert found["models/model.json"] == expected["models/model.json"]
     assert found["models/model.safetensors"] != expected["models/model.safetensors"]
+
+
+def test_predict_computes_with_the_threads_of_the_params(native: Path, tmp_path: Path) -> None:
+    """By default torch takes no more threads than there are cores, and their number changes the last bits."""
+    folder = tmp_path / "threads"
+    shutil.copytree(native, folder, symlinks=True, ignore=shutil.ignore_patterns("runs"))
+    threads = (os.cpu_count() or 1) + 1
+    write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), train__threads=threads))
+    script = (
+        "from pathlib import Path; from pipeline import predict; "
+        "predict.predict([Path('data/images/aster')], True, 'cpu'); import torch; print(torch.get_num_threads())"
+    )
+    assert run(folder, sys.executable, "-c", script).splitlines()[-1] == str(threads)
+
+
+def test_a_portable_model_is_evaluated_on_no_older_cpu(native: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal names the file, what is missing, and two remedies."""
+    assert launch.trained_arithmetic(native / "models") == "portable"
+    monkeypatch.setattr(machine, "cpu_lacks", lambda: ("AVX2",))
+    with pytest.raises(UserError, match=r"models/model\.json: .* \(this one lacks AVX2\); evaluate on another CPU, or"):
+        launch.trained_arithmetic(native / "models")
 
 
 @needs_qemu

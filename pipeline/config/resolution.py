@@ -23,6 +23,11 @@ def side_of_epoch(train: Train, epoch: int) -> int:
     return rising[((epoch + 1) * len(rising) - 1) // train.epochs]
 
 
+def used(train: Train) -> list[int]:
+    """The sides that an epoch has, ascending: with fewer epochs than sides, some are left out."""
+    return list(dict.fromkeys(side_of_epoch(train, epoch) for epoch in range(train.epochs)))
+
+
 def key_of(train: Train, side: int) -> str:
     """The key of `train` that a side comes from."""
     return "crop" if side == train.crop else "crop_from"

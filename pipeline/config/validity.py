@@ -100,7 +100,7 @@ def _hardware(train: Train, run: Run, machine: Machine) -> Iterator[str]:
         yield "train.parallel: 'dp' needs train.device: cuda; allowed on the CPU: single, ddp, elastic"
     if train.device == "cpu" and train.sync_bn == "torch":
         yield "train.sync_bn: 'torch' needs train.device: cuda; allowed on the CPU: none"
-    smallest = resolution.sides(train)[0]
+    smallest = resolution.side_of_epoch(train, 0)
     if train.device == "cpu" and train.precision == "bf16" and train.deterministic and smallest < 32:
         yield (
             f"train.precision: 'bf16' × train.{resolution.key_of(train, smallest)}: {smallest} on the CPU: "

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from pipeline.base.errors import UserError
 from pipeline.config.params import Arithmetic
 
 # Families of variables, by the library that reads them. So a variable that a later version adds is covered too.
@@ -68,7 +69,7 @@ def numeric_variables(environ: Mapping[str, str]) -> dict[str, str]:
 def required_variables(threads: int, deterministic: bool, arithmetic: Arithmetic = "native") -> dict[str, str]:
     """Variables that must be set before a process loads its libraries: values by name.
 
-    Raises ValueError if `deterministic` and a variable has a value that is not allowed with it, or with `arithmetic`.
+    Raises UserError if `deterministic` and a variable has a value that is not allowed with it, or with `arithmetic`.
     """
     fixed = {
         "OMP_NUM_THREADS": str(threads),
@@ -88,10 +89,10 @@ def required_variables(threads: int, deterministic: bool, arithmetic: Arithmetic
 
 
 def _checked(allowed: Mapping[str, tuple[str, ...]], setting: str) -> dict[str, str]:
-    """The variables with their values here, or the first allowed one. Raises ValueError for a value not allowed."""
+    """The variables with their values here, or the first allowed one. Raises UserError for a value not allowed."""
     values = {variable: os.environ.get(variable, (*choices, "")[0]) for variable, choices in allowed.items()}
     for variable, value in values.items():
         if variable in os.environ and value not in allowed[variable]:
             choices = f"allowed: {', '.join(allowed[variable])}, or unset it" if allowed[variable] else "unset it"
-            raise ValueError(f"{variable}: {value!r} contradicts {setting}; {choices}")
+            raise UserError(f"{variable}: {value!r} contradicts {setting}; {choices}")
     return {variable: value for variable, value in values.items() if value}

@@ -21,7 +21,7 @@ def explain_torch_errors(settings: Train) -> Iterator[None]:
     except ValueError as error:
         if "more than 1 value per channel" not in str(error):
             raise
-        side = resolution.sides(settings)[0]
+        side = resolution.side_of_epoch(settings, 0)
         key = resolution.key_of(settings, side)
         raise UserError(
             f"train.batch_size: {settings.batch_size}: a microbatch is one image, and the last layers of "

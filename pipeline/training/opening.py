@@ -37,7 +37,7 @@ def _count(model: nn.Module, trained_only: bool) -> int:
 
 def _pixels(settings: Train) -> str:
     """The sides of the training crops: 224 × 224, or 96 × 96, 128 × 128, 160 × 160."""
-    return ", ".join(f"{side} × {side}" for side in resolution.sides(settings))
+    return ", ".join(f"{side} × {side}" for side in resolution.used(settings))
 
 
 def _plural(word: str, count: int) -> str:
