@@ -180,7 +180,7 @@ def test_a_variable_that_reaches_the_arithmetic_is_refused_or_compared(
     monkeypatch.setenv(name, VARIABLES[name])
     if name in REFUSED:
         with pytest.raises(
-            ValueError, match=f"^{name}: .* contradicts train.(deterministic: true|arithmetic: native); .*unset it"
+            UserError, match=f"^{name}: .* contradicts train.(deterministic: true|arithmetic: native); .*unset it"
         ):
             environment.required_variables(1, deterministic=True)
     else:
