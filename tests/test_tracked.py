@@ -79,8 +79,11 @@ RECORDER = """
     walk(params.Params, "")
     fields = {name for section in names for name in section.model_fields}
 
+    def checking(frame):
+        return frame and (Path(frame.f_code.co_filename).name == "validity.py" or checking(frame.f_back))
+
     def noted(self, name):
-        if name in fields and Path(sys._getframe(1).f_code.co_filename).name not in ("validity.py", "combinations.py"):
+        if name in fields and not checking(sys._getframe(1)):
             reads.add(names[type(self)] + name)
         return plain(self, name)
 
@@ -96,7 +99,7 @@ RECORDER = """
 def pipeline(folder: Path, changes: dict[str, Any]) -> Path:
     """A folder with the outputs of all stages for a small archive, and the list of settings that each stage has read.
 
-    Reads of config/validity.py do not count: it decides whether a stage runs, not which bytes it writes.
+    Reads of config/validity.py, and of what it calls, do not count: it decides whether a stage runs, not which bytes it writes.
     """
     folder.mkdir()
     for name in ("pipeline", "requirements", "docker", "dvc.yaml"):
