@@ -99,7 +99,8 @@ RECORDER = """
 def pipeline(folder: Path, changes: dict[str, Any]) -> Path:
     """A folder with the outputs of all stages for a small archive, and the list of settings that each stage has read.
 
-    Reads of config/validity.py, and of what it calls, do not count: it decides whether a stage runs, not which bytes it writes.
+    Reads of config/validity.py, and of what it calls, do not count: it decides whether a stage runs, not which bytes
+    it writes.
     """
     folder.mkdir()
     for name in ("pipeline", "requirements", "docker", "dvc.yaml"):
