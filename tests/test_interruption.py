@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.base.errors import UserError
 from pipeline.engine import stopping
+from pipeline.training import checkpoint
 from tests.conftest import PROJECT
 from tests.helpers.trainings import LONG, gone, messages, rank_processes, start, wait_for, wait_for_epoch
 from tests.test_train import launch, outputs, small_world
@@ -219,9 +220,13 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
 def test_a_resume_on_other_hardware_is_refused(stopped: Path, tmp_path: Path) -> None:
     """The checkpoint records what decides bits. A difference is named."""
     folder = shutil.copytree(stopped, tmp_path / "w", symlinks=True)
-    refused = launch(folder, check=False, ATEN_CPU_CAPABILITY="default")
+    (path,) = folder.glob("runs/*/checkpoint.pt")
+    state = checkpoint.load(path)
+    checkpoint.save(path, {**state, "hardware": {**state["hardware"], "device": "Another CPU"}})
+    refused = launch(folder, check=False)
     assert refused.returncode == 1
-    assert "here it is 'DEFAULT', so the bytes could not be the same; go on where it was begun" in refused.stderr
+    assert "begun with device 'Another CPU', here it is '" in refused.stderr
+    assert "', so the bytes could not be the same; go on where it was begun" in refused.stderr
 
 
 def test_clean_runs_removes_what_nothing_would_resume(whole: Path, stopped: Path, tmp_path: Path) -> None:
