@@ -14,13 +14,14 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.base import dvc_lock, files
 from pipeline.base.errors import UserError, exit_status
-from pipeline.config import document, machine
+from pipeline.config import document, machine, params
+from pipeline.config.params import Arithmetic
 
-LACKING = machine.cpu_lacks()  # what the demo's train.arithmetic: portable needs, and this CPU has not
 FOLDER = Path(".demo")
 RESULTS = Path("results/demo")
 OUTPUTS = RESULTS / "outputs.json"  # output → MD5, as in dvc.lock
@@ -33,8 +34,11 @@ COPIED = (
 )
 
 
-def copy_project(folder: Path) -> None:
-    """Copy every file that Git tracks to `folder`, with the demo's params. Files that are already equal are left."""
+def copy_project(folder: Path, arithmetic: Arithmetic = "portable") -> None:
+    """Copy every file that Git tracks to `folder`, with the demo's params and this arithmetic.
+
+    Files that are already equal are left.
+    """
     listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
     tracked = [Path(name) for name in listed.split("\0") if name and Path(name).is_file()]
     for source in tracked:
@@ -44,9 +48,7 @@ def copy_project(folder: Path) -> None:
         if not (target.is_file() and (source.is_symlink() or filecmp.cmp(source, target, shallow=False))):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
-    if LACKING:
-        target = folder / "params.yaml"
-        files.write_text(target, document.rewritten(target.read_text(encoding="utf-8"), {"train.arithmetic": "native"}))
+    document.rewrite(folder / params.FILE, {"train.arithmetic": arithmetic})
     for stale in set((folder / "pipeline").rglob("*.py")) - {folder / name for name in tracked}:
         stale.unlink()
 
@@ -93,10 +95,10 @@ def record() -> None:
     files.write_json(OUTPUTS, outputs(FOLDER / "dvc.lock"))
 
 
-def cause() -> str:
-    """Why the outputs of this machine can differ from the committed ones."""
-    if LACKING:
-        return f"they are for x86-64 CPUs with AVX2 and FMA, and this CPU lacks {' and '.join(LACKING)}"
+def cause(lacking: Sequence[str]) -> str:
+    """Why the outputs of a machine can differ from the committed ones. `lacking`: instruction sets that its CPU lacks."""
+    if lacking:
+        return f"they are for x86-64 CPUs with AVX2 and FMA, and this CPU lacks {' and '.join(lacking)}"
     return (
         f"on this CPU ({machine.cpu_name()}) only other code, params or packages (make doctor) can be the cause; if "
         f"none is changed, please report it"
@@ -108,11 +110,11 @@ def demo(recording: bool) -> int:
 
     Raises UserError if a command fails.
     """
-    began = time.monotonic()
-    if LACKING:
-        print(f"demo: {cause()}: it runs with train.arithmetic: native, and its outputs will differ", flush=True)
+    began, lacking = time.monotonic(), machine.cpu_lacks()
+    if lacking:
+        print(f"demo: {cause(lacking)}: it runs with train.arithmetic: native, and its outputs will differ", flush=True)
     try:
-        copy_project(FOLDER)
+        copy_project(FOLDER, "native" if lacking else "portable")
         run(FOLDER)
     except subprocess.CalledProcessError as error:
         raise UserError(f"{' '.join(error.cmd)} failed in {FOLDER}/; see above") from None
@@ -124,9 +126,9 @@ def demo(recording: bool) -> int:
     if not OUTPUTS.is_file():
         print(f"demo: there is no committed {OUTPUTS} to compare with; --record makes this run the committed one")
     elif different := compare(outputs(FOLDER / "dvc.lock"), json.loads(OUTPUTS.read_bytes())):
-        print(f"demo: these outputs differ from the committed ones ({OUTPUTS}); {cause()}:")
+        print(f"demo: these outputs differ from the committed ones ({OUTPUTS}); {cause(lacking)}:")
         print(*(f"  {line}" for line in different), sep="\n")
-        return 0 if LACKING else 1
+        return 0 if lacking else 1
     else:
         print(f"demo: every output equals the committed one, byte for byte ({OUTPUTS})")
     return 0

@@ -43,8 +43,9 @@ def hardware(world: World, threads: int, arithmetic: Arithmetic) -> dict[str, An
 
     With `arithmetic` portable every CPU that can compute so is the same device.
     """
+    portable = arithmetic == "portable" and world.device.type == "cpu"
     return {
-        "device": PORTABLE_CPU if arithmetic == "portable" else device_name(world.device),
+        "device": PORTABLE_CPU if portable else device_name(world.device),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": threads,
         **environment.numeric_variables(environment.at_start()),
