@@ -96,7 +96,7 @@ def record() -> None:
 
 
 def cause(lacking: Sequence[str]) -> str:
-    """Why the outputs of a machine can differ from the committed ones. `lacking`: instruction sets that its CPU lacks."""
+    """Why a machine's outputs can differ from the committed ones. `lacking`: instruction sets that its CPU has not."""
     if lacking:
         return f"they are for x86-64 CPUs with AVX2 and FMA, and this CPU lacks {' and '.join(lacking)}"
     return (
