@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup start demo repro verify test emulator test-code test-all test-gpu mutants lint format bench doctor tensorboard lock \
+.PHONY: help setup start demo repro verify test test-packages test-code test-all test-gpu mutants lint format bench doctor tensorboard lock \
 	clean clean-runs image image-repro image-test
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
@@ -55,17 +55,18 @@ test: lint  ## lint, types, every unit test, one test of each kind of real proce
 	@python -m pytest -n auto --dist worksteal -m "not gpu and not slow"
 
 # Second: continuous integration runs this. It finds everything that a machine without a GPU can find.
-test-all: emulator test-code image-test  ## everything that needs no GPU: all tests, then the container (about 26 minutes on 2 idle cores)
+test-all: test-packages test-code image-test  ## everything that needs no GPU: all tests, then the container (about 26 minutes on 2 idle cores)
 
 test-code: lint  ## lint, types, every test that needs no GPU, without the container
 	@python -m pytest -n auto --dist worksteal -m "not gpu"
 
-# In continuous integration, as root: QEMU, with which tests/test_portable.py emulates other kinds of CPU. Elsewhere those
-# tests are left out, with their reason, until it is installed: apt-get install qemu-user
-emulator:
-	@if [ "$${CI:-}" = true ] && [ "$$(id -u)" = 0 ] && ! command -v qemu-x86_64 >/dev/null; then \
-		apt-get --quiet=2 update && apt-get install --quiet=2 --yes --no-install-recommends qemu-user >/dev/null || \
-		echo "emulator: qemu-user could not be installed; the tests that need it are left out" >&2; fi
+# In continuous integration, as root: QEMU, with which tests/test_portable.py emulates other kinds of CPU, and Chromium,
+# in which the tests look at pages. Elsewhere those tests are left out, with their reason, until both are installed.
+TEST_PACKAGES := qemu-user chromium fonts-liberation
+test-packages:
+	@if [ "$${CI:-}" = true ] && [ "$$(id -u)" = 0 ] && ! { command -v qemu-x86_64 && command -v chromium; } >/dev/null; then \
+		apt-get --quiet=2 update && apt-get install --quiet=2 --yes --no-install-recommends $(TEST_PACKAGES) >/dev/null || \
+		echo "test-packages: $(TEST_PACKAGES) could not be installed; the tests that need them are left out" >&2; fi
 
 # Third: what only a GPU can show. Several tests run at once on many cores, without -n.
 test-gpu: setup  ## what only an NVIDIA GPU can show (tests/gpu), with a report; a second start resumes
