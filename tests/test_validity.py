@@ -124,8 +124,6 @@ def test_no_pair_of_choices_is_left_open() -> None:
         ({"train__precision": "bf16", "train__crop_from": 16, "train__crop_step": 8, "train__epochs": 9}, CPU_ONLY,
          "train.precision: 'bf16' × train.crop_from: 16 on the CPU: convolutions of maps of one pixel are not the same "
          "every time; allowed: fp32, a crop of at least 32, or train.deterministic: false"),
-        ({"train__crop_from": 16, "train__crop_step": 16, "train__cuda_graphs": True}, CPU_ONLY,
-         "train.cuda_graphs: true × train.crop_from: 16: a graph is for images of one side; allowed: one of the two"),
         ({"train__crop": 224, "train__crop_from": 192, "train__model": "vit_b_16"}, CPU_ONLY,
          "train.crop_from: 192 × train.model: 'vit_b_16': this model takes images of one size; allowed: 224, or "
          "another model"),
@@ -143,9 +141,20 @@ def test_no_pair_of_choices_is_left_open() -> None:
          "small images save; allowed: one of the two"),
         ({"train__compile": True}, Machine(0, "missing", False),
          "train.compile: true needs a C++ compiler (found: none); allowed here: false, or install g++"),
-        ({"train__cuda_graphs": True, "train__parallel": "ddp"}, CPU_ONLY,
-         "train.cuda_graphs: true needs train.device: cuda and train.compile: true and train.parallel: single; "
-         "allowed here: false"),
+        ({"train__cuda_graphs": True}, CPU_ONLY,
+         "train.cuda_graphs: true needs train.device: cuda; allowed on the CPU: false"),
+        ({"train__cuda_graphs": True, "train__parallel": "ddp"}, TWO_GPUS,
+         "train.cuda_graphs: true × train.parallel: 'ddp': its exchange of gradients is not part of a graph; "
+         "allowed: false, or train.parallel: single or elastic"),
+        ({"train__cuda_graphs": True, "train__precision": "O1"}, TWO_GPUS,
+         "train.cuda_graphs: true × train.precision: 'O1': Apex reads the loss scale in every step; "
+         "allowed: false, or a native precision"),
+        ({"train__cuda_graphs": True, "train__gradient_checkpointing": True}, TWO_GPUS,
+         "train.cuda_graphs: true × train.gradient_checkpointing: true: a graph cannot go back to earlier random "
+         "numbers; allowed: one of the two"),
+        ({"train__cuda_graphs": True, "train__compile": True, "train__accumulation_steps": 2}, TWO_GPUS,
+         "train.cuda_graphs: true × train.compile: true needs train.parallel: single and train.accumulation_steps: 1; "
+         "allowed: one of the two, or these values"),
         ({"train__device": "cuda", "train__parallel": "ddp", "train__sync_bn": "torch"}, TWO_GPUS,
          "train.sync_bn: 'torch' × run.processes: 1: there is nothing to synchronize; "
          "allowed: none, or more processes"),

@@ -49,11 +49,7 @@ def pairs(train: Train) -> Iterator[str]:
             f"train.compile: true × train.crop_from: {train.crop_from}: every side would be compiled by itself, which "
             f"takes longer than small images save; allowed: one of the two"
         )
-    if train.cuda_graphs and train.crop_from:
-        yield (
-            f"train.cuda_graphs: true × train.crop_from: {train.crop_from}: a graph is for images of one side; "
-            f"allowed: one of the two"
-        )
+    yield from _graphs(train)
     if train.gradient_checkpointing and (train.parallel == "dp" or train.precision == "O1"):
         other = "train.parallel: 'dp'" if train.parallel == "dp" else "train.precision: 'O1'"
         yield (
@@ -67,6 +63,33 @@ def pairs(train: Train) -> Iterator[str]:
         )
     if train.export == "ema" and train.ema_decay == 0:
         yield "train.export: 'ema' needs train.ema_decay > 0, such as 0.999; allowed without: last, best"
+
+
+def _graphs(train: Train) -> Iterator[str]:
+    """The choices that do not work with CUDA graphs, which the compiler records, or pipeline/engine/graphs.py."""
+    if not train.cuda_graphs:
+        return
+    here = "train.cuda_graphs: true"
+    if train.compile and (train.parallel != "single" or train.accumulation_steps > 1):
+        yield (
+            f"{here} × train.compile: true needs train.parallel: single and train.accumulation_steps: 1; "
+            f"allowed: one of the two, or these values"
+        )
+    if not train.compile and train.parallel not in ("single", "elastic"):
+        yield (
+            f"{here} × train.parallel: {train.parallel!r}: its exchange of gradients is not part of a graph; "
+            f"allowed: false, or train.parallel: single or elastic"
+        )
+    if not train.compile and train.precision in APEX_LEVELS:
+        yield (
+            f"{here} × train.precision: {train.precision!r}: Apex reads the loss scale in every step; "
+            f"allowed: false, or a native precision"
+        )
+    if not train.compile and train.gradient_checkpointing:
+        yield (
+            f"{here} × train.gradient_checkpointing: true: a graph cannot go back to earlier random numbers; "
+            f"allowed: one of the two"
+        )
 
 
 def portable(train: Train) -> Iterator[str]:

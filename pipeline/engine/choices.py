@@ -8,10 +8,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from pipeline.engine import parallel
+from pipeline.engine import loop, parallel
+from pipeline.engine.graphs import Graphs
+from pipeline.engine.loop import Learner
 from pipeline.engine.loss import WeightedCrossEntropy, balanced_weights
 from pipeline.engine.parallel import ParallelModel
 from pipeline.engine.precision import Native, Precision
@@ -75,6 +77,12 @@ OPTIMIZERS: dict[str, Callable[[Groups, float, float, bool, tuple[float, float]]
     "adam": lambda groups, lr, momentum, nesterov, betas: Adam(groups, lr=lr, betas=betas, fused=_fused(groups)),
     "adamw": lambda groups, lr, momentum, nesterov, betas: AdamW(groups, lr=lr, betas=betas, fused=_fused(groups)),
     "fused_sgd": lambda groups, lr, momentum, nesterov, betas: _apex().fused_sgd(groups, lr, momentum, nesterov),
+}
+
+# whether CUDA graphs are recorded here → (learner, parallel model, images, targets) → loss and logits of a microbatch
+GRADIENTS: dict[bool, Callable[[], Callable[[Learner, ParallelModel, Tensor, Tensor], tuple[Tensor, Tensor]]]] = {
+    False: lambda: loop.eager,
+    True: Graphs,
 }
 
 # name of train.class_weights → (training images per class, label smoothing) → the loss of training

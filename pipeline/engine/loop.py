@@ -82,6 +82,15 @@ class Totals:
         self.broken_step.copy_(torch.where(first, step, self.broken_step))
 
 
+def eager(learner: "Learner", parallel_model: ParallelModel, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Add a microbatch's gradients to those of the parameters. Returns its mean loss [] and its logits [n, classes]."""
+    with learner.precision.autocast():
+        logits = parallel_model.model(images)
+        loss = learner.criterion(logits, targets)
+    learner.precision.backward(loss / parallel_model.divisor, learner.optimizer)
+    return loss, logits
+
+
 @dataclass(frozen=True)
 class Learner:
     """A model in training, and everything else that a training step changes."""
@@ -92,6 +101,7 @@ class Learner:
     precision: Precision
     ema: Ema
     clip_norm: float  # 0: gradients are not clipped
+    gradients: Callable[["Learner", ParallelModel, Tensor, Tensor], tuple[Tensor, Tensor]] = eager  # or a Graphs
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that an exact resume needs, as tensors and plain values."""
@@ -148,10 +158,7 @@ def train(
         for microbatch, images, labels, targets in zip(share.mine, *pieces, strict=True):
             torch.manual_seed(batch.seed + microbatch)
             with parallel_model.microbatch(microbatch):
-                with precision.autocast():
-                    logits = parallel_model.model(images)
-                    loss = learner.criterion(logits, targets)
-                precision.backward(loss / parallel_model.divisor, optimizer)
+                loss, logits = learner.gradients(learner, parallel_model, images, targets)
             with precision.exact():
                 totals.add(batch.step, microbatch, loss, logits, labels)
         with precision.exact():

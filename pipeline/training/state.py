@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pipeline.config.model_names import weights_file
 from pipeline.config.params import Params, Train
-from pipeline.engine.choices import CLASS_WEIGHTS, MEMORY_FORMATS, OPTIMIZERS, PRECISIONS, SYNC_BNS
+from pipeline.engine.choices import CLASS_WEIGHTS, GRADIENTS, MEMORY_FORMATS, OPTIMIZERS, PRECISIONS, SYNC_BNS
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Learner
 from pipeline.engine.world import World
@@ -46,7 +46,8 @@ def make_learner(config: Params, counts: Mapping[str, int], world: World) -> Lea
     precision = PRECISIONS[settings.precision](world.device.type)
     model, optimizer = precision.prepare(model, optimizer)
     if settings.compile:
-        # "reduce-overhead" is torch's name for CUDA graphs. Every shape is compiled by itself: none depends on others.
+        # "reduce-overhead" is torch's name for CUDA graphs of compiled code. Every shape is compiled by itself: none
+        # depends on others.
         model.compile(mode="reduce-overhead" if settings.cuda_graphs else "default", dynamic=False)
     return Learner(
         model=model,
@@ -55,6 +56,7 @@ def make_learner(config: Params, counts: Mapping[str, int], world: World) -> Lea
         precision=precision,
         ema=Ema.of(model, settings.ema_decay),
         clip_norm=settings.clip_norm,
+        gradients=GRADIENTS[settings.cuda_graphs and not settings.compile](),
     )
 
 

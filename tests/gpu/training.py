@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torchvision.models.resnet import BasicBlock
 
 from pipeline.engine import determinism, loop
-from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
+from pipeline.engine.choices import GRADIENTS, OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.engine.ema import Ema
 from pipeline.engine.parallel import ParallelModel, accumulating
 from pipeline.engine.precision import Precision
@@ -103,14 +103,16 @@ def train(
     microbatches: int = 1,
     clip_norm: float = 0.0,
     ema: Ema | None = None,
+    graphs: bool = False,
 ) -> list[float]:
-    """Take the steps with the engine's loop. This rank's loss of each step."""
+    """Take the steps with the engine's loop, or with CUDA graphs. This rank's loss of each step."""
     alone = World(0, 0, 1, steps[0].images.device)  # the batches are already this rank's shares
     parallel_model = ready.parallel_model if microbatches == 1 else accumulating(ready.model, alone, microbatches)
     totals = loop.Totals.zero(alone.device, parallel_model.share.total)
     average = ema or Ema.of(ready.bare, 0)
     criterion = nn.CrossEntropyLoss()
-    learner = loop.Learner(ready.bare, criterion, ready.optimizer, ready.precision, average, clip_norm)
+    gradients = GRADIENTS[graphs]()
+    learner = loop.Learner(ready.bare, criterion, ready.optimizer, ready.precision, average, clip_norm, gradients)
     losses, rates = [], [rate] * (1 + max(batch.step for batch in steps))
     for _ in loop.train(learner, parallel_model, steps, rates, totals):
         loss, _, images = totals.sums.sum(0).tolist()
