@@ -2,8 +2,8 @@
 
     python -m pipeline.launch train       starts run.processes of it, as params.yaml says
 
-Writes models/model.safetensors, models/model.json, metrics/train.json and metrics/history.csv: the same bytes for the
-same inputs. `runs/<fingerprint>/` (see training/runs.py) holds the checkpoint from which an interrupted run resumes.
+Writes models/{model.safetensors,model.json,config.json}, metrics/train.json and metrics/history.csv: the same bytes for
+the same inputs. `runs/<fingerprint>/` (training/runs.py) holds the checkpoint from which an interrupted run resumes.
 """
 
 import os

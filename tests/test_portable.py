@@ -111,7 +111,7 @@ def test_an_emulated_cpu_writes_the_same_bytes(native: Path, tmp_path: Path, cpu
     folder = project(tmp_path / "emulated")
     for stage in STAGES:
         emulated(folder, cpu, *stage)
-    assert len(outputs(native)) == 11
+    assert len(outputs(native)) == 12
     assert outputs(folder) == outputs(native)
     question = ("--json", "data/images/aster")
     answer = run(native, sys.executable, "-m", "pipeline.predict", *question)

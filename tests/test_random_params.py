@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torchvision.transforms.v2 import CutMix, RandomErasing, RandomResizedCrop
 
 from pipeline.engine.parallel import Share
-from pipeline.loader import random_params, sampler
+from pipeline.loader import center, random_params, sampler
 from pipeline.loader.random_params import CropRange
 
 SIZES = st.lists(st.tuples(st.integers(8, 2000), st.integers(8, 2000)), min_size=1, max_size=24)
@@ -59,7 +59,7 @@ def test_where_no_crop_fits_it_is_torchvisions_central_one(size: tuple[int, int]
     draw = RandomResizedCrop(32, scale=(1.0, 1.0), ratio=(0.75, 4 / 3))
     theirs = draw.make_params([torch.zeros(3, size[1], size[0])])
     boxes, _ = random_params.crop_boxes(0, 0, np.array([size], np.int32), 64, CropRange((1.0, 1.0), (0.75, 4 / 3), 0.5))
-    left, top, right, bottom = boxes[0] / (64 * random_params.GRID) * np.tile(size, 2)
+    left, top, right, bottom = boxes[0] / (64 * center.GRID) * np.tile(size, 2)
     assert (left, top) == pytest.approx((theirs["left"], theirs["top"]), abs=0.6)
     assert (right - left, bottom - top) == pytest.approx((theirs["width"], theirs["height"]), abs=0.6)
     assert (left + right, top + bottom) == pytest.approx(size, abs=0.05)
@@ -77,7 +77,7 @@ def test_a_crop_has_the_area_and_the_ratio_that_were_asked_for() -> None:
     """Without a choice of area and ratio, a crop has just these in the original image, wherever it lies."""
     size = np.tile(np.array([400, 300], np.int32), (50, 1))
     boxes, flips = random_params.crop_boxes(5, 3, size, 256, CropRange((0.25, 0.25), (0.5, 0.5), 1.0))
-    extent = (boxes[:, 2:] - boxes[:, :2]) / (256 * random_params.GRID) * size
+    extent = (boxes[:, 2:] - boxes[:, :2]) / (256 * center.GRID) * size
     assert extent.prod(1) == pytest.approx(0.25 * 400 * 300, rel=1e-3)
     assert extent[:, 0] / extent[:, 1] == pytest.approx(0.5, rel=1e-3)
     assert np.ptp(boxes[:, 0]) > 256 * 256 * 0.4
@@ -99,20 +99,20 @@ def test_the_last_bit_of_an_exponential_decides_nothing(monkeypatch: pytest.Monk
 def test_evaluation_boxes_by_hand() -> None:
     """Of 200 × 100, resized to 80 × 40: 30 of 80 and 30 of 40. A crop larger than the image is the whole of it."""
     shape = np.array([[200, 100]], np.int32)
-    whole = 64 * random_params.GRID
-    assert random_params.eval_boxes(shape, 64, 40, 30).tolist() == [
+    whole = 64 * center.GRID
+    assert center.eval_boxes(shape, 64, 40, 30).tolist() == [
         [whole * 5 // 16, whole // 8, whole * 11 // 16, whole * 7 // 8]
     ]
-    assert random_params.eval_boxes(shape, 64, 40, 100).tolist() == [[0, 0, whole, whole]]
+    assert center.eval_boxes(shape, 64, 40, 100).tolist() == [[0, 0, whole, whole]]
 
 
 def test_a_crop_smaller_than_a_pixel_becomes_one() -> None:
     """Wherever it lies, at an edge, too."""
     sizes = np.tile(np.array([[300, 200]], np.int32), (2000, 1))
     boxes, _ = random_params.crop_boxes(0, 0, sizes, 4, CropRange((1e-6, 1e-6), (1.0, 1.0), 0.5))
-    assert (boxes[:, 2:] - boxes[:, :2] == random_params.GRID).all()
+    assert (boxes[:, 2:] - boxes[:, :2] == center.GRID).all()
     assert boxes.min() == 0
-    assert boxes.max() == 4 * random_params.GRID
+    assert boxes.max() == 4 * center.GRID
 
 
 @given(seed=st.integers(0, 2**32 - 1), step=st.integers(0, 10**6), sizes=SIZES, packed_size=st.integers(16, 512))
@@ -124,8 +124,8 @@ def test_boxes_stay_inside(seed: int, step: int, sizes: list[tuple[int, int]], p
     assert boxes.shape == (len(sizes), 4)
     assert flips.shape == (len(sizes),)
     assert (boxes >= 0).all()
-    assert (boxes <= packed_size * random_params.GRID).all()
-    assert (boxes[:, 2:] - boxes[:, :2] >= random_params.GRID).all()
+    assert (boxes <= packed_size * center.GRID).all()
+    assert (boxes[:, 2:] - boxes[:, :2] >= center.GRID).all()
 
 
 @given(sizes=SIZES, packed_size=st.integers(16, 512), resize=st.integers(16, 512), data=st.data())
@@ -135,13 +135,13 @@ def test_evaluation_boxes_are_central_squares(
     """An evaluation box is central and, seen in the original image, a square of crop / resize of the short side."""
     crop = data.draw(st.integers(16, resize)) if resize > 16 else 16
     shape = np.array(sizes, np.int32)
-    boxes = random_params.eval_boxes(shape, packed_size, resize, crop)
+    boxes = center.eval_boxes(shape, packed_size, resize, crop)
     assert (boxes >= 0).all()
-    assert (boxes <= packed_size * random_params.GRID).all()
+    assert (boxes <= packed_size * center.GRID).all()
     extent = boxes[:, 2:] - boxes[:, :2]
-    assert (abs(boxes[:, :2] + boxes[:, 2:] - packed_size * random_params.GRID) <= random_params.GRID).all()
-    expected = shape.min(1, keepdims=True) * crop / resize / shape * packed_size * random_params.GRID
-    assert (abs(extent - np.maximum(expected, random_params.GRID)) <= 1).all()
+    assert (abs(boxes[:, :2] + boxes[:, 2:] - packed_size * center.GRID) <= center.GRID).all()
+    expected = shape.min(1, keepdims=True) * crop / resize / shape * packed_size * center.GRID
+    assert (abs(extent - np.maximum(expected, center.GRID)) <= 1).all()
 
 
 def test_crops_are_drawn_as_torchvision_draws_them() -> None:
@@ -154,7 +154,7 @@ def test_crops_are_drawn_as_torchvision_draws_them() -> None:
     boxes, _ = random_params.crop_boxes(
         0, 0, np.tile(np.array([320, 240], np.int32), (3000, 1)), 256, CropRange((0.08, 1), (3 / 4, 4 / 3), 0.5)
     )
-    extent = (boxes[:, 2:] - boxes[:, :2]) / (256 * random_params.GRID)
+    extent = (boxes[:, 2:] - boxes[:, :2]) / (256 * center.GRID)
     ours = np.log(extent[:, 0] * 320 / (extent[:, 1] * 240))
     assert abs(extent.prod(1).mean() - area.mean()) < 0.03
     assert abs(ours.mean() - ratio.mean()) < 0.03

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
-from pipeline.loader import augment, random_params, resample
+from pipeline.loader import augment, center, random_params, resample
 from pipeline.loader.random_params import CropRange
 from pipeline.loader.resample import Crops
 
@@ -34,9 +34,9 @@ def random_boxes(n: int, side: int, seed: int = 0) -> Tensor:
 def drawn_crops(n: int, images: int, side: int, out: int, seed: int) -> Crops:
     """Boxes of any place and size of 1 pixel or more, some at the edges, some as large as the image; any rows."""
     random = np.random.default_rng(seed)
-    whole = side * random_params.GRID
-    start = random.integers(0, whole - random_params.GRID, (n, 2), endpoint=True)
-    end = random.integers(start + random_params.GRID, whole, endpoint=True)
+    whole = side * center.GRID
+    start = random.integers(0, whole - center.GRID, (n, 2), endpoint=True)
+    end = random.integers(start + center.GRID, whole, endpoint=True)
     start, end = np.where(random.random((n, 2)) < 0.2, 0, start), np.where(random.random((n, 2)) < 0.2, whole, end)
     boxes, rows, flips = np.concatenate([start, end], 1), random.integers(0, images, n), random.random(n) < 0.5
     return Crops(torch.from_numpy(rows), torch.from_numpy(boxes), torch.from_numpy(flips), out)
@@ -53,7 +53,7 @@ def pixels(normalized: Tensor) -> Tensor:
 
 
 AS_IT_IS = torch.zeros(3), torch.ones(3)
-NORMALIZED = augment._normalization(torch.device("cpu"))
+NORMALIZED = augment.normalization(torch.device("cpu"))
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
 
 
@@ -87,7 +87,7 @@ def test_both_forms_have_the_same_bits(side: int, out: int) -> None:
     images, rows, n = random_images(5, side), torch.tensor([4, 0, 0, 2, 3, 1, 4, 2]), 8
     boxes, flips = random_boxes(n, side), torch.arange(n) % 2 == 0
     boxes[-2:] = torch.tensor([[0, 0, side, side], [side * 255, side * 254, side * 256, side * 256]])
-    filters, normalization = filters_of(boxes, flips, side, out), augment._normalization(torch.device("cpu"))
+    filters, normalization = filters_of(boxes, flips, side, out), augment.normalization(torch.device("cpu"))
     loops = resample.by_loops(images, rows, *filters, *normalization)
     assert torch.equal(loops, resample.by_products(images, rows, *filters, *normalization))
     assert torch.equal(loops, resample.resample(images, resample.Crops(rows, boxes, flips, out), *normalization))
@@ -109,8 +109,8 @@ def test_a_crop_does_not_depend_on_its_neighbours_or_on_threads() -> None:
 @given(side=st.integers(16, 300), out=st.integers(16, 300), data=st.data())
 def test_the_filter_sums_to_one(side: int, out: int, data: st.DataObject) -> None:
     """Whatever the box, the weights of every output pixel are multiples of 1/256 of pixels inside, and sum to 1."""
-    start = data.draw(st.integers(0, (side - 1) * random_params.GRID))
-    end = data.draw(st.integers(start + random_params.GRID, side * random_params.GRID))
+    start = data.draw(st.integers(0, (side - 1) * center.GRID))
+    end = data.draw(st.integers(start + center.GRID, side * center.GRID))
     found = resample.triangle(torch.tensor([start]), torch.tensor([end]), side, out)
     weights = found.weights * 256
     assert torch.equal(weights, weights.round())
@@ -124,12 +124,12 @@ def test_the_filter_sums_to_one(side: int, out: int, data: st.DataObject) -> Non
 def test_weights_are_those_of_a_triangle(side: int, out: int, data: st.DataObject) -> None:
     """In exact fractions: a triangle as wide as two output pixels (two input pixels where the box is enlarged) around
     an output pixel's centre. The weights' running sum is within half a unit of 1/256 of the triangle's."""
-    start = data.draw(st.integers(0, (side - 1) * random_params.GRID))
-    end = data.draw(st.integers(start + random_params.GRID, side * random_params.GRID))
+    start = data.draw(st.integers(0, (side - 1) * center.GRID))
+    end = data.draw(st.integers(start + center.GRID, side * center.GRID))
     found = resample.triangle(torch.tensor([start]), torch.tensor([end]), side, out)
-    scale = Fraction(end - start, random_params.GRID * out)  # input pixels an output pixel
+    scale = Fraction(end - start, center.GRID * out)  # input pixels an output pixel
     for pixel in (0, out // 2, out - 1):
-        centre, radius = Fraction(start, random_params.GRID) + (pixel + Fraction(1, 2)) * scale, max(scale, Fraction(1))
+        centre, radius = Fraction(start, center.GRID) + (pixel + Fraction(1, 2)) * scale, max(scale, Fraction(1))
         heights = [max(Fraction(0), 1 - abs(k + Fraction(1, 2) - centre) / radius) for k in range(side)]
         weights = [Fraction(0)] * side
         first = int(found.first[0, pixel])
@@ -154,7 +154,7 @@ def test_it_is_pillows_box_resize(out: int) -> None:
     images, boxes = random_images(8, 64), random_boxes(8, 64)
     ours = pixels(crops(images, boxes, no_flips(8), out))
     for image, box, crop in zip(images.numpy(), boxes.tolist(), ours, strict=True):
-        placed = tuple(corner / random_params.GRID for corner in box)
+        placed = tuple(corner / center.GRID for corner in box)
         theirs = Image.fromarray(image).resize((out, out), Image.Resampling.BILINEAR, box=placed)
         difference = (torch.from_numpy(np.asarray(theirs).copy()).permute(2, 0, 1) - crop).abs()
         assert difference.max() <= 2.5
@@ -173,7 +173,7 @@ def test_real_photos_look_as_torchvision_makes_them(mini: Path) -> None:
     packed = torch.from_numpy(np.stack([np.asarray(p.resize((256, 256), Image.Resampling.BICUBIC)) for p in photos]))
     tensors = [F.pil_to_tensor(photo) for photo in photos]
 
-    boxes = torch.from_numpy(random_params.eval_boxes(sizes, 256, 256, 224))
+    boxes = torch.from_numpy(center.eval_boxes(sizes, 256, 256, 224))
     ours = pixels(crops(packed, boxes, no_flips(len(photos)), 224))
     theirs = torch.stack([F.center_crop(F.resize(t, [256], antialias=True), [224]) for t in tensors]).float()
     moved = torch.stack([F.center_crop(F.resize(t.roll(2, 2), [256], antialias=True), [224]) for t in tensors]).float()
@@ -236,3 +236,14 @@ def test_what_a_backward_pass_needs_is_not_written_over() -> None:
         return torch.autograd.grad(total, weight)[0]
 
     assert torch.equal(gradient(between=9), gradient(between=0))
+
+
+@given(st.integers(0, 2**32), st.integers(16, 40), st.integers(16, 48), st.integers(16, 48))
+def test_numpy_cuts_the_same_pixels_for_one_image(seed: int, side: int, crop: int, resize: int) -> None:
+    """The centre crop without torch has the bits of the other forms, of any shape, smaller or enlarged."""
+    random = np.random.default_rng(seed)
+    image, size = random.integers(0, 256, (1, side, side, 3), np.uint8), random.integers(1, 500, (1, 2), np.int32)
+    boxes = center.eval_boxes(size, side, max(crop, resize), crop)
+    crops = Crops(torch.zeros(1, dtype=torch.int64), torch.from_numpy(boxes), torch.zeros(1, dtype=torch.bool), crop)
+    expected = resample.resample(torch.from_numpy(image), crops, torch.zeros(3), torch.ones(3))[0]
+    assert np.array_equal(center.cut(image[0], boxes[0], crop), expected.numpy())

@@ -68,7 +68,13 @@ def launch(folder: Path, check: bool = True, **variables: str) -> subprocess.Com
 
 def outputs(folder: Path) -> dict[str, str]:
     """What the stage wrote, by its SHA-256: pytest would compare megabytes that differ line by line, for hours."""
-    names = ("models/model.safetensors", "models/model.json", "metrics/train.json", "metrics/history.csv")
+    names = (
+        "models/model.safetensors",
+        "models/model.json",
+        "models/config.json",
+        "metrics/train.json",
+        "metrics/history.csv",
+    )
     return {name: files.sha256(folder / name) for name in names}
 
 

@@ -31,7 +31,7 @@ def crops(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], flips: NDArray
     images: uint8 [N, S, S, 3]; rows: int64 [n], the image of each crop, on the same device; boxes: [n, 4] (x0, y0, x1,
     y1 in 1/256 pixels); flips: [n], mirrored.
     """
-    return resample(images, _on_device(images, rows, boxes, flips, out), *_normalization(images.device))
+    return resample(images, _on_device(images, rows, boxes, flips, out), *normalization(images.device))
 
 
 def training_crops(
@@ -46,7 +46,7 @@ def training_crops(
     images and rows: as in `crops`; params: one entry per row; layout: the memory format of the crops. If all factors
     are 1 and all rectangles are empty, the values are those of `crops`.
     """
-    mean, scale = _normalization(images.device)
+    mean, scale = normalization(images.device)
     cut = _on_device(images, rows, params.boxes, params.flips, out)
     if (params.factors == 1).all():
         return erase(resample(images, cut, mean, scale, layout), params.erased)
@@ -119,7 +119,7 @@ def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 @cache
-def _normalization(device: torch.device) -> tuple[Tensor, Tensor]:
+def normalization(device: torch.device) -> tuple[Tensor, Tensor]:
     """Mean and scale [3] that normalize a pixel of 0 to 255: (pixel - mean) · scale."""
     return _constant(MEAN, device) * 255, 1 / (_constant(STD, device) * 255)
 

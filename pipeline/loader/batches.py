@@ -43,7 +43,7 @@ class CenterCrops:
     """The centre crops of n images that evaluation uses."""
 
     rows: NDArray[np.int64]  # [n]
-    boxes: NDArray[np.int64]  # [n, 4], see `random_params.eval_boxes`
+    boxes: NDArray[np.int64]  # [n, 4], see `center.eval_boxes`
     size: int  # pixels per side of a crop
 
     def batches(self, batch_size: int) -> list["CenterCrops"]:

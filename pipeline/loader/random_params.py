@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from pipeline.engine.parallel import Share
 from pipeline.loader import sampler
+from pipeline.loader.center import GRID, at_least_a_pixel
 from pipeline.loader.sampler import CROP, ERASE, JITTER, MIX
 
-GRID = 256  # boxes are given in 1/256 pixels of the packed image
 ATTEMPTS = 10  # as in torchvision; then RandomResizedCrop takes a central crop, and RandomErasing erases nothing
 ERASE_SCALE = (0.02, 0.33)  # of a crop's area; this and the ratio are torchvision's defaults [Zhong et al. 2017]
 ERASE_RATIO = (0.3, 3.3)  # height / width
@@ -90,15 +90,7 @@ def crop_boxes(
     extent = np.where(found[:, None], chosen, central)
     start = np.where(found[:, None], position, 0.5) * (full[:, 0] - extent)
     corners = np.concatenate([start, start + extent], -1) / np.tile(full[:, 0], 2) * (packed_size * GRID)
-    return _at_least_a_pixel(np.rint(corners).astype(np.int64), packed_size), mirror < crops.flip
-
-
-def eval_boxes(sizes: NDArray[np.int32], packed_size: int, resize: int, crop: int) -> NDArray[np.int64]:
-    """The boxes int64 [n, 4] of the centre crops: the short side resized to `resize`, then `crop` × `crop` pixels."""
-    full = packed_size * GRID
-    extent = full * crop * sizes.min(axis=1, keepdims=True).astype(np.int64) // (resize * sizes.astype(np.int64))
-    start = (full - extent) // 2
-    return _at_least_a_pixel(np.concatenate([start, start + extent], -1), packed_size)
+    return at_least_a_pixel(np.rint(corners).astype(np.int64), packed_size), mirror < crops.flip
 
 
 def jitter_factors(seed: int, step: int, batch: int, strength: float) -> NDArray[np.float32]:
@@ -178,9 +170,3 @@ def _rounded(values: ArrayLike) -> NDArray[np.float64]:
     """The values as multiples of 2^-20: the last bit of exp or pow, which differs between machines, has no effect."""
     rounded: NDArray[np.float64] = np.rint(np.asarray(values) * 2**20) / 2**20
     return rounded
-
-
-def _at_least_a_pixel(boxes: NDArray[np.int64], packed_size: int) -> NDArray[np.int64]:
-    """Boxes inside the packed image, at least one pixel wide and high."""
-    start = np.clip(boxes[:, :2], 0, (packed_size - 1) * GRID)
-    return np.concatenate([start, np.clip(boxes[:, 2:], start + GRID, packed_size * GRID)], -1)

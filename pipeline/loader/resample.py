@@ -10,7 +10,7 @@ float32, and every factor into the 11 bits of TF32. No order, fused operation or
 
 There are three forms with the same bits. The CPU has a compiled loop over the images. A GPU has two kernels, which
 compute the same sums as whole numbers. Two matrix products, mostly with zeros, run on any device: tests compare both
-with them.
+with them. `center.py` has the products for one image in NumPy.
 """
 
 import math
@@ -30,10 +30,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.engine import kernels
-from pipeline.loader.random_params import GRID
+from pipeline.loader.center import GRID, ONE, taps
 from pipeline.loader.resample_cuda import SOURCE
 
-ONE = 256  # filter weights are multiples of 1/256
 TO_QUARTERS = 1.5 * 2.0**21  # adding and subtracting it rounds to 1/4
 
 _LENT: deque[NDArray[np.float32]] = deque(maxlen=4)  # the memory of the last results, for reuse
@@ -90,11 +89,6 @@ def triangle(start: Tensor, end: Tensor, side: int, out: int) -> Filter:
     total = running[:, -1:]
     rounded = ((2 * ONE * running + total) / (2 * total)).floor().float() / ONE
     return Filter(first.long(), torch.cat([rounded[:, :1], rounded[:, 1:] - rounded[:, :-1]], 1))
-
-
-def taps(side: int, out: int) -> int:
-    """The largest number of the `side` input pixels in one of the `out` output pixels."""
-    return min(side, max(2, -(-2 * side // out)))
 
 
 def resample(

@@ -1,4 +1,4 @@
-"""The model as it is versioned: models/model.safetensors and models/model.json. Written by train, read by the rest."""
+"""The model as it is versioned: model.safetensors, model.json and config.json in models/. Written by train."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,9 +14,9 @@ from pipeline.base import files, schema
 from pipeline.base.errors import UserError
 from pipeline.config.params import Arithmetic
 from pipeline.engine import loop
-from pipeline.loader import augment, random_params
+from pipeline.loader import augment, center
 from pipeline.loader.batches import CenterCrops
-from pipeline.models import description, network
+from pipeline.models import description, hub, network
 from pipeline.models.description import REMEDY, Description, View
 
 
@@ -33,7 +33,7 @@ class ExportedModel:
 def center_crops(view: View, sizes: NDArray[np.int32], rows: NDArray[np.int64]) -> CenterCrops:
     """The crops of the given rows [n] that a model sees. `sizes` [N, 2] are the original widths and heights of all
     images."""
-    boxes = random_params.eval_boxes(sizes[rows], view.packed_size, view.resize, view.crop)
+    boxes = center.eval_boxes(sizes[rows], view.packed_size, view.resize, view.crop)
     return CenterCrops(rows, boxes, view.crop)
 
 
@@ -44,9 +44,10 @@ def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
 
 
 def save(models: Path, weights: dict[str, Tensor], description: Description) -> None:
-    """Write model.safetensors and model.json."""
+    """Write model.safetensors, model.json and config.json."""
     save_weights(models / "model.safetensors", weights)
     files.write_json(models / "model.json", asdict(description))
+    files.write_json(models / hub.FILE, hub.config(description))
 
 
 def load(models: Path) -> ExportedModel:
