@@ -9,6 +9,7 @@ import torch
 
 from pipeline.base.errors import UserError
 from pipeline.config import params
+from pipeline.engine import determinism
 from pipeline.training import checks
 from tests.conftest import on_cpu
 from tests.test_train import launch, small_world
@@ -43,6 +44,19 @@ def test_an_operator_without_a_deterministic_version_is_named(raw: dict[str, Any
         torch.use_deterministic_algorithms(before)
     with pytest.raises(RuntimeError, match="something else"), checks.explain_torch_errors(settings):
         raise RuntimeError("something else")
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_cudnn_chooses_by_time_only_where_bytes_are_not_promised(deterministic: bool) -> None:
+    """By time, cuDNN's algorithm is that of the moment; without a promise, nothing is faster."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+    try:
+        determinism.make_deterministic(1, deterministic)
+        assert torch.backends.cudnn.benchmark is not deterministic
+        assert torch.backends.cudnn.deterministic is deterministic
+        assert torch.are_deterministic_algorithms_enabled() is deterministic
+    finally:
+        determinism.make_deterministic(before[1], before[0])
 
 
 def test_batchnorm_over_a_single_value_is_refused(raw: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 
 from tests.helpers import starts
@@ -9,15 +10,19 @@ from tests.helpers import starts
 
 def run_ranks(size: int, program: str, *arguments: str) -> None:
     """Run `python -m tests.ranks.<program>` in `size` processes that form a world. All of them must end with 0."""
+    assert [process.wait() for process in start_ranks(size, program, *arguments)] == [0] * size
+
+
+def start_ranks(size: int, program: str, *arguments: str, stderr: int | None = None) -> list[subprocess.Popen[str]]:
+    """Start `python -m tests.ranks.<program>` in `size` processes that form a world."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
-    processes = [
+    return [
         starts.Popen(
-            [sys.executable, "-m", f"tests.ranks.{program}", *arguments],
+            [sys.executable, "-m", f"tests.ranks.{program}", *arguments], text=True, stderr=stderr,
             cwd=starts.PROJECT, env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(size)
     ]  # fmt: skip
-    assert [process.wait() for process in processes] == [0] * size
