@@ -15,6 +15,7 @@ from pipeline.config import params
 from pipeline.engine import loop
 from pipeline.engine.choices import MEMORY_FORMATS, OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.engine.ema import Ema
+from pipeline.engine.graphs import Graphs
 from pipeline.engine.loop import Batch, Learner, Totals
 from pipeline.engine.parallel import Share
 from pipeline.loader import augment, resample
@@ -23,6 +24,7 @@ from pipeline.loader.dataset import Dataset
 from pipeline.loader.storage import ImageStore
 from pipeline.models import network
 from tests.helpers.emulation import emulator
+from tests.helpers.graphs import RehearsedGraph
 from tests.helpers.launches import Launches
 from tests.test_resample import NORMALIZED, drawn_crops, random_images
 from tests.test_steps import ALONE
@@ -55,6 +57,13 @@ def test_the_matrix_products_take_many_launches() -> None:
     assert counted.total > 100
 
 
+@pytest.mark.parametrize(("parallel", "most"), [("single", 60), ("elastic", 400)])
+def test_a_step_with_graphs_takes_fewer_launches(parallel: str, most: int) -> None:
+    """The forward and the backward pass of a microbatch are one launch. The rest: copies, totals, the optimizer."""
+    counted = launches_of_a_step("resnet18", parallel, "contiguous", graphs=True)
+    assert counted.total < most, counted.by_name.most_common()
+
+
 # Of one step with torch's SGD, as on a GPU. `single` is one process; `elastic` has 8 shards.
 @pytest.mark.parametrize(
     ("model", "one", "elastic"),
@@ -76,15 +85,17 @@ def test_a_step_takes_few_launches(model: str, one: int, elastic: int, memory_fo
     assert counts["elastic"].total < elastic, counts["elastic"].by_name.most_common()
 
 
-def launches_of_a_step(model: str, parallel: str, memory_format: str) -> Launches:
-    """The launches of the second step of a training."""
+def launches_of_a_step(model: str, parallel: str, memory_format: str, graphs: bool = False) -> Launches:
+    """The launches of the second step of a training. A replay of a graph is not counted."""
     layout = MEMORY_FORMATS[memory_format]
     net = network.build(model, 5, 0).to(memory_format=layout)  # type: ignore[call-overload]
     optimizer = OPTIMIZERS["sgd"](network.parameter_groups(net, 5e-4, False), 0.1, 0.9, True, (0.9, 0.999))
     for group in optimizer.param_groups:
         group["foreach"] = True  # torch's default on a GPU
     microbatches = {"single": 1, "elastic": 8}[parallel]
-    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS["fp32"]("cpu"), Ema.of(net, 0.0), 0.0)
+    gradients = Graphs(partial(RehearsedGraph, net)) if graphs else loop.eager
+    precision = PRECISIONS["fp32"]("cpu")
+    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, precision, Ema.of(net, 0.0), 0.0, gradients)
     images, labels = torch.randn(16, 3, 32, 32).contiguous(memory_format=layout), torch.zeros(16, dtype=torch.int64)
     parallel_model = PARALLELS[parallel](net, ALONE, True, microbatches)
     stream = (Batch(step, images, labels, labels, 0) for step in range(3))
