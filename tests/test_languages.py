@@ -1,0 +1,111 @@
+"""A document in Chinese (name.zh.md) says what its English original (name.md) says: line by line, nothing more or less.
+
+Compared are the headings, lists and tables, the code blocks without their comments, and in each line the code, the
+links and the figures. So whoever changes the original is told which line of the other to change.
+"""
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.conftest import PROJECT
+
+CHINESE = sorted(path.relative_to(PROJECT) for folder in ("", "docs") for path in (PROJECT / folder).glob("*.zh.md"))
+TWINS = {Path(str(path).replace(".zh.md", ".md")): path for path in CHINESE}
+LINK, CODE = re.compile(r"\]\(([^)]+)\)"), re.compile(r"`[^`]+`")
+FIGURE = re.compile(r"(?<![\w.])\d[\d,.]*", re.ASCII)
+COMMENT = re.compile(r"(?:^|\s+)# .*$")
+HAN, FULL_WIDTH = r"[\u4e00-\u9fff]", r"[,;:!?()]"
+
+
+class Line(NamedTuple):
+    """What a line of a document must share with that of the other language."""
+
+    number: int
+    form: str  # a heading's or list's mark, the cells of a table row, or the code of a line in a code block
+    code: Counter[str]
+    links: Counter[str]
+    figures: Counter[str]
+
+
+def lines(path: Path, headings: dict[str, int]) -> list[Line]:
+    """The lines that are not empty; a link to a heading names its number."""
+    found, inside = [], False
+    for number, text in enumerate((PROJECT / path).read_text().splitlines(), 1):
+        fence = text.lstrip().startswith("```")
+        inside ^= fence
+        if not text.strip():
+            continue
+        links = Counter(target(path, link, headings) for link in LINK.findall(text)) if not inside else Counter()
+        plain = LINK.sub("]", text)
+        code = Counter(CODE.findall(plain)) if not inside else Counter()
+        figures = Counter(figure.rstrip(",.") for figure in FIGURE.findall(CODE.sub("", plain)))
+        found.append(Line(number, COMMENT.sub(" #", text) if inside or fence else form(text), code, links, figures))
+    return found
+
+
+def form(text: str) -> str:
+    """The marks of a line of prose: heading, list item, quote, comment, or the number of a table row's cells."""
+    if text.startswith("|"):
+        return f"table row of {text.count('|') - 1}"
+    if text.startswith("<!--"):
+        return text
+    marks = re.match(r" *(?:#+ |[-*] |\d+\. |> |!\[|\[!)?", text)
+    return marks[0] if marks else ""
+
+
+def target(path: Path, link: str, headings: dict[str, int]) -> str:
+    """Where a link goes, in words that are the same in both languages."""
+    file, _, anchor = link.partition("#")
+    if not file:
+        return f"heading {headings[anchor]}"
+    if "://" in file or file.startswith("../../"):
+        return link
+    name = PROJECT.joinpath(path.parent, file).resolve().relative_to(PROJECT)
+    if name in TWINS or name in TWINS.values():
+        return f"{re.sub(r'(.zh)?.md$', '', str(name))}#{anchor}"
+    return f"{name}#{anchor}"
+
+
+def anchors(path: Path) -> dict[str, int]:
+    """The anchor of each heading, as the Git hosts make it from the heading, and its number."""
+    text = re.sub(r"^ *```.*?^ *```", "", (PROJECT / path).read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-"): number for number, title in enumerate(titles)}
+
+
+def test_there_are_pairs() -> None:
+    """The README and the page for those who come from the tutorials."""
+    assert set(TWINS) >= {Path("docs/from-the-tutorials.md")}
+
+
+@pytest.mark.parametrize("english", TWINS, ids=str)
+def test_both_languages_say_the_same(english: Path) -> None:
+    """Line by line: marks, code, links and figures."""
+    chinese = TWINS[english]
+    ours, theirs = lines(english, anchors(english)), lines(chinese, anchors(chinese))
+    for one, other in zip(ours, theirs, strict=False):
+        assert one[1:] == other[1:], f"{english}:{one.number} and {chinese}:{other.number} differ"
+    assert len(ours) == len(theirs)
+
+
+@pytest.mark.parametrize("chinese", CHINESE, ids=str)
+def test_chinese_is_set_as_chinese(chinese: Path) -> None:
+    """Full-width punctuation beside Chinese characters, and a space between them and Latin letters or figures."""
+    for number, text in enumerate((PROJECT / chinese).read_text().splitlines(), 1):
+        plain = LINK.sub("]", text)
+        for wrong in (rf"{HAN}\s*{FULL_WIDTH}", rf"{FULL_WIDTH}\s*{HAN}", rf"{HAN}[a-zA-Z0-9`]|[a-zA-Z0-9`]{HAN}"):
+            assert re.search(wrong, plain) is None, f"{chinese}:{number}: {text}"
+
+
+@pytest.mark.parametrize("document", sorted({*TWINS, *CHINESE}), ids=str)
+def test_a_link_to_a_heading_finds_it(document: Path) -> None:
+    """In the same document or in another one."""
+    for link in LINK.findall((PROJECT / document).read_text()):
+        file, _, anchor = link.partition("#")
+        if anchor and "://" not in file:
+            name = Path(document.parent, file) if file else document
+            assert anchor in anchors(name), f"{document}: no heading {link}"
