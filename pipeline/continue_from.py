@@ -41,21 +41,12 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """The part of a split's figures that is read."""
-
-    __pydantic_config__ = schema.OPEN
-
-    accuracy: float
-
-
-@dataclass(frozen=True)
 class Metrics:
     """The part of train.json that is read."""
 
     __pydantic_config__ = schema.OPEN
 
-    val: Figures
+    val_accuracy: float
 
 
 def fetch(revision: str, names: list[str], folder: Path) -> None:
@@ -80,7 +71,7 @@ def fetch(revision: str, names: list[str], folder: Path) -> None:
 
 def accuracy(path: Path) -> float:
     """The validation accuracy in a train.json. Raises UserError if the file is damaged."""
-    return schema.json_of(path, Metrics, "train a model (dvc repro)").val.accuracy
+    return schema.json_of(path, Metrics, "train a model (dvc repro)").val_accuracy
 
 
 def trained(config: Params, revision: str) -> Trained:

@@ -27,10 +27,7 @@ RESULTS = Path("results/demo")
 OUTPUTS = RESULTS / "outputs.json"  # output → MD5, as in dvc.lock
 COPIED = (
     "params.yaml",
-    "metrics/data.json",
-    "metrics/train.json",
-    "metrics/eval.json",
-    "metrics/history.csv",
+    *(f"metrics/{name}" for name in ("images.csv", "train.json", "history.csv", "eval.json", "per_class.csv")),
 )
 
 

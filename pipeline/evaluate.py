@@ -2,16 +2,16 @@
 
     python -m pipeline.launch evaluate       starts run.processes of it, as params.yaml says
 
-Reads models/ and the packed test rows. Writes metrics/eval.json, metrics/{confusion,calibration,predictions}.csv and
-reports/mistakes.png: the same bytes for every number of processes. Every test image is counted once.
+Reads models/ and the packed test rows. Writes metrics/eval.json, metrics/*.csv (per_class, confusion, calibration,
+predictions) and reports/mistakes.png: the same bytes for every number of processes. Every test image is counted once.
 """
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from pipeline.data.packed import Packed
 from pipeline.engine import agreement, determinism, distributed, rendezvous, watchdog
 from pipeline.engine.world import World
 from pipeline.evaluation import inference, metrics, mistakes
+from pipeline.evaluation.metrics import ClassFigures
 from pipeline.loader import storage
 from pipeline.models import exported
 from pipeline.models.exported import ExportedModel
@@ -74,11 +75,13 @@ def draw_mistakes(config: Params, data: Packed, rows: NDArray[np.int64], found: 
     )
 
 
-def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[np.float64]) -> dict[str, Any]:
-    """Write the stage's outputs from the log-probabilities [len(rows), classes]; returns what is in eval.json."""
+def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[np.float64]) -> str:
+    """Write the stage's outputs from the log-probabilities [len(rows), classes]; returns the figures as a table."""
     folder, classes, labels = Path(config.paths.metrics), data.classes, data.labels[rows]
-    figures = metrics.summary(found, labels, classes, config.evaluate.bins)
+    figures = metrics.summary(found, labels, config.evaluate.bins)
+    by_class = metrics.class_table(metrics.confusion(found.argmax(1), labels, len(classes)), classes)
     files.write_json(folder / "eval.json", figures)
+    files.write_csv(folder / "per_class.csv", ("class", "images", "precision", "recall", "f1"), map(astuple, by_class))
     pairs = [(classes[label], classes[guess]) for label, guess in zip(labels, found.argmax(1), strict=True)]
     # One row per image: DVC's template `confusion` counts the rows of each pair itself.
     files.write_csv(folder / "confusion.csv", ("actual", "predicted"), pairs)
@@ -96,23 +99,23 @@ def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[
         ),
     )
     draw_mistakes(config, data, rows, found)
-    return figures
+    return table(figures, by_class)
 
 
-def table(figures: dict[str, Any]) -> str:
-    """The figures of eval.json as a table to be read."""
-    interval, by_class = figures["interval"], figures["per_class"]
-    width = max(len(name) for name in [*by_class, "class"])
+def table(figures: Mapping[str, float], by_class: Sequence[ClassFigures]) -> str:
+    """The figures of eval.json and per_class.csv as a table to be read."""
+    width = max(len(name) for name in [*(row.name for row in by_class), "class"])
     return "\n".join(
         [
             f"{'class':{width}}  precision  recall     f1  images",
             *(
-                f"{name:{width}}  {row['precision']:9.3f}  {row['recall']:6.3f}  {row['f1']:5.3f}  {row['support']:8d}"
-                for name, row in by_class.items()
+                f"{row.name:{width}}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.images:6d}"
+                for row in by_class
             ),
-            f"test accuracy {figures['accuracy']:.3f} (95 %: {interval['low']:.3f} to {interval['high']:.3f}), "
+            f"test accuracy {figures['accuracy']:.3f} (95 %: {figures['accuracy_low']:.3f} to "
+            f"{figures['accuracy_high']:.3f}), "
             f"balanced {figures['balanced_accuracy']:.3f}, macro F1 {figures['macro_f1']:.3f}, "
-            f"nll {figures['nll']:.3f}, ece {figures['ece']:.3f}, {figures['images']} test images",
+            f"nll {figures['nll']:.3f}, ece {figures['ece']:.3f}, {sum(row.images for row in by_class)} test images",
         ]
     )
 
@@ -153,7 +156,7 @@ def run(config: Params) -> None:
                 model, image_store, data.sizes, rows, batch_size=config.evaluate.batch_size, world=world
             )
         if world.is_main:
-            print(table(write(config, data, rows, found)))
+            print(write(config, data, rows, found))
             print(f"evaluate: figures in {config.paths.metrics}/; mistakes in {config.paths.reports}/mistakes.png")
 
 

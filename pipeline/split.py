@@ -1,6 +1,8 @@
 """Stage `split`: decode and check every image once, and assign it to train, val or test.
 
-    python -m pipeline.split         reads the images; writes paths.split, and data.json in paths.metrics
+    python -m pipeline.split         reads the images; writes paths.split, and tables of counts in paths.metrics
+
+The tables: images.csv (per class and split), excluded.csv (per reason), findings.csv (duplicates and everything else).
 
 The steps: find the image files (data/folders.py), inspect each one, exclude broken files and exact duplicates, group
 near duplicates (data/duplicates.py), and assign each group to a split (data/assignment.py). If the folders or a table
@@ -22,9 +24,9 @@ from pipeline.base import files, linux, threads
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import assignment, decoders, duplicates, findings, folders, groups, images, originals, split_report
+from pipeline.data import assignment, duplicates, findings, folders, groups, images, originals, split_report
 from pipeline.data.assignment import Cut, Group
-from pipeline.data.duplicates import CONFLICT, DUPLICATE, NearDuplicates
+from pipeline.data.duplicates import NearDuplicates
 from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile, Layout
 from pipeline.data.originals import Originals
@@ -46,7 +48,7 @@ class Result(NamedTuple):
     """What the split made of a folder."""
 
     rows: list[Row]  # of split.csv
-    counts: dict[str, Any]  # the content of data.json
+    counts: dict[str, Any]  # see `summary`
     layout: Layout
 
 
@@ -124,7 +126,7 @@ def assign(
 
 
 def cut_counts(rows: Sequence[Row], cut: Cut) -> dict[str, Any]:
-    """For data.json, only if a split is given for some images: how many of the others were assigned to each split.
+    """Counts, only if a split is given for some images: how many of the others were assigned to each split.
 
     `cut_from_train` has the images in train that went to a missing split, `without_given_split` all those for which the
     table labels.csv gives no split.
@@ -167,17 +169,15 @@ def check_unreadable_count(image_files: Sequence[ImageFile], infos: Sequence[Ima
 def summary(
     classes: Sequence[str], rows: Sequence[Row], near: NearDuplicates, found: Sequence[Group], moved: int
 ) -> dict[str, Any]:
-    """The content of data.json: the number of images per class, split and reason, and of duplicates."""
+    """The number of images per class and split, of duplicates, and of what else was found."""
     exact = duplicates.exact_groups([row.info for row in rows])
     sizes = [sum(group.labels.values()) for group in found]
     by_class = Counter((row.image_file.label, row.split or "excluded") for row in rows)
-    reasons = Counter(decoders.kind(duplicates.without_path(row.reason)) for row in rows)
     return {
         "images": len(rows),
         "kept": sum(sizes),
         "classes": {label: {split: by_class[label, split] for split in (*SPLITS, "excluded")} for label in classes},
         "splits": {split: sum(row.split == split for row in rows) for split in SPLITS},
-        "excluded": {reason: reasons[reason] for reason in (*decoders.REASONS, DUPLICATE, CONFLICT)},
         "exact_duplicate_pairs": sum(len(same) * (len(same) - 1) // 2 for same in exact),
         "conflicts": sum(len({rows[row].image_file.label for row in same}) > 1 for same in exact),
         "near_duplicate_pairs": near.pairs,
@@ -216,7 +216,9 @@ def run(config: Params) -> None:
         originals.opened(Path(paths.images), Path(paths.inbox)), config.split, stage.workers(config)
     )
     files.write_csv(Path(paths.split), HEADER, map(cells, rows))
-    files.write_json(Path(paths.metrics) / "data.json", counts)
+    left_out = [(row.reason, row.image_file.path) for row in rows if row.reason]
+    for name, content in split_report.tables(counts, left_out).items():
+        files.write_csv(Path(paths.metrics) / name, *content)
     number = Counter(row.split for row in rows)
     print(
         f"split: {len(rows):,} files: {', '.join(f'{number[name]:,} {name}' for name in SPLITS)}; "

@@ -56,11 +56,11 @@ def test_the_file_follows_from_the_model_alone(tmp_path: Path) -> None:
     assert all(read[name].equal(weights[name]) for name in weights)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"val": {"loss": 1.0}}', '{"val": {"accuracy": "high"}}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"val_loss": 1.0}', '{"val_accuracy": "high"}'])
 def test_damaged_metrics_are_refused(tmp_path: Path, content: str) -> None:
     """The message names the file, and how to get it back."""
     path = tmp_path / "train.json"
-    path.write_text('{"epochs": 2, "val": {"loss": 1.0, "accuracy": 0.75}}')
+    path.write_text('{"exported_epoch": 2, "val_loss": 1.0, "val_accuracy": 0.75}')
     assert accuracy(path) == 0.75
     path.write_text(content)
     with pytest.raises(UserError, match=r"train\.json.*dvc repro"):
@@ -79,7 +79,7 @@ def test_a_training_continues_from_a_commit(trained: Path) -> None:
     model = safetensors.torch.load_file(trained / "models/model.safetensors")
     params = (trained / "params.yaml").read_text().splitlines()
     done = continue_from(trained, "HEAD")
-    accuracy = json.loads((trained / "metrics/train.json").read_text())["val"]["accuracy"]
+    accuracy = json.loads((trained / "metrics/train.json").read_text())["val_accuracy"]
     assert f"HEAD: shufflenet_v2_x0_5 with 5 classes, exported after epoch 2, validation accuracy {accuracy:.4f}" in (
         done.stdout
     )

@@ -15,7 +15,7 @@ from pipeline.data import duplicates
 from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile
 from pipeline.data.split_table import SPLITS
-from tests.helpers.datasets import do_split, near_by_brute_force, noise_image, put, reasons, two_classes
+from tests.helpers.datasets import do_split, left_out, near_by_brute_force, noise_image, put, reasons, two_classes
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_equal_images_in_two_classes_are_all_excluded(small: Path) -> None:
     shutil.copy(small / "cat/0.png", small / "dog/0.png")
     rows, counts = do_split(small)
     assert set(reasons(rows).values()) == {"conflicting labels"}
-    assert (counts["excluded"]["conflicting labels"], counts["exact_duplicate_pairs"], counts["conflicts"]) == (3, 3, 1)
+    assert (left_out(rows)["conflicting labels"], counts["exact_duplicate_pairs"], counts["conflicts"]) == (3, 3, 1)
     assert split.excluded(rows) == [
         ("conflicting labels", "cat/0 again.png, the same image as dog/0.png"),
         ("conflicting labels", "cat/0.png, the same image as dog/0.png"),

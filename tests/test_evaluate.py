@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -31,6 +32,7 @@ from tests.helpers import starts
 CLASSES = ("daisy", "rose", "tulip")
 OUTPUTS = (
     "metrics/eval.json",
+    "metrics/per_class.csv",
     "metrics/confusion.csv",
     "metrics/calibration.csv",
     "metrics/predictions.csv",
@@ -110,6 +112,10 @@ def config_of(folder: Path) -> Params:
     return inside(folder, params.load(folder / "params.yaml"))
 
 
+def figures_in(folder: Path) -> dict[str, float]:
+    return cast(dict[str, float], json.loads((folder / "metrics/eval.json").read_text()))
+
+
 def data_of(config: Params) -> packed.Packed:
     return packed.load(Path(config.paths.packed), Path(config.paths.split))
 
@@ -144,11 +150,14 @@ def test_every_test_image_is_counted_once(evaluated: Path) -> None:
     labels = np.array([CLASSES.index(row["label"]) for row in rows])
     assert probabilities.sum(1) == pytest.approx(1)
     assert [CLASSES[best] for best in probabilities.argmax(1)] == [row["prediction"] for row in rows]
-    written = json.loads((evaluated / "metrics/eval.json").read_text())
-    expected = metrics.summary(np.log(probabilities), labels, CLASSES, bins=15)
-    assert written["images"] == len(lines) == 23
+    written = figures_in(evaluated)
+    expected = metrics.summary(np.log(probabilities), labels, bins=15)
+    assert len(lines) == 23
     assert written["accuracy"] == expected["accuracy"]
-    assert written["per_class"] == expected["per_class"]
+    by_class = metrics.class_table(metrics.confusion(probabilities.argmax(1), labels, 3), CLASSES)
+    assert [list(row.values()) for row in files.read_csv(evaluated / "metrics/per_class.csv")] == [
+        [row.name, str(row.images), repr(row.precision), repr(row.recall), repr(row.f1)] for row in by_class
+    ]
     assert (written["nll"], written["ece"]) == pytest.approx((expected["nll"], expected["ece"]))
 
 
@@ -161,7 +170,7 @@ def test_tables_for_plots(evaluated: Path) -> None:
     bins = files.read_csv(evaluated / "metrics/calibration.csv")
     assert set(bins[0]) == {"low", "high", "count", "confidence", "accuracy"}
     assert sum(int(row["count"]) for row in bins) == len(rows)
-    written = json.loads((evaluated / "metrics/eval.json").read_text())
+    written = figures_in(evaluated)
     error = sum(int(row["count"]) * abs(float(row["confidence"]) - float(row["accuracy"])) for row in bins) / len(rows)
     assert error == pytest.approx(written["ece"])
 
@@ -176,9 +185,9 @@ def test_the_most_confident_mistakes_are_drawn_first(evaluated: Path, copy: Path
     for strength, row in enumerate(wrong):
         chance[row] = (1 - (0.5 + strength / 20)) / 2
         chance[row, (data.labels[rows[row]] + 1) % 3] = 0.5 + strength / 20
-    figures = evaluate.write(config, data, rows, np.log(chance))
+    evaluate.write(config, data, rows, np.log(chance))
 
-    assert figures["accuracy"] == 17 / 23
+    assert figures_in(copy)["accuracy"] == 17 / 23
     known = {"daisy/30 é.png": "CC-BY by Zoë - https://example.org/30"}
     expected = [data.paths[rows[row]] for row in reversed(wrong)][: config.evaluate.mistakes]
     assert credits_in(copy / "reports/mistakes.png") == [
@@ -192,8 +201,9 @@ def test_a_model_without_mistakes(copy: Path) -> None:
     data = data_of(config)
     rows = data.rows("test")
     sure = np.where(np.arange(3) == data.labels[rows][:, None], 0.0, -1000.0)
-    figures = evaluate.write(config, data, rows, sure)
-    assert (figures["accuracy"], figures["nll"], figures["interval"]["high"]) == (1, 0, 1)
+    evaluate.write(config, data, rows, sure)
+    figures = figures_in(copy)
+    assert (figures["accuracy"], figures["nll"], figures["accuracy_high"]) == (1, 0, 1)
     assert credits_in(copy / "reports/mistakes.png") == []
     with Image.open(copy / "reports/mistakes.png") as image:
         assert image.height == mistakes.HEAD

@@ -27,7 +27,7 @@ from pipeline.data import decoders, findings, formats, images, packed, split_tab
 from pipeline.data.originals import Originals
 from tests.conftest import PROJECT
 from tests.helpers import starts
-from tests.helpers.datasets import HAS_HEIF, Counts, Rows, decode, do_split, needs_heif
+from tests.helpers.datasets import HAS_HEIF, Counts, Rows, decode, do_split, left_out, needs_heif
 
 # pytest makes warnings errors again; the module itself ignores Pillow's warnings about odd metadata
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -267,11 +267,9 @@ def test_each_kind_of_file_ends_as_stated(world: World, case: Case) -> None:
 
 
 def test_each_kind_is_counted(world: World) -> None:
-    """data.json counts files by reason without the name of the format, files of several images, and dark ones."""
-    reasons = [decoders.kind(case.reason) for case in MADE]
-    assert {reason: count for reason, count in world.counts["excluded"].items() if count} == {
-        reason: reasons.count(reason) for reason in reasons if reason
-    }
+    """Files are counted by reason with the name of the format; files of several images and dark ones are, too."""
+    reasons = [case.reason for case in MADE]
+    assert left_out(world.rows) == {reason: reasons.count(reason) for reason in reasons if reason}
     assert world.counts["files_of_several_images"] == sum(case.has_more for case in MADE)
     assert world.counts["dark_16_bit"] == sum(case.is_dark for case in MADE)
 
@@ -327,8 +325,8 @@ def test_videos_and_sidecars_of_phones_are_no_unreadable_images(tmp_path: Path) 
         (folder / f"IMG_{seed}.HEIC").write_bytes(plain("HEIF", seed)[0])
         (folder / f"IMG_{seed}.MOV").write_bytes(boxes(b"qt  \0\0\0\0qt  ", seed)[0])
         (folder / f"IMG_{seed}.AAE").write_bytes(PLIST)
-    _, counts = do_split(tmp_path, max_unreadable=0)
-    assert (counts["images"], counts["kept"], counts["excluded"]["video or sidecar"]) == (60, 20, 40)
+    rows, counts = do_split(tmp_path, max_unreadable=0)
+    assert (counts["images"], counts["kept"], sum(left_out(rows).values())) == (60, 20, 40)
     (tmp_path / "cat/scan.dcm").write_bytes(bytes(128) + b"DICM")
     with pytest.raises(UserError, match=r"1 images of 61 cannot be used, allowed: 0; cat/scan\.dcm \(unsupported for"):
         do_split(tmp_path, max_unreadable=0)
@@ -410,7 +408,7 @@ def test_a_heic_without_its_decoder_is_named_counted_and_has_a_remedy(
     photo.write_bytes(boxes(b"heic\0\0\0\0mif1heic", 0)[0])
     rows, counts = do_split(tmp_path, max_unreadable=1)
     assert [row.image_file.path for row in rows if row.reason == "unsupported format: HEIC"] == ["cat/IMG_1.HEIC"]
-    assert (counts["kept"], counts["excluded"]["unsupported format"]) == (20, 1)
+    assert (counts["kept"], sum(left_out(rows).values())) == (20, 1)
     remedy = formats.remedy("HEIC")
     said, again = findings.lines([(row.image_file.path, row.info) for row in rows])
     assert said == f"unsupported format: HEIC: {remedy}"

@@ -166,7 +166,7 @@ def test_a_lightest_value_below_an_eighth_is_dark(tmp_path: Path, lightest: int,
 
 
 def test_dark_images_are_counted_and_named(tmp_path: Path) -> None:
-    """data.json has their number; the line names the first one and the remedy. Dark 8-bit images are not meant."""
+    """findings.csv has their number; the line names the first one and the remedy. Dark 8-bit images are not meant."""
     folder = two_classes(tmp_path / "images")
     Image.new("L", (40, 40), 3).save(folder / "cat/black.png")
     for n in (1, 2):

@@ -1,6 +1,7 @@
 """The figures, held against scikit-learn, scipy and closed forms."""
 
 import math
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -38,15 +39,12 @@ def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return normalized
 
 
-def leaves(value: object) -> list[object]:
-    """All values in nested tables."""
-    return [leaf for inner in value.values() for leaf in leaves(inner)] if isinstance(value, dict) else [value]
-
-
 def test_figures_are_plain_numbers() -> None:
-    """A summary has int and float alone, no numbers of numpy."""
-    figures = metrics.summary(np.log([[0.75, 0.25], [0.5, 0.5]]), np.array([0, 1]), ["a", "b"], bins=15)
-    assert {type(leaf) for leaf in leaves(figures)} == {int, float}
+    """A summary has float alone, and a row of a class int and float; no numbers of numpy."""
+    figures = metrics.summary(np.log([[0.75, 0.25], [0.5, 0.5]]), np.array([0, 1]), bins=15)
+    assert {type(value) for value in figures.values()} == {float}
+    (row, _) = metrics.class_table(np.array([[1, 0], [1, 0]]), ["a", "b"])
+    assert [type(value) for value in astuple(row)] == [str, int, float, float, float]
 
 
 @given(cases())
@@ -55,21 +53,23 @@ def test_figures_equal_scikit_learns(case: Case) -> None:
     log_probabilities, labels = case
     k = log_probabilities.shape[1]
     names = [f"c{i}" for i in range(k)]
-    found, predictions = metrics.summary(log_probabilities, labels, names, bins=15), log_probabilities.argmax(1)
+    found, predictions = metrics.summary(log_probabilities, labels, bins=15), log_probabilities.argmax(1)
 
-    assert found["images"] == len(labels)
     assert found["accuracy"] == pytest.approx(accuracy_score(labels, predictions))
     recall = [np.mean(predictions[labels == c] == c) for c in np.unique(labels)]
     assert found["balanced_accuracy"] == pytest.approx(np.mean(recall))
     interval = binomtest(int((labels == predictions).sum()), len(labels)).proportion_ci(method="wilson")
-    assert found["interval"] == pytest.approx({"low": interval.low, "high": interval.high}, abs=1e-12)
+    assert found["accuracy_low"] == pytest.approx(interval.low, abs=1e-12)
+    assert found["accuracy_high"] == pytest.approx(interval.high, abs=1e-12)
     assert found["macro_f1"] == pytest.approx(
         f1_score(labels, predictions, labels=range(k), average="macro", zero_division=0)
     )
     by_class = precision_recall_fscore_support(labels, predictions, labels=range(k), zero_division=0)
-    for name, values in zip(names, zip(*by_class, strict=True), strict=True):
-        assert list(found["per_class"][name]) == ["precision", "recall", "f1", "support"]
-        assert list(found["per_class"][name].values()) == pytest.approx(values)
+    rows = metrics.class_table(metrics.confusion(predictions, labels, k), names)
+    assert [row.name for row in rows] == names
+    assert sum(row.images for row in rows) == len(labels)
+    for row, values in zip(rows, zip(*by_class, strict=True), strict=True):
+        assert (row.precision, row.recall, row.f1, row.images) == pytest.approx(values)
     # scikit-learn clips probabilities away from 0, which a log-probability does not need.
     if log_probabilities.min() > math.log(np.finfo(np.float64).eps):
         assert found["nll"] == pytest.approx(log_loss(labels, np.exp(log_probabilities), labels=range(k)))
@@ -96,7 +96,7 @@ def test_balanced_accuracy_equals_scikit_learns() -> None:
 
 def test_the_likelihood_of_a_sure_mistake_is_finite() -> None:
     """An image whose true class has a probability below the smallest float still has its exact log-likelihood."""
-    found = metrics.summary(np.array([[0.0, -2000.0]]), np.array([1]), ["a", "b"], bins=10)
+    found = metrics.summary(np.array([[0.0, -2000.0]]), np.array([1]), bins=10)
     assert found["nll"] == 2000
     assert found["ece"] == 1
 
@@ -161,6 +161,6 @@ def test_calibration_table(case: Case, bins: int) -> None:
 def test_one_bin_measures_over_confidence(case: Case) -> None:
     """With a single bin the calibration error is the distance between mean confidence and accuracy."""
     log_probabilities, labels = case
-    found = metrics.summary(log_probabilities, labels, [str(i) for i in range(log_probabilities.shape[1])], bins=1)
+    found = metrics.summary(log_probabilities, labels, bins=1)
     mean = np.exp(log_probabilities.max(1)).mean()
     assert found["ece"] == pytest.approx(abs(mean - found["accuracy"]), abs=1e-12)

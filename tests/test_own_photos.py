@@ -148,12 +148,17 @@ def test_wrong_params_cost_no_output(owner: Path, tmp_path: Path) -> None:
     refused = call(folder, "dvc", "repro", check=False)
     [said] = [line for line in refused.stderr.splitlines() if "DVC removed" in line]
     assert said == (
-        "split: DVC removed data/split.csv, metrics/data.json before this stage; to get them back: dvc checkout; "
-        "git checkout metrics/data.json"
+        "split: DVC removed data/split.csv, metrics/excluded.csv, metrics/findings.csv, metrics/images.csv before this "
+        "stage; to get them back: dvc checkout"
     )
     call(folder, "dvc", "checkout")
-    call(folder, "git", "checkout", "metrics/data.json")
     assert (folder / "data/split.csv").is_file()
+    refused = call(folder, "dvc", "repro", "--force", "--single-item", "train", check=False)
+    [said] = [line for line in refused.stderr.splitlines() if "DVC removed" in line]
+    assert said.startswith("train: DVC removed metrics/history.csv, ")
+    assert said.endswith("; to get them back: dvc checkout; git checkout metrics/train.json")
+    call(folder, "dvc", "checkout")
+    call(folder, "git", "checkout", "metrics/train.json")
     write_params(params, change(read_params(params), split__fold=0, train__model="resnet99"))
     refused = call(folder, "dvc", "repro", check=False)
     assert "weights: train.model: 'resnet99' is not one of torchvision's" in refused.stderr

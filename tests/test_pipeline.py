@@ -10,15 +10,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pipeline.base import files
 from pipeline.training import runs
 from tests.conftest import MINI_SHA256, change, read_params, write_params
 from tests.helpers.projects import call, copy_project
 
-METRICS = ("data.json", "train.json", "eval.json")
-
 
 def data(folder: Path, name: str) -> Any:
     return json.loads((folder / "metrics" / name).read_text())
+
+
+def table(folder: Path, name: str) -> list[dict[str, str]]:
+    return files.read_csv(folder / f"metrics/{name}.csv")
 
 
 def splits(folder: Path) -> dict[str, str]:
@@ -39,12 +42,15 @@ def real(tmp_path_factory: pytest.TempPathFactory, mini: Path) -> Path:
 
 def test_real_photos_become_a_measured_model(real: Path) -> None:
     """From an archive of real photos to counts, a model and its figures; the counts add up to all images."""
-    counts = data(real, "data.json")
+    counts = {row["finding"]: int(row["number"]) for row in table(real, "findings")}
     assert counts["images"] == 735
     assert counts["exact_duplicate_pairs"] == 3
     assert counts["conflicts"] == 1
-    assert sum(counts["splits"].values()) == counts["kept"] == 735 - sum(counts["excluded"].values())
-    assert data(real, "eval.json")["images"] == counts["splits"]["test"]
+    classes, excluded = table(real, "images"), table(real, "excluded")
+    images = {name: sum(int(row[name]) for row in classes) for name in ("train", "val", "test", "excluded")}
+    assert images["excluded"] == sum(int(row["images"]) for row in excluded) == 735 - counts["kept"]
+    assert sum(images.values()) == 735
+    assert sum(int(row["images"]) for row in table(real, "per_class")) == images["test"]
     assert (real / "models/model.safetensors").stat().st_size > 1_000_000
     assert (real / "reports/mistakes.png").read_bytes().startswith(b"\x89PNG")
 
@@ -62,7 +68,10 @@ def test_nothing_changed_runs_nothing(real: Path) -> None:
 def test_dvc_shows_the_run(real: Path) -> None:
     """DVC's own commands can read the outputs."""
     assert "evaluate" in call(real, "dvc", "dag").stdout
-    assert str(data(real, "eval.json")["images"]) in call(real, "dvc", "metrics", "show").stdout
+    shown = json.loads(call(real, "dvc", "metrics", "show", "--json").stdout)[""]["data"]
+    assert {name: of["data"] for name, of in shown.items()} == {
+        f"metrics/{name}": data(real, name) for name in ("eval.json", "train.json")
+    }
     call(real, "dvc", "plots", "show")
     page = (real / "dvc_plots/index.html").read_text()
     assert all(name in page for name in ("Loss", "Accuracy", "Confusion", "Calibration", "val_loss"))
@@ -170,8 +179,7 @@ def test_a_photo_in_the_inbox_moves_no_other(tmp_path: Path, mini: Path) -> None
     assert {path: after[path] for path in before} == before
     assert after[f"daisy/{added.name}"] in ("train", "val", "test")
     assert after['tulips/broken ,"é".JPG'] == "truncated"
-    excluded = data(folder, "data.json")["excluded"]
-    assert {reason: count for reason, count in excluded.items() if count} == {"truncated": 1}
+    assert [tuple(row.values()) for row in table(folder, "excluded")] == [("truncated", "1", 'tulips/broken ,"é".JPG')]
 
 
 def test_a_refused_run_writes_nothing(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.base import files
+from pipeline.data.split_table import SPLITS
 from tests.conftest import PROJECT, read_params
 from tests.test_structure import LAYERS
 
@@ -32,11 +34,15 @@ def row(name: str, title: str) -> str:
     """One run as a row: its data, model, settings and figures."""
     folder = PROJECT / "results" / name
     train = read_params(folder / "params.yaml")["train"]
-    data, figures = (json.loads((folder / "metrics" / f).read_text()) for f in ("data.json", "eval.json"))
-    low, high = figures["interval"]["low"], figures["interval"]["high"]
+    figures, classes = (
+        json.loads((folder / "metrics/eval.json").read_text()),
+        files.read_csv(folder / "metrics/images.csv"),
+    )
+    images = {name: sum(int(of[name]) for of in classes) for name in SPLITS}
+    low, high = figures["accuracy_low"], figures["accuracy_high"]
     return (
-        f"| {title} | {data['kept']:,} | {train['model']}, {train['crop']} pixels, {train['epochs']} epochs "
-        f"| {figures['accuracy']:.3f} ({low:.3f} to {high:.3f}, {figures['images']} images) |"
+        f"| {title} | {sum(images.values()):,} | {train['model']}, {train['crop']} pixels, {train['epochs']} epochs "
+        f"| {figures['accuracy']:.3f} ({low:.3f} to {high:.3f}, {images['test']} images) |"
     )
 
 

@@ -1,6 +1,5 @@
 """The stage split: every file is inspected once, and every image is in one split or has a reason."""
 
-import json
 import shutil
 import tarfile
 from collections import Counter
@@ -27,6 +26,7 @@ from tests.helpers.datasets import (
     Counts,
     Rows,
     do_split,
+    left_out,
     near_by_brute_force,
     noise_image,
     put,
@@ -65,7 +65,7 @@ def test_the_mini_set_has_three_exact_pairs_and_one_conflict(mini_split: tuple[R
     rows, counts = mini_split
     assert (counts["images"], counts["kept"]) == (735, 731)
     assert (counts["exact_duplicate_pairs"], counts["conflicts"]) == (3, 1)
-    assert {reason: n for reason, n in counts["excluded"].items() if n} == {"duplicate": 2, "conflicting labels": 2}
+    assert left_out(rows) == {"duplicate": 2, "conflicting labels": 2}
     conflicting = [path for path, reason in reasons(rows).items() if reason == "conflicting labels"]
     assert conflicting == ["roses/15922772266_1167a06620.jpg", "tulips/15922772266_1167a06620.jpg"]
 
@@ -81,11 +81,11 @@ def test_no_two_near_photos_are_in_different_splits(mini_split: tuple[Rows, Coun
 
 
 def test_the_counts_add_up(mini_split: tuple[Rows, Counts]) -> None:
-    """data.json counts each image once: by class and split, by split, and by reason."""
+    """Each image is counted once: by class and split, by split, and by reason."""
     rows, counts = mini_split
     assert sum(sum(by_split.values()) for by_split in counts["classes"].values()) == counts["images"]
     assert sum(counts["splits"].values()) == counts["kept"]
-    assert sum(counts["excluded"].values()) == counts["images"] - counts["kept"]
+    assert sum(left_out(rows).values()) == counts["images"] - counts["kept"]
     assert counts["splits"] == {name: sum(row.split == name for row in rows) for name in SPLITS}
 
 
@@ -95,11 +95,11 @@ def test_a_photo_added_moves_no_other(photos: Path, mini_split: tuple[Rows, Coun
     shutil.copytree(photos, folder)
     put(folder / "daisy/0 new.png", 7, side=200)
     (folder / "daisy/corrupt.jpg").write_bytes((folder / "daisy/10140303196_b88d3d6cec.jpg").read_bytes()[:9000])
-    rows, counts = do_split(folder)
+    rows, _ = do_split(folder)
     after, before = splits_by_path(rows), splits_by_path(mini_split[0])
     assert {path: after[path] for path in before} == before
     assert after["daisy/0 new.png"] in SPLITS
-    assert counts["excluded"]["truncated"] == 1
+    assert left_out(rows)["truncated"] == 1
 
 
 def test_ten_folds_test_every_photo_once(mini_split: tuple[Rows, Counts]) -> None:
@@ -151,9 +151,8 @@ def test_each_broken_file_is_excluded_with_its_reason(small: Path) -> None:
         "cat/words.jpg": "not an image",
         "cat/z copy.png": "duplicate of cat/3.png",
     }
-    assert counts["excluded"] == {
-        "empty": 1, "not an image": 1, "unsupported format": 0, "video or sidecar": 0, "truncated": 1, "too large": 1,
-        "too small": 1, "not decodable": 0, "duplicate": 1, "conflicting labels": 0,
+    assert left_out(rows) == {
+        "duplicate": 1, "empty": 1, "not an image": 1, "too large": 1, "too small": 1, "truncated": 1
     }  # fmt: skip
     assert counts["classes"]["cat"]["excluded"] == 6
     assert all(not row.split and not row.group for row in rows if row.reason)
@@ -163,7 +162,7 @@ def test_too_many_broken_files_are_refused(small: Path) -> None:
     """One file more than split.max_unreadable ends the stage, naming five of them."""
     for n in range(6):
         (small / f"dog/{n} broken.jpg").write_text("words")
-    assert do_split(small, max_unreadable=6)[1]["excluded"]["not an image"] == 6
+    assert left_out(do_split(small, max_unreadable=6)[0])["not an image"] == 6
     with pytest.raises(UserError) as refusal:
         do_split(small, max_unreadable=5)
     named = ", ".join(f"dog/{n} broken.jpg (not an image)" for n in range(5))
@@ -208,15 +207,18 @@ def test_a_given_split_is_kept(tmp_path: Path) -> None:
 def test_the_stage_writes_the_table_and_the_counts(
     small: Path, raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`run` writes split.csv, one row per file, and data.json; running again writes the same bytes."""
+    """`run` writes split.csv, one row per file, and the tables of counts; running again writes the same bytes."""
     monkeypatch.chdir(tmp_path)
     config = params.parse(on_cpu(raw, paths__images="images", split__min_side=16))
     split.run(config)
-    table, counts = Path(config.paths.split), Path(config.paths.metrics) / "data.json"
-    first = table.read_bytes(), counts.read_bytes()
-    assert len(files.read_csv(table)) == json.loads(counts.read_text())["images"] == 20
+    written = sorted([Path(config.paths.split), *Path(config.paths.metrics).iterdir()])
+    assert [path.name for path in written] == ["split.csv", "excluded.csv", "findings.csv", "images.csv"]
+    first = [path.read_bytes() for path in written]
+    table, _, findings, classes = (files.read_csv(path) for path in written)
+    assert len(table) == sum(int(row[name]) for row in classes for name in (*SPLITS, "excluded")) == 20
+    assert {row["finding"]: row["number"] for row in findings}["images"] == "20"
     split.run(config)
-    assert (table.read_bytes(), counts.read_bytes()) == first
+    assert [path.read_bytes() for path in written] == first
 
 
 def test_the_terminal_shows_how_many_files_are_excluded(
@@ -256,7 +258,7 @@ def test_the_table_says_what_each_image_is(small: Path, raw: dict[str, Any], mon
 
 
 def test_each_count_has_its_name(small: Path) -> None:
-    """data.json with another value for each count."""
+    """Another value for each count."""
     for name in ("cat/0 again.png", "dog/0.png"):
         shutil.copy(small / "cat/0.png", small / name)
     rows, _ = do_split(small)

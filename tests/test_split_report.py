@@ -32,7 +32,7 @@ def test_a_thousand_classes_are_cut() -> None:
     lines = report({f"{n:04} {'x' * 60}": (2000 - n, 1, 1, 0) for n in range(1000)})
     assert len(lines) < 25
     assert max(map(len, lines)) <= 120 + 80  # the last line names two classes
-    assert "… 984 more classes, all in data.json; the smallest:" in lines
+    assert "… 984 more classes, all in images.csv; the smallest:" in lines
     assert lines[3].startswith("0000 ")
     assert lines[-2].startswith("0999 ")
 
@@ -107,3 +107,19 @@ def test_a_name_cannot_break_the_table() -> None:
     assert r"left out: 1 empty (first: 'd\ne.png')" in lines
     assert any(line.startswith(r"'a\nb' ") for line in lines)
     assert not any("\n" in line for line in lines)
+
+
+def test_the_tables_have_every_count() -> None:
+    """images.csv is a row per class, excluded.csv one per reason, findings.csv one per other count, parts included."""
+    counts = {
+        "images": 9,
+        "classes": {"b": {"train": 4, "val": 1, "test": 1, "excluded": 3}},
+        "splits": {"train": 4, "val": 1, "test": 1},
+        "cut_from_train": {"val": 1, "test": 1},
+    }
+    excluded = [("duplicate of b/1", "b/2"), ("empty", "b/3"), ("duplicate of b/1", "b/4")]
+    assert split_report.tables(counts, excluded) == {
+        "images.csv": (("class", "train", "val", "test", "excluded"), [("b", 4, 1, 1, 3)]),
+        "excluded.csv": (("reason", "images", "first"), [("duplicate", 2, "b/2"), ("empty", 1, "b/3")]),
+        "findings.csv": (("finding", "number"), [("images", 9), ("cut_from_train.val", 1), ("cut_from_train.test", 1)]),
+    }

@@ -48,13 +48,14 @@ from pipeline.base.errors import UserError
 
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT, "EROFS": errno.EROFS, "KILL": -1}
 COUNTED = ("tracebacks", "false_records", "partial_outputs", "unreported_files", "leftovers", "hangs")
+TABLES = ("per_class.csv", "confusion.csv", "calibration.csv", "predictions.csv")
 OUTPUTS = {
     "download": ("data/images/", "data/weights/"),
-    "split": ("data/split.csv", "metrics/data.json"),
+    "split": ("data/split.csv", *(f"metrics/{name}.csv" for name in ("images", "excluded", "findings"))),
     "prepare": ("data/packed/",),
     "train": ("models/model.safetensors", "models/model.json", "metrics/train.json", "metrics/history.csv"),
     "evaluate": (
-        *(f"metrics/{name}" for name in ("eval.json", "confusion.csv", "calibration.csv", "predictions.csv")),
+        *(f"metrics/{name}" for name in ("eval.json", *TABLES)),
         "reports/mistakes.png",
     ),
 }

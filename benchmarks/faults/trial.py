@@ -1,6 +1,5 @@
 """One trial of a kill sweep: an interrupted run, the runs after it, and what the interruption left."""
 
-import json
 import random
 import re
 import shutil
@@ -76,7 +75,7 @@ def prepare(base: Path, elastic: bool) -> Reference:
         if done.returncode != 0:
             raise RuntimeError(f"the uninterrupted run failed:\n{done.stdout}\n{done.stderr}")
         locks[stage], seconds[stage] = (folder / "dvc.lock").read_bytes(), time.monotonic() - began
-    steps = json.loads((folder / "metrics/train.json").read_text())["steps"]
+    steps = int(files.read_csv(folder / "metrics/history.csv")[-1]["step"])
     shutil.rmtree(folder)
     return Reference(locks, seconds, steps, (1, 2, 3, 4) if elastic else (2,))
 

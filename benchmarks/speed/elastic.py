@@ -178,7 +178,7 @@ def accuracy(archive: str, sha256: str) -> Iterator[dict[str, Any]]:
             for parallel in ("ddp", "elastic"):
                 train(folder, {"train": {"seed": seed, "parallel": parallel}})
                 call(folder, sys.executable, "-m", "pipeline.launch", "evaluate")
-                row[f"{parallel}_val"] = json.loads((folder / "metrics/train.json").read_text())["val"]["accuracy"]
+                row[f"{parallel}_val"] = json.loads((folder / "metrics/train.json").read_text())["val_accuracy"]
                 row[f"{parallel}_test"] = json.loads((folder / "metrics/eval.json").read_text())["accuracy"]
             yield row
 

@@ -54,7 +54,7 @@ def run(folder: Path, seed: int, target: float) -> Row:
     first = min(time for tag, _, time in events if tag == "crops")  # written after the first step
     last = max(time for tag, _, time in events if tag == "accuracy")
     workspace.forget_runs(folder)
-    accuracy = json.loads((folder / "metrics/train.json").read_text())["val"]["accuracy"]
+    accuracy = json.loads((folder / "metrics/train.json").read_text())["val_accuracy"]
     return {
         "accuracy": accuracy,
         "reached": accuracy >= target,

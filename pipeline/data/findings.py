@@ -10,7 +10,7 @@ Found = Sequence[tuple[str, ImageInfo]]  # the path of each file, and what is kn
 
 
 def counts(infos: Sequence[ImageInfo]) -> dict[str, int]:
-    """The numbers for data.json: files with more than one image, and 16-bit grey far below the full scale."""
+    """The numbers for findings.csv: files with more than one image, and 16-bit grey far below the full scale."""
     return {
         "files_of_several_images": sum(info.has_more for info in infos),
         "dark_16_bit": sum(info.is_dark for info in infos),

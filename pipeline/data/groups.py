@@ -62,7 +62,7 @@ def identities(names: Names, pixels: Sequence[str]) -> list[str]:
 
 
 def report(image_files: Sequence[ImageFile], names: Names, splits: Sequence[str]) -> tuple[dict[str, int], list[str]]:
-    """Of images with these groups and splits: counts for data.json, and sentences for the user."""
+    """Of images with these groups and splits: counts for findings.csv, and sentences for the user."""
     rows = rows_of(names)
     alone = [file.path for file, of_image in zip(image_files, names, strict=True) if not of_image]
     across = [name for name in sorted(rows) if len({splits[row] for row in rows[name]}) > 1]

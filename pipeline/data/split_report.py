@@ -1,7 +1,7 @@
 """What `split` prints at its end: the layout, what is left out, the images per class and split, and their balance."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.data import duplicates
 from pipeline.data.layout import Layout, are, as_list, in_one_line
@@ -12,8 +12,15 @@ WIDEST = 40  # characters of a name in a table
 UNBALANCED = 3  # the ratio of the largest to the smallest class from which there is a hint
 
 
+class Table(NamedTuple):
+    """The content of a CSV file."""
+
+    header: tuple[str, ...]
+    rows: Sequence[Sequence[object]]
+
+
 def lines(layout: Layout, counts: Mapping[str, Any], excluded: Sequence[tuple[str, str]]) -> list[str]:
-    """The report, in lines, from the content of data.json and the reason and path of each excluded image."""
+    """The report, in lines, from what `split.summary` counted, and the reason and path of each excluded image."""
     return [
         f"layout: {layout.kind}",
         *layout.notes,
@@ -43,12 +50,42 @@ def _near(counts: Mapping[str, Any]) -> Iterator[str]:
         yield f"{number} in different parts of the given split; figures of such images are too good"
 
 
+def tables(counts: Mapping[str, Any], excluded: Sequence[tuple[str, str]]) -> dict[str, Table]:
+    """File name → table: images per class and split, excluded images per reason, and every other count.
+
+    `excluded`: the reason and the path of each excluded image.
+    """
+    others = {name: value for name, value in counts.items() if name not in ("classes", "splits")}
+    flat = [
+        (f"{name}.{part}" if part else name, number)
+        for name, value in others.items()
+        for part, number in (value.items() if isinstance(value, dict) else [("", value)])
+    ]
+    columns = (*SPLITS, "excluded")
+    return {
+        "images.csv": Table(
+            ("class", *columns),
+            [(label, *(of[column] for column in columns)) for label, of in counts["classes"].items()],
+        ),
+        "excluded.csv": Table(
+            ("reason", "images", "first"),
+            [(reason, len(paths), paths[0]) for reason, paths in by_reason(excluded).items()],
+        ),
+        "findings.csv": Table(("finding", "number"), flat),
+    }
+
+
+def by_reason(excluded: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """Reason → paths, the most frequent reason first; of equally frequent ones the first in the alphabet."""
+    found: dict[str, list[str]] = {}
+    for reason, path in excluded:
+        found.setdefault(duplicates.without_path(reason), []).append(path)
+    return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))
+
+
 def _left_out(excluded: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Each reason with its number of images and the first of them, the most frequent first."""
-    by_reason: dict[str, list[str]] = {}
-    for reason, path in excluded:
-        by_reason.setdefault(duplicates.without_path(reason), []).append(path)
-    for reason, paths in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0])):
+    for reason, paths in by_reason(excluded).items():
         yield f"left out: {len(paths):,} {reason} (first: {in_one_line(paths[0])})"
 
 
@@ -61,7 +98,7 @@ def _table(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     yield f"{'class':{width}}  " + "  ".join(f"{column:>8}" for column in columns)
     for number, label in enumerate(shown):
         if number == LARGEST and len(shown) < len(order):
-            yield f"… {len(order) - len(shown):,} more classes, all in data.json; the smallest:"
+            yield f"… {len(order) - len(shown):,} more classes, all in images.csv; the smallest:"
         yield f"{_short(label):{width}}  " + "  ".join(f"{classes[label][column]:8,}" for column in columns)
 
 

@@ -7,7 +7,6 @@ finite. Totals are summed and divided once; a share of nothing is 0, as scikit-l
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,28 +25,38 @@ class Bin:
     accuracy: float
 
 
-def summary(
-    log_probabilities: NDArray[np.float64], labels: NDArray[np.int64], classes: Sequence[str], bins: int
-) -> dict[str, Any]:
-    """All figures of log-probabilities [n, classes] and labels [n], n >= 1, as nested dicts of plain numbers."""
-    counts = confusion(log_probabilities.argmax(1), labels, len(classes))
+@dataclass(frozen=True)
+class ClassFigures:
+    """A row of per_class.csv."""
+
+    name: str
+    images: int  # of this class
+    precision: float
+    recall: float
+    f1: float
+
+
+def summary(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64], bins: int) -> dict[str, float]:
+    """The figures that one compares, of log-probabilities [n, classes] and labels [n], n >= 1."""
+    counts = confusion(log_probabilities.argmax(1), labels, log_probabilities.shape[1])
     right, total = int(counts.trace()), len(labels)
     low, high = wilson(right, total)
-    precision, recall, f1 = per_class(counts)
-    columns = zip(classes, precision.tolist(), recall.tolist(), f1.tolist(), counts.sum(1).tolist(), strict=True)
     return {
         "accuracy": right / total,
-        "interval": {"low": low, "high": high},
+        "accuracy_low": low,
+        "accuracy_high": high,
         "balanced_accuracy": balanced_accuracy(counts),
-        "macro_f1": float(f1.mean()),
+        "macro_f1": float(per_class(counts)[2].mean()),
         "nll": negative_log_likelihood(log_probabilities, labels),
         "ece": calibration_error(calibration(log_probabilities, labels, bins)),
-        "images": total,
-        "per_class": {
-            name: {"precision": precise, "recall": recalled, "f1": both, "support": support}
-            for name, precise, recalled, both, support in columns
-        },
     }
+
+
+def class_table(counts: NDArray[np.int64], classes: Sequence[str]) -> list[ClassFigures]:
+    """One row per class, from the confusion counts."""
+    precision, recall, f1 = per_class(counts)
+    columns = zip(classes, counts.sum(1).tolist(), precision.tolist(), recall.tolist(), f1.tolist(), strict=True)
+    return [ClassFigures(*row) for row in columns]
 
 
 def wilson(right: int, total: int) -> tuple[float, float]:

@@ -3,23 +3,24 @@
 import json
 from pathlib import Path
 
+from pipeline.base import files
 from pipeline.config.params import Paths
+from pipeline.data.split_table import SPLITS
 
 
 def summary(paths: Paths) -> str:
     """The images, the metrics on the test images, where to look, and what to do next; empty before an evaluation."""
-    data, figures = Path(paths.metrics) / "data.json", Path(paths.metrics) / "eval.json"
-    if not (data.is_file() and figures.is_file()):
+    table, figures = Path(paths.metrics) / "images.csv", Path(paths.metrics) / "eval.json"
+    if not (table.is_file() and figures.is_file()):
         return ""
-    counts, found = json.loads(data.read_bytes()), json.loads(figures.read_bytes())
-    interval = f"95 % interval: {found['interval']['low']:.4f} to {found['interval']['high']:.4f}"
-    splits = ", ".join(f"{counts['splits'][name]:,} {name}" for name in ("train", "val", "test"))
+    classes, found = files.read_csv(table), json.loads(figures.read_bytes())
+    interval = f"95 % interval: {found['accuracy_low']:.4f} to {found['accuracy_high']:.4f}"
+    number = {column: sum(int(row[column]) for row in classes) for column in (*SPLITS, "excluded")}
+    kept = sum(number[name] for name in SPLITS)
+    splits = ", ".join(f"{number[name]:,} {name}" for name in SPLITS)
     rows = [
-        ("images", f"{counts['kept']:,} of {counts['images']:,} are used: {splits}"),
-        (
-            "test accuracy",
-            f"{found['accuracy']:.4f} ({interval}, {found['images']:,} images)",
-        ),
+        ("images", f"{kept:,} of {kept + number['excluded']:,} are used: {splits}"),
+        ("test accuracy", f"{found['accuracy']:.4f} ({interval}, {number['test']:,} images)"),
         ("balanced accuracy", f"{found['balanced_accuracy']:.4f}"),
         ("macro F1", f"{found['macro_f1']:.4f}"),
         ("negative log-likelihood", f"{found['nll']:.4f}"),

@@ -37,7 +37,7 @@ def write(config: Params, classes: tuple[str, ...], weights: dict[str, Tensor], 
     Raises UserError, and writes nothing, if the validation loss of the exported weights is not finite.
     """
     settings, metrics = config.train, Path(config.paths.metrics)
-    last, row = progress.history[-1], exported_row(config, progress)
+    row = exported_row(config, progress)
     epoch = row["epoch"]
     if not math.isfinite(row["val_loss"]):
         raise UserError(
@@ -59,11 +59,8 @@ def write(config: Params, classes: tuple[str, ...], weights: dict[str, Tensor], 
     files.write_json(
         metrics / "train.json",
         {
-            "epochs": last["epoch"],
-            "steps": last["step"],
             "exported_epoch": epoch,
-            "train": {"loss": row["train_loss"], "accuracy": row["train_accuracy"]},
-            "val": {"loss": row["val_loss"], "accuracy": row["val_accuracy"]},
+            **{name: row[name] for name in ("train_loss", "train_accuracy", "val_loss", "val_accuracy")},
             **(by_patience if settings.patience else {}),
         },
     )

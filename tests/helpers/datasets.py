@@ -11,7 +11,7 @@ from PIL import Image
 
 from pipeline import split
 from pipeline.config.params import Fractions, Split
-from pipeline.data import images
+from pipeline.data import images, split_report
 from pipeline.data.originals import Originals
 
 Rows = list[split.Row]
@@ -44,6 +44,12 @@ def splits_by_path(rows: Rows) -> dict[str, str]:
 def reasons(rows: Rows) -> dict[str, str]:
     """Path → reason of every excluded image."""
     return {row.image_file.path: row.reason for row in rows if row.reason}
+
+
+def left_out(rows: Rows) -> dict[str, int]:
+    """Reason → number of images, as in excluded.csv."""
+    found = split_report.by_reason([(reason, path) for path, reason in reasons(rows).items()])
+    return {reason: len(paths) for reason, paths in found.items()}
 
 
 def noise_image(seed: int, side: int = 24) -> Image.Image:
