@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
+from benchmarks.harness.phrases import READMES, part
 from benchmarks.speed import gpu, growth, portable, readme
 from pipeline.base.errors import UserError
 from tests.conftest import PROJECT
@@ -178,14 +179,15 @@ def test_a_report_names_the_commit_and_whether_the_code_differs(
     assert measuring.commit() == ""
     measuring.RESULTS.mkdir(parents=True)
     report = measuring.RESULTS / "loader_cpu.json"
-    for path in (Path("code.py"), Path("README.md"), report):
+    for path in (Path("code.py"), *map(Path, READMES), report):
         path.write_text("before")
     identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
     for arguments in (["init"], ["add", "."], [*identity, "commit", "-m", "All"]):
         subprocess.run(["git", *arguments], check=True, capture_output=True)
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     report.write_text("after")
-    Path("README.md").write_text("after")
+    for name in READMES:
+        Path(name).write_text("after")
     assert measuring.commit() == head
     Path("code.py").write_text("after")
     assert measuring.commit() == f"{head}-dirty"
@@ -197,11 +199,11 @@ def test_linear_growth_is_one() -> None:
     assert growth.linear([float(times**2) for times in growth.TIMES]) > 3
 
 
-def test_the_readme_has_the_figures_of_the_reports() -> None:
-    """README.md's table is that of the reports in benchmarks/results."""
-    block = readme.BLOCK.search((PROJECT / "README.md").read_text())
-    assert block is not None
-    assert block.group().strip() == readme.table(PROJECT / measuring.RESULTS), "run: python -m benchmarks readme"
+@pytest.mark.parametrize("language", READMES)
+def test_the_readme_has_the_figures_of_the_reports(language: str) -> None:
+    """Its table, in both languages, is that of the reports in benchmarks/results."""
+    made = readme.table(PROJECT / measuring.RESULTS, READMES[language])
+    assert part(PROJECT, language, readme.BLOCK) == made, "run: python -m benchmarks readme"
 
 
 def test_the_table_names_the_machine_and_takes_no_tiny_preset(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def anchors(path: Path) -> dict[str, int]:
 
 def test_there_are_pairs() -> None:
     """The README and the page for those who come from the tutorials."""
-    assert set(TWINS) >= {Path("docs/from-the-tutorials.md")}
+    assert set(TWINS) >= {Path("README.md"), Path("docs/from-the-tutorials.md")}
 
 
 @pytest.mark.parametrize("english", TWINS, ids=str)

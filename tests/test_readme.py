@@ -1,6 +1,6 @@
 """The README's table of results is made from committed figures; the documents name what exists.
 
-python -m tests.test_readme        writes it anew
+python -m tests.test_readme        writes it anew, in both languages
 """
 
 import ast
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.phrases import READMES, Say, fill, marked, part
 from pipeline.base import files
 from pipeline.data.split_table import SPLITS
 from tests.conftest import PROJECT, read_params
@@ -17,12 +18,13 @@ from tests.test_structure import LAYERS
 
 DOCUMENTS = (
     "README.md",
+    "README.zh.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
     *(f"docs/{p.name}" for p in sorted(PROJECT.glob("docs/*.md"))),
 )
 FOLDERS = "pipeline|tests|benchmarks|docs|docker|requirements|results|.github"
-BLOCK = re.compile(r"(?<=<!-- results -->\n).*?(?=<!-- /results -->)", re.DOTALL)
+BLOCK = marked("results")
 RUNS = {
     "demo": "`make demo`: drawn flowers",
     "flower_photos_mini": "flower_photos, one fifth",
@@ -30,7 +32,7 @@ RUNS = {
 }
 
 
-def row(name: str, title: str) -> str:
+def row(name: str, title: str, say: Say) -> str:
     """One run as a row: its data, model, settings and figures."""
     folder = PROJECT / "results" / name
     train = read_params(folder / "params.yaml")["train"]
@@ -39,24 +41,30 @@ def row(name: str, title: str) -> str:
         files.read_csv(folder / "metrics/images.csv"),
     )
     images = {name: sum(int(of[name]) for of in classes) for name in SPLITS}
-    low, high = figures["accuracy_low"], figures["accuracy_high"]
-    return (
-        f"| {title} | {sum(images.values()):,} | {train['model']}, {train['crop']} pixels, {train['epochs']} epochs "
-        f"| {figures['accuracy']:.3f} ({low:.3f} to {high:.3f}, {images['test']} images) |"
-    )
+    accuracy, low, high = (figures[key] for key in ("accuracy", "accuracy_low", "accuracy_high"))
+    cells = (
+        say(title),
+        f"{sum(images.values()):,}",
+        say("{model}, {crop} pixels, {epochs} epochs", **{key: train[key] for key in ("model", "crop", "epochs")}),
+        say(
+            "{accuracy:.3f} ({low:.3f} to {high:.3f}, {images} images)",
+            accuracy=accuracy, low=low, high=high, images=images["test"],
+        ),
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |"
 
 
-def table() -> str:
-    """The table of results in README.md."""
-    head = "| data | images | trained from scratch | test accuracy (95 % interval) |\n|---|---|---|---|\n"
-    return head + "\n".join(row(name, title) for name, title in RUNS.items())
+def table(say: Say) -> str:
+    """The README's table of results."""
+    titles = ("data", "images", "trained from scratch", "test accuracy (95 % interval)")
+    head = f"| {' | '.join(map(say, titles))} |\n|---|---|---|---|\n"
+    return head + "\n".join(row(name, title, say) for name, title in RUNS.items())
 
 
-def test_the_readme_has_the_results() -> None:
-    """README.md's table of results is the one made here."""
-    found = BLOCK.search((PROJECT / "README.md").read_text())
-    assert found is not None
-    assert found.group().strip() == table(), "run: python -m tests.test_readme"
+@pytest.mark.parametrize("language", READMES)
+def test_the_readme_has_the_results(language: str) -> None:
+    """Its table of results, in both languages, is the one made here."""
+    assert part(PROJECT, language, BLOCK) == table(READMES[language]), "run: python -m tests.test_readme"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -117,5 +125,4 @@ def test_the_rings_of_tests_are_documented_and_ci_runs_the_second() -> None:
 
 
 if __name__ == "__main__":
-    readme = PROJECT / "README.md"
-    readme.write_text(BLOCK.sub(lambda _: table() + "\n", readme.read_text()))
+    fill(PROJECT, BLOCK, table)

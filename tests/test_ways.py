@@ -2,13 +2,12 @@
 
 A cell runs, or is refused in these words. CPU cells run here; those that need a GPU are run by tests/gpu.
 
-    python -m tests.test_ways        writes the table of ways in README.md anew
+    python -m tests.test_ways        writes the table of ways in README.md and README.zh.md anew
 """
 
 import itertools
 import json
 import os
-import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 
+from benchmarks.harness.phrases import READMES, Say, fill, marked, part
 from pipeline.base import files
 from pipeline.config import params, validity
 from pipeline.config.machine import Machine
@@ -232,9 +232,10 @@ def test_srun_is_told_the_cores_of_a_task() -> None:
     assert srun(run, {"SLURM_CPUS_PER_TASK": "4"}) == [*plain[:3], "--cpus-per-task=4", plain[3]]
 
 
-def table() -> str:
-    """The table of ways in README.md: what is not refused, on the CPU and on GPUs with Apex."""
-    lines = ["| `train.parallel` | `train.precision` on the CPU | on GPUs | on GPUs with Apex |", "|---|---|---|---|"]
+def table(say: Say) -> str:
+    """The README's table of ways: what is not refused, on the CPU and on GPUs with Apex."""
+    titles = [say(title) for title in ("`train.precision` on the CPU", "on GPUs", "on GPUs with Apex")]
+    lines = [f"| `train.parallel` | {' | '.join(titles)} |", "|---|---|---|---|"]
     for parallel in PARALLEL:
         cells = [Cell("torchrun", parallel, precision, "none", "contiguous", "cpu") for precision in PRECISION]
         row = [
@@ -247,16 +248,14 @@ def table() -> str:
     return "\n".join(lines)
 
 
-BLOCK = re.compile(r"(?<=<!-- ways -->\n).*?(?=<!-- /ways -->)", re.DOTALL)
+BLOCK = marked("ways")
 
 
-def test_the_readme_has_the_table() -> None:
-    """README.md's table of ways is the one made here."""
-    found = BLOCK.search((PROJECT / "README.md").read_text())
-    assert found is not None
-    assert found.group().strip() == table(), "run: python -m tests.test_ways"
+@pytest.mark.parametrize("language", READMES)
+def test_the_readme_has_the_table(language: str) -> None:
+    """Its table of ways, in both languages, is the one made here."""
+    assert part(PROJECT, language, BLOCK) == table(READMES[language]), "run: python -m tests.test_ways"
 
 
 if __name__ == "__main__":
-    readme = PROJECT / "README.md"
-    readme.write_text(BLOCK.sub(lambda _: table() + "\n", readme.read_text()))
+    fill(PROJECT, BLOCK, table)

@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.harness.phrases import READMES
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config import machine as here
@@ -77,7 +78,7 @@ def commit() -> str:
 
     Files that benchmarks write do not count as code.
     """
-    excluded = [f":(exclude,top){path}" for path in (RESULTS, "README.md")]
+    excluded = [f":(exclude,top){path}" for path in (RESULTS, *READMES)]
     try:
         head, changed = (
             subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()

@@ -1,105 +1,142 @@
-"""The README's table of figures, made from the reports in benchmarks/results.
+"""The README's table of figures, made from the reports in benchmarks/results, in both languages.
 
 python -m benchmarks readme      writes it anew
 """
 
 import json
-import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.measuring import RESULTS
+from benchmarks.harness.phrases import Say, english, fill, marked
 
-README = Path("README.md")
-BLOCK = re.compile(r"(?<=<!-- figures: python -m benchmarks readme -->\n).*?(?=<!-- /figures -->)", re.DOTALL)
+BLOCK = marked("figures: python -m benchmarks readme")
 SIDE = 224
 Report = Mapping[str, Any]
 Line = tuple[str, str, str]  # what is measured, our figure, and what it is compared with
 
 
-def loader(report: Report) -> list[Line]:
+def loader(report: Report, say: Say) -> list[Line]:
     rows, times = report["rows"], report["figures"]["times_our_cpu"]
-    others = [
-        f"{name.removesuffix(f' {SIDE}')} {rows[name]['cpu_ms']:.2f} ms ({ratio:.1f} times)"
+    others = say(", ").join(
+        say(
+            "{name} {ms:.2f} ms ({ratio:.1f} times)",
+            name=name.removesuffix(f" {SIDE}").replace("tutorial", say("tutorial")),
+            ms=rows[name]["cpu_ms"],
+            ratio=ratio,
+        )
         for name, ratio in times.items()
         if name.endswith(f" {SIDE}") and not name.startswith("ours")
-    ]
-    return [
-        (f"CPU time to load one photo at {SIDE} pixels", f"{rows[f'ours {SIDE}']['cpu_ms']:.2f} ms", ", ".join(others))
-    ]
-
-
-def prepare(report: Report) -> list[Line]:
-    rates = {name: f"{row['images_per_s']:,.0f}" for name, row in report["rows"].items()}
-    others = ", ".join(
-        f"{name} {rates[name]} (ours: {share:.2f} of it)" for name, share in report["figures"]["throughput"].items()
     )
-    what = "`prepare` (decodes once, with Pillow), on all cores"
-    return [(what, f"{rates['ours']} photos/s", f"decode and resize alone: {others}")]
+    what = say("CPU time to load one photo at {side} pixels", side=SIDE)
+    return [(what, f"{rows[f'ours {SIDE}']['cpu_ms']:.2f} ms", others)]
 
 
-def ceiling(report: Report) -> list[Line]:
-    shares = ", ".join(f"{name}: {share:.3f}" for name, share in report["figures"]["share"].items())
-    lines = [("training speed, relative to the same step on one fixed batch", shares, "1: it never waits for images")]
+def prepare(report: Report, say: Say) -> list[Line]:
+    rates = {name: row["images_per_s"] for name, row in report["rows"].items()}
+    others = say(", ").join(
+        say("{name} {rate:,.0f} (ours: {share:.2f} of it)", name=name, rate=rates[name], share=share)
+        for name, share in report["figures"]["throughput"].items()
+    )
+    return [
+        (
+            say("`prepare` (decodes once, with Pillow), on all cores"),
+            say("{rate:,.0f} photos/s", rate=rates["ours"]),
+            say("decode and resize alone: {others}", others=others),
+        )
+    ]
+
+
+def ceiling(report: Report, say: Say) -> list[Line]:
+    shares = say(", ").join(
+        say("{name}: {share:.3f}", name=name, share=share) for name, share in report["figures"]["share"].items()
+    )
+    what = say("training speed, relative to the same step on one fixed batch")
+    lines = [(what, shares, say("1: it never waits for images"))]
     if costs := report["figures"]["cost_of_deterministic"]:
-        percent = ", ".join(f"{name.split(' not')[0]}: {100 * value:.1f} %" for name, value in costs.items())
-        lines.append(("what `deterministic: true` costs", percent, ""))
+        percent = say(", ").join(
+            say("{name}: {percent:.1f} %", name=name.split(" not")[0], percent=100 * value)
+            for name, value in costs.items()
+        )
+        lines.append((say("what `deterministic: true` costs"), percent, ""))
     return lines
 
 
-def growth(report: Report) -> list[Line]:
+def growth(report: Report, say: Say) -> list[Line]:
     memory, linear = (report["figures"][name] for name in ("memory", "linear"))
-    lines = [(f"peak memory of `{name}` at 10 times the data", f"{memory[name]:.2f} times", "") for name in STAGES]
-    costs = ", ".join(f"`{name}` {value:.2f}" for name, value in linear.items())
-    return [
-        *lines,
-        ("cost per added photo: from 3 to 10 times the data, relative to from 1 to 3 times", costs, "1: linear"),
+    lines = [
+        (
+            say("peak memory of `{name}` at 10 times the data", name=name),
+            say("{times:.2f} times", times=memory[name]),
+            "",
+        )
+        for name in STAGES
     ]
+    costs = say(", ").join(f"`{name}` {value:.2f}" for name, value in linear.items())
+    what = say("cost per added photo: from 3 to 10 times the data, relative to from 1 to 3 times")
+    return [*lines, (what, costs, say("1: linear"))]
 
 
 STAGES = ("split", "prepare")
 
 
-def pipeline(report: Report) -> list[Line]:
-    figures, conditions = report["figures"], report["conditions"]
+def pipeline(report: Report, say: Say) -> list[Line]:
+    figures, of = report["figures"], report["conditions"]
+    total, first, again, status = (figures[f"{name}_s"] for name in ("total", "first_step", "again", "status"))
     return [
         (
-            f"`dvc repro` from a local archive ({conditions['photos']}; epochs: {conditions['epochs']})",
-            f"{figures['total_s']:.1f} s; first step after {figures['first_step_s']:.1f} s",
-            f"again, with nothing changed: {figures['again_s']:.1f} s; `dvc status`: {figures['status_s']:.1f} s",
+            say(
+                "`dvc repro` from a local archive ({photos}; epochs: {epochs})",
+                photos=of["photos"],
+                epochs=of["epochs"],
+            ),
+            say("{total:.1f} s; first step after {first:.1f} s", total=total, first=first),
+            say("again, with nothing changed: {again:.1f} s; `dvc status`: {status:.1f} s", again=again, status=status),
         )
     ]
 
 
-def time_to_accuracy(report: Report) -> list[Line]:
-    conditions, figures = report["conditions"], report["figures"]
-    model = f"{conditions['photos']}; {conditions['model']}, {conditions['epochs']} epochs"
+def time_to_accuracy(report: Report, say: Say) -> list[Line]:
+    of, figures = report["conditions"], report["figures"]
+    reached, seeds = figures["reached"].split(" of ")
     return [
         (
-            f"time to validation accuracy {figures['target']} ({model})",
-            f"{figures['from_first_step_s']:.1f} s from the first step, {figures['from_start_s']:.1f} s from the start",
-            f"median; {figures['reached']} seeds reached it",
+            say(
+                "time to validation accuracy {target} ({photos}; {model}, {epochs} epochs)",
+                target=figures["target"], photos=of["photos"], model=of["model"], epochs=of["epochs"],
+            ),
+            say(
+                "{step:.1f} s from the first step, {start:.1f} s from the start",
+                step=figures["from_first_step_s"], start=figures["from_start_s"],
+            ),
+            say("median; {reached} of {seeds} seeds reached it", reached=reached, seeds=seeds),
         )
-    ]
+    ]  # fmt: skip
 
 
-def peers(report: Report) -> list[Line]:
+def peers(report: Report, say: Say) -> list[Line]:
     rates = {name: f"{row['images_per_s']:,.0f}" for name, row in report["rows"].items()}
     ours, others = (
-        ", ".join(f"{name} {rate}" for name, rate in rates.items() if name.startswith("ours") is is_ours)
+        say(", ").join(f"{name} {rate}" for name, rate in rates.items() if name.startswith("ours") is is_ours)
         for is_ours in (True, False)
     )
-    return [("training with loading, images/s", ours, others)]
+    return [(say("training with loading, images/s"), ours, others)]
 
 
-def ways(report: Report) -> list[Line]:
-    seconds = ", ".join(f"{name} {row['epoch_s']:.1f}" for name, row in report["rows"].items())
-    return [(f"seconds per epoch, {report['conditions']['devices']} devices", seconds, "")]
+def ways(report: Report, say: Say) -> list[Line]:
+    times = {tuple(name.split(" by ")): row["epoch_s"] for name, row in report["rows"].items()}
+    seconds = say(", ").join(
+        say("{parallel} by {launcher} {seconds:.1f}", parallel=way[0], launcher=way[1], seconds=time)
+        if len(way) > 1
+        else f"{way[0]} {time:.1f}"
+        for way, time in times.items()
+    )
+    return [(say("seconds per epoch, {devices} devices", devices=report["conditions"]["devices"]), seconds, "")]
 
 
-LINES: dict[str, Callable[[Report], list[Line]]] = {
+LINES: dict[str, Callable[[Report, Say], list[Line]]] = {
     "loader": loader,
     "prepare": prepare,
     "ceiling": ceiling,
@@ -111,14 +148,22 @@ LINES: dict[str, Callable[[Report], list[Line]]] = {
 }
 
 
-def machine(of: Mapping[str, Any]) -> str:
+def machine(of: Mapping[str, Any], say: Say = english) -> str:
     """The machine, torch version and commit of a report, in one line."""
-    gpus = f", {len(of['gpus'])} × {of['gpus'][0]}" if of["gpus"] else ""
     commit, dirty, _ = of["commit"].partition("-dirty")
-    return f"{of['cpu']}, {of['cores']} cores{gpus}, torch {of['versions']['torch']}, commit {commit[:12]}{dirty}"
+    known = {
+        "cpu": of["cpu"],
+        "cores": of["cores"],
+        "torch": of["versions"]["torch"],
+        "commit": f"{commit[:12]}{dirty}",
+    }
+    if not of["gpus"]:
+        return say("{cpu}, {cores} cores, torch {torch}, commit {commit}", **known)
+    phrase = "{cpu}, {cores} cores, {count} × {gpu}, torch {torch}, commit {commit}"
+    return say(phrase, count=len(of["gpus"]), gpu=of["gpus"][0], **known)
 
 
-def table(results: Path) -> str:
+def table(results: Path, say: Say = english) -> str:
     """The table of every report in a folder; machines are named below it. Raises ValueError for a tiny report."""
     lines, machines = [], []
     for device in ("cpu", "cuda"):
@@ -128,19 +173,20 @@ def table(results: Path) -> str:
             report = json.loads(path.read_text())
             if report["conditions"]["preset"] == "tiny":
                 raise ValueError(f"{path}: of the tiny preset, which measures nothing")
-            if (where := machine(report["conditions"])) not in machines:
+            if (where := machine(report["conditions"], say)) not in machines:
                 machines.append(where)
             mark = f" [{machines.index(where) + 1}]"
-            lines += [f"| {what}{mark} | {ours} | {others} |" for what, ours, others in describe(report)]
+            lines += [f"| {what}{mark} | {ours} | {others} |" for what, ours, others in describe(report, say)]
     if not lines:
-        return "Not measured yet: `make bench`."
-    head = ["| what | here | for comparison, in the same run |", "|---|---|---|"]
+        return say("Not measured yet: `make bench`.")
+    titles = (say("what"), say("here"), say("for comparison, in the same run"))
+    head = [f"| {' | '.join(titles)} |", "|---|---|---|"]
     names = [f"[{number}] {where}" for number, where in enumerate(machines, 1)]
     return "\n".join([*head, *lines, "", "<br>".join(names)])
 
 
 def main() -> int:
-    README.write_text(BLOCK.sub(lambda _: table(RESULTS) + "\n", README.read_text()))
+    fill(Path(), BLOCK, lambda say: table(RESULTS, say))
     return 0
 
 

@@ -22,9 +22,9 @@ MOST_ON_A_CORE = 8  # processes per core: more of them only wait for each other,
 # Paths that must contain nothing else: a stage replaces or clears them, or they hold the user's own files.
 ALONE = ("inbox", "pretrained", "archives", "images", "weights", "split", "packed", "runs")
 TAKEN = frozenset({  # the names at the top of the project; a test compares them
-    "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md", "benchmarks",
-    "docker", "docs", "dvc.lock", "dvc.yaml", "params.yaml", "pipeline", "pyproject.toml", "requirements", "results",
-    "tests",
+    "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "README.zh.md",
+    "SECURITY.md", "benchmarks", "docker", "docs", "dvc.lock", "dvc.yaml", "params.yaml", "pipeline", "pyproject.toml",
+    "requirements", "results", "tests",
 })  # fmt: skip
 LOWEST_CAPABILITY = (7, 5)  # Turing, the oldest GPU that the locked torch has code for; a test asks torch
 NO_APEX = {
