@@ -120,15 +120,17 @@ def demo(recording: bool) -> int:
     print(f"\ndemo: done in {time.monotonic() - began:.0f} s. The files and commands above are for {FOLDER}/:")
     print(f"  cd {FOLDER} && . ../.venv/bin/activate")
     print("  python -m pipeline.verify      runs everything again, and compares every byte")
+    status = 0
     if not OUTPUTS.is_file():
         print(f"demo: there is no committed {OUTPUTS} to compare with; --record makes this run the committed one")
     elif different := compare(outputs(FOLDER / "dvc.lock"), json.loads(OUTPUTS.read_bytes())):
         print(f"demo: these outputs differ from the committed ones ({OUTPUTS}); {cause(lacking)}:")
         print(*(f"  {line}" for line in different), sep="\n")
-        return 0 if lacking else 1
+        status = 0 if lacking else 1
     else:
         print(f"demo: every output equals the committed one, byte for byte ({OUTPUTS})")
-    return 0
+    print(f"demo: the report, for a browser: {FOLDER}/reports/index.html")
+    return status
 
 
 def main() -> int:

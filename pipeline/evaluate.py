@@ -2,8 +2,8 @@
 
     python -m pipeline.launch evaluate       starts run.processes of it, as params.yaml says
 
-Reads models/ and the packed test rows. Writes metrics/eval.json, metrics/*.csv (per_class, confusion, calibration,
-predictions) and reports/mistakes.png: the same bytes for every number of processes. Every test image is counted once.
+Reads models/ and the packed test rows. Writes metrics/eval.json, and metrics/*.csv (per_class, confusion, calibration,
+predictions): the same bytes for every number of processes. Every test image is counted once.
 """
 
 import os
@@ -24,7 +24,7 @@ from pipeline.data import packed
 from pipeline.data.packed import Packed
 from pipeline.engine import agreement, determinism, distributed, rendezvous, watchdog
 from pipeline.engine.world import World
-from pipeline.evaluation import inference, metrics, mistakes
+from pipeline.evaluation import inference, metrics
 from pipeline.evaluation.metrics import ClassFigures
 from pipeline.loader import storage
 from pipeline.models import exported
@@ -46,33 +46,6 @@ def check_model_fits_data(config: Params, model: ExportedModel, data: Packed) ->
             f"{config.paths.packed} has {packed_size}; "
             f"they do not belong together; train again (dvc repro --force --single-item train)"
         )
-
-
-def draw_mistakes(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[np.float64]) -> None:
-    """Draw the mistakes that the model was most sure about; of equally sure ones the first in split.csv."""
-    labels, predictions, confidence = data.labels[rows], found.argmax(1), np.exp(found.max(1))
-    wrong = np.flatnonzero(predictions != labels)
-    shown = wrong[np.argsort(-confidence[wrong], stable=True)][: config.evaluate.mistakes]
-    known = mistakes.credits(Path(config.paths.images) / "LICENSE.txt")
-    title = f"{len(wrong)} mistakes in {len(rows)} test images"
-    if len(shown) < len(wrong):
-        title += f", the {len(shown)} most confident"
-    mistakes.write(
-        Path(config.paths.reports) / "mistakes.png",
-        title,
-        [
-            mistakes.Mistake(
-                image=data.images[rows[i]],
-                size=(int(data.sizes[rows[i], 0]), int(data.sizes[rows[i], 1])),
-                path=data.paths[rows[i]],
-                actual=data.classes[labels[i]],
-                predicted=data.classes[predictions[i]],
-                confidence=float(confidence[i]),
-                credit=known.get(data.paths[rows[i]], mistakes.NO_CREDIT),
-            )
-            for i in shown
-        ],
-    )
 
 
 def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[np.float64]) -> str:
@@ -98,7 +71,6 @@ def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[
             for row, pair, probabilities in zip(rows, pairs, np.exp(found).tolist(), strict=True)
         ),
     )
-    draw_mistakes(config, data, rows, found)
     return table(figures, by_class)
 
 
@@ -157,7 +129,7 @@ def run(config: Params) -> None:
             )
         if world.is_main:
             print(write(config, data, rows, found))
-            print(f"evaluate: figures in {config.paths.metrics}/; mistakes in {config.paths.reports}/mistakes.png")
+            print(f"evaluate: figures in {config.paths.metrics}/")
 
 
 def main() -> int:

@@ -30,7 +30,7 @@ from pipeline.evaluation.summary import summary
 
 DVC = Path(".dvc")
 RWLOCK = Path(".dvc/tmp/rwlock")
-EVALUATE = "evaluate"  # the last stage
+LAST = {"evaluate", "report"}  # the stages that write what the summary shows
 WITHOUT_CACHE = {"--no-commit", "--dry", "--help", "-h"}  # with these, DVC neither writes nor reads its cache
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
@@ -146,8 +146,8 @@ def check_params(arguments: list[str]) -> Params:
     if config.data.source == "folder" and not inbox.is_dir() and not arguments:
         raise UserError(
             f"paths.inbox: {inbox} is not a folder here (data.source: folder); set it to the folder with the images; "
-            f"without them, the stages after prepare can run on what dvc pull brings: "
-            f"python -m pipeline.repro --allow-missing"
+            f"without them, train and evaluate can run on what dvc pull brings: "
+            f"python -m pipeline.repro --allow-missing evaluate"
         )
     if faults := validity.faults(config, machine.read()):
         up_to_date = subprocess.run(
@@ -171,15 +171,19 @@ def repro(arguments: list[str]) -> int:
     dvc_lock.backup()
     if status == 0 and report(cache_repair.repair(cache)):
         raise UserError("the files above were damaged during the run: the disk or the memory may be failing; run again")
-    if status == 0 and reaches_the_end(arguments):
-        print(f"\n{summary(paths)}")
+    if status == 0 and (stages := reached(arguments)):
+        print(f"\n{summary(paths, reported='report' in stages)}")
     return status
 
 
-def reaches_the_end(arguments: list[str]) -> bool:
-    """Whether a `dvc repro` with these arguments includes the last stage, so that its figures are of this run."""
+def reached(arguments: list[str]) -> set[str]:
+    """Those of LAST that a `dvc repro` with these arguments includes, so that what they wrote is of this run."""
     targets = {argument for argument in arguments if not argument.startswith("-")}
-    return targets <= {EVALUATE} or "--downstream" in arguments
+    if not targets or "--downstream" in arguments:
+        return LAST
+    if "report" in targets and "--single-item" not in arguments:
+        targets.add("evaluate")
+    return targets & LAST if "evaluate" in targets else set()
 
 
 def main() -> int:

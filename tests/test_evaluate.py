@@ -3,11 +3,9 @@
 import csv
 import json
 import math
-import re
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import cast
 
@@ -23,7 +21,7 @@ from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import packed, split_table
 from pipeline.data.originals import Originals
-from pipeline.evaluation import metrics, mistakes
+from pipeline.evaluation import metrics
 from pipeline.models import exported, network
 from pipeline.training import results, state
 from tests.conftest import on_cpu, read_params, write_params
@@ -36,7 +34,6 @@ OUTPUTS = (
     "metrics/confusion.csv",
     "metrics/calibration.csv",
     "metrics/predictions.csv",
-    "reports/mistakes.png",
 )
 
 
@@ -50,7 +47,7 @@ def draw(path: Path, size: tuple[int, int], colour: int, random: np.random.Gener
 
 def make(folder: Path) -> Params:
     """Fill a folder with params, images, split, packed images and an untrained model, as earlier stages do."""
-    write_params(folder / "params.yaml", on_cpu(read_params(), evaluate__batch_size=4, evaluate__mistakes=5))
+    write_params(folder / "params.yaml", on_cpu(read_params(), evaluate__batch_size=4))
     config = params.load(folder / "params.yaml")
     random, lines = np.random.default_rng(0), []
     for number in range(33):
@@ -60,8 +57,6 @@ def make(folder: Path) -> Params:
         part = "train" if number < 10 else "test"
         lines.append((path, CLASSES[colour], part, "", *size, "", "", ""))
     lines.append(("rose/broken.png", "rose", "", "truncated", 0, 0, "", "", ""))
-    credits = "All of them\n\ndaisy/30 é.png CC-BY by Zoë - https://example.org/30\n"
-    files.write_text(folder / config.paths.images / "LICENSE.txt", credits)
     files.write_csv(folder / config.paths.split, split_table.HEADER, sorted(lines))
     config = inside(folder, config)
     paths = config.paths
@@ -120,15 +115,6 @@ def data_of(config: Params) -> packed.Packed:
     return packed.load(Path(config.paths.packed), Path(config.paths.split))
 
 
-def credits_in(image: Path) -> list[str]:
-    """The lines of a report's text chunk."""
-    with Image.open(image) as opened:
-        opened.load()
-        text = opened.info["Credits"]
-    assert isinstance(text, str)
-    return text.splitlines()
-
-
 @pytest.mark.parametrize("processes", [2, 3])
 def test_the_number_of_processes_changes_no_byte(evaluated: Path, copy: Path, processes: int) -> None:
     """With 2 and 3 processes, and for a model trained in bf16, all outputs are those of one process in fp32."""
@@ -175,28 +161,8 @@ def test_tables_for_plots(evaluated: Path) -> None:
     assert error == pytest.approx(written["ece"])
 
 
-def test_the_most_confident_mistakes_are_drawn_first(evaluated: Path, copy: Path) -> None:
-    """mistakes.png shows, most confident first, as many mistakes as asked for, each with its credit if one is known."""
-    config = config_of(copy)
-    data = data_of(config)
-    rows, wrong = data.rows("test"), [2, 5, 11, 17, 20, 22]
-    chance = np.full((len(rows), 3), 0.2)
-    chance[np.arange(len(rows)), data.labels[rows]] = 0.6
-    for strength, row in enumerate(wrong):
-        chance[row] = (1 - (0.5 + strength / 20)) / 2
-        chance[row, (data.labels[rows[row]] + 1) % 3] = 0.5 + strength / 20
-    evaluate.write(config, data, rows, np.log(chance))
-
-    assert figures_in(copy)["accuracy"] == 17 / 23
-    known = {"daisy/30 é.png": "CC-BY by Zoë - https://example.org/30"}
-    expected = [data.paths[rows[row]] for row in reversed(wrong)][: config.evaluate.mistakes]
-    assert credits_in(copy / "reports/mistakes.png") == [
-        f"{path} {known.get(path, 'no credit known')}" for path in expected
-    ]
-
-
 def test_a_model_without_mistakes(copy: Path) -> None:
-    """Where nothing was mistaken mistakes.png is a title that says so, and the log-likelihood is 0."""
+    """Where nothing was mistaken the log-likelihood is 0, and the interval ends at 1."""
     config = config_of(copy)
     data = data_of(config)
     rows = data.rows("test")
@@ -204,55 +170,6 @@ def test_a_model_without_mistakes(copy: Path) -> None:
     evaluate.write(config, data, rows, sure)
     figures = figures_in(copy)
     assert (figures["accuracy"], figures["nll"], figures["accuracy_high"]) == (1, 0, 1)
-    assert credits_in(copy / "reports/mistakes.png") == []
-    with Image.open(copy / "reports/mistakes.png") as image:
-        assert image.height == mistakes.HEAD
-        assert len(set(image.convert("L").tobytes())) > 2  # it has letters
-
-
-def test_thumbnails_have_the_shape_of_the_image(tmp_path: Path) -> None:
-    """A squeezed square is drawn in its image's own proportions, and letters beyond ASCII do not stop the drawing."""
-    pixels = np.full((8, 8, 3), (255, 0, 0), np.uint8)
-    sizes = [(400, 100), (100, 400), (1, 1000)]
-    shown = [mistakes.Mistake(pixels, size, f"ромашка/{size}.png", "ромашка", "ñandú", 0.5, "Zoë") for size in sizes]
-    mistakes.write(tmp_path / "mistakes.png", "three", shown)
-    with Image.open(tmp_path / "mistakes.png") as image:
-        red = (np.asarray(image) == (255, 0, 0)).all(-1)
-    for index, expected in enumerate([(152, 38), (26, 104), (1, 104)]):
-        cell = red[:, index * mistakes.CELL[0] : (index + 1) * mistakes.CELL[0]]
-        assert (cell.any(0).sum(), cell.any(1).sum()) == expected
-
-
-def test_the_default_report_is_small(tmp_path: Path) -> None:
-    """The image of as many mistakes as params.yaml asks for has about 2 MB, although it is not compressed."""
-    asked = read_params()["evaluate"]["mistakes"]
-    mistake = mistakes.Mistake(np.zeros((256, 256, 3), np.uint8), (320, 240), "a/b.jpg", "a", "c", 0.9, "CC-BY by A")
-    mistakes.write(tmp_path / "mistakes.png", "many", [mistake] * asked)
-    assert (tmp_path / "mistakes.png").stat().st_size < 2.1e6
-
-
-def test_credits_of_real_photos(mini: Path, tmp_path: Path) -> None:
-    """Every photo of flower_photos has its photographer's credit, whichever way round its line is written."""
-    with tarfile.open(mini) as archive:
-        photos = [name.partition("/")[2] for name in archive.getnames() if name.endswith(".jpg")]
-        licence = archive.extractfile("flower_photos/LICENSE.txt")
-        assert licence is not None
-        (tmp_path / "LICENSE.txt").write_bytes(licence.read())
-    found = mistakes.credits(tmp_path / "LICENSE.txt")
-    assert set(found) == set(photos)
-    assert len(photos) == 735
-    assert (
-        found["dandelion/14283011_3e7452c5b2_n.jpg"] == "CC-BY https://www.flickr.com/photos/67114894@N00/ - by Bruce"
-    )
-    assert mistakes.without_address(found["dandelion/14283011_3e7452c5b2_n.jpg"]) == "CC-BY by Bruce"
-    for credit in found.values():
-        assert re.fullmatch(r"CC-BY by .+", mistakes.without_address(credit))
-        assert "http" not in mistakes.without_address(credit)
-
-
-def test_no_licence_file_credits_nobody(tmp_path: Path) -> None:
-    """Images without a LICENSE.txt have no credits."""
-    assert mistakes.credits(tmp_path / "LICENSE.txt") == {}
 
 
 @pytest.mark.parametrize("name", ["model.json", "model.safetensors"])

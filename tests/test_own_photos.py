@@ -73,7 +73,7 @@ def test_a_clone_repeats_nothing_and_takes_a_new_photo(owner: Path, photos: Path
     assert ran(folder, "dvc", "repro") == []
     assert call(folder, "git", "status", "--porcelain").stdout == ""
     name, before = add_photo(photos, folder / "data/inbox"), splits(folder)
-    assert ran(folder, "dvc", "repro") == ["download", "split", "prepare", "train", "evaluate"]
+    assert ran(folder, "dvc", "repro") == ["download", "split", "prepare", "train", "evaluate", "report"]
     after = splits(folder)
     assert after.pop(name) in {"train", "val", "test"}
     assert after == before
@@ -118,7 +118,7 @@ def test_a_folder_is_read_where_it_is(photos: Path, tmp_path: Path) -> None:
     done = call(folder, "dvc", "exp", "run", "--run-all")
     assert "Running stage 'train'" in done.stdout + done.stderr
     name = add_photo(photos, own)
-    assert ran(folder, "dvc", "repro") == ["download", "split", "prepare", "train", "evaluate"]
+    assert ran(folder, "dvc", "repro") == ["download", "split", "prepare", "train", "evaluate", "report"]
     after = splits(folder)
     assert after.pop(name) in {"train", "val", "test"}
     assert after == before
@@ -129,7 +129,7 @@ def test_a_folder_is_read_where_it_is(photos: Path, tmp_path: Path) -> None:
     shutil.move(own, tmp_path / "gone")
     call(elsewhere, "dvc", "pull")
     assert ran(elsewhere, "dvc", "repro", "--allow-missing") == []
-    call(elsewhere, "dvc", "exp", "run", "--allow-missing", "-S", "train.lr=0.005")
+    call(elsewhere, "dvc", "exp", "run", "--allow-missing", "evaluate", "-S", "train.lr=0.005")
     assert (elsewhere / "metrics/eval.json").read_bytes() != (folder / "metrics/eval.json").read_bytes()
 
 

@@ -52,7 +52,10 @@ def test_real_photos_become_a_measured_model(real: Path) -> None:
     assert sum(images.values()) == 735
     assert sum(int(row["images"]) for row in table(real, "per_class")) == images["test"]
     assert (real / "models/model.safetensors").stat().st_size > 1_000_000
-    assert (real / "reports/mistakes.png").read_bytes().startswith(b"\x89PNG")
+    page = (real / "reports/index.html").read_text()
+    assert "CC-BY by " in page
+    assert "<h4>duplicate: 2 files</h4>" in page
+    assert len(page) < 1_500_000
 
 
 def test_nothing_changed_runs_nothing(real: Path) -> None:
@@ -79,18 +82,24 @@ def test_dvc_shows_the_run(real: Path) -> None:
 
 def test_the_lock_and_the_outputs_hold_no_place_and_no_time(real: Path) -> None:
     """dvc.lock and all outputs that are text contain no path of this machine."""
-    for path in [real / "dvc.lock", real / "data/split.csv", *(real / "metrics").iterdir(), real / "models/model.json"]:
+    for path in [
+        real / "dvc.lock",
+        real / "data/split.csv",
+        *(real / "metrics").iterdir(),
+        real / "models/model.json",
+        real / "reports/index.html",
+    ]:
         assert str(real) not in path.read_text()
         assert "file://" not in path.read_text()
 
 
 def test_forced_again_gives_the_same_bytes(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forced second run of prepare, train and evaluate really trains, and writes the same dvc.lock.
+    """A forced second run of prepare, train, evaluate and report really trains, and writes the same dvc.lock.
 
     The next start of a training removes the checkpoint of the finished run, because dvc.lock records its model.
     """
     before = (real / "dvc.lock").read_bytes()
-    forced = call(real, "dvc", "repro", "--force", "--single-item", "prepare", "train", "evaluate")
+    forced = call(real, "dvc", "repro", "--force", "--single-item", "prepare", "train", "evaluate", "report")
     assert "epoch 1/1" in forced.stderr
     assert (real / "dvc.lock").read_bytes() == before
     monkeypatch.chdir(real)

@@ -24,12 +24,25 @@ MODULES = {
 }
 
 # The folders of pipeline/, from the lowest layer to the highest. "" is the top of pipeline/: the commands.
-LAYERS = ("base", "config", "data", "engine", "loader", "models", "evaluation", "training", "planning", "claims", "")
+LAYERS = (
+    "base",
+    "config",
+    "data",
+    "engine",
+    "loader",
+    "models",
+    "evaluation",
+    "reporting",
+    "training",
+    "planning",
+    "claims",
+    "",
+)
 FRAME = "stage"  # the frame of every command: the one module at the top that commands import
 OWNERS = {  # a library → the modules that import it
     "yaml": set(), "ruamel": {"config.document", "config.upgrade", "base.dvc_lock"},
     "pydantic": {"config.document", "config.params", "base.schema"}, "pydantic_core": {"config.document"},
-    "PIL": {"data.decoders", "data.images", "data.synthetic", "evaluation.mistakes"}, "imagehash": {"data.duplicates"},
+    "PIL": {"data.decoders", "data.images", "data.synthetic", "reporting.thumbnails"}, "imagehash": {"data.duplicates"},
     "scipy": {"claims.seeds", "data.duplicates"},
     "pooch": {"data.fetch"}, "requests": {"data.fetch"}, "tarfile": {"data.archive"}, "zipfile": {"data.archive"},
     "timm": {"models.timm_models"},

@@ -7,7 +7,7 @@ import pytest
 from pipeline.config import params
 from pipeline.config.params import Paths
 from pipeline.evaluation.summary import summary
-from pipeline.repro import reaches_the_end
+from pipeline.repro import reached
 from tests.conftest import PROJECT
 
 RESULTS = PROJECT / "results/demo"
@@ -23,7 +23,7 @@ def test_the_figures_are_those_of_the_metrics() -> None:
     said = summary(paths_in(str(RESULTS / "metrics")))
     assert re.search(r"^images +600 of 600 are used: 484 train, 63 val, 53 test$", said, re.MULTILINE)
     assert re.search(r"^test accuracy +0.9434 \(95 % interval: 0.8463 to 0.9806, 53 images\)$", said, re.MULTILINE)
-    for place in ("reports/mistakes.png", "data/split.csv", "dvc plots show", "tensorboard --logdir runs"):
+    for place in ("reports/index.html", "data/split.csv", "dvc plots show", "tensorboard --logdir runs"):
         assert place in said
     assert "python -m pipeline.predict IMAGE" in said
 
@@ -34,16 +34,25 @@ def test_before_an_evaluation_there_is_nothing_to_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "shown"),
+    ("arguments", "stages"),
     [
-        ([], True),
-        (["--force"], True),
-        (["evaluate"], True),
-        (["--downstream", "split"], True),
-        (["prepare"], False),
-        (["--single-item", "train"], False),
+        ([], {"evaluate", "report"}),
+        (["--force"], {"evaluate", "report"}),
+        (["evaluate"], {"evaluate"}),
+        (["report"], {"evaluate", "report"}),
+        (["--downstream", "split"], {"evaluate", "report"}),
+        (["prepare"], set()),
+        (["--single-item", "train"], set()),
+        (["--single-item", "report"], set()),
     ],
 )
-def test_figures_of_an_earlier_run_are_not_shown(arguments: list[str], shown: bool) -> None:
-    """The summary follows only if the last stage is among those that `make repro` was asked for."""
-    assert reaches_the_end(arguments) == shown
+def test_figures_of_an_earlier_run_are_not_shown(arguments: list[str], stages: set[str]) -> None:
+    """The summary follows only if `make repro` was asked for the evaluation, and names the report of this run only."""
+    assert reached(arguments) == stages
+
+
+def test_the_report_is_named_last() -> None:
+    """It is what a person opens next. After an evaluation alone it is not named: the page is of an earlier run."""
+    paths = paths_in(str(RESULTS / "metrics"))
+    assert "reports/index.html" in summary(paths).splitlines()[-1]
+    assert "reports/index.html" not in summary(paths, reported=False)

@@ -60,7 +60,7 @@ def test_a_true_claim_is_confirmed(project: Path) -> None:
     before, outs = cache(project), [o for claim in dvc_lock.read(project / "dvc.lock").values() for o in claim["outs"]]
     done = verify(project)
     assert done.returncode == 0, done.stderr
-    for stage in ("download", "split", "prepare", "weights", "train", "evaluate"):
+    for stage in ("download", "split", "prepare", "weights", "train", "evaluate", "report"):
         assert f"Running stage '{stage}'" in done.stdout
     assert "epoch 1/1" in done.stderr
     lines = done.stdout.splitlines()
@@ -171,8 +171,8 @@ def test_what_is_not_in_git_is_no_claim(project: Path) -> None:
     )
     done = verify(project, "--stage", "trian")
     assert (
-        "--stage: 'trian' is not a stage of dvc.lock; allowed: download, split, prepare, weights, train, evaluate"
-        in done.stderr
+        "--stage: 'trian' is not a stage of dvc.lock; "
+        "allowed: download, split, prepare, weights, train, evaluate, report" in done.stderr
     )
     (project / "dvc.lock").unlink()
     assert "dvc.lock: not found" in verify(project).stderr
@@ -216,7 +216,7 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "data/inbox: in no commit, so download cannot be repeated; the other stages can" in done.stdout
     assert "Running stage 'download'" not in done.stdout
-    for stage in ("split", "prepare", "weights", "train", "evaluate"):
+    for stage in ("split", "prepare", "weights", "train", "evaluate", "report"):
         assert f"Running stage '{stage}'" in done.stdout
     write_params(params, change(read_params(params), data__source="folder"))
     call(project, "dvc", "repro")

@@ -54,10 +54,8 @@ OUTPUTS = {
     "split": ("data/split.csv", *(f"metrics/{name}.csv" for name in ("images", "excluded", "findings"))),
     "prepare": ("data/packed/",),
     "train": ("models/model.safetensors", "models/model.json", "metrics/train.json", "metrics/history.csv"),
-    "evaluate": (
-        *(f"metrics/{name}" for name in ("eval.json", *TABLES)),
-        "reports/mistakes.png",
-    ),
+    "evaluate": (*(f"metrics/{name}" for name in ("eval.json", *TABLES)),),
+    "report": ("reports/index.html",),
 }
 SMALL: workspace.Changes = {
     "split": {"phash_distance": 0, "min_side": 16, "folds": 1, "fractions": {"train": 0.5, "val": 0.3, "test": 0.2}},

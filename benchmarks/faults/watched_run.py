@@ -29,6 +29,7 @@ OUTPUTS = {
     "prepare": "data/.packed.partial",
     "train": "models/.model.safetensors.partial",
     "evaluate": "metrics/.eval.json.partial",
+    "report": "reports/.index.html.partial",
 }
 GONE_SECONDS = 30
 

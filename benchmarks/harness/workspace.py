@@ -21,7 +21,7 @@ from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.data import synthetic
 
-STAGES = ("download", "split", "prepare", "weights", "train", "evaluate")  # as dvc.yaml; a test compares them
+STAGES = ("download", "split", "prepare", "weights", "train", "evaluate", "report")  # as dvc.yaml; a test compares them
 Changes = Mapping[str, Mapping[str, Any]]  # section → key → value
 NEEDED = ("pipeline", "requirements", "docker")  # folders that a stage reads, beside params.yaml and dvc.yaml
 LEFT_OUT = ("tests/", "docs/", "results/", "dvc.lock")  # a copy begins without a run

@@ -37,7 +37,8 @@ READ: dict[str, tuple[str, ...]] = {
     "split": ("images",),
     "prepare": ("images", "split"),
     "train": ("packed", "split", "weights"),
-    "evaluate": ("images", "models", "packed", "split"),
+    "evaluate": ("models", "packed", "split"),
+    "report": ("images", "metrics", "models", "split"),
 }
 
 Hashed = dict[str, list[str | int]]  # path → MD5, inode, size, mtime and ctime

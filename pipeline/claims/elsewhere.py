@@ -76,10 +76,12 @@ def claimed() -> Claim:
 def check(claim: Claim) -> None:
     """Raise UserError if the code, the params or the inputs here are not as committed, or cannot run on this machine.
 
-    The outputs of training and evaluation may be missing, except eval.json.
+    The outputs of training and evaluation, and of stages that read them, may be missing, except eval.json.
     """
     config, claims = claim.config, claim.claims
-    missing = {*comparison.outputs(claims, STAGES)} - {f"{config.paths.metrics}/eval.json"}
+    of_both = comparison.outputs(claims, STAGES)
+    readers = [name for name, stage in claims.items() if of_both.keys() & stage["deps"].keys()]
+    missing = {*of_both, *comparison.outputs(claims, readers)} - {f"{config.paths.metrics}/eval.json"}
     unneeded = missing | {config.paths.inbox, config.paths.pretrained}
     folder.raise_if_any(folder.unclean(config, claims, unneeded, REMEDY))
     needed = {

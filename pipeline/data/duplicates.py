@@ -13,9 +13,8 @@ from scipy.sparse.csgraph import connected_components
 from pipeline.data import images
 from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile
-from pipeline.data.split_table import SPLITS
+from pipeline.data.split_table import CONFLICT, DUPLICATE, SPLITS
 
-DUPLICATE, CONFLICT = "duplicate", "conflicting labels"
 CANDIDATES = 2**21  # pairs of hashes that are compared at once: about 100 MB
 
 

@@ -57,8 +57,8 @@ def opened(images: Path, inbox: Path) -> Originals:
     if not inbox.is_dir():
         raise UserError(
             f"paths.inbox: {inbox} is not a folder, but {manifest} lists images in it (data.source: folder); set "
-            f"paths.inbox to the folder with these images; the stages after prepare do not need them: "
-            f"dvc repro --allow-missing"
+            f"paths.inbox to the folder with these images; train and evaluate do not need them: "
+            f"dvc repro --allow-missing evaluate"
         )
     return Originals(inbox, hashes)
 

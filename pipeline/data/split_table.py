@@ -5,21 +5,26 @@ from pathlib import Path
 from pipeline.base import files, schema
 
 SPLITS = ("train", "val", "test")
+DUPLICATE, CONFLICT = "duplicate", "conflicting labels"  # reasons; the first is followed by " of " and a path
 HEADER = ("path", "class", "split", "reason", "width", "height", "pixels", "phash", "group")
 READ = ("path", "class", "split", "reason", "width", "height")  # the columns that later stages read
 
 
-def kept_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of the kept images, in order; row i is image i of images.npy. Raises UserError if it is damaged."""
+def all_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of all files, in order. Raises UserError if the table is damaged."""
     with schema.reading(path, schema.checkout(path)):
         rows = files.read_csv(path)
         for number, row in enumerate(rows, start=2):
             if fault := _fault(row):
                 raise ValueError(f"line {number}: {fault}")
-        usable = [row for row in rows if not row["reason"]]
-        if not usable:
+        if all(row["reason"] for row in rows):
             raise ValueError("no image in it")
-    return usable
+    return rows
+
+
+def kept_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of the kept images, in order; row i is image i of images.npy. Raises UserError if it is damaged."""
+    return [row for row in all_rows(path) if not row["reason"]]
 
 
 def _fault(row: dict[str, str]) -> str:

@@ -1,1 +1,1 @@
-"""What a model predicts, the metrics of it, and the image of its mistakes."""
+"""What a model predicts, and the metrics of it."""

@@ -8,8 +8,11 @@ from pipeline.config.params import Paths
 from pipeline.data.split_table import SPLITS
 
 
-def summary(paths: Paths) -> str:
-    """The images, the metrics on the test images, where to look, and what to do next; empty before an evaluation."""
+def summary(paths: Paths, *, reported: bool = True) -> str:
+    """The images, the metrics on the test images, where to look, and what to do next; empty before an evaluation.
+
+    `reported`: the page in paths.reports is of the same run; it is named at the end.
+    """
     table, figures = Path(paths.metrics) / "images.csv", Path(paths.metrics) / "eval.json"
     if not (table.is_file() and figures.is_file()):
         return ""
@@ -26,11 +29,12 @@ def summary(paths: Paths) -> str:
         ("negative log-likelihood", f"{found['nll']:.4f}"),
         ("calibration error", f"{found['ece']:.4f}"),
         ("", ""),
-        ("the mistakes", f"{paths.reports}/mistakes.png"),
         ("the split", f"{paths.split} (each image: train, val, test, or why it is not used)"),
         ("plots", "dvc plots show"),
         ("curves of the training", f"tensorboard --logdir {paths.runs}"),
         ("classify an image", "python -m pipeline.predict IMAGE"),
         ("keep this result", "git add . && git commit -m 'My model'; to share it: dvc push"),
     ]
+    if reported:
+        rows += [("", ""), ("the report", f"{paths.reports}/index.html: all of this and more, for a browser")]
     return "\n".join(f"{name:<24} {value}".rstrip() for name, value in rows)

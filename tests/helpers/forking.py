@@ -65,7 +65,7 @@ def receive(connection: socket.socket) -> tuple[Request, dict[int, int]] | None:
 
 def import_libraries() -> list[str]:
     """Import the libraries of all stages, and remove the project's modules again. Returns sys.path of the libraries."""
-    for name in ("launch", "download", "split", "prepare", "weights", "train", "evaluate", "predict"):
+    for name in ("launch", "download", "split", "prepare", "weights", "train", "evaluate", "report", "predict"):
         importlib.import_module(f"pipeline.{name}")
     import numba
     import torch._dynamo  # torch imports it at the first step of an optimizer

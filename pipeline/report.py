@@ -1,0 +1,82 @@
+"""Stage `report`: one page about the run, for a browser.
+
+    python -m pipeline.report        reads what the other stages wrote; writes index.html in paths.reports
+
+The page needs no other file and no network. It has the same bytes for the same inputs: no time, no host, no path of the
+machine, and nothing that depends on the kind of CPU.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline import stage
+from pipeline.base import files, linux, threads
+from pipeline.config.params import Params
+from pipeline.data import credits, originals, split_table
+from pipeline.models import description
+from pipeline.reporting import audit, outcome, page, settings, thumbnails
+from pipeline.reporting.audit import Audit
+from pipeline.reporting.gallery import Album, Chosen
+from pipeline.reporting.outcome import Outcome
+from pipeline.reporting.thumbnails import Thumbnail
+
+LICENSE = originals.LICENSE
+
+
+def choose(found: Outcome, most: int) -> Chosen:
+    """The `most` most confident mistakes and the `most` least confident right answers."""
+    mistakes, unsure = found.mistakes(), found.unsure()
+    return Chosen(mistakes[:most], len(mistakes), unsure[:most], len(unsure))
+
+
+def wanted(chosen: Chosen, found: Audit) -> dict[str, bool]:
+    """The path of every image that the page shows, and whether it must be possible to decode it."""
+    left_out = [file for reason in found.reasons for file in reason.first if file.is_picture]
+    used = [path for group in found.groups for path in group.first]
+    used += [answer.path for answer in (*chosen.mistakes, *chosen.unsure)]
+    return dict.fromkeys((file.path for file in left_out), False) | dict.fromkeys(used, True)
+
+
+def pictures(config: Params, paths: Mapping[str, bool]) -> dict[str, Thumbnail]:
+    """The thumbnail of each path. Raises UserError if a file is not the one that `split` saw."""
+    source = originals.opened(Path(config.paths.images), Path(config.paths.inbox))
+
+    def one(path: str) -> Thumbnail:
+        return (thumbnails.of if paths[path] else thumbnails.of_left_out)(source, path, config.prepare.grey)
+
+    made = threads.ordered_map(one, list(paths), stage.workers(config), "report")
+    return dict(zip(paths, made, strict=True))
+
+
+def run(config: Params) -> None:
+    """Write the page. Raises UserError if an input is missing or damaged."""
+    linux.share_freed_memory()
+    paths = config.paths
+    model = description.load(Path(paths.models))
+    measured = outcome.read(Path(paths.metrics), model.classes, model.epoch)
+    found = audit.of(split_table.all_rows(Path(paths.split)))
+    chosen = choose(measured, config.evaluate.mistakes)
+    album = Album(pictures(config, wanted(chosen, found)), credits.credits(Path(paths.images) / LICENSE))
+    content = page.Content(
+        config=config,
+        model=model,
+        outcome=measured,
+        chosen=chosen,
+        audit=found,
+        album=album,
+        settings=settings.settings(config),
+        packages=settings.packages(),
+        hashes=settings.hashes(config),
+    )
+    target = Path(paths.reports) / "index.html"
+    files.write_text(target, page.page(content))
+    print(f"report: {target}: open it in a browser")
+
+
+def main() -> int:
+    return stage.main("report", run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

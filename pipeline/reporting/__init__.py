@@ -1,0 +1,1 @@
+"""The report: one HTML page with everything that a person asks after a run."""

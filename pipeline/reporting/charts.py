@@ -1,0 +1,206 @@
+"""Charts as inline SVG: text of a few kilobytes, the same bytes for the same numbers, no library and no JavaScript.
+
+Colours are classes, which `style.css` defines for light and dark pages and for print: Okabe and Ito's palette, which
+people with any kind of colour blindness can tell apart. Lines also differ in their dashes.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pipeline.reporting.markup import text
+
+WIDTH, HEIGHT = 380, 240  # units; on a phone one unit is about one pixel
+LEFT, RIGHT, TOP, BOTTOM = 46, 12, 30, 38  # margins of the plot
+MOST_POINTS = 400  # of a line; a longer one is thinned
+MOST_BINS = 25  # bars with a number above them
+FAR = 3  # a value beyond so many times the 90th percentile is cut off, because it would flatten the others
+DASHES = ("solid", "dashed")
+
+
+@dataclass(frozen=True)
+class Line:
+    """The values of one quantity, one per epoch. They may be infinite or not a number."""
+
+    name: str
+    values: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Where a value lies: from `low` (at `start`, in units of the drawing) to `high` (at `end`)."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        share = (value - self.low) / (self.high - self.low)
+        return self.start + (self.end - self.start) * share
+
+
+def curves(anchor: str, title: str, lines: Sequence[Line], marked: int, *, shares: bool) -> str:
+    """Lines over the epochs, which begin at 1, with the epoch `marked` (the exported one) on them.
+
+    `shares`: values from 0 to 1, shown as percent. Otherwise the axis begins at 0 and ends at the largest value.
+    """
+    epochs = len(lines[0].values)
+    top, cut = (1.0, "") if shares else _top(lines)
+    steps = _steps(top)
+    x = Axis(min(1, epochs - 1), epochs, LEFT, WIDTH - RIGHT)  # one epoch alone is at the right end
+    y = Axis(0, top if shares else max(top, steps[-1]), HEIGHT - BOTTOM, TOP)
+    shown = [f"{100 * step:.0f} %" if shares else f"{step:g}" for step in steps]
+    parts = [
+        *_grid(y, list(zip(steps, shown, strict=True))),
+        *_ticks(x, _whole_steps(epochs)),
+        _label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, "epoch", "middle"),
+        _stroke("exported", (x.at(marked), TOP), (x.at(marked), HEIGHT - BOTTOM)),
+    ]
+    for number, line in enumerate(lines):
+        parts += [_path(line, x, y, number), _dot(x.at(marked), y, line.values[marked - 1], number)]
+        parts += _legend(line.name, f"line c{number} {DASHES[number % 2]}", number)
+    parts += _legend(f"exported: epoch {marked:,}", "exported", len(lines))
+    ends = ", ".join(f"{line.name} {_number(line.values[marked - 1], shares)}" for line in lines)
+    described = f"{title} over {epochs:,} epochs. At the exported epoch {marked:,}: {ends}."
+    return _figure(anchor, title, described, parts, cut)
+
+
+def bars(anchor: str, title: str, bins: Sequence[tuple[float, float, int, float]]) -> str:
+    """Calibration: for each bin (low, high, images, accuracy) a bar as high as its accuracy, over the diagonal."""
+    x, y = Axis(0, 1, LEFT, WIDTH - RIGHT), Axis(0, 1, HEIGHT - BOTTOM, TOP)
+    fifths = [(k / 5, f"{20 * k} %") for k in range(6)]
+    parts = [*_grid(y, fifths), *_ticks(x, fifths)]
+    parts.append(_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, "the model's probability for its answer", "middle"))
+    for low, high, _, accuracy in bins:
+        left, right, head = x.at(low), x.at(high), y.at(accuracy)
+        size = f'width="{_round(right - left - 1)}" height="{_round(max(y.start - head, 1))}"'
+        parts.append(f'<rect class="bar" x="{_round(left + 0.5)}" y="{_round(min(head, y.start - 1))}" {size}/>')
+    parts.append(_stroke("diagonal", (x.start, y.start), (x.end, y.end)))
+    if len(bins) <= MOST_BINS:
+        parts += [_count(x.at((low + high) / 2), y.at(accuracy), images) for low, high, images, accuracy in bins]
+    images = sum(count for _, _, count, _ in bins)
+    described = f"{title}: {images:,} images in {len(bins)} bins. The dashed line is where a bar should end."
+    return _figure(anchor, title, described, parts, "")
+
+
+def _figure(anchor: str, title: str, described: str, parts: Sequence[str], note: str) -> str:
+    """The drawing, with its title and description for those who cannot see it."""
+    body = "\n".join(part for part in parts if part)
+    below = f'<p class="note">{text(note)}</p>' if note else ""
+    return (
+        f'<figure class="chart"><figcaption>{text(title)}</figcaption>\n'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{anchor}-t {anchor}-d">\n'
+        f'<title id="{anchor}-t">{text(title)}</title><desc id="{anchor}-d">{text(described)}</desc>\n{body}\n</svg>\n'
+        f"{below}</figure>"
+    )
+
+
+# ---- axes ----
+
+
+def _top(lines: Sequence[Line]) -> tuple[float, str]:
+    """The end of the axis of values, and a sentence about values that are beyond it or no numbers."""
+    finite = sorted(value for line in lines for value in line.values if math.isfinite(value))
+    if not finite:
+        return 1.0, "No value is a finite number."
+    usual = finite[len(finite) * 9 // 10 - (len(finite) >= 10)]
+    top = finite[-1] if finite[-1] <= FAR * usual else 1.25 * usual
+    cut = [
+        f"{line.name}, epoch {epoch:,}: {_number(value, False)}"
+        for line in lines
+        for epoch, value in enumerate(line.values, start=1)
+        if not value <= top
+    ]
+    more = f" and {len(cut) - 5:,} more" if len(cut) > 5 else ""
+    return (top if top > 0 else 1.0), f"Outside the drawing: {'; '.join(cut[:5])}{more}." if cut else ""
+
+
+def _steps(top: float) -> list[float]:
+    """Round values from 0 on, four to seven of them, the last not below `top`."""
+    unit = 1.0
+    while unit > top:
+        unit /= 10
+    while unit * 10 <= top:
+        unit *= 10
+    step = next(part * unit for part in (0.2, 0.25, 0.5, 1, 2) if part * unit * 6 >= top)
+    return [round(step * k, 12) for k in range(math.ceil(top / step - 1e-9) + 1)]
+
+
+def _whole_steps(epochs: int) -> list[tuple[float, str]]:
+    """Whole epochs for the axis: the first and the last, and round ones between them that leave room for the last."""
+    step = 1
+    while epochs / step > 6:
+        step = step * 5 // 2 if str(step).startswith("2") else step * 2
+    inner = [k for k in range(step, epochs, step) if 1 < k <= epochs - step / 2]
+    return [(k, f"{k:,}") for k in [1, *inner, *([epochs] if epochs > 1 else [])]]
+
+
+def _grid(y: Axis, steps: Sequence[tuple[float, str]]) -> Iterator[str]:
+    for step, shown in steps:
+        yield _stroke("grid", (LEFT, y.at(step)), (WIDTH - RIGHT, y.at(step)))
+        yield _label(LEFT - 5, y.at(step) + 4, shown, "end")
+
+
+def _ticks(x: Axis, steps: Sequence[tuple[float, str]]) -> Iterator[str]:
+    for step, shown in steps:
+        yield _label(x.at(step), HEIGHT - BOTTOM + 15, shown, "end" if step == x.high else "middle")
+
+
+# ---- marks ----
+
+
+def _path(line: Line, x: Axis, y: Axis, number: int) -> str:
+    """A line through all values that are numbers; one that is none, and one beyond the axis, makes a gap."""
+    points = list(enumerate(line.values, start=1))
+    every = -(-len(points) // MOST_POINTS)
+    drawn, pen = "", "M"
+    for epoch, value in [*points[:-1:every], points[-1]]:
+        if not (math.isfinite(value) and y.low <= value <= y.high):
+            pen = "M"
+            continue
+        drawn += f"{pen}{_round(x.at(epoch))} {_round(y.at(value))}"
+        pen = "L"
+    return f'<path class="line c{number} {DASHES[number % 2]}" d="{drawn}"/>' if drawn else ""
+
+
+def _dot(left: float, y: Axis, value: float, number: int) -> str:
+    if not y.low <= value <= y.high:
+        return ""
+    return f'<circle class="dot c{number}" cx="{_round(left)}" cy="{_round(y.at(value))}" r="4"/>'
+
+
+def _legend(name: str, kind: str, number: int) -> Iterator[str]:
+    """A piece of a line of this kind, and what it is, above the plot."""
+    left = LEFT + 98 * number
+    yield _stroke(kind, (left, 12), (left + 24, 12))
+    yield _label(left + 29, 16, name, "start")
+
+
+def _count(middle: float, head: float, images: int) -> str:
+    """The number of images above a bar; upright if it is long."""
+    if images < 1000:
+        return _label(middle, head - 4, f"{images}", "middle", "count haloed")
+    at = f'transform="translate({_round(middle + 3.5)} {_round(max(head - 4, TOP + 30))}) rotate(-90)"'
+    return f'<text class="count haloed" {at}>{images:,}</text>'
+
+
+def _stroke(kind: str, begin: tuple[float, float], end: tuple[float, float]) -> str:
+    (x1, y1), (x2, y2) = begin, end
+    return f'<path class="{kind}" d="M{_round(x1)} {_round(y1)}L{_round(x2)} {_round(y2)}"/>'
+
+
+def _label(x: float, y: float, shown: str, anchor: str, kind: str = "") -> str:
+    also = f' class="{kind}"' if kind else ""
+    return f'<text{also} x="{_round(x)}" y="{_round(y)}" text-anchor="{anchor}">{text(shown)}</text>'
+
+
+def _number(value: float, shares: bool) -> str:
+    if not math.isfinite(value):
+        return "not a finite number"
+    return f"{100 * value:.1f} %" if shares else f"{value:.4g}"
+
+
+def _round(value: float) -> str:
+    """A position in a tenth of a unit."""
+    return f"{value:.1f}".removesuffix(".0")

@@ -1,0 +1,179 @@
+"""Images on the page: the mistakes, the unsure answers, what was left out, and what belongs together."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.data import credits as of_photos
+from pipeline.data.split_table import CONFLICT, SPLITS
+from pipeline.reporting import audit, markup
+from pipeline.reporting.audit import Audit, LeftOut
+from pipeline.reporting.markup import are, isolated, name, paragraph, percent, text
+from pipeline.reporting.outcome import Answer
+from pipeline.reporting.thumbnails import NO_PICTURE, Thumbnail
+
+MOST_ROWS = 200  # classes in the table of counts
+
+
+@dataclass(frozen=True)
+class Album:
+    """The thumbnails of the page and the credits of the photos, by the path of the image."""
+
+    pictures: Mapping[str, Thumbnail]
+    credits: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The answers that are shown, and how many there are."""
+
+    mistakes: Sequence[Answer]
+    mistakes_in_all: int
+    unsure: Sequence[Answer]
+    right_in_all: int
+
+    @property
+    def pairs(self) -> frozenset[tuple[int, int]]:
+        """The cells of the confusion matrix that these are in."""
+        return frozenset((answer.actual, answer.predicted) for answer in (*self.mistakes, *self.unsure))
+
+
+def images(chosen: Chosen, classes: Sequence[str], album: Album) -> str:
+    """The most confident mistakes and the least confident right answers."""
+    seen: set[str] = set()
+    parts = [
+        '<p id="filter" role="status" tabindex="-1" hidden><span></span> <button type="button">show all</button></p>',
+        "<h3>Mistakes, the most confident first</h3>",
+        paragraph(_how_many(len(chosen.mistakes), chosen.mistakes_in_all, "mistake", "mistakes")),
+        _shots([_answer(answer, classes, album, seen) for answer in chosen.mistakes]),
+        "<h3>Right answers, the least confident first</h3>",
+        paragraph(_how_many(len(chosen.unsure), chosen.right_in_all, "right answer", "right answers")),
+        _shots([_answer(answer, classes, album, seen) for answer in chosen.unsure]),
+    ]
+    return markup.section("images", "Which images are hard?", *parts)
+
+
+def _how_many(shown: int, in_all: int, one: str, several: str) -> str:
+    if not in_all:
+        return f"There is no {one}."
+    if shown == in_all:
+        return f"All {are(in_all, one, several)}." if in_all > 1 else f"The only {one}."
+    return (
+        f"{shown:,} of {are(in_all, one, several)}; metrics/predictions.csv has all. "
+        f"evaluate.mistakes is how many are shown."
+    )
+
+
+def _answer(answer: Answer, classes: Sequence[str], album: Album, seen: set[str]) -> str:
+    """One test image with its probabilities. The first of a cell of the confusion matrix gets the cell's address."""
+    actual, predicted, second = (classes[k] for k in (answer.actual, answer.predicted, answer.second))
+    of_actual, of_predicted, of_second = map(percent, answer.probabilities)
+    lines = (
+        [f"<b>{name(actual)}</b> {of_actual}", f"second: {name(second)} {of_second}"]
+        if answer.is_right
+        else [f"is <b>{name(actual)}</b> {of_actual}", f"taken for <b>{name(predicted)}</b> {of_predicted}"]
+    )
+    pair = f"{answer.actual}-{answer.predicted}"
+    address = "" if pair in seen else f' id="shot-{pair}"'
+    seen.add(pair)
+    return _shot(answer.path, lines, album, f'{address} data-pair="{pair}"')
+
+
+def _shots(shots: Sequence[str]) -> str:
+    body = "\n".join(shots)
+    return f'<div class="shots">\n{body}\n</div>' if shots else ""
+
+
+def _shot(path: str, lines: Sequence[str], album: Album, attributes: str = "") -> str:
+    """A thumbnail above its lines of HTML, its file name and its credit."""
+    credit = album.credits.get(path, "")
+    shown = [*lines, f'<span class="file" title="{text(path)}">{name(path.rpartition("/")[2])}</span>']
+    if credit:
+        address = of_photos.address(credit)
+        words = text(of_photos.without_address(credit))
+        linked = f'<a href="{text(address)}" rel="noopener">{words}</a>' if address else words
+        shown.append(f'<span class="credit">{linked}</span>')
+    body = "".join(f"<span>{line}</span>" for line in shown)
+    return f'<figure class="shot"{attributes}>{_picture(path, album)}<figcaption>{body}</figcaption></figure>'
+
+
+def _picture(path: str, album: Album) -> str:
+    picture = album.pictures.get(path, NO_PICTURE)
+    if picture == NO_PICTURE:
+        return '<span class="missing">no picture</span>'
+    size = f'width="{picture.width}" height="{picture.height}"'
+    return f'<img src="{picture.source}" {size} alt="{isolated(path)}">'
+
+
+# ---- the audit ----
+
+
+def data(found: Audit, album: Album) -> str:
+    """What became of every file."""
+    used = found.files - found.total("excluded")
+    left_out = found.total("excluded")
+    parts = [
+        paragraph(f"{are(found.files, 'file', 'files')} in all: used {used:,}, left out {left_out:,}."),
+        _counts(found),
+        "<h3>Left out</h3>",
+        *(_reason(reason, album) for reason in found.reasons),
+    ]
+    if not found.reasons:
+        parts.append(paragraph("No file."))
+    if found.reasons_in_all > len(found.reasons):
+        parts.append(
+            paragraph(f"{found.reasons_in_all - len(found.reasons):,} more reasons are not shown; split.csv has them.")
+        )
+    return markup.section("data", "What is in the data?", *parts, _groups(found, album))
+
+
+def _counts(found: Audit) -> str:
+    """Files by class and part, the largest classes first if there are very many."""
+    parts = (*SPLITS, "excluded")
+    order = sorted(found.by_class, key=lambda label: (-sum(found.by_class[label].values()), label))
+    shown = sorted(order[:MOST_ROWS])
+    rows = [(name(label), *(f"{found.by_class[label][part]:,}" for part in parts)) for label in shown]
+    rows.append(("all", *(f"{found.total(part):,}" for part in parts)))
+    caption = "Files by class and part"
+    if len(shown) < len(order):
+        caption += f": the {MOST_ROWS} largest of {len(order):,} classes; split.csv has all"
+    return markup.table(caption, ("class", "train", "validation", "test", "left out"), rows, "numbers total")
+
+
+def _reason(reason: audit.Reason, album: Album) -> str:
+    rest = reason.count - len(reason.first)
+    more = paragraph(f"{rest:,} more; split.csv has all.") if rest else ""
+    shots = _shots([_shot(file.path, _why(file), album) for file in reason.first])
+    return f"<h4>{text(reason.name)}: {are(reason.count, 'file', 'files')}</h4>\n{shots}\n{more}"
+
+
+def _why(file: LeftOut) -> list[str]:
+    lines = [f"class {name(file.label)}"]
+    if file.reason == CONFLICT:
+        lines += [f"the same image: {name(other)}" for other in file.others]
+    elif " of " in file.reason and file.is_picture:
+        lines.append(f"the same image: {name(file.reason.partition(' of ')[2])}")
+    return lines
+
+
+def _groups(found: Audit, album: Album) -> str:
+    """Images that belong together, the largest groups first."""
+    if not found.groups:
+        return "<h3>Near duplicates and groups</h3>\n" + paragraph("No image belongs to another one.")
+    said = (
+        f"{are(found.groups_in_all, 'group', 'groups')} with {found.in_groups:,} images: they look nearly the same, or "
+        f"split.group or labels.csv puts them together. The images of a group stay in one part, unless a given split "
+        f"says otherwise."
+    )
+    groups = []
+    for group in found.groups:
+        rest = group.count - len(group.first)
+        more = paragraph(f"{rest:,} more.") if rest else ""
+        shots = _shots([_shot(path, [], album) for path in group.first])
+        groups.append(f"<h4>{group.count:,} images in {' and '.join(group.parts)}</h4>\n{shots}\n{more}")
+    if (others := found.groups_in_all - len(found.groups)) > 0:
+        groups.append(
+            paragraph(
+                f"{are(others, 'more group is', 'more groups are')} not shown; the column group of split.csv has all."
+            )
+        )
+    return "\n".join(["<h3>Near duplicates and groups</h3>", paragraph(said), *groups])

@@ -1,0 +1,77 @@
+"""Pieces of HTML. Every text of a user goes through `text`, so no name of a class or a file becomes markup."""
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+
+# Control characters, and those that turn the direction of the text after them. A joiner inside a word is left.
+HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+def text(value: object) -> str:
+    """The value as text of a page or of an attribute. A character that cannot be seen becomes its number."""
+    return html.escape(HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", str(value)))
+
+
+def name(value: str) -> str:
+    """A name that a user chose. Its direction (right to left, say) does not reach the text beside it."""
+    return f"<bdi>{text(value)}</bdi>"
+
+
+def isolated(value: str) -> str:
+    """The same for an attribute, where no element can be: between characters that have this effect."""
+    return f"\u2068{text(value)}\u2069"
+
+
+def code(value: object) -> str:
+    return f"<code>{text(value)}</code>"
+
+
+def section(anchor: str, title: str, *parts: str) -> str:
+    """A part of the page with its heading; `anchor` is its address in the page."""
+    body = "\n".join(part for part in parts if part)
+    heading = f'<h2 id="{anchor}-title">{title}</h2>'
+    return f'<section id="{anchor}" aria-labelledby="{anchor}-title">\n{heading}\n{body}\n</section>'
+
+
+def paragraph(content: str, kind: str = "") -> str:
+    return f'<p class="{kind}">{content}</p>' if kind else f"<p>{content}</p>"
+
+
+def table(caption: str, header: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """A table of HTML cells that scrolls by itself if it is wide. The first cell of a row is its heading."""
+    head = "".join(f'<th scope="col">{cell}</th>' for cell in header)
+    body = "\n".join(
+        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
+        for first, *others in rows
+    )
+    return wide(
+        caption,
+        f'<table class="{kind}">\n<caption>{caption}</caption>\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{body}\n</tbody>\n</table>",
+    )
+
+
+def wide(label: str, content: str) -> str:
+    """Content that may be wider than a phone: it scrolls in a frame of its own, with the keyboard too."""
+    return f'<div class="wide" role="region" tabindex="0" aria-label="{_plain(label)}">\n{content}\n</div>'
+
+
+def folded(summary: str, content: str) -> str:
+    """Content that is shown after a click; a printed page has it."""
+    return f"<details>\n<summary>{summary}</summary>\n{content}\n</details>"
+
+
+def percent(share: float) -> str:
+    """A share as `94.3 %`, with a space that no line breaks at."""
+    return f"{100 * share:.1f}\u00a0%"
+
+
+def are(count: int, one: str, several: str) -> str:
+    """So many things: `1 image`, `1,200 images`."""
+    return f"{count:,} {one if count == 1 else several}"
+
+
+def _plain(content: str) -> str:
+    """HTML without its tags, as the text of an attribute."""
+    return re.sub(r"<[^>]*>", "", content)

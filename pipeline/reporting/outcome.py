@@ -1,0 +1,118 @@
+"""What training and evaluation wrote, as the page needs it: the curves, every test image's answer, the figures."""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.base import files, schema
+from pipeline.evaluation import metrics
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model said of one test image. Classes are numbers, in the order of the model's classes."""
+
+    path: str
+    actual: int
+    predicted: int
+    second: int  # the class with the second highest probability
+    probabilities: tuple[float, float, float]  # of these three
+
+    @property
+    def is_right(self) -> bool:
+        return self.actual == self.predicted
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The part of eval.json that the page shows."""
+
+    __pydantic_config__ = schema.OPEN
+
+    balanced_accuracy: schema.Share
+    macro_f1: schema.Share
+    nll: float
+    ece: schema.Share
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Everything that was measured."""
+
+    classes: tuple[str, ...]
+    answers: list[Answer]  # of all test images, in the order of split.csv
+    figures: Figures
+    bins: list[tuple[float, float, int, float]]  # of the calibration: low, high, images, accuracy
+    history: dict[str, list[float]]  # a column of history.csv → its value in each epoch
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """The confusion matrix."""
+        predicted = np.array([answer.predicted for answer in self.answers], np.int64)
+        actual = np.array([answer.actual for answer in self.answers], np.int64)
+        return metrics.confusion(predicted, actual, len(self.classes))
+
+    def mistakes(self) -> list[Answer]:
+        """All mistakes, the most confident first; of equally confident ones the first in split.csv."""
+        wrong = [answer for answer in self.answers if not answer.is_right]
+        return sorted(wrong, key=lambda answer: -answer.probabilities[1])
+
+    def unsure(self) -> list[Answer]:
+        """All right answers, the least confident first."""
+        right = [answer for answer in self.answers if answer.is_right]
+        return sorted(right, key=lambda answer: answer.probabilities[1])
+
+
+def read(folder: Path, classes: Sequence[str], epoch: int) -> Outcome:
+    """The content of the folder of metrics. `epoch` is the exported one, which the history must have.
+
+    Raises UserError for a missing or damaged file.
+    """
+    return Outcome(
+        tuple(classes),
+        _answers(folder / "predictions.csv", classes),
+        schema.json_of(folder / "eval.json", Figures, schema.checkout(folder / "eval.json")),
+        _bins(folder / "calibration.csv"),
+        _history(folder / "history.csv", epoch),
+    )
+
+
+def _answers(path: Path, classes: Sequence[str]) -> list[Answer]:
+    with schema.reading(path, schema.checkout(path), KeyError, IndexError):
+        with path.open(encoding="utf-8", newline="") as lines:
+            answers = list(_each_answer(csv.reader(lines, strict=True), classes))
+        if not answers:
+            raise ValueError("no test image in it")
+        return answers
+
+
+def _each_answer(lines: Iterator[list[str]], classes: Sequence[str]) -> Iterator[Answer]:
+    """Row by row: with many classes, the table takes far more memory than what is read of it."""
+    header, numbers = next(lines, []), {name: number for number, name in enumerate(classes)}
+    if header != ["path", "label", "prediction", *(f"p_{name}" for name in classes)]:
+        raise ValueError("its columns are not those of the model's classes")
+    for path, label, prediction, *probabilities in lines:
+        actual, predicted, chances = numbers[label], numbers[prediction], list(map(float, probabilities))
+        second = max((k for k in range(len(chances)) if k != predicted), key=chances.__getitem__)
+        yield Answer(path, actual, predicted, second, (chances[actual], chances[predicted], chances[second]))
+
+
+def _bins(path: Path) -> list[tuple[float, float, int, float]]:
+    with schema.reading(path, schema.checkout(path), KeyError, TypeError):
+        return [
+            (float(row["low"]), float(row["high"]), int(row["count"]), float(row["accuracy"]))
+            for row in files.read_csv(path)
+        ]
+
+
+def _history(path: Path, epoch: int) -> dict[str, list[float]]:
+    with schema.reading(path, schema.checkout(path), KeyError, TypeError):
+        rows = files.read_csv(path)
+        if len(rows) < epoch:
+            raise ValueError(f"{len(rows)} epochs; the model is of epoch {epoch}")
+        columns = ("train_loss", "val_loss", "train_accuracy", "val_accuracy")
+        return {name: [float(row[name]) for row in rows] for name in columns}

@@ -1,0 +1,146 @@
+"""The page as a whole: its frame, and its second half (settings, environment, how to repeat)."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config.params import Params
+from pipeline.models.description import Description
+from pipeline.reporting import gallery, markup, result
+from pipeline.reporting.audit import Audit
+from pipeline.reporting.gallery import Album, Chosen
+from pipeline.reporting.markup import code, paragraph, text
+from pipeline.reporting.outcome import Outcome
+from pipeline.reporting.settings import Setting
+
+STYLE, SCRIPT = (Path(__file__).with_name(name) for name in ("style.css", "script.js"))
+PARTS = (
+    ("trained", "data and model"), ("quality", "quality"), ("curves", "curves"), ("confusion", "confusion"),
+    ("calibration", "calibration"), ("images", "images"), ("data", "audit"), ("settings", "settings"),
+    ("environment", "environment"), ("repeat", "repeat"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Content:
+    """Everything that the page shows."""
+
+    config: Params
+    model: Description
+    outcome: Outcome
+    chosen: Chosen
+    audit: Audit
+    album: Album
+    settings: Sequence[Setting]
+    packages: Sequence[tuple[str, str]]  # name and version
+    hashes: Sequence[tuple[str, str]]  # of what, and the MD5
+
+
+def page(content: Content) -> str:
+    """The whole page: it needs no other file and no network."""
+    style, script = STYLE.read_text(encoding="utf-8"), SCRIPT.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    model, outcome = content.model, content.outcome
+    title = f"{model.model} on {len(model.classes):,} classes"
+    links = "\n".join(f'<a href="#{anchor}">{shown}</a>' for anchor, shown in PARTS)
+    body = "\n".join([
+        result.trained(content.config, model, content.audit, outcome),
+        result.quality(outcome),
+        result.training(model, outcome),
+        result.confusion(outcome, content.chosen.pairs),
+        result.calibration(outcome),
+        gallery.images(content.chosen, model.classes, content.album),
+        gallery.data(content.audit, content.album),
+        settings(content.settings),
+        environment(content),
+        repeat(content),
+    ])  # fmt: skip
+    # The policy forbids every request, and every script but the one of this page.
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<link rel="icon" href="data:,">
+<title>{text(title)}</title>
+<style>
+{style}</style>
+</head>
+<body>
+<header><h1>{code(model.model)} on {len(model.classes):,} classes</h1>
+<nav aria-label="Parts of this page">
+{links}
+</nav></header>
+<main>
+{body}
+</main>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def settings(found: Sequence[Setting]) -> str:
+    """The settings that are not as the project comes first, then the others."""
+    changed = [(code(one.name), code(one.value), code(one.default)) for one in found if one.is_changed]
+    others = [(code(one.name), code(one.value)) for one in found if not one.is_changed]
+    return markup.section(
+        "settings",
+        "With which settings?",
+        markup.table("Other than the defaults", ("setting", "value", "default"), changed)
+        if changed
+        else paragraph("All settings have their default values."),
+        markup.folded(
+            f"The {len(others)} settings with their default values",
+            markup.table("As the project comes", ("setting", "value"), others),
+        ),
+        paragraph("Paths, and settings that change no byte of the result, are not listed.", "note"),
+    )
+
+
+def environment(content: Content) -> str:
+    """The locked packages, and the hashes of the files."""
+    promise = {
+        "portable": "Computed with train.arithmetic: portable: every x86-64 CPU with AVX2 and FMA gives these bytes.",
+        "native": "Computed with train.arithmetic: native: the same kind of CPU or GPU gives these bytes.",
+    }
+    return markup.section(
+        "environment",
+        "With what, and which files?",
+        paragraph(promise[content.model.arithmetic]),
+        markup.table("Packages that compute, from requirements/lock.txt", ("package", "version"), [
+            (code(name), code(version)) for name, version in content.packages
+        ]),
+        markup.table("Files, as dvc.lock names them", ("file", "MD5"), [
+            (text(name), code(digest)) for name, digest in content.hashes
+        ]),
+        paragraph(
+            "The machine, its CPU or GPU, the time and the speed are in runs/*/provenance.json. They are not on this "
+            "page: the same inputs give the same page.", "note",
+        ),
+    )  # fmt: skip
+
+
+def repeat(content: Content) -> str:
+    """The commands that give the same bytes again."""
+    weights = dict(content.hashes)["the model, model.safetensors"]
+    commands = "\n".join([
+        f"git log --oneline -S {weights} -- dvc.lock   # the commit that has this model",
+        "git checkout COMMIT",
+        "make setup                   # the locked packages",
+        "dvc pull                     # data and model, if they were pushed",
+        "make verify                  # runs every stage again, and compares every byte",
+        "python -m pipeline.predict IMAGE",
+    ])  # fmt: skip
+    return markup.section(
+        "repeat", "How to repeat it?", f'<pre tabindex="0">{text(commands)}</pre>',
+        paragraph("Commands of a clone of the project. docs/reproducibility.md says what is promised.", "note"),
+    )  # fmt: skip

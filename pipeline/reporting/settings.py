@@ -1,0 +1,96 @@
+"""What decided the result: the settings, the locked packages, and the hashes of the files."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import files, schema
+from pipeline.config import document, params, upgrade
+from pipeline.config.params import Params
+
+LOCK = Path("requirements/lock.txt")
+COMPUTING = (  # packages that decide bytes, in the order in which an image meets them
+    "pillow", "pillow-heif", "imagehash", "scipy", "numpy", "numba", "torch", "torchvision", "timm", "safetensors",
+    "dvc",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting that can change a byte of the result."""
+
+    name: str
+    value: str
+    default: str
+
+    @property
+    def is_changed(self) -> bool:
+        return self.value != self.default
+
+
+def settings(config: Params) -> list[Setting]:
+    """All settings that decide the result, in the order of params.yaml.
+
+    Paths, the address of an archive, and how the work is divided are left out: they change no byte.
+    """
+    usual = dict(_leaves(params.parse(document.read(upgrade.DEFAULTS)).model_dump(mode="json")))
+    return [
+        Setting(name, _shown(value), _shown(usual[name]))
+        for name, value in _leaves(config.model_dump(mode="json"))
+        if _decides(name, config)
+    ]
+
+
+def _decides(name: str, config: Params) -> bool:
+    section, _, key = name.partition(".")
+    if section == "data":
+        of_source = {"archive": ("source", "sha256"), "synthetic": ("source", "synthetic")}
+        return key.partition(".")[0] in of_source.get(config.data.source, ("source",))
+    if section == "run":
+        return key == "processes" and config.train.parallel != "elastic"
+    return section != "paths"
+
+
+def _leaves(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted name and value of everything in nested tables that is no table."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _shown(value: Any) -> str:
+    """A value as params.yaml has it, in one line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_shown, value))}]"
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def packages() -> list[tuple[str, str]]:
+    """Name and version of the packages that compute, as the lock has them."""
+    with schema.reading(LOCK, f"restore it: git checkout {LOCK}"):
+        lines = LOCK.read_text(encoding="utf-8").splitlines()
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        if match := re.match(r"([A-Za-z0-9._-]+)==([^\s;\\]+)", line):
+            found.setdefault(match[1].lower(), []).append(match[2])
+    return [(name, " or ".join(found[name])) for name in COMPUTING if name in found]
+
+
+def hashes(config: Params) -> list[tuple[str, str]]:
+    """The MD5 of each file that the result consists of. So dvc.lock names them."""
+    paths = config.paths
+    of_metrics = ("history.csv", "predictions.csv", "eval.json")
+    found = [
+        ("the model, model.safetensors", Path(paths.models) / "model.safetensors"),
+        ("its description, model.json", Path(paths.models) / "model.json"),
+        ("the split, split.csv", Path(paths.split)),
+        *((name, Path(paths.metrics) / name) for name in of_metrics),
+        ("the locked packages, requirements/lock.txt", LOCK),
+    ]
+    return [(name, files.md5(path)) for name, path in found]

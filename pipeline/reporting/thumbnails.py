@@ -1,0 +1,60 @@
+"""Small JPEGs of the original images, as text for a page.
+
+The bytes are the same on every CPU: Pillow resizes with integers, and libjpeg-turbo's vector code for the transform
+that it uses by default ("islow") gives the bits of its C code. A test encodes with and without that code. A PNG would
+depend on how zlib was built for the CPU.
+"""
+
+import base64
+import io
+from contextlib import suppress
+from dataclasses import dataclass
+
+from PIL import Image
+
+from pipeline.base.errors import UserError
+from pipeline.config.params import Grey
+from pipeline.data import images
+from pipeline.data.originals import Originals
+
+SIDE = 192  # pixels of the longer side; a smaller image keeps its size
+QUALITY = 72
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A picture for `<img>`. An empty `source` is the plain case of a file that has no picture."""
+
+    source: str
+    width: int
+    height: int
+
+
+NO_PICTURE = Thumbnail("", 0, 0)
+
+
+def of(originals: Originals, name: str, grey: Grey) -> Thumbnail:
+    """The thumbnail of an image file. Raises UserError if it is not the one that `split` saw, or cannot be decoded."""
+    path = originals.file(name)
+    try:
+        with images.decoded(path, draft=2 * SIDE, grey=grey) as original:
+            return encoded(original.image, original.size)
+    except FileNotFoundError:
+        raise UserError(f"{path}: in split.csv, but not there; run the split stage again (dvc repro does)") from None
+
+
+def of_left_out(originals: Originals, name: str, grey: Grey) -> Thumbnail:
+    """The same of a file that nobody has decoded yet: NO_PICTURE if that cannot be done."""
+    originals.file(name)
+    with suppress(UserError):
+        return of(originals, name, grey)
+    return NO_PICTURE
+
+
+def encoded(image: Image.Image, size: tuple[int, int]) -> Thumbnail:
+    """The thumbnail of an RGB image in the shape of `size`, the width and height of the original."""
+    scale = min(1.0, SIDE / max(size))
+    width, height = (max(1, round(side * scale)) for side in size)
+    content = io.BytesIO()
+    image.resize((width, height), Image.Resampling.BICUBIC).save(content, "JPEG", quality=QUALITY, optimize=True)
+    return Thumbnail(f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}", width, height)

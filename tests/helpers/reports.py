@@ -1,0 +1,89 @@
+"""A finished run for the report, without a training: real images and a real split, with invented answers."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from pipeline import evaluate, prepare, report, split
+from pipeline.base import files
+from pipeline.config import params
+from pipeline.config.params import Params
+from pipeline.data import packed
+from pipeline.models.description import Description, View
+from pipeline.training.state import HISTORY
+from tests.conftest import on_cpu, read_params, write_params
+from tests.helpers.datasets import noise_image, put
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+HEBREW, CHINESE = "פרח אדום", "郁金香"
+CLASSES = (HOSTILE, "daisy", HEBREW, CHINESE)
+PER_CLASS = 24
+
+
+def config_in(folder: Path) -> Params:
+    """The params of a folder, with their paths below it."""
+    config = params.load(folder / "params.yaml")
+    paths = {name: str(folder / path) for name, path in config.paths.model_dump().items()}
+    return config.model_copy(update={"paths": config.paths.model_copy(update=paths)})
+
+
+def draw(folder: Path) -> None:
+    """Images of four classes with names of all kinds, and one file for each reason to leave it out."""
+    for number, label in enumerate(CLASSES):
+        for seed in range(PER_CLASS):
+            put(folder / label / f"{seed:02d} & {label[:4].strip('<')}.png", 1000 * number + seed, 48 + 4 * seed)
+    noise_image(1000, 48).save(folder / "daisy/again.png")  # a duplicate, in other bytes of the file
+    for label in ("daisy", CHINESE):
+        put(folder / label / "either.png", 77, 60)
+    (folder / "daisy/cut.png").write_bytes((folder / CHINESE / "either.png").read_bytes()[:300])
+    put(folder / "daisy/tiny.png", 5, 8)
+    (folder / "daisy/notes.txt").write_text("no image")
+    credit = "CC-BY by Zoë <b> - https://example.org/?a=1&b=2"
+    files.write_text(folder / "LICENSE.txt", "".join(f"daisy/{k:02d} & dais.png {credit}\n" for k in range(PER_CLASS)))
+
+
+def finish(folder: Path, *, epochs: int = 6, seed: int = 0) -> Params:
+    """Split and pack the images of a folder, and write what training and evaluation would: invented figures."""
+    config, random = config_in(folder), np.random.default_rng(seed)
+    split.run(config)
+    prepare.run(config)
+    data = packed.load(Path(config.paths.packed), Path(config.paths.split))
+    rows = data.rows("test")
+    strength = random.gamma(2, 1.2, len(rows))
+    logits = random.normal(0, 1, (len(rows), len(data.classes)))
+    logits[np.arange(len(rows)), data.labels[rows]] += strength
+    evaluate.write(config, data, rows, logits - np.log(np.exp(logits).sum(1, keepdims=True)))
+    history = [
+        (
+            epoch,
+            10 * epoch,
+            0.1,
+            *(value for part in (1.1, 1) for value in (part * 1.7 / epoch**0.7, epoch / (epoch + part))),
+        )
+        for epoch in range(1, epochs + 1)
+    ]
+    files.write_csv(Path(config.paths.metrics) / "history.csv", HISTORY, history)
+    described = Description(
+        "resnet18", data.classes, View.of(config), (0.5,) * 3, (0.2,) * 3, "best", max(1, epochs - 2)
+    )
+    files.write_json(Path(config.paths.models) / "model.json", asdict(described))
+    files.write_text(Path(config.paths.models) / "model.safetensors", "the weights")
+    return config
+
+
+def make(folder: Path) -> Params:
+    """A whole folder: params, drawn images, and everything that the report reads."""
+    raw = on_cpu(read_params(), data__source="inbox", split__min_side=16, split__folds=1, evaluate__mistakes=6)
+    raw["split"]["fractions"] = {"train": 0.4, "val": 0.2, "test": 0.4}
+    folder.mkdir(exist_ok=True)
+    write_params(folder / "params.yaml", raw)
+    draw(folder / raw["paths"]["images"])
+    return finish(folder)
+
+
+def write(folder: Path) -> Path:
+    """Write the report of a finished folder; its path."""
+    config = config_in(folder)
+    report.run(config)
+    return Path(config.paths.reports) / "index.html"

@@ -1,0 +1,405 @@
+"""The stage report: one page about a run, looked at with a real browser."""
+
+import base64
+import io
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from playwright.sync_api import Browser
+
+from pipeline import report
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.reporting import audit, charts, gallery, markup, outcome, result, settings, thumbnails
+from tests.conftest import change, read_params, write_params
+from tests.helpers import browser as browsers
+from tests.helpers import reports
+from tests.helpers.browser import Scheme, needs_chromium, opened
+from tests.helpers.reports import CHINESE, CLASSES, HEBREW
+from tests.test_tracked import tracked
+
+PARTS = (
+    "trained", "quality", "curves", "confusion", "calibration", "images", "data", "settings", "environment", "repeat",
+)  # fmt: skip
+# For each element with text of its own: the contrast of its colour with the colour behind it (WCAG 2).
+CONTRASTS = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgb = (colour) => {
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const light = (colour) => {
+    const [r, g, b] = rgb(colour).map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (element) => {
+    while (element && rgb(getComputedStyle(element).backgroundColor)[3] === 0) element = element.parentElement;
+    return getComputedStyle(element).backgroundColor;
+  };
+  const found = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!own || !element.checkVisibility()) continue;
+    const style = getComputedStyle(element);
+    const ink = light(element.closest("svg") ? style.fill : style.color), paper = light(behind(element));
+    const contrast = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+    found.push([contrast, `${element.tagName} ${element.className}: ${element.textContent.slice(0, 30)}`]);
+  }
+  return found;
+}"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project's folder after the report."""
+    folder = tmp_path_factory.mktemp("reported")
+    reports.make(folder)
+    reports.write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def written(finished: Path) -> Path:
+    """The page of four classes with odd names, and of one file for each reason to leave it out."""
+    return finished / "reports/index.html"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsers.started() as started:
+        yield started
+
+
+class Tags(HTMLParser):
+    """The tags of a page that have no end, and the elements that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "img", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def tags(page: Path) -> Tags:
+    parser = Tags()
+    parser.feed(page.read_text(encoding="utf-8"))
+    assert parser.open == []
+    return parser
+
+
+# ---- the bytes ----
+
+
+def test_the_same_inputs_give_the_same_bytes(finished: Path, written: Path, tmp_path: Path) -> None:
+    """Again, and in another folder; with another number of threads. No place and no time is in it."""
+    before = written.read_bytes()
+    assert reports.write(finished).read_bytes() == before
+    other = tmp_path / "elsewhere"
+    reports.make(other)
+    write_params(other / "params.yaml", change(read_params(other / "params.yaml"), run__workers=3))
+    assert reports.write(other).read_bytes() == before
+    assert str(finished).encode() not in before
+    assert not re.search(rb"20\d\d-\d\d-\d\d|\d\d:\d\d:\d\d", before)
+    assert len(before) < 200_000
+
+
+ENCODE = """
+import hashlib, numpy as np
+from PIL import Image
+from pipeline.reporting import thumbnails
+noise = np.random.default_rng(0).integers(0, 256, (40, 30, 30, 3), np.uint8)
+smooth = [Image.fromarray(part).resize((97 + k, 131 - k), Image.Resampling.BICUBIC) for k, part in enumerate(noise)]
+odd = [Image.fromarray(part[: 1 + k, : 30 - k // 2]) for k, part in enumerate(noise[:30])]
+large = [image.resize((500, 333)) for image in smooth[:5]]
+print(hashlib.sha256("".join(thumbnails.encoded(i, i.size).source for i in smooth + odd + large).encode()).hexdigest())
+"""
+
+
+def test_thumbnails_have_the_same_bytes_on_every_cpu() -> None:
+    """libjpeg-turbo writes the same bytes with AVX2, with SSE2 alone, and without vector instructions."""
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", ENCODE], env={**os.environ, **variable}, capture_output=True, text=True, check=True
+        ).stdout
+        for variable in ({}, {"JSIMD_FORCESSE2": "1"}, {"JSIMD_FORCENONE": "1"})
+    }
+    assert len(found) == 1
+    assert len(found.pop()) == 65
+
+
+def test_it_shows_exactly_the_settings_that_the_stage_tracks(finished: Path, written: Path) -> None:
+    """So a setting on the page is never an old one. Those of a source that is not used are not shown."""
+    config = reports.config_in(finished)
+    shown = {one.name for one in settings.settings(config)}
+    unused = {leaf for leaf in tracked("report") if leaf.startswith("data.") and leaf != "data.source"}
+    assert shown == tracked("report") - unused
+    page = written.read_text()
+    assert all(f"<code>{name}</code>" in page for name in shown)
+    assert {one.name for one in settings.settings(config) if one.is_changed} >= {"train.model", "split.min_side"}
+
+
+# ---- what it says ----
+
+
+def test_names_of_users_are_text_and_nothing_else(written: Path) -> None:
+    """A class called like an HTML tag, one from right to left, and a Chinese one are shown whole; no name is markup."""
+    found, text = tags(written), written.read_text()
+    assert "<img src=x" not in text
+    for tag, attributes in found.seen:
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+        if tag == "img":
+            assert str(attributes["src"]).startswith("data:image/jpeg;base64,")
+    for name in (HEBREW, CHINESE, "&lt;img src=x onerror=alert(1)&gt;"):
+        assert text.count(f"<bdi>{name}</bdi>") > 5
+    assert '<a href="https://example.org/?a=1&amp;b=2" rel="noopener">CC-BY by Zoë &lt;b&gt;</a>' in text
+
+
+def test_every_file_that_is_left_out_is_there_with_its_reason(written: Path) -> None:
+    """A duplicate, a conflict in both classes, a truncated file, a small one, and one that is no image."""
+    text = written.read_text()
+    data = text[text.index('<section id="data"') : text.index('<section id="settings"')]
+    for reason, number in (
+        ("conflicting labels", "2 files"), ("duplicate", "1 file"), ("truncated", "1 file"), ("too small", "1 file"),
+        ("not an image", "1 file"),
+    ):  # fmt: skip
+        assert f"<h4>{reason}: {number}</h4>" in data
+    assert "102 files in all: used 96, left out 6." in data
+    assert data.count('class="missing"') == 2  # what cannot be decoded
+    assert f"the same image: <bdi>{CHINESE}/either.png</bdi>" in data
+    assert data.count("the same image: ") == 3
+
+
+def test_the_figures_are_those_of_the_tables(finished: Path, written: Path) -> None:
+    """Accuracy, interval and the number of images of each class follow from predictions.csv."""
+    rows = files.read_csv(finished / "metrics/predictions.csv")
+    right = sum(row["label"] == row["prediction"] for row in rows)
+    text = written.read_text()
+    assert f"<b>{100 * right / len(rows):.1f}\u00a0%</b>" in text
+    assert f"{right} of {len(rows)}" in text
+    for label in CLASSES:
+        images = sum(row["label"] == label for row in rows)
+        shown = label.replace("<", "&lt;").replace(">", "&gt;")
+        assert f'<th scope="row"><bdi>{shown}</bdi></th><td>{images}</td>' in text
+
+
+def test_the_gallery_begins_with_the_worst(finished: Path) -> None:
+    """As many mistakes as evaluate.mistakes says, the most confident first; and right answers, the least so first."""
+    config = reports.config_in(finished)
+    found = outcome.read(Path(config.paths.metrics), sorted(CLASSES), 1)
+    chosen = report.choose(found, config.evaluate.mistakes)
+    rows = {row["path"]: row for row in files.read_csv(finished / "metrics/predictions.csv")}
+    sure = [float(rows[answer.path][f"p_{rows[answer.path]['prediction']}"]) for answer in chosen.mistakes]
+    unsure = [float(rows[answer.path][f"p_{rows[answer.path]['label']}"]) for answer in chosen.unsure]
+    assert sure == sorted(sure, reverse=True)
+    assert unsure == sorted(unsure)
+    assert len(unsure) == config.evaluate.mistakes
+    assert chosen.mistakes_in_all + chosen.right_in_all == len(rows)
+
+
+def test_a_damaged_input_is_named(finished: Path, tmp_path: Path) -> None:
+    """A table with other classes than the model's, and a history that is too short."""
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    for path in (finished / "metrics").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(UserError, match=r"predictions\.csv: damaged: its columns are not those of the model's classes"):
+        outcome.read(folder, ("daisy", "rose"), 1)
+    with pytest.raises(UserError, match=r"history\.csv: damaged: 6 epochs; the model is of epoch 7"):
+        outcome.read(folder, sorted(CLASSES), 7)
+    (folder / "eval.json").unlink()
+    with pytest.raises(UserError, match=r"eval\.json: not found; restore it"):
+        outcome.read(folder, sorted(CLASSES), 1)
+
+
+# ---- in a browser ----
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_can_be_read(browser: Browser, written: Path, width: int, scheme: Scheme) -> None:
+    """On a desktop and on a phone, light and dark: nothing is wider than the window, and every text has a contrast of
+    at least 4.5. The console is empty, and nothing is requested.
+    """
+    with opened(browser, written, width=width, scheme=scheme) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert [part for part in PARTS if not page.locator(f"#{part}").is_visible()] == []
+        contrasts = page.evaluate(CONTRASTS)
+        assert len(contrasts) > 200
+        assert [(round(value, 2), what) for value, what in contrasts if value < 4.5] == []
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
+        assert dark == (scheme == "dark")
+
+
+@needs_chromium
+def test_a_number_of_the_matrix_shows_its_images_only(browser: Browser, written: Path) -> None:
+    """A click, or Enter, leaves the images of this cell; the button brings all back."""
+    with opened(browser, written) as page:
+        shots = page.locator("#images .shot")
+        everything = shots.count()
+        cell = page.locator(".matrix .miss a").first
+        pair = cell.get_attribute("data-pair")
+        cell.click()
+        left = page.locator("#images .shot:visible")
+        assert 0 < left.count() < everything
+        assert {one.get_attribute("data-pair") for one in left.all()} == {pair}
+        said = page.locator("#filter span").inner_text()
+        assert re.fullmatch(r"Only \d+ images? of .*, taken for .*: \d+ of them on this page\.", said)
+        page.locator("#filter button").click()
+        assert page.locator("#images .shot:visible").count() == everything
+        assert page.locator("#filter").is_hidden()
+        page.locator(".matrix .hit a").first.press("Enter")
+        assert page.locator("#images .shot:visible").count() < everything
+
+
+@needs_chromium
+def test_without_javascript_the_page_is_whole(browser: Browser, written: Path) -> None:
+    """Every part is there, every image is shown, and a number of the matrix is a jump to an image of its cell."""
+    with opened(browser, written, script=False) as page:
+        assert page.locator("#images .shot:visible").count() == page.locator("#images .shot").count() > 6
+        link = page.locator(".matrix .miss a").first
+        target = str(link.get_attribute("href"))
+        assert page.locator(f'[id="{target[1:]}"]').count() == 1
+        link.click()
+        assert page.url.endswith(target)
+        page.locator("summary").first.click()
+        assert page.get_by_text("train.label_smoothing").is_visible()
+
+
+@needs_chromium
+def test_it_prints(browser: Browser, written: Path, tmp_path: Path) -> None:
+    """A PDF of some pages, of a dark page too; what is folded on the screen is in it."""
+    with opened(browser, written, scheme="dark") as page:
+        page.pdf(path=tmp_path / "page.pdf", format="A4")
+        page.emulate_media(media="print")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert page.locator("nav").is_hidden()
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+
+
+@needs_chromium
+def test_every_link_inside_the_page_has_its_target(browser: Browser, written: Path) -> None:
+    """No address is there twice, and none is missing."""
+    with opened(browser, written) as page:
+        ids = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+        links = page.evaluate("[...document.querySelectorAll('a[href^=\"#\"]')].map((one) => one.hash.slice(1))")
+    assert len(ids) == len(set(ids))
+    assert set(links) <= set(ids)
+    assert set(PARTS) <= set(links)
+
+
+# ---- the limits ----
+
+
+def test_a_page_of_very_many_files_stays_small() -> None:
+    """Of 50,000 files that are left out for three reasons, and 3,000 groups, only so many are shown; all count."""
+    rows = [
+        {"path": f"a/{k}.png", "class": "a", "split": "", "pixels": "", "group": "", "reason": reason}
+        for reason, count in (("truncated", 49_000), ("too small", 999), ("empty", 1))
+        for k in range(count)
+    ]
+    rows += [
+        {"path": f"b/{k}.png", "class": "b", "split": "train", "pixels": "", "group": f"{k // 3}", "reason": ""}
+        for k in range(9_000)
+    ]
+    found = audit.of(rows)
+    assert [(one.name, one.count, len(one.first)) for one in found.reasons] == [
+        ("truncated", 49_000, 12), ("too small", 999, 12), ("empty", 1, 1)
+    ]  # fmt: skip
+    assert (found.groups_in_all, found.in_groups, len(found.groups), found.files) == (3_000, 9_000, 8, 59_000)
+    shown = gallery.data(found, gallery.Album({}, {}))
+    assert "48,988 more; split.csv has all." in shown
+    assert "2,992 more groups are not shown" in shown
+    assert len(shown) < 30_000
+
+
+def test_a_page_of_very_many_classes_stays_small(finished: Path) -> None:
+    """With a thousand classes the matrix is a table of the most frequent confusions, and the classes are the worst."""
+    classes = tuple(f"class {k}" for k in range(1000))
+    answers = [
+        outcome.Answer(f"{k}-{j}.jpg", k, (k + (j < 3)) % 1000, k, (0.5, 0.5, 0.5))
+        for k in range(1000)
+        for j in range(9)
+    ]
+    config = reports.config_in(finished)
+    read = outcome.read(Path(config.paths.metrics), sorted(CLASSES), 1)
+    large = replace(read, classes=classes, answers=answers)
+    page = result.confusion(large, frozenset()) + result.quality(large)
+    assert "The 30 most frequent of 1,000 confusions." in page
+    assert "the 100 with the lowest F1 of 1,000" in page
+    assert len(page) < 60_000
+
+
+def test_one_bad_epoch_does_not_flatten_the_others() -> None:
+    """It is outside the drawing, and named below it; so is an epoch whose loss is no number."""
+    values = [1.0 - 0.02 * k for k in range(30)]
+    bad = [*values[:9], 1e6, math.nan, *values[11:]]
+    drawn = charts.curves(
+        "loss", "Loss", [charts.Line("training", values), charts.Line("validation", bad)], 30, shares=False
+    )
+    assert "Outside the drawing: validation, epoch 10: 1e+06; validation, epoch 11: not a finite number." in drawn
+    line = drawn.partition('class="line c0')[2].partition('"/>')[0]
+    heights = [float(height) for height in re.findall(r"[ML][\d.]+ ([\d.]+)", line)]
+    assert min(heights) < 80
+    assert "nan" not in drawn.replace("nan</", "")
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 7, 30, 1000, 100_000])
+def test_an_axis_has_few_whole_epochs(epochs: int) -> None:
+    """The first and the last are there, and not more than a phone has room for; a long line is thinned."""
+    values = [1 / k for k in range(1, epochs + 1)]
+    drawn = charts.curves("loss", "Loss", [charts.Line("training", values)], epochs, shares=False)
+    shown = [int(step.replace(",", "")) for step in re.findall(r'y="217"[^>]*>([\d,]+)<', drawn)]
+    assert shown[0] == 1
+    assert shown[-1] == epochs
+    assert len(shown) <= 8
+    assert len(drawn) < 15_000
+
+
+def test_thumbnails_have_the_shape_of_the_image() -> None:
+    """The longer side is 192 pixels, a small image keeps its size, and no side is 0."""
+    for size, expected in {
+        (400, 100): (192, 48),
+        (100, 400): (48, 192),
+        (50, 20): (50, 20),
+        (1, 1000): (1, 192),
+    }.items():
+        made = thumbnails.encoded(Image.new("RGB", size), size)
+        content = base64.b64decode(made.source.partition(",")[2])
+        with Image.open(io.BytesIO(content)) as image:
+            assert (made.width, made.height) == image.size == expected
+
+
+def test_the_page_of_a_perfect_model_says_so(finished: Path) -> None:
+    """There is no mistake, and the matrix has no cell beside its diagonal."""
+    config = reports.config_in(finished)
+    read = outcome.read(Path(config.paths.metrics), sorted(CLASSES), 1)
+    perfect = replace(read, answers=[replace(answer, predicted=answer.actual) for answer in read.answers])
+    chosen = report.choose(perfect, 6)
+    assert "There is no mistake." in gallery.images(chosen, read.classes, gallery.Album({}, {}))
+    assert 'class="miss"' not in result.confusion(perfect, chosen.pairs)
+
+
+def test_characters_that_cannot_be_seen_are_shown_as_numbers() -> None:
+    """A name cannot turn the direction of the text after it, or break a line."""
+    assert markup.text("a\u202eb\nc\x00<&\"'") == "a\\u202eb\\u000ac\\u0000&lt;&amp;&quot;&#x27;"
+    assert markup.name(HEBREW) == f"<bdi>{HEBREW}</bdi>"
