@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from benchmarks.harness.phrases import PHRASES
 from tests.conftest import PROJECT
 
 CHINESE = sorted(path.relative_to(PROJECT) for folder in ("", "docs") for path in (PROJECT / folder).glob("*.zh.md"))
@@ -109,3 +110,9 @@ def test_a_link_to_a_heading_finds_it(document: Path) -> None:
         if anchor and "://" not in file:
             name = Path(document.parent, file) if file else document
             assert anchor in anchors(name), f"{document}: no heading {link}"
+
+
+def test_a_phrase_has_the_same_values_in_both_languages() -> None:
+    """The places for values, with the form of each figure."""
+    for english, chinese in PHRASES.items():
+        assert Counter(re.findall(r"{.*?}", english)) == Counter(re.findall(r"{.*?}", chinese))

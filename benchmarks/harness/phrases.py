@@ -28,14 +28,14 @@ PHRASES = {
     "decode and resize alone: {others}": "仅解码和缩放：{others}",
     "{name} {rate:,.0f} (ours: {share:.2f} of it)": "{name} {rate:,.0f}（本项目是它的 {share:.2f} 倍）",
     "{name}: {share:.3f}": "{name}：{share:.3f}",
-    "training speed, relative to the same step on one fixed batch": "训练速度，相对于在一个固定批次上的同样步骤",
+    "training speed, relative to the same step on one fixed batch": "训练速度，与反复训练同一个固定批次相比",
     "1: it never waits for images": "1：从不等待图片",
     "what `deterministic: true` costs": "`deterministic: true` 的代价",
     "{name}: {percent:.1f} %": "{name}：{percent:.1f} %",
-    "peak memory of `{name}` at 10 times the data": "数据量为 10 倍时 `{name}` 的内存峰值",
+    "peak memory of `{name}` at 10 times the data": "数据量增至 10 倍时 `{name}` 的内存峰值",
     "{times:.2f} times": "{times:.2f} 倍",
     "cost per added photo: from 3 to 10 times the data, relative to from 1 to 3 times": (
-        "每增加一张照片的代价：数据量从 3 倍到 10 倍，相对于从 1 倍到 3 倍"
+        "每多一张照片的耗时：数据量从 3 倍增至 10 倍时，与从 1 倍增至 3 倍时相比"
     ),
     "1: linear": "1：线性",
     "`dvc repro` from a local archive ({photos}; epochs: {epochs})": (
@@ -58,9 +58,9 @@ PHRASES = {
     # the results (tests/test_readme.py)
     "data": "数据",
     "images": "图片数",
-    "trained from scratch": "从零训练",
+    "trained from scratch": "从头训练",
     "test accuracy (95 % interval)": "测试准确率（95 % 置信区间）",
-    "`make demo`: drawn flowers": "`make demo`：绘制的花",
+    "`make demo`: drawn flowers": "`make demo`：程序绘制的花",
     "flower_photos, one fifth": "flower_photos，五分之一",
     "flower_photos, all": "flower_photos，全部",
     "{model}, {crop} pixels, {epochs} epochs": "{model}，{crop} 像素，{epochs} 轮",
