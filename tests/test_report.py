@@ -184,7 +184,7 @@ def test_every_file_that_is_left_out_is_there_with_its_reason(written: Path) -> 
         assert f"<h4>{reason}: {number}</h4>" in data
     assert "102 files in all: used 96, left out 6." in data
     assert data.count('class="missing"') == 2  # what cannot be decoded
-    assert f"the same image: <bdi>{CHINESE}/either.png</bdi>" in data
+    assert f'the same image: <bdi dir="ltr">{CHINESE}/either.png</bdi>' in data
     assert data.count("the same image: ") == 3
 
 
@@ -287,13 +287,26 @@ def test_without_javascript_the_page_is_whole(browser: Browser, written: Path) -
 
 @needs_chromium
 def test_it_prints(browser: Browser, written: Path, tmp_path: Path) -> None:
-    """A PDF of some pages, of a dark page too; what is folded on the screen is in it."""
-    with opened(browser, written, scheme="dark") as page:
-        page.pdf(path=tmp_path / "page.pdf", format="A4")
+    """A PDF on white paper, of a dark page too; what is folded on the screen is in it, also without JavaScript."""
+    with opened(browser, written, scheme="dark", script=False) as page:
         page.emulate_media(media="print")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert page.locator("nav").is_hidden()
+        folded = page.locator("details table").bounding_box()
+        assert folded is not None
+        assert folded["height"] > 1000
+        page.pdf(path=tmp_path / "page.pdf", format="A4")
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+
+
+@needs_chromium
+def test_the_commands_are_lines(browser: Browser, finished: Path, written: Path) -> None:
+    """Each command of the repetition is a line of its own; the first finds the commit by the hash of the model."""
+    with opened(browser, written) as page:
+        commands = page.locator("pre").inner_text().splitlines()
+    model = files.md5(finished / "models/model.safetensors")
+    assert commands[0].startswith(f"git log --oneline -S {model} -- dvc.lock ")
+    assert [command.split("  ")[0] for command in commands[2:5]] == ["make setup", "dvc pull", "make verify"]
 
 
 @needs_chromium

@@ -86,7 +86,7 @@ def _shots(shots: Sequence[str]) -> str:
 def _shot(path: str, lines: Sequence[str], album: Album, attributes: str = "") -> str:
     """A thumbnail above its lines of HTML, its file name and its credit."""
     credit = album.credits.get(path, "")
-    shown = [*lines, f'<span class="file" title="{text(path)}">{name(path.rpartition("/")[2])}</span>']
+    shown = [*lines, f'<span class="file" title="{text(path)}">{markup.path(path.rpartition("/")[2])}</span>']
     if credit:
         address = of_photos.address(credit)
         words = text(of_photos.without_address(credit))
@@ -149,9 +149,9 @@ def _reason(reason: audit.Reason, album: Album) -> str:
 def _why(file: LeftOut) -> list[str]:
     lines = [f"class {name(file.label)}"]
     if file.reason == CONFLICT:
-        lines += [f"the same image: {name(other)}" for other in file.others]
+        lines += [f"the same image: {markup.path(other)}" for other in file.others]
     elif " of " in file.reason and file.is_picture:
-        lines.append(f"the same image: {name(file.reason.partition(' of ')[2])}")
+        lines.append(f"the same image: {markup.path(file.reason.partition(' of ')[2])}")
     return lines
 
 

@@ -18,6 +18,11 @@ def name(value: str) -> str:
     return f"<bdi>{text(value)}</bdi>"
 
 
+def path(value: str) -> str:
+    """A path or the name of a file, which is read from left to right whatever letters it has."""
+    return f'<bdi dir="ltr">{text(value)}</bdi>'
+
+
 def isolated(value: str) -> str:
     """The same for an attribute, where no element can be: between characters that have this effect."""
     return f"\u2068{text(value)}\u2069"

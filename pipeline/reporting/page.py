@@ -132,15 +132,16 @@ def environment(content: Content) -> str:
 def repeat(content: Content) -> str:
     """The commands that give the same bytes again."""
     weights = dict(content.hashes)["the model, model.safetensors"]
-    commands = "\n".join([
+    commands = [
         f"git log --oneline -S {weights} -- dvc.lock   # the commit that has this model",
         "git checkout COMMIT",
         "make setup                   # the locked packages",
         "dvc pull                     # data and model, if they were pushed",
         "make verify                  # runs every stage again, and compares every byte",
         "python -m pipeline.predict IMAGE",
-    ])  # fmt: skip
+    ]
+    shown = "\n".join(map(text, commands))
     return markup.section(
-        "repeat", "How to repeat it?", f'<pre tabindex="0">{text(commands)}</pre>',
+        "repeat", "How to repeat it?", f'<pre tabindex="0">{shown}</pre>',
         paragraph("Commands of a clone of the project. docs/reproducibility.md says what is promised.", "note"),
     )  # fmt: skip

@@ -89,7 +89,7 @@ def hashes(config: Params) -> list[tuple[str, str]]:
     found = [
         ("the model, model.safetensors", Path(paths.models) / "model.safetensors"),
         ("its description, model.json", Path(paths.models) / "model.json"),
-        ("the split, split.csv", Path(paths.split)),
+        ("the split, split.csv; it has a hash of each image", Path(paths.split)),
         *((name, Path(paths.metrics) / name) for name in of_metrics),
         ("the locked packages, requirements/lock.txt", LOCK),
     ]
