@@ -17,6 +17,7 @@ FIRST_LINES = {
     "weights": "weights: getting pretrained weights, if train.weights asks for some",
     "launch train": "train: starting; it takes some seconds until the first step",
     "launch evaluate": "evaluate: measuring the trained model on the test images",
+    "export": "export: writing the model as ONNX, and comparing its answers on the test images",
     "report": "report: writing a page with the figures, the curves, the mistakes and the data",
     "predict": "predict: loading the model",
     "doctor": "doctor: looking at this machine and at params.yaml",

@@ -25,7 +25,10 @@ from tests.test_network import operators_of_a_step
 QEMU = shutil.which("qemu-x86_64")
 needs_qemu = pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")
 CPUS = ("Haswell", pytest.param("EPYC-Rome", marks=pytest.mark.slow("as Haswell; make test emulates one CPU")))
-STAGES = (["download"], ["split"], ["prepare"], ["weights"], ["launch", "train"], ["launch", "evaluate"], ["report"])
+STAGES = (
+    ["download"], ["split"], ["prepare"], ["weights"], ["launch", "train"], ["launch", "evaluate"], ["export"],
+    ["report"],
+)  # fmt: skip
 ATTEMPTS = 10  # QEMU 7.2 crashes now and then when a program has several threads
 OUTPUTS = ("data/split.csv", "models", "metrics", "reports")
 MOVES = {

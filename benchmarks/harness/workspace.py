@@ -21,7 +21,9 @@ from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.data import synthetic
 
-STAGES = ("download", "split", "prepare", "weights", "train", "evaluate", "report")  # as dvc.yaml; a test compares them
+STAGES = (  # as dvc.yaml; a test compares them
+    "download", "split", "prepare", "weights", "train", "evaluate", "export", "report",
+)  # fmt: skip
 Changes = Mapping[str, Mapping[str, Any]]  # section → key → value
 NEEDED = ("pipeline", "requirements", "docker")  # folders that a stage reads, beside params.yaml and dvc.yaml
 LEFT_OUT = ("tests/", "docs/", "results/", "dvc.lock")  # a copy begins without a run

@@ -38,6 +38,7 @@ READ: dict[str, tuple[str, ...]] = {
     "prepare": ("images", "split"),
     "train": ("packed", "split", "weights"),
     "evaluate": ("models", "packed", "split"),
+    "export": ("images", "metrics", "models", "packed", "split"),
     "report": ("images", "metrics", "models", "split"),
 }
 

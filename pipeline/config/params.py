@@ -191,6 +191,7 @@ class Evaluate(Section):
     batch_size: Batch
     bins: Annotated[int, Field(ge=1, le=10_000)]
     mistakes: Annotated[int, Field(ge=1, le=200)]
+    onnx: bool = True
 
 
 class Run(Section):

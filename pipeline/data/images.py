@@ -111,6 +111,20 @@ def square_and_size(
         return np.asarray(square), original.size
 
 
+def center_of_resized(path: Path, resize: int, crop: int, max_pixels: int, grey: Grey) -> NDArray[np.uint8]:
+    """What torchvision's and timm's transforms cut from an original: uint8 [crop, crop, 3]. Raises as `decoded` does.
+
+    The short side is resized to `resize` (bicubic), then the centre is cut. Nothing here is trained with these pixels.
+    """
+    with decoded(path, max_pixels, 0, grey) as original:
+        image = original.image
+        short = min(image.size)
+        width, height = (resize if side == short else int(resize * side / short) for side in image.size)
+        resized = image.resize((width, height), Image.Resampling.BICUBIC)
+        left, top = round((width - crop) / 2), round((height - crop) / 2)
+        return np.asarray(resized.crop((left, top, left + crop, top + crop)))
+
+
 def inspect_image(
     path: Path, min_side: int, max_pixels: int, fingerprint: Callable[[RGB], int], budget: MemoryBudget = BUDGET
 ) -> ImageInfo:

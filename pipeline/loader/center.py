@@ -37,8 +37,8 @@ def cut(image: NDArray[np.uint8], box: NDArray[np.int64], out: int) -> NDArray[n
     columns, lines = triangle(x0, x1, side, out), triangle(y0, y1, side, out)
     across = np.tensordot(columns, image.astype(np.float32), (1, 1))  # [out, S, 3]
     quarters = np.rint(across * 4) / 4
-    whole: NDArray[np.float32] = np.tensordot(lines, quarters, (1, 1)).transpose(2, 0, 1)  # of [out, out, 3]
-    return np.ascontiguousarray(whole)
+    whole = np.tensordot(lines, quarters, (1, 1))  # [out, out, 3]
+    return np.ascontiguousarray(whole.transpose(2, 0, 1), np.float32)
 
 
 def triangle(start: int, end: int, side: int, out: int) -> NDArray[np.float32]:

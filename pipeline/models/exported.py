@@ -1,5 +1,6 @@
 """The model as it is versioned: model.safetensors, model.json and config.json in models/. Written by train."""
 
+from collections import OrderedDict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -91,6 +92,24 @@ def _fault(described: Description) -> str:
     if view.crop > view.resize:
         return f"view: a crop of {view.crop} from {view.resize} pixels"
     return ""
+
+
+class Normalization(nn.Module):
+    """Pixels of 0 to 255, normalized as the training normalizes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        mean, scale = augment.normalization(torch.device("cpu"))
+        self.register_buffer("mean", mean[:, None, None])
+        self.register_buffer("scale", scale[:, None, None])
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return (pixels - self.mean) * self.scale  # type: ignore[operator]
+
+
+def with_normalization(net: nn.Module) -> nn.Module:
+    """The model for pixels of 0 to 255."""
+    return nn.Sequential(OrderedDict(normalization=Normalization(), net=net)).eval()
 
 
 def tensor_differences(claimed: Path, got: Path) -> str:

@@ -1,0 +1,114 @@
+"""Stage `export`: the model as ONNX, and the proof that it gives the same classes.
+
+    python -m pipeline.export
+
+Writes models/model.onnx and metrics/export.json. Every test image goes through onnxruntime, and the answer is compared
+with metrics/predictions.csv. Another class than there is an error that names the image. With evaluate.onnx: false
+model.onnx is empty.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipeline import stage
+from pipeline.base import files, linux
+from pipeline.base.errors import UserError
+from pipeline.config import machine
+from pipeline.config.params import Params
+from pipeline.data import originals
+from pipeline.engine import environment
+from pipeline.models import description
+
+
+def set_variables(config: Params) -> None:
+    """Set the variables that decide how this process computes, before it imports its libraries, as for `evaluate`."""
+    models = Path(config.paths.models)
+    arithmetic = description.load(models).arithmetic
+    if arithmetic == "portable" and (lacking := machine.cpu_lacks()):
+        raise UserError(
+            f"{models}/model.json: train.arithmetic: portable needs an x86-64 CPU with AVX2 and FMA (this one lacks "
+            f"{' and '.join(lacking)}); export on another CPU, or train again with train.arithmetic: native"
+        )
+    deterministic = config.train.deterministic or arithmetic == "portable"
+    os.environ.update(environment.required_variables(config.train.threads, deterministic, arithmetic))
+
+
+def run(config: Params) -> None:
+    """Write the stage's outputs, and print what was found. Raises UserError if a class changes."""
+    target = Path(config.paths.models) / "model.onnx"
+    found: dict[str, Any] = {"onnx": config.evaluate.onnx}
+    if config.evaluate.onnx:
+        set_variables(config)
+        found |= written(config, target)
+    else:
+        with files.atomic_file(target) as temporary:
+            temporary.touch()
+        print(f"export: evaluate.onnx is false, so {target} is empty")
+    files.write_json(Path(config.paths.metrics) / "export.json", found)
+
+
+def written(config: Params, target: Path) -> dict[str, Any]:
+    """Write model.onnx, and compare its answers with those of torch. The content of export.json."""
+    from pipeline.data import packed
+    from pipeline.engine import determinism
+    from pipeline.evaluation import onnx_check
+    from pipeline.models import exported, onnx_export, onnx_file
+
+    paths, batch_size = config.paths, config.evaluate.batch_size
+    determinism.make_deterministic(config.train.threads, config.train.deterministic)
+    model = exported.load(Path(paths.models))
+    data = packed.load(Path(paths.packed), Path(paths.split))
+    rows = data.rows("test")
+    wanted = onnx_check.expected(Path(paths.metrics) / "predictions.csv", model.classes)
+    if wanted.paths != tuple(data.paths[row] for row in rows):
+        raise UserError(
+            f"{paths.metrics}/predictions.csv: not of the test images of {paths.split}; run dvc repro evaluate first"
+        )
+    with files.atomic_file(target) as temporary:  # so that no file stays that gives other classes
+        temporary.write_bytes(onnx_export.content(model, description.load(Path(paths.models))))
+        runtime = onnx_file.load(temporary, linux.usable_cores())
+        below = onnx_check.limit(wanted, onnx_check.answers(runtime, data, rows, batch_size), model.classes)
+    ties = int(onnx_check.near_ties(wanted).sum())
+    print(
+        f"export: {target} ({target.stat().st_size:,} bytes) gives the classes of {paths.metrics}/predictions.csv for "
+        f"all {len(rows):,} test images; probabilities differ by less than {below:g}"
+    )
+    if ties:
+        print(
+            f"export: for {ties:,} of them, the two most likely classes are a tie (less than {onnx_check.NEAR:g} apart)"
+        )
+    return {
+        "images": len(rows),
+        "near_ties": ties,
+        "probabilities_differ_less_than": below,
+        "preprocessing_of_others": preprocessed(config, model, wanted),
+    }
+
+
+def preprocessed(config: Params, model: Any, wanted: Any) -> dict[str, int] | None:
+    """What other libraries' preprocessing changes on the test images; None if the photos are not here."""
+    from pipeline.evaluation import onnx_check
+
+    images, inbox = Path(config.paths.images), Path(config.paths.inbox)
+    if (images / originals.MANIFEST).is_file() and not inbox.is_dir():
+        print(f"export: other libraries' preprocessing is not measured: the photos in {inbox} are not here")
+        return None
+    source = originals.opened(images, inbox)
+    guesses = onnx_check.with_their_preprocessing(
+        model, source, wanted, stage.workers(config), config.evaluate.batch_size
+    )
+    names = [model.classes[guess] for guess in guesses]
+    changed = int((guesses != wanted.guesses).sum())
+    right = sum(name == label for name, label in zip(names, wanted.labels, strict=True))
+    print(f"export: with other libraries' preprocessing {changed:,} of {len(names):,} test images get another class")
+    return {"changed": changed, "right": right}
+
+
+def main() -> int:
+    return stage.main("export", run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

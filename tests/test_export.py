@@ -1,0 +1,243 @@
+"""The stage export: model.onnx gives the classes of torch for every test image, and has the same bytes every time."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from pipeline import export
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.config import params
+from pipeline.data import originals, packed
+from pipeline.evaluation import onnx_check
+from pipeline.loader import augment
+from pipeline.models import exported, network, onnx_export, onnx_file
+from pipeline.models.description import Description, View
+from tests.conftest import PROJECT, read_params, write_params
+from tests.helpers import starts
+from tests.test_evaluate import CLASSES, config_of, make, run
+
+OUTPUTS = ("models/model.onnx", "metrics/export.json")
+
+
+@pytest.fixture(scope="module")
+def exporting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project's folder after export."""
+    folder = tmp_path_factory.mktemp("export")
+    make(folder)
+    assert run(folder, processes=1).returncode == 0
+    done = call(folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "gives the classes of metrics/predictions.csv for all 23 test images" in done.stdout
+    return folder
+
+
+def call(folder: Path) -> Any:
+    return starts.run([sys.executable, "-m", "pipeline.export"], cwd=folder)
+
+
+@pytest.fixture
+def copy(exporting: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that folder, as the working folder. In this process the model is not written again, which is slow."""
+    shutil.copytree(exporting, tmp_path / "another")
+    monkeypatch.chdir(tmp_path / "another")
+    monkeypatch.setattr(onnx_export, "content", sabotaged(lambda model: None))
+    return tmp_path / "another"
+
+
+def model_of(name: str, side: int = 64) -> tuple[exported.ExportedModel, Description]:
+    view = View(packed_size=80, resize=side, crop=side)
+    model = exported.ExportedModel(network.build(name, len(CLASSES), seed=1).eval(), CLASSES, view)
+    return model, Description(name, CLASSES, view, augment.MEAN, augment.STD, "last", 1)
+
+
+def test_every_test_image_gets_its_class_in_onnxruntime(exporting: Path) -> None:
+    """Nothing but the file and NumPy is needed: classes and view are in its metadata, and it normalizes by itself."""
+    session = onnxruntime.InferenceSession(exporting / OUTPUTS[0], providers=["CPUExecutionProvider"])
+    notes = session.get_modelmeta().custom_metadata_map
+    assert tuple(json.loads(notes["classes"])) == CLASSES
+    assert json.loads(notes["view"]) == {"crop": 32, "grey": "full", "packed_size": 40, "resize": 36}
+    config = config_of(exporting)
+    data = packed.load(Path(config.paths.packed), Path(config.paths.split))
+    wanted = files.read_csv(exporting / "metrics/predictions.csv")
+    found = onnx_check.answers(onnx_file.load(exporting / OUTPUTS[0], 1), data, data.rows("test"), batch_size=7)
+    assert [CLASSES[best] for best in found.argmax(1)] == [row["prediction"] for row in wanted]
+    written = json.loads((exporting / OUTPUTS[1]).read_text())
+    assert (written["images"], written["near_ties"], written["probabilities_differ_less_than"]) == (23, 0, 1e-4)
+    (shape,) = (value.shape for value in session.get_inputs())
+    assert shape == ["batch", 3, 32, 32]
+
+
+def test_another_folder_gets_the_same_bytes(exporting: Path, copy: Path) -> None:
+    """No path, no version and no time is in the file."""
+    for name in OUTPUTS:
+        Path(name).unlink()
+    assert call(copy).returncode == 0
+    for name in OUTPUTS:
+        assert files.sha256(copy / name) == files.sha256(exporting / name), name
+    content = (copy / OUTPUTS[0]).read_bytes()
+    for word in (str(PROJECT), str(copy), ".py", "torch", "pipeline"):
+        assert word.encode() not in content, word
+
+
+def sabotaged(change: Callable[[onnx.ModelProto], None]) -> Callable[..., bytes]:
+    """`onnx_export.content`, with a change of the graph."""
+
+    def content(*_: Any) -> bytes:
+        model = onnx.load(OUTPUTS[0])
+        change(model)
+        return bytes(model.SerializeToString())
+
+    return content
+
+
+def change_head(
+    model: onnx.ModelProto, part: str, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+) -> None:
+    """Change the weight or the bias of the last layer."""
+    (tensor,) = (tensor for tensor in model.graph.initializer if tensor.name == f"net.fc.{part}")
+    tensor.CopyFrom(onnx.numpy_helper.from_array(change(onnx.numpy_helper.to_array(tensor)), tensor.name))
+
+
+def other_classes(model: onnx.ModelProto) -> None:
+    """The least likely class becomes the most likely one."""
+    for part in ("weight", "bias"):
+        change_head(model, part, np.negative)
+
+
+def less_sure(model: onnx.ModelProto) -> None:
+    """The probabilities change."""
+    change_head(model, "bias", lambda bias: bias + np.array([1, 0, 0], np.float32))
+
+
+def test_a_changed_class_fails_with_the_image_named(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the faulty file does not stay."""
+    monkeypatch.setattr(onnx_export, "content", sabotaged(other_classes))
+    before = files.sha256(Path(OUTPUTS[0]))
+    with pytest.raises(UserError, match=r"gives another class for 23 of 23 test images: daisy/\d\d é\.png: \w+ \(0\."):
+        export.run(params.load())
+    assert files.sha256(Path(OUTPUTS[0])) == before
+    assert not list(Path("models").glob(".*"))
+
+
+def test_a_changed_probability_fails_with_the_image_named(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other probabilities are a fault even if every class is the same."""
+    monkeypatch.setattr(onnx_export, "content", sabotaged(less_sure))
+    monkeypatch.setattr(onnx_check, "near_ties", lambda wanted: np.ones(len(wanted.paths), bool))
+    with pytest.raises(UserError, match=r"é\.png: a probability differs by 0\.\d{4}; allowed: less than 0\.01"):
+        export.run(params.load())
+
+
+def test_a_tie_is_no_changed_class() -> None:
+    """If two classes are less than 0.0001 apart, either is allowed."""
+    wanted = onnx_check.Expected(("a", "b"), ("x", "y"), np.array([[0.50001, 0.49999], [0.9, 0.1]]))
+    assert onnx_check.near_ties(wanted).tolist() == [True, False]
+    assert onnx_check.limit(wanted, np.array([[0.49999, 0.50001], [0.9, 0.1]]), ("x", "y")) == 1e-4
+    swapped = onnx_check.Expected(("a", "b"), ("x", "y"), np.array([[0.50001, 0.49999], [0.45, 0.55]]))
+    with pytest.raises(UserError, match=r"for 1 of 2 test images: b: x \(0.5500\) instead of y"):
+        onnx_check.limit(swapped, np.array([[0.49999, 0.50001], [0.55, 0.45]]), ("x", "y"))
+
+
+def test_predictions_of_other_images_are_refused(copy: Path) -> None:
+    """The table of an earlier split says nothing about this model."""
+    table = Path("metrics/predictions.csv")
+    files.write_text(table, table.read_text().rpartition("tulip/")[0])
+    with pytest.raises(UserError, match=r"predictions\.csv: not of the test images of data/split\.csv"):
+        export.run(params.load())
+
+
+def test_without_the_photos_their_preprocessing_is_not_measured(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The stages after prepare need no photos; the output says that nothing was measured."""
+    raw = read_params(Path("params.yaml"))
+    raw["paths"]["inbox"] = "nowhere"
+    write_params(Path("params.yaml"), raw)
+    Path("data/images", originals.MANIFEST).write_text("path,bytes,sha256\n")
+    export.run(params.load())
+    assert "is not measured: the photos in nowhere are not here" in capsys.readouterr().out
+    assert json.loads(Path(OUTPUTS[1]).read_text())["preprocessing_of_others"] is None
+
+
+def test_the_export_can_be_switched_off(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Then model.onnx is empty, and whoever opens it is told why."""
+    raw = read_params(Path("params.yaml"))
+    raw["evaluate"]["onnx"] = False
+    write_params(Path("params.yaml"), raw)
+    export.run(params.load())
+    assert capsys.readouterr().out == "export: evaluate.onnx is false, so models/model.onnx is empty\n"
+    assert json.loads(Path(OUTPUTS[1]).read_text()) == {"onnx": False}
+    with pytest.raises(UserError, match=r"empty, because evaluate\.onnx is false"):
+        onnx_file.load(Path(OUTPUTS[0]), 1)
+
+
+def test_a_model_that_torch_cannot_write_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model with a branch on its values, and one that is larger than a file of protobuf can be."""
+
+    class Branch(torch.nn.Module):
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            return pixels if pixels.sum() > 0 else -pixels
+
+    model, described = model_of("resnet18")
+    odd = exported.ExportedModel(Branch(), CLASSES, model.view)
+    with pytest.raises(UserError, match=r"train\.model: 'resnet18': torch cannot .*; set evaluate\.onnx: false"):
+        onnx_export.content(odd, described)
+    monkeypatch.setattr(onnx_export, "MOST_BYTES", 1000)
+    with pytest.raises(UserError, match=r"44,\d+,\d+ bytes; an ONNX file has at most 1,000; set evaluate\.onnx: false"):
+        onnx_export.content(model, described)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "squeezenet1_1"])
+def test_other_models_give_the_same_logits(name: str, tmp_path: Path) -> None:
+    """Up to rounding, for any number of images, with torch and with onnxruntime."""
+    model, described = model_of(name)
+    (tmp_path / "model.onnx").write_bytes(onnx_export.content(model, described))
+    runtime = onnx_file.load(tmp_path / "model.onnx", 1)
+    pixels = np.random.default_rng(0).uniform(0, 255, (3, 3, 64, 64)).astype(np.float32)
+    with torch.inference_mode():
+        expected = torch.log_softmax(exported.with_normalization(model.net)(torch.from_numpy(pixels)).double(), 1)
+    assert runtime.log_probabilities(pixels) == pytest.approx(expected.numpy(), abs=1e-5)
+    assert runtime.log_probabilities(pixels[:1]) == pytest.approx(expected[:1].numpy(), abs=1e-5)
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    """Missing, damaged, and an ONNX file of another program."""
+    path = tmp_path / "x.onnx"
+    with pytest.raises(UserError, match="not found; give a model"):
+        onnx_file.load(path, 1)
+    path.write_bytes(b"nothing of this kind")
+    with pytest.raises(UserError, match="damaged, or not written by export"):
+        onnx_file.load(path, 1)
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8), path)
+    with pytest.raises(UserError, match="damaged, or not written by export: 'classes'"):
+        onnx_file.load(path, 1)
+
+
+def test_their_preprocessing_is_that_of_timm(tmp_path: Path) -> None:
+    """The pixels that are measured are those of timm's own transforms, for any shape."""
+    timm_data = pytest.importorskip("timm.data", reason="needs timm (make setup)")
+    from PIL import Image
+
+    from pipeline.data import images
+
+    random = np.random.default_rng(0)
+    for width, height in ((90, 120), (301, 77), (64, 64), (37, 41)):
+        Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8)).save(tmp_path / "a.png")
+        transform = timm_data.create_transform(
+            input_size=(3, 64, 64), interpolation="bicubic", crop_pct=64 / 73, mean=(0, 0, 0), std=(1, 1, 1)
+        )
+        with Image.open(tmp_path / "a.png") as opened:
+            theirs = transform(opened).numpy() * 255
+        ours = images.center_of_resized(tmp_path / "a.png", 73, 64, 10**6, "full")
+        assert np.abs(ours.transpose(2, 0, 1) - theirs).max() < 1e-3
