@@ -29,7 +29,7 @@ def one_thread() -> Iterator[None]:
     """The tensors are tiny: threads would wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    RehearsedGraph.captured = 0
+    RehearsedGraph.captured = RehearsedGraph.replayed = 0
     yield
     torch.set_num_threads(before)
 
@@ -51,7 +51,7 @@ def learner_of(model: str, precision: str, frozen: bool = False) -> Learner:
         network.freeze_backbone(net)
     groups = network.parameter_groups(net, 1e-3, False)
     optimizer = OPTIMIZERS["sgd"](groups, 0.01, 0.9, True, (0.9, 0.999))
-    return Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS[precision]("cpu"), Ema.of(net, 0.9), 1.0)
+    return Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS[precision]("cpu"), Ema.of(net, 0.9), 0.1)
 
 
 def everything(learner: Learner, totals: Totals, stream: Iterator[Batch], parallel: str, parts: int) -> list[Tensor]:
@@ -87,6 +87,7 @@ def test_graphs_train_the_bits_of_eager(model: str, precision: str, parallel: st
     )
     assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
     assert RehearsedGraph.captured == 1
+    assert RehearsedGraph.replayed == 4 * parts
 
 
 def test_every_shape_has_its_own_graph() -> None:
@@ -124,6 +125,68 @@ def test_a_restored_state_is_where_the_graph_reads_it() -> None:
     assert all(torch.equal(*pair) for pair in zip(once, again, strict=True))
 
 
+class Shared(nn.Module):
+    """A model with two parameters that enter as a sum: autograd computes one gradient for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.full((CLASSES, 4), value)) for value in (0.1, 0.2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return nn.functional.linear(images, self.first + self.second)
+
+
+def plain_learner(net: nn.Module, clip_norm: float) -> Learner:
+    groups = [{"params": list(net.parameters()), "scale": 1.0, "weight_decay": 0.0}]
+    optimizer = OPTIMIZERS["sgd"](groups, 0.1, 0.9, True, (0.9, 0.999))
+    return Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS["fp32"]("cpu"), Ema.of(net, 0), clip_norm)
+
+
+def vectors(count: int) -> Iterator[Batch]:
+    for step in range(count):
+        labels = torch.arange(8) % CLASSES
+        yield Batch(step, torch.randn(8, 4, generator=torch.Generator().manual_seed(step)), labels, labels, 0)
+
+
+def test_no_two_gradients_share_memory() -> None:
+    """Clipping changes gradients where they are: a shared one would be clipped twice."""
+    plain, graphed = plain_learner(Shared(), 0.01), plain_learner(Shared(), 0.01)
+    graphed = replace(graphed, gradients=Graphs(partial(RehearsedGraph, graphed.model)))
+    for learner in (plain, graphed):
+        totals, model = Totals.zero(ALONE.device, 1), PARALLELS["single"](learner.model, ALONE, True, 1)
+        assert len(list(loop.train(learner, model, vectors(3), [0.1] * 3, totals))) == 3
+    assert all(torch.equal(*pair) for pair in zip(plain.model.parameters(), graphed.model.parameters(), strict=True))
+
+
+class Reordered(nn.Module):
+    """A convolution of images in another memory format than its weights', as in ConvNeXt's downsampling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution = nn.Conv2d(3, 64, 2, 2)
+        self.last = nn.Linear(64, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        ordered = images.contiguous(memory_format=torch.channels_last)
+        outputs: Tensor = self.last(self.convolution(ordered).mean((2, 3)))
+        return outputs
+
+
+def test_gradients_have_the_memory_format_of_their_weights() -> None:
+    """As after `backward`. Clipping adds in the order of memory, and Apex's optimizers go by address."""
+    learner, first = plain_learner(Reordered(), 0.0), next(batches(0, 1))
+    weight = next(learner.model.parameters())
+    loss = nn.functional.cross_entropy(learner.model(first.images), first.labels)
+    computed = torch.autograd.grad(loss, weight)[0]
+    assert computed.stride() != weight.stride()
+    model = PARALLELS["single"](learner.model, ALONE, True, 1)
+    Graphs(partial(RehearsedGraph, learner.model))(learner, model, first.images, first.targets)
+    assert weight.grad is not None
+    assert weight.grad.stride() == weight.stride()
+    assert torch.equal(weight.grad, computed)
+
+
 class Reading(nn.Module):
     """A model whose next kernel depends on a value of the last one."""
 
@@ -138,24 +201,20 @@ class Reading(nn.Module):
 
 def test_a_model_that_reads_a_value_is_refused_by_name() -> None:
     """Its recording would go on with the value of one batch for ever."""
-    net = Reading()
-    optimizer = OPTIMIZERS["sgd"](
-        [{"params": list(net.parameters()), "scale": 1.0, "weight_decay": 0.0}], 0.1, 0.9, True, (0.9, 0.999)
-    )
-    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS["fp32"]("cpu"), Ema.of(net, 0), 0.0)
-    learner = replace(learner, gradients=Graphs(partial(RehearsedGraph, net)))
-    images, labels = torch.randn(8, 4), torch.zeros(8, dtype=torch.int64)
-    stream = iter([Batch(0, images, labels, labels, 0)])
+    learner = plain_learner(Reading(), 0.0)
+    learner = replace(learner, gradients=Graphs(partial(RehearsedGraph, learner.model)))
+    model, totals = PARALLELS["single"](learner.model, ALONE, True, 1), Totals.zero(ALONE.device, 1)
     with pytest.raises(UserError, match=r"train.cuda_graphs: true: this model cannot be recorded .*; allowed for it: "):
-        list(
-            loop.train(
-                learner,
-                PARALLELS["single"](net, ALONE, True, 1),
-                stream,
-                [0.1],
-                Totals.zero(ALONE.device, 1),
-            )
-        )
+        list(loop.train(learner, model, vectors(1), [0.1], totals))
+
+
+def test_an_error_of_the_model_itself_is_not_one_of_graphs() -> None:
+    """It also comes without graphs, so its own message is what helps."""
+    learner = plain_learner(nn.Linear(5, CLASSES), 0.0)
+    learner = replace(learner, gradients=Graphs(partial(RehearsedGraph, learner.model)))
+    model, totals = PARALLELS["single"](learner.model, ALONE, True, 1), Totals.zero(ALONE.device, 1)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        list(loop.train(learner, model, vectors(1), [0.1], totals))
 
 
 def test_params_choose_graphs() -> None:

@@ -125,7 +125,7 @@ def test_no_pair_of_choices_is_left_open() -> None:
          "train.precision: 'bf16' × train.crop_from: 16 on the CPU: convolutions of maps of one pixel are not the same "
          "every time; allowed: fp32, a crop of at least 32, or train.deterministic: false"),
         ({"train__crop": 224, "train__crop_from": 192, "train__model": "vit_b_16"}, CPU_ONLY,
-         "train.crop_from: 192 × train.model: 'vit_b_16': this model takes images of one size; allowed: 224, or "
+         "train.crop_from: 192 × train.model: 'vit_b_16': this model takes images of one size; allowed: 0, or "
          "another model"),
         ({"train__crop_from": 17, "train__crop_step": 8}, CPU_ONLY,
          "train.crop_from: 17 does not rise to train.crop (32) in steps of train.crop_step (8); "

@@ -38,9 +38,10 @@ def faults(train: Train) -> Iterator[str]:
     cut = [(key_of(train, side), side) for side in (sides(train)[0], train.crop)]
     for key, side in dict([*cut, ("eval_crop", train.eval_crop)]).items():
         if side != FIXED_SIDE and train.model.startswith(FIXED_SIDE_MODELS):
+            allowed = 0 if key == "crop_from" else FIXED_SIDE
             yield (
                 f"train.{key}: {side} × train.model: {train.model!r}: this model takes images of one size; "
-                f"allowed: {FIXED_SIDE}, or another model"
+                f"allowed: {allowed}, or another model"
             )
     if train.crop_from and not (
         SMALLEST <= train.crop_from < train.crop and (train.crop - train.crop_from) % train.crop_step == 0

@@ -9,9 +9,9 @@ inside a graph: elastic's sums stay outside, and run after the replay. Distribut
 such hooks, so it is refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -48,23 +48,42 @@ class Graph(Protocol):
 
 
 class CudaGraph:
-    """A graph of CUDA kernels on the current device."""
+    """A graph of CUDA kernels on the current device. The graphs of one `maker` share their memory and their stream."""
 
-    def __init__(self) -> None:
-        self._graph = torch.cuda.CUDAGraph()
+    @classmethod
+    def maker(cls) -> Callable[[], Graph]:
+        """What makes the graphs of one training.
+
+        They share memory, because they are replayed one after another: a graph for images of another side then takes
+        no more than the largest one, and its gradients. cuBLAS keeps memory for each stream, so there is one.
+        """
+        pool: list[Any] = []  # made with the first graph: only then a GPU is needed
+
+        def make() -> Graph:
+            pool[:] = pool or [torch.cuda.graph_pool_handle(), torch.cuda.Stream()]
+            return cls(*pool)
+
+        return make
+
+    def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
+        self._graph, self._pool, self._stream = torch.cuda.CUDAGraph(), pool, stream
 
     def warm_up(self, work: Callable[[], Outputs]) -> None:
-        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-        aside.wait_stream(here)
-        with torch.cuda.stream(aside):
+        here = torch.cuda.current_stream()
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):
                 work()
-        here.wait_stream(aside)
+        here.wait_stream(self._stream)
 
     def capture(self, work: Callable[[], Outputs]) -> Outputs:
-        # thread_local: a thread that copies images to the device meanwhile may allocate memory.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            return work()
+        here = torch.cuda.current_stream()
+        try:
+            # thread_local: other threads pin memory meanwhile, and ask whether their work has ended.
+            with torch.cuda.graph(self._graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                return work()
+        finally:
+            torch.cuda.set_stream(here)  # torch leaves another one after a failure
 
     def replay(self) -> None:
         self._graph.replay()
@@ -83,8 +102,8 @@ class _Recorded:
 class Graphs:
     """`loop.eager` by graphs: the same interface, and to be the same bits."""
 
-    def __init__(self, make: Callable[[], Graph] = CudaGraph) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[], Graph] | None = None) -> None:
+        self._make = make or CudaGraph.maker()
         self._recorded: dict[tuple[torch.Size, torch.dtype, torch.Size], _Recorded] = {}
 
     def __call__(
@@ -128,19 +147,38 @@ def record(graph: Graph, learner: Learner, parallel_model: ParallelModel, images
             loss = learner.criterion(logits, own_targets)
         scaled = precision.scaler.scale(loss / parallel_model.divisor)
         gradients = torch.autograd.grad(scaled, parameters, allow_unused=True)
-        return Outputs(loss.detach(), logits.detach(), [*gradients])
+        return Outputs(loss.detach(), logits.detach(), in_own_memory(parameters, gradients))
 
     before = [buffer.clone() for buffer in buffers]
-    try:
-        with torch.random.fork_rng([images.device] if images.is_cuda else []):
-            graph.warm_up(work)
+    with torch.random.fork_rng([images.device] if images.is_cuda else []):
+        graph.warm_up(work)  # an error here has nothing to do with graphs
+        try:
             outputs = graph.capture(work)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise UserError(
-            f"train.cuda_graphs: true: this model cannot be recorded ({str(error).strip().splitlines()[0]}); "
-            f"allowed for it: false"
-        ) from error
+        except RuntimeError as error:
+            raise _not_recorded(error) from error
     copy(buffers, before)
     return _Recorded(graph, own_images, own_targets, outputs)
+
+
+def in_own_memory(parameters: list[nn.Parameter], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The gradients as `backward` leaves them: each in memory of its own, in the memory format of its parameter.
+
+    torch.autograd.grad gives them as they were computed. In another order, clipping adds in another order, and
+    Apex's optimizers, which go by address, would mix them up.
+    """
+    own = [None if g is None else torch.empty_like(p) for p, g in zip(parameters, gradients, strict=True)]
+    copy([tensor for tensor in own if tensor is not None], [g for g in gradients if g is not None])
+    return own
+
+
+def _not_recorded(error: BaseException) -> Exception:
+    """The error for a model that cannot be recorded. What torch raises at the end of a recording hides the first one.
+
+    Too little memory stays what it is.
+    """
+    while error.__context__ is not None:
+        error = error.__context__
+    if isinstance(error, torch.OutOfMemoryError):
+        return error
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return UserError(f"train.cuda_graphs: true: this model cannot be recorded ({reason}); allowed for it: false")

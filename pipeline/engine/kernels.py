@@ -90,4 +90,6 @@ def _answered(function: str, *arguments: Any) -> tuple[Any, ...]:
 
 def _failed(function: str, reason: str) -> UserError:
     """The error for a function of cuda.bindings that failed."""
-    return UserError(f"train.device: cuda: {function} failed ({reason.splitlines()[0]}); {REMEDY}")
+    return UserError(
+        f"train.device: cuda: {function} failed ({(reason.splitlines() or ['no reason given'])[0]}); {REMEDY}"
+    )

@@ -121,6 +121,8 @@ def by_kernels(
     """`resample` as two kernels of resample_cuda.py. Runs on a GPU. Tests pass a `launch` that runs on the CPU."""
     n, side, size, device = len(crops.rows), images.shape[1], crops.size, images.device
     count = taps(side, size)
+    read = (images, crops.rows, crops.boxes, crops.flips, mean, scale)
+    assert all(tensor.is_contiguous() for tensor in read)  # a kernel goes by address
     first = torch.empty(n, 2, size, dtype=torch.int32, device=device)
     weights = torch.empty(n, 2, count, size, dtype=torch.int32, device=device)
     made = torch.empty(n, 3, size, size, device=device, memory_format=layout)

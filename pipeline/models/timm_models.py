@@ -59,13 +59,13 @@ def fault(settings: Train) -> str:
             f"train.model: {model!r}: timm does not name one layer that gives the classes, so training could not tell "
             f"the head from the rest; allowed: another model"
         )
-    cut = [(resolution.key_of(settings, side), side) for side in resolution.sides(settings)]
+    cut = [(resolution.key_of(settings, side), side) for side in resolution.used(settings)]
     for key, side in (*cut, ("eval_crop", settings.eval_crop)):
         if reason := _refuses(net, side):
             own = net.pretrained_cfg["input_size"][-1]
             return (
                 f"train.{key}: {side} × train.model: {model!r}: the model does not take images of "
-                f"this size ({reason}); its own is {own}; allowed: {own}, or another model"
+                f"this size ({reason}); its own is {own}; allowed: {0 if key == 'crop_from' else own}, or another model"
             )
     return ""
 

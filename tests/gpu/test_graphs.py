@@ -1,10 +1,17 @@
 """CUDA graphs without a compiler give the bits of a training without graphs. The CPU's part is tests/test_graphs.py."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
+from pipeline.base.errors import UserError
+from pipeline.engine import loop
 from pipeline.engine.choices import MEMORY_FORMATS
+from pipeline.engine.graphs import CudaGraph, Graphs, Outputs
+from pipeline.engine.loop import Batch
 from pipeline.engine.world import World
 from tests.gpu.training import NATIVE, Figures, batches, digest, setup, small_resnet, state_digest, train
 
@@ -15,20 +22,35 @@ def with_dropout() -> nn.Module:
     return nn.Sequential(*layers, nn.Dropout(0.5), last)
 
 
+class Counted(CudaGraph):
+    """A graph that counts. A process has one case."""
+
+    captured = replayed = 0
+
+    def capture(self, work: Callable[[], Outputs]) -> Outputs:
+        Counted.captured += 1
+        return super().capture(work)
+
+    def replay(self) -> None:
+        Counted.replayed += 1
+        super().replay()
+
+
 @pytest.mark.gpu(needs="cuda")
 @pytest.mark.parametrize("precision", NATIVE)
 @pytest.mark.parametrize("parallel", ["single", "elastic"])
 @pytest.mark.parametrize("parts", ["1", "4"])
 def test_bits(world: World, precision: str, parallel: str, parts: str) -> Figures:
-    """Weights, statistics, moments, averages and the loss scale are those of a training without graphs."""
-    digests = {}
+    """Weights, statistics, moments and the loss scale are those of a training without graphs. One graph is recorded."""
+    digests = []
     own = int(parts) if parallel == "single" else 1  # elastic's wrapper knows its shards
-    for graphs in (False, True):
+    for graphs in (None, Graphs(Counted.maker())):
         ready = setup(world, precision, parallel, make=with_dropout, microbatches=int(parts))
-        losses = train(ready, batches(world, 0, 10), clip_norm=1.0, graphs=graphs, microbatches=own)
-        digests[graphs] = digest(state_digest(ready), losses)
-    assert digests[True] == digests[False], "graphs change no bit"
-    return {"digest": digests[True][:16]}
+        losses = train(ready, batches(world, 0, 10), clip_norm=0.1, graphs=graphs, microbatches=own)
+        digests.append(digest(state_digest(ready), losses))
+    assert (Counted.captured, Counted.replayed) == (1, 10 * int(parts)), "every microbatch is a replay of one graph"
+    assert digests[0] == digests[1], "graphs change no bit"
+    return {"digest": digests[0][:16]}
 
 
 def in_layout(layout: torch.memory_format) -> nn.Module:
@@ -36,16 +58,47 @@ def in_layout(layout: torch.memory_format) -> nn.Module:
     return small_resnet().to(memory_format=layout)  # type: ignore[call-overload, no-any-return]
 
 
+def stream(world: World) -> list[Batch]:
+    """Batches of two sides, and one of mixed images."""
+    first, second, third = batches(world, 0, 3), batches(world, 3, 6, side=48), batches(world, 6, 9)
+    mixed = [replace(batch, targets=torch.eye(4, device=world.device)[batch.labels] * 0.9 + 0.025) for batch in third]
+    return [*first, *second, *mixed]
+
+
 @pytest.mark.gpu(needs="cuda")
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
-def test_sides(world: World, memory_format: str) -> Figures:
-    """Images that grow are recorded once for each side, and graphs still change no bit."""
-    layout = MEMORY_FORMATS[memory_format]
-    digests = {}
-    for graphs in (False, True):
-        ready = setup(world, "bf16", make=lambda: in_layout(layout))
-        stream = [*batches(world, 0, 3), *batches(world, 3, 6, side=48), *batches(world, 6, 9)]
-        losses = train(ready, stream, graphs=graphs)
-        digests[graphs] = digest(state_digest(ready), losses)
-    assert digests[True] == digests[False], "graphs change no bit"
-    return {"digest": digests[True][:16]}
+def test_shapes(world: World, memory_format: str) -> Figures:
+    """Every side and every kind of targets is recorded once. An evaluation in between is that without graphs."""
+    digests = []
+    for graphs in (None, Graphs(Counted.maker())):
+        ready = setup(world, "bf16", make=lambda: in_layout(MEMORY_FORMATS[memory_format]))
+        steps = stream(world)
+        losses = train(ready, steps, graphs=graphs)
+        seen = list(loop.logits(ready.model, [batch.images for batch in steps], ready.precision))
+        losses += train(ready, steps, graphs=graphs)
+        digests.append(digest(state_digest(ready), losses, seen))
+    assert (Counted.captured, Counted.replayed) == (3, 18), "each shape is recorded once, and every step is a replay"
+    assert digests[0] == digests[1], "graphs change no bit"
+    return {"digest": digests[0][:16]}
+
+
+class Reading(nn.Module):
+    """A model whose next kernel depends on a value of the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = small_resnet()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.net(images)
+        return outputs if outputs.sum().item() > 0 else -outputs
+
+
+@pytest.mark.gpu(needs="cuda")
+def test_refusal(world: World) -> Figures:
+    """A model that reads a value is refused with the reason, and the GPU works on."""
+    ready = setup(world, "fp32", make=Reading)
+    with pytest.raises(UserError, match=r"train.cuda_graphs: true: this model cannot be recorded") as refused:
+        train(ready, batches(world, 0, 1), graphs=Graphs())
+    train(ready, batches(world, 0, 1))
+    return {"reason": str(refused.value)}

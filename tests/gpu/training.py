@@ -12,8 +12,9 @@ from torch.optim import Optimizer
 from torchvision.models.resnet import BasicBlock
 
 from pipeline.engine import determinism, loop
-from pipeline.engine.choices import GRADIENTS, OPTIMIZERS, PARALLELS, PRECISIONS
+from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.engine.ema import Ema
+from pipeline.engine.graphs import Graphs
 from pipeline.engine.parallel import ParallelModel, accumulating
 from pipeline.engine.precision import Precision
 from pipeline.engine.world import World
@@ -91,7 +92,7 @@ def batches(world: World, first: int, last: int, *, size: int = 32, side: int = 
         images = torch.randn((size, 3, side, side), generator=source) + labels.view(-1, 1, 1, 1) - 1.5
         rows = slice(world.rank, None, world.size)
         images, labels = images[rows].to(world.device), labels[rows].to(world.device)
-        steps.append(loop.Batch(step, images, labels, labels, 0))
+        steps.append(loop.Batch(step, images, labels, labels, 1000 * step))
     return steps
 
 
@@ -103,15 +104,15 @@ def train(
     microbatches: int = 1,
     clip_norm: float = 0.0,
     ema: Ema | None = None,
-    graphs: bool = False,
+    graphs: Graphs | None = None,
 ) -> list[float]:
-    """Take the steps with the engine's loop, or with CUDA graphs. This rank's loss of each step."""
+    """Take the steps with the engine's loop, and with CUDA graphs if some are given. This rank's loss of each step."""
     alone = World(0, 0, 1, steps[0].images.device)  # the batches are already this rank's shares
     parallel_model = ready.parallel_model if microbatches == 1 else accumulating(ready.model, alone, microbatches)
     totals = loop.Totals.zero(alone.device, parallel_model.share.total)
     average = ema or Ema.of(ready.bare, 0)
     criterion = nn.CrossEntropyLoss()
-    gradients = GRADIENTS[graphs]()
+    gradients = graphs or loop.eager
     learner = loop.Learner(ready.bare, criterion, ready.optimizer, ready.precision, average, clip_norm, gradients)
     losses, rates = [], [rate] * (1 + max(batch.step for batch in steps))
     for _ in loop.train(learner, parallel_model, steps, rates, totals):

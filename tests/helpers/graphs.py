@@ -30,7 +30,7 @@ class RehearsedGraph:
     replay uses the addresses of the capture: it fails if a weight or a buffer of the model has moved.
     """
 
-    captured = 0  # graphs, over all instances
+    captured = replayed = 0  # over all instances
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -54,6 +54,7 @@ class RehearsedGraph:
 
     def replay(self) -> None:
         """Do the work again. Launches that are counted around it are those of the host, so these are not counted."""
+        RehearsedGraph.replayed += 1
         with _disable_current_modes():
             self._replay()
 
