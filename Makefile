@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup start demo repro verify test test-packages test-code test-all test-gpu mutants lint format bench doctor tensorboard lock \
+.PHONY: help setup start demo repro compare verify test test-packages test-code test-all test-gpu mutants lint format bench doctor tensorboard lock \
 	clean clean-runs image image-repro image-test
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
@@ -45,6 +45,9 @@ demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes,
 
 repro: setup  ## run what params.yaml describes (dvc repro), and repair first what a kill or a power cut left
 	@python -m pipeline.repro
+
+compare: setup  ## experiments and commits side by side, with intervals and a test of two: make compare REVS="HEAD two" (MD=1: Markdown)
+	@python -m pipeline.compare $(if $(MD),--md) $(REVS)
 
 verify: setup  ## repeat what the committed dvc.lock claims, and compare every byte
 	@python -m pipeline.verify

@@ -23,13 +23,14 @@ FIRST_LINES = {
     "doctor": "doctor: looking at this machine and at params.yaml",
     "start": "start: looking at this machine and at your images",
     "continue_from": "continue_from: getting the model from DVC",
+    "compare": "compare: reading the experiments and their figures from Git and DVC",
     "repro": "repro: checking the files of earlier runs, then running the stages (dvc repro)",
     "demo": "demo: running all stages on drawn flowers in .demo/, a copy of the project",
     "verify": "verify: comparing the files here with dvc.lock; then the stages run again, in a copy",
     "verify --elsewhere": "verify: comparing the inputs here with dvc.lock; then a copy trains with several seeds",
     "verify --record-seeds": "verify: comparing the inputs here with dvc.lock; then a copy trains with several seeds",
 }
-ANSWERS_ON_STDOUT = {"predict"}  # their first line goes to stderr, and only if a person sees it
+ANSWERS_ON_STDOUT = {"compare", "predict"}  # their first line goes to stderr, and only if a person sees it
 
 
 def start_command() -> None:

@@ -34,6 +34,13 @@ def read(path: Path = LOCK) -> Claims:
         raise UserError(f"{path}: not readable; restore it (git checkout {path.name}), or run the pipeline") from None
 
 
+def params(path: Path = LOCK) -> dict[str, Any]:
+    """Dotted key → value of every param in a dvc.lock. Raises UserError if it is missing or not readable."""
+    read(path)  # refuses a damaged file
+    stages = YAML(typ="safe", pure=True).load(path)["stages"].values()
+    return {key: value for stage in stages for key, value in stage.get("params", {}).get("params.yaml", {}).items()}
+
+
 def code(stage: str, path: Path = Path("dvc.yaml")) -> list[Path]:
     """The files of the project among a stage's deps in dvc.yaml, sorted: code, lock and pins, no data.
 

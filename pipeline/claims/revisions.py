@@ -1,0 +1,155 @@
+"""What a revision (a commit, branch, tag or experiment, or the files here) has: params, figures, predictions.
+
+Git has params, metrics and dvc.lock; DVC's cache, or its remote, has the tables.
+"""
+
+import csv
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dvc.api import DVCFileSystem, exp_show
+from dvc.exceptions import DvcException
+
+from pipeline.base import dvc_lock
+from pipeline.base.errors import UserError
+from pipeline.config import document, params, upgrade
+from pipeline.config.params import Paths
+from pipeline.data.split_table import SPLITS
+
+HERE = "workspace"  # DVC's word for what is in this folder now
+FAILED, OTHER_PARAMS, NO_RUN = "failed", "not run with these params", "no run"
+Table = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Revision:
+    """What is known of a revision. A state that is not empty says why it has no figures."""
+
+    name: str
+    state: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)  # section.key → value
+    figures: Mapping[str, float] = field(default_factory=dict)  # of train.json and eval.json
+    images: Mapping[str, int] = field(default_factory=dict)  # per split; empty if the table cannot be had
+    model: str = ""  # MD5 of the weights
+    timing: Mapping[str, float] = field(default_factory=dict)  # seconds, images_per_second; empty if not known here
+
+
+def experiments() -> dict[str, tuple[str, str]]:
+    """Name of each experiment that began at this commit → its revision and state. The oldest comes first."""
+    rows = _asked(exp_show, "the experiments")
+    found = [row for row in rows if row["typ"] != "baseline"]
+    return {
+        str(row["Experiment"] or row["rev"]): (str(row["rev"]), str(row["State"] or "").lower())
+        for row in reversed(found)
+    }
+
+
+def read(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Revision:
+    """The revision of this name; `known`: see `experiments`. Raises UserError if there is none."""
+    revision, state = known.get(name, (name, ""))
+    source = _asked(lambda: DVCFileSystem(rev=None if revision == HERE else revision), revision)
+    raw = _params(source, revision)
+    if state in (FAILED, "queued", "running"):  # its files are those of the commit that it began at
+        return Revision(name, state, dict(_flat(raw)))
+    with tempfile.TemporaryDirectory() as temporary:
+        lock = Path(temporary) / dvc_lock.LOCK.name
+        text = _text(source, dvc_lock.LOCK.as_posix())
+        lock.write_text(text, encoding="utf-8")
+        if not text:
+            return Revision(name, NO_RUN, dict(_flat(raw)))
+        outs = {path: md5 for stage in dvc_lock.read(lock).values() for path, md5 in stage["outs"].items()}
+        ran_with = dvc_lock.params(lock)
+    content = [_text(source, f"{paths.metrics}/{file}") for file in ("train.json", "eval.json")]
+    if not all(content) or f"{paths.metrics}/eval.json" not in outs:
+        return Revision(name, NO_RUN, dict(_flat(raw)))
+    if any(value != _at(raw, key) for key, value in ran_with.items()):
+        return Revision(name, OTHER_PARAMS, dict(_flat(raw)))
+    figures = {key: value for part in content for key, value in json.loads(part).items()}
+    model = outs.get(f"{paths.models}/model.safetensors", "")
+    return Revision(
+        name, "", dict(_flat(raw)), figures, _images(source, paths), model, _timing(Path(paths.runs), model)
+    )
+
+
+def predictions(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Table:
+    """The rows of predictions.csv of a revision. Raises UserError if DVC's cache and remote do not have it."""
+    revision, _ = known.get(name, (name, ""))
+    source = _asked(lambda: DVCFileSystem(rev=None if revision == HERE else revision), revision)
+    rows = _table(source, f"{paths.metrics}/predictions.csv")
+    if not rows:
+        raise UserError(
+            f"{paths.metrics}/predictions.csv of {name} is neither in DVC's cache nor in its remote; "
+            f"dvc pull --rev {name} brings it, or run it again"
+        )
+    return rows
+
+
+def _asked(question: Callable[[], Any], what: str) -> Any:
+    """The answer of DVC. Raises UserError if it has none."""
+    try:
+        return question()
+    except (DvcException, OSError) as error:
+        raise UserError(
+            f"{what}: {error}; allowed: {HERE}, or a commit, branch, tag or experiment (dvc exp show names them)"
+        ) from None
+
+
+def _text(source: DVCFileSystem, path: str) -> str:
+    """The text of a file of a revision; empty if it cannot be had."""
+    try:
+        with source.open(path, "rb") as opened:
+            return str(opened.read().decode())
+    except (DvcException, OSError, UnicodeDecodeError):
+        return ""
+
+
+def _table(source: DVCFileSystem, path: str) -> Table:
+    return list(csv.DictReader(_text(source, path).splitlines(keepends=True)))
+
+
+def _images(source: DVCFileSystem, paths: Paths) -> dict[str, int]:
+    rows = _table(source, f"{paths.metrics}/images.csv")
+    return {name: sum(int(row[name]) for row in rows) for name in SPLITS} if rows else {}
+
+
+def _params(source: DVCFileSystem, revision: str) -> dict[str, Any]:
+    """The params of a revision, with default values for those that are newer."""
+    with tempfile.TemporaryDirectory() as temporary:
+        path = Path(temporary) / params.FILE.name
+        path.write_text(_text(source, params.FILE.as_posix()), encoding="utf-8")
+        raw = document.read(path)
+    if not isinstance(raw, dict):
+        raise UserError(f"{params.FILE} of {revision}: not readable, or not there")
+    return upgrade.completed(raw, document.read(upgrade.DEFAULTS))
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested tables, with the dotted name of its key."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _at(table: Any, key: str) -> Any:
+    """The value of a dotted key; None if there is none."""
+    for part in key.split("."):
+        table = table.get(part) if isinstance(table, dict) else None
+    return table
+
+
+def _timing(runs: Path, model: str) -> dict[str, float]:
+    """Seconds and images/s of the training of these weights, if it was on this machine and runs/ still has it."""
+    for path in sorted(runs.glob("*/provenance.json")):
+        try:
+            found = json.loads(path.read_bytes())
+            if model and found["model"] == model:
+                return {name: float(found[name]) for name in ("seconds", "images_per_second")}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return {}

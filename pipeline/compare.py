@@ -1,0 +1,146 @@
+"""Compare experiments, commits and branches: changed params, accuracies with their intervals, time.
+
+    python -m pipeline.compare                     the last commit, and all experiments that began there
+    python -m pipeline.compare HEAD adept-wren     these; of two, also McNemar's exact test on the same test images
+    python -m pipeline.compare --md …              as Markdown, for a pull request
+
+A revision is a commit, branch, tag or experiment, or `workspace`: what is in this folder now. A failed or queued
+experiment has no figures, and is shown as that.
+"""
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from pipeline.base.errors import UserError, exit_status
+from pipeline.claims import revisions
+from pipeline.claims.revisions import Revision, Table
+from pipeline.config import params
+from pipeline.evaluation import metrics, significance
+
+HEAD = ("experiment", "validation (95 %)", "test (95 %)", "macro F1", "seconds", "images/s", "changed params")
+WIDTH = 110
+NARROWEST = 28  # characters of the column of changed params
+UNKNOWN = "–"
+
+
+def changed(all_of: Sequence[Revision]) -> list[str]:
+    """The names of the params that differ among revisions, in the order of params.yaml."""
+    names = dict.fromkeys(name for revision in all_of for name in revision.params)
+    return [name for name in names if len({repr(revision.params.get(name)) for revision in all_of}) > 1]
+
+
+def settings(revision: Revision, first: Revision, names: Sequence[str]) -> str:
+    """The changed params of a revision that differ from the first one's; of the first one all of them."""
+    return " ".join(
+        f"{name}={_value(revision.params.get(name))}"
+        for name in names
+        if revision is first or revision.params.get(name) != first.params.get(name)
+    )
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool | None) else str(value)
+
+
+def share(accuracy: float | None, images: int) -> str:
+    """An accuracy with its interval; without, if the number of images is not known."""
+    if accuracy is None:
+        return UNKNOWN
+    if not images:
+        return f"{accuracy:.3f}"
+    low, high = metrics.wilson(round(accuracy * images), images)
+    return f"{accuracy:.3f} ({low:.3f}-{high:.3f})"
+
+
+def cells(revision: Revision, first: Revision, names: Sequence[str]) -> list[str]:
+    """A revision as a row of the table."""
+    own = settings(revision, first, names)
+    if revision.state:
+        return [revision.name, revision.state, "", "", "", "", own]
+    figures, images, timing = revision.figures, revision.images, revision.timing
+    numbers = [("macro_f1", figures, ".3f"), ("seconds", timing, ",.0f"), ("images_per_second", timing, ",.0f")]
+    return [
+        revision.name,
+        share(figures.get("val_accuracy"), images.get("val", 0)),
+        share(figures.get("accuracy"), images.get("test", 0)),
+        *(f"{of[name]:{form}}" if name in of else UNKNOWN for name, of, form in numbers),
+        own,
+    ]
+
+
+def plain(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows as lines of a terminal; the last column is wrapped."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD) - 1)]
+    room = max(WIDTH - sum(widths) - 2 * len(widths), NARROWEST)
+    for row in rows:
+        head = "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False))
+        for number, part in enumerate(textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]):
+            yield f"{head if number == 0 else ' ' * len(head)}  {part}".rstrip()
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows as a table of Markdown."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    yield from [lines[0], "|" + "---|" * len(HEAD), *lines[1:]]
+
+
+def notes(all_of: Sequence[Revision]) -> Iterator[str]:
+    """What the table does not explain."""
+    if failed := [revision.name for revision in all_of if revision.state == revisions.FAILED]:
+        yield f"failed: why: dvc queue logs {failed[0]}"
+    if any(not (revision.state or revision.timing) for revision in all_of):
+        yield f"{UNKNOWN}: not known; seconds and images/s are in runs/, of trainings in this folder"
+
+
+def tested(names: Sequence[str], tables: Sequence[Table]) -> str:
+    """McNemar's test of the predictions of two revisions, in words. Raises UserError for other test images."""
+    first, second = tables
+    keys = [[(row["path"], row["label"]) for row in table] for table in tables]
+    if keys[0] != keys[1]:
+        common = len({*keys[0]} & {*keys[1]})
+        raise UserError(
+            f"{names[0]} and {names[1]} have other test images ({len(first)} and {len(second)}, {common} in common), "
+            f"so their accuracies cannot be compared; give both the same data and the same section split"
+        )
+    found = significance.compare(*([row["label"] == row["prediction"] for row in table] for table in tables))
+    counted = (
+        f"{found.images} test images; {found.first_alone} that only {names[0]} has right, {found.second_alone} that "
+        f"only {names[1]} has right; McNemar's exact test, level {100 * significance.LEVEL:g} %"
+    )
+    better, worse = (names[1], names[0]) if found.points > 0 else (names[0], names[1])
+    verdict = "shown" if found.shown else "not shown, chance can do as much"
+    said = f"{better} is better than {worse} by {abs(found.points):.1f} points, p = {found.p:.2g}: {verdict}"
+    return f"{said if found.points else f'{names[0]} and {names[1]} are equally accurate'} ({counted})"
+
+
+def compare(names: Sequence[str], as_markdown: bool) -> int:
+    """Print the comparison; 0. Raises UserError for a revision that does not exist."""
+    paths = params.load().paths
+    known = revisions.experiments()
+    chosen = list(dict.fromkeys(names)) or ["HEAD", *known]
+    all_of = [revisions.read(name, known, paths) for name in chosen]
+    varied = changed(all_of)
+    rows = [list(HEAD), *(cells(revision, all_of[0], varied) for revision in all_of)]
+    print(*(markdown if as_markdown else plain)(rows), sep="\n")
+    print()
+    print(*(said := list(notes(all_of))), sep="\n", end="\n" if said else "")
+    measured = [revision.name for revision in all_of if not revision.state]
+    if len(measured) == 2:
+        print(tested(measured, [revisions.predictions(name, known, paths) for name in measured]))
+    elif len(measured) > 2:
+        print(f"two of them in detail: python -m pipeline.compare {measured[0]} {measured[-1]}")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m pipeline.compare", description=__doc__.splitlines()[0])
+    parser.add_argument("revisions", nargs="*", metavar="REV", help="a commit, branch, tag or experiment, or workspace")
+    parser.add_argument("--md", action="store_true", help="print a table of Markdown")
+    arguments = parser.parse_args()
+    return exit_status("compare", lambda: compare(arguments.revisions, arguments.md))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

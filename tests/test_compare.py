@@ -1,0 +1,185 @@
+"""`python -m pipeline.compare`: the table of experiments and commits, and the test of two."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import compare
+from pipeline.base.errors import UserError
+from pipeline.claims.revisions import Revision
+from tests.conftest import PROJECT
+from tests.helpers.projects import call, commit, copy_project
+
+FIGURES = {"val_accuracy": 0.9, "accuracy": 0.8, "macro_f1": 0.75}
+IMAGES = {"train": 400, "val": 50, "test": 100}
+
+
+def revision(name: str, **changes: Any) -> Revision:
+    """A measured revision."""
+    known: dict[str, Any] = {"params": {"train.lr": 0.1, "train.ema": True}, "figures": FIGURES, "images": IMAGES}
+    return Revision(name, **(known | changes))
+
+
+def lines(*all_of: Revision, as_markdown: bool = False) -> list[str]:
+    """The table of these revisions."""
+    rows = [list(compare.HEAD), *(compare.cells(one, all_of[0], compare.changed(all_of)) for one in all_of)]
+    return list((compare.markdown if as_markdown else compare.plain)(rows))
+
+
+def test_only_changed_params_are_shown() -> None:
+    """The first row has its value of each, the others what differs from it."""
+    others = {"train.lr": 0.2, "train.ema": True}
+    shown = lines(revision("a"), revision("b", params=others), revision("c"))
+    assert [line.split()[-1] for line in shown] == ["params", "train.lr=0.1", "train.lr=0.2", "–"]
+
+
+def test_accuracies_have_the_interval_of_their_images() -> None:
+    """Wilson's interval of 80 right answers of 100, and of 45 of 50; without the number of images none."""
+    row = compare.cells(revision("a"), revision("a"), [])
+    assert row[1:4] == ["0.900 (0.786-0.957)", "0.800 (0.711-0.867)", "0.750"]
+    assert compare.cells(revision("a", images={}), revision("a"), [])[1:3] == ["0.900", "0.800"]
+
+
+def test_a_failed_experiment_has_no_figures() -> None:
+    """It shows its state, and the params with which it failed; how to see why is below the table."""
+    failed = Revision("b", "failed", {"train.lr": 9.0})
+    shown = lines(revision("a"), failed)
+    assert shown[2].split()[:2] == ["b", "failed"]
+    assert "0.8" not in shown[2]
+    assert "train.lr=9.0" in shown[2]
+    assert "failed: why: dvc queue logs b" in list(compare.notes([revision("a"), failed]))
+
+
+def test_unknown_times_are_said_to_be_unknown() -> None:
+    """Seconds and images/s are those of runs/; of a training elsewhere they are a dash, and the note says why."""
+    timed = revision("a", timing={"seconds": 61.4, "images_per_second": 1234.5})
+    assert compare.cells(timed, timed, [])[4:6] == ["61", "1,234"]
+    assert list(compare.notes([timed])) == []
+    assert compare.cells(revision("b"), timed, [])[4:6] == ["–", "–"]
+    assert [note[:12] for note in compare.notes([timed, revision("b")])] == ["–: not known"]
+
+
+def test_five_experiments_fit_into_110_columns() -> None:
+    """Many changed params are wrapped within their column."""
+    many = {f"train.a_long_name_{number}": number for number in range(6)}
+    shown = lines(*(revision(f"name-of-{n}", params={key: v + n for key, v in many.items()}) for n in range(5)))
+    assert max(map(len, shown)) <= 110
+    assert all(f"train.a_long_name_5={5 + n}" in "\n".join(shown) for n in range(5))
+
+
+def test_markdown_has_the_same_cells() -> None:
+    """One row per revision, and a line of dashes below the head."""
+    shown = lines(revision("a"), revision("b|c", params={}), as_markdown=True)
+    assert len(shown) == 4
+    assert shown[1] == "|---|---|---|---|---|---|---|"
+    assert shown[3].startswith("| b\\|c | 0.900 (0.786-0.957) |")
+
+
+def answers(*right: bool) -> list[dict[str, str]]:
+    """Predictions of a model that has these images right."""
+    return [{"path": f"{n}.png", "label": "a", "prediction": "a" if yes else "b"} for n, yes in enumerate(right)]
+
+
+def test_of_two_the_better_one_is_named_and_whether_it_is_shown() -> None:
+    """With the difference in points, p, and how many images each has right alone."""
+    few, many = answers(*[True] * 3, *[False] * 7), answers(*[False] * 1, *[True] * 9)
+    said = compare.tested(("x", "y"), (few, many))
+    assert said.startswith("y is better than x by 60.0 points, p = 0.07: not shown, chance can do as much (10 test ima")
+    assert "1 that only x has right, 7 that only y has right; McNemar's exact test, level 5 %" in said
+    assert compare.tested(("y", "x"), (many, few)).startswith("y is better than x by 60.0 points")
+    assert ": shown (" in compare.tested(("x", "y"), (answers(*[False] * 9), answers(*[True] * 9)))
+    assert compare.tested(("x", "y"), (few, few)).startswith("x and y are equally accurate (10 test images; 0 that")
+
+
+def test_other_test_images_are_refused() -> None:
+    """Accuracies on other images cannot be compared; the numbers are named."""
+    with pytest.raises(UserError, match=r"x and y have other test images \(2 and 3, 2 in common\)"):
+        compare.tested(("x", "y"), (answers(True, True), answers(True, True, True)))
+
+
+def asked(folder: Path, *arguments: str, check: bool = True) -> str:
+    """What the command prints."""
+    done = call(folder, sys.executable, "-m", "pipeline.compare", *arguments, check=check)
+    assert "Traceback" not in done.stderr
+    return done.stdout if check else done.stderr
+
+
+@pytest.mark.slow("several runs of DVC; make test has the table and the test of significance")
+def test_real_experiments_are_compared(tmp_path: Path) -> None:
+    """Of a commit, an experiment, a queued one and one that failed: figures, changed params, time, and McNemar's test.
+
+    Params that were changed after the run, and a commit without one, are said to have no figures.
+    """
+    folder = copy_project(
+        tmp_path / "project", data__source="synthetic", data__synthetic__count=100, data__synthetic__size=40,
+    )  # fmt: skip
+    before = call(folder, "git", "rev-parse", "HEAD").stdout.strip()
+    call(folder, "dvc", "repro")
+    commit(folder)
+    call(folder, "dvc", "exp", "run", "--name", "faster", "-S", "train.lr=0.05")
+    call(folder, "git", "checkout", ".")
+    call(folder, "dvc", "exp", "run", "--queue", "--name", "broken", "-S", "train.batch_size=5000")
+    call(folder, "dvc", "exp", "run", "--run-all", check=False)
+    call(folder, "dvc", "exp", "run", "--queue", "--name", "later", "-S", "train.lr=0.07")
+    shutil.rmtree(folder / "metrics")  # figures are those of the revisions, not those that lie here
+
+    table, _, below = asked(folder).partition("\n\n")
+    shown = {line.split()[0]: line for line in table.splitlines()}
+    figures = json.loads(call(folder, "git", "show", "HEAD:metrics/eval.json").stdout)
+    assert f"{figures['accuracy']:.3f} ({figures['accuracy_low']:.3f}-{figures['accuracy_high']:.3f})" in shown["HEAD"]
+    assert "–" not in shown["HEAD"]  # runs/ knows its time
+    assert shown["faster"].endswith("train.lr=0.05")
+    assert shown["broken"].split()[1:] == ["failed", "train.batch_size=5000"]
+    assert shown["later"].split()[1:] == ["queued", "train.lr=0.07"]
+    assert below.startswith("failed: why: dvc queue logs broken\nfaster is ")
+
+    assert "McNemar's exact test" in asked(folder, "HEAD", "faster")
+    assert asked(folder, "--md", "HEAD", "faster").startswith("| experiment | validation (95 %) |")
+    assert asked(folder, before, "HEAD").splitlines()[1].split()[1:3] == ["no", "run"]
+    assert "nowhere: " in asked(folder, "nowhere", check=False)
+    params = folder / "params.yaml"
+    params.write_text(params.read_text().replace("label_smoothing: 0.0", "label_smoothing: 0.5"))
+    call(folder, "git", "checkout", "HEAD", "metrics/eval.json", "metrics/train.json")
+    assert "not run with these params" in asked(folder, "workspace", "HEAD")
+
+
+def section(title: str) -> list[str]:
+    """The commands of a section of README.md, without their comments. A command of make becomes what make runs."""
+    text = (PROJECT / "README.md").read_text().partition(f"\n## {title}\n")[2].partition("```bash\n")[2]
+    made = {
+        'make compare REVS="HEAD long"': "python -m pipeline.compare HEAD long",
+        "make compare": "python -m pipeline.compare",
+        "make repro": "python -m pipeline.repro",
+    }
+    found = [line.split("  #")[0].rstrip() for line in text.partition("```")[0].splitlines()]
+    for command, run in made.items():
+        found = [line.replace(command, run) for line in found]
+    return found
+
+
+@pytest.mark.slow("several runs of DVC, as a reader of README.md does them")
+def test_the_readmes_way_of_comparing_works_from_its_first_line(tmp_path: Path) -> None:
+    """After a first run every command of the section works, in its order, and the last one gives back the commit."""
+    folder = copy_project(
+        tmp_path / "project", data__source="synthetic", data__synthetic__count=100, data__synthetic__size=40,
+    )  # fmt: skip
+    call(folder, "dvc", "repro")
+    for name in ("user.name", "user.email"):
+        call(folder, "git", "config", name, "reader@localhost")
+    lock, said = (folder / "dvc.lock").read_bytes(), []
+    for command in section("Changing a setting and comparing"):
+        if not command.startswith("tensorboard"):  # it ends with Ctrl-C
+            said.append(call(folder, "bash", "-euc", command).stdout)
+    assert call(folder, "git", "status", "--porcelain").stdout == ""
+    assert "metrics/eval.json" in call(folder, "git", "ls-files", "metrics").stdout
+    _, _, table, two, shown, diff, _ = said
+    assert [line.split()[0] for line in table.splitlines()[:3]] == ["experiment", "HEAD", "long"]
+    assert "McNemar's exact test" in two
+    assert [name in shown for name in ("val_accuracy", "accuracy", "train.lr", "macro_f1")] == [True, True, True, False]
+    assert max(map(len, shown.splitlines())) <= 110
+    assert "val_accuracy" in diff
+    assert (folder / "dvc.lock").read_bytes() == lock
