@@ -34,6 +34,7 @@ $(READY): requirements/lock.txt
 	@echo "setup: installing about 5 GB into $(VENV)"
 	@"$(PYTHON)" -m venv --clear $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/lock.txt
+	@$(VENV)/bin/python -m pipeline.base.plots_page
 	@touch $(READY)
 	@echo "setup: done; to use it: . $(VENV)/bin/activate"
 

@@ -70,6 +70,7 @@ def run(folder: Path) -> None:
         call("git", "init", "--quiet")
     commit("The project, with the demo's params")
     call(sys.executable, "-m", "pipeline.repro")
+    call(sys.executable, "-m", "pipeline.base.plots_page")  # as `make setup` does for the project itself
     commit("What the pipeline wrote")
 
 
