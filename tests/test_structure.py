@@ -49,7 +49,8 @@ OWNERS = {  # a library → the modules that import it
     "torchvision": {"models.network", "models.pretrained", "training.monitor"}, "tensorboard": set(),
     "safetensors": {"models.exported", "models.pretrained"},
     "apex": {"engine.apex"}, "dvc": {"claims.revisions", "continue_from"}, "sklearn": set(),
-    "numba": {"loader.compiled"}, "cuda": {"engine.kernels"}, "onnx": {"models.onnx_export"}, "onnxscript": {"models.onnx_export"},
+    "numba": {"loader.compiled"}, "cuda": {"engine.kernels"},
+    "onnx": {"models.onnx_export"}, "onnxscript": {"models.onnx_export"},
     "onnxruntime": {"models.onnx_file"}, "transformers": set(),
     "ctypes": {"base.linux", "config.machine", "engine.kernels"},
 }  # fmt: skip
