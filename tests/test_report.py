@@ -403,13 +403,15 @@ def test_thumbnails_have_the_shape_of_the_image() -> None:
 
 
 def test_the_page_of_a_perfect_model_says_so(finished: Path) -> None:
-    """There is no mistake, and the matrix has no cell beside its diagonal."""
+    """There is no mistake, the matrix has no cell beside its diagonal, and -0.0 is written as 0."""
     config = reports.config_in(finished)
     read = outcome.read(Path(config.paths.metrics), sorted(CLASSES), 1)
-    perfect = replace(read, answers=[replace(answer, predicted=answer.actual) for answer in read.answers])
+    answers = [replace(answer, predicted=answer.actual) for answer in read.answers]
+    perfect = replace(read, answers=answers, figures=replace(read.figures, nll=-0.0))
     chosen = report.choose(perfect, 6)
     assert "There is no mistake." in gallery.images(chosen, read.classes, gallery.Album({}, {}))
     assert 'class="miss"' not in result.confusion(perfect, chosen.pairs)
+    assert "<b>0.000</b><span>negative log-likelihood" in result.quality(perfect)
 
 
 def test_characters_that_cannot_be_seen_are_shown_as_numbers() -> None:

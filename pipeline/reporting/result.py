@@ -69,7 +69,7 @@ def quality(outcome: Outcome) -> str:
     right, largest = int(counts.trace()), int(counts.sum(1).max())
     low, high = metrics.wilson(right, total)
     tiles = "\n".join(
-        f"<div><b>{getattr(outcome.figures, key):.3f}</b><span>{shown}</span><small>{meaning}</small></div>"
+        f"<div><b>{getattr(outcome.figures, key) + 0.0:.3f}</b><span>{shown}</span><small>{meaning}</small></div>"
         for key, shown, meaning in MEANINGS
     )
     return markup.section(
