@@ -42,14 +42,23 @@ def images(chosen: Chosen, classes: Sequence[str], album: Album) -> str:
     seen: set[str] = set()
     parts = [
         '<p id="filter" role="status" tabindex="-1" hidden><span></span> <button type="button">show all</button></p>',
-        "<h3>Mistakes, the most confident first</h3>",
-        paragraph(_how_many(len(chosen.mistakes), chosen.mistakes_in_all, "mistake", "mistakes")),
-        _shots([_answer(answer, classes, album, seen) for answer in chosen.mistakes]),
-        "<h3>Right answers, the least confident first</h3>",
-        paragraph(_how_many(len(chosen.unsure), chosen.right_in_all, "right answer", "right answers")),
-        _shots([_answer(answer, classes, album, seen) for answer in chosen.unsure]),
+        _group(
+            "Mistakes, the most confident first",
+            _how_many(len(chosen.mistakes), chosen.mistakes_in_all, "mistake", "mistakes"),
+            [_answer(answer, classes, album, seen) for answer in chosen.mistakes],
+        ),
+        _group(
+            "Right answers, the least confident first",
+            _how_many(len(chosen.unsure), chosen.right_in_all, "right answer", "right answers"),
+            [_answer(answer, classes, album, seen) for answer in chosen.unsure],
+        ),
     ]
     return markup.section("images", "Which images are hard?", *parts)
+
+
+def _group(title: str, how_many: str, shots: Sequence[str]) -> str:
+    """Images under their heading. A filter hides a group without an image that it shows."""
+    return f'<div class="group">\n<h3>{title}</h3>\n{paragraph(how_many, "number")}\n{_shots(shots)}\n</div>'
 
 
 def _how_many(shown: int, in_all: int, one: str, several: str) -> str:

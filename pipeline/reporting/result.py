@@ -18,6 +18,7 @@ from pipeline.reporting.outcome import Outcome
 MOST_NAMED = 20  # classes in a sentence
 MOST_CLASSES = 100  # rows of the table of classes
 WIDEST_MATRIX = 30  # classes; with more, only the most frequent confusions are shown
+SHARES_SHOWN = 12  # classes; with more, a cell of the matrix has room for one number
 MOST_CONFUSIONS = 30
 EXPORTS = {
     "last": "the last one",
@@ -147,7 +148,10 @@ def confusion(outcome: Outcome, shown: frozenset[tuple[int, int]]) -> str:
         for i, j in zip(*counts.nonzero(), strict=True)
     ]
     found = {(cell.actual, cell.predicted): cell for cell in cells}
-    explained = "The number of images, and their share of the row. A click on a number shows these images only."
+    explained = (
+        "Each number is a number of images. The colour is its share of the row: blue for right answers, orange for "
+        "mistakes. A click on a number shows these images only."
+    )
     if len(classes) > WIDEST_MATRIX:
         return markup.section(
             "confusion", "What is taken for what?", _most_frequent(classes, cells, shown), paragraph(explained, "note")
@@ -160,8 +164,9 @@ def confusion(outcome: Outcome, shown: frozenset[tuple[int, int]]) -> str:
         for row, label in enumerate(classes)
     )
     caption = "Rows: the true class. Columns: the model's answer."
+    kind = "matrix" if len(classes) <= SHARES_SHOWN else "matrix dense"
     matrix = (
-        f'<table class="matrix">\n<caption>{caption}</caption>\n<thead><tr><td></td>{head}'
+        f'<table class="{kind}">\n<caption>{caption}</caption>\n<thead><tr><td></td>{head}'
         f'<th scope="col"><span>images</span></th></tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>'
     )
     return markup.section(

@@ -3,6 +3,7 @@
 (() => {
   const cells = document.querySelectorAll("a.cell");
   const shots = document.querySelectorAll("#images .shot");
+  const groups = document.querySelectorAll("#images .group");
   const note = document.getElementById("filter");
 
   function show(chosen) {
@@ -11,6 +12,10 @@
       shot.hidden = chosen !== null && shot.dataset.pair !== chosen.dataset.pair;
       shown += shot.hidden ? 0 : 1;
     }
+    for (const group of groups) {
+      group.hidden = chosen !== null && group.querySelector(".shot:not([hidden])") === null;
+      group.querySelector(".number").hidden = chosen !== null;
+    }
     for (const cell of cells) {
       if (cell === chosen) cell.setAttribute("aria-current", "true");
       else cell.removeAttribute("aria-current");
@@ -18,7 +23,7 @@
     note.hidden = chosen === null;
     if (chosen !== null) {
       const label = chosen.getAttribute("aria-label");
-      note.querySelector("span").textContent = `Only ${label}: ${shown} of them on this page.`;
+      note.querySelector("span").textContent = `${label}: ${shown} on this page.`;
     }
   }
 
