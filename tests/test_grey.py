@@ -19,7 +19,7 @@ from pipeline.config.params import Grey, Prepare
 from pipeline.data import findings, grey, images, packed, split_table
 from pipeline.data.duplicates import perceptual_hash
 from pipeline.data.originals import Originals
-from pipeline.evaluation import classify
+from pipeline.evaluation import photos
 from pipeline.models.description import View
 from tests.helpers.datasets import do_split, two_classes
 
@@ -191,6 +191,6 @@ def test_prepare_and_predict_scale_alike(tmp_path: Path, choice: Grey) -> None:
     prepare.prepare(Originals(folder, {}), tmp_path / "split.csv", tmp_path / "packed", settings, workers=2)
     data = packed.load(tmp_path / "packed", tmp_path / "split.csv")
     square = data.images[data.paths.index("cat/dark.png")]
-    loaded = classify.load_image(path, View(packed_size=32, resize=32, crop=32, grey=choice), 10**6)
+    loaded = photos.load_image(path, View(packed_size=32, resize=32, crop=32, grey=choice), 10**6)
     assert (loaded.pixels == square).all()
     assert (square.max() > 200) == (choice != "full")

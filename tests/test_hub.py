@@ -2,18 +2,23 @@
 
 import importlib.util
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from pipeline.config import model_names
 from pipeline.loader import augment
-from pipeline.models import exported, hub, network
+from pipeline.models import exported, hub, network, onnx_export
 from pipeline.models.description import Description, View
+from tests.conftest import PROJECT
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="needs timm (make setup)")
 CLASSES = ("daisy", "rose", "tulip é")
@@ -139,6 +144,41 @@ def test_what_transformers_cannot_load_is_refused_by_name(model: str, way: str, 
     save(tmp_path, model, trained(model))
     with pytest.raises(ValueError, match=f"model type `{way}`"):
         transformers.AutoModelForImageClassification.from_pretrained(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def handed_on(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but models/ and photo.jpg."""
+    folder = tmp_path_factory.mktemp("handed on")
+    net = trained("resnet18")
+    save(folder / "models", "resnet18", net)
+    model = exported.ExportedModel(net, CLASSES, described("resnet18").view)
+    (folder / "models/model.onnx").write_bytes(onnx_export.content(model, described("resnet18")))
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8)
+    Image.fromarray(pixels).resize((120, 90)).save(folder / "photo.jpg")
+    return folder
+
+
+WAYS = re.findall(r"^(\w+):\n\n```python\n(.*?)```", (PROJECT / "docs/hand-on.md").read_text(), re.M | re.S)
+
+
+@needs_transformers
+@pytest.mark.parametrize("way", [way for way, _ in WAYS])
+def test_the_lines_of_the_documentation_run(way: str, handed_on: Path) -> None:
+    """In a process and a folder without this project, they print the class. All of them print the same one."""
+    done = subprocess.run(
+        [sys.executable, "-c", dict(WAYS)[way]], cwd=handed_on, capture_output=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "daisy\n"
+
+
+def test_every_library_has_its_lines() -> None:
+    """At most ten beside its imports, and none is longer than a line of code."""
+    assert [way for way, _ in WAYS] == ["torchvision", "timm", "transformers", "onnxruntime"]
+    for _, lines in WAYS:
+        assert len([line for line in lines.splitlines() if line and " import " not in f" {line}"]) <= 10
+        assert max(map(len, lines.splitlines())) <= 125
 
 
 def shapes(net: nn.Module) -> dict[str, tuple[int, ...]]:

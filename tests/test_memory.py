@@ -203,7 +203,7 @@ def test_an_image_beyond_the_limit_is_refused_from_its_header(tmp_path: Path) ->
         images.resize_to_square(tmp_path / "bomb.png", 32, max_pixels=10**8)
     assert str(refusal.value) == (
         f"{tmp_path}/bomb.png: too large (30000 × 30000 pixels, 45 bytes); allowed: up to 100,000,000 pixels "
-        "(split.max_pixels) in 867,108,864 bytes; make it smaller"
+        "(split.max_pixels, or predict --max-pixels) in 867,108,864 bytes; make it smaller"
     )
 
 

@@ -1,11 +1,14 @@
 """Prediction from the command line, with a small untrained model."""
 
+import csv
 import io
 import json
 import os
+import pty
 import subprocess
 import sys
-from collections.abc import Iterator
+import termios
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,9 @@ from pipeline import predict
 from pipeline.base import files
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import machine
-from pipeline.evaluation import classify
+from pipeline.evaluation import photos
 from pipeline.models.description import View
+from tests.conftest import PROJECT
 from tests.helpers import starts
 from tests.test_evaluate import CLASSES, make, run
 from tests.test_images import png_with_size
@@ -46,12 +50,17 @@ def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return starts.run(command, cwd=folder, encoding="utf-8")
 
 
+def ask(*images: Path, **options: Any) -> int:
+    """Predict in this process: the number of files that are no images."""
+    return predict.predict(predict.Request(images, **options))
+
+
 def test_a_test_image_gets_the_evaluations_probabilities(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The probabilities of every test image are those of predictions.csv up to rounding, in any order of the images."""
     rows = files.read_csv(folder / "metrics/predictions.csv")
     paths = [Path("data/images") / row["path"] for row in reversed(rows)]
-    assert predict.predict(paths, as_json=True, device="cpu") == 0
-    answers = json.loads(capsys.readouterr().out)
+    assert ask(*paths, form="json") == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [answer["path"] for answer in answers] == [str(path) for path in paths]
     for answer, row in zip(answers, reversed(rows), strict=True):
         assert list(answer["probabilities"]) == list(CLASSES)
@@ -102,17 +111,17 @@ def test_a_folder_of_a_phone_is_answered_with_status_0(
         (place / "photo.MOV").write_bytes(b"\0\0\0\x14ftypqt  \0\0\0\0qt  ")
         (place / "photo.AAE").write_bytes(b"bplist00")
     Image.new("RGB", (50, 40), "red").save(photos / "photo", format="PNG")
-    assert predict.predict([photos], as_json=False, device="cpu") == 0
+    assert ask(photos) == 0
     said = capsys.readouterr()
     assert said.err == f"predict: {photos}: 2 files are left out: not an image (first: {photos}/photo.AAE)\n"
     assert said.out.startswith(f"{photos}/photo: ")
-    assert predict.predict([others], as_json=False, device="cpu") == 1
+    assert ask(others) == 1
     assert "no image in this folder" in capsys.readouterr().err
-    assert predict.predict([others / "photo.MOV"], as_json=False, device="cpu") == 1
+    assert ask(others / "photo.MOV") == 1
     assert "photo.MOV: video or sidecar" in capsys.readouterr().err
     (photos / "page.jpg").write_text("<html>")
     (photos / "cut").write_bytes((photos / "photo").read_bytes()[:-30])
-    assert predict.predict([photos], as_json=False, device="cpu") == 2
+    assert ask(photos) == 2
     named = [line.partition(";")[0] for line in capsys.readouterr().err.splitlines()]
     assert named[:2] == [f"predict: {photos}/cut: truncated", f"predict: {photos}/page.jpg: not an image"]
 
@@ -127,25 +136,9 @@ def test_an_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return real(*arguments, **named)
 
     monkeypatch.setattr(Image, "open", counted)
-    loaded = classify.load_image(tmp_path / "a.jpg", View(packed_size=20, resize=20, crop=16), 10**6)
+    loaded = photos.load_image(tmp_path / "a.jpg", View(packed_size=20, resize=20, crop=16), 10**6)
     assert len(opened) == 1
     assert (loaded.pixels.shape, loaded.size) == ((20, 20, 3), (640, 400))
-
-
-def test_an_answer_in_the_list_is_printed_before_the_next_is_made() -> None:
-    """So `--json` does not hold all answers in memory. The text is that of the whole list."""
-    made = []
-
-    def answers() -> Iterator[dict[str, Any]]:
-        for number in range(3):
-            made.append({"path": f"{number} é\n.png", "probabilities": {"a": 0.25, "b": 0.75}})
-            yield made[-1]
-
-    pieces = predict.json_list(answers())
-    first = next(pieces)
-    assert len(made) == 1
-    assert first + "".join(pieces) == json.dumps(made, indent=2, ensure_ascii=False) + "\n"
-    assert "".join(predict.json_list(iter([]))) == "[]\n"
 
 
 def test_one_image(folder: Path) -> None:
@@ -157,9 +150,11 @@ def test_one_image(folder: Path) -> None:
 
 
 def test_nothing_but_refused_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without an image, --json prints an empty list."""
-    assert predict.predict([Path("params.yaml")], as_json=True, device="cpu") == 1
-    assert json.loads(capsys.readouterr().out) == []
+    """Without an image, --json prints nothing, and --csv the names of its columns."""
+    assert ask(Path("params.yaml"), form="json") == 1
+    assert capsys.readouterr().out == ""
+    assert ask(Path("params.yaml"), form="csv") == 1
+    assert capsys.readouterr().out == "path,rank,class,probability\n"
 
 
 def test_a_machine_without_a_gpu(folder: Path) -> None:
@@ -167,7 +162,7 @@ def test_a_machine_without_a_gpu(folder: Path) -> None:
     if machine.read().cuda_devices > 0:
         pytest.skip("this machine has a GPU")
     with pytest.raises(UserError) as refusal:
-        predict.predict([Path("x.png")], as_json=False, device="cuda")
+        ask(Path("x.png"), device="cuda")
     assert str(refusal.value) == (
         "--device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu"
     )
@@ -181,6 +176,139 @@ def test_no_model_yet(project: Path, tmp_path: Path) -> None:
     assert done.stderr == (
         "predict: models/model.json: not found; train a model (dvc repro) or fetch a shared one (dvc pull)\n"
     )
+
+
+# ---- model.onnx, other folders, other forms ----
+
+
+@pytest.fixture(scope="module")
+def exporting(evaluated: Path) -> Path:
+    """That project's folder after export."""
+    done = starts.run([sys.executable, "-m", "pipeline.export"], cwd=evaluated)
+    assert done.returncode == 0, done.stderr
+    return evaluated
+
+
+def elsewhere(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m pipeline.predict …` in a folder without params.yaml."""
+    command = [sys.executable, "-m", "pipeline.predict", *arguments]
+    environ = os.environ | {"PYTHONPATH": str(PROJECT)}
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, encoding="utf-8", check=False)
+
+
+def test_onnx_answers_as_torch_does_from_any_folder(exporting: Path, tmp_path: Path) -> None:
+    """From a folder that is no project, both give the classes of predictions.csv, one JSON object per line."""
+    rows = files.read_csv(exporting / "metrics/predictions.csv")
+    paths = [str(exporting / "data/images" / row["path"]) for row in rows]
+    for model in ("models", "models/model.onnx"):
+        done = elsewhere(tmp_path, "--model", str(exporting / model), "--json", *paths)
+        assert (done.returncode, done.stderr) == (0, "")
+        answers = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [answer["class"] for answer in answers] == [row["prediction"] for row in rows]
+        for answer, row in zip(answers, rows, strict=True):
+            expected = [float(row[f"p_{name}"]) for name in CLASSES]
+            assert list(answer["probabilities"].values()) == pytest.approx(expected, abs=1e-5)
+
+
+def test_onnx_needs_no_torch(exporting: Path) -> None:
+    """Nor any other library that is slow to import: the first answer comes within a second."""
+    slow = ("torch", "torchvision", "scipy", "numba", "pandas", "onnx", "onnxscript", "dvc", "timm", "tqdm")
+    code = f"""if True:
+        import sys
+        from pathlib import Path
+        from pipeline import predict
+        image = next(Path("data/images").rglob("*.png"))
+        assert predict.predict(predict.Request((image,), model=Path("models/model.onnx"))) == 0
+        sys.exit(" ".join({{*{slow}}} & sys.modules.keys()))
+    """
+    environ = os.environ | {"PYTHONPATH": str(PROJECT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=exporting, env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.stderr.strip() == ""
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_the_most_likely_classes_in_every_form(exporting: Path, folder: Path, tmp_path: Path) -> None:
+    """--top gives so many classes, or all; text, JSON and CSV give the same ones. A name may hold a comma."""
+    image, model = tmp_path / 'a, "b".png', Path("models/model.onnx")
+    Image.new("RGB", (50, 40), "red").save(image)
+
+    def said(form: str, top: int | None) -> str:
+        output = io.StringIO()
+        with redirect_stdout(output):
+            assert ask(image, model=model, form=form, top=top) == 0
+        return output.getvalue()
+
+    every = json.loads(said("json", None))["probabilities"]
+    assert list(every) == list(CLASSES)
+    two = json.loads(said("json", 2))["probabilities"]
+    assert list(two.items()) == sorted(every.items(), key=lambda item: -item[1])[:2]
+    assert said("text", 2) == f"{image}: {', '.join(f'{name} {chance:.4f}' for name, chance in two.items())}\n"
+    assert said("text", None) == f"{said('text', 2).partition(', ' + list(two)[1])[0]}\n"
+    rows = list(csv.DictReader(io.StringIO(said("csv", 9))))
+    assert [(row["path"], row["rank"]) for row in rows] == [(str(image), rank) for rank in "123"]
+    assert {row["class"]: float(row["probability"]) for row in rows} == every
+    assert len(said("csv", None).splitlines()) == 2
+
+
+def test_an_answer_is_printed_before_the_next_is_made(
+    folder: Path, exporting: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A long list of images is answered as it goes."""
+    real, printed_before = photos.load_image, list[int]()
+
+    def noting(*arguments: Any) -> photos.LoadedImage:
+        printed_before.append(len(capsys.readouterr().out.splitlines()))
+        return real(*arguments)
+
+    monkeypatch.setattr(photos, "load_image", noting)
+    paths = sorted(Path("data/images/daisy").glob("*.png"))[:4]
+    assert ask(*paths, model=Path("models/model.onnx")) == 0
+    assert printed_before == [0, 1, 1, 1]
+
+
+def test_a_limit_on_pixels(folder: Path, exporting: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--max-pixels refuses a larger image by name, and answers the others."""
+    for name, size in (("large", (60, 50)), ("small", (50, 40))):
+        Image.new("RGB", size, "red").save(tmp_path / f"{name}.png")
+    assert ask(tmp_path, model=Path("models/model.onnx"), max_pixels=2000) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{tmp_path}/small.png: ")
+    assert said.err.startswith(f"predict: {tmp_path}/large.png: too large (60 × 50 pixels, ")
+    assert "up to 2,000 pixels (split.max_pixels, or predict --max-pixels)" in said.err
+
+
+def test_a_bar_is_shown_to_a_person_who_does_not_see_the_answers(exporting: Path, tmp_path: Path) -> None:
+    """The answers go to a file, the terminal shows the progress."""
+    main, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 100))
+    command = [sys.executable, "-m", "pipeline.predict", "--model", "models/model.onnx", "data/images/daisy"]
+    with (tmp_path / "answers").open("w") as answers, os.fdopen(terminal, "wb") as shown:
+        done = subprocess.run(command, cwd=exporting, stdout=answers, stderr=shown, check=False)
+        text = os.read(main, 100_000).decode()
+    os.close(main)
+    assert done.returncode == 0
+    assert text.startswith("predict: loading the model")
+    assert "11/11" in text
+    assert len((tmp_path / "answers").read_text().splitlines()) == 11
+
+
+def test_onnx_on_a_gpu_is_refused(folder: Path) -> None:
+    """model.onnx is for the CPU; --device cuda is for the folder."""
+    with pytest.raises(UserError, match=r"--device: 'cuda': models/model\.onnx is computed on the CPU; allowed: cpu"):
+        ask(Path("x.png"), model=Path("models/model.onnx"), device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [("nowhere", "predict: nowhere: not found; give a model.onnx"), (".", "predict: model.json: not found; train a")],
+)
+def test_a_model_that_is_not_there_is_named(tmp_path: Path, given: str, message: str) -> None:
+    """A file that is missing, and a folder without a model."""
+    done = elsewhere(tmp_path, "--model", given, "x.png")
+    assert done.returncode == 1
+    assert done.stderr.startswith(message)
 
 
 # ---- odd names, odd outputs, what is not a file ----
@@ -199,7 +327,7 @@ def printed(folder: Path, encoding: str, as_json: bool, monkeypatch: pytest.Monk
     """What prediction prints on an output of this encoding."""
     output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", output)
-    assert predict.predict([folder], as_json=as_json, device="cpu") == 0
+    assert ask(folder, form="json" if as_json else "text") == 0
     return output.buffer.getvalue().decode(encoding)
 
 
@@ -213,7 +341,7 @@ def test_any_name_is_printed_on_any_output(
     """One line per image, with Python's escapes for letters that the output lacks. JSON gives the names back."""
     lines = printed(odd, encoding, False, monkeypatch).splitlines()
     assert sorted(line.rpartition(": ")[0] for line in lines) == sorted(f"{odd}/{name}" for name in names)
-    answers = json.loads(printed(odd, encoding, True, monkeypatch))
+    answers = [json.loads(line) for line in printed(odd, encoding, True, monkeypatch).splitlines()]
     assert sorted(answer["path"] for answer in answers) == sorted(map(str, odd.iterdir()))
 
 
@@ -237,7 +365,7 @@ def test_a_closed_output_ends_in_one_line(
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        status = exit_status("predict", lambda: predict.predict([odd], as_json=as_json, device="cpu"))
+        status = exit_status("predict", lambda: ask(odd, form="json" if as_json else "text"))
         monkeypatch.setattr(sys, "stdout", sys.__stdout__)
     assert status == 1
     assert capsys.readouterr().err == (
@@ -253,7 +381,7 @@ def test_what_is_not_a_file_or_far_too_large_is_named_at_once(
     os.mkfifo(tmp_path / "pipe.jpg")
     (tmp_path / "folder").symlink_to(folder)
     (tmp_path / "large.png").write_bytes(png_with_size(30_000, 30_000))
-    assert predict.predict([tmp_path, tmp_path / "pipe.jpg", Path("a" * 300)], as_json=False, device="cpu") == 5
+    assert ask(tmp_path, tmp_path / "pipe.jpg", Path("a" * 300)) == 5
     captured = capsys.readouterr()
     assert captured.out == ""
     assert [line.split("; ")[0] for line in captured.err.splitlines()] == [

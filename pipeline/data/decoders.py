@@ -178,7 +178,8 @@ def refusal(path: Path, error: Unusable, max_pixels: int) -> UserError:
     if error.reason == TOO_LARGE:
         return UserError(
             f"{path}: too large ({error.size[0]} × {error.size[1]} pixels, {path.stat().st_size:,} bytes); allowed: up "
-            f"to {max_pixels:,} pixels (split.max_pixels) in {memory.largest_file(max_pixels):,} bytes; make it smaller"
+            f"to {max_pixels:,} pixels (split.max_pixels, or predict --max-pixels) in "
+            f"{memory.largest_file(max_pixels):,} bytes; make it smaller"
         )
     name = error.reason.removeprefix(f"{UNSUPPORTED}: ")
     allowed = ", ".join(decoded for decoded in NAMES if decoded != name)

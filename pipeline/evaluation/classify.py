@@ -1,103 +1,20 @@
-"""Classes and probabilities of image files: what `predict` prints."""
+"""Answers of the model in torch for image files: what `predict` prints."""
 
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from pipeline.base import files
-from pipeline.base.errors import UserError
-from pipeline.data import images
-from pipeline.data.decoders import NotAnImage
-from pipeline.data.layout import are, in_one_line
 from pipeline.engine.world import World
-from pipeline.evaluation import inference
+from pipeline.evaluation import inference, photos
+from pipeline.evaluation.photos import Answer, LoadedImage
 from pipeline.loader.storage import ImageStore
-from pipeline.models.description import View
 from pipeline.models.exported import ExportedModel
 
 
-@dataclass(frozen=True)
-class LoadedImage:
-    """An image file as `prepare` would pack it."""
-
-    path: Path
-    pixels: NDArray[np.uint8]  # [S, S, 3]
-    size: tuple[int, int]  # width and height of the original, upright
-
-
-def load_image(path: Path, view: View, max_pixels: int) -> LoadedImage:
-    """Decode one file once. Raises UserError if it is not an image, cannot be read, or has more than `max_pixels`."""
-    try:
-        return LoadedImage(path, *images.square_and_size(path, view.packed_size, max_pixels, view.grey))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give the path of an image") from None
-
-
-def image_paths(path: Path) -> list[Path]:
-    """The path itself if it is a file; all files below it, sorted, without junk, if it is a folder.
-
-    Raises UserError for a folder without files, and OSError if the path cannot be looked up.
-    """
-    if not path.is_dir():
-        return [path]
-    paths = sorted(
-        file
-        for file in path.rglob("*")
-        if (file.is_symlink() or not file.is_dir()) and not files.is_junk(file.relative_to(path))
-    )
-    if not paths:
-        raise UserError(f"{path}: no file in this folder; give images, or a folder with some")
-    return paths
-
-
-def load_images(
-    arguments: Sequence[Path], view: View, max_pixels: int, refused: list[UserError]
-) -> Iterator[LoadedImage]:
-    """Every image of these files and folders, in order. Other files are named on stderr and put into `refused`.
-
-    Of a folder, files that are no images are only counted, in one line; there must be an image, too.
-    """
-
-    def refuse(error: UserError) -> None:
-        print(f"predict: {error}", file=sys.stderr)
-        refused.append(error)
-
-    for argument in arguments:
-        try:
-            paths = image_paths(argument)
-        except UserError as error:
-            refuse(error)
-            continue
-        except OSError as error:
-            refuse(UserError(f"{argument}: {error.strerror}; give the path of an image"))
-            continue
-        others = []  # files of a folder that are no images
-        for path in paths:
-            try:
-                yield load_image(path, view, max_pixels)
-            except UserError as error:
-                if isinstance(error, NotAnImage) and path != argument:
-                    others.append(path)
-                else:
-                    refuse(error)
-        if others and len(others) == len(paths):
-            refuse(UserError(f"{argument}: no image in this folder; give images, or a folder with some"))
-        elif others:
-            number, first = are(len(others), "file", "files"), in_one_line(str(others[0]))
-            print(f"predict: {argument}: {number} left out: not an image (first: {first})", file=sys.stderr)
-
-
-def answers(
-    model: ExportedModel, loaded: Iterable[LoadedImage], batch_size: int, device: str
-) -> Iterator[dict[str, Any]]:
-    """The answer for each image: path, class, its probability, and the probabilities of all classes."""
+def answers(model: ExportedModel, loaded: Iterable[LoadedImage], batch_size: int, device: str) -> Iterator[Answer]:
+    """The answer for each image."""
     world, remaining = World(rank=0, local_rank=0, size=1, device=torch.device(device)), iter(loaded)
     while batch := list(islice(remaining, batch_size)):
         image_store = ImageStore(torch.from_numpy(np.stack([image.pixels for image in batch])), world.device)
@@ -105,12 +22,5 @@ def answers(
         log_probs = inference.predict_log_probs(
             model, image_store, sizes, np.arange(len(batch)), batch_size=batch_size, world=world
         )
-        for image, probabilities in zip(batch, np.exp(log_probs).tolist(), strict=True):
-            by_class = dict(zip(model.classes, probabilities, strict=True))
-            best = max(by_class, key=by_class.__getitem__)
-            yield {
-                "path": str(image.path),
-                "class": best,
-                "probability": by_class[best],
-                "probabilities": by_class,
-            }
+        for image, probabilities in zip(batch, np.exp(log_probs), strict=True):
+            yield photos.answer(image, model.classes, probabilities)

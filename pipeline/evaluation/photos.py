@@ -1,0 +1,104 @@
+"""Image files as `predict` reads them: files, and folders to look through. Without torch, which is slow to import."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.data import images
+from pipeline.data.decoders import NotAnImage
+from pipeline.data.layout import are, in_one_line
+from pipeline.models.description import View
+
+Answer = dict[str, Any]  # path, class, its probability, and the probabilities of all classes in their order
+
+
+@dataclass(frozen=True)
+class LoadedImage:
+    """An image file as `prepare` would pack it."""
+
+    path: Path
+    pixels: NDArray[np.uint8]  # [S, S, 3]
+    size: tuple[int, int]  # width and height of the original, upright
+
+
+def load_image(path: Path, view: View, max_pixels: int) -> LoadedImage:
+    """Decode one file once. Raises UserError if it is not an image, cannot be read, or has more than `max_pixels`."""
+    try:
+        return LoadedImage(path, *images.square_and_size(path, view.packed_size, max_pixels, view.grey))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; give the path of an image") from None
+
+
+def image_paths(path: Path) -> list[Path]:
+    """The path itself if it is a file; all files below it, sorted, without junk, if it is a folder.
+
+    Raises UserError for a folder without files, and OSError if the path cannot be looked up.
+    """
+    if not path.is_dir():
+        return [path]
+    paths = sorted(
+        file
+        for file in path.rglob("*")
+        if (file.is_symlink() or not file.is_dir()) and not files.is_junk(file.relative_to(path))
+    )
+    if not paths:
+        raise UserError(f"{path}: no file in this folder; give images, or a folder with some")
+    return paths
+
+
+def load_images(
+    arguments: Sequence[Path], view: View, max_pixels: int, refused: list[UserError]
+) -> Iterator[LoadedImage]:
+    """Every image of these files and folders, in order. Other files are named on stderr and put into `refused`.
+
+    Of a folder, files that are no images are only counted, in one line; there must be an image, too.
+    """
+
+    def refuse(error: UserError) -> None:
+        print(f"predict: {error}", file=sys.stderr)
+        refused.append(error)
+
+    for argument in arguments:
+        try:
+            paths = image_paths(argument)
+        except UserError as error:
+            refuse(error)
+            continue
+        except OSError as error:
+            refuse(UserError(f"{argument}: {error.strerror}; give the path of an image"))
+            continue
+        others = []  # files of a folder that are no images
+        for path in paths:
+            try:
+                yield load_image(path, view, max_pixels)
+            except UserError as error:
+                if isinstance(error, NotAnImage) and path != argument:
+                    others.append(path)
+                else:
+                    refuse(error)
+        if others and len(others) == len(paths):
+            refuse(UserError(f"{argument}: no image in this folder; give images, or a folder with some"))
+        elif others:
+            number, first = are(len(others), "file", "files"), in_one_line(str(others[0]))
+            print(f"predict: {argument}: {number} left out: not an image (first: {first})", file=sys.stderr)
+
+
+def number_of_files(arguments: Sequence[Path]) -> int:
+    """How many files `load_images` will look at."""
+    return sum(
+        sum(not path.is_dir() for path in argument.rglob("*")) if argument.is_dir() else 1 for argument in arguments
+    )
+
+
+def answer(image: LoadedImage, classes: Sequence[str], probabilities: NDArray[np.float64]) -> Answer:
+    """The answer for one image, from the probabilities [classes]."""
+    by_class = dict(zip(classes, probabilities.tolist(), strict=True))
+    best = max(by_class, key=by_class.__getitem__)
+    return {"path": str(image.path), "class": best, "probability": by_class[best], "probabilities": by_class}
