@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 import math
 import os
 import re
@@ -19,7 +20,8 @@ from playwright.sync_api import Browser
 from pipeline import report
 from pipeline.base import files
 from pipeline.base.errors import UserError
-from pipeline.reporting import audit, charts, gallery, markup, outcome, result, settings, thumbnails
+from pipeline.data import split_table
+from pipeline.reporting import audit, charts, gallery, markup, outcome, page, result, settings, thumbnails
 from tests.conftest import change, read_params, write_params
 from tests.helpers import browser as browsers
 from tests.helpers import reports
@@ -56,6 +58,13 @@ CONTRASTS = """() => {
   }
   return found;
 }"""
+
+# For each drawing: its box, then those of its texts, as left, top, right and bottom.
+BOXES = """() => [...document.querySelectorAll("svg")].map((drawing) =>
+  [drawing, ...drawing.querySelectorAll("text")].map((element) => {
+    const { left, top, right, bottom } = element.getBoundingClientRect();
+    return [left, top, right, bottom];
+  }))"""
 
 
 @pytest.fixture(scope="module")
@@ -225,6 +234,11 @@ def test_a_damaged_input_is_named(finished: Path, tmp_path: Path) -> None:
         outcome.read(folder, ("daisy", "rose"), 1)
     with pytest.raises(UserError, match=r"history\.csv: damaged: 6 epochs; the model is of epoch 7"):
         outcome.read(folder, sorted(CLASSES), 7)
+    table = tmp_path / "split.csv"
+    columns = ("path", "class", "split", "reason", "width", "height", "phash")
+    files.write_csv(table, columns, [("a.png", "a", "train", "", 4, 4, "0")])
+    with pytest.raises(UserError, match=r"split\.csv: damaged: line 2: no cell for pixels, group"):
+        split_table.all_rows(table)
     (folder / "eval.json").unlink()
     with pytest.raises(UserError, match=r"eval\.json: not found; restore it"):
         outcome.read(folder, sorted(CLASSES), 1)
@@ -248,6 +262,29 @@ def test_it_can_be_read(browser: Browser, written: Path, width: int, scheme: Sch
         assert [(round(value, 2), what) for value, what in contrasts if value < 4.5] == []
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
         assert dark == (scheme == "dark")
+
+
+@needs_chromium
+@pytest.mark.parametrize("epochs", [1, 24, 100_000])
+def test_no_text_of_a_chart_is_cut_off(browser: Browser, tmp_path: Path, epochs: int) -> None:
+    """Every label lies inside its drawing, and none is over another one."""
+    values = [1 / k for k in range(1, epochs + 1)]
+    lines = [charts.Line("training", values), charts.Line("validation", values)]
+    bins = [(k / 15, (k + 1) / 15, 10 ** (k % 5), k / 14) for k in range(15)]
+    drawn = [charts.curves("a", "A", lines, epochs, shares=share) for share in (False, True)] + [
+        charts.bars("b", "B", bins)
+    ]
+    path = tmp_path / "charts.html"
+    path.write_text(f"<style>{page.STYLE.read_text()}</style>{''.join(drawn)}", encoding="utf-8")
+    with opened(browser, path) as shown:
+        boxes = shown.evaluate(BOXES)
+    for (left, top, right, bottom), *texts in boxes:
+        assert len(texts) > 8
+        for one in texts:
+            assert left <= one[0] < one[2] <= right
+            assert top <= one[1] < one[3] <= bottom
+        for one, other in itertools.combinations(texts, 2):
+            assert min(one[2], other[2]) <= max(one[0], other[0]) or min(one[3], other[3]) - max(one[1], other[1]) <= 4
 
 
 @needs_chromium

@@ -1,5 +1,6 @@
 """The table split.csv: one row per image file. `split` writes it; `prepare`, `train` and `evaluate` read it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.base import files, schema
@@ -7,15 +8,15 @@ from pipeline.base import files, schema
 SPLITS = ("train", "val", "test")
 DUPLICATE, CONFLICT = "duplicate", "conflicting labels"  # reasons; the first is followed by " of " and a path
 HEADER = ("path", "class", "split", "reason", "width", "height", "pixels", "phash", "group")
-READ = ("path", "class", "split", "reason", "width", "height")  # the columns that later stages read
+OF_KEPT = ("path", "class", "split", "reason", "width", "height")  # the columns that say what a kept image is
 
 
-def all_rows(path: Path) -> list[dict[str, str]]:
-    """The rows of all files, in order. Raises UserError if the table is damaged."""
+def all_rows(path: Path, columns: Sequence[str] = HEADER) -> list[dict[str, str]]:
+    """The rows of all files, in order, with at least these columns. Raises UserError if the table is damaged."""
     with schema.reading(path, schema.checkout(path)):
         rows = files.read_csv(path)
         for number, row in enumerate(rows, start=2):
-            if fault := _fault(row):
+            if fault := _fault(row, columns):
                 raise ValueError(f"line {number}: {fault}")
         if all(row["reason"] for row in rows):
             raise ValueError("no image in it")
@@ -24,14 +25,14 @@ def all_rows(path: Path) -> list[dict[str, str]]:
 
 def kept_rows(path: Path) -> list[dict[str, str]]:
     """The rows of the kept images, in order; row i is image i of images.npy. Raises UserError if it is damaged."""
-    return [row for row in all_rows(path) if not row["reason"]]
+    return [row for row in all_rows(path, OF_KEPT) if not row["reason"]]
 
 
-def _fault(row: dict[str, str]) -> str:
+def _fault(row: dict[str, str], columns: Sequence[str]) -> str:
     """What is wrong with a row; empty if `split` could have written it."""
     if None in row:  # the key under which csv puts cells without a column
         return "more cells than columns"
-    if missing := [column for column in READ if row.get(column) is None]:
+    if missing := [column for column in columns if row.get(column) is None]:
         return f"no cell for {', '.join(missing)}"
     return "" if row["reason"] else _fault_of_kept(row)
 

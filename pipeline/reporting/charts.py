@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pipeline.reporting.markup import text
 
 WIDTH, HEIGHT = 380, 240  # units; on a phone one unit is about one pixel
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 30, 38  # margins of the plot
+LEFT, RIGHT, TOP, BOTTOM = 54, 12, 30, 38  # margins of the plot
 MOST_POINTS = 400  # of a line; a longer one is thinned
 MOST_BINS = 25  # bars with a number above them
 FAR = 3  # a value beyond so many times the 90th percentile is cut off, because it would flatten the others
+LEGEND = (8, 94, 192)  # where its entries begin: two lines, and the exported epoch
 DASHES = ("solid", "dashed")
 
 
@@ -41,7 +42,7 @@ class Axis:
 
 
 def curves(anchor: str, title: str, lines: Sequence[Line], marked: int, *, shares: bool) -> str:
-    """Lines over the epochs, which begin at 1, with the epoch `marked` (the exported one) on them.
+    """One or two lines over the epochs, which begin at 1, with the epoch `marked` (the exported one) on them.
 
     `shares`: values from 0 to 1, shown as percent. Otherwise the axis begins at 0 and ends at the largest value.
     """
@@ -60,7 +61,7 @@ def curves(anchor: str, title: str, lines: Sequence[Line], marked: int, *, share
     for number, line in enumerate(lines):
         parts += [_path(line, x, y, number), _dot(x.at(marked), y, line.values[marked - 1], number)]
         parts += _legend(line.name, f"line c{number} {DASHES[number % 2]}", number)
-    parts += _legend(f"exported: epoch {marked:,}", "exported", len(lines))
+    parts += _legend(f"exported: epoch {marked:,}", "exported", 2)
     ends = ", ".join(f"{line.name} {_number(line.values[marked - 1], shares)}" for line in lines)
     described = f"{title} over {epochs:,} epochs. At the exported epoch {marked:,}: {ends}."
     return _figure(anchor, title, described, parts, cut)
@@ -172,7 +173,7 @@ def _dot(left: float, y: Axis, value: float, number: int) -> str:
 
 def _legend(name: str, kind: str, number: int) -> Iterator[str]:
     """A piece of a line of this kind, and what it is, above the plot."""
-    left = LEFT + 98 * number
+    left = LEGEND[number]
     yield _stroke(kind, (left, 12), (left + 24, 12))
     yield _label(left + 29, 16, name, "start")
 
