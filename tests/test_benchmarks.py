@@ -53,8 +53,8 @@ def run(name: str, *options: str, **environ: str) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False)
 
 
-IN_MAKE_TEST = ("ceiling", "prepare", "time_to_accuracy")
-SLOW = pytest.mark.slow("half a minute each; make test has three benchmarks, which share the code of these")
+IN_MAKE_TEST = ("prepare", "time_to_accuracy")
+SLOW = pytest.mark.slow("half a minute each; make test has two benchmarks, which share the code of these")
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,9 @@ def test_the_first_verdict_is_the_same_bytes(project: Path) -> None:
     assert call(project, "git", "status", "--porcelain").stdout == ""
 
 
+SEVERAL_SEEDS = pytest.mark.slow("trainings with several seeds; make test has the first verdict")
+
+
 def claim_falsely(project: Path, old: str, new: str) -> None:
     """Commit other code, with a dvc.lock that says that it gave the recorded outputs."""
     call(project, "dvc", "checkout")
@@ -99,6 +102,7 @@ def claim_falsely(project: Path, old: str, new: str) -> None:
     commit(project)
 
 
+@SEVERAL_SEEDS
 def test_the_second_verdict_is_the_same_within_what_seeds_do(project: Path) -> None:
     """Other rounding gives other bytes, and accuracies that a t-test does not tell from the recorded ones.
 
@@ -116,6 +120,7 @@ def test_the_second_verdict_is_the_same_within_what_seeds_do(project: Path) -> N
     assert "models/model.safetensors" in differing
 
 
+@SEVERAL_SEEDS
 def test_the_third_verdict_is_a_lower_accuracy(project: Path) -> None:
     """Code that learns nothing, in a commit that claims the recorded outputs: exit status 3, and the figures."""
     claim_falsely(project, RATE[1], "reference else lr * 0\n")

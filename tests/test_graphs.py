@@ -66,12 +66,13 @@ def everything(learner: Learner, totals: Totals, stream: Iterator[Batch], parall
     return [*learner.model.state_dict().values(), *learner.ema.averages, *momenta, totals.sums, scale]
 
 
+FURTHER = pytest.mark.slow("the same with other numbers; make test has fp32, alone, accumulated and elastic")
 CASES = [
-    *(("resnet18", precision, "single", 1) for precision in ("fp32", "bf16", "fp16")),
+    *(pytest.param("resnet18", precision, "single", 1, marks=FURTHER) for precision in ("fp32", "bf16", "fp16")),
     ("mobilenet_v3_small", "fp32", "single", 1),  # has dropout
     ("resnet18", "fp32", "single", 2),  # accumulates
     ("resnet18", "fp32", "elastic", 4),
-    ("mobilenet_v3_small", "bf16", "elastic", 2),
+    pytest.param("mobilenet_v3_small", "bf16", "elastic", 2, marks=FURTHER),
 ]
 
 

@@ -188,6 +188,11 @@ def one_step(net: nn.Module, side: int) -> tuple[dict[str, Tensor], dict[str, Te
     return gradients, dict(net.named_buffers()), torch.get_rng_state(), size
 
 
+# googlenet has blocks that stand in no container.
+OF_MORE_KINDS = [("convnext_tiny", 64), ("googlenet", 64), ("swin_t", 64), ("vit_b_32", 224)]
+FURTHER = pytest.mark.slow("further models; make test has one with each kind of state")
+
+
 @pytest.mark.parametrize(
     ("name", "side"),
     [
@@ -195,11 +200,8 @@ def one_step(net: nn.Module, side: int) -> tuple[dict[str, Tensor], dict[str, Te
         ("mobilenet_v3_small", 64),  # drop-out
         ("efficientnet_b0", 64),  # stochastic depth
         ("densenet121", 64),  # layers that are handed a growing list
-        ("convnext_tiny", 64),
-        ("googlenet", 64),  # blocks that stand in no container
         ("shufflenet_v2_x0_5", 64),
-        ("swin_t", 64),
-        ("vit_b_32", 224),
+        *(pytest.param(name, side, marks=FURTHER) for name, side in OF_MORE_KINDS),
         *(pytest.param(name, 64, marks=needs_timm) for name in OF_TIMM),
     ],
 )

@@ -14,7 +14,7 @@ from pipeline.training.schedule import best_epoch, should_stop
 from tests.helpers.trainings import messages, rank_processes, start, wait_for_epoch
 from tests.test_train import launch, outputs, small_world
 
-FURTHER_STATE = pytest.mark.slow("further kinds of state and numbers of processes; make test has two of the six")
+FURTHER_STATE = pytest.mark.slow("further kinds of state and numbers of processes; make test has one of the six")
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,10 @@ FURTHER_STATE = pytest.mark.slow("further kinds of state and numbers of processe
     [
         (1, {"train__optimizer": "adamw", "train__lr": 0.001, "train__ema_decay": 0.9, "train__export": "ema",
              "train__model": "mobilenet_v3_small", "train__gradient_checkpointing": True}),
-        (2, {"train__precision": "bf16", "run__launcher": "spawn", "train__accumulation_steps": 2, "train__mixup": 0.2,
-             "train__model": "mobilenet_v3_small", "train__epochs": 12}),
+        pytest.param(
+            2, {"train__precision": "bf16", "run__launcher": "spawn", "train__accumulation_steps": 2,
+                "train__mixup": 0.2, "train__model": "mobilenet_v3_small", "train__epochs": 12}, marks=FURTHER_STATE,
+        ),
         # A stop in the middle of the epochs at the smaller side, or after it.
         pytest.param(
             2, {"train__crop_from": 16, "train__crop_step": 8, "train__mixup": 0.2, "train__cutmix": 1.0,

@@ -101,14 +101,14 @@ def test_own_weights_are_loaded_except_a_head_of_other_classes(model: str, tmp_p
     assert ("mean [0.5, 0.5, 0.5]" in noted) == (model == MODELS[2])
 
 
-MORE_MODELS = pytest.mark.slow("three trainings of another model")
+MORE_MODELS = pytest.mark.slow("three trainings of a model; make test stops and resumes models of torchvision")
 
 
 @needs_timm
 @pytest.mark.parametrize(
     ("model", "side"),
     [
-        (MODELS[1], 32),
+        pytest.param(MODELS[1], 32, marks=MORE_MODELS),
         pytest.param(MODELS[0], 32, marks=MORE_MODELS),
         pytest.param(MODELS[2], 224, marks=MORE_MODELS),
     ],
