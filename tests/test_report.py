@@ -265,7 +265,7 @@ def test_it_can_be_read(browser: Browser, written: Path, width: int, scheme: Sch
 
 
 @needs_chromium
-@pytest.mark.parametrize("epochs", [1, 24, 100_000])
+@pytest.mark.parametrize("epochs", [1, 2, 24, 999, 6000, 12_345, 100_000])
 def test_no_text_of_a_chart_is_cut_off(browser: Browser, tmp_path: Path, epochs: int) -> None:
     """Every label lies inside its drawing, and none is over another one."""
     values = [1 / k for k in range(1, epochs + 1)]

@@ -51,7 +51,7 @@ def curves(anchor: str, title: str, lines: Sequence[Line], marked: int, *, share
     steps = _steps(top)
     x = Axis(min(1, epochs - 1), epochs, LEFT, WIDTH - RIGHT)  # one epoch alone is at the right end
     y = Axis(0, top if shares else max(top, steps[-1]), HEIGHT - BOTTOM, TOP)
-    shown = [f"{100 * step:.0f} %" if shares else f"{step:g}" for step in steps]
+    shown = [f"{100 * step:.0f} %" if shares else _short(step) for step in steps]
     parts = [
         *_grid(y, list(zip(steps, shown, strict=True))),
         *_ticks(x, _whole_steps(epochs)),
@@ -124,14 +124,14 @@ def _steps(top: float) -> list[float]:
         unit /= 10
     while unit * 10 <= top:
         unit *= 10
-    step = next(part * unit for part in (0.2, 0.25, 0.5, 1, 2) if part * unit * 6 >= top)
+    step = next(part * unit for part in (0.2, 0.5, 1, 2) if part * unit * 6 >= top)
     return [round(step * k, 12) for k in range(math.ceil(top / step - 1e-9) + 1)]
 
 
 def _whole_steps(epochs: int) -> list[tuple[float, str]]:
     """Whole epochs for the axis: the first and the last, and round ones between them that leave room for the last."""
-    step = 1
-    while epochs / step > 6:
+    step, most = 1, 6 if epochs < 10_000 else 4  # long numbers need room
+    while epochs / step > most:
         step = step * 5 // 2 if str(step).startswith("2") else step * 2
     inner = [k for k in range(step, epochs, step) if 1 < k <= epochs - step / 2]
     return [(k, f"{k:,}") for k in [1, *inner, *([epochs] if epochs > 1 else [])]]
@@ -194,6 +194,11 @@ def _stroke(kind: str, begin: tuple[float, float], end: tuple[float, float]) -> 
 def _label(x: float, y: float, shown: str, anchor: str, kind: str = "") -> str:
     also = f' class="{kind}"' if kind else ""
     return f'<text{also} x="{_round(x)}" y="{_round(y)}" text-anchor="{anchor}">{text(shown)}</text>'
+
+
+def _short(step: float) -> str:
+    """A round value of an axis in at most seven letters."""
+    return f"{step:.1e}" if 0 < step < 0.001 else f"{step:g}"
 
 
 def _number(value: float, shares: bool) -> str:
