@@ -249,7 +249,7 @@ stopped_and_resumed() {
 stale_refused() {
     local stage said
     as_root sh -c 'echo "# a changed line" >> requirements/lock.txt'
-    for stage in download split prepare weights "launch train" "launch evaluate" export report; do
+    for stage in download split prepare weights "launch train" "launch evaluate" export card report; do
         # shellcheck disable=SC2086  # two words
         said=$(inside perennial-test:runtime python -m pipeline.$stage 2>&1 > /dev/null) && refuse "$stage ran in a stale image"
         [[ $(wc -l <<< "$said") == 1 && $said == *"requirements/lock.txt"*"make image"* ]] || refuse "$stage said: $said"

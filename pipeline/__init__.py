@@ -18,6 +18,7 @@ FIRST_LINES = {
     "launch train": "train: starting; it takes some seconds until the first step",
     "launch evaluate": "evaluate: measuring the trained model on the test images",
     "export": "export: writing the model as ONNX, and comparing its answers on the test images",
+    "card": "card: describing the model for the Hugging Face Hub",
     "report": "report: writing a page with the figures, the curves, the mistakes and the data",
     "predict": "predict: loading the model",
     "doctor": "doctor: looking at this machine and at params.yaml",

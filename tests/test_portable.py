@@ -28,7 +28,7 @@ needs_qemu = pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get
 CPUS = ("Haswell", pytest.param("EPYC-Rome", marks=pytest.mark.slow("as Haswell; make test emulates one CPU")))
 STAGES = (
     ["download"], ["split"], ["prepare"], ["weights"], ["launch", "train"], ["launch", "evaluate"], ["export"],
-    ["report"],
+    ["card"], ["report"],
 )  # fmt: skip
 ATTEMPTS = 10  # QEMU 7.2 crashes now and then when a program has several threads
 OUTPUTS = ("data/split.csv", "models", "metrics", "reports")

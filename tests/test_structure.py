@@ -33,6 +33,7 @@ LAYERS = (
     "models",
     "evaluation",
     "reporting",
+    "cards",
     "training",
     "planning",
     "claims",

@@ -179,11 +179,11 @@ def test_a_stage_reads_no_setting_that_it_does_not_track(stage: str, usual: Path
     assert reads & tracked(stage)
 
 
-@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "report"])
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage not in ("card", "report")])
 def test_a_stage_uses_every_setting_that_it_tracks(stage: str) -> None:
     """The name of each tracked setting is in the code of the stage: else a change would run it for nothing.
 
-    The report shows each one that it tracks: test_report.py compares the two.
+    The report and the card show each one that they track: test_report.py and test_card.py compare them.
     """
     paths = closure(f"pipeline.{stage}") - {
         MODULES[f"pipeline.config.{name}"].relative_to(PROJECT) for name in ("params", "validity", "combinations")

@@ -60,7 +60,7 @@ def test_a_true_claim_is_confirmed(project: Path) -> None:
     before, outs = cache(project), [o for claim in dvc_lock.read(project / "dvc.lock").values() for o in claim["outs"]]
     done = verify(project)
     assert done.returncode == 0, done.stderr
-    for stage in ("download", "split", "prepare", "weights", "train", "evaluate", "export", "report"):
+    for stage in ("download", "split", "prepare", "weights", "train", "evaluate", "export", "card", "report"):
         assert f"Running stage '{stage}'" in done.stdout
     assert "epoch 1/1" in done.stderr
     lines = done.stdout.splitlines()
@@ -172,7 +172,7 @@ def test_what_is_not_in_git_is_no_claim(project: Path) -> None:
     done = verify(project, "--stage", "trian")
     assert (
         "--stage: 'trian' is not a stage of dvc.lock; "
-        "allowed: download, split, prepare, weights, train, evaluate, export, report" in done.stderr
+        "allowed: download, split, prepare, weights, train, evaluate, export, card, report" in done.stderr
     )
     (project / "dvc.lock").unlink()
     assert "dvc.lock: not found" in verify(project).stderr

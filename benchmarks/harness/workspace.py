@@ -22,7 +22,7 @@ from pipeline.base.errors import UserError
 from pipeline.data import synthetic
 
 STAGES = (  # as dvc.yaml; a test compares them
-    "download", "split", "prepare", "weights", "train", "evaluate", "export", "report",
+    "download", "split", "prepare", "weights", "train", "evaluate", "export", "card", "report",
 )  # fmt: skip
 Changes = Mapping[str, Mapping[str, Any]]  # section → key → value
 NEEDED = ("pipeline", "requirements", "docker")  # folders that a stage reads, beside params.yaml and dvc.yaml

@@ -39,6 +39,7 @@ READ: dict[str, tuple[str, ...]] = {
     "train": ("packed", "split", "weights"),
     "evaluate": ("models", "packed", "split"),
     "export": ("images", "metrics", "models", "packed", "split"),
+    "card": ("images", "metrics", "models", "split"),
     "report": ("images", "metrics", "models", "split"),
 }
 

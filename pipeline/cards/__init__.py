@@ -1,0 +1,1 @@
+"""The model card: what README.md says beside the model."""

@@ -1,0 +1,171 @@
+"""The stage card: README.md beside the model, which the Hugging Face Hub reads. Every fact on it can be computed."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from pipeline import card
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.cards import markdown, parts
+from pipeline.models import description, hub
+from pipeline.reporting import settings
+from tests.conftest import change, read_params, write_params
+from tests.helpers import reports
+from tests.test_tracked import tracked
+
+EXPORTED = {
+    "onnx": True, "images": 40, "near_ties": 0, "probabilities_differ_less_than": 0.0001,
+    "preprocessing_of_others": {"changed": 3, "right": 17},
+}  # fmt: skip
+
+
+def make(folder: Path) -> Path:
+    """A folder with everything that the card reads."""
+    config = reports.make(folder)
+    models = Path(config.paths.models)
+    files.write_json(models / hub.FILE, hub.config(description.load(models)))
+    files.write_text(models / "model.onnx", "the graph")
+    files.write_json(Path(config.paths.metrics) / "export.json", EXPORTED)
+    return folder
+
+
+def write(folder: Path) -> str:
+    """The card of a folder."""
+    config = reports.config_in(folder)
+    card.run(config)
+    return (Path(config.paths.models) / card.FILE).read_text()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("card") / "one")
+
+
+@pytest.fixture(scope="module")
+def written(folder: Path) -> str:
+    return write(folder)
+
+
+def front_matter(text: str) -> Any:
+    return YAML(typ="safe", pure=True).load(text.split("---\n")[1])
+
+
+def test_the_hub_reads_its_figures(folder: Path, written: str) -> None:
+    """Task, library and figures are in the form of the Hub: with them it shows and finds the model."""
+    hub_library = pytest.importorskip("huggingface_hub", reason="needs huggingface_hub, which transformers brings")
+    read = hub_library.ModelCard(written)
+    assert (read.data.pipeline_tag, read.data.library_name) == ("image-classification", "timm")
+    rows = files.read_csv(folder / "metrics/predictions.csv")
+    right = sum(row["label"] == row["prediction"] for row in rows)
+    figures = {result.metric_type: result.metric_value for result in read.data.eval_results}
+    evaluated = json.loads((folder / "metrics/eval.json").read_text())
+    assert figures["accuracy"] == pytest.approx(right / len(rows), abs=1e-4)
+    assert figures["f1"] == pytest.approx(evaluated["macro_f1"], abs=1e-4)
+    low, high = evaluated["accuracy_low"], evaluated["accuracy_high"]
+    assert f"{right / len(rows):.4f} ({low:.4f} to {high:.4f})" in written
+
+
+def test_another_folder_gets_the_same_bytes(written: str, tmp_path: Path) -> None:
+    """No path, host or time is on the card."""
+    assert write(make(tmp_path / "another")) == written
+    assert str(tmp_path) not in written
+    assert not re.search(r"\d\d:\d\d|/tmp|/home|localhost", written)
+
+
+def test_every_image_is_counted(folder: Path, written: str) -> None:
+    """The table of the images has the counts of split.csv, and each reason to leave one out."""
+    rows = files.read_csv(folder / "data/split.csv")
+    total = next(line for line in written.splitlines() if line.startswith("| **total** |"))
+    counts = [sum(row["split"] == part for row in rows) for part in ("train", "val", "test", "")]
+    assert [int(cell) for cell in re.findall(r"\d+", total)] == counts
+    assert "- Left out: 1, because of: truncated." in written
+    assert "CC-BY by Zoë &lt;b&gt; (2" in written
+
+
+def test_the_hashes_are_those_of_the_files(folder: Path, written: str) -> None:
+    """Whoever has a copy of the folder can compare it."""
+    for name in card.FOLDER:
+        assert f"| `{name}` | `{files.sha256(folder / 'models' / name)}` |" in written
+    assert files.md5(folder / "models/model.safetensors") in written  # as in dvc.lock
+
+
+def test_no_name_of_a_class_is_a_mark(written: str) -> None:
+    """A name with HTML or Markdown is shown as it is; one in another script, too."""
+    assert "<img" not in written
+    assert "&lt;img src=x onerror=alert(1)&gt;" in written
+    assert reports.HEBREW in written
+    assert markdown.escaped("a|b\n`c` *d* [e]") == "a\\|b \\`c\\` \\*d\\* \\[e\\]"
+
+
+def test_what_others_preprocessing_changes_is_said(folder: Path, written: str) -> None:
+    """With the figures of export.json, and those of predictions.csv beside them."""
+    rows = files.read_csv(folder / "metrics/predictions.csv")
+    right = sum(row["label"] == row["prediction"] for row in rows)
+    assert f"Then 3 of the {len(rows)} test images get another class; 17 are right instead of {right}." in written
+
+
+def test_it_shows_exactly_the_settings_that_the_stage_tracks(folder: Path, written: str) -> None:
+    """So a setting on the card is never an old one. Those of a source that is not used are not shown."""
+    shown = {one.name for one in settings.settings(reports.config_in(folder))}
+    unused = {leaf for leaf in tracked("card") if leaf.startswith("data.") and leaf != "data.source"}
+    assert shown == tracked("card") - unused
+    assert all(f"`{name}`" in written for name in shown)
+
+
+@pytest.mark.parametrize(
+    ("model", "loaders", "sentence"),
+    [
+        ("resnet18", {"timm", "transformers", "torchvision"}, ""),
+        ("regnet_x_400mf", {"timm", "torchvision"}, "transformers does not rename the tensors"),
+        ("mobilenet_v3_small", {"torchvision"}, "timm and transformers do not have this model"),
+        ("timm/resnet18", {"timm", "transformers"}, ""),
+    ],
+)
+def test_it_names_the_libraries_that_load_the_model(
+    folder: Path, tmp_path: Path, model: str, loaders: set[str], sentence: str
+) -> None:
+    """And no other. ONNX is named, unless it is switched off."""
+    make(tmp_path / "other")
+    path = tmp_path / "other/models/model.json"
+    described = json.loads(path.read_text()) | {"model": model}
+    files.write_json(path, described)
+    text = write(tmp_path / "other")
+    code = text.split("```python\n")[1].split("```")[0]
+    assert {name for name in ("timm", "transformers", "torchvision") if f"= {name}." in code} == loaders
+    assert "onnxruntime" in code
+    assert sentence in text
+
+
+def test_what_was_not_done_is_not_claimed(tmp_path: Path) -> None:
+    """Without photos and without ONNX, the card has no figure of them. Drawn images need no credit."""
+    make(tmp_path / "w")
+    files.write_json(tmp_path / "w/metrics/export.json", EXPORTED | {"preprocessing_of_others": None})
+    assert "The effect is not measured: no photos." in write(tmp_path / "w")
+    files.write_json(tmp_path / "w/metrics/export.json", {"onnx": False})
+    raw = read_params(tmp_path / "w/params.yaml")
+    write_params(tmp_path / "w/params.yaml", change(raw, evaluate__onnx=False, data__source="synthetic"))
+    text = write(tmp_path / "w")
+    assert "onnx" not in text.split("| file |")[0]
+    assert "free of rights (CC0)" in text
+    assert "another class" not in text
+
+
+def test_a_damaged_table_is_named(tmp_path: Path) -> None:
+    """export.json that is no JSON object."""
+    make(tmp_path / "w")
+    files.write_text(tmp_path / "w/metrics/export.json", "[1]")
+    with pytest.raises(UserError, match=r"metrics/export\.json: damaged"):
+        write(tmp_path / "w")
+
+
+def test_many_classes_and_credits_are_cut(folder: Path) -> None:
+    """A sentence and a table say how many more there are."""
+    assert markdown.in_words([f"c{number}" for number in range(25)]).endswith("c19 and 5 more")
+    assert list(markdown.unshown(103)) == ["", "3 more classes are not shown."]
+    assert list(markdown.unshown(100)) == []
+    assert parts.share_interval(0, 0) == "no image"
