@@ -44,7 +44,7 @@ def text() -> str:
     """The page. DVC replaces `{plot_divs}` and `{refresh_tag}`."""
     import vl_convert
 
-    bundle = vl_convert.javascript_bundle(snippet=None, vl_version=VEGA_LITE).replace("</script", "<\\/script")
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", VEGA_LITE).replace("</script", "<\\/script")
     return HTML.format(version=version(), bundle=bundle, plot_divs="{plot_divs}", refresh_tag="{refresh_tag}")
 
 
