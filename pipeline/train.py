@@ -3,7 +3,7 @@
     python -m pipeline.launch train       starts run.processes of it, as params.yaml says
 
 Writes models/{model.safetensors,model.json,config.json}, metrics/train.json and metrics/history.csv: the same bytes for
-the same inputs. `runs/<fingerprint>/` (training/runs.py) holds the checkpoint from which an interrupted run resumes.
+the same inputs. A folder in runs/ (training/runs.py) holds the checkpoint from which an interrupted run resumes.
 """
 
 import os
@@ -55,14 +55,13 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     parallel_model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, microbatches)
     batches = loop.Ahead(train_batches(job.dataset, settings, parallel_model.share, first_step))
     learning_rates = schedule.learning_rates(settings, rows)
-    board = runs.tensorboard_folder(job.folder)
 
     def ended_early() -> bool:
         return schedule.should_stop(progress.history, settings.patience)
 
     distributed.barrier()  # rank 0 may replace the checkpoint only after every process has read it
     with (
-        monitor.opened(board, first_step, len(learning_rates), settings.batch_size, world.is_main) as shown,
+        monitor.opened(job, first_step, len(learning_rates)) as shown,
         stopping.watching(job.store, world, run.timeout_seconds) as stop,
     ):
         # The batches end with the last step, earlier by train.patience, or if all processes have agreed to stop.
@@ -79,8 +78,8 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
                 check_losses_finite(totals, settings)
             shown.step(batch, learning_rate, totals, due)
             if epoch > 0:
-                end_epoch(job, learner, totals, progress, learning_rate)
-                shown.epoch(progress.history[-1], settings.epochs)
+                predictions = end_epoch(job, learner, totals, progress, learning_rate)
+                shown.epoch(progress.history[-1], predictions)
             late = time.monotonic() - saved >= schedule.checkpoint_age(run, epoch > 0)
             ended = progress.step == len(learning_rates) or (epoch > 0 and ended_early())
             if ended or (due and distributed.broadcast_flag(late, world.device)):
@@ -95,6 +94,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
             raise Stopped(
                 f"stopped by {reason}; saved at step {progress.step} of {len(learning_rates)}; run again to go on"
             )
+        shown.finished(results.exported_row(job.config, progress))
     final = progress.best_weights if settings.export == "best" else export_weights(learner, settings)
     return final, progress, progress.step - first_step
 
@@ -106,8 +106,8 @@ def until(ended: Callable[[], bool], batches: Iterable[Batch]) -> Iterator[Batch
         yield batch
 
 
-def check_inputs(config: Params, world: World, facts: Facts) -> tuple[Packed, Path]:
-    """The packed images and the folder of this run. Adds what all processes must have in common to `facts`.
+def check_inputs(config: Params, world: World, facts: Facts) -> tuple[Packed, str]:
+    """The packed images and the fingerprint of this run. Adds what all processes must have in common to `facts`.
 
     Raises UserError if this process cannot begin.
     """
@@ -121,7 +121,7 @@ def check_inputs(config: Params, world: World, facts: Facts) -> tuple[Packed, Pa
         )
     parts = runs.decisive(config, data.digest)
     facts |= runs.facts(config, parts, world)
-    return data, Path(config.paths.runs) / runs.fingerprint(parts)
+    return data, runs.fingerprint(parts)
 
 
 def open_dataset(config: Params, data: Packed, world: World) -> Dataset:
@@ -144,15 +144,18 @@ def run(config: Params) -> None:
         held.enter_context(watchdog.launcher_roused(timeout))
         held.enter_context(explain_torch_errors(settings))
         with agreement.agreed(met, world) as facts:
-            data, folder = check_inputs(config, world, facts)
+            data, digest = check_inputs(config, world, facts)
+            folder = runs.folder_of(config, digest)
+            board = runs.board_of(folder)
             if world.is_main:
-                held.enter_context(runs.locked(folder))
+                for place in dict.fromkeys((folder, board)):
+                    held.enter_context(runs.locked(place))
         store = held.enter_context(distributed.process_group(world, timeout, met))
         if world.is_main:
-            runs.prepare_run(folder)
+            runs.prepare_run(folder, digest)
             for note in notes(settings, data.counts("train")):
                 print(f"train: {note}", file=sys.stderr)
-        job = Job(config, open_dataset(config, data, world), world, store, folder)
+        job = Job(config, open_dataset(config, data, world), world, store, folder, board)
         weights, progress, taken = train(job)
         if world.is_main:
             for note in ending(settings, progress.history):
@@ -160,6 +163,7 @@ def run(config: Params) -> None:
             results.write(config, data.classes, weights, progress)
             if taken or not (folder / provenance.FILE).is_file():  # otherwise the run that trained it has written it
                 provenance.write(folder, config, world, started, taken * settings.batch_size)
+                runs.keep_provenance(folder)
             runs.drop_finished_checkpoint(folder)
             print(f"train: {results.closing(config, progress)}", file=sys.stderr)
 

@@ -28,7 +28,7 @@ def learner() -> Learner:
 def job(folder: Path) -> Job:
     """A job for saving and resuming, which need no images and no store."""
     config: Any = params.parse(on_cpu(read_params()))
-    return Job(config, cast(Dataset, None), ALONE, HashStore(), folder)
+    return Job(config, cast(Dataset, None), ALONE, HashStore(), folder, folder)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from pipeline import compare
 from pipeline.base.errors import UserError
 from pipeline.claims.revisions import Revision
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.projects import call, commit, copy_project
 
 FIGURES = {"val_accuracy": 0.9, "accuracy": 0.8, "macro_f1": 0.75}
@@ -123,6 +123,7 @@ def test_real_experiments_are_compared(tmp_path: Path) -> None:
     call(folder, "dvc", "exp", "run", "--name", "faster", "-S", "train.lr=0.05")
     call(folder, "git", "checkout", ".")
     call(folder, "dvc", "exp", "run", "--queue", "--name", "broken", "-S", "train.batch_size=5000")
+    call(folder, "dvc", "exp", "run", "--queue", "--name", "calm", "-S", "train.lr=0.001")
     call(folder, "dvc", "exp", "run", "--run-all", check=False)
     call(folder, "dvc", "exp", "run", "--queue", "--name", "later", "-S", "train.lr=0.07")
     shutil.rmtree(folder / "metrics")  # figures are those of the revisions, not those that lie here
@@ -135,14 +136,18 @@ def test_real_experiments_are_compared(tmp_path: Path) -> None:
     assert shown["faster"].endswith("train.lr=0.05")
     assert shown["broken"].split()[1:] == ["failed", "train.batch_size=5000"]
     assert shown["later"].split()[1:] == ["queued", "train.lr=0.07"]
-    assert below.startswith("failed: why: dvc queue logs broken\nfaster is ")
+    assert shown["calm"].endswith("train.lr=0.001")
+    assert "–" not in shown["calm"]  # its time, and its curves, stay after DVC has removed the copy that it ran in
+    (board,) = folder.glob("runs/shufflenet_v2_x0_5-fp32-single-calm-????????")
+    assert list(board.glob("events.out.*"))
+    assert below.startswith("failed: why: dvc queue logs broken\ntwo of them in detail: ")
 
     assert "McNemar's exact test" in asked(folder, "HEAD", "faster")
     assert asked(folder, "--md", "HEAD", "faster").startswith("| experiment | validation (95 %) |")
     assert asked(folder, before, "HEAD").splitlines()[1].split()[1:3] == ["no", "run"]
     assert "nowhere: " in asked(folder, "nowhere", check=False)
     params = folder / "params.yaml"
-    params.write_text(params.read_text().replace("label_smoothing: 0.0", "label_smoothing: 0.5"))
+    write_params(params, change(read_params(params), train__label_smoothing=0.5))
     call(folder, "git", "checkout", "HEAD", "metrics/eval.json", "metrics/train.json")
     assert "not run with these params" in asked(folder, "workspace", "HEAD")
 

@@ -175,7 +175,7 @@ def test_training_starts_from_the_weights_of_a_file(name: str, runs: dict[str, P
 )  # fmt: skip
 def test_the_schedule_arrives_in_every_step(name: str, expected: list[float], runs: dict[str, Path]) -> None:
     """TensorBoard shows, for each step, the base rate of 1/16 times the warm-up's or the schedule's share."""
-    (board,) = runs[name].glob("runs/*/tensorboard/*")
+    (board,) = runs[name].glob("runs/*")
     events = EventAccumulator(str(board))
     events.Reload()
     shown = [event.value for event in events.Scalars("learning_rate")]

@@ -103,7 +103,7 @@ def test_forced_again_gives_the_same_bytes(real: Path, monkeypatch: pytest.Monke
     assert "epoch 1/1" in forced.stderr
     assert (real / "dvc.lock").read_bytes() == before
     monkeypatch.chdir(real)
-    runs.prepare_run(Path("runs/another"))
+    runs.prepare_run(Path("runs/another"), "another")
     assert list(real.glob("runs/*/provenance.json"))
     assert not list(real.glob("runs/*/*checkpoint.pt"))
 

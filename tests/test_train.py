@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 from torch.distributed import HashStore
 
@@ -23,7 +24,7 @@ from pipeline.data import packed
 from pipeline.engine.loop import Totals
 from pipeline.loader.dataset import Dataset
 from pipeline.models import network
-from pipeline.training import results, state, validation
+from pipeline.training import pictures, results, state, validation
 from pipeline.training.job import Job
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers import starts
@@ -102,25 +103,43 @@ def test_a_run_leaves_what_it_promises(trained: Path) -> None:
         **{name: rows[-1][name] for name in ("train_loss", "train_accuracy", "val_loss", "val_accuracy")},
     }
     (run,) = (trained / "runs").iterdir()
-    assert sorted(path.name for path in run.iterdir()) == ["lock", "pid", "provenance.json", "tensorboard"]
+    events, *others = sorted(path.name for path in run.iterdir())
+    assert events.startswith("events.out.tfevents.")
+    assert others == ["fingerprint", "lock", "pid", "provenance.json"]
+    digest = (run / "fingerprint").read_text().strip()
+    assert (run.name, len(digest)) == (f"shufflenet_v2_x0_5-fp32-ddp-{digest[:8]}", 64)
     provenance = json.loads((run / "provenance.json").read_text())
     assert (provenance["processes"], provenance["launcher"], provenance["threads"]) == (2, "torchrun", 1)
 
 
 def test_tensorboard_shows_the_run(trained: Path) -> None:
-    """The five scalars and the grid of training crops can be read back."""
-    (board,) = trained.glob("runs/*/tensorboard/*")
+    """The scalars, the grid of training crops, the confusion matrices and the params can be read back."""
+    (board,) = trained.glob("runs/*")
     events = EventAccumulator(str(board), size_guidance={"images": 0})
     events.Reload()
     tags = events.Tags()
-    for tag in ("loss", "accuracy", "learning_rate", "images_per_second", "gpu_memory"):
+    for tag in ("loss/train", "loss/val", "accuracy/val", "learning_rate", "images_per_second", "gpu_memory"):
         assert len(events.Scalars(tag)) >= 2, tag
-    assert [event.step for event in events.Scalars("loss")] == [2, 4, 6, 8, 9]
+    assert [event.step for event in events.Scalars("loss/train")] == [2, 4, 6, 8, 9]
     history = files.read_csv(trained / "metrics/history.csv")
-    shown = [event.value for event in events.Scalars("accuracy")]
+    shown = [event.value for event in events.Scalars("accuracy/val")]
     assert shown == pytest.approx([float(row["val_accuracy"]) for row in history])
-    assert tags["images"] == ["crops"]
-    assert events.Images("crops")[0].width == 4 * (32 + 2) + 2
+    assert sorted(tags["images"]) == ["confusion/val", "crops"]
+    assert events.Images("crops")[0].width == pictures.COLUMNS * pictures.SMALLEST
+    assert [event.step for event in events.Images("confusion/val")] == [4, 9]
+    figures = json.loads((trained / "metrics/train.json").read_text())
+    for name in ("val_accuracy", "val_loss"):
+        (exported,) = events.Scalars(f"exported/{name}")
+        assert exported.value == pytest.approx(figures[name])
+    (text,) = events.Tensors("params/text_summary")
+    assert (trained / "params.yaml").read_text() in text.tensor_proto.string_val[0].decode()
+    (layout,) = events.Tensors("custom_scalars__config__")
+    assert b"loss/train" in layout.tensor_proto.string_val[0]
+    assert b"loss/val" in layout.tensor_proto.string_val[0]
+    plugin = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    started = HParamsPluginData.FromString(plugin).session_start_info.hparams
+    assert started["train.model"].string_value == "shufflenet_v2_x0_5"
+    assert started["run.processes"].number_value == 2
 
 
 def test_a_training_begins_with_what_it_will_do(tmp_path: Path) -> None:
@@ -188,16 +207,17 @@ def test_the_best_epoch_has_a_finite_validation_loss(tmp_path: Path, monkeypatch
     the best of the others is. If there is no other, the last epoch is refused.
     """
     config = params.parse(on_cpu(read_params(), train__export="best"))
-    job = Job(config, cast(Dataset, None), ALONE, HashStore(), tmp_path)
+    job = Job(config, cast(Dataset, None), ALONE, HashStore(), tmp_path, tmp_path)
     learner = state.make_learner(config, {"a": 1, "b": 1}, ALONE)
     totals, progress = Totals.zero(ALONE.device, 1), state.Progress()
     found = iter([(math.nan, 0.9), (1.0, 0.5), (math.nan, 0.8), (2.0, 0.4)])
-    monkeypatch.setattr(validation, "validate", lambda job, learner: next(found))
+    predictions = torch.tensor([0, 1])
+    monkeypatch.setattr(validation, "validate", lambda job, learner: (*next(found), predictions))
     exported = []
     for epoch in range(1, 5):
         totals.sums.fill_(1.0)
         nn.init.constant_(network.head(learner.model).get_parameter("bias"), epoch)
-        validation.end_epoch(job, learner, totals, progress, 0.1)
+        assert validation.end_epoch(job, learner, totals, progress, 0.1) is predictions
         biases = [value[0].item() for name, value in progress.best_weights.items() if name == "fc.bias"]
         exported.append((results.exported_row(config, progress)["epoch"], biases))
     assert exported == [(1, []), (2, [2.0]), (2, [2.0]), (2, [2.0])]

@@ -172,9 +172,15 @@ def outputs(folder: Path, stage: str) -> dict[str, str]:
 
 def names(folder: Path) -> set[str]:
     """The names of all files, except those that each attempt writes anew."""
-    of_attempts = {"tensorboard", "pid", "lock"}
+    of_attempts = {"pid", "lock"}
     paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir() or path.name.startswith("."))
-    return {str(path) for path in paths if not of_attempts & set(path.parts) and path.parts[0] not in workspace.NEEDED}
+    return {
+        str(path)
+        for path in paths
+        if not of_attempts & set(path.parts)
+        and not path.name.startswith("events.out.")
+        and path.parts[0] not in workspace.NEEDED
+    }
 
 
 def hidden(folder: Path) -> list[Path]:

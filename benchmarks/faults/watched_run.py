@@ -81,9 +81,9 @@ class Run:
         return max(
             (
                 event.step
-                for path in self.folder.glob("runs/*/tensorboard/*/events*")
+                for path in self.folder.glob("runs/*/events*")
                 for event in EventFileLoader(str(path)).Load()
-                if any(value.tag == "loss" for value in event.summary.value)
+                if any(value.tag == "loss/train" for value in event.summary.value)
             ),
             default=0,
         )

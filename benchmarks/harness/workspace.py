@@ -106,7 +106,7 @@ def events(folder: Path) -> list[tuple[str, int, float]]:
         from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
     return [
         (value.tag, event.step, event.wall_time)
-        for path in sorted(folder.glob("runs/*/tensorboard/*/events*"))
+        for path in sorted(folder.glob("runs/*/events*"))
         for event in EventFileLoader(str(path)).Load()
         for value in event.summary.value
     ]
@@ -114,7 +114,7 @@ def events(folder: Path) -> list[tuple[str, int, float]]:
 
 def ends_of_epochs(folder: Path) -> list[float]:
     """The end of each epoch's validation, of all runs in a copy: seconds since 1970."""
-    return [time for tag, _, time in events(folder) if tag == "accuracy"]
+    return [time for tag, _, time in events(folder) if tag == "accuracy/val"]
 
 
 def forget_runs(folder: Path) -> None:

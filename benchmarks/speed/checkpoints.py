@@ -46,7 +46,7 @@ def run(folder: Path, seconds: int) -> Row:
     events = workspace.events(folder)
     first = min(time for tag, _, time in events if tag == "crops")  # written after the first step
     workspace.forget_runs(folder)
-    return {"seconds": done.seconds, "epochs_s": max(time for tag, _, time in events if tag == "accuracy") - first}
+    return {"seconds": done.seconds, "epochs_s": max(time for tag, _, time in events if tag == "accuracy/val") - first}
 
 
 def main() -> int:

@@ -52,7 +52,7 @@ def run(folder: Path, seed: int, target: float) -> Row:
     done = measuring.run_watched(command, folder, workspace.environment(folder.parent))
     events = workspace.events(folder)
     first = min(time for tag, _, time in events if tag == "crops")  # written after the first step
-    last = max(time for tag, _, time in events if tag == "accuracy")
+    last = max(time for tag, _, time in events if tag == "accuracy/val")
     workspace.forget_runs(folder)
     accuracy = json.loads((folder / "metrics/train.json").read_text())["val_accuracy"]
     return {

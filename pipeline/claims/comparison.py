@@ -39,8 +39,10 @@ def print_tensor_differences(different: Iterable[str], clone: Path) -> None:
 def print_provenance(here: Path, there: Path) -> None:
     """Print the provenance of the claimed training and of the repeated one, side by side."""
     for repeated in sorted(there.glob("*/provenance.json")):
-        # Folders of the same name have the same fingerprint, and so the same inputs.
-        claimed, got = _flat(here / repeated.relative_to(there)), _flat(repeated)
+        # Names with the same last digits are of the same fingerprint, and so of the same inputs.
+        digits = repeated.parent.name.rpartition("-")[2]
+        claimed = next((_flat(path) for path in sorted(here.glob(f"*-{digits}/{repeated.name}"))), {})
+        got = _flat(repeated)
         print(f"\n{'provenance':24}  {'claimed':{COLUMN}}  got")
         for key in sorted(claimed.keys() | got.keys()):
             print(f"{key:24}  {claimed.get(key, '?'):{COLUMN}}  {got.get(key, '?')}")

@@ -17,7 +17,8 @@ class Job:
     dataset: Dataset
     world: World
     store: Store  # of small values, which all processes see
-    folder: Path  # runs/<fingerprint>
+    folder: Path  # of the run: see runs.py
+    board: Path  # where TensorBoard's events go: the same folder, except in a queued experiment
 
     @property
     def rows(self) -> int:

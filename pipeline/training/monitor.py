@@ -3,47 +3,69 @@
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from pipeline.config import params
 from pipeline.engine.loop import Batch, Totals
 from pipeline.loader import augment
+from pipeline.training import pictures
+from pipeline.training.job import Job
 
 with warnings.catch_warnings():  # its import touches interfaces that its dependencies deprecate
     warnings.simplefilter("ignore")
     from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard.summary import hparams
 
 GRID_IMAGES = 16
+TOGETHER = {  # in one chart each, under Custom Scalars
+    "training and validation": {name: ["Multiline", [f"{name}/train", f"{name}/val"]] for name in ("loss", "accuracy")}
+}
+FIGURES = ("exported/val_accuracy", "exported/val_loss", "accuracy/val", "loss/val")  # beside the hparams
 
 
 class _Silent:
     """A TensorBoard writer that writes nothing, for all processes but rank 0."""
 
-    def add_scalar(self, *_: Any) -> None: ...
-    def add_image(self, *_: Any) -> None: ...
-    def close(self) -> None: ...
+    def __getattr__(self, _: str) -> Any:
+        return lambda *_, **__: None
 
 
 class Monitor:
     """Shows steps and epochs. On all processes but rank 0 it shows nothing."""
 
-    def __init__(self, board: Path, first_step: int, steps: int, batch_size: int, shown: bool) -> None:
-        """`board`: the folder of the events. They replace events of earlier attempts from `first_step` on."""
-        self._writer = SummaryWriter(str(board), purge_step=first_step) if shown else _Silent()
+    def __init__(self, job: Job, first_step: int, steps: int) -> None:
+        """The events go to job.board. They replace events of earlier attempts from `first_step` on."""
+        shown = job.world.is_main
+        self._writer: Any = SummaryWriter(str(job.board), purge_step=first_step) if shown else _Silent()
         self._bar = tqdm(initial=first_step, total=steps, unit="step", disable=None if shown else True)
-        self._shown, self._batch_size = shown, batch_size
+        self._shown, self._job = shown, job
         self._seen, self._step, self._time = [0.0, 0.0, 0.0], first_step, time.perf_counter()
+        if shown:
+            self._begin(first_step)
+
+    def _begin(self, first_step: int) -> None:
+        """Write what does not change: params, hparams, and which curves are in one chart."""
+        text = params.FILE.read_text(encoding="utf-8") if params.FILE.is_file() else ""
+        self._writer.add_text("params", f"```yaml\n{text}\n```", first_step)
+        self._writer.add_custom_scalars(TOGETHER)
+        self._session = hparams(settings(self._job), dict.fromkeys(FIGURES, 0.0))
+        for event in self._session[:2]:  # the experiment, and the session's start
+            self._writer.file_writer.add_summary(event)
 
     def images(self, batch: Batch) -> None:
-        """Write the first training crops of this attempt to TensorBoard."""
+        """Write the first training crops of this attempt to TensorBoard, with their classes."""
         if self._shown:
-            self._writer.add_image("crops", _grid(batch.images[:GRID_IMAGES]), batch.step)
+            names = [self._job.dataset.packed.classes[label] for label in batch.labels[:GRID_IMAGES].tolist()]
+            grid = pictures.crops(_pixels(batch.images[:GRID_IMAGES]), names)
+            self._writer.add_image("crops", grid, batch.step, dataformats="HWC")
 
     def step(self, batch: Batch, learning_rate: float, totals: Totals, due: bool) -> None:
         """Advance the bar. When `due`, read the totals from the device, which waits for it, and show them."""
@@ -52,12 +74,12 @@ class Monitor:
             return
         sums, now = totals.sums.to("cpu").sum(0).tolist(), time.perf_counter()
         loss, right, images = (new - old for new, old in zip(sums, self._seen, strict=True))
-        rate = (batch.step + 1 - self._step) * self._batch_size / (now - self._time)
+        rate = (batch.step + 1 - self._step) * self._job.config.train.batch_size / (now - self._time)
         self._seen, self._step, self._time = sums, batch.step + 1, now
         memory = torch.cuda.max_memory_allocated() if batch.images.is_cuda else 0
         for tag, value in (
-            ("loss", loss / images),
-            ("train/accuracy", right / images),
+            ("loss/train", loss / images),
+            ("accuracy/train", right / images),
             ("learning_rate", learning_rate),
             ("images_per_second", rate),
             ("gpu_memory", memory),
@@ -65,18 +87,29 @@ class Monitor:
             self._writer.add_scalar(tag, value, batch.step + 1)
         self._bar.set_postfix_str(f"loss {loss / images:.3f}, {rate:,.0f} images/s")
 
-    def epoch(self, row: dict[str, float], epochs: int) -> None:
-        """Show one row of history.csv. The totals start again at zero."""
-        step = int(row["step"])
-        self._writer.add_scalar("accuracy", row["val_accuracy"], step)
-        self._writer.add_scalar("val/loss", row["val_loss"], step)
+    def epoch(self, row: Mapping[str, float], predictions: Tensor) -> None:
+        """Show one row of history.csv, and the predicted class of each validation image. Totals start at zero again."""
         if self._shown:
+            step, data = int(row["step"]), self._job.dataset.packed
+            self._writer.add_scalar("accuracy/val", row["val_accuracy"], step)
+            self._writer.add_scalar("loss/val", row["val_loss"], step)
+            counts = np.zeros((len(data.classes),) * 2, np.int64)
+            np.add.at(counts, (data.labels[data.rows("val")], predictions.numpy()), 1)
+            picture = pictures.confusion(counts, data.classes)
+            self._writer.add_image("confusion/val", picture, step, dataformats="HWC")
             tqdm.write(
-                f"epoch {row['epoch']}/{epochs}: loss {row['train_loss']:.4f}, "
+                f"epoch {row['epoch']}/{self._job.config.train.epochs}: loss {row['train_loss']:.4f}, "
                 f"validation loss {row['val_loss']:.4f}, validation accuracy {row['val_accuracy']:.4f}",
                 file=sys.stderr,
             )
         self._seen, self._time = [0.0, 0.0, 0.0], time.perf_counter()
+
+    def finished(self, row: Mapping[str, float]) -> None:
+        """Write the figures of the exported epoch beside the hparams."""
+        if self._shown:
+            for name in ("val_accuracy", "val_loss"):
+                self._writer.add_scalar(f"exported/{name}", row[name], int(row["step"]))
+            self._writer.file_writer.add_summary(self._session[2])  # the session's end
 
     def close(self) -> None:
         """Flush the events and close the bar."""
@@ -85,19 +118,29 @@ class Monitor:
 
 
 @contextmanager
-def opened(board: Path, first_step: int, steps: int, batch_size: int, shown: bool) -> Iterator[Monitor]:
+def opened(job: Job, first_step: int, steps: int) -> Iterator[Monitor]:
     """A Monitor that is closed when the block ends."""
-    monitor = Monitor(board, first_step, steps, batch_size, shown)
+    monitor = Monitor(job, first_step, steps)
     try:
         yield monitor
     finally:
         monitor.close()
 
 
-def _grid(images: Tensor) -> Tensor:
-    """Normalized images [n, 3, h, w] as one uint8 image [3, H, W], four per row."""
-    from torchvision.utils import make_grid
+def settings(job: Job) -> dict[str, bool | float | str]:
+    """The settings of a training for TensorBoard's table of hparams, which takes no lists."""
+    config = job.config
+    named = {
+        **{f"train.{name}": value for name, value in config.train.model_dump(mode="json").items()},
+        "prepare.size": config.prepare.size,
+        "run.processes": config.run.processes,
+    }
+    return {name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in named.items()}
 
+
+def _pixels(images: Tensor) -> NDArray[np.uint8]:
+    """Normalized images [n, 3, h, w] as uint8 [n, h, w, 3]."""
     mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in (augment.MEAN, augment.STD))
-    grid: Tensor = make_grid((images.float() * std + mean).clamp(0, 1), nrow=4).mul(255).byte().to("cpu")
-    return grid
+    scaled = (images.float() * std + mean).clamp(0, 1).mul(255).byte()
+    pixels: NDArray[np.uint8] = scaled.permute(0, 2, 3, 1).contiguous().to("cpu").numpy()
+    return pixels

@@ -1,11 +1,15 @@
-"""The folder of a run, `runs/<fingerprint>/`. Nothing in it is ever hashed.
+"""The folder of a run, `runs/<model>-<precision>-<parallel>-<experiment, if any>-<8 digits>/`. Nothing in it is hashed.
 
+    fingerprint          64 hexadecimal digits; the folder's name has the first of them
     checkpoint.pt        the newest checkpoint, and the one before it; removed when the run is finished and recorded
     lock, pid            held by the process that trains, and its process id
-    tensorboard/<k>/     the events of the k-th attempt
+    events.out.…         of TensorBoard, one file per attempt
     provenance.json      see provenance.py; it exists when the run has finished
 
 The fingerprint covers everything that changes the bytes of the model. A start with the same fingerprint resumes.
+
+DVC runs a queued experiment in a temporary copy of the project, and removes the copy afterwards. Its events and its
+provenance.json are written into a folder of the same name in the project itself.
 
     python -m pipeline.training.runs --clean   removes the folders of finished runs, and of runs that no start resumes
 """
@@ -32,7 +36,8 @@ from pipeline.engine.agreement import Facts
 from pipeline.engine.world import World
 from pipeline.training import checkpoint, provenance
 
-CHECKPOINT = "checkpoint.pt"
+CHECKPOINT, FINGERPRINT = "checkpoint.pt", "fingerprint"
+DIGITS = (8, 16, 64)  # of the fingerprint in a folder's name: more only if another run has the same ones
 
 
 def decisive(config: Params, packed_digest: str) -> dict[str, Any]:
@@ -55,6 +60,36 @@ def decisive(config: Params, packed_digest: str) -> dict[str, Any]:
 def fingerprint(parts: dict[str, Any]) -> str:
     """The SHA-256 (hexadecimal) of what `decisive` returns."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def folder_of(config: Params, digest: str) -> Path:
+    """The folder of the run with this fingerprint: the one that exists, or a name for a new one."""
+    parent = Path(config.paths.runs)
+    for digits in DIGITS:
+        for folder in sorted(parent.glob(f"*-{digest[:digits]}")):
+            if _fingerprint_in(folder) == digest:
+                return folder
+    names = [parent / _name(config, digest[:digits]) for digits in DIGITS]
+    return next(name for name in names if _fingerprint_in(name) in ("", digest))
+
+
+def _name(config: Params, digits: str) -> str:
+    settings = config.train
+    experiment = os.environ.get("DVC_EXP_NAME", "")
+    parts = (settings.model, settings.precision, settings.parallel, experiment, digits)
+    return "-".join(part.replace("/", "-") for part in parts if part)
+
+
+def _fingerprint_in(folder: Path) -> str:
+    """The fingerprint of a run's folder; empty if there is none."""
+    path = folder / FINGERPRINT
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+
+
+def board_of(folder: Path) -> Path:
+    """The folder that keeps a run's events: in the project itself, if this is a temporary copy of it."""
+    project = Path(os.environ.get("DVC_ROOT", "."))  # DVC sets it for the commands that it runs
+    return folder if project.resolve() == Path.cwd() else project / folder
 
 
 def facts(config: Params, parts: dict[str, Any], world: World) -> Facts:
@@ -139,8 +174,8 @@ def drop_finished_checkpoint(folder: Path) -> None:
         checkpoint.remove(folder / CHECKPOINT)
 
 
-def prepare_run(folder: Path) -> None:
-    """Prepare the folder for a start, and remove the checkpoints of all finished runs beside it.
+def prepare_run(folder: Path, digest: str) -> None:
+    """Prepare the folder for a start of the run with this fingerprint, and remove the checkpoints of finished runs.
 
     They are removed now because dvc.lock may soon record another model. A finished run with a checkpoint resumes.
     """
@@ -148,12 +183,14 @@ def prepare_run(folder: Path) -> None:
         drop_finished_checkpoint(run)
     if not any(folder.glob(f"*{CHECKPOINT}")):
         (folder / provenance.FILE).unlink(missing_ok=True)
+    for place in dict.fromkeys((folder, board_of(folder))):
+        files.write_text(place / FINGERPRINT, f"{digest}\n")
 
 
-def tensorboard_folder(folder: Path) -> Path:
-    """A folder for TensorBoard events that no earlier attempt used."""
-    boards = folder / "tensorboard"
-    return boards / str(len(list(boards.iterdir())) if boards.is_dir() else 0)
+def keep_provenance(folder: Path) -> None:
+    """Copy provenance.json to where the run's events are, if that is another folder."""
+    if (board := board_of(folder)) != folder:
+        files.write_text(board / provenance.FILE, (folder / provenance.FILE).read_text(encoding="utf-8"))
 
 
 def clean(config: Params) -> str:
@@ -164,7 +201,12 @@ def clean(config: Params) -> str:
         current = fingerprint(decisive(config, packed.load(*inputs).digest))
     removed, freed = 0, 0
     for folder in sorted(Path(config.paths.runs).glob("*/")):
-        if folder.name == current and any(folder.glob(f"*{CHECKPOINT}")) and not recorded(folder):
+        if (
+            current
+            and _fingerprint_in(folder) == current
+            and any(folder.glob(f"*{CHECKPOINT}"))
+            and not recorded(folder)
+        ):
             continue
         try:
             with locked(folder):

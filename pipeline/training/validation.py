@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pipeline.engine import distributed
 from pipeline.engine.loop import Learner, Totals
@@ -16,8 +16,8 @@ from pipeline.training.job import Job
 from pipeline.training.state import HISTORY, Progress, export_weights
 
 
-def validate(job: Job, learner: Learner) -> tuple[float, float]:
-    """The mean loss (without label smoothing) and the accuracy over the validation split, in float64.
+def validate(job: Job, learner: Learner) -> tuple[float, float, Tensor]:
+    """The mean loss (without label smoothing) and the accuracy over the validation split, in float64; the predictions.
 
     They are those of the weights that would be exported: with `train.export: ema`, of the moving average.
     """
@@ -32,15 +32,19 @@ def validate(job: Job, learner: Learner) -> tuple[float, float]:
     learner.precision.weights_changed()
     labels = torch.from_numpy(data.labels[rows])
     loss = nn.functional.cross_entropy(logits, labels, reduction="sum").item() / len(rows)
-    return loss, int((logits.argmax(1) == labels).sum()) / len(rows)
+    predictions = logits.argmax(1)
+    return loss, int((predictions == labels).sum()) / len(rows), predictions
 
 
-def end_epoch(job: Job, learner: Learner, totals: Totals, progress: Progress, learning_rate: float) -> None:
-    """Validate, add the epoch's row to the history, remember the best weights, and set the totals to zero."""
+def end_epoch(job: Job, learner: Learner, totals: Totals, progress: Progress, learning_rate: float) -> Tensor:
+    """Validate, add the epoch's row to the history, remember the best weights, and set the totals to zero.
+
+    Returns the predicted class of each validation image, int64 [n].
+    """
     settings, epoch = job.config.train, len(progress.history) + 1
     # On the CPU: under Apex O1 a GPU would add float64 as float32.
     loss, correct, images = distributed.all_reduce_sum(totals.sums.clone()).to("cpu").sum(0).tolist()
-    val_loss, val_accuracy = validate(job, learner)
+    val_loss, val_accuracy, predictions = validate(job, learner)
     row = (epoch, progress.step, learning_rate, loss / images, correct / images, val_loss, val_accuracy)
     progress.history.append(dict(zip(HISTORY, row, strict=True)))
     if settings.export == "best" and schedule.best_epoch(progress.history) == epoch:
@@ -49,3 +53,4 @@ def end_epoch(job: Job, learner: Learner, totals: Totals, progress: Progress, le
     if job.world.is_main and every and epoch % every == 0:
         exported.save_weights(job.folder / f"epoch-{epoch:04}.safetensors", export_weights(learner, settings))
     totals.sums.zero_()
+    return predictions
