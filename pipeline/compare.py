@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from pipeline.base.errors import UserError, exit_status
+from pipeline.base.errors import exit_status
 from pipeline.claims import revisions
 from pipeline.claims.revisions import Revision, Table
 from pipeline.config import params
@@ -95,15 +95,17 @@ def notes(all_of: Sequence[Revision]) -> Iterator[str]:
 
 
 def tested(names: Sequence[str], tables: Sequence[Table]) -> str:
-    """McNemar's test of the predictions of two revisions, in words. Raises UserError for other test images."""
+    """McNemar's test of the predictions of two revisions, in words; or why there is none."""
+    without = "no test of the difference: "
+    if lacking := [name for name, table in zip(names, tables, strict=True) if not table]:
+        where = "neither in DVC's cache nor in its remote; run again what made them, or dvc push where they are"
+        return f"{without}the predictions of {' and '.join(lacking)} are {where}"
     first, second = tables
     keys = [[(row["path"], row["label"]) for row in table] for table in tables]
     if keys[0] != keys[1]:
-        common = len({*keys[0]} & {*keys[1]})
-        raise UserError(
-            f"{names[0]} and {names[1]} have other test images ({len(first)} and {len(second)}, {common} in common), "
-            f"so their accuracies cannot be compared; give both the same data and the same section split"
-        )
+        number = f"{len(first)} and {len(second)}, {len({*keys[0]} & {*keys[1]})} in common"
+        remedy = "accuracies on other images cannot be compared; give both the same data and the same section split"
+        return f"{without}{names[0]} and {names[1]} have other test images ({number}); {remedy}"
     found = significance.compare(*([row["label"] == row["prediction"] for row in table] for table in tables))
     counted = (
         f"{found.images} test images; {found.first_alone} that only {names[0]} has right, {found.second_alone} that "

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from pipeline import compare
-from pipeline.base.errors import UserError
 from pipeline.claims.revisions import Revision
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.projects import call, commit, copy_project
@@ -95,10 +94,15 @@ def test_of_two_the_better_one_is_named_and_whether_it_is_shown() -> None:
     assert compare.tested(("x", "y"), (few, few)).startswith("x and y are equally accurate (10 test images; 0 that")
 
 
-def test_other_test_images_are_refused() -> None:
-    """Accuracies on other images cannot be compared; the numbers are named."""
-    with pytest.raises(UserError, match=r"x and y have other test images \(2 and 3, 2 in common\)"):
-        compare.tested(("x", "y"), (answers(True, True), answers(True, True, True)))
+def test_without_the_same_test_images_there_is_no_test() -> None:
+    """Accuracies on other images cannot be compared: the numbers are named. Without predictions, how to get them is."""
+    said = compare.tested(("x", "y"), (answers(True, True), answers(True, True, True)))
+    assert said.startswith("no test of the difference: x and y have other test images (2 and 3, 2 in common)")
+    said = compare.tested(("x", "y"), (answers(True), []))
+    assert said.startswith(
+        "no test of the difference: the predictions of y are neither in DVC's cache nor in its remote"
+    )
+    assert said.endswith("run again what made them, or dvc push where they are")
 
 
 def asked(folder: Path, *arguments: str, check: bool = True) -> str:

@@ -76,16 +76,10 @@ def read(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Revis
 
 
 def predictions(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Table:
-    """The rows of predictions.csv of a revision. Raises UserError if DVC's cache and remote do not have it."""
+    """The rows of predictions.csv of a revision; none if neither DVC's cache nor its remote has it."""
     revision, _ = known.get(name, (name, ""))
     source = _asked(lambda: DVCFileSystem(rev=None if revision == HERE else revision), revision)
-    rows = _table(source, f"{paths.metrics}/predictions.csv")
-    if not rows:
-        raise UserError(
-            f"{paths.metrics}/predictions.csv of {name} is neither in DVC's cache nor in its remote; "
-            f"dvc pull --rev {name} brings it, or run it again"
-        )
-    return rows
+    return _table(source, f"{paths.metrics}/predictions.csv")
 
 
 def _asked(question: Callable[[], Any], what: str) -> Any:
