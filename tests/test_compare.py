@@ -181,7 +181,7 @@ def test_the_readmes_way_of_comparing_works_from_its_first_line(tmp_path: Path) 
         call(folder, "git", "config", name, "reader@localhost")
     lock = (folder / "dvc.lock").read_bytes()
     commands = [line for line in section("Changing a setting and comparing") if not line.startswith("tensorboard")]
-    said = [call(folder, "bash", "-euc", command).stdout for command in commands]
+    said = [call(folder, "bash", "-euc", f"export COLUMNS=110; {command}").stdout for command in commands]
     assert call(folder, "git", "status", "--porcelain").stdout == ""
     assert "metrics/eval.json" in call(folder, "git", "ls-files", "metrics").stdout
     _, _, table, two, shown, diff, _ = said
@@ -189,5 +189,6 @@ def test_the_readmes_way_of_comparing_works_from_its_first_line(tmp_path: Path) 
     assert "McNemar's exact test" in two
     assert [name in shown for name in ("val_accuracy", "accuracy", "train.lr", "macro_f1")] == [True, True, True, False]
     assert max(map(len, shown.splitlines())) <= 110
+    assert "…" not in shown  # no column is cut
     assert "val_accuracy" in diff
     assert (folder / "dvc.lock").read_bytes() == lock
