@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from pipeline import compare
+from pipeline.base import files
+from pipeline.claims import revisions
 from pipeline.claims.revisions import Revision
+from pipeline.config import params
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.projects import call, commit, copy_project
 
@@ -150,8 +153,8 @@ def test_real_experiments_are_compared(tmp_path: Path) -> None:
     assert asked(folder, "--md", "HEAD", "faster").startswith("| experiment | validation (95 %) |")
     assert asked(folder, before, "HEAD").splitlines()[1].split()[1:3] == ["no", "run"]
     assert "nowhere: " in asked(folder, "nowhere", check=False)
-    params = folder / "params.yaml"
-    write_params(params, change(read_params(params), train__label_smoothing=0.5))
+    changed = change(read_params(folder / "params.yaml"), train__label_smoothing=0.5)
+    write_params(folder / "params.yaml", changed)
     call(folder, "git", "checkout", "HEAD", "metrics/eval.json", "metrics/train.json")
     assert "not run with these params" in asked(folder, "workspace", "HEAD")
 
@@ -192,3 +195,23 @@ def test_the_readmes_way_of_comparing_works_from_its_first_line(tmp_path: Path) 
     assert "…" not in shown  # no column is cut
     assert "val_accuracy" in diff
     assert (folder / "dvc.lock").read_bytes() == lock
+
+
+def test_params_older_than_a_setting_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that lacks a newer setting has its default value in the table, and its figures are its own."""
+    folder = copy_project(tmp_path / "project")
+    raw = read_params(folder / "params.yaml")
+    del raw["train"]["label_smoothing"]
+    write_params(folder / "params.yaml", raw)
+    outs = [{"path": "metrics/eval.json", "md5": "0" * 32}]
+    stages = {"train": {"cmd": "", "params": {"params.yaml": {"train": raw["train"]}}, "outs": outs}}
+    write_params(folder / "dvc.lock", {"schema": "2.0", "stages": stages})
+    files.write_json(folder / "metrics/eval.json", {"accuracy": 0.5})
+    files.write_json(folder / "metrics/train.json", {"val_accuracy": 0.25})
+    commit(folder)
+    monkeypatch.chdir(folder)
+    found = revisions.read("HEAD", {}, params.load().paths)
+    assert (found.state, found.figures) == ("", {"accuracy": 0.5, "val_accuracy": 0.25})
+    assert found.params["train.label_smoothing"] == read_params()["train"]["label_smoothing"]
+    write_params(folder / "params.yaml", change(raw, train__lr=123.0))
+    assert revisions.read("workspace", {}, params.load().paths).state == "not run with these params"

@@ -53,26 +53,25 @@ def read(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Revis
     revision, state = known.get(name, (name, ""))
     source = _asked(lambda: DVCFileSystem(rev=None if revision == HERE else revision), revision)
     raw = _params(source, revision)
+    settings = dict(_flat(upgrade.completed(raw, document.read(upgrade.DEFAULTS))))
     if state in (FAILED, "queued", "running"):  # its files are those of the commit that it began at
-        return Revision(name, state, dict(_flat(raw)))
+        return Revision(name, state, settings)
     with tempfile.TemporaryDirectory() as temporary:
         lock = Path(temporary) / dvc_lock.LOCK.name
         text = _text(source, dvc_lock.LOCK.as_posix())
         lock.write_text(text, encoding="utf-8")
         if not text:
-            return Revision(name, NO_RUN, dict(_flat(raw)))
+            return Revision(name, NO_RUN, settings)
         outs = {path: md5 for stage in dvc_lock.read(lock).values() for path, md5 in stage["outs"].items()}
         ran_with = dvc_lock.params(lock)
     content = [_text(source, f"{paths.metrics}/{file}") for file in ("train.json", "eval.json")]
     if not all(content) or f"{paths.metrics}/eval.json" not in outs:
-        return Revision(name, NO_RUN, dict(_flat(raw)))
+        return Revision(name, NO_RUN, settings)
     if any(value != _at(raw, key) for key, value in ran_with.items()):
-        return Revision(name, OTHER_PARAMS, dict(_flat(raw)))
+        return Revision(name, OTHER_PARAMS, settings)
     figures = {key: value for part in content for key, value in json.loads(part).items()}
     model = outs.get(f"{paths.models}/model.safetensors", "")
-    return Revision(
-        name, "", dict(_flat(raw)), figures, _images(source, paths), model, _timing(Path(paths.runs), model)
-    )
+    return Revision(name, "", settings, figures, _images(source, paths), model, _timing(Path(paths.runs), model))
 
 
 def predictions(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Table:
@@ -111,14 +110,14 @@ def _images(source: DVCFileSystem, paths: Paths) -> dict[str, int]:
 
 
 def _params(source: DVCFileSystem, revision: str) -> dict[str, Any]:
-    """The params of a revision, with default values for those that are newer."""
+    """The params of a revision, as they are in its file."""
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / params.FILE.name
         path.write_text(_text(source, params.FILE.as_posix()), encoding="utf-8")
         raw = document.read(path)
     if not isinstance(raw, dict):
         raise UserError(f"{params.FILE} of {revision}: not readable, or not there")
-    return upgrade.completed(raw, document.read(upgrade.DEFAULTS))
+    return raw
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
