@@ -21,8 +21,6 @@ from pipeline.reporting.gallery import Album, Chosen
 from pipeline.reporting.outcome import Outcome
 from pipeline.reporting.thumbnails import Thumbnail
 
-LICENSE = originals.LICENSE
-
 
 def choose(found: Outcome, most: int) -> Chosen:
     """The `most` most confident mistakes and the `most` least confident right answers."""
@@ -57,7 +55,7 @@ def run(config: Params) -> None:
     measured = outcome.read(Path(paths.metrics), model.classes, model.epoch)
     found = audit.of(split_table.all_rows(Path(paths.split)))
     chosen = choose(measured, config.evaluate.mistakes)
-    album = Album(pictures(config, wanted(chosen, found)), credits.credits(Path(paths.images) / LICENSE))
+    album = Album(pictures(config, wanted(chosen, found)), credits.credits(Path(paths.images) / originals.LICENSE))
     content = page.Content(
         config=config,
         model=model,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.workspace import STAGES
 from pipeline.data import synthetic
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, copy_project
@@ -73,7 +74,7 @@ def test_a_clone_repeats_nothing_and_takes_a_new_photo(owner: Path, photos: Path
     assert ran(folder, "dvc", "repro") == []
     assert call(folder, "git", "status", "--porcelain").stdout == ""
     name, before = add_photo(photos, folder / "data/inbox"), splits(folder)
-    assert ran(folder, "dvc", "repro") == ["download", "split", "prepare", "train", "evaluate", "report"]
+    assert set(ran(folder, "dvc", "repro")) == {*STAGES} - {"weights"}
     after = splits(folder)
     assert after.pop(name) in {"train", "val", "test"}
     assert after == before
@@ -118,7 +119,7 @@ def test_a_folder_is_read_where_it_is(photos: Path, tmp_path: Path) -> None:
     done = call(folder, "dvc", "exp", "run", "--run-all")
     assert "Running stage 'train'" in done.stdout + done.stderr
     name = add_photo(photos, own)
-    assert ran(folder, "dvc", "repro") == ["download", "split", "prepare", "train", "evaluate", "report"]
+    assert set(ran(folder, "dvc", "repro")) == {*STAGES} - {"weights"}
     after = splits(folder)
     assert after.pop(name) in {"train", "val", "test"}
     assert after == before

@@ -3,7 +3,9 @@
 Also keeps a backup of dvc.lock, because DVC rewrites that file in place: a DVC that is killed leaves it cut.
 """
 
+import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +48,26 @@ def code(stage: str, path: Path = Path("dvc.yaml")) -> list[Path]:
 
     Raises UserError if dvc.yaml is missing or not readable.
     """
+    named = [Path(dep) for dep in _deps(stage, path) if not dep.startswith("${")]
+    return sorted(file for dep in named for file in (dep.rglob("*.py") if dep.is_dir() else [dep]))
+
+
+def data(stage: str, paths: Mapping[str, str], path: Path = Path("dvc.yaml")) -> set[str]:
+    """The data among a stage's deps in dvc.yaml. `paths` is the section of that name in the params.
+
+    Raises UserError if dvc.yaml is missing or not readable.
+    """
+    parts = [re.fullmatch(r"\$\{paths\.(\w+)\}(.*)", dep) for dep in _deps(stage, path)]
+    return {Path(paths[found[1]] + found[2]).as_posix() for found in parts if found}
+
+
+def _deps(stage: str, path: Path) -> list[str]:
     try:
-        deps = YAML(typ="safe", pure=True).load(path)["stages"][stage]["deps"]
-        named = [Path(dep) for dep in deps if not dep.startswith("${")]
+        return [str(dep) for dep in YAML(typ="safe", pure=True).load(path)["stages"][stage]["deps"]]
     except FileNotFoundError:
         raise UserError(f"{path}: not found; run from the project's folder, where it lies") from None
     except (YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
         raise UserError(f"{path}: not readable; restore it (git checkout {path.name})") from None
-    return sorted(file for dep in named for file in (dep.rglob("*.py") if dep.is_dir() else [dep]))
 
 
 def backup() -> None:

@@ -30,18 +30,6 @@ REMEDY = (
     "python -m pipeline.repro (make repro) removes damaged files and makes them again; "
     "with a remote: remove the files that are listed, then dvc pull"
 )
-# The outputs of other stages that a stage reads, by their keys in `paths`.
-READ: dict[str, tuple[str, ...]] = {
-    "download": (),
-    "weights": (),
-    "split": ("images",),
-    "prepare": ("images", "split"),
-    "train": ("packed", "split", "weights"),
-    "evaluate": ("models", "packed", "split"),
-    "export": ("images", "metrics", "models", "packed", "split"),
-    "card": ("images", "metrics", "models", "split"),
-    "report": ("images", "metrics", "models", "split"),
-}
 
 Hashed = dict[str, list[str | int]]  # path → MD5, inode, size, mtime and ctime
 
@@ -231,11 +219,12 @@ def damage(claims: dvc_lock.Claims) -> list[str]:
 def check(stage: str, paths: Mapping[str, str]) -> None:
     """Compare the outputs of other stages that `stage` reads with dvc.lock. Raises UserError if one differs.
 
+    An output of a later stage beside them does not count: that stage makes it again.
     Only if DVC runs the stage: files that were made by hand are in no dvc.lock.
     """
     if UNDER_DVC not in os.environ or not dvc_lock.LOCK.is_file():
         return
-    inputs = {Path(paths[key]).as_posix() for key in READ[stage]}
+    inputs = dvc_lock.data(stage, paths)
     outs = {
         path: md5
         for maker, claim in dvc_lock.read().items()

@@ -29,6 +29,7 @@ def isolated(value: str) -> str:
 
 
 def code(value: object) -> str:
+    """The value in the letters of a terminal."""
     return f"<code>{text(value)}</code>"
 
 

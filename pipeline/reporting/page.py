@@ -13,7 +13,7 @@ from pipeline.reporting.audit import Audit
 from pipeline.reporting.gallery import Album, Chosen
 from pipeline.reporting.markup import code, paragraph, text
 from pipeline.reporting.outcome import Outcome
-from pipeline.reporting.settings import Setting
+from pipeline.reporting.settings import MODEL, Setting
 
 STYLE, SCRIPT = (Path(__file__).with_name(name) for name in ("style.css", "script.js"))
 PARTS = (
@@ -131,7 +131,7 @@ def environment(content: Content) -> str:
 
 def repeat(content: Content) -> str:
     """The commands that give the same bytes again."""
-    weights = dict(content.hashes)["the model, model.safetensors"]
+    weights = dict(content.hashes)[MODEL]
     commands = [
         f"git log --oneline -S {weights} -- dvc.lock   # the commit that has this model",
         "git checkout COMMIT",

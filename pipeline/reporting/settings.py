@@ -11,6 +11,7 @@ from pipeline.config import document, params, upgrade
 from pipeline.config.params import Params
 
 LOCK = Path("requirements/lock.txt")
+MODEL = "the model, model.safetensors"
 COMPUTING = (  # packages that decide bytes, in the order in which an image meets them
     "pillow", "pillow-heif", "imagehash", "scipy", "numpy", "numba", "torch", "torchvision", "timm", "safetensors",
     "dvc",
@@ -87,7 +88,7 @@ def hashes(config: Params) -> list[tuple[str, str]]:
     paths = config.paths
     of_metrics = ("history.csv", "predictions.csv", "eval.json")
     found = [
-        ("the model, model.safetensors", Path(paths.models) / "model.safetensors"),
+        (MODEL, Path(paths.models) / "model.safetensors"),
         ("its description, model.json", Path(paths.models) / "model.json"),
         ("the split, split.csv; it has a hash of each image", Path(paths.split)),
         *((name, Path(paths.metrics) / name) for name in of_metrics),
