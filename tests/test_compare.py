@@ -10,6 +10,7 @@ import pytest
 
 from pipeline import compare
 from pipeline.base import files
+from pipeline.base.errors import UserError
 from pipeline.claims import revisions
 from pipeline.claims.revisions import Revision
 from pipeline.config import params
@@ -215,3 +216,15 @@ def test_params_older_than_a_setting_are_those_of_the_run(tmp_path: Path, monkey
     assert found.params["train.label_smoothing"] == read_params()["train"]["label_smoothing"]
     write_params(folder / "params.yaml", change(raw, train__lr=123.0))
     assert revisions.read("workspace", {}, params.load().paths).state == "not run with these params"
+
+
+def test_a_revision_that_does_not_exist_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what is allowed. A commit from before the first run has no figures."""
+    folder = copy_project(tmp_path / "project")
+    monkeypatch.chdir(folder)
+    paths = params.load().paths
+    with pytest.raises(
+        UserError, match=r"^nowhere: .*nowhere.*; allowed: workspace, or a commit, branch, tag or exper"
+    ):
+        revisions.read("nowhere", {}, paths)
+    assert revisions.read("HEAD", {}, paths).state == "no run"

@@ -86,8 +86,9 @@ def _asked(question: Callable[[], Any], what: str) -> Any:
     try:
         return question()
     except (DvcException, OSError) as error:
+        reason = f"no {error.filename} there" if isinstance(error, OSError) and error.filename else str(error)
         raise UserError(
-            f"{what}: {error}; allowed: {HERE}, or a commit, branch, tag or experiment (dvc exp show names them)"
+            f"{what}: {reason}; allowed: {HERE}, or a commit, branch, tag or experiment (dvc exp show names them)"
         ) from None
 
 
@@ -113,10 +114,10 @@ def _params(source: DVCFileSystem, revision: str) -> dict[str, Any]:
     """The params of a revision, as they are in its file."""
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / params.FILE.name
-        path.write_text(_text(source, params.FILE.as_posix()), encoding="utf-8")
+        path.write_bytes(_asked(lambda: source.cat_file(params.FILE.as_posix()), revision))  # DVC looks only now
         raw = document.read(path)
     if not isinstance(raw, dict):
-        raise UserError(f"{params.FILE} of {revision}: not readable, or not there")
+        raise UserError(f"{params.FILE} of {revision}: not a table of settings")
     return raw
 
 
