@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import faults
+from benchmarks.faults import faults, watched_run
+from pipeline.config import params
 from tests.conftest import PROJECT
+from tests.test_structure import stages
 
 needs_a_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler: cc")
 
@@ -22,6 +24,17 @@ def test_a_failed_operation_costs_a_line_and_nothing_else(monkeypatch: pytest.Mo
             assert {name: row[name] for name in faults.COUNTED} == dict.fromkeys(faults.COUNTED, 0), row["descriptions"]
 
 
+def test_every_output_of_every_stage_is_compared() -> None:
+    """The faults know the outputs that dvc.yaml declares, and the kill sweep knows what each stage writes."""
+    paths = params.load(PROJECT / "params.yaml").paths.model_dump()
+    for name, stage in stages().items():
+        entries = [entry for kind in ("outs", "metrics") for entry in stage.get(kind, [])]
+        named = [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
+        declared = {entry.replace("${paths.", "{").format(**paths) for entry in named}
+        assert {output.removesuffix("/") for output in faults.OUTPUTS[name]} == declared
+    assert set(watched_run.OUTPUTS) == set(stages())
+
+
 def test_a_stage_that_cannot_end_well_is_counted(tmp_path: Path) -> None:
     """The digests differ for a changed byte, an added file, and a missing output."""
     (tmp_path / "data/images").mkdir(parents=True)
@@ -31,7 +44,7 @@ def test_a_stage_that_cannot_end_well_is_counted(tmp_path: Path) -> None:
     (tmp_path / "data/images/1.png").write_text("2")
     other = faults.outputs(tmp_path, "download")
     assert len({str(digests) for digests in (before, one, other)}) == 3
-    assert before["data/weights/"] == ""
+    assert faults.outputs(tmp_path, "weights") == {"data/weights/": ""}
     (tmp_path / "data/.images.partial").mkdir()
     assert faults.hidden(tmp_path) == [Path("data/.images.partial")]
     assert "data/.images.partial" in faults.names(tmp_path)

@@ -49,12 +49,18 @@ from pipeline.base.errors import UserError
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT, "EROFS": errno.EROFS, "KILL": -1}
 COUNTED = ("tracebacks", "false_records", "partial_outputs", "unreported_files", "leftovers", "hangs")
 TABLES = ("per_class.csv", "confusion.csv", "calibration.csv", "predictions.csv")
-OUTPUTS = {
-    "download": ("data/images/", "data/weights/"),
+OUTPUTS = {  # of each stage; a folder ends in /
+    "download": ("data/images/",),
     "split": ("data/split.csv", *(f"metrics/{name}.csv" for name in ("images", "excluded", "findings"))),
     "prepare": ("data/packed/",),
-    "train": ("models/model.safetensors", "models/model.json", "metrics/train.json", "metrics/history.csv"),
+    "weights": ("data/weights/",),
+    "train": (
+        *(f"models/{name}" for name in ("model.safetensors", "model.json", "config.json")),
+        *(f"metrics/{name}" for name in ("train.json", "history.csv")),
+    ),
     "evaluate": (*(f"metrics/{name}" for name in ("eval.json", *TABLES)),),
+    "export": ("models/model.onnx", "metrics/export.json"),
+    "card": ("models/README.md",),
     "report": ("reports/index.html",),
 }
 SMALL: workspace.Changes = {

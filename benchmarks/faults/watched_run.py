@@ -27,8 +27,11 @@ OUTPUTS = {
     "download": "data/.images.partial",
     "split": "data/.split.csv.partial",
     "prepare": "data/.packed.partial",
+    "weights": "data/.weights.partial",
     "train": "models/.model.safetensors.partial",
     "evaluate": "metrics/.eval.json.partial",
+    "export": "models/.model.onnx.partial",
+    "card": "models/.README.md.partial",
     "report": "reports/.index.html.partial",
 }
 GONE_SECONDS = 30
