@@ -52,6 +52,7 @@ def ensure() -> None:
     """Write the page, and name it in DVC's local settings, unless that is done. It takes some seconds."""
     if PAGE.is_file() and version() in PAGE.read_text(encoding="utf-8")[:200]:
         return
+    print(f"plots_page: writing {PAGE}, with which dvc plots show needs no network")
     files.write_text(PAGE, text())
     programs.dvc("config", "--local", "plots.html_template", PAGE.relative_to(".dvc").as_posix())
 
