@@ -91,7 +91,7 @@ def copy(done: tuple[Path, dict[str, float]], folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("stage", ["download", "split", "prepare", "weights", "evaluate", "report"])
+@pytest.mark.parametrize("stage", ["download", "split", "prepare", "weights", "evaluate", "export", "card", "report"])
 def test_a_killed_stage_ends_with_the_same_bytes(
     done: tuple[Path, dict[str, float]], tmp_path: Path, stage: str
 ) -> None:

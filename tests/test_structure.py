@@ -220,7 +220,19 @@ def test_the_fingerprint_covers_the_code_that_train_imports(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    "module", ["config.params", "download", "split", "prepare", "weights", "report", "config.validity", "data.packed"]
+    "module",
+    [
+        "config.params",
+        "download",
+        "split",
+        "prepare",
+        "weights",
+        "card",
+        "predict",
+        "report",
+        "config.validity",
+        "data.packed",
+    ],
 )
 def test_what_needs_no_torch_imports_none(module: str) -> None:
     """Importing the stages before train takes no torch, and so no seconds."""

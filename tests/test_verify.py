@@ -216,7 +216,7 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "data/inbox: in no commit, so download cannot be repeated; the other stages can" in done.stdout
     assert "Running stage 'download'" not in done.stdout
-    for stage in ("split", "prepare", "weights", "train", "evaluate", "report"):
+    for stage in ("split", "prepare", "weights", "train", "evaluate", "export", "card", "report"):
         assert f"Running stage '{stage}'" in done.stdout
     write_params(params, change(read_params(params), data__source="folder"))
     call(project, "dvc", "repro")
