@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.claims import comparison
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.training import provenance, runs
@@ -68,3 +69,14 @@ def test_a_queued_experiment_keeps_its_record_in_the_project(
     assert (board / runs.FINGERPRINT).read_text() == f"{DIGEST}\n"
     monkeypatch.chdir(tmp_path)
     assert runs.board_of(folder) == folder
+
+
+def test_a_repetition_finds_the_run_whatever_its_experiment_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`verify` shows the provenance of a training beside that of its repetition, by the fingerprint in their names."""
+    for name, host in (("here/resnet18-fp32-single-calm-01234567", "a"), ("there/resnet18-fp32-single-01234567", "b")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / provenance.FILE).write_text(f'{{"host": "{host}"}}')
+    comparison.print_provenance(tmp_path / "here", tmp_path / "there")
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["host", "a", "b"]
