@@ -87,7 +87,7 @@ def test_the_lock_and_the_outputs_hold_no_place_and_no_time(real: Path) -> None:
         real / "dvc.lock",
         real / "data/split.csv",
         *(real / "metrics").iterdir(),
-        real / "models/model.json",
+        *(real / "models" / name for name in ("model.json", "config.json", "README.md")),
         real / "reports/index.html",
     ]:
         assert str(real) not in path.read_text()
