@@ -1,7 +1,8 @@
 """Compare experiments, commits and branches: changed params, accuracies with their intervals, time.
 
     python -m pipeline.compare                     the last commit, and all experiments that began there
-    python -m pipeline.compare HEAD adept-wren     these; of two, also McNemar's exact test on the same test images
+    python -m pipeline.compare HEAD adept-wren     these; of two, also McNemar's exact test on the same test images, and
+                                                   a page with both: reports/compare.html
     python -m pipeline.compare --md …              as Markdown, for a pull request
 
 A revision is a commit, branch, tag or experiment, or `workspace`: what is in this folder now. A failed or queued
@@ -11,12 +12,15 @@ experiment has no figures, and is shown as that.
 import argparse
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
+from pipeline.base import files
 from pipeline.base.errors import exit_status
-from pipeline.claims import revisions
+from pipeline.claims import pair, revisions
 from pipeline.claims.revisions import Revision, Table
 from pipeline.config import params
+from pipeline.config.params import Paths
 from pipeline.evaluation import metrics, significance
 
 HEAD = ("experiment", "validation (95 %)", "test (95 %)", "macro F1", "seconds", "images/s", "changed params")
@@ -94,8 +98,8 @@ def notes(all_of: Sequence[Revision]) -> Iterator[str]:
         yield f"{UNKNOWN}: not known; seconds and images/s are in runs/, of trainings in this folder"
 
 
-def tested(names: Sequence[str], tables: Sequence[Table]) -> str:
-    """McNemar's test of the predictions of two revisions, in words; or why there is none."""
+def untested(names: Sequence[str], tables: Sequence[Table]) -> str:
+    """Why the predictions of two revisions cannot be tested; empty if they can."""
     without = "no test of the difference: "
     if lacking := [name for name, table in zip(names, tables, strict=True) if not table]:
         where = "neither in DVC's cache nor in its remote; run again what made them, or dvc push where they are"
@@ -106,6 +110,11 @@ def tested(names: Sequence[str], tables: Sequence[Table]) -> str:
         number = f"{len(first)} and {len(second)}, {len({*keys[0]} & {*keys[1]})} in common"
         remedy = "accuracies on other images cannot be compared; give both the same data and the same section split"
         return f"{without}{names[0]} and {names[1]} have other test images ({number}); {remedy}"
+    return ""
+
+
+def tested(names: Sequence[str], tables: Sequence[Table]) -> str:
+    """McNemar's test of the predictions of two revisions on the same images, in words."""
     found = significance.compare(*([row["label"] == row["prediction"] for row in table] for table in tables))
     counted = (
         f"{found.images} test images; {found.first_alone} that only {names[0]} has right, {found.second_alone} that "
@@ -115,6 +124,26 @@ def tested(names: Sequence[str], tables: Sequence[Table]) -> str:
     verdict = "shown" if found.shown else "not shown, chance can do as much"
     said = f"{better} is better than {worse} by {abs(found.points):.1f} points, p = {found.p:.2g}: {verdict}"
     return f"{said if found.points else f'{names[0]} and {names[1]} are equally accurate'} ({counted})"
+
+
+def two(first: Revision, second: Revision, known: Mapping[str, tuple[str, str]], paths: Paths) -> Iterator[str]:
+    """What there is to say of two measured revisions. Writes a page with both, if they have the same test images."""
+    names = (first.name, second.name)
+    tables = [revisions.table(name, known, paths, "predictions.csv") for name in names]
+    if reason := untested(names, tables):
+        yield reason
+        return
+    yield (verdict := tested(names, tables))
+    runs = [
+        pair.Run(one.name, one.figures, table, revisions.table(one.name, known, paths, "history.csv"))
+        for one, table in zip((first, second), tables, strict=True)
+    ]
+    differing = [
+        (key, _value(first.params.get(key)), _value(second.params.get(key))) for key in changed([first, second])
+    ]
+    page = Path(paths.reports) / "compare.html"
+    files.write_text(page, pair.compared(*runs, verdict, differing))
+    yield f"both on one page, for a browser: {page}"
 
 
 def compare(names: Sequence[str], as_markdown: bool) -> int:
@@ -128,11 +157,11 @@ def compare(names: Sequence[str], as_markdown: bool) -> int:
     print(*(markdown if as_markdown else plain)(rows), sep="\n")
     print()
     print(*(said := list(notes(all_of))), sep="\n", end="\n" if said else "")
-    measured = [revision.name for revision in all_of if not revision.state]
+    measured = [revision for revision in all_of if not revision.state]
     if len(measured) == 2:
-        print(tested(measured, [revisions.predictions(name, known, paths) for name in measured]))
+        print(*two(measured[0], measured[1], known, paths), sep="\n")
     elif len(measured) > 2:
-        print(f"two of them in detail: python -m pipeline.compare {measured[0]} {measured[-1]}")
+        print(f"two of them in detail: python -m pipeline.compare {measured[0].name} {measured[-1].name}")
     return 0
 
 

@@ -100,9 +100,9 @@ def test_of_two_the_better_one_is_named_and_whether_it_is_shown() -> None:
 
 def test_without_the_same_test_images_there_is_no_test() -> None:
     """Accuracies on other images cannot be compared: the numbers are named. Without predictions, how to get them is."""
-    said = compare.tested(("x", "y"), (answers(True, True), answers(True, True, True)))
+    said = compare.untested(("x", "y"), (answers(True, True), answers(True, True, True)))
     assert said.startswith("no test of the difference: x and y have other test images (2 and 3, 2 in common)")
-    said = compare.tested(("x", "y"), (answers(True), []))
+    said = compare.untested(("x", "y"), (answers(True), []))
     assert said.startswith(
         "no test of the difference: the predictions of y are neither in DVC's cache nor in its remote"
     )
@@ -150,7 +150,12 @@ def test_real_experiments_are_compared(tmp_path: Path) -> None:
     assert list(board.glob("events.out.*"))
     assert below.startswith("failed: why: dvc queue logs broken\ntwo of them in detail: ")
 
-    assert "McNemar's exact test" in asked(folder, "HEAD", "faster")
+    said = asked(folder, "HEAD", "faster")
+    assert "McNemar's exact test" in said
+    assert said.endswith("both on one page, for a browser: reports/compare.html\n")
+    page = (folder / "reports/compare.html").read_text()
+    assert "<code>train.lr</code>" in page
+    assert f"{figures['accuracy']:.4f}" in page
     assert asked(folder, "--md", "HEAD", "faster").startswith("| experiment | validation (95 %) |")
     assert asked(folder, before, "HEAD").splitlines()[1].split()[1:3] == ["no", "run"]
     assert "nowhere: " in asked(folder, "nowhere", check=False)

@@ -74,11 +74,11 @@ def read(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Revis
     return Revision(name, "", settings, figures, _images(source, paths), model, _timing(Path(paths.runs), model))
 
 
-def predictions(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Table:
-    """The rows of predictions.csv of a revision; none if neither DVC's cache nor its remote has it."""
+def table(name: str, known: Mapping[str, tuple[str, str]], paths: Paths, file: str) -> Table:
+    """The rows of a table of metrics of a revision; none if neither DVC's cache nor its remote has it."""
     revision, _ = known.get(name, (name, ""))
     source = _asked(lambda: DVCFileSystem(rev=None if revision == HERE else revision), revision)
-    return _table(source, f"{paths.metrics}/predictions.csv")
+    return _table(source, f"{paths.metrics}/{file}")
 
 
 def _asked(question: Callable[[], Any], what: str) -> Any:

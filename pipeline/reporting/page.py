@@ -40,11 +40,7 @@ class Content:
 
 def page(content: Content) -> str:
     """The whole page: it needs no other file and no network."""
-    style, script = STYLE.read_text(encoding="utf-8"), SCRIPT.read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     model, outcome = content.model, content.outcome
-    title = f"{model.model} on {len(model.classes):,} classes"
-    links = "\n".join(f'<a href="#{anchor}">{shown}</a>' for anchor, shown in PARTS)
     body = "\n".join([
         result.trained(content.config, model, content.audit, outcome),
         result.quality(outcome),
@@ -57,6 +53,19 @@ def page(content: Content) -> str:
         environment(content),
         repeat(content),
     ])  # fmt: skip
+    ending = f" on {len(model.classes):,} classes"
+    script = SCRIPT.read_text(encoding="utf-8")
+    return frame(f"{model.model}{ending}", f"{code(model.model)}{ending}", PARTS, body, script)
+
+
+def frame(title: str, heading: str, parts: Sequence[tuple[str, str]], body: str, script: str = "") -> str:
+    """A page with this title (text), this heading and body (HTML), and links to the parts: (address, text) of each.
+
+    `script`: JavaScript that runs when the body is there.
+    """
+    style = STYLE.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    links = "\n".join(f'<a href="#{anchor}">{shown}</a>' for anchor, shown in parts)
     # The policy forbids every request, and every script but the one of this page.
     policy = (
         f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
@@ -75,7 +84,7 @@ def page(content: Content) -> str:
 {style}</style>
 </head>
 <body>
-<header><h1>{code(model.model)} on {len(model.classes):,} classes</h1>
+<header><h1>{heading}</h1>
 <nav aria-label="Parts of this page">
 {links}
 </nav></header>
