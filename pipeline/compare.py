@@ -142,7 +142,7 @@ def two(first: Revision, second: Revision, known: Mapping[str, tuple[str, str]],
         (key, _value(first.params.get(key)), _value(second.params.get(key))) for key in changed([first, second])
     ]
     page = Path(paths.reports) / "compare.html"
-    files.write_text(page, pair.compared(*runs, verdict, differing))
+    files.write_text(page, pair.compared(runs[0], runs[1], verdict, differing))
     yield f"both on one page, for a browser: {page}"
 
 
