@@ -29,6 +29,16 @@ os.environ["PYTHONPATH"] = str(PROJECT)  # for the processes that tests start in
 SECONDS = 900  # limit for a test, its setup and its teardown, each: far more than any needs on a slow machine
 
 
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """After a test the environment is as before it: a stage that runs in this process sets variables for good."""
+    before = dict(os.environ)
+    yield
+    if dict(os.environ) != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 @contextmanager
 def limited(seconds: int, longer: int = 30) -> Iterator[None]:
     """Inside the block the time is limited: after `seconds` all child processes are killed, and the test fails.

@@ -13,7 +13,7 @@ class Equivalent(NamedTuple):
     reason: str
 
 
-COLUMNS = "zip(classes, precision.tolist(), recall.tolist(), f1.tolist(), counts.sum(1).tolist())"
+COLUMNS = "zip(classes, counts.sum(1).tolist(), precision.tolist(), recall.tolist(), f1.tolist())"
 EQUIVALENT = (
     # data/duplicates.py
     Equivalent("", "CANDIDATES = ", "", "", "the size of a chunk: it bounds the memory and changes no result"),
@@ -36,6 +36,6 @@ EQUIVALENT = (
     Equivalent("crop_boxes", "start = ", "0", "-1", "the first entry of an axis of length 1 is also the last"),
     Equivalent("crop_boxes", "corners = ", "0", "-1", "the first entry of an axis of length 1 is also the last"),
     # evaluation/metrics.py
-    Equivalent("summary", "columns = zip(", "True", "False", "all columns have one entry per class"),
-    Equivalent("summary", "columns = zip(", "", COLUMNS, "all columns have one entry per class"),
+    Equivalent("class_table", "columns = zip(", "True", "False", "all columns have one entry per class"),
+    Equivalent("class_table", "columns = zip(", "", COLUMNS, "all columns have one entry per class"),
 )

@@ -64,6 +64,16 @@ def theirs(model: str, images: Tensor) -> Tensor:
     return torch.cat(taken_over, 1)
 
 
+def in_own_memory(net: nn.Module) -> nn.Module:
+    """The model with its tensors where torch allocates them. safetensors leaves them where they lie in the file.
+
+    At an address that is no multiple of 16 bytes, MKL adds in another order, so the last bit can differ [measured].
+    """
+    for tensor in (*net.parameters(), *net.buffers()):
+        tensor.data = tensor.data.clone()
+    return net
+
+
 def timm_cfg(net: Any) -> Any:
     """What timm has read from config.json, without the weights."""
     return net.pretrained_cfg
@@ -78,7 +88,7 @@ def check_timm(folder: Path, model: str) -> None:
     loaded = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     assert tuple(timm_cfg(loaded)["label_names"]) == CLASSES
     with torch.inference_mode():
-        assert torch.equal(loaded(theirs(model, pixels(model))), net(pixels(model)))
+        assert torch.equal(in_own_memory(loaded)(theirs(model, pixels(model))), net(pixels(model)))
 
 
 @pytest.mark.parametrize("model", QUICK)
@@ -105,7 +115,7 @@ def test_transformers_gives_the_same_logits(model: str, tmp_path: Path) -> None:
     loaded = transformers.AutoModelForImageClassification.from_pretrained(tmp_path).eval()
     assert tuple(loaded.config.id2label.values()) == CLASSES
     with torch.inference_mode():
-        assert torch.equal(loaded(theirs(model, pixels(model))).logits, net(pixels(model)))
+        assert torch.equal(in_own_memory(loaded)(theirs(model, pixels(model))).logits, net(pixels(model)))
     assert content["pretrained_cfg"]["input_size"] == [3, 64, 64]
 
 
