@@ -59,8 +59,11 @@ def class_table(counts: NDArray[np.int64], classes: Sequence[str]) -> list[Class
     return [ClassFigures(*row) for row in columns]
 
 
-def wilson(right: int, total: int) -> tuple[float, float]:
-    """The 95 % score interval of a share [Wilson 1927]: every p within Z standard errors √(p(1-p)/total) of it."""
+def wilson(right: float, total: int) -> tuple[float, float]:
+    """The 95 % score interval of a share [Wilson 1927]: every p within Z standard errors √(p(1-p)/total) of it.
+
+    `right` may be the mean of several counts.
+    """
     return _wilson_low(right, total), 1 - _wilson_low(total - right, total)
 
 
@@ -107,7 +110,7 @@ def calibration_error(table: Sequence[Bin]) -> float:
     return sum(row.count * abs(row.confidence - row.accuracy) for row in table) / sum(row.count for row in table)
 
 
-def _wilson_low(right: int, total: int) -> float:
+def _wilson_low(right: float, total: int) -> float:
     """The lower end; exactly 0 for none right."""
     share, z2n = right / total, Z * Z / total
     return (share + z2n / 2 - math.sqrt(z2n * (share * (1 - share) + z2n / 4))) / (1 + z2n)

@@ -1,0 +1,202 @@
+"""The answers for every image, each of a model that was not trained on it: the test images of all folds, together.
+
+Several seeds are several models for each image. Their figures are means over seeds, and the interval is that of so many
+images: another seed makes no other image. For the question what is taken for what there is one answer per image, from
+the mean of its probabilities.
+"""
+
+import csv
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.base import schema
+from pipeline.base.errors import UserError
+from pipeline.evaluation import metrics
+
+AGAIN = "run the folds again (make folds)"
+ONCE = "each image must be tested once; a class may have too few images: take fewer folds, or set split.stratify: true"
+LEAST = 5e-324  # the smallest float above 0: a probability of 0 in the table was a smaller number
+NEAR_ONE = 1e-3  # how far the sum of an image's probabilities may be from 1
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """The answers for every image, each of a model that was not trained on it, for one or more seeds."""
+
+    classes: tuple[str, ...]
+    paths: tuple[str, ...]  # N, sorted
+    labels: NDArray[np.int64]  # [N], numbers of classes
+    folds: NDArray[np.int64]  # [N], the fold whose model answered
+    seeds: tuple[int, ...]  # S, in ascending order
+    log_probs: NDArray[np.float64]  # [S, N, C]
+
+    @property
+    def probabilities(self) -> NDArray[np.float64]:
+        """The mean over seeds of each image's probabilities [N, C]."""
+        total: NDArray[np.float64] = np.exp(self.log_probs).sum(0)
+        return total / len(self.seeds)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The test images of one fold, with one seed."""
+
+    seed: int
+    fold: int
+    images: int
+    right: int
+
+    @property
+    def accuracy(self) -> float:
+        return self.right / self.images
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Some accuracies: how many, their mean, and their standard deviation (0 for one)."""
+
+    count: int
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """How good the answers are. The figures of a seed are over all images; with several seeds they are means."""
+
+    images: int
+    accuracy: float
+    accuracy_low: float
+    accuracy_high: float
+    balanced_accuracy: float
+    macro_f1: float
+    nll: float
+    ece: float
+    accuracy_of_mean: float  # of the class with the highest mean probability over seeds
+    over_folds: Spread  # the accuracies of `parts`
+    over_seeds: Spread  # the accuracy over all images of each seed
+    parts: tuple[Part, ...]  # by seed, then by fold
+
+
+def read(tables: Mapping[tuple[int, int], Path], labels: Mapping[str, str]) -> Pooled:
+    """The predictions of every seed and fold: predictions.csv by (seed, fold). `labels`: image → class, of all images.
+
+    Raises UserError for a damaged table, for tables that do not belong together, and if an image is not tested exactly
+    once with each seed.
+    """
+    paths, seeds = tuple(sorted(labels)), tuple(sorted({seed for seed, _ in tables}))
+    classes = _classes(tables, labels)
+    number, row_of = {name: k for k, name in enumerate(classes)}, {path: row for row, path in enumerate(paths)}
+    probabilities = np.zeros((len(seeds), len(paths), len(classes)))
+    folds = np.full((len(seeds), len(paths)), -1)
+    for (seed, fold), table in sorted(tables.items()):
+        tested = folds[seeds.index(seed)]
+        for path, label, chances in _rows(table, len(classes)):
+            if labels.get(path) != label:
+                known = f"of class {labels[path]}" if path in labels else "not there"
+                raise UserError(f"{table}: {path} is of class {label}, but {known} in the split; {AGAIN}")
+            row = row_of[path]
+            if tested[row] >= 0:
+                raise UserError(f"{path}: a test image of fold {tested[row]} and of fold {fold}; {ONCE}")
+            tested[row], probabilities[seeds.index(seed), row] = fold, chances
+    _check(paths, seeds, folds)
+    numbers = np.array([number[labels[path]] for path in paths], np.int64)
+    return Pooled(classes, paths, numbers, folds[0], seeds, np.log(np.maximum(probabilities, LEAST)))
+
+
+def figures(pooled: Pooled, bins: int) -> Figures:
+    """All figures. `bins`: of the calibration, as evaluate.bins.
+
+    The last bits of logarithms depend on the kind of CPU unless numpy runs with the variables that
+    `pipeline.engine.environment` gives.
+    """
+    images, guesses = len(pooled.paths), pooled.log_probs.argmax(2)
+    hits = guesses == pooled.labels
+    parts = tuple(
+        Part(seed, int(fold), int((pooled.folds == fold).sum()), int(hit[pooled.folds == fold].sum()))
+        for seed, hit in zip(pooled.seeds, hits, strict=True)
+        for fold in np.unique(pooled.folds)
+    )
+    by_seed = [metrics.summary(found, pooled.labels, bins) for found in pooled.log_probs]
+    mean = {key: math.fsum(one[key] for one in by_seed) / len(by_seed) for key in by_seed[0]}
+    right = int(hits.sum())
+    low, high = metrics.wilson(right / len(by_seed), images)
+    return Figures(
+        images=images,
+        **mean | {"accuracy": right / (len(by_seed) * images), "accuracy_low": low, "accuracy_high": high},
+        accuracy_of_mean=int((pooled.probabilities.argmax(1) == pooled.labels).sum()) / images,
+        over_folds=spread([part.accuracy for part in parts]),
+        over_seeds=spread([int(hit.sum()) / images for hit in hits]),
+        parts=parts,
+    )
+
+
+def spread(accuracies: Sequence[float]) -> Spread:
+    """Mean and standard deviation of one accuracy or more."""
+    deviation = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
+    return Spread(len(accuracies), statistics.fmean(accuracies), deviation)
+
+
+def table(pooled: Pooled) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+    """Header and rows of a table with one answer per image: predictions.csv with a column for the fold."""
+    probabilities = pooled.probabilities
+    guesses = probabilities.argmax(1)
+    header = ("path", "fold", "label", "prediction", *(f"p_{name}" for name in pooled.classes))
+    columns = zip(pooled.paths, pooled.folds.tolist(), pooled.labels, guesses, probabilities.tolist(), strict=True)
+    return header, [
+        (path, fold, pooled.classes[label], pooled.classes[guess], *chances)
+        for path, fold, label, guess, chances in columns
+    ]
+
+
+def _classes(tables: Mapping[tuple[int, int], Path], labels: Mapping[str, str]) -> tuple[str, ...]:
+    """The classes of the tables, which must be the same in all, and the classes of the images."""
+    first, *others = ((path, _header(path)) for _, path in sorted(tables.items()))
+    for path, header in others:
+        if header != first[1]:
+            raise UserError(f"{path}: its classes are not those of {first[0]}; {AGAIN}")
+    classes = tuple(name.removeprefix("p_") for name in first[1][3:])
+    if set(classes) != set(labels.values()):
+        raise UserError(f"{first[0]}: its classes are not those of the split; {AGAIN}")
+    return classes
+
+
+def _header(path: Path) -> list[str]:
+    with schema.reading(path, AGAIN):
+        with path.open(encoding="utf-8", newline="") as lines:
+            header = next(csv.reader(lines, strict=True), [])
+        if header[:3] != ["path", "label", "prediction"] or len(set(header)) < len(header):
+            raise ValueError("its columns are not path, label, prediction and one for each class")
+        return header
+
+
+def _rows(table: Path, classes: int) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
+    """Path, label and probabilities of each image in a table."""
+    with schema.reading(table, AGAIN), table.open(encoding="utf-8", newline="") as lines:
+        for path, label, _, *cells in list(csv.reader(lines, strict=True))[1:]:
+            chances = np.array(cells, np.float64)
+            if len(chances) != classes or not (chances.min() >= 0 and abs(chances.sum() - 1) < NEAR_ONE):
+                raise ValueError(f"{path}: not the probabilities of {classes} classes")
+            yield path, label, chances
+
+
+def _check(paths: Sequence[str], seeds: Sequence[int], folds: NDArray[np.int64]) -> None:
+    """Raise UserError if an image is not in the same fold [S, N] with every seed, or in none (-1)."""
+    for seed, tested in zip(seeds, folds, strict=True):
+        if len(missing := np.flatnonzero(tested < 0)):
+            raise UserError(
+                f"{paths[missing[0]]}: a test image of no fold with seed {seed} (as {len(missing):,} of {len(paths):,} "
+                f"images); {ONCE}"
+            )
+        if len(moved := np.flatnonzero(tested != folds[0])):
+            row = moved[0]
+            raise UserError(
+                f"{paths[row]}: in fold {tested[row]} with seed {seed}, but in fold {folds[0, row]} with seed "
+                f"{seeds[0]}; a seed of the training must not change the split; {AGAIN}"
+            )

@@ -1,0 +1,170 @@
+"""The answers of all folds together: every image once with each seed, and figures from counts."""
+
+import json
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.evaluation import metrics, pooled
+from pipeline.evaluation.pooled import Pooled
+
+CLASSES = ("a, b", "daisy", "郁金香")
+LABELS = {f"{CLASSES[k % 3]}/{k:02d}.png": CLASSES[k % 3] for k in range(30)}
+HEADER = ("path", "label", "prediction", *(f"p_{name}" for name in CLASSES))
+Rows = list[tuple[object, ...]]
+
+
+def drawn(seed: int, fold: int, folds: int) -> Rows:
+    """Rows of predictions.csv: invented answers for every image whose number leaves the rest `fold`."""
+    random = np.random.default_rng([seed, fold])
+    rows = []
+    for path, label in list(LABELS.items())[fold::folds]:
+        chances = random.dirichlet(np.where(np.array(CLASSES) == label, 3.0, 1.0))
+        rows.append((path, label, CLASSES[chances.argmax()], *chances.tolist()))
+    return rows
+
+
+def put(folder: Path, content: Mapping[tuple[int, int], Rows]) -> dict[tuple[int, int], Path]:
+    """Write a table for each seed and fold."""
+    tables = {key: folder / f"{key[0]}-{key[1]}.csv" for key in content}
+    for key, path in tables.items():
+        files.write_csv(path, HEADER, content[key])
+    return tables
+
+
+def content(seeds: tuple[int, ...] = (0,), folds: int = 3) -> dict[tuple[int, int], Rows]:
+    return {(seed, fold): drawn(seed, fold, folds) for seed in seeds for fold in range(folds)}
+
+
+def test_every_image_has_the_answer_of_its_fold(tmp_path: Path) -> None:
+    """Sorted by path, with label, fold and exact probabilities; in any order of the tables."""
+    made = content((7, 3))
+    found = pooled.read(dict(reversed(put(tmp_path, made).items())), LABELS)
+    assert (found.classes, found.paths, found.seeds) == (CLASSES, tuple(sorted(LABELS)), (3, 7))
+    for (seed, fold), rows in made.items():
+        for path, label, _, *chances in rows:
+            row = found.paths.index(str(path))
+            assert (CLASSES[found.labels[row]], found.folds[row]) == (label, fold)
+            np.testing.assert_allclose(
+                np.exp(found.log_probs[found.seeds.index(seed), row]), np.array(chances, float), rtol=1e-15
+            )
+
+
+def test_figures_of_one_seed_are_those_of_all_images(tmp_path: Path) -> None:
+    """The same as of one test set of all images; the folds are counted one by one."""
+    tables = put(tmp_path, made := content())
+    found = pooled.figures(answers := pooled.read(tables, LABELS), bins=15)
+    expected = metrics.summary(answers.log_probs[0], answers.labels, 15)
+    assert {key: getattr(found, key) for key in expected} == expected
+    assert found.accuracy_of_mean == found.accuracy
+    right = [sum(row[1] == row[2] for row in rows) for rows in made.values()]
+    assert [(part.fold, part.images, part.right) for part in found.parts] == [(k, 10, right[k]) for k in range(3)]
+    assert found.over_folds.mean == pytest.approx(sum(right) / 30)
+    assert found.over_folds.deviation == pytest.approx(statistics.stdev(count / 10 for count in right))
+    assert (found.over_seeds.count, found.over_seeds.mean, found.over_seeds.deviation) == (1, found.accuracy, 0)
+    assert json.loads(json.dumps(asdict(found)))["over_folds"]["count"] == 3
+
+
+def test_more_seeds_give_no_narrower_interval(tmp_path: Path) -> None:
+    """Figures are means over seeds, and the interval is that of the images, which are the same for every seed."""
+    tables = put(tmp_path, content((1, 2, 3)))
+    answers = pooled.read(tables, LABELS)
+    found = pooled.figures(answers, bins=15)
+    alone = [pooled.figures(one_seed(answers, k), bins=15) for k in range(3)]
+    for key in ("accuracy", "balanced_accuracy", "macro_f1", "nll", "ece"):
+        assert getattr(found, key) == pytest.approx(statistics.mean(getattr(one, key) for one in alone))
+    assert (found.accuracy_low, found.accuracy_high) == metrics.wilson(found.accuracy * 30, 30)
+    assert found.over_seeds == pooled.spread([one.accuracy for one in alone])
+    assert found.over_folds.count == len(found.parts) == 9
+    assert found.parts == tuple(part for one in alone for part in one.parts)
+
+
+def one_seed(answers: Pooled, k: int) -> Pooled:
+    return Pooled(
+        answers.classes, answers.paths, answers.labels, answers.folds, answers.seeds[k : k + 1], answers.log_probs[[k]]
+    )
+
+
+def test_one_answer_per_image_is_from_the_mean_of_its_probabilities(tmp_path: Path) -> None:
+    """The table has each image once, with its fold and the class with the highest mean probability."""
+    made = content((1, 2))
+    header, rows = pooled.table(pooled.read(put(tmp_path, made), LABELS))
+    assert header == ("path", "fold", *HEADER[1:])
+    assert [row[0] for row in rows] == sorted(LABELS)
+    by_path = [{row[0]: row[3:] for fold in range(3) for row in made[seed, fold]} for seed in (1, 2)]
+    for path, _, label, guess, *chances in rows:
+        mean = np.mean([np.array(one[path], float) for one in by_path], 0)
+        np.testing.assert_allclose(np.array(chances, float), mean)
+        assert (label, guess) == (LABELS[str(path)], CLASSES[mean.argmax()])
+
+
+def test_a_probability_of_0_keeps_the_log_likelihood_finite(tmp_path: Path) -> None:
+    """A model that is sure and wrong gets a bad figure, not an infinite one, which JSON does not have."""
+    path, label = next(iter(LABELS.items()))
+    tables = put(tmp_path, {(0, 0): [(path, label, "daisy", 0.0, 1.0, 0.0), *drawn(0, 0, 1)[1:]]})
+    assert 24 < pooled.figures(pooled.read(tables, LABELS), bins=15).nll < 27
+
+
+def test_an_image_is_tested_exactly_once_with_each_seed(tmp_path: Path) -> None:
+    """One in two folds, in none, or in another fold with another seed is refused by name."""
+    twice = content()
+    twice[0, 1].append(twice[0, 0][0])
+    with pytest.raises(
+        UserError, match=r"^a, b/00\.png: a test image of fold 0 and of fold 1; .*split\.stratify: true"
+    ):
+        pooled.read(put(tmp_path, twice), LABELS)
+    never = content((4, 5))
+    del never[5, 2][3]
+    with pytest.raises(UserError, match=r"11\.png: a test image of no fold with seed 5 \(as 1 of 30 images\)"):
+        pooled.read(put(tmp_path, never), LABELS)
+    other = content((4, 5))
+    other[5, 0], other[5, 1] = other[5, 1], other[5, 0]
+    with pytest.raises(UserError, match=r"00\.png: in fold 1 with seed 5, but in fold 0 with seed 4"):
+        pooled.read(put(tmp_path, other), LABELS)
+
+
+def test_tables_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    """Other classes, another label than the split's, an image that the split does not have."""
+    tables = put(tmp_path, content())
+    files.write_csv(tables[0, 2], (*HEADER[:5], "p_rose"), drawn(0, 2, 3))
+    with pytest.raises(UserError, match=r"0-2\.csv: its classes are not those of .*0-0\.csv; run the folds again"):
+        pooled.read(tables, LABELS)
+    tables = put(tmp_path, content())
+    with pytest.raises(UserError, match=r"0-0\.csv: its classes are not those of the split"):
+        pooled.read(tables, dict.fromkeys(LABELS, "daisy"))
+    first = next(iter(LABELS))
+    with pytest.raises(UserError, match=r"0-0\.csv: a, b/00\.png is of class a, b, but of class daisy in the split"):
+        pooled.read(tables, {**LABELS, first: "daisy"})
+    with pytest.raises(UserError, match=r"00\.png is of class a, b, but not there in the split"):
+        pooled.read(tables, {path: label for path, label in LABELS.items() if path != first})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "its columns are not path, label, prediction and one for each class"),
+        ("path,label,prediction,p_a,p_a\n", "its columns are not path, label"),
+        (None, "not found"),
+        ("daisy/1.png,daisy,daisy,0.2,0.3\n", "daisy/1.png: not the probabilities of 3 classes"),
+        ("daisy/1.png,daisy,daisy,0.2,0.3,0.4\n", "not the probabilities of 3 classes"),
+        ("daisy/1.png,daisy,daisy,nan,0.3,0.4\n", "not the probabilities of 3 classes"),
+        ("daisy/1.png,daisy,daisy,-1,1,1\n", "not the probabilities of 3 classes"),
+        ("daisy/1.png,daisy,daisy,x,1,1\n", "could not convert"),
+        ("daisy/1.png\n", "not enough values"),
+    ],
+)
+def test_a_damaged_table_is_named(tmp_path: Path, text: str | None, said: str) -> None:
+    """A missing file, other columns, and rows that are not the probabilities of all classes."""
+    tables = put(tmp_path, content())
+    tables[0, 1].unlink()
+    if text is not None:
+        head = "" if text == "" or text.startswith("path") else tables[0, 0].read_text().splitlines()[0] + "\n"
+        tables[0, 1].write_text(head + text)
+    with pytest.raises(UserError, match=rf"0-1\.csv: .*{said}.*run the folds again"):
+        pooled.read(tables, LABELS)
