@@ -23,7 +23,7 @@ from pipeline import stage
 from pipeline.base import files, linux, threads
 from pipeline.base.errors import UserError
 from pipeline.config import params
-from pipeline.config.params import Params
+from pipeline.config.params import Duplicates, Params
 from pipeline.data import assignment, duplicates, findings, folders, groups, images, originals, split_report
 from pipeline.data.assignment import Cut, Group
 from pipeline.data.duplicates import NearDuplicates
@@ -62,15 +62,15 @@ def split(source: Originals, settings: params.Split, workers: int) -> Result:
     names = groups.named_groups(layout, settings.group)
     infos = inspect(source, image_files, settings, workers)
     check_unreadable_count(image_files, infos, settings.max_unreadable)
-    reasons = duplicates.exclusions(image_files, infos)
+    reasons = duplicates.exclusions(image_files, infos, settings.duplicates)
     usable = [row for row, reason in enumerate(reasons) if not reason]
     kept = Kept([image_files[row] for row in usable], [infos[row] for row in usable], [names[row] for row in usable])
     assignment.check_class_sizes(layout.classes, kept.image_files, cut)
 
     near = find_near(kept, [file.given_split for file in kept.image_files], settings)
-    keys, found = make_groups(kept, near)
+    keys, found = make_groups(kept, near, settings.duplicates)
     splits, moved = assign(keys, kept.image_files, cut, settings)
-    if cut.given == "" and len(cut.splits) < len(SPLITS):  # only now each image has a split
+    if settings.duplicates == "ignore" or (cut.given == "" and len(cut.splits) < len(SPLITS)):  # now each has a split
         near = find_near(kept, splits, settings)
     chosen = dict(zip(usable, zip(splits, keys, strict=True), strict=True))
     rows = [
@@ -101,12 +101,16 @@ def find_near(kept: Kept, splits: Sequence[str], settings: params.Split) -> Near
     return duplicates.near_duplicates(hashes, numbers, settings.phash_distance)
 
 
-def make_groups(kept: Kept, near: NearDuplicates) -> tuple[list[str], list[Group]]:
-    """The group key of each image, and all groups: images that are near, or in one named group, are together."""
+def make_groups(kept: Kept, near: NearDuplicates, rule: Duplicates) -> tuple[list[str], list[Group]]:
+    """The group key of each image, and all groups: images that are near, or in one named group, are together.
+
+    With the rule `ignore`, only a named group is together.
+    """
     links = [link for rows in groups.rows_of(kept.names).values() for link in itertools.pairwise(rows)]
     left, right = np.array(links, np.int64).reshape(-1, 2).T
-    component = duplicates.joined(near.component, left, right)
-    identities = groups.identities(kept.names, [info.pixels for info in kept.infos])
+    before = near.component if rule == "together" else np.arange(len(kept.infos))
+    component = duplicates.joined(before, left, right)
+    identities = groups.identities(kept.names, duplicates.alone(kept.image_files, kept.infos))
     return assignment.make_groups(component.tolist(), [file.label for file in kept.image_files], identities)
 
 
@@ -224,8 +228,9 @@ def run(config: Params) -> None:
         f"split: {len(rows):,} files: {', '.join(f'{number[name]:,} {name}' for name in SPLITS)}; "
         f"{number['']:,} excluded, each with its reason in {paths.split}"
     )
+    folds = [assignment.fold_line(config.split)] if config.split.folds > 1 else []
     odd = findings.lines([(row.image_file.path, row.info) for row in rows])
-    for line in [*split_report.lines(layout, counts, excluded(rows)), *odd]:
+    for line in [*folds, *split_report.lines(layout, counts, excluded(rows)), *odd]:
         print(f"split: {line}")
 
 

@@ -77,7 +77,7 @@ def described(now: Situation) -> Iterator[str]:
 
 def values(name: str, now: Situation) -> dict[str, Any]:
     """The params of a preset for these images, and where the images are."""
-    training = now.found.parts(now.config.split.fractions.model_dump())["train"]
+    training = now.found.parts(now.config.split)["train"]
     return now.source | presets.changes(name, now.here, training)
 
 

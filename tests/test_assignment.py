@@ -159,7 +159,7 @@ def test_a_position_is_the_seeded_hash_turned_by_the_fold() -> None:
     assert assignment.intervals(settings(0, 0.1, 0.2, 5, 0)) == {
         "test": (0, Fraction(1, 5)), "val": (Fraction(1, 5), Fraction(3, 10)), "train": (Fraction(3, 10), 1),
     }  # fmt: skip
-    six_digits = assignment.intervals(settings(val=0.234569, test=0.123457))
+    six_digits = assignment.intervals(settings(val=0.234569, test=0.123457, folds=1))
     assert six_digits["val"] == (Fraction(123457, 10**6), Fraction(358026, 10**6))
 
 

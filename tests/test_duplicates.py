@@ -52,7 +52,7 @@ def test_broken_images_are_no_duplicates_of_one_another() -> None:
     infos = [ImageInfo("truncated", 40, 24), ImageInfo("empty"), ImageInfo("", 40, 24, "ab" * 32)]
     assert duplicates.exact_groups(infos) == []
     image_files = [ImageFile(f"cat/{number}.png", "cat", "") for number in range(3)]
-    assert duplicates.exclusions(image_files, infos) == ["truncated", "empty", ""]
+    assert duplicates.exclusions(image_files, infos, "together") == ["truncated", "empty", ""]
 
 
 def test_a_given_split_keeps_a_duplicate_in_test_first(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_params_are_frozen() -> None:
         ({"data__url": "ftp://x/y"}, "data.url: 'ftp://x/y' is not allowed; allowed: an https:// or file:// address"),
         ({"split__sed": 1},
          "split.sed: unknown key (value 1); did you mean 'seed'?; "
-         "allowed: seed, fractions, folds, fold, phash_distance, group, stratify, min_side, max_pixels, "
+         "allowed: seed, fractions, folds, fold, duplicates, phash_distance, group, stratify, min_side, max_pixels, "
          "max_unreadable"),
         ({"nonsense": {}},
          "nonsense: unknown key (value {}); allowed: paths, data, split, prepare, train, evaluate, run"),

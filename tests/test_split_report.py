@@ -75,9 +75,7 @@ def test_near_duplicates_across_a_given_split_are_said() -> None:
     """They make the figures too good, and a given split is not changed."""
     classes = {"a": (2, 1, 1, 0), "b": (1, 1, 1, 0)}
     for pairs, said in ((1, "1 pair of near duplicates is in"), (1234, "1,234 pairs of near duplicates are in")):
-        assert report(classes, near_duplicates_across_splits=pairs)[2].startswith(
-            f"{said} different parts of the given"
-        )
+        assert report(classes, near_duplicates_across_splits=pairs)[2].startswith(f"{said} different splits")
 
 
 def test_the_advice_begins_above_3() -> None:

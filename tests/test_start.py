@@ -66,8 +66,8 @@ def test_the_same_preset_again_changes_nothing(project_with_photos: Path, capsys
 
 def test_a_setting_that_does_not_go_with_a_preset_is_named(raw: dict[str, Any]) -> None:
     """The user's own other settings stay, and one that contradicts is refused before anything is written."""
-    config = params.parse(change(raw, split__folds=5))
-    with pytest.raises(UserError, match=r"split.folds: 5(.|\n)*nothing is written"):
+    config = params.parse(change(raw, split__fold=5))
+    with pytest.raises(UserError, match=r"split.fold: 5(.|\n)*nothing is written"):
         start.accepted("quick", start.Situation(config, HERE, {}, TWO_CLASSES), presets.changes("quick", HERE, 100))
 
 

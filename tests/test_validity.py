@@ -189,10 +189,9 @@ def test_no_pair_of_choices_is_left_open() -> None:
         ({"split__group": "a("}, CPU_ONLY,
          "split.group: 'a(': no regular expression (missing ), unterminated subpattern at position 1); allowed: none, "
          "folder, or a regular expression with exactly one group in parentheses, such as patient([0-9]+)"),
-        ({"split__fold": 10}, CPU_ONLY, "split.fold: 10 is not one of 10 folds; allowed: 0 to 9"),
-        ({"split__folds": 5}, CPU_ONLY,
-         "split.fractions.test: 0.1 with split.folds: 5 would not test every image once; "
-         "allowed: 0.2, or split.folds: 1"),
+        ({"split__folds": 10, "split__fold": 10}, CPU_ONLY,
+         "split.fold: 10 with split.folds: 10; allowed: 0 to 9"),
+        ({"split__fold": 1}, CPU_ONLY, "split.fold: 1 with split.folds: 1; allowed: 0 to 0"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_these_words(lines: dict[str, Any], machine: Machine, sentence: str) -> None:

@@ -25,6 +25,7 @@ Parallel = Literal["single", "dp", "ddp", "apex_ddp", "elastic"]
 Launcher = Literal["torchrun", "spawn", "slurm"]
 Device = Literal["cuda", "cpu"]
 Grey = Literal["full", "minmax", "percentile"]
+Duplicates = Literal["together", "ignore"]
 Arithmetic = Literal["native", "portable"]
 APEX_LEVELS = ("O0", "O1", "O2", "O3")  # the precisions that Apex provides
 
@@ -120,6 +121,7 @@ class Split(Section):
     fractions: Fractions
     folds: Annotated[int, Field(ge=1, le=1000)]
     fold: Natural
+    duplicates: Duplicates = "together"
     phash_distance: Annotated[int, Field(ge=0, le=16)]
     group: Annotated[str, Field(min_length=1, max_length=200)] = "none"
     stratify: bool = False

@@ -124,13 +124,32 @@ def stratified_positions(groups: Sequence[Group], settings: Split) -> dict[str, 
     return positions
 
 
-def intervals(settings: Split) -> dict[str, tuple[Fraction, Fraction]]:
-    """The interval [from, to) of the circle that belongs to each split: test, then val, then train.
+def shares(settings: Split) -> dict[str, Fraction]:
+    """The share of each split; their sum is 1. Here 0.1 is taken as 1/10.
 
-    0.1 is taken as 1/10, so the test intervals of all folds cover the circle exactly.
+    Several folds: test has 1 / folds, so that all folds test every image once. Train and val have the rest, divided as
+    split.fractions says.
     """
-    test = Fraction(settings.fractions.test).limit_denominator(10**6)
-    val = test + Fraction(settings.fractions.val).limit_denominator(10**6)
+    train, val, test = (
+        Fraction(share).limit_denominator(10**6)
+        for share in (settings.fractions.train, settings.fractions.val, settings.fractions.test)
+    )
+    if settings.folds > 1:
+        test = Fraction(1, settings.folds)
+        val *= (1 - test) / (train + val)
+    return {"train": 1 - val - test, "val": val, "test": test}
+
+
+def fold_line(settings: Split) -> str:
+    """Which fold this is, and its shares, in words."""
+    train, val, test = (f"{name} {float(100 * share):.3g} %" for name, share in shares(settings).items())
+    return f"split.fold: {settings.fold}, of {settings.folds} folds (0 to {settings.folds - 1}): {train}, {val}, {test}"
+
+
+def intervals(settings: Split) -> dict[str, tuple[Fraction, Fraction]]:
+    """The interval [from, to) of the circle that belongs to each split: test, then val, then train."""
+    share = shares(settings)
+    test, val = share["test"], share["test"] + share["val"]
     return {"train": (val, Fraction(1)), "val": (test, val), "test": (Fraction(0), test)}
 
 

@@ -1,5 +1,6 @@
 """Duplicates: images with equal pixels, and images with nearly equal perceptual hashes."""
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from pipeline.config.params import Duplicates
 from pipeline.data import images
 from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile
@@ -30,15 +32,15 @@ class NearDuplicates:
 # ---- equal pixels ----
 
 
-def exclusions(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo]) -> list[str]:
-    """The reason why each image is excluded; empty if it is kept.
+def exclusions(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo], rule: Duplicates) -> list[str]:
+    """The reason why each image is excluded; empty if it is kept. The rule `ignore` keeps all that can be decoded.
 
     Of images with equal pixels in one class, one is kept: the one in test, else val, else train, if the data set has a
     split, so that no test image is trained on. If several remain, the smallest path is kept. Images with equal pixels
     in two classes are all excluded.
     """
     reasons = [info.reason for info in infos]
-    for rows in exact_groups(infos):
+    for rows in exact_groups(infos) if rule == "together" else []:
         if len({image_files[row].label for row in rows}) > 1:
             for row in rows:
                 reasons[row] = CONFLICT
@@ -77,6 +79,19 @@ def exact_groups(infos: Sequence[ImageInfo]) -> list[list[int]]:
         if not info.reason:
             rows[info.pixels].append(row)
     return [group for group in rows.values() if len(group) > 1]
+
+
+def alone(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo]) -> list[str]:
+    """What tells each image from all others, if duplicates are ignored: its pixel hash, and for a copy also its path.
+
+    The copy with the smallest path keeps the pixel hash, so all images but copies are where the other rule has them.
+    """
+    identities = [info.pixels for info in infos]
+    for rows in exact_groups(infos):
+        for row in sorted(rows, key=lambda row: image_files[row].path)[1:]:
+            text = f"{infos[row].pixels} {image_files[row].path}"
+            identities[row] = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+    return identities
 
 
 # ---- near duplicates ----

@@ -44,10 +44,10 @@ def _cut(counts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _near(counts: Mapping[str, Any]) -> Iterator[str]:
-    """The near duplicates in different parts, which only a given split can have."""
+    """The near duplicates in different splits: only a given split, or split.duplicates: ignore, allows them."""
     if pairs := counts["near_duplicates_across_splits"]:
         number = are(pairs, "pair of near duplicates", "pairs of near duplicates")
-        yield f"{number} in different parts of the given split; figures of such images are too good"
+        yield f"{number} in different splits; figures of such images are too good"
 
 
 def tables(counts: Mapping[str, Any], excluded: Sequence[tuple[str, str]]) -> dict[str, Table]:

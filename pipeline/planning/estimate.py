@@ -119,7 +119,7 @@ def reading_seconds(config: Params, survey: Survey) -> float:
 def parts(config: Params, survey: Survey, times: Times, reading: float) -> Iterator[Part]:
     """The parts of a run with these params. `reading` is `reading_seconds`."""
     train, processes = config.train, config.run.processes
-    count = survey.parts(config.split.fractions.model_dump())
+    count = survey.parts(config.split)
     steps = sampler.steps(train.epochs, count["train"], train.batch_size)
     validation = count["val"] * times.validation / processes
     yield Part(

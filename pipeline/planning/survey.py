@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.base import files
 from pipeline.base.errors import UserError
-from pipeline.config.params import Params
+from pipeline.config.params import Params, Split
 from pipeline.data import assignment, folders, formats, originals
 from pipeline.data.assignment import Cut
 from pipeline.data.layout import looks_like_image
@@ -32,10 +32,11 @@ class Survey:
         """The number of images; 0 if it is not known before they are downloaded."""
         return sum(self.given.values())
 
-    def parts(self, fractions: Mapping[str, float]) -> dict[str, int]:
-        """The images of train, val and test: as the layout gives them, the others about as `fractions` says."""
+    def parts(self, settings: Split) -> dict[str, int]:
+        """The images of train, val and test: as the layout gives them, the others about as `settings` says."""
+        share = assignment.shares(settings)
         free = self.given.get(self.cut.given, 0) if self.cut.splits else 0
-        added = {split: round(free * fractions[split]) for split in self.cut.splits if split != "train"}
+        added = {split: round(free * share[split]) for split in self.cut.splits if split != "train"}
         added["train"] = free - sum(added.values())
         fixed = {split: 0 if split == self.cut.given and free else self.given.get(split, 0) for split in SPLITS}
         return {split: fixed[split] + added.get(split, 0) for split in SPLITS}
