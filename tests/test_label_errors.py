@@ -1,0 +1,127 @@
+"""Probable label errors, held against cleanlab."""
+
+import math
+
+import numpy as np
+import pytest
+from cleanlab.filter import find_label_issues
+from cleanlab.rank import get_normalized_margin_for_each_label
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from pipeline.evaluation import label_errors
+from pipeline.evaluation.label_errors import LabelError
+
+Case = tuple[NDArray[np.float64], NDArray[np.int64]]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Probabilities [n, K] and labels [n] of at least two classes; often with ties, and classes without an image."""
+    n, k = draw(st.integers(2, 80)), draw(st.integers(2, 7))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    present = random.permutation(k)[: draw(st.integers(2, k))]
+    actual = np.concatenate([present[:2], random.choice(present, n - 2)])
+    noise = draw(st.sampled_from([0.0, 0.1, 0.5]))
+    labels = np.where(np.arange(n) < 2, actual, np.where(random.random(n) < noise, random.choice(present, n), actual))
+    concentration = np.full((n, k), draw(st.sampled_from([0.02, 0.5, 3.0])))
+    concentration[np.arange(n), actual] += draw(st.sampled_from([0.0, 1.0, 8.0]))
+    probabilities = np.stack([random.dirichlet(row) for row in concentration])
+    if steps := draw(st.sampled_from([0, 4, 20])):  # multiples of 1/4 or 1/20: many ties
+        counts = np.stack([random.multinomial(steps, row / row.sum() * (1 - 1e-12)) for row in probabilities])
+        probabilities = counts / steps
+    return probabilities, labels
+
+
+@given(cases())
+def test_the_findings_are_cleanlabs(case: Case) -> None:
+    """The same images as cleanlab's filter "confident_learning", with the same scores, in the same order.
+
+    Of the same score cleanlab's order is any; ours is that of the rows.
+    """
+    probabilities, labels = case
+    found = label_errors.find(probabilities, labels)
+    theirs = find_label_issues(
+        labels, probabilities, filter_by="confident_learning", return_indices_ranked_by="normalized_margin", n_jobs=1
+    )
+    scores = get_normalized_margin_for_each_label(labels, probabilities)
+    assert [one.row for one in found] == sorted(theirs.tolist(), key=lambda row: (scores[row], row))
+    assert [one.score for one in found] == scores[theirs].tolist()
+
+
+@given(cases())
+def test_a_finding_says_what_the_model_says(case: Case) -> None:
+    """The suggested class is the most likely one, and never the given one."""
+    probabilities, labels = case
+    for one in label_errors.find(probabilities, labels):
+        assert (one.given, one.suggested) == (labels[one.row], probabilities[one.row].argmax())
+        assert one.suggested != one.given
+        assert (one.p_given, one.p_suggested) == tuple(probabilities[one.row, [one.given, one.suggested]])
+        assert one.score == (one.p_given - one.p_suggested + 1) / 2 < 0.5
+
+
+def test_swapped_labels_are_found_and_come_first() -> None:
+    """Of 300 images that the model knows well, the 10 with a wrong label are the findings, the surest first."""
+    random = np.random.default_rng(0)
+    actual = np.arange(300) % 3
+    sure, wrong = 0.5 + 0.4 * random.random(300), random.permutation(300)[:10]
+    sure[wrong] += 0.5 * (1 - sure[wrong])
+    probabilities = np.repeat((1 - sure[:, None]) / 2, 3, 1)
+    probabilities[np.arange(300), actual] = sure
+    labels = actual.copy()
+    labels[wrong] = (actual[wrong] + 1) % 3
+    found = label_errors.find(probabilities, labels)
+    assert [one.row for one in found] == sorted(wrong, key=lambda row: -sure[row])
+    assert [one.suggested for one in found] == [actual[one.row] for one in found]
+
+
+def test_an_unsure_model_accuses_no_image() -> None:
+    """Another class must have at least the mean probability of its own images: an answer of 40 % is no evidence.
+
+    Nor is one for a class without images, which has no mean.
+    """
+    probabilities = np.array([[0.9, 0.1, 0.0], [0.1, 0.9, 0.0], [0.3, 0.4, 0.3], [0.1, 0.0, 0.9]])
+    labels = np.array([0, 1, 0, 0])
+    assert label_errors.find(probabilities, labels) == []
+    sure = np.array([[0.9, 0.1, 0.0], [0.1, 0.9, 0.0], [0.02, 0.95, 0.03]])
+    assert [one.row for one in label_errors.find(sure, np.array([0, 1, 0]))] == [2]
+
+
+def test_the_order_of_the_rows_decides_nothing_but_ties() -> None:
+    """The thresholds are exact sums, so another order of the images gives the same findings."""
+    random = np.random.default_rng(1)
+    probabilities, labels = random.dirichlet([0.3] * 4, 500), random.integers(0, 4, 500)
+    order = random.permutation(500)
+    found = label_errors.find(probabilities, labels)
+    again = label_errors.find(probabilities[order], labels[order])
+    assert len(found) > 50
+    assert [order[one.row] for one in again] == [one.row for one in found]
+
+
+def test_the_table_has_names_and_rounded_figures() -> None:
+    """One row per finding, by rank; figures with six digits, so that the last bits of a sum are not in it."""
+    found = [LabelError(1, 0, 1, 0.1 + 0.2, 2 / 3), LabelError(0, 1, 0, 0.4, 0.6)]
+    header, rows = label_errors.table(found, ["a/x, y.png", "b/2.png"], ["a", "b"])
+    assert header == ("rank", "path", "given", "suggested", "p_given", "p_suggested", "score")
+    assert rows == [
+        (1, "b/2.png", "a", "b", 0.3, 0.666667, 0.316667),
+        (2, "a/x, y.png", "b", "a", 0.4, 0.6, 0.4),
+    ]
+    assert math.isclose(found[0].score, 0.3166666666666667)
+
+
+def test_suggested_corrections_are_rows_of_the_file_of_corrections() -> None:
+    """Path, the suggested class, and a reason with the rank."""
+    header, rows = label_errors.corrections([LabelError(1, 0, 1, 0.1, 0.8)], ["a/1.png", "b/2.png"], ["a", "b"])
+    assert header == ("path", "label", "reason")
+    assert rows == [("b/2.png", "b", "label error 1: a 0.10, b 0.80")]
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_no_label_error_among_right_answers(classes: int) -> None:
+    """If every answer is the label, there is no finding, and the tables have a header alone."""
+    labels = np.arange(20) % classes
+    found = label_errors.find(np.eye(classes)[labels], labels)
+    assert found == []
+    assert label_errors.table(found, [], [])[1] == label_errors.corrections(found, [], [])[1] == []
