@@ -7,11 +7,10 @@ machine, and nothing that depends on the kind of CPU.
 """
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline import stage
-from pipeline.base import files, linux, threads
+from pipeline.base import files, linux
 from pipeline.config.params import Params
 from pipeline.data import credits, originals, split_table
 from pipeline.models import description
@@ -19,7 +18,6 @@ from pipeline.reporting import audit, outcome, page, settings, thumbnails
 from pipeline.reporting.audit import Audit
 from pipeline.reporting.gallery import Album, Chosen
 from pipeline.reporting.outcome import Outcome
-from pipeline.reporting.thumbnails import Thumbnail
 
 
 def choose(found: Outcome, most: int) -> Chosen:
@@ -36,17 +34,6 @@ def wanted(chosen: Chosen, found: Audit) -> dict[str, bool]:
     return dict.fromkeys((file.path for file in left_out), False) | dict.fromkeys(used, True)
 
 
-def pictures(config: Params, paths: Mapping[str, bool]) -> dict[str, Thumbnail]:
-    """The thumbnail of each path. Raises UserError if a file is not the one that `split` saw."""
-    source = originals.opened(Path(config.paths.images), Path(config.paths.inbox))
-
-    def one(path: str) -> Thumbnail:
-        return (thumbnails.of if paths[path] else thumbnails.of_left_out)(source, path, config.prepare.grey)
-
-    made = threads.ordered_map(one, list(paths), stage.workers(config), "report")
-    return dict(zip(paths, made, strict=True))
-
-
 def run(config: Params) -> None:
     """Write the page. Raises UserError if an input is missing or damaged."""
     linux.share_freed_memory()
@@ -55,7 +42,9 @@ def run(config: Params) -> None:
     measured = outcome.read(Path(paths.metrics), model.classes, model.epoch)
     found = audit.of(split_table.all_rows(Path(paths.split)))
     chosen = choose(measured, config.evaluate.mistakes)
-    album = Album(pictures(config, wanted(chosen, found)), credits.credits(Path(paths.images) / originals.LICENSE))
+    source = originals.opened(Path(paths.images), Path(paths.inbox))
+    pictures = thumbnails.pictures(source, wanted(chosen, found), config.prepare.grey, stage.workers(config), "report")
+    album = Album(pictures, credits.credits(Path(paths.images) / originals.LICENSE))
     content = page.Content(
         config=config,
         model=model,

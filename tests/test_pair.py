@@ -9,8 +9,7 @@ from playwright.sync_api import Browser
 from pipeline.claims import pair
 from pipeline.claims.pair import Run
 from tests.helpers import browser as browsers
-from tests.helpers.browser import Scheme, needs_chromium, opened
-from tests.test_report import CONTRASTS
+from tests.helpers.browser import CONTRASTS, Scheme, needs_chromium, opened
 
 HOSTILE = "<b onclick=alert(1)>"
 FIGURES = {"accuracy": 0.5, "macro_f1": 0.4, "nll": 1.25, "ece": 0.1, "val_accuracy": 0.75, "exported_epoch": 2}

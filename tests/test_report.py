@@ -25,40 +25,13 @@ from pipeline.reporting import audit, charts, gallery, markup, outcome, page, re
 from tests.conftest import change, read_params, write_params
 from tests.helpers import browser as browsers
 from tests.helpers import reports
-from tests.helpers.browser import Scheme, needs_chromium, opened
+from tests.helpers.browser import CONTRASTS, Scheme, needs_chromium, opened
 from tests.helpers.reports import CHINESE, CLASSES, HEBREW
 from tests.test_tracked import tracked
 
 PARTS = (
     "trained", "quality", "curves", "confusion", "calibration", "images", "data", "settings", "environment", "repeat",
 )  # fmt: skip
-# For each element with text of its own: the contrast of its colour with the colour behind it (WCAG 2).
-CONTRASTS = """() => {
-  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const rgb = (colour) => {
-    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
-  };
-  const light = (colour) => {
-    const [r, g, b] = rgb(colour).map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const behind = (element) => {
-    while (element && rgb(getComputedStyle(element).backgroundColor)[3] === 0) element = element.parentElement;
-    return getComputedStyle(element).backgroundColor;
-  };
-  const found = [];
-  for (const element of document.querySelectorAll("body *")) {
-    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    if (!own || !element.checkVisibility()) continue;
-    const style = getComputedStyle(element);
-    const ink = light(element.closest("svg") ? style.fill : style.color), paper = light(behind(element));
-    const contrast = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
-    found.push([contrast, `${element.tagName} ${element.className}: ${element.textContent.slice(0, 30)}`]);
-  }
-  return found;
-}"""
-
 # For each drawing: its box, then those of its texts, as left, top, right and bottom.
 BOXES = """() => [...document.querySelectorAll("svg")].map((drawing) =>
   [drawing, ...drawing.querySelectorAll("text")].map((element) => {
@@ -394,7 +367,7 @@ def test_a_page_of_very_many_classes_stays_small(finished: Path) -> None:
     config = reports.config_in(finished)
     read = outcome.read(Path(config.paths.metrics), sorted(CLASSES), 1)
     large = replace(read, classes=classes, answers=answers)
-    page = result.confusion(large, frozenset()) + result.quality(large)
+    page = result.confusion(large.classes, large.counts, frozenset()) + result.quality(large)
     assert "The 30 most frequent of 1,000 confusions." in page
     assert "the 100 with the lowest F1 of 1,000" in page
     assert len(page) < 60_000
@@ -448,7 +421,7 @@ def test_the_page_of_a_perfect_model_says_so(finished: Path) -> None:
     perfect = replace(read, answers=answers, figures=replace(read.figures, nll=-0.0))
     chosen = report.choose(perfect, 6)
     assert "There is no mistake." in gallery.images(chosen, read.classes, gallery.Album({}, {}))
-    assert 'class="miss"' not in result.confusion(perfect, chosen.pairs)
+    assert 'class="miss"' not in result.confusion(perfect.classes, perfect.counts, chosen.pairs)
     assert "<b>0.000</b><span>negative log-likelihood" in result.quality(perfect)
 
 

@@ -37,6 +37,7 @@ LAYERS = (
     "training",
     "planning",
     "claims",
+    "studies",
     "",
 )
 FRAME = "stage"  # the frame of every command: the one module at the top that commands import

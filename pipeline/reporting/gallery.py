@@ -37,39 +37,36 @@ class Chosen:
         return frozenset((answer.actual, answer.predicted) for answer in (*self.mistakes, *self.unsure))
 
 
-def images(chosen: Chosen, classes: Sequence[str], album: Album) -> str:
-    """The most confident mistakes and the least confident right answers."""
+def images(chosen: Chosen, classes: Sequence[str], album: Album, whole: str = "metrics/predictions.csv") -> str:
+    """The most confident mistakes and the least confident right answers. `whole`: the table of all answers."""
     seen: set[str] = set()
     parts = [
         '<p id="filter" role="status" tabindex="-1" hidden><span></span> <button type="button">show all</button></p>',
         _group(
             "Mistakes, the most confident first",
-            _how_many(len(chosen.mistakes), chosen.mistakes_in_all, "mistake", "mistakes"),
+            _how_many(len(chosen.mistakes), chosen.mistakes_in_all, "mistake", "mistakes", whole),
             [_answer(answer, classes, album, seen) for answer in chosen.mistakes],
         ),
         _group(
             "Right answers, the least confident first",
-            _how_many(len(chosen.unsure), chosen.right_in_all, "right answer", "right answers"),
+            _how_many(len(chosen.unsure), chosen.right_in_all, "right answer", "right answers", whole),
             [_answer(answer, classes, album, seen) for answer in chosen.unsure],
         ),
     ]
     return markup.section("images", "Which images are hard?", *parts)
 
 
-def _group(title: str, how_many: str, shots: Sequence[str]) -> str:
+def _group(title: str, how_many: str, made: Sequence[str]) -> str:
     """Images under their heading. A filter hides a group without an image that it shows."""
-    return f'<div class="group">\n<h3>{title}</h3>\n{paragraph(how_many, "number")}\n{_shots(shots)}\n</div>'
+    return f'<div class="group">\n<h3>{title}</h3>\n{paragraph(how_many, "number")}\n{shots(made)}\n</div>'
 
 
-def _how_many(shown: int, in_all: int, one: str, several: str) -> str:
+def _how_many(shown: int, in_all: int, one: str, several: str, whole: str) -> str:
     if not in_all:
         return f"There is no {one}."
     if shown == in_all:
         return f"All {are(in_all, one, several)}." if in_all > 1 else f"The only {one}."
-    return (
-        f"{shown:,} of {are(in_all, one, several)}; metrics/predictions.csv has all. "
-        f"evaluate.mistakes is how many are shown."
-    )
+    return f"{shown:,} of {are(in_all, one, several)}; {whole} has all. evaluate.mistakes is how many are shown."
 
 
 def _answer(answer: Answer, classes: Sequence[str], album: Album, seen: set[str]) -> str:
@@ -84,15 +81,16 @@ def _answer(answer: Answer, classes: Sequence[str], album: Album, seen: set[str]
     pair = f"{answer.actual}-{answer.predicted}"
     address = "" if pair in seen else f' id="shot-{pair}"'
     seen.add(pair)
-    return _shot(answer.path, lines, album, f'{address} data-pair="{pair}"')
+    return shot(answer.path, lines, album, f'{address} data-pair="{pair}"')
 
 
-def _shots(shots: Sequence[str]) -> str:
-    body = "\n".join(shots)
-    return f'<div class="shots">\n{body}\n</div>' if shots else ""
+def shots(made: Sequence[str]) -> str:
+    """Images side by side."""
+    body = "\n".join(made)
+    return f'<div class="shots">\n{body}\n</div>' if made else ""
 
 
-def _shot(path: str, lines: Sequence[str], album: Album, attributes: str = "") -> str:
+def shot(path: str, lines: Sequence[str], album: Album, attributes: str = "") -> str:
     """A thumbnail above its lines of HTML, its file name and its credit."""
     credit = album.credits.get(path, "")
     shown = [*lines, f'<span class="file" title="{text(path)}">{markup.path(path.rpartition("/")[2])}</span>']
@@ -151,8 +149,8 @@ def _counts(found: Audit) -> str:
 def _reason(reason: audit.Reason, album: Album) -> str:
     rest = reason.count - len(reason.first)
     more = paragraph(f"{rest:,} more; split.csv has all.") if rest else ""
-    shots = _shots([_shot(file.path, _why(file), album) for file in reason.first])
-    return f"<h4>{text(reason.name)}: {are(reason.count, 'file', 'files')}</h4>\n{shots}\n{more}"
+    first = shots([shot(file.path, _why(file), album) for file in reason.first])
+    return f"<h4>{text(reason.name)}: {are(reason.count, 'file', 'files')}</h4>\n{first}\n{more}"
 
 
 def _why(file: LeftOut) -> list[str]:
@@ -177,8 +175,8 @@ def _groups(found: Audit, album: Album) -> str:
     for group in found.groups:
         rest = group.count - len(group.first)
         more = paragraph(f"{rest:,} more.") if rest else ""
-        shots = _shots([_shot(path, [], album) for path in group.first])
-        groups.append(f"<h4>{group.count:,} images in {' and '.join(group.parts)}</h4>\n{shots}\n{more}")
+        first = shots([shot(path, [], album) for path in group.first])
+        groups.append(f"<h4>{group.count:,} images in {' and '.join(group.parts)}</h4>\n{first}\n{more}")
     if (others := found.groups_in_all - len(found.groups)) > 0:
         groups.append(
             paragraph(

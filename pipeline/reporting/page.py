@@ -45,7 +45,7 @@ def page(content: Content) -> str:
         result.trained(content.config, model, content.audit, outcome),
         result.quality(outcome),
         result.training(model, outcome),
-        result.confusion(outcome, content.chosen.pairs),
+        result.confusion(outcome.classes, outcome.counts, content.chosen.pairs),
         result.calibration(outcome),
         gallery.images(content.chosen, model.classes, content.album),
         gallery.data(content.audit, content.album),

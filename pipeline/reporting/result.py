@@ -1,6 +1,6 @@
 """The first half of the page: what was trained on what, how good it is, the curves, the confusion, the calibration."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,23 +69,29 @@ def quality(outcome: Outcome) -> str:
     counts, total = outcome.counts, len(outcome.answers)
     right, largest = int(counts.trace()), int(counts.sum(1).max())
     low, high = metrics.wilson(right, total)
-    tiles = "\n".join(
-        f"<div><b>{getattr(outcome.figures, key) + 0.0:.3f}</b><span>{shown}</span><small>{meaning}</small></div>"
-        for key, shown, meaning in MEANINGS
-    )
     return markup.section(
         "quality",
         "How good is it?",
         f'<p class="hero"><b>{percent(right / total)}</b> <span>of the test images get the right class: {right:,} of '
         f"{total:,}. Chance alone can move this figure: its 95&nbsp;% interval is {percent(low)} to {percent(high)}. "
         f"The same answer for every image, the most frequent class, gets {percent(largest / total)}.</span></p>",
-        f'<div class="tiles">\n{tiles}\n</div>',
-        _classes(outcome.classes, counts),
+        tiles([(f"{getattr(outcome.figures, key) + 0.0:.3f}", *said) for key, *said in MEANINGS]),
+        class_table(outcome.classes, counts, "Each class on the test images"),
     )
 
 
-def _classes(classes: Sequence[str], counts: NDArray[np.int64]) -> str:
-    """The table of the classes, in their order; of very many, those with the lowest F1."""
+def tiles(figures: Iterable[Sequence[str]]) -> str:
+    """Figures side by side: of each the figure, its name, and what it means."""
+    body = "\n".join(
+        f"<div><b>{figure}</b><span>{shown}</span><small>{meaning}</small></div>" for figure, shown, meaning in figures
+    )
+    return f'<div class="tiles">\n{body}\n</div>'
+
+
+def class_table(
+    classes: Sequence[str], counts: NDArray[np.int64], caption: str, whole: str = "; metrics/per_class.csv has all"
+) -> str:
+    """The table of the classes, in their order; of very many, those with the lowest F1. `whole`: where all are."""
     precision, recall, f1 = metrics.per_class(counts)
     images, right = counts.sum(1).tolist(), counts.diagonal().tolist()
     shown = sorted(sorted(range(len(classes)), key=lambda k: (f1[k], k))[:MOST_CLASSES])
@@ -95,9 +101,8 @@ def _classes(classes: Sequence[str], counts: NDArray[np.int64]) -> str:
         interval = f"<small>{low:.3f} to {high:.3f}</small>" if images[k] else ""
         recalled, *others = (f"{figure[k]:.3f}" for figure in (recall, precision, f1))
         rows.append((name(classes[k]), f"{images[k]:,}", recalled + interval, *others))
-    caption = "Each class on the test images"
     if len(shown) < len(classes):
-        caption += f": the {MOST_CLASSES} with the lowest F1 of {len(classes):,}; metrics/per_class.csv has all"
+        caption += f": the {MOST_CLASSES} with the lowest F1 of {len(classes):,}{whole}"
     head = ("class", "images", "recall", "precision", "F1")
     notes = (
         "Recall: the share of the class's images that are recognized, with its 95&nbsp;% interval. Precision: the "
@@ -139,9 +144,15 @@ class Cell:
     share: float  # of the row
 
 
-def confusion(outcome: Outcome, shown: frozenset[tuple[int, int]]) -> str:
-    """The confusion matrix, or the most frequent confusions. `shown`: the cells with an image in the gallery."""
-    classes, counts = outcome.classes, outcome.counts
+def confusion(
+    classes: Sequence[str],
+    counts: NDArray[np.int64],
+    shown: frozenset[tuple[int, int]],
+    whole: str = "metrics/confusion.csv",
+) -> str:
+    """The confusion matrix of these counts, or the most frequent confusions. `shown`: the cells with an image in the
+    gallery; `whole`: the table of all images.
+    """
     totals = counts.sum(1).tolist()
     cells = [
         Cell(int(i), int(j), int(counts[i, j]), int(counts[i, j]) / totals[i])
@@ -154,7 +165,10 @@ def confusion(outcome: Outcome, shown: frozenset[tuple[int, int]]) -> str:
     )
     if len(classes) > WIDEST_MATRIX:
         return markup.section(
-            "confusion", "What is taken for what?", _most_frequent(classes, cells, shown), paragraph(explained, "note")
+            "confusion",
+            "What is taken for what?",
+            _most_frequent(classes, cells, shown, whole),
+            paragraph(explained, "note"),
         )
     head = "".join(f'<th scope="col"><span>{name(label)}</span></th>' for label in classes)
     body = "\n".join(
@@ -197,7 +211,7 @@ def _link(classes: Sequence[str], cell: Cell, shown: frozenset[tuple[int, int]])
     )
 
 
-def _most_frequent(classes: Sequence[str], cells: Sequence[Cell], shown: frozenset[tuple[int, int]]) -> str:
+def _most_frequent(classes: Sequence[str], cells: Sequence[Cell], shown: frozenset[tuple[int, int]], whole: str) -> str:
     """A table of the most frequent confusions, for more classes than a matrix can show."""
     wrong = sorted((cell for cell in cells if cell.actual != cell.predicted), key=lambda cell: -cell.images)
     rows = [
@@ -206,7 +220,7 @@ def _most_frequent(classes: Sequence[str], cells: Sequence[Cell], shown: frozens
     ]
     caption = (
         f"The {len(rows)} most frequent of {len(wrong):,} confusions. With more than {WIDEST_MATRIX} classes the whole "
-        f"matrix is not shown; metrics/confusion.csv has every image."
+        f"matrix is not shown; {whole} has every image."
     )
     return markup.table(caption, ("true class", "taken for", "images"), rows)
 

@@ -7,11 +7,13 @@ depend on how zlib was built for the CPU.
 
 import base64
 import io
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from PIL import Image
 
+from pipeline.base import threads
 from pipeline.base.errors import UserError
 from pipeline.config.params import Grey
 from pipeline.data import images
@@ -31,6 +33,21 @@ class Thumbnail:
 
 
 NO_PICTURE = Thumbnail("", 0, 0)
+
+
+def pictures(
+    originals: Originals, paths: Mapping[str, bool], grey: Grey, workers: int, name: str
+) -> dict[str, Thumbnail]:
+    """The thumbnail of each path, made by `workers` threads; progress is shown under this name.
+
+    The value of a path says whether it must be possible to decode the file.
+    Raises UserError if a file is not the one that `split` saw.
+    """
+
+    def one(path: str) -> Thumbnail:
+        return (of if paths[path] else of_left_out)(originals, path, grey)
+
+    return dict(zip(paths, threads.ordered_map(one, list(paths), workers, name), strict=True))
 
 
 def of(originals: Originals, name: str, grey: Grey) -> Thumbnail:

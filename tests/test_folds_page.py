@@ -1,0 +1,270 @@
+"""The page about all folds, looked at with a real browser."""
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser
+
+from pipeline.base import files
+from pipeline.data import credits, originals, split_table
+from pipeline.evaluation import label_errors, metrics, pooled
+from pipeline.evaluation.pooled import Pooled
+from pipeline.reporting import settings, thumbnails
+from pipeline.reporting.gallery import Album
+from pipeline.studies import folds_page
+from pipeline.studies.folds_page import Content
+from tests.helpers import browser as browsers
+from tests.helpers import reports
+from tests.helpers.browser import CONTRASTS, Scheme, needs_chromium, opened
+from tests.helpers.reports import HEBREW, HOSTILE
+
+PARTS = [anchor for anchor, _ in folds_page.PARTS]
+FOLDS = 4
+NO_PICTURES = Album({}, {})
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project's folder with images, a split, and params."""
+    folder = tmp_path_factory.mktemp("folds")
+    reports.make(folder)
+    return folder
+
+
+def answers(project: Path, seeds: tuple[int, ...] = (0,)) -> Pooled:
+    """Invented answers for every image of the split, mostly right; every 12th image has a wrong label."""
+    rows = sorted(split_table.kept_rows(project / "data/split.csv"), key=lambda row: row["path"])
+    classes = tuple(sorted({row["class"] for row in rows}))
+    labels = np.array([classes.index(row["class"]) for row in rows], np.int64)
+    numbers, random = np.arange(len(rows)), np.random.default_rng(0)
+    logits = random.normal(0, 1, (len(seeds), len(rows), len(classes)))
+    logits[:, numbers, labels] += 2.5
+    logits[:, numbers[::12], (labels[::12] + 1) % len(classes)] += 9
+    log_probs = logits - np.log(np.exp(logits).sum(2, keepdims=True))
+    return Pooled(classes, tuple(row["path"] for row in rows), labels, numbers % FOLDS, seeds, log_probs)
+
+
+def content(project: Path, seeds: tuple[int, ...] = (0,)) -> Content:
+    config, found = reports.config_in(project), answers(project, seeds)
+    errors = label_errors.find(found.probabilities, found.labels)
+    source = originals.opened(Path(config.paths.images), Path(config.paths.inbox))
+    wanted = folds_page.wanted(found, errors, config.evaluate.mistakes)
+    pictures = thumbnails.pictures(source, wanted, config.prepare.grey, 2, "folds")
+    return Content(
+        config=config,
+        pooled=found,
+        figures=pooled.figures(found, config.evaluate.bins),
+        found=errors,
+        album=Album(pictures, credits.credits(Path(config.paths.images) / originals.LICENSE)),
+        settings=settings.settings(config),
+        commands=[f"make folds FOLDS={FOLDS}   # <all>", "git status"],
+    )
+
+
+@pytest.fixture(scope="module")
+def shown(project: Path) -> Content:
+    return content(project)
+
+
+@pytest.fixture(scope="module")
+def written(shown: Content, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "folds.html"
+    files.write_text(path, folds_page.page(shown))
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsers.started() as started:
+        yield started
+
+
+# ---- what it says ----
+
+
+def test_the_same_answers_give_the_same_bytes(project: Path, shown: Content, written: Path) -> None:
+    """Made again it is the same, and it names no folder and no time."""
+    again = folds_page.page(content(project))
+    assert again.encode() == written.read_bytes()
+    assert str(project) not in again
+    assert not re.search(r"20\d\d-\d\d-\d\d|\d\d:\d\d:\d\d", again)
+    assert len(again) < 300_000
+
+
+def test_the_figures_are_of_all_images(shown: Content, written: Path) -> None:
+    """Accuracy and interval from all images; each fold with its right answers; a matrix whose sum is all images."""
+    text, found = written.read_text(), shown.pooled
+    hits = found.log_probs[0].argmax(1) == found.labels
+    low, high = (f"{100 * bound:.1f}\u00a0%" for bound in metrics.wilson(int(hits.sum()), 96))
+    assert f"<b>{100 * hits.mean():.1f}\u00a0%</b> <span>of the 96 images" in text
+    assert f"interval is {low} to {high}" in text
+    spread = shown.figures.over_folds
+    assert f"<b>{spread.mean:.3f} ± {spread.deviation:.3f}</b><span>over folds</span>" in text
+    for fold in range(FOLDS):
+        right = hits[found.folds == fold].sum()
+        assert f'<th scope="row">{fold}</th><td>0</td><td>24</td><td>{right}</td><td>{right / 24:.3f}' in text
+    matrix = text[text.index('<table class="matrix') : text.index("</table>", text.index('<table class="matrix'))]
+    assert sum(int(number) for number in re.findall(r">(\d+)<small>", matrix)) == 96
+    assert "over seeds" not in text
+    assert "<code>split.fold</code>" not in text  # the table of folds has it
+
+
+def test_several_seeds_are_shown_with_their_spread(project: Path) -> None:
+    """The mean over seeds, its deviation, and the answer of all seeds together; every training is in the table."""
+    several = content(project, seeds=(3, 5))
+    text, figures = folds_page.page(several), several.figures
+    assert "This is the mean of 2 seeds." in text
+    assert f"{figures.over_seeds.mean:.3f} ± {figures.over_seeds.deviation:.3f}</b><span>over seeds" in text
+    assert f"<b>{figures.accuracy_of_mean:.3f}</b><span>seeds together" in text
+    table = text[text.index('<section id="folds"') : text.index('<section id="classes"')]
+    assert table.count("<td>24</td>") == 2 * FOLDS
+    assert "from the mean of its probabilities over seeds" in text
+
+
+def test_the_gallery_begins_with_the_most_confident_mistake(shown: Content) -> None:
+    """Then the others; the right answers begin with the least confident one. Of equal ones the first path is first."""
+    probabilities, labels = shown.pooled.probabilities, shown.pooled.labels
+    guesses, sure = probabilities.argmax(1), probabilities.max(1)
+    picked = folds_page.chosen(shown.pooled, 5)
+    wrong = sorted(np.flatnonzero(guesses != labels), key=lambda row: -sure[row])
+    right = sorted(np.flatnonzero(guesses == labels), key=lambda row: sure[row])
+    assert [one.path for one in picked.mistakes] == [shown.pooled.paths[row] for row in wrong[:5]]
+    assert [one.path for one in picked.unsure] == [shown.pooled.paths[row] for row in right[:5]]
+    assert (picked.mistakes_in_all, picked.right_in_all) == (len(wrong), len(right))
+    first = picked.mistakes[0]
+    assert first.probabilities[0] == probabilities[wrong[0], labels[wrong[0]]]
+    assert first.probabilities[2] == sorted(probabilities[wrong[0]])[-2]
+    equal = replace(shown.pooled, log_probs=np.log(np.full((1, 96, 4), 0.25)))
+    tied = folds_page.chosen(equal, 200)
+    assert [one.path for one in tied.mistakes] == [p for p, k in zip(equal.paths, labels, strict=True) if k != 0]
+
+
+def test_every_label_error_is_there_with_both_classes(shown: Content, written: Path) -> None:
+    """Rank, given and suggested class with probabilities, a picture; and all of them as lines for the corrections."""
+    text = written.read_text()
+    sheet = text[text.index('<section id="labels"') : text.index('<section id="settings"')]
+    number = len(shown.found)
+    assert {one.row for one in shown.found} >= set(range(0, 96, 12))
+    assert f"{number} labels of 96 ({100 * number / 96:.1f}\u00a0%) may be wrong" in sheet
+    assert sheet.count('<img src="data:image/jpeg') == number
+    assert [int(rank) for rank in re.findall(r"<span>(\d+)\. label <b>", sheet)] == list(range(1, number + 1))
+    assert "<img src=x" not in sheet
+    assert f"suggested: <b><bdi>{HEBREW}</bdi></b>" in sheet
+
+
+def test_no_suspected_label_is_said(project: Path, shown: Content) -> None:
+    """A page without a label error has no empty sheet."""
+    page = folds_page.page(replace(shown, found=[]))
+    assert "No label is suspected." in page
+    assert 'id="sheet"' not in page
+
+
+def test_a_page_of_very_many_stays_small(shown: Content) -> None:
+    """Of many thousand label errors, folds and classes only so many are shown; all are counted."""
+    n, k = 20_000, 1000
+    labels = np.arange(n) % k
+    right = np.full((1, n, k), -10.0)
+    right[0, np.arange(n), (labels + 1) % k] = -0.05
+    found = Pooled(
+        tuple(f"class {j}" for j in range(k)), tuple(f"{j:05d}.jpg" for j in range(n)), labels, labels, (0,), right
+    )
+    errors = [label_errors.LabelError(row, int(labels[row]), (int(labels[row]) + 1) % k, 0.1, 0.9) for row in range(n)]
+    large = replace(
+        shown, pooled=found, found=errors, figures=pooled.figures(found, 15), album=NO_PICTURES, settings=[]
+    )
+    page = folds_page.page(large)
+    assert "20,000 labels of 20,000" in page
+    assert "The first 100 are shown; metrics/folds/label_errors.csv has all." in page
+    assert "the first 100 of 1,000" in page
+    assert "The 30 most frequent of 1,000 confusions" in page
+    assert len(page) < 200_000
+    assert len(folds_page.wanted(found, errors, 10)) <= 110
+
+
+# ---- in a browser ----
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_can_be_read(browser: Browser, written: Path, width: int, scheme: Scheme) -> None:
+    """On a desktop and on a phone, light and dark: nothing is wider than the window, and every text has a contrast of
+    at least 4.5. The console is empty, and nothing is requested.
+    """
+    with opened(browser, written, width=width, scheme=scheme) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert [part for part in PARTS if not page.locator(f"#{part}").is_visible()] == []
+        contrasts = page.evaluate(CONTRASTS)
+        assert len(contrasts) > 200
+        assert [(round(value, 2), what) for value, what in contrasts if value < 4.5] == []
+
+
+@needs_chromium
+def test_choices_become_lines_of_the_corrections(browser: Browser, shown: Content, written: Path) -> None:
+    """The suggested class, another one, or to leave the image out: what is chosen is there to be copied, as CSV."""
+    with opened(browser, written) as page:
+        assert page.locator("#chosen").is_hidden()
+        choices, names = page.locator("#sheet .shot select"), shown.pooled.classes
+        paths = [shown.pooled.paths[one.row] for one in shown.found]
+        suggested = names[shown.found[0].suggested]
+        hostile = names.index(HOSTILE)
+        third = next(k for k, one in enumerate(shown.found) if k > 1 and hostile not in (one.given, one.suggested))
+        choices.nth(0).select_option(suggested)
+        choices.nth(1).select_option("exclude")
+        choices.nth(third).select_option(HOSTILE)
+        choices.nth(third + 1).select_option("exclude")
+        choices.nth(third + 1).select_option("")
+        rows = list(csv.reader(io.StringIO(page.locator("#chosen pre").inner_text())))
+        assert [row[:2] for row in rows] == [[paths[0], suggested], [paths[1], "exclude"], [paths[third], HOSTILE]]
+        assert rows[0][2].startswith("label error 1: ")
+        folded = page.locator("#labels details pre").text_content()
+        expected = label_errors.corrections(shown.found, shown.pooled.paths, shown.pooled.classes)[1]
+        assert [tuple(row) for row in csv.reader(io.StringIO(folded))] == expected
+
+
+@needs_chromium
+def test_the_sheet_shows_the_labels_of_one_class(browser: Browser, shown: Content, written: Path) -> None:
+    """The filter counts each class; the matrix still filters the gallery, and leaves the sheet alone."""
+    with opened(browser, written) as page:
+        sheet, given = page.locator("#sheet .shot:visible"), [shown.pooled.classes[one.given] for one in shown.found]
+        page.locator("#sheet > select").select_option(given[0])
+        assert sheet.count() == given.count(given[0]) < len(given)
+        page.locator("#sheet > select").select_option("")
+        assert sheet.count() == len(given)
+        page.locator(".matrix .miss a").first.click()
+        assert page.locator("#images .shot:visible").count() < page.locator("#images .shot").count()
+        assert sheet.count() == len(given)
+
+
+@needs_chromium
+def test_without_javascript_and_printed_it_is_whole(
+    browser: Browser, shown: Content, written: Path, tmp_path: Path
+) -> None:
+    """Every label error and every line is there; a print is on white paper, without the choices."""
+    with opened(browser, written, scheme="dark", script=False) as page:
+        assert page.locator("#sheet .shot:visible").count() == len(shown.found)
+        assert page.locator("select").count() == 0
+        page.emulate_media(media="print")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert page.locator("#labels details pre").is_visible()
+        page.pdf(path=tmp_path / "page.pdf", format="A4")
+    with opened(browser, written) as page:
+        page.emulate_media(media="print")
+        assert page.locator("select:visible").count() == 0
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+
+
+@needs_chromium
+def test_every_link_inside_the_page_has_its_target(browser: Browser, written: Path) -> None:
+    """No address is there twice, and none is missing."""
+    with opened(browser, written) as page:
+        ids = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+        links = page.evaluate("[...document.querySelectorAll('a[href^=\"#\"]')].map((one) => one.hash.slice(1))")
+    assert len(ids) == len(set(ids))
+    assert set(PARTS) <= set(links) <= set(ids)
