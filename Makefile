@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup start demo repro compare verify test test-packages test-code test-all test-gpu mutants lint format bench doctor tensorboard lock \
+.PHONY: help setup start demo repro compare folds verify test test-packages test-code test-all test-gpu mutants lint format bench doctor tensorboard lock \
 	clean clean-runs image image-repro image-test
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
@@ -49,6 +49,10 @@ repro: setup  ## run what params.yaml describes (dvc repro), and repair first wh
 
 compare: setup  ## experiments and commits side by side, with intervals and a test of two: make compare REVS="HEAD two" (MD=1: Markdown)
 	@python -m pipeline.compare $(if $(MD),--md) $(REVS)
+
+folds: setup  ## train and test on every fold: one figure over all images (FOLDS=5 SEEDS=1 JOBS=1), or repeat a recipe (RECIPE=name)
+	@python -m pipeline.folds $(if $(FOLDS),--folds $(FOLDS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS)) \
+		$(if $(RECIPE),--recipe "$(RECIPE)")
 
 verify: setup  ## repeat what the committed dvc.lock claims, and compare every byte
 	@python -m pipeline.verify

@@ -59,7 +59,7 @@ class Situation:
 def situation(config: Params, photos: str = "") -> Situation:
     """What there is. Raises UserError for a folder without images in it, or with a layout that `split` would refuse."""
     named = source(config, photos)
-    return Situation(config, this_machine(), named, survey.survey(changed_by(config, named)))
+    return Situation(config, this_machine(), named, survey.survey(params.changed(config, named)))
 
 
 def this_machine() -> Machine:
@@ -81,18 +81,9 @@ def values(name: str, now: Situation) -> dict[str, Any]:
     return now.source | presets.changes(name, now.here, training)
 
 
-def changed_by(config: Params, new: dict[str, Any]) -> Params:
-    """The params with other values (dotted key → value). Raises UserError for a value that is not allowed."""
-    raw = config.model_dump(mode="json")
-    for dotted, value in new.items():
-        section, key = dotted.split(".")
-        raw[section][key] = value
-    return params.parse(raw)
-
-
 def accepted(name: str, now: Situation, new: dict[str, Any]) -> Params:
     """The params with the values of a preset. Raises UserError if other settings do not go with the preset."""
-    changed = changed_by(now.config, new)
+    changed = params.changed(now.config, new)
     if not presets.missing(name, now.here) and (faults := validity.faults(changed, now.here)):
         remedy = f"nothing is written: other settings in {params.FILE} do not go with the preset {name}; {UNDO}"
         raise UserError("\n".join([*faults, remedy]))

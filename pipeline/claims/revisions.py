@@ -6,7 +6,7 @@ Git has params, metrics and dvc.lock; DVC's cache, or its remote, has the tables
 import csv
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def read(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Revis
     revision, state = known.get(name, (name, ""))
     source = _asked(lambda: DVCFileSystem(rev=None if revision == HERE else revision), revision)
     raw = _params(source, revision)
-    settings = dict(_flat(upgrade.completed(raw, document.read(upgrade.DEFAULTS))))
+    settings = dict(document.leaves(upgrade.completed(raw, document.read(upgrade.DEFAULTS))))
     if state in (FAILED, "queued", "running"):  # its files are those of the commit that it began at
         return Revision(name, state, settings)
     with tempfile.TemporaryDirectory() as temporary:
@@ -119,15 +119,6 @@ def _params(source: DVCFileSystem, revision: str) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise UserError(f"{params.FILE} of {revision}: not a table of settings")
     return raw
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested tables, with the dotted name of its key."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _at(table: Any, key: str) -> Any:

@@ -7,7 +7,7 @@ import difflib
 import io
 import reprlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,15 @@ def rewritten(text: str, values: Mapping[str, Any]) -> str:
 def rewrite(path: Path, values: Mapping[str, Any]) -> None:
     """Write other values (dotted key → value) into a YAML file, as `rewritten` says."""
     files.write_text(path, rewritten(path.read_text(encoding="utf-8"), values))
+
+
+def leaves(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value of everything in nested tables that is no table."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
 
 
 def _content(path: Path) -> bytes:

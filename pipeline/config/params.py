@@ -7,9 +7,11 @@ A setting that is missing in params.yaml has its value of defaults.yaml. `validi
 settings, or on the machine.
 """
 
+import functools
 import json
+import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -241,6 +243,15 @@ def parse(raw: Any) -> Params:
     except ValidationError as error:
         faults = error.errors(include_url=False)
         raise UserError("\n".join(document.sentence(fault, Params, PATTERNS) for fault in faults)) from None
+
+
+def changed(config: Params, values: Mapping[str, Any]) -> Params:
+    """The params with other values (dotted key → value). Raises UserError for a value that is not allowed."""
+    raw = config.model_dump(mode="json")
+    for dotted, value in values.items():
+        *sections, key = dotted.split(".")
+        functools.reduce(operator.getitem, sections, raw)[key] = value
+    return parse(raw)
 
 
 def missing(path: Path = FILE) -> str:

@@ -1,7 +1,6 @@
 """What decided the result: the settings, the locked packages, and the hashes of the files."""
 
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +35,10 @@ def settings(config: Params) -> list[Setting]:
 
     Paths, the address of an archive, and how the work is divided are left out: they change no byte.
     """
-    usual = dict(_leaves(params.parse(document.read(upgrade.DEFAULTS)).model_dump(mode="json")))
+    usual = dict(document.leaves(params.parse(document.read(upgrade.DEFAULTS)).model_dump(mode="json")))
     return [
         Setting(name, _shown(value), _shown(usual[name]))
-        for name, value in _leaves(config.model_dump(mode="json"))
+        for name, value in document.leaves(config.model_dump(mode="json"))
         if _decides(name, config)
     ]
 
@@ -52,15 +51,6 @@ def _decides(name: str, config: Params) -> bool:
     if section == "run":
         return key == "processes" and config.train.parallel != "elastic"
     return section != "paths"
-
-
-def _leaves(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted name and value of everything in nested tables that is no table."""
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
 
 
 def _shown(value: Any) -> str:

@@ -1,0 +1,225 @@
+"""Train and test on every fold: a figure over all images, each of a model that was not trained on it.
+
+    python -m pipeline.folds                     5 folds with these params; what `make folds` runs
+    python -m pipeline.folds --folds 10 --seeds 3 --jobs 2
+    python -m pipeline.folds --recipe NAME       repeats results/recipes/NAME.json, and compares every byte
+
+One test split has few images, so its accuracy has a wide interval. Here split.folds is N, and the pipeline runs N times
+with split.fold from 0 to N - 1: each image is a test image once. --seeds K repeats that with K seeds of the training.
+
+Each run is in a working copy of the project (.dvc/tmp/folds/), with the project's DVC cache. A finished stage is
+restored from the run cache, and an interrupted training goes on from its checkpoint: if this command is killed, run it
+again. Your folder, with its params.yaml and dvc.lock, stays as it is. Written: metrics/folds/ and reports/folds.html.
+"""
+
+import argparse
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import dvc_lock, files, linux, programs
+from pipeline.base.errors import UserError, exit_status
+from pipeline.config import machine, params, validity
+from pipeline.config.params import Params
+from pipeline.data import split_table
+from pipeline.evaluation import label_errors, pooled
+from pipeline.evaluation.pooled import Figures, Pooled
+from pipeline.studies import copies, jobs, record
+from pipeline.studies.copies import Copy
+from pipeline.studies.jobs import Job
+from pipeline.studies.record import Record
+from pipeline.training import runs
+
+FOLDER = programs.TEMPORARY / "folds"
+FOLDS = 5
+MOST_FOLDS, MOST_SEEDS, MOST_JOBS = 100, 100, 64
+BEFORE, STAGES = ("download", "weights"), ("prepare", "train", "evaluate")
+DIFFERENT = 3  # exit status
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is to be done."""
+
+    values: Mapping[str, Any]  # dotted key → value: what the params of this folder are changed by
+    folds: int
+    seeds: Sequence[int]
+    at_once: int  # trainings
+
+    def changes(self, seed: int, fold: int) -> dict[str, Any]:
+        """The params of one training that are not those of this folder."""
+        return {**self.values, "split.folds": self.folds, "split.fold": fold, "train.seed": seed}
+
+
+def study(config: Params, folds: int | None, seeds: int | None, at_once: int, recipe: Record | None) -> Study:
+    """The study that the options ask for. A recipe gives its own params, folds and seeds.
+
+    Raises UserError for an option that is not allowed, and for params that cannot run on this machine.
+    """
+    if recipe:
+        if folds or seeds:
+            raise UserError("--recipe: it says how many folds and seeds; leave out --folds and --seeds")
+        chosen = Study(recipe.params, recipe.params["split.folds"], recipe.seeds, at_once)
+    else:
+        folds = folds or (config.split.folds if config.split.folds > 1 else FOLDS)
+        chosen = Study({}, folds, [(config.train.seed + k) % 2**32 for k in range(seeds or 1)], at_once)
+    for option, value, low, high in (
+        ("--folds", chosen.folds, 2, MOST_FOLDS),
+        ("--seeds", len(chosen.seeds), 1, MOST_SEEDS),
+        ("--jobs", at_once, 1, MOST_JOBS),
+    ):
+        if not low <= value <= high:
+            raise UserError(f"{option}: {value}; allowed: {low} to {high}")
+    changed = params.changed(config, chosen.changes(chosen.seeds[0], chosen.folds - 1))
+    if faults := validity.faults(changed, machine.read()):
+        raise UserError("\n".join(faults))
+    return chosen
+
+
+def copies_of(chosen: Study) -> dict[tuple[int, int], Copy]:
+    """A working copy for each seed and fold, with the images and weights of the first one."""
+    print(f"folds: {chosen.folds} folds, {len(chosen.seeds)} seeds: working copies in {FOLDER}/", flush=True)
+    made = {
+        (seed, fold): copies.make(FOLDER / f"seed{seed}-fold{fold}", chosen.changes(seed, fold))
+        for seed in chosen.seeds
+        for fold in range(chosen.folds)
+    }
+    first, *others = made.values()
+    do([Job("images and weights", first.folder, BEFORE)], 1)
+    for other in others:
+        for output in (first.config.paths.images, first.config.paths.weights):
+            copies.link(other.folder / output, first.folder / output)
+    return made
+
+
+def do(work: Sequence[Job], at_once: int) -> None:
+    """Run jobs, and print how far they are."""
+    began = time.monotonic()
+    for number, job in enumerate(jobs.finished(work, at_once, "folds"), start=1):
+        left = (time.monotonic() - began) / number * (len(work) - number)
+        about = f"; about {left / 60:.0f} min to go" if left > 60 else ""
+        print(f"folds: {job.name}: done ({number} of {len(work)}){about}", flush=True)
+
+
+def check_folds(made: Mapping[int, Copy]) -> None:
+    """Raise UserError unless each image is a test image of exactly one fold. `made`: the copy of each fold."""
+    tested: dict[str, int] = {}
+    kept: set[str] = set()
+    for fold, copy in made.items():
+        rows = split_table.kept_rows(copy.folder / copy.config.paths.split)
+        kept |= {row["path"] for row in rows}
+        for path in (row["path"] for row in rows if row["split"] == "test"):
+            if path in tested:
+                raise UserError(
+                    f"{path}: a test image of fold {tested[path]} and of fold {fold}; allowed: of one; if the data set "
+                    f"gives its test images (folders, labels.csv), remove that split; if a class has few images, take "
+                    f"fewer folds, or set split.stratify: true"
+                )
+            tested[path] = fold
+    if missing := sorted(kept - tested.keys()):
+        raise UserError(
+            f"{missing[0]}: a test image of no fold (as {len(missing):,} of {len(kept):,} images): a class has few "
+            f"images, and some were moved so that each split has one; take fewer folds, or set split.stratify: true"
+        )
+
+
+def results(made: Mapping[tuple[int, int], Copy]) -> Pooled:
+    """The answers of all trainings. Raises UserError if they do not belong together."""
+    first = next(iter(made.values()))
+    rows = split_table.kept_rows(first.folder / first.config.paths.split)
+    tables = {key: copy.folder / copy.config.paths.metrics / "predictions.csv" for key, copy in made.items()}
+    return pooled.read(tables, {row["path"]: row["class"] for row in rows})
+
+
+def recorded(made: Mapping[tuple[int, int], Copy], figures: Figures) -> Record:
+    """The record of the study."""
+    locks = {key: dvc_lock.read(copy.folder / dvc_lock.LOCK) for key, copy in made.items()}
+    first, config = min(seed for seed, _ in made), next(iter(made.values())).config
+    splits = [lock["split"]["outs"][config.paths.split] for (seed, _), lock in sorted(locks.items()) if seed == first]
+    outs = {key: {**lock["train"]["outs"], **lock["evaluate"]["outs"]} for key, lock in locks.items()}
+    return record.of(config, splits, figures, outs)
+
+
+def write(config: Params, found: Pooled, figures: Figures, record_of: Record) -> list[label_errors.LabelError]:
+    """Write the tables and the record; returns the probable label errors."""
+    folder = Path(config.paths.metrics) / "folds"
+    wrong = label_errors.find(found.probabilities, found.labels)
+    files.write_csv(folder / "predictions.csv", *pooled.table(found))
+    files.write_csv(folder / "label_errors.csv", *label_errors.table(wrong, found.paths, found.classes))
+    record.write(folder / "summary.json", record_of)
+    return wrong
+
+
+def said(figures: Figures, wrong: int, config: Params) -> str:
+    """The figures, in words."""
+    folds, seeds = figures.over_folds, figures.over_seeds
+    interval = f"95 % interval: {figures.accuracy_low:.4f} to {figures.accuracy_high:.4f}"
+    lines = [
+        ("images", f"{figures.images:,}, each tested by a model that was not trained on it"),
+        ("accuracy", f"{figures.accuracy:.4f} ({interval})"),
+        ("of one fold", f"{folds.mean:.4f} ± {folds.deviation:.4f} (mean and standard deviation of {folds.count})"),
+        ("balanced accuracy", f"{figures.balanced_accuracy:.4f}"),
+        ("macro F1", f"{figures.macro_f1:.4f}"),
+        ("probable label errors", f"{wrong:,}: {config.paths.metrics}/folds/label_errors.csv"),
+        ("all figures", f"{config.paths.metrics}/folds/summary.json"),
+        ("the page, for a browser", f"{config.paths.reports}/folds.html"),
+    ]
+    if seeds.count > 1:
+        lines.insert(3, ("of one seed", f"{seeds.mean:.4f} ± {seeds.deviation:.4f} (of {seeds.count})"))
+    return "\n".join(f"{name:<24} {text}" for name, text in lines)
+
+
+def judged(recipe: Record, found: Record, name: str) -> int:
+    """Print whether a repeated recipe has the recorded bytes: 0 if it has, else DIFFERENT."""
+    if not (different := list(record.differences(recipe, found))):
+        print(f"\nfolds: {name}: the same bytes as recorded")
+        return 0
+    print(f"\nfolds: {name}: accuracy {found.figures['accuracy']:.4f}, recorded {recipe.figures['accuracy']:.4f}")
+    for sentence in different:
+        print(f"folds: {name}: {sentence}")
+    return DIFFERENT
+
+
+def folds(arguments: argparse.Namespace) -> int:
+    """Run the study that the arguments ask for. Returns the exit status."""
+    config, path = params.load(), arguments.recipe and record.RECIPES / f"{arguments.recipe}.json"
+    recipe = record.read(path) if path else None
+    chosen = study(config, arguments.folds, arguments.seeds, arguments.jobs, recipe)
+    linux.adopt_orphans()
+    with runs.locked(FOLDER):
+        made = copies_of(chosen)
+        first = {fold: copy for (seed, fold), copy in made.items() if seed == chosen.seeds[0]}
+        do([Job(f"fold {fold}: split", copy.folder, ("split",)) for fold, copy in first.items()], chosen.at_once)
+        check_folds(first)
+        named = [(f"seed {seed}, fold {fold}", copy.folder) for (seed, fold), copy in made.items()]
+        do([Job(name, folder, ("split", *STAGES)) for name, folder in named], chosen.at_once)
+        answers = results(made)
+        figures = pooled.figures(answers, first[0].config.evaluate.bins)
+        found = recorded(made, figures)
+        wrong = write(config, answers, figures, found)
+        print(f"\n{said(figures, len(wrong), config)}")
+        status = judged(recipe, found, arguments.recipe) if recipe else 0
+    files.remove(FOLDER)
+    return status
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipeline.folds", description="Train and test on every fold, and pool the answers."
+    )
+    parser.add_argument("--folds", type=int, metavar="N", help=f"number of folds (default: split.folds, else {FOLDS})")
+    parser.add_argument("--seeds", type=int, metavar="K", help="number of seeds, from train.seed on (default: 1)")
+    parser.add_argument("--jobs", type=int, metavar="J", default=1, help="trainings at the same time (default: 1)")
+    parser.add_argument("--recipe", metavar="NAME", help=f"repeat {record.RECIPES}/NAME.json")
+    arguments = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    return exit_status("folds", lambda: folds(arguments), interrupted="run again to go on")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Working copies of the project, in which DVC runs stages with other params. They share the project's DVC cache.
+
+So a stage that has run before, in a copy or in the project, is restored from the run cache. A copy is written anew at
+every start, except its folder of runs: it has the checkpoints of interrupted trainings.
+"""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import files, programs
+from pipeline.config import document, params
+from pipeline.config.params import Params
+
+NUMBA = "pipeline/loader/__pycache__/*.nb?"  # compiled code: numba compares it with the source
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A working copy: its folder, and its params."""
+
+    folder: Path
+    config: Params
+
+
+def make(folder: Path, values: Mapping[str, Any]) -> Copy:
+    """Make the folder a copy of the project in the current folder, with other params (dotted key → value).
+
+    The copy has every file that Git tracks or does not ignore, as it is now. It reads the user's own photos, weights
+    and archives where they are. Raises UserError for params with faults.
+    """
+    listed = programs.output("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    sources = [Path(name) for name in listed if name and os.path.lexists(name)]
+    config = params.load()
+    _clear(folder, keep=Path(config.paths.runs).parts[0])
+    for source in [*sources, *Path().glob(NUMBA)]:
+        (folder / source).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, folder / source, follow_symlinks=False)
+    document.rewrite(folder / params.FILE, values)
+    for own in (config.paths.inbox, config.paths.pretrained, config.paths.archives):
+        if not Path(own).is_absolute() and Path(own).is_dir():
+            link(folder / own, Path(own))
+    _configure(folder)
+    return Copy(folder, params.load(folder / params.FILE))
+
+
+def link(path: Path, target: Path) -> None:
+    """Let a path be a link to a file or folder, in place of what it is."""
+    files.remove(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target.resolve())
+
+
+def _clear(folder: Path, keep: str) -> None:
+    """Remove everything in a folder except `keep`."""
+    for path in folder.glob("*"):
+        if path.name != keep:
+            files.remove(path)
+
+
+def _configure(folder: Path) -> None:
+    """Let DVC in a copy use the project's cache, and no Git: the copy is in a folder that Git ignores.
+
+    Its files are links to the cache where that is possible: no stage writes into a file that is there.
+    """
+    cache = programs.dvc("cache", "dir").strip()
+    from_config = os.path.relpath(Path(cache).resolve(), (folder / ".dvc").resolve())
+    settings = f'[core]\n    no_scm = true\n[cache]\n    dir = "{from_config}"\n    type = "reflink,hardlink,copy"\n'
+    files.write_text(folder / ".dvc/config.local", settings)

@@ -1,0 +1,98 @@
+"""The file that says what a study of all folds found: its params, its figures, and the hashes of what it wrote.
+
+A study with the same params on the same images has the same file, byte for byte, on a machine of the same kind. The
+recipes in results/recipes/ are such files.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import files, schema
+from pipeline.base.dvc_lock import Hashes
+from pipeline.config import document
+from pipeline.config.params import Params
+from pipeline.evaluation.pooled import Figures
+
+RECIPES = Path("results/recipes")
+VARIED = {"split.fold", "train.seed"}  # what a study sets itself
+UNUSED = {"evaluate.mistakes", "evaluate.onnx"}  # change no figure
+DIGITS = 10  # of a figure
+MOST_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Part:
+    """One training of a study: its test images, and the MD5 of the model and of the answers, as in dvc.lock."""
+
+    __pydantic_config__ = schema.STRICT
+
+    seed: int
+    fold: int
+    images: schema.Count
+    right: int
+    model: str
+    predictions: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """The content of the file."""
+
+    __pydantic_config__ = schema.STRICT
+
+    params: dict[str, Any]  # dotted key → value
+    data: Hashes  # the split of each fold: split.csv has a hash of each image
+    figures: dict[str, float]
+    parts: tuple[Part, ...]
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({part.seed for part in self.parts})
+
+
+def decisive(config: Params) -> dict[str, Any]:
+    """The params that decide the figures, by dotted key. What varies within a study is left out, and so are paths."""
+    document_of = config.model_dump(mode="json", include={"split", "prepare", "train", "evaluate"})
+    values = {key: value for key, value in document.leaves(document_of) if key not in VARIED | UNUSED}
+    return values | {"run.processes": config.run.processes}
+
+
+def of(config: Params, splits: Sequence[str], figures: Figures, outs: Mapping[tuple[int, int], Hashes]) -> Record:
+    """The record. `splits`: the MD5 of split.csv of each fold. `outs`: those of all outputs by (seed, fold)."""
+    model = f"{config.paths.models}/model.safetensors"
+    predictions = f"{config.paths.metrics}/predictions.csv"
+    parts = [
+        Part(part.seed, part.fold, part.images, part.right, hashes[model], hashes[predictions])
+        for part in figures.parts
+        for hashes in [outs[part.seed, part.fold]]
+    ]
+    # Rounded: the last bits of logarithms depend on the kind of CPU, even if the answers do not.
+    flat = {key: round(value, DIGITS) for key, value in document.leaves(asdict(figures)) if key != "parts"}
+    data = {f"{config.paths.split} of fold {fold}": md5 for fold, md5 in enumerate(splits)}
+    return Record(decisive(config), data, flat, tuple(parts))
+
+
+def read(path: Path) -> Record:
+    """The content of a file. Raises UserError if it is missing or damaged."""
+    return schema.json_of(path, Record, f"allowed: a file as in {RECIPES}/; restore it: git checkout {path}")
+
+
+def write(path: Path, record: Record) -> None:
+    """Write the file."""
+    files.write_json(path, asdict(record))
+
+
+def differences(recorded: Record, found: Record) -> Iterator[str]:
+    """Sentences that say in what two records differ; none if they are the same."""
+    for what, there, here in (
+        ("params", recorded.params, found.params),
+        ("images or their split", recorded.data, found.data),
+        ("models", *({f"seed {p.seed} fold {p.fold}": p.model for p in one.parts} for one in (recorded, found))),
+        ("answers", *({f"seed {p.seed} fold {p.fold}": p.predictions for p in one.parts} for one in (recorded, found))),
+    ):
+        differing = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
+        if differing:
+            more = ", …" if len(differing) > MOST_SHOWN else ""
+            yield f"other {what}: {', '.join(differing[:MOST_SHOWN])}{more}"

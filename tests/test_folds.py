@@ -1,0 +1,204 @@
+"""`make folds` tests every image once, by a model that was not trained on it; a killed study gives the same bytes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import folds
+from pipeline.base import dvc_lock, files
+from pipeline.base.errors import UserError
+from pipeline.config import params
+from pipeline.studies import copies, jobs, record
+from pipeline.studies.copies import Copy
+from pipeline.studies.jobs import Job
+from pipeline.studies.record import Part, Record
+from tests.conftest import on_cpu
+from tests.helpers.projects import call, copy_project
+
+SMALL: dict[str, Any] = {
+    "data__source": "synthetic", "data__synthetic__count": 60, "data__synthetic__size": 48, "split__stratify": True,
+    "train__epochs": 2, "evaluate__onnx": False,
+}  # fmt: skip
+WRITTEN = ("summary.json", "predictions.csv", "label_errors.csv")
+A_PART = Part(seed=0, fold=0, images=10, right=5, model="a" * 32, predictions="b" * 32)
+A_RECORD = Record(params={"split.folds": 2, "train.lr": 0.1}, data={"split": "c"}, figures={}, parts=(A_PART,))
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project in which two folds were trained and tested, two at a time."""
+    project = copy_project(tmp_path_factory.mktemp("folds") / "project", **SMALL)
+    call(project, "python", "-m", "pipeline.folds", "--folds", "2", "--jobs", "2")
+    return project
+
+
+def outputs(project: Path) -> dict[str, str]:
+    """The MD5 of every file that a study writes."""
+    return {name: files.md5(project / "metrics/folds" / name) for name in WRITTEN} | {
+        "page": files.md5(project / "reports/folds.html")
+    }
+
+
+def test_every_image_is_tested_once(studied: Path) -> None:
+    """The table has each drawn image once, the record counts them, and the accuracy is that of the table."""
+    rows = files.read_csv(studied / "metrics/folds/predictions.csv")
+    assert Counter(row["path"] for row in rows).most_common(1)[0][1] == 1
+    found = json.loads((studied / "metrics/folds/summary.json").read_bytes())
+    assert len(rows) == found["figures"]["images"] == sum(part["images"] for part in found["parts"]) == 60
+    right = sum(row["label"] == row["prediction"] for row in rows)
+    assert found["figures"]["accuracy"] == pytest.approx(right / 60, abs=1e-9)
+
+
+def test_the_folder_of_the_user_stays_as_it_is(studied: Path) -> None:
+    """No params, no dvc.lock and no working copy: Git sees the three tables alone."""
+    assert call(studied, "git", "status", "--short").stdout == "?? metrics/\n"
+    assert not (studied / folds.FOLDER).exists()
+
+
+@pytest.mark.slow("a second study, most of it from the run cache; and one more after a kill")
+def test_a_killed_study_goes_on_and_gives_the_same_bytes(studied: Path, tmp_path: Path) -> None:
+    """Killed while it trains, it takes finished stages from the run cache; a repetition of all trains nothing."""
+    project = copy_project(tmp_path / "project", **SMALL)
+    command = [sys.executable, "-m", "pipeline.folds", "--folds", "2"]
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    process = subprocess.Popen(command, cwd=project, env=environ, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "fold 0: epoch 1/" in line:
+            break
+    process.send_signal(signal.SIGKILL)
+    process.stdout.close()
+    process.wait()
+    assert not (project / "metrics/folds").exists()
+    while True:  # the lock is free when the last child has ended
+        done = call(project, "python", "-m", "pipeline.folds", "--folds", "2", check=False)
+        if "is training this run" not in done.stderr and "Unable to acquire lock" not in done.stdout + done.stderr:
+            break
+        time.sleep(0.5)
+    assert done.returncode == 0, done.stderr
+    assert outputs(project) == outputs(studied)
+    again = call(studied, "python", "-m", "pipeline.folds", "--folds", "2")
+    assert "epoch" not in again.stdout
+    assert outputs(studied) == outputs(project)
+
+
+@pytest.mark.slow("a study of one more fold")
+def test_a_recipe_is_repeated_by_its_name(studied: Path) -> None:
+    """From a folder with other params, the record of the study gives the same bytes again, and says so."""
+    recipe = studied / record.RECIPES / "mine.json"
+    recipe.parent.mkdir(parents=True)
+    recipe.write_bytes((studied / "metrics/folds/summary.json").read_bytes())
+    call(studied, "git", "checkout", "params.yaml")
+    done = call(studied, "python", "-m", "pipeline.folds", "--recipe", "mine")
+    assert "folds: mine: the same bytes as recorded" in done.stdout
+
+
+def test_a_failed_fold_is_named_with_its_last_lines(tmp_path: Path) -> None:
+    """So a person knows which training it was, why it ended, and where everything stands that it said."""
+    project = copy_project(tmp_path / "project", **SMALL)
+    copy = project / "copy"
+    call(project, "python", "-c", (
+        "from pathlib import Path; from pipeline.studies import copies; "
+        "copies.make(Path('copy'), {'split.seed': 3})"
+    ))  # fmt: skip
+    with pytest.raises(UserError, match=r"(?s)^fold 1: dvc repro ended with exit status \d+; .*copy/log.txt.*images"):
+        list(jobs.finished([Job("fold 1", copy, ("split",))], 1, "folds"))
+
+
+def test_a_copy_has_the_files_and_the_params_but_not_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also files that are not committed yet. A copy that is made again keeps its folder of runs alone."""
+    project = copy_project(tmp_path / "project", **SMALL)
+    monkeypatch.chdir(project)
+    (project / "pipeline/new.py").write_text("NEW = 1\n")
+    folder = Path(".dvc/tmp/folds/a")
+    copy = copies.make(folder, {"train.lr": 0.5})
+    assert copy.config.train.lr == 0.5
+    assert (folder / "pipeline/new.py").is_file()
+    assert not (folder / ".git").exists()
+    (folder / "runs").mkdir()
+    (folder / "runs/kept").touch()
+    (folder / "stale").touch()
+    copies.make(folder, {"train.lr": 0.6})
+    assert (folder / "runs/kept").exists()
+    assert not (folder / "stale").exists()
+
+
+def with_split(folder: Path, config: params.Params, tested: dict[str, bool]) -> Copy:
+    """A copy whose split.csv has these images: path → whether it is a test image."""
+    rows = [(path, "a", "test" if is_test else "train", "", 9, 9, "", "", "") for path, is_test in tested.items()]
+    header = ("path", "class", "split", "reason", "width", "height", "pixels", "phash", "group")
+    files.write_csv(folder / config.paths.split, header, rows)
+    return Copy(folder, config)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "sentence"),
+    [
+        ({"a": True, "b": False}, {"a": True, "b": False}, r"^a: a test image of fold 0 and of fold 1; .*stratify"),
+        (
+            {"a": True, "b": False, "c": False},
+            {"a": False, "b": True, "c": False},
+            r"^c: a test image of no .* \(as 1",
+        ),
+    ],
+)
+def test_folds_that_do_not_test_every_image_once_are_refused(
+    first: dict[str, bool], second: dict[str, bool], sentence: str, raw: dict[str, Any], tmp_path: Path
+) -> None:
+    """Before anything is trained: the image, the folds, and the remedies."""
+    config = params.parse(raw)
+    made = {fold: with_split(tmp_path / str(fold), config, of) for fold, of in enumerate((first, second))}
+    with pytest.raises(UserError, match=sentence):
+        folds.check_folds(made)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ((1, None, 1), r"^--folds: 1; allowed: 2 to 100"),
+        ((None, 101, 1), r"^--seeds: 101; allowed: 1 to 100"),
+        ((None, None, 0), r"^--jobs: 0; allowed: 1 to 64"),
+    ],
+)
+def test_an_option_that_is_not_allowed_is_refused(
+    options: tuple[int | None, int | None, int], sentence: str, raw: dict[str, Any]
+) -> None:
+    """It names the option, the value, and what is allowed."""
+    with pytest.raises(UserError, match=sentence):
+        folds.study(params.parse(on_cpu(raw)), *options, recipe=None)
+
+
+def test_the_params_say_the_number_of_folds_unless_the_option_does(raw: dict[str, Any]) -> None:
+    """split.folds if it is above 1, else 5; the seeds follow train.seed."""
+    assert folds.study(params.parse(on_cpu(raw)), None, None, 1, None).folds == 5
+    config = params.parse(on_cpu(raw, split__folds=7, train__seed=3))
+    assert folds.study(config, None, 2, 1, None).folds == 7
+    assert list(folds.study(config, None, 2, 1, None).seeds) == [3, 4]
+
+
+def test_records_that_differ_say_in_what(tmp_path: Path) -> None:
+    """Params, images, models or answers; equal ones say nothing, and a file gives back what was written."""
+    record.write(tmp_path / "a.json", A_RECORD)
+    assert list(record.differences(record.read(tmp_path / "a.json"), A_RECORD)) == []
+    other = replace(A_RECORD, params={"split.folds": 2, "train.lr": 0.2}, parts=(replace(A_PART, model="d" * 32),))
+    assert list(record.differences(A_RECORD, other)) == ["other params: train.lr", "other models: seed 0 fold 0"]
+    (tmp_path / "a.json").write_text("{}")
+    with pytest.raises(UserError, match=r"a.json: damaged: .*results/recipes"):
+        record.read(tmp_path / "a.json")
+
+
+def test_a_record_has_every_param_that_decides(raw: dict[str, Any]) -> None:
+    """And neither the seed nor the fold, which vary within a study; dvc.lock has the same keys as `evaluate`."""
+    values = record.decisive(params.parse(raw))
+    assert {"train.lr", "split.seed", "prepare.size", "evaluate.bins", "run.processes"} <= values.keys()
+    assert not values.keys() & {"train.seed", "split.fold", "paths.images", "run.workers"}
+    assert dvc_lock.LOCK.name == "dvc.lock"
