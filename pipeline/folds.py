@@ -18,17 +18,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from pipeline.base import dvc_lock, files, linux, programs
+from pipeline.base import files, programs
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
-from pipeline.data import split_table
-from pipeline.evaluation import label_errors, pooled
-from pipeline.evaluation.pooled import Figures, Pooled
-from pipeline.studies import copies, jobs, record
+from pipeline.studies import answers, copies, jobs, record
 from pipeline.studies.copies import Copy
 from pipeline.studies.jobs import Job
 from pipeline.studies.record import Record
@@ -105,74 +101,6 @@ def do(work: Sequence[Job], at_once: int) -> None:
         print(f"folds: {job.name}: done ({number} of {len(work)}){about}", flush=True)
 
 
-def check_folds(made: Mapping[int, Copy]) -> None:
-    """Raise UserError unless each image is a test image of exactly one fold. `made`: the copy of each fold."""
-    tested: dict[str, int] = {}
-    kept: set[str] = set()
-    for fold, copy in made.items():
-        rows = split_table.kept_rows(copy.folder / copy.config.paths.split)
-        kept |= {row["path"] for row in rows}
-        for path in (row["path"] for row in rows if row["split"] == "test"):
-            if path in tested:
-                raise UserError(
-                    f"{path}: a test image of fold {tested[path]} and of fold {fold}; allowed: of one; if the data set "
-                    f"gives its test images (folders, labels.csv), remove that split; if a class has few images, take "
-                    f"fewer folds, or set split.stratify: true"
-                )
-            tested[path] = fold
-    if missing := sorted(kept - tested.keys()):
-        raise UserError(
-            f"{missing[0]}: a test image of no fold (as {len(missing):,} of {len(kept):,} images): a class has few "
-            f"images, and some were moved so that each split has one; take fewer folds, or set split.stratify: true"
-        )
-
-
-def results(made: Mapping[tuple[int, int], Copy]) -> Pooled:
-    """The answers of all trainings. Raises UserError if they do not belong together."""
-    first = next(iter(made.values()))
-    rows = split_table.kept_rows(first.folder / first.config.paths.split)
-    tables = {key: copy.folder / copy.config.paths.metrics / "predictions.csv" for key, copy in made.items()}
-    return pooled.read(tables, {row["path"]: row["class"] for row in rows})
-
-
-def recorded(made: Mapping[tuple[int, int], Copy], figures: Figures) -> Record:
-    """The record of the study."""
-    locks = {key: dvc_lock.read(copy.folder / dvc_lock.LOCK) for key, copy in made.items()}
-    first, config = min(seed for seed, _ in made), next(iter(made.values())).config
-    splits = [lock["split"]["outs"][config.paths.split] for (seed, _), lock in sorted(locks.items()) if seed == first]
-    outs = {key: {**lock["train"]["outs"], **lock["evaluate"]["outs"]} for key, lock in locks.items()}
-    return record.of(config, splits, figures, outs)
-
-
-def write(config: Params, found: Pooled, figures: Figures, record_of: Record) -> list[label_errors.LabelError]:
-    """Write the tables and the record; returns the probable label errors."""
-    folder = Path(config.paths.metrics) / "folds"
-    wrong = label_errors.find(found.probabilities, found.labels)
-    files.write_csv(folder / "predictions.csv", *pooled.table(found))
-    files.write_csv(folder / "label_errors.csv", *label_errors.table(wrong, found.paths, found.classes))
-    record.write(folder / "summary.json", record_of)
-    return wrong
-
-
-def said(figures: Figures, wrong: int, config: Params) -> str:
-    """The figures, in words."""
-    folds, seeds = figures.over_folds, figures.over_seeds
-    interval = f"95 % interval: {figures.accuracy_low:.4f} to {figures.accuracy_high:.4f}"
-    lines = [
-        ("images", f"{figures.images:,}, each tested by a model that was not trained on it"),
-        ("accuracy", f"{figures.accuracy:.4f} ({interval})"),
-        ("of one fold", f"{folds.mean:.4f} ± {folds.deviation:.4f} (mean and standard deviation of {folds.count})"),
-        ("balanced accuracy", f"{figures.balanced_accuracy:.4f}"),
-        ("macro F1", f"{figures.macro_f1:.4f}"),
-        ("probable label errors", f"{wrong:,}: {config.paths.metrics}/folds/label_errors.csv"),
-        ("all figures", f"{config.paths.metrics}/folds/summary.json"),
-        ("the page, for a browser", f"{config.paths.reports}/folds.html"),
-    ]
-    if seeds.count > 1:
-        lines.insert(3, ("of one seed", f"{seeds.mean:.4f} ± {seeds.deviation:.4f} (of {seeds.count})"))
-    return "\n".join(f"{name:<24} {text}" for name, text in lines)
-
-
 def judged(recipe: Record, found: Record, name: str) -> int:
     """Print whether a repeated recipe has the recorded bytes: 0 if it has, else DIFFERENT."""
     if not (different := list(record.differences(recipe, found))):
@@ -189,19 +117,16 @@ def folds(arguments: argparse.Namespace) -> int:
     config, path = params.load(), arguments.recipe and record.RECIPES / f"{arguments.recipe}.json"
     recipe = record.read(path) if path else None
     chosen = study(config, arguments.folds, arguments.seeds, arguments.jobs, recipe)
-    linux.adopt_orphans()
+    repeat = f"RECIPE={arguments.recipe}" if recipe else f"FOLDS={chosen.folds} SEEDS={len(chosen.seeds)}"
     with runs.locked(FOLDER):
         made = copies_of(chosen)
         first = {fold: copy for (seed, fold), copy in made.items() if seed == chosen.seeds[0]}
         do([Job(f"fold {fold}: split", copy.folder, ("split",)) for fold, copy in first.items()], chosen.at_once)
-        check_folds(first)
+        answers.check(first)
         named = [(f"seed {seed}, fold {fold}", copy.folder) for (seed, fold), copy in made.items()]
         do([Job(name, folder, ("split", *STAGES)) for name, folder in named], chosen.at_once)
-        answers = results(made)
-        figures = pooled.figures(answers, first[0].config.evaluate.bins)
-        found = recorded(made, figures)
-        wrong = write(config, answers, figures, found)
-        print(f"\n{said(figures, len(wrong), config)}")
+        pooled = answers.read(made)
+        found = answers.write(config, made, pooled, f"make folds {repeat}")
         status = judged(recipe, found, arguments.recipe) if recipe else 0
     files.remove(FOLDER)
     return status

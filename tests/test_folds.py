@@ -17,7 +17,7 @@ from pipeline import folds
 from pipeline.base import dvc_lock, files
 from pipeline.base.errors import UserError
 from pipeline.config import params
-from pipeline.studies import copies, jobs, record
+from pipeline.studies import answers, copies, jobs, record
 from pipeline.studies.copies import Copy
 from pipeline.studies.jobs import Job
 from pipeline.studies.record import Part, Record
@@ -158,7 +158,7 @@ def test_folds_that_do_not_test_every_image_once_are_refused(
     config = params.parse(raw)
     made = {fold: with_split(tmp_path / str(fold), config, of) for fold, of in enumerate((first, second))}
     with pytest.raises(UserError, match=sentence):
-        folds.check_folds(made)
+        answers.check(made)
 
 
 @pytest.mark.parametrize(

@@ -86,13 +86,19 @@ def write(path: Path, record: Record) -> None:
 
 def differences(recorded: Record, found: Record) -> Iterator[str]:
     """Sentences that say in what two records differ; none if they are the same."""
-    for what, there, here in (
-        ("params", recorded.params, found.params),
-        ("images or their split", recorded.data, found.data),
-        ("models", *({f"seed {p.seed} fold {p.fold}": p.model for p in one.parts} for one in (recorded, found))),
-        ("answers", *({f"seed {p.seed} fold {p.fold}": p.predictions for p in one.parts} for one in (recorded, found))),
-    ):
-        differing = [key for key in sorted(there | here) if there.get(key) != here.get(key)]
+    parts = [{(part.seed, part.fold): part for part in one.parts} for one in (recorded, found)]
+    models, answers = (
+        [{f"seed {seed} fold {fold}": getattr(part, name) for (seed, fold), part in one.items()} for one in parts]
+        for name in ("model", "predictions")
+    )
+    kinds: dict[str, Sequence[Mapping[str, Any]]] = {
+        "params": (recorded.params, found.params),
+        "images or their split": (recorded.data, found.data),
+        "models": models,
+        "answers": answers,
+    }
+    for what, (there, here) in kinds.items():
+        differing = [key for key in sorted({*there, *here}) if there.get(key) != here.get(key)]
         if differing:
             more = ", …" if len(differing) > MOST_SHOWN else ""
             yield f"other {what}: {', '.join(differing[:MOST_SHOWN])}{more}"
