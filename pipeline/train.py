@@ -11,26 +11,20 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 from torch import Tensor
 
 from pipeline import stage
-from pipeline.base.errors import Stopped, UserError
+from pipeline.base.errors import Stopped
 from pipeline.config.params import Params
-from pipeline.data import packed
-from pipeline.data.packed import Packed
 from pipeline.engine import agreement, determinism, distributed, loop, rendezvous, stopping, watchdog
-from pipeline.engine.agreement import Facts
 from pipeline.engine.choices import PARALLELS
 from pipeline.engine.loop import Batch, Totals
 from pipeline.engine.world import World
-from pipeline.loader import storage
 from pipeline.loader.batches import train_batches
-from pipeline.loader.dataset import Dataset
 from pipeline.training import monitor, opening, provenance, results, runs, schedule
 from pipeline.training.checks import check_losses_finite, explain_torch_errors
-from pipeline.training.job import Job
+from pipeline.training.job import Job, check_inputs, open_dataset
 from pipeline.training.notes import ending, notes
 from pipeline.training.resume import resume, save_checkpoint
 from pipeline.training.state import Progress, export_weights, make_learner, microbatch_count
@@ -106,34 +100,6 @@ def until(ended: Callable[[], bool], batches: Iterable[Batch]) -> Iterator[Batch
         yield batch
 
 
-def check_inputs(config: Params, world: World, facts: Facts) -> tuple[Packed, str]:
-    """The packed images and the fingerprint of this run. Adds what all processes must have in common to `facts`.
-
-    Raises UserError if this process cannot begin.
-    """
-    data = packed.load(Path(config.paths.packed), Path(config.paths.split))
-    packed.check_packed_size(data, Path(config.paths.packed), config.prepare.size)
-    rows = len(data.rows("train"))
-    if config.train.batch_size > rows:
-        raise UserError(
-            f"train.batch_size: {config.train.batch_size} is more than the training images ({rows}); "
-            f"allowed: 1 to {rows}"
-        )
-    parts = runs.decisive(config, data.digest)
-    facts |= runs.facts(config, parts, world)
-    return data, runs.fingerprint(parts)
-
-
-def open_dataset(config: Params, data: Packed, world: World) -> Dataset:
-    """The dataset, with its images where run.residency says."""
-    images, where = storage.open_images(
-        data.images, config.run.residency, world.device, config.run.processes // config.run.nodes
-    )
-    if world.is_main:
-        print(f"train: the packed images are kept in: {where}", file=sys.stderr)
-    return Dataset(data, images)
-
-
 def run(config: Params) -> None:
     """Run one process of the training."""
     started, settings, timeout = time.monotonic(), config.train, config.run.timeout_seconds
@@ -148,8 +114,8 @@ def run(config: Params) -> None:
             folder = runs.folder_of(config, digest)
             board = runs.board_of(folder)
             if world.is_main:
-                for place in dict.fromkeys((folder, board)):
-                    held.enter_context(runs.locked(place))
+                for one in dict.fromkeys((folder, board)):
+                    held.enter_context(runs.locked(one))
         store = held.enter_context(distributed.process_group(world, timeout, met))
         if world.is_main:
             runs.prepare_run(folder, digest)

@@ -44,7 +44,7 @@ FRAME = "stage"  # the frame of every command: the one module at the top that co
 OWNERS = {  # a library → the modules that import it
     "yaml": set(), "ruamel": {"config.document", "config.upgrade", "base.dvc_lock"},
     "pydantic": {"config.document", "config.params", "base.schema"}, "pydantic_core": {"config.document"},
-    "PIL": {"data.decoders", "data.images", "data.synthetic", "reporting.thumbnails", "training.pictures"},
+    "PIL": {"data.decoders", "data.images", "data.synthetic", "reporting.thumbnails", "training.board_images"},
     "imagehash": {"data.duplicates"},
     "scipy": {"claims.seeds", "data.duplicates", "evaluation.significance"},
     "pooch": {"data.fetch"}, "requests": {"data.fetch"}, "tarfile": {"data.archive"}, "zipfile": {"data.archive"},

@@ -25,10 +25,10 @@ def launch(source: str, name: str, blocks: int, arguments: Sequence[Tensor | int
     Tensors are passed as pointers, numbers as int. The kernel runs in torch's current stream, and nothing waits for it.
     Raises UserError if it cannot be compiled, loaded or started.
     """
-    place = arguments[0]
-    assert isinstance(place, Tensor)
-    with torch.cuda.device(place.device):
-        kernel, stream = _loaded(source, name, place.device), torch.cuda.current_stream().cuda_stream
+    first = arguments[0]
+    assert isinstance(first, Tensor)
+    with torch.cuda.device(first.device):
+        kernel, stream = _loaded(source, name, first.device), torch.cuda.current_stream().cuda_stream
         values = c_values(arguments)
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         shape = (blocks, 1, 1, THREADS, 1, 1)

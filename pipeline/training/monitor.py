@@ -16,7 +16,7 @@ from tqdm import tqdm
 from pipeline.config import params
 from pipeline.engine.loop import Batch, Totals
 from pipeline.loader import augment
-from pipeline.training import pictures
+from pipeline.training import board_images
 from pipeline.training.job import Job
 
 with warnings.catch_warnings():  # its import touches interfaces that its dependencies deprecate
@@ -64,7 +64,7 @@ class Monitor:
         """Write the first training crops of this attempt to TensorBoard, with their classes."""
         if self._shown:
             names = [self._job.dataset.packed.classes[label] for label in batch.labels[:GRID_IMAGES].tolist()]
-            grid = pictures.crops(_pixels(batch.images[:GRID_IMAGES]), names)
+            grid = board_images.crops(_pixels(batch.images[:GRID_IMAGES]), names)
             self._writer.add_image("crops", grid, batch.step, dataformats="HWC")
 
     def step(self, batch: Batch, learning_rate: float, totals: Totals, due: bool) -> None:
@@ -95,7 +95,7 @@ class Monitor:
             self._writer.add_scalar("loss/val", row["val_loss"], step)
             counts = np.zeros((len(data.classes),) * 2, np.int64)
             np.add.at(counts, (data.labels[data.rows("val")], predictions.numpy()), 1)
-            picture = pictures.confusion(counts, data.classes)
+            picture = board_images.confusion(counts, data.classes)
             self._writer.add_image("confusion/val", picture, step, dataformats="HWC")
             tqdm.write(
                 f"epoch {row['epoch']}/{self._job.config.train.epochs}: loss {row['train_loss']:.4f}, "

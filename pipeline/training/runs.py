@@ -183,8 +183,8 @@ def prepare_run(folder: Path, digest: str) -> None:
         drop_finished_checkpoint(run)
     if not any(folder.glob(f"*{CHECKPOINT}")):
         (folder / provenance.FILE).unlink(missing_ok=True)
-    for place in dict.fromkeys((folder, board_of(folder))):
-        files.write_text(place / FINGERPRINT, f"{digest}\n")
+    for one in dict.fromkeys((folder, board_of(folder))):
+        files.write_text(one / FINGERPRINT, f"{digest}\n")
 
 
 def keep_provenance(folder: Path) -> None:
