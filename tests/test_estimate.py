@@ -17,7 +17,7 @@ from pipeline.planning import estimate, survey
 from pipeline.planning.survey import Survey
 from pipeline.planning.times import Times
 from tests.conftest import PROJECT, change, on_cpu
-from tests.helpers.datasets import put, two_classes
+from tests.helpers.datasets import put, settings, two_classes
 
 
 def test_the_parts_are_those_of_the_run(raw: dict[str, Any]) -> None:
@@ -169,10 +169,10 @@ def test_a_given_split_is_counted_as_it_is(tmp_path: Path) -> None:
     """
     for seed, folder in enumerate(["train/a", "train/b", "train/b", "val/a", "test/b"]):
         put(tmp_path / folder / f"{seed}.png", seed)
-    fractions = {"train": 0.8, "val": 0.1, "test": 0.1}
-    assert survey.of_folder(tmp_path).parts(fractions) == {"train": 3, "val": 1, "test": 1}
-    assert Survey("", 2, {"": 1000}).parts(fractions) == {"train": 800, "val": 100, "test": 100}
+    tenths = settings(folds=1)
+    assert survey.of_folder(tmp_path).parts(tenths) == {"train": 3, "val": 1, "test": 1}
+    assert Survey("", 2, {"": 1000}).parts(tenths) == {"train": 800, "val": 100, "test": 100}
     (tmp_path / "val/a/3.png").unlink()
     for seed in range(5, 12):
         put(tmp_path / "train/a" / f"{seed}.png", seed)
-    assert survey.of_folder(tmp_path).parts(fractions) == {"train": 9, "val": 1, "test": 1}
+    assert survey.of_folder(tmp_path).parts(tenths) == {"train": 9, "val": 1, "test": 1}
