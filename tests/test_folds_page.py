@@ -46,8 +46,8 @@ def answers(project: Path, seeds: tuple[int, ...] = (0,)) -> Pooled:
     logits = random.normal(0, 1, (len(seeds), len(rows), len(classes)))
     logits[:, numbers, labels] += 2.5
     logits[:, numbers[::12], (labels[::12] + 1) % len(classes)] += 9
-    log_probs = logits - np.log(np.exp(logits).sum(2, keepdims=True))
-    return Pooled(classes, tuple(row["path"] for row in rows), labels, numbers % FOLDS, seeds, log_probs)
+    probabilities = np.exp(logits) / np.exp(logits).sum(2, keepdims=True)
+    return Pooled(classes, tuple(row["path"] for row in rows), labels, numbers % FOLDS, seeds, probabilities)
 
 
 def content(project: Path, seeds: tuple[int, ...] = (0,)) -> Content:
@@ -100,7 +100,7 @@ def test_the_same_answers_give_the_same_bytes(project: Path, shown: Content, wri
 def test_the_figures_are_of_all_images(shown: Content, written: Path) -> None:
     """Accuracy and interval from all images; each fold with its right answers; a matrix whose sum is all images."""
     text, found = written.read_text(), shown.pooled
-    hits = found.log_probs[0].argmax(1) == found.labels
+    hits = found.by_seed[0].argmax(1) == found.labels
     low, high = (f"{100 * bound:.1f}\u00a0%" for bound in metrics.wilson(int(hits.sum()), 96))
     assert f"<b>{100 * hits.mean():.1f}\u00a0%</b> <span>of the 96 images" in text
     assert f"interval is {low} to {high}" in text
@@ -140,7 +140,7 @@ def test_the_gallery_begins_with_the_most_confident_mistake(shown: Content) -> N
     first = picked.mistakes[0]
     assert first.probabilities[0] == probabilities[wrong[0], labels[wrong[0]]]
     assert first.probabilities[2] == sorted(probabilities[wrong[0]])[-2]
-    equal = replace(shown.pooled, log_probs=np.log(np.full((1, 96, 4), 0.25)))
+    equal = replace(shown.pooled, by_seed=np.full((1, 96, 4), 0.25))
     tied = folds_page.chosen(equal, 200)
     assert [one.path for one in tied.mistakes] == [p for p, k in zip(equal.paths, labels, strict=True) if k != 0]
 
@@ -169,8 +169,8 @@ def test_a_page_of_very_many_stays_small(shown: Content) -> None:
     """Of many thousand label errors, folds and classes only so many are shown; all are counted."""
     n, k = 20_000, 1000
     labels = np.arange(n) % k
-    right = np.full((1, n, k), -10.0)
-    right[0, np.arange(n), (labels + 1) % k] = -0.05
+    right = np.full((1, n, k), 5e-5)
+    right[0, np.arange(n), (labels + 1) % k] = 0.95
     found = Pooled(
         tuple(f"class {j}" for j in range(k)), tuple(f"{j:05d}.jpg" for j in range(n)), labels, labels, (0,), right
     )

@@ -22,6 +22,7 @@ from pipeline.evaluation import metrics
 AGAIN = "run the folds again (make folds)"
 ONCE = "each image must be tested once; a class may have too few images: take fewer folds, or set split.stratify: true"
 LEAST = 5e-324  # the smallest float above 0: a probability of 0 in the table was a smaller number
+OF_LOGARITHMS, DIGITS = ("nll", "ece"), 12  # the last bits of numpy's logarithms depend on the kind of CPU
 NEAR_ONE = 1e-3  # how far the sum of an image's probabilities may be from 1
 
 
@@ -34,13 +35,18 @@ class Pooled:
     labels: NDArray[np.int64]  # [N], numbers of classes
     folds: NDArray[np.int64]  # [N], the fold whose model answered
     seeds: tuple[int, ...]  # S, in ascending order
-    log_probs: NDArray[np.float64]  # [S, N, C]
+    by_seed: NDArray[np.float64]  # [S, N, C], probabilities as in the tables
 
     @property
     def probabilities(self) -> NDArray[np.float64]:
-        """The mean over seeds of each image's probabilities [N, C]."""
-        total: NDArray[np.float64] = np.exp(self.log_probs).sum(0)
+        """The mean over seeds of each image's probabilities [N, C]; of one seed, those of the table to the last bit."""
+        total: NDArray[np.float64] = self.by_seed.sum(0)
         return total / len(self.seeds)
+
+    @property
+    def log_probs(self) -> NDArray[np.float64]:
+        """The logarithms of all probabilities [S, N, C]. All are finite."""
+        return np.log(np.maximum(self.by_seed, LEAST))
 
 
 @dataclass(frozen=True)
@@ -107,16 +113,12 @@ def read(tables: Mapping[tuple[int, int], Path], labels: Mapping[str, str]) -> P
             tested[row], probabilities[seeds.index(seed), row] = fold, chances
     _check(paths, seeds, folds)
     numbers = np.array([number[labels[path]] for path in paths], np.int64)
-    return Pooled(classes, paths, numbers, folds[0], seeds, np.log(np.maximum(probabilities, LEAST)))
+    return Pooled(classes, paths, numbers, folds[0], seeds, probabilities)
 
 
 def figures(pooled: Pooled, bins: int) -> Figures:
-    """All figures. `bins`: of the calibration, as evaluate.bins.
-
-    The last bits of logarithms depend on the kind of CPU unless numpy runs with the variables that
-    `pipeline.engine.environment` gives.
-    """
-    images, guesses = len(pooled.paths), pooled.log_probs.argmax(2)
+    """All figures. `bins`: of the calibration, as evaluate.bins."""
+    images, guesses = len(pooled.paths), pooled.by_seed.argmax(2)
     hits = guesses == pooled.labels
     parts = tuple(
         Part(seed, int(fold), int((pooled.folds == fold).sum()), int(hit[pooled.folds == fold].sum()))
@@ -125,6 +127,7 @@ def figures(pooled: Pooled, bins: int) -> Figures:
     )
     by_seed = [metrics.summary(found, pooled.labels, bins) for found in pooled.log_probs]
     mean = {key: math.fsum(one[key] for one in by_seed) / len(by_seed) for key in by_seed[0]}
+    mean |= {key: round(mean[key], DIGITS) for key in OF_LOGARITHMS}
     right = int(hits.sum())
     low, high = metrics.wilson(right / len(by_seed), images)
     return Figures(
