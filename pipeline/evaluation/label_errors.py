@@ -49,17 +49,13 @@ class LabelError:
 def find(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> list[LabelError]:
     """The probable label errors, the lowest score first, of probabilities [N, C] and labels [N]; ties by row."""
     best, rows = probabilities.argmax(1), np.arange(len(labels))
-    is_sure = probabilities >= thresholds(probabilities, labels) - TOLERANCE
-    # Of several sure classes the most likely class decides; it may be one that is not sure.
-    first_sure = np.where(is_sure.sum(1) > 1, best, is_sure.argmax(1))
-    accused = is_sure.any(1) & (first_sure != labels)
-    lead = probabilities[rows, best] - probabilities[rows, labels]
-    is_behind = (best != labels) & (lead > TOLERANCE)
+    another_is_sure = probabilities >= thresholds(probabilities, labels) - TOLERANCE
+    another_is_sure[rows, labels] = False
+    given, highest = probabilities[rows, labels], probabilities[rows, best]
+    suspected = another_is_sure.any(1) & (highest - given > TOLERANCE)
     found = [
-        LabelError(
-            int(k), int(labels[k]), int(best[k]), float(probabilities[k, labels[k]]), float(probabilities[k].max())
-        )
-        for k in np.flatnonzero(accused & is_behind)
+        LabelError(int(row), int(labels[row]), int(best[row]), float(given[row]), float(highest[row]))
+        for row in np.flatnonzero(suspected)
     ]
     return sorted(found, key=lambda one: (one.score, one.row))
 
