@@ -1,0 +1,1 @@
+"""Figures of quality: what a recipe reaches, and what a rule of the data brings."""
