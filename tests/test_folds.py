@@ -119,10 +119,12 @@ def test_a_copy_has_the_files_and_the_params_but_not_git(tmp_path: Path, monkeyp
     project = copy_project(tmp_path / "project", **SMALL)
     monkeypatch.chdir(project)
     (project / "pipeline/new.py").write_text("NEW = 1\n")
+    (project / "large.zip").write_text("not code")
     folder = Path(".dvc/tmp/folds/a")
     copy = copies.make(folder, {"train.lr": 0.5})
     assert copy.config.train.lr == 0.5
     assert (folder / "pipeline/new.py").is_file()
+    assert not (folder / "large.zip").exists()
     assert not (folder / ".git").exists()
     (folder / "runs").mkdir()
     (folder / "runs/kept").touch()

@@ -15,6 +15,7 @@ from pipeline.base import files, programs
 from pipeline.config import document, params
 from pipeline.config.params import Params
 
+CODE = "pipeline"
 NUMBA = "pipeline/loader/__pycache__/*.nb?"  # compiled code: numba compares it with the source
 
 
@@ -29,11 +30,13 @@ class Copy:
 def make(folder: Path, values: Mapping[str, Any]) -> Copy:
     """Make the folder a copy of the project in the current folder, with other params (dotted key → value).
 
-    The copy has every file that Git tracks or does not ignore, as it is now. It reads the user's own photos, weights
-    and archives where they are. Raises UserError for params with faults.
+    The copy has every file that Git tracks, as it is now, and code that is not committed yet. It reads the user's own
+    photos, weights and archives where they are. Raises UserError for params with faults.
     """
-    listed = programs.output("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
-    sources = [Path(name) for name in listed if name and os.path.lexists(name)]
+    tracked = programs.output("git", "ls-files", "-z")
+    new_code = programs.output("git", "ls-files", "-z", "--others", "--exclude-standard", "--", CODE)
+    listed = [Path(name) for name in f"{tracked}{new_code}".split("\0") if name]
+    sources = [path for path in listed if path.is_symlink() or path.is_file()]  # no submodule, and no removed file
     config = params.load()
     _clear(folder, keep=Path(config.paths.runs).parts[0])
     for source in [*sources, *Path().glob(NUMBA)]:
