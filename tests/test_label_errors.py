@@ -135,6 +135,13 @@ def test_an_unsure_model_accuses_no_image() -> None:
     assert [one.row for one in label_errors.find(sure, np.array([0, 1, 0]))] == [2]
 
 
+def test_a_class_that_is_never_recognized_is_not_sure_of_every_image() -> None:
+    """Its threshold would be 0. It is a little more, as cleanlab has it."""
+    probabilities = np.array([[0.3, tiny := 1.5e-6, 0.7 - tiny], [0.3, 0.5e-6, 0.7 - 0.5e-6], [0.6, 0.0, 0.4]])
+    labels = np.array([0, 0, 1])
+    assert [one.row for one in label_errors.find(probabilities, labels)] == cleanlabs(probabilities, labels) == [2, 0]
+
+
 def test_the_order_of_the_rows_decides_nothing_but_ties() -> None:
     """The thresholds are exact sums, so another order of the images gives the same findings."""
     random = np.random.default_rng(1)

@@ -180,9 +180,11 @@ def _header(path: Path) -> list[str]:
 
 
 def _rows(table: Path, classes: int) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
-    """Path, label and probabilities of each image in a table."""
+    """Path, label and probabilities of each image in a table, one by one: with many classes it does not fit in memory."""
     with schema.reading(table, AGAIN), table.open(encoding="utf-8", newline="") as lines:
-        for path, label, _, *cells in list(csv.reader(lines, strict=True))[1:]:
+        rows = csv.reader(lines, strict=True)
+        next(rows, None)  # the header
+        for path, label, _, *cells in rows:
             chances = np.array(cells, np.float64)
             if len(chances) != classes or not (chances.min() >= 0 and abs(chances.sum() - 1) < NEAR_ONE):
                 raise ValueError(f"{path}: not the probabilities of {classes} classes")
