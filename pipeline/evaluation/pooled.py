@@ -180,7 +180,7 @@ def _header(path: Path) -> list[str]:
 
 
 def _rows(table: Path, classes: int) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
-    """Path, label and probabilities of each image in a table, one by one: with many classes it does not fit in memory."""
+    """Path, label and probabilities of each image in a table, row by row: a large one does not fit in memory."""
     with schema.reading(table, AGAIN), table.open(encoding="utf-8", newline="") as lines:
         rows = csv.reader(lines, strict=True)
         next(rows, None)  # the header
