@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup start demo repro compare folds verify test test-packages test-code test-all test-gpu mutants lint format bench doctor tensorboard lock \
+.PHONY: help setup start demo repro compare folds sweep verify test test-packages test-code test-all test-gpu mutants lint format bench doctor tensorboard lock \
 	clean clean-runs image image-repro image-test
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
@@ -53,6 +53,10 @@ compare: setup  ## experiments and commits side by side, with intervals and a te
 folds: setup  ## train and test on every fold: one figure over all images (FOLDS=5 SEEDS=1 JOBS=1), or repeat a recipe (RECIPE=name)
 	@python -m pipeline.folds $(if $(FOLDS),--folds $(FOLDS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS)) \
 		$(if $(RECIPE),--recipe "$(RECIPE)")
+
+SWEEP ?= docs/sweep.yaml
+sweep: setup  ## try settings, ranked on the validation images; the best one is tested: make sweep SWEEP=docs/sweep.yaml (JOBS=2)
+	@python -m pipeline.sweep "$(SWEEP)" $(if $(JOBS),--jobs $(JOBS))
 
 verify: setup  ## repeat what the committed dvc.lock claims, and compare every byte
 	@python -m pipeline.verify

@@ -26,6 +26,7 @@ FIRST_LINES = {
     "continue_from": "continue_from: getting the model from DVC",
     "compare": "compare: reading the experiments and their figures from Git and DVC",
     "folds": "folds: training and testing on every fold, in copies of the project",
+    "sweep": "sweep: reading the ranges, and checking the params of every trial",
     "repro": "repro: checking the files of earlier runs, then running the stages (dvc repro)",
     "demo": "demo: running all stages on drawn flowers in .demo/, a copy of the project",
     "verify": "verify: comparing the files here with dvc.lock; then the stages run again, in a copy",

@@ -27,6 +27,7 @@ HEAD = ("experiment", "validation (95 %)", "test (95 %)", "macro F1", "seconds",
 WIDTH = 110
 NARROWEST = 28  # characters of the column of changed params
 UNKNOWN = "–"
+TEST = "accuracy"  # the figure of the test images
 
 
 def changed(all_of: Sequence[Revision]) -> list[str]:
@@ -68,7 +69,7 @@ def cells(revision: Revision, first: Revision, names: Sequence[str]) -> list[str
     return [
         revision.name,
         share(figures.get("val_accuracy"), images.get("val", 0)),
-        share(figures.get("accuracy"), images.get("test", 0)),
+        share(figures.get(TEST), images.get("test", 0)),
         *(f"{of[name]:{form}}" if name in of else UNKNOWN for name, of, form in numbers),
         own,
     ]
@@ -94,6 +95,8 @@ def notes(all_of: Sequence[Revision]) -> Iterator[str]:
     """What the table does not explain."""
     if failed := [revision.name for revision in all_of if revision.state == revisions.FAILED]:
         yield f"failed: why: dvc queue logs {failed[0]}"
+    if trained := [revision.name for revision in all_of if not revision.state and TEST not in revision.figures]:
+        yield f"only trained, not tested: {', '.join(trained)}; to test one: dvc exp apply NAME && make repro"
     if any(not (revision.state or revision.timing) for revision in all_of):
         yield f"{UNKNOWN}: not known; seconds and images/s are in runs/, of trainings in this folder"
 
@@ -157,7 +160,7 @@ def compare(names: Sequence[str], as_markdown: bool) -> int:
     print(*(markdown if as_markdown else plain)(rows), sep="\n")
     print()
     print(*(said := list(notes(all_of))), sep="\n", end="\n" if said else "")
-    measured = [revision for revision in all_of if not revision.state]
+    measured = [revision for revision in all_of if not revision.state and TEST in revision.figures]
     if len(measured) == 2:
         print(*two(measured[0], measured[1], known, paths), sep="\n")
     elif len(measured) > 2:

@@ -43,7 +43,8 @@ LAYERS = (
 FRAME = "stage"  # the frame of every command: the one module at the top that commands import
 OWNERS = {  # a library → the modules that import it
     "yaml": set(), "ruamel": {"config.document", "config.upgrade", "base.dvc_lock"},
-    "pydantic": {"config.document", "config.params", "base.schema"}, "pydantic_core": {"config.document"},
+    "pydantic": {"config.document", "config.params", "base.schema", "studies.ranges", "studies.trials"},
+    "pydantic_core": {"config.document"},
     "PIL": {"data.decoders", "data.images", "data.synthetic", "reporting.thumbnails", "training.board_images"},
     "imagehash": {"data.duplicates"},
     "scipy": {"claims.seeds", "data.duplicates", "evaluation.significance"},
@@ -51,7 +52,8 @@ OWNERS = {  # a library → the modules that import it
     "timm": {"models.timm_models"},
     "torchvision": {"models.network", "models.pretrained"}, "tensorboard": set(),
     "safetensors": {"models.exported", "models.pretrained"},
-    "apex": {"engine.apex"}, "dvc": {"claims.revisions", "continue_from"}, "sklearn": set(),
+    "apex": {"engine.apex"}, "dvc": {"claims.revisions", "continue_from", "studies.experiments"},
+    "optuna": {"studies.tpe"}, "sklearn": set(),
     "numba": {"loader.compiled"}, "cuda": {"engine.kernels"},
     "onnx": {"models.onnx_export"}, "onnxscript": {"models.onnx_export"},
     "onnxruntime": {"models.onnx_file"}, "transformers": set(),

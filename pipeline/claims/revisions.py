@@ -32,7 +32,7 @@ class Revision:
     name: str
     state: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)  # section.key → value
-    figures: Mapping[str, float] = field(default_factory=dict)  # of train.json and eval.json
+    figures: Mapping[str, float] = field(default_factory=dict)  # of train.json and, if the model was tested, eval.json
     images: Mapping[str, int] = field(default_factory=dict)  # per split; empty if the table cannot be had
     model: str = ""  # MD5 of the weights
     timing: Mapping[str, float] = field(default_factory=dict)  # seconds, images_per_second; empty if not known here
@@ -62,15 +62,22 @@ def read(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Revis
         lock.write_text(text, encoding="utf-8")
         if not text:
             return Revision(name, NO_RUN, settings)
-        outs = {path: md5 for stage in dvc_lock.read(lock).values() for path, md5 in stage["outs"].items()}
+        stages = dvc_lock.read(lock)
+        outs = {path: md5 for stage in stages.values() for path, md5 in stage["outs"].items()}
         ran_with = dvc_lock.params(lock)
     content = [_text(source, f"{paths.metrics}/{file}") for file in ("train.json", "eval.json")]
-    if not all(content) or f"{paths.metrics}/eval.json" not in outs:
+    weights = f"{paths.models}/model.safetensors"
+    model = outs.get(weights, "")
+    trained = content[0] and f"{paths.metrics}/train.json" in outs
+    # After a training that ran alone, eval.json is missing, or is of the model before.
+    of_model = stages.get("evaluate", {}).get("deps", {}).get(weights, model) == model
+    tested = content[1] and f"{paths.metrics}/eval.json" in outs and of_model
+    if not (trained or tested):
         return Revision(name, NO_RUN, settings)
     if any(value != _at(raw, key) for key, value in ran_with.items()):
         return Revision(name, OTHER_PARAMS, settings)
-    figures = {key: value for part in content for key, value in json.loads(part).items()}
-    model = outs.get(f"{paths.models}/model.safetensors", "")
+    own = [part for part, is_own in zip(content, (True, tested), strict=True) if part and is_own]
+    figures = {key: value for part in own for key, value in json.loads(part).items()}
     return Revision(name, "", settings, figures, _images(source, paths), model, _timing(Path(paths.runs), model))
 
 

@@ -1,0 +1,206 @@
+"""Trials of a sweep as experiments: their params, names and results, and which is the best by validation."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from pipeline.base import dvc_lock, files, schema
+from pipeline.base.errors import UserError
+from pipeline.config import params, validity
+from pipeline.config.machine import Machine
+from pipeline.config.params import Params
+from pipeline.evaluation import metrics
+from pipeline.studies import experiments
+from pipeline.studies.ranges import Trial
+
+MOST_SHOWN = 5  # trials whose faults are shown
+LETTERS = 8  # hexadecimal digits of the digest in a name
+FIGURES = ("val_accuracy", "val_loss", "exported_epoch")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a trial gave. Without a result it has failed."""
+
+    __pydantic_config__ = schema.OPEN
+
+    val_accuracy: schema.Share
+    val_loss: float
+    exported_epoch: schema.Count
+
+
+@dataclass(frozen=True)
+class Done:
+    """A trial that has ended."""
+
+    trial: Trial
+    experiment: str
+    results: tuple[Result, ...]  # one, or none if it has failed
+
+    @property
+    def figures(self) -> tuple[object, ...]:
+        return tuple(getattr(self.results[0], name) for name in FIGURES) if self.results else ("",) * len(FIGURES)
+
+
+@dataclass(frozen=True)
+class OnTest:
+    """The test of the best one."""
+
+    __pydantic_config__ = schema.OPEN
+
+    accuracy: schema.Share
+    accuracy_low: schema.Share
+    accuracy_high: schema.Share
+
+
+def config_of(raw: Mapping[str, Any], values: Mapping[str, Any]) -> Params:
+    """params.yaml (`raw`) with the values of a trial. Raises UserError if they are not allowed."""
+    table = json.loads(json.dumps(raw))
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        table[section][name] = value
+    return params.parse(table)
+
+
+def check(raw: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]], machine: Machine) -> None:
+    """Raise UserError with the faults of the params that cannot run on this machine, or that params.yaml lacks."""
+    lacking = sorted({key for values in chosen for key in values if key.partition(".")[2] not in raw["train"]})
+    if lacking:
+        raise UserError(
+            f"{params.FILE} lacks {', '.join(lacking)}; to write them there: python -m pipeline.config.params --upgrade"
+        )
+    faults = [
+        (described(values), fault) for values in chosen for fault in validity.faults(config_of(raw, values), machine)
+    ]
+    if faults:
+        more = f"\nand {len(faults) - MOST_SHOWN} more" if len(faults) > MOST_SHOWN else ""
+        raise UserError("\n".join(f"with {values}: {fault}" for values, fault in faults[:MOST_SHOWN]) + more)
+
+
+def described(values: Mapping[str, Any]) -> str:
+    """The values of a trial in one line."""
+    return " ".join(f"{key}={shown(value)}" for key, value in values.items())
+
+
+def shown(value: object) -> str:
+    """A value as params.yaml has it."""
+    return json.dumps(value) if isinstance(value, bool | list | tuple | None) else str(value)
+
+
+def data(config: Params) -> dict[str, str]:
+    """What all trials share besides the params: the hashes of the split and of the packed images, and of the code."""
+    outs = {path: md5 for claims in dvc_lock.read().values() for path, md5 in claims["outs"].items()}
+    code = {path.as_posix(): files.sha256(path) for path in dvc_lock.code("train")}
+    return {path: outs[path] for path in (config.paths.split, config.paths.packed)} | code
+
+
+def name(study: str, word: str, config: Params, shared: Mapping[str, str]) -> str:
+    """The name of an experiment: it is another one as soon as anything differs that changes the bytes of the model.
+
+    `word`: what the experiment is in this study. Raises UserError if the weights to start from are missing.
+    """
+    weights = Path(config.train.weights)
+    if own := own_weights(config):
+        if not weights.is_file():
+            raise UserError(f"train.weights: {weights} not found; put the file there")
+        own = [files.sha256(weights)]
+    decisive = {
+        "train": config.train.model_dump(mode="json"), "evaluate.batch_size": config.evaluate.batch_size,
+        "processes": "any" if config.train.parallel == "elastic" else config.run.processes,
+        "weights": own, "shared": dict(shared),
+    }  # fmt: skip
+    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+    letters = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in study).strip("-")
+    return f"{letters or 'sweep'}-{word}-{digest[:LETTERS]}"
+
+
+def own_weights(config: Params) -> list[str]:
+    """The user's own file that a training starts from, if there is one."""
+    return [] if config.train.weights in ("none", "imagenet") else [config.train.weights]
+
+
+def result(revision: str, config: Params) -> Result:
+    """The figures of a finished trial, of this commit."""
+    return _figures(revision, Path(config.paths.metrics) / "train.json", Result)
+
+
+def on_test(revision: str, config: Params) -> OnTest:
+    """The figures of an experiment on the test images."""
+    return _figures(revision, Path(config.paths.metrics) / "eval.json", OnTest)
+
+
+def _figures(revision: str, path: Path, kind: type[schema.Schema]) -> schema.Schema:
+    try:
+        return TypeAdapter(kind).validate_json(experiments.text_of(revision, path))
+    except ValidationError:
+        raise UserError(
+            f"{path} of {revision[:12]}: damaged; remove the experiment (dvc exp remove NAME), then run again"
+        ) from None
+
+
+def ranked(ended: Sequence[Done]) -> list[Done]:
+    """The best first: by validation accuracy, then by validation loss, then by number; the failed ones last."""
+
+    def key(done: Done) -> tuple[bool, float, float, int]:
+        if not done.results:
+            return True, 0.0, 0.0, done.trial.number
+        return False, -done.results[0].val_accuracy, done.results[0].val_loss, done.trial.number
+
+    return sorted(ended, key=key)
+
+
+def table(best_first: Sequence[Done]) -> tuple[list[str], list[list[object]]]:
+    """The header and the rows of metrics/sweep.csv."""
+    keys = list(best_first[0].trial.values)
+    rows = [
+        [rank if done.results else "", done.trial.number, done.experiment, "" if done.results else "failed",
+         *(shown(done.trial.values[key]) for key in keys), *done.figures]
+        for rank, done in enumerate(best_first, start=1)
+    ]  # fmt: skip
+    return ["rank", "trial", "experiment", "state", *keys, *FIGURES], rows
+
+
+def shown_table(best_first: Sequence[Done]) -> str:
+    """The results as lines of a terminal."""
+    head = ["", "trial", "validation", "loss", "epoch", "settings"]
+    rows = [
+        [f"{rank}." if done.results else "–", f"{done.trial.number}", *short(done), described(done.trial.values)]
+        for rank, done in enumerate(best_first, start=1)
+    ]
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head) - 1)]
+    lines = [
+        "  ".join([f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)] + row[-1:])
+        for row in [head, *rows]
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def short(done: Done) -> list[str]:
+    """The figures of a trial as a table shows them."""
+    if not done.results:
+        return ["failed", "", ""]
+    (one,) = done.results
+    return [f"{one.val_accuracy:.4f}", f"{one.val_loss:.4f}", f"{one.exported_epoch}"]
+
+
+def verdict(best_first: Sequence[Done], tested: OnTest, images: Mapping[str, int]) -> list[str]:
+    """What the sweep says about its best trial, in sentences."""
+    best, (result,) = best_first[0], best_first[0].results
+    low, high = metrics.wilson(round(result.val_accuracy * images["val"]), images["val"])
+    count = sum(bool(done.results) for done in best_first)
+    selected = (
+        f"This figure is too good: it is the highest of {count} on the same images. Trials inside its interval may be "
+        f"as good."
+    )
+    return [
+        f"Best of {count}: trial {best.trial.number}, {described(best.trial.values)}: validation accuracy "
+        f"{result.val_accuracy:.4f} (95 % interval {low:.4f} to {high:.4f}, {images['val']:,} images).",
+        selected if count > 1 else "It is the only trial with a result.",
+        f"Test accuracy, measured once, of this trial alone: {tested.accuracy:.4f} (95 % interval "
+        f"{tested.accuracy_low:.4f} to {tested.accuracy_high:.4f}, {images['test']:,} images).",
+    ]

@@ -1,0 +1,218 @@
+"""Files of ranges: the trials that they stand for, and what is refused."""
+
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from pipeline.base.errors import UserError
+from pipeline.config import machine
+from pipeline.studies import ranges, tpe, trials
+from pipeline.studies.ranges import Range, Sweep, Trial
+from tests.conftest import PROJECT, on_cpu, read_params, write_params
+
+LR, MIXUP = "train.lr", "train.mixup"
+FILE: dict[str, Any] = {"search": "random", "trials": 4, "params": {LR: {"from": 0.01, "to": 0.1}, MIXUP: [0.0, 0.2]}}
+SIZES: dict[str, ranges.Axis] = {
+    LR: Range.model_validate({"from": 0.001, "to": 1.0, "scale": "log"}),
+    "train.epochs": Range.model_validate({"from": 1, "to": 40}),
+    "train.crop_scale": ([0.08, 1.0], [0.5, 1.0]),
+}
+KNOWN = [{LR: 0.0337, MIXUP: 0.2}, {LR: 0.0154, MIXUP: 0.2}]
+LEARNING = Sweep("s", "tpe", 30, 0, SIZES)
+
+
+def of(**changes: Any) -> dict[str, Any]:
+    """The content of a file with these changes; None takes a line out."""
+    return {key: value for key, value in (FILE | changes).items() if value is not None}
+
+
+def read(folder: Path, content: Any) -> Sweep:
+    """The sweep of a file with this content."""
+    write_params(folder / "my sweep.yaml", content)
+    return ranges.read(folder / "my sweep.yaml")
+
+
+numbers = some.integers(-1000, 1000) | some.floats(-1e6, 1e6)
+ends = some.tuples(numbers, numbers).filter(lambda pair: pair[0] < pair[1])
+positive = some.tuples(some.floats(1e-6, 1e6), some.floats(1e-6, 1e6)).filter(lambda pair: pair[0] < pair[1])
+shares = some.floats(0, 1, exclude_max=True)
+
+
+@given(ends, shares)
+def test_a_value_is_inside_its_range(pair: tuple[float, float], share: float) -> None:
+    """It is a whole number if both ends are."""
+    axis = Range.model_validate({"from": pair[0], "to": pair[1]})
+    assert axis.start <= axis.at(share) <= axis.to
+    assert isinstance(axis.at(share), int) == all(isinstance(end, int) for end in pair)
+
+
+@given(positive, shares)
+def test_a_logarithmic_range_has_its_middle_between_the_exponents(pair: tuple[float, float], share: float) -> None:
+    axis = Range.model_validate({"from": pair[0], "to": pair[1], "scale": "log"})
+    assert axis.start <= axis.at(share) <= axis.to
+    assert axis.at(0.5) == pytest.approx(math.sqrt(pair[0] * pair[1]), rel=0.005)
+
+
+def sweep_of(seed: int, trials: int, *keys: str) -> Sweep:
+    axes: dict[str, ranges.Axis] = {
+        LR: Range.model_validate({"from": 0.01, "to": 0.1, "scale": "log"}),
+        MIXUP: (0.0, 0.2),
+    }
+    return Sweep("s", "random", trials, seed, {key: axes[key] for key in keys or axes})
+
+
+@given(some.integers(0, 2**32 - 1), some.integers(1, 20), some.integers(1, 20))
+def test_more_trials_keep_the_first_ones(seed: int, few: int, many: int) -> None:
+    """They are different from one another, and are drawn to three digits."""
+    found = ranges.random(sweep_of(seed, 40), few + many)
+    assert found[:few] == ranges.random(sweep_of(seed, 40), few)
+    assert len({repr(trial.values) for trial in found}) == few + many
+    assert all(float(f"{trial.values[LR]:.3g}") == trial.values[LR] for trial in found)
+
+
+def test_draws_are_the_same_everywhere_and_cover_the_range() -> None:
+    """Two known values; another setting in the file does not move them; half of the draws are below the middle."""
+    found = ranges.random(sweep_of(0, 400), 400)
+    assert [trial.values[LR] for trial in found[:3]] == [
+        trial.values[LR] for trial in ranges.random(sweep_of(0, 3, LR), 3)
+    ]
+    assert [trial.values for trial in found[:2]] == KNOWN
+    below = sum(trial.values[LR] < math.sqrt(0.001) for trial in found)
+    assert 160 < below < 240
+
+
+def test_a_grid_has_every_combination(tmp_path: Path) -> None:
+    """In the order of the file, the last setting first; the file may say nothing of trials."""
+    lists = {LR: [0.1, 0.2], "train.crop_scale": [[0.08, 1.0], [0.5, 1.0]], "train.flip": [0.5]}
+    found = read(tmp_path, {"search": "grid", "params": lists})
+    assert (found.name, found.trials) == ("my sweep", 4)
+    assert [trial.values[LR] for trial in ranges.grid(found)] == [0.1, 0.1, 0.2, 0.2]
+    assert [trial.values["train.crop_scale"] for trial in ranges.grid(found)][:2] == lists["train.crop_scale"]
+    assert [trial.number for trial in ranges.grid(found)] == [1, 2, 3, 4]
+
+
+REFUSED = {
+    "search": (of(search="best"), "search: 'best' is not allowed; allowed: grid, random, tpe"),
+    "key": (of(jobs=2), "jobs: unknown key (value 2); allowed: search, trials, seed, params"),
+    "no trials": (of(trials=None), "trials: missing × search: random; allowed: 1 to 1000, such as trials: 12"),
+    "too many": (
+        of(params={MIXUP: [0.0, 0.2]}),
+        "trials: 4 is more than the 2 combinations of params; allowed: 1 to 2",
+    ),
+    "grid": (of(search="grid", trials=None), "train.lr: a range × search: grid; allowed: a list of values, or search"),
+    "grid of so many": (of(search="grid"), "trials: 4 × search: grid, which tries every combination; remove this line"),
+    "no params": (of(params={}), "params: {} is not allowed; allowed: settings and their values"),
+    "name": (of(params={"train.mixupp": [0.1]}), "train.mixupp: unknown setting; did you mean train.mixup?"),
+    "section": (of(params={"lr": [0.1]}), "params: lr: unknown setting; did you mean train.lr?"),
+    "nested": (of(params={"train": {"lr": [0.1]}}), "params: train: unknown setting"),
+    "data": (of(params={"data.source": ["inbox"]}), "data.source cannot be tried: it chooses other images, and accura"),
+    "split": (of(params={"split.seed": [0, 1]}), "split.seed cannot be tried: it chooses other validation images"),
+    "seed": (of(params={"train.seed": [0, 1]}), "train.seed cannot be tried: the best seed is luck"),
+    "run": (of(params={"run.workers": [1, 2]}), "run.workers cannot be tried: it does not change the model"),
+    "order": (of(params={LR: {"from": 0.2, "to": 0.1}}), "train.lr: from: 0.2 is not below to: 0.1; exchange them"),
+    "log": (
+        of(params={LR: {"from": 0, "to": 0.1, "scale": "log"}}),
+        "train.lr: from: 0 × scale: log; allowed: more th",
+    ),
+    "scale": (
+        of(params={LR: {"from": 0.1, "to": 0.2, "scale": "ln"}}),
+        "train.lr.scale: 'ln' is not allowed; allowed: ",
+    ),
+    "range": (
+        of(params={LR: {"from": 0.1, "until": 1}}),
+        "train.lr.until: unknown key (value 1); allowed: from, to, sc",
+    ),
+    "value": (of(params={LR: 0.1}), "train.lr: 0.1 is not allowed; allowed: a list such as [0.1, 0.2], or a range"),
+    "twice": (of(params={LR: [0.1, 0.1]}), "train.lr: [0.1, 0.1] is not allowed; allowed: different values"),
+    "no table": ([1], "[1] is not a table; allowed: search, params, …; docs/sweep.yaml has an example"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_file_with_a_fault_is_refused(tmp_path: Path, case: str) -> None:
+    """The message has the file, the key, its value, what is allowed, and the remedy."""
+    content, message = REFUSED[case]
+    with pytest.raises(UserError, match=re.escape("my sweep.yaml: ") + ".*" + re.escape(message)):
+        read(tmp_path, content)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"nowhere.yaml: not found; allowed: a file of ranges; docs/sweep.yaml has an ex"
+    ):
+        ranges.read(tmp_path / "nowhere.yaml")
+
+
+def test_a_trial_that_cannot_run_is_refused_before_any_runs() -> None:
+    """With its values; and a setting that an old params.yaml lacks, with the command that writes it."""
+    raw, here = on_cpu(read_params()), machine.read()
+    trials.check(raw, [{LR: 0.1, "train.crop_scale": [0.5, 1.0]}], here)
+    with pytest.raises(UserError, match=r"^train.lr: -1 is not allowed; allowed: greater than 0"):
+        trials.check(raw, [{LR: 0.1}, {LR: -1}], here)
+    with pytest.raises(
+        UserError, match=r"^with train.precision=tf32: train.precision: 'tf32' needs train.device: cuda"
+    ):
+        trials.check(raw, [{"train.precision": "tf32"}], here)
+    with pytest.raises(UserError, match=r"\nand 3 more$"):
+        trials.check(raw, [{LR: number, "train.precision": "tf32"} for number in range(1, 9)], here)
+    del raw["train"]["patience"]
+    with pytest.raises(UserError, match=r"^params.yaml lacks train.patience; to write them there: python -m pipeline"):
+        trials.check(raw, [{"train.patience": 3}], here)
+
+
+def test_the_example_can_run_with_the_params_of_a_cpu() -> None:
+    """Every trial of docs/sweep.yaml is accepted."""
+    example = ranges.read(PROJECT / "docs/sweep.yaml")
+    trials.check(
+        on_cpu(read_params()), [trial.values for trial in ranges.random(example, example.trials)], machine.read()
+    )
+
+
+def accuracy(trial: Trial) -> float:
+    """A result that is best near a learning rate of 0.1 with long trainings and small crops."""
+    far = abs(math.log10(trial.values[LR]) + 1)
+    return float(
+        1 - 0.2 * far + 0.002 * trial.values["train.epochs"] + 0.05 * (trial.values["train.crop_scale"][0] < 0.1)
+    )
+
+
+def learned(count: int) -> list[tuple[Trial, float]]:
+    """A search of so many trials."""
+    found: list[tuple[Trial, float]] = []
+    for number in range(1, count + 1):
+        trial = tpe.proposed(LEARNING, number, [(one.values, result) for one, result in found])
+        found.append((trial, accuracy(trial)))
+    return found
+
+
+def test_tpe_learns_and_can_be_repeated() -> None:
+    """The first trials are those of a random search. Later ones are better. They follow from the results alone: asked
+    again, in any number, a search has the same trials.
+    """
+    found = learned(25)
+    assert [trial for trial, _ in found[: tpe.FIRST]] == ranges.random(LEARNING, tpe.FIRST)
+    assert found[:8] == learned(8)
+    results = [result for _, result in found]
+    drawn = [accuracy(trial) for trial in ranges.random(LEARNING, 25)]
+    assert sum(results[-10:]) > sum(drawn[-10:])
+    assert all(isinstance(trial.values["train.epochs"], int) for trial, _ in found)
+    assert all(float(f"{trial.values[LR]:.3g}") == trial.values[LR] for trial, _ in found)
+
+
+def test_tpe_without_optuna_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(UserError, match=r"^search: tpe needs Optuna, which is not installed; pip install optuna==\d"):
+        tpe.check()
+
+
+def test_the_message_names_the_locked_version() -> None:
+    """The version of Optuna that the message installs is the one of requirements/lock.txt."""
+    locked = re.search(r"^optuna==(\S+)", (PROJECT / "requirements/lock.txt").read_text(), re.MULTILINE)
+    assert locked
+    assert f"optuna=={locked[1]}," in (PROJECT / "pipeline/studies/tpe.py").read_text()

@@ -1,0 +1,173 @@
+"""`python -m pipeline.sweep` under real DVC: killed and started again, interrupted, with own photos."""
+
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks.harness import workspace
+from pipeline.base import files
+from pipeline.base.errors import STOPPED
+from pipeline.data import synthetic
+from pipeline.studies import experiments
+from tests.conftest import change, read_params, write_params
+from tests.helpers.projects import call, commit, copy_project
+from tests.helpers.trainings import wait_for
+
+DRAWN: dict[str, Any] = {"data__source": "synthetic", "data__synthetic__count": 60, "data__synthetic__size": 40}
+GRID = {"search": "grid", "params": {"train.lr": [0.01, 0.02, 0.03]}}
+COMMAND = (sys.executable, "-m", "pipeline.sweep", "tried.yaml")
+SLOW = "experiments in DVC's queue; make test has the ranges, the ranking and the page"
+
+
+def project(folder: Path, ranges: Any, **changes: Any) -> Path:
+    """A project with this file of ranges, with its data made ready and committed."""
+    copy_project(folder, **(DRAWN | changes))
+    write_params(folder / "tried.yaml", ranges)
+    call(folder, sys.executable, "-m", "pipeline.repro", "prepare")
+    commit(folder)
+    return folder
+
+
+def swept(folder: Path) -> str:
+    """What a sweep says that runs to its end. It leaves no change that Git sees, and the branch as it was."""
+    done = call(folder, *COMMAND)
+    assert call(folder, "git", "status", "--porcelain", "--untracked-files=no").stdout == ""
+    assert call(folder, "git", "symbolic-ref", "--short", "HEAD").stdout.strip() in ("master", "main")
+    return done.stdout
+
+
+def started(folder: Path) -> subprocess.Popen[bytes]:
+    """A sweep that runs. What it says goes to the file `said` beside the project."""
+    with (folder.parent / "said").open("w") as said:
+        return subprocess.Popen(COMMAND, cwd=folder, env=workspace.environment(folder.parent), stdout=said, stderr=said)
+
+
+def finished(folder: Path) -> dict[str, str]:
+    """The name of each finished experiment → its commit."""
+    of_commits = "refs/exps/[0-9a-f][0-9a-f]/"  # the other ones are DVC's own
+    lines = call(folder, "git", "for-each-ref", "--format=%(refname) %(objectname)", of_commits).stdout.splitlines()
+    return {line.split()[0].split("/")[-1]: line.split()[1] for line in lines}
+
+
+def of_queue(folder: Path) -> list[psutil.Process]:
+    """The processes of DVC's queue in a project: its workers, and what they run."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if {"queue-worker", "exec-run"} & {*process.cmdline()} and Path(process.cwd()).is_relative_to(folder):
+                found.append(process)
+    return found
+
+
+def kill(running: subprocess.Popen[bytes], folder: Path) -> None:
+    """Kill a sweep, what it started, and DVC's queue, as a power cut would."""
+    everything = [psutil.Process(running.pid), *psutil.Process(running.pid).children(recursive=True), *of_queue(folder)]
+    for process in everything:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    running.wait()
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose sweep ran undisturbed."""
+    folder = project(tmp_path_factory.mktemp("reference") / "project", GRID)
+    swept(folder)
+    return folder
+
+
+@pytest.mark.slow(SLOW)
+def test_the_best_by_validation_is_tested_and_no_other(reference: Path) -> None:
+    """The table is in the order of the validation accuracy. Only one experiment has figures of the test images, and its
+    model is the one of the best trial. `compare` gives no other trial a test accuracy.
+    """
+    rows, known = files.read_csv(reference / "metrics/sweep.csv"), finished(reference)
+    assert sorted(row["trial"] for row in rows) == ["1", "2", "3"]
+    assert sorted(rows, key=lambda row: (-float(row["val_accuracy"]), float(row["val_loss"]))) == rows
+    (best,) = {*known} - {row["experiment"] for row in rows}
+    has_test = [name for name in known if call(reference, "git", "ls-tree", known[name], "metrics/eval.json").stdout]
+    assert has_test == [best]
+    train = [
+        call(reference, "git", "show", f"{known[name]}:metrics/train.json").stdout
+        for name in (best, rows[0]["experiment"])
+    ]
+    assert train[0] == train[1]
+    compared = call(reference, sys.executable, "-m", "pipeline.compare").stdout
+    assert all(row["experiment"] in compared.partition("only trained, not tested: ")[2] for row in rows)
+    again = swept(reference)
+    assert "3 of 3 trials have finished before" in again
+    assert "queued" not in again
+    assert finished(reference) == known
+
+
+@pytest.mark.slow(SLOW)
+def test_a_killed_sweep_goes_on_and_has_the_same_table(reference: Path, tmp_path: Path) -> None:
+    """Killed while DVC changes the files here, and again while a trial runs after the first one has finished: table and
+    page have the same bytes, and the finished trial is not run again.
+    """
+    folder = project(tmp_path / "project", GRID)
+    running = started(folder)
+    wait_for((folder / experiments.JOURNAL).is_file, "nothing is queued")
+    kill(running, folder)
+    running = started(folder)
+    wait_for(lambda: running.poll() is not None or finished(folder), "no trial has finished")
+    kill(running, folder)
+    first = finished(folder)
+    assert first
+    said = swept(folder)
+    assert f"{len(first)} of 3 trials have finished before" in said
+    assert first.items() <= finished(folder).items()
+    for name in ("metrics/sweep.csv", "reports/sweep.html"):
+        assert (folder / name).read_bytes() == (reference / name).read_bytes()
+    wait_for(lambda: not of_queue(folder), "the queue does not end")
+    assert not list((folder / ".dvc/tmp/exps").glob("tmp*"))  # the copies, which hold the images
+
+
+@pytest.mark.slow(SLOW)
+def test_ctrl_c_ends_what_runs_and_a_failed_trial_ends_nothing(tmp_path: Path) -> None:
+    """After Ctrl-C nothing waits and nothing runs. The next start goes on. A trial whose loss becomes infinite is named
+    with its reason, and is the last of the table.
+    """
+    folder = project(tmp_path / "project", {"search": "grid", "params": {"train.lr": [1000.0, 0.01]}}, train__epochs=3)
+    running = started(folder)
+    wait_for(lambda: running.poll() is not None or "epoch 1/3" in (folder.parent / "said").read_text(), "no epoch")
+    running.send_signal(signal.SIGINT)
+    assert running.wait() == STOPPED
+    assert "run again to go on" in (folder.parent / "said").read_text()
+    wait_for(lambda: not of_queue(folder), "the queue does not end")
+    assert "Queued" not in call(folder, "dvc", "queue", "status").stdout
+    said = swept(folder)
+    assert "trial 1 of 2 (train.lr=1000.0): failed: the validation loss of epoch " in said
+    assert "1 of 2 trials failed; the next start tries them again" in said
+    rows = files.read_csv(folder / "metrics/sweep.csv")
+    assert [(row["rank"], row["trial"], row["state"]) for row in rows] == [("1", "2", ""), ("", "1", "failed")]
+
+
+@pytest.mark.slow(SLOW)
+@pytest.mark.parametrize("source", ["inbox", "folder"])
+def test_photos_in_no_commit_are_swept(source: str, tmp_path: Path) -> None:
+    """Photos of the inbox, and of a folder outside the project; the second time from weights in no commit."""
+    folder = tmp_path / "project"
+    copy_project(folder, data__source=source, split__phash_distance=0)
+    photos = folder / "data/inbox" if source == "inbox" else tmp_path / "my photos"
+    synthetic.draw(photos, count=60, size=48, seed=0, workers=2)
+    write_params(
+        folder / "tried.yaml", {"search": "tpe", "trials": 2, "params": {"train.lr": {"from": 0.01, "to": 0.1}}}
+    )
+    write_params(
+        folder / "params.yaml",
+        change(read_params(folder / "params.yaml"), paths__inbox=str(photos if source == "folder" else "data/inbox")),
+    )
+    refused = call(folder, *COMMAND, check=False)
+    assert refused.returncode == 1
+    assert "sweep: not committed: params.yaml, dvc.lock, tried.yaml" in refused.stderr
+    call(folder, "git", "add", "dvc.lock", "params.yaml", "tried.yaml")
+    call(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "Data")
+    assert "Test accuracy, measured once" in swept(folder)
+    assert "data/inbox/poppy" not in call(folder, "git", "ls-files").stdout

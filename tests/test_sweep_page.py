@@ -1,0 +1,101 @@
+"""The page about a sweep and its table, looked at with a real browser."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from pipeline.studies import sweep_page, trials
+from pipeline.studies.ranges import Range, Sweep, Trial
+from pipeline.studies.trials import Done, OnTest, Result
+from tests.helpers import browser as browsers
+from tests.helpers.browser import CONTRASTS, Scheme, needs_chromium, opened
+
+HOSTILE = "<b onclick=alert(1)>"
+LR = Range.model_validate({"from": 0.001, "to": 0.1, "scale": "log"})
+SWEEP = Sweep(
+    HOSTILE, "random", 4, 0, {"train.lr": LR, "train.model": ("resnet18", HOSTILE), "train.nesterov": (True, False)}
+)
+
+
+def done(number: int, lr: float, model: str, *results: Result) -> Done:
+    return Done(Trial(number, {"train.lr": lr, "train.model": model, "train.nesterov": True}), f"s-{number}", results)
+
+
+ENDED = [
+    done(1, 0.01, "resnet18", Result(0.5, 1.5, 3)),
+    done(2, 0.1, "resnet18"),  # failed
+    done(3, 0.001, HOSTILE, Result(0.75, 1.5, 3)),
+    done(4, 0.05, "resnet18", Result(0.75, 1.25, 2)),
+    done(5, 0.02, "resnet18", Result(0.75, 1.25, 2)),
+]
+BEST_FIRST = trials.ranked(ENDED)
+VERDICT = trials.verdict(BEST_FIRST, OnTest(0.625, 0.4, 0.8), {"val": 40, "test": 80})
+PAGE = sweep_page.written(SWEEP, BEST_FIRST, VERDICT, "s-best-1")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsers.started() as running:
+        yield running
+
+
+def test_the_best_is_the_one_with_the_highest_validation_accuracy() -> None:
+    """Then the lower validation loss decides, then the number. A failed trial is last, without a rank."""
+    assert [one.trial.number for one in BEST_FIRST] == [4, 5, 3, 1, 2]
+    header, rows = trials.table(BEST_FIRST)
+    assert header[:6] == ["rank", "trial", "experiment", "state", "train.lr", "train.model"]
+    assert rows[0] == [1, 4, "s-4", "", "0.05", "resnet18", "true", 0.75, 1.25, 2]
+    assert rows[-1] == ["", 2, "s-2", "failed", "0.1", "resnet18", "true", "", "", ""]
+    assert trials.shown_table(BEST_FIRST).splitlines()[-1].split()[:3] == ["–", "2", "failed"]
+
+
+def test_the_verdict_warns_of_the_selection() -> None:
+    """Each figure has the interval of its images. The validation accuracy is said to be too good."""
+    first, second, third = VERDICT
+    assert first.startswith(
+        "Best of 4: trial 4, train.lr=0.05 train.model=resnet18 train.nesterov=true: validation acc"
+    )
+    assert "0.7500 (95 % interval 0.5981 to 0.8581, 40 images)" in first
+    assert second.startswith("This figure is too good: it is the highest of 4 on the same images.")
+    assert "of this trial alone: 0.6250 (95 % interval 0.4000 to 0.8000, 80 images)" in third
+    assert "too good" not in trials.verdict(BEST_FIRST[:1], OnTest(0.5, 0.4, 0.6), {"val": 40, "test": 80})[1]
+
+
+def test_the_page_has_every_trial_and_a_line_for_each_result() -> None:
+    """The failed one is in the table and has no line. On a logarithmic axis 0.01 is in the middle of 0.001 and 0.1."""
+    assert PAGE.count('<path class="line ') == 4
+    assert PAGE.count('<path class="line c1"') == 1
+    assert "<td>failed</td>" in PAGE
+    assert "dvc exp apply s-best-1 &amp;&amp; make repro" in PAGE
+    drawn = next(line for line in PAGE.splitlines() if "<title>trial 1: " in line)
+    assert 'd="M84 174L' in drawn
+    assert sweep_page.written(SWEEP, BEST_FIRST, VERDICT, "s-best-1") == PAGE
+
+
+def test_names_of_users_are_text() -> None:
+    assert "<b onclick" not in PAGE
+    assert PAGE.count("&lt;b onclick=alert(1)&gt;") > 3
+
+
+def test_one_result_alone_can_be_drawn() -> None:
+    """Its accuracy is the lowest and the highest."""
+    page = sweep_page.written(SWEEP, BEST_FIRST[:1], VERDICT, "s-best-1")
+    assert page.count('<path class="line ') == 1
+    assert "nan" not in page
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_it(browser: Browser, tmp_path: Path, width: int, scheme: Scheme) -> None:
+    """Nothing in the console, no request, no scrolling sideways, and every text can be read."""
+    path = tmp_path / "sweep.html"
+    path.write_text(PAGE)
+    with opened(browser, path, width=width, scheme=scheme) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator("svg .line").count() == 4
+        found = page.evaluate(CONTRASTS)
+        assert len(found) > 40
+        assert [which for contrast, which in found if contrast < 4.5] == []
