@@ -21,6 +21,7 @@ from pipeline.base import dvc_lock, files
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import document, machine, params
 from pipeline.config.params import Arithmetic
+from pipeline.data import corrections
 
 FOLDER = Path(".demo")
 RESULTS = Path("results/demo")
@@ -45,6 +46,7 @@ def copy_project(folder: Path, arithmetic: Arithmetic = "portable") -> None:
         if not (target.is_file() and (source.is_symlink() or filecmp.cmp(source, target, shallow=False))):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target, follow_symlinks=False)
+    files.write_text(folder / corrections.FILE, corrections.EMPTY)  # those of this folder name its own photos
     document.rewrite(folder / params.FILE, {"train.arithmetic": arithmetic})
     for stale in set((folder / "pipeline").rglob("*.py")) - {folder / name for name in tracked}:
         stale.unlink()

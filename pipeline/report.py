@@ -12,7 +12,7 @@ from pathlib import Path
 from pipeline import stage
 from pipeline.base import files, linux
 from pipeline.config.params import Params
-from pipeline.data import credits, originals, split_table
+from pipeline.data import credits, originals, split_table, suspects
 from pipeline.models import description
 from pipeline.reporting import audit, outcome, page, settings, thumbnails
 from pipeline.reporting.audit import Audit
@@ -30,6 +30,7 @@ def wanted(chosen: Chosen, found: Audit) -> dict[str, bool]:
     """The path of every image that the page shows, and whether it must be possible to decode it."""
     left_out = [file for reason in found.reasons for file in reason.first if file.is_picture]
     used = [path for group in found.groups for path in group.first]
+    used += [suspect.path for issue in found.issues for suspect in issue.first]
     used += [answer.path for answer in (*chosen.mistakes, *chosen.unsure)]
     return dict.fromkeys((file.path for file in left_out), False) | dict.fromkeys(used, True)
 
@@ -40,7 +41,7 @@ def run(config: Params) -> None:
     paths = config.paths
     model = description.load(Path(paths.models))
     measured = outcome.read(Path(paths.metrics), model.classes, model.epoch)
-    found = audit.of(split_table.all_rows(Path(paths.split)))
+    found = audit.of(split_table.all_rows(Path(paths.split)), suspects.read(Path(paths.metrics) / suspects.NAME))
     chosen = choose(measured, config.evaluate.mistakes)
     source = originals.opened(Path(paths.images), Path(paths.inbox))
     pictures = thumbnails.pictures(source, wanted(chosen, found), config.prepare.grey, stage.workers(config), "report")

@@ -26,6 +26,7 @@ from pipeline.base import cache_repair, dvc_lock, integrity, linux, programs
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
+from pipeline.data import corrections
 from pipeline.evaluation.summary import summary
 
 DVC = Path(".dvc")
@@ -137,7 +138,8 @@ def report(sentences: list[str]) -> bool:
 def check_params(arguments: list[str]) -> Params:
     """The params. Raises UserError if a stage that has to run would refuse them: DVC would first remove its outputs.
 
-    Without arguments, a missing folder of photos is refused, too: DVC's own message has no remedy.
+    Without arguments, a missing folder of photos or table of corrections is refused, too: DVC's own message has no
+    remedy.
     """
     config = params.load()  # DVC's own message about a wrong value would say less
     if note := params.missing():
@@ -149,6 +151,8 @@ def check_params(arguments: list[str]) -> Params:
             f"without them, train and evaluate can run on what dvc pull brings: "
             f"python -m pipeline.repro --allow-missing evaluate"
         )
+    if not corrections.FILE.is_file() and not arguments:
+        raise UserError(corrections.missing())
     if faults := validity.faults(config, machine.read()):
         up_to_date = subprocess.run(
             [sys.executable, "-m", "dvc", "status", "--quiet"], capture_output=True, check=False

@@ -2,11 +2,13 @@
 
     python -m pipeline.split         reads the images; writes paths.split, and tables of counts in paths.metrics
 
-The tables: images.csv (per class and split), excluded.csv (per reason), findings.csv (duplicates and everything else).
+The tables: images.csv (per class and split), excluded.csv (per reason), suspects.csv (images that a person should look
+at), findings.csv (duplicates and everything else).
 
-The steps: find the image files (data/folders.py), inspect each one, exclude broken files and exact duplicates, group
-near duplicates (data/duplicates.py), and assign each group to a split (data/assignment.py). If the folders or a table
-already give a split, it is kept, and a missing part is cut from train.
+The steps: find the image files (data/folders.py), apply the corrections that a person wrote (data/corrections.py),
+inspect each image, exclude broken files and exact duplicates, group near duplicates (data/duplicates.py), and assign
+each group to a split (data/assignment.py). If the folders or a table already give a split, it is kept, and a missing
+part is cut from train.
 """
 
 import itertools
@@ -24,7 +26,18 @@ from pipeline.base import files, linux, threads
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.config.params import Duplicates, Params
-from pipeline.data import assignment, duplicates, findings, folders, groups, images, originals, split_report
+from pipeline.data import (
+    assignment,
+    corrections,
+    duplicates,
+    findings,
+    folders,
+    groups,
+    images,
+    originals,
+    split_report,
+    suspects,
+)
 from pipeline.data.assignment import Cut, Group
 from pipeline.data.duplicates import NearDuplicates
 from pipeline.data.images import ImageInfo
@@ -52,15 +65,20 @@ class Result(NamedTuple):
     layout: Layout
 
 
-def split(source: Originals, settings: params.Split, workers: int) -> Result:
-    """Inspect and assign all images of `source`.
+def split(
+    source: Originals, settings: params.Split, workers: int, table: corrections.Table = corrections.NONE
+) -> Result:
+    """Inspect and assign all images of `source`, with the corrections of `table`.
 
-    Raises UserError for a layout, names, broken images or classes that the user has to fix.
+    Raises UserError for a layout, names, corrections, broken images or classes that the user has to fix.
     """
-    layout = folders.interpret(str(source.root), source.entries(), lambda name: source.file(name).read_bytes())
+    uncorrected = folders.interpret(str(source.root), source.entries(), lambda name: source.file(name).read_bytes())
+    corrected = corrections.apply(table, uncorrected)
+    layout = corrected.layout
     image_files, cut = layout.image_files, assignment.find_cut(layout.image_files)
     names = groups.named_groups(layout, settings.group)
-    infos = inspect(source, image_files, settings, workers)
+    inspected = inspect(source, image_files, settings, workers)
+    infos = [corrected.info(file, info) for file, info in zip(image_files, inspected, strict=True)]
     check_unreadable_count(image_files, infos, settings.max_unreadable)
     reasons = duplicates.exclusions(image_files, infos, settings.duplicates)
     usable = [row for row, reason in enumerate(reasons) if not reason]
@@ -79,6 +97,7 @@ def split(source: Originals, settings: params.Split, workers: int) -> Result:
         for split, key in [chosen.get(number, ("", ""))]
     ]
     counts = summary(layout.classes, rows, near, found, moved) | cut_counts(rows, cut)
+    counts |= {"corrections": corrected.counts} if corrected.counts else {}
     if not any(names) and settings.group == "none":
         return Result(rows, counts, layout)
     of_groups, notes = groups.report(kept.image_files, kept.names, splits)
@@ -213,16 +232,33 @@ def cells(row: Row) -> tuple[object, ...]:
     )
 
 
+def as_kept(row: Row) -> suspects.Kept:
+    """A used image, for the list of suspicious ones."""
+    file, info = row.image_file, row.info
+    return suspects.Kept(file.path, file.label, row.split, info.width, info.height, info.look)
+
+
+def remedy(paths: params.Paths) -> str:
+    """What to do with suspicious images."""
+    return (
+        f"look at them in {paths.reports}/index.html; to correct a label or to leave an image out, write a line into "
+        f"{corrections.FILE}"
+    )
+
+
 def run(config: Params) -> None:
     linux.share_freed_memory()
     paths = config.paths
     rows, counts, layout = split(
-        originals.opened(Path(paths.images), Path(paths.inbox)), config.split, stage.workers(config)
+        originals.opened(Path(paths.images), Path(paths.inbox)), config.split, stage.workers(config), corrections.read()
     )
+    suspicious = suspects.find([as_kept(row) for row in rows if row.split])
+    counts["suspects"] = suspects.counts(suspicious)
     files.write_csv(Path(paths.split), HEADER, map(cells, rows))
     left_out = [(row.reason, row.image_file.path) for row in rows if row.reason]
     for name, content in split_report.tables(counts, left_out).items():
         files.write_csv(Path(paths.metrics) / name, *content)
+    files.write_csv(Path(paths.metrics) / suspects.NAME, suspects.HEADER, map(suspects.cells, suspicious))
     number = Counter(row.split for row in rows)
     print(
         f"split: {len(rows):,} files: {', '.join(f'{number[name]:,} {name}' for name in SPLITS)}; "
@@ -230,7 +266,8 @@ def run(config: Params) -> None:
     )
     folds = [assignment.fold_line(config.split)] if config.split.folds > 1 else []
     odd = findings.lines([(row.image_file.path, row.info) for row in rows])
-    for line in [*folds, *split_report.lines(layout, counts, excluded(rows)), *odd]:
+    doubtful = suspects.lines(suspicious, f"{paths.metrics}/{suspects.NAME} has all; {remedy(paths)}")
+    for line in [*folds, *split_report.lines(layout, counts, excluded(rows)), *odd, *doubtful]:
         print(f"split: {line}")
 
 

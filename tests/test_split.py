@@ -14,7 +14,7 @@ from pipeline import split
 from pipeline.base import files, threads
 from pipeline.base.errors import UserError
 from pipeline.config import params
-from pipeline.data import assignment, duplicates
+from pipeline.data import assignment, corrections, duplicates
 from pipeline.data.assignment import Group
 from pipeline.data.duplicates import NearDuplicates
 from pipeline.data.images import ImageInfo
@@ -41,7 +41,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # pytest und
 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
-    """Two classes of ten images."""
+    """Two classes of ten images, and beside them a table of corrections without a line."""
+    files.write_text(tmp_path / corrections.FILE, corrections.EMPTY)
     return two_classes(tmp_path / "images")
 
 
@@ -212,9 +213,10 @@ def test_the_stage_writes_the_table_and_the_counts(
     config = params.parse(on_cpu(raw, paths__images="images", split__min_side=16))
     split.run(config)
     written = sorted([Path(config.paths.split), *Path(config.paths.metrics).iterdir()])
-    assert [path.name for path in written] == ["split.csv", "excluded.csv", "findings.csv", "images.csv"]
+    tables = ["excluded.csv", "findings.csv", "images.csv", "suspects.csv"]
+    assert [path.name for path in written] == ["split.csv", *tables]
     first = [path.read_bytes() for path in written]
-    table, _, findings, classes = (files.read_csv(path) for path in written)
+    table, _, findings, classes, _ = (files.read_csv(path) for path in written)
     assert len(table) == sum(int(row[name]) for row in classes for name in (*SPLITS, "excluded")) == 20
     assert {row["finding"]: row["number"] for row in findings}["images"] == "20"
     split.run(config)
@@ -295,7 +297,7 @@ def test_the_progress_bar_has_the_name_of_the_stage(small: Path, monkeypatch: py
 
 
 def test_the_stage_hands_every_setting_on(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The section `split` of params.yaml and run.workers reach the work whole."""
+    """The section `split` of params.yaml, run.workers and the table of corrections reach the work whole."""
     taken: list[Any] = []
 
     def noted(*arguments: Any) -> None:
@@ -327,6 +329,7 @@ def test_the_stage_hands_every_setting_on(raw: dict[str, Any], monkeypatch: pyte
             stratify=True,
         ),
         6,
+        corrections.Table([], []),
     ]
 
 

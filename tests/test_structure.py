@@ -45,7 +45,10 @@ OWNERS = {  # a library → the modules that import it
     "yaml": set(), "ruamel": {"config.document", "config.upgrade", "base.dvc_lock"},
     "pydantic": {"config.document", "config.params", "base.schema", "studies.ranges", "studies.trials"},
     "pydantic_core": {"config.document"},
-    "PIL": {"data.decoders", "data.images", "data.synthetic", "reporting.thumbnails", "training.board_images"},
+    "PIL": {
+        "data.appearance", "data.decoders", "data.images", "data.synthetic", "reporting.thumbnails",
+        "training.board_images",
+    },
     "imagehash": {"data.duplicates"},
     "scipy": {"claims.seeds", "data.duplicates", "evaluation.significance"},
     "pooch": {"data.fetch"}, "requests": {"data.fetch"}, "tarfile": {"data.archive"}, "zipfile": {"data.archive"},

@@ -51,7 +51,7 @@ COUNTED = ("tracebacks", "false_records", "partial_outputs", "unreported_files",
 TABLES = ("per_class.csv", "confusion.csv", "calibration.csv", "predictions.csv")
 OUTPUTS = {  # of each stage; a folder ends in /
     "download": ("data/images/",),
-    "split": ("data/split.csv", *(f"metrics/{name}.csv" for name in ("images", "excluded", "findings"))),
+    "split": ("data/split.csv", *(f"metrics/{name}.csv" for name in ("images", "excluded", "findings", "suspects"))),
     "prepare": ("data/packed/",),
     "weights": ("data/weights/",),
     "train": (

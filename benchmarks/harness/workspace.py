@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 
 from pipeline.base import files
 from pipeline.base.errors import UserError
-from pipeline.data import synthetic
+from pipeline.data import corrections, synthetic
 
 STAGES = (  # as dvc.yaml; a test compares them
     "download", "split", "prepare", "weights", "train", "evaluate", "export", "card", "report",
@@ -73,6 +73,7 @@ def copy_project(folder: Path, params: Changes | None = None, source: Path = Pat
         if name and (source / name).is_file() and not name.startswith(LEFT_OUT):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source / name, folder / name, follow_symlinks=False)
+    files.write_text(folder / corrections.FILE, corrections.EMPTY)  # those of the source name its own photos
     set_params(folder, params or {})
     run_checked(folder, "git", "init", "--quiet")
 
@@ -83,6 +84,7 @@ def create(folder: Path, *params: Changes) -> None:
         shutil.copytree(name, folder / name)  # with numba's compiled functions
     for name in ("params.yaml", "dvc.yaml"):
         shutil.copy2(name, folder)
+    files.write_text(folder / corrections.FILE, corrections.EMPTY)
     for changes in params:
         set_params(folder, changes)
 

@@ -62,11 +62,6 @@ def twins(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo]) -> dict[
     return found
 
 
-def without_path(reason: str) -> str:
-    """A reason of split.csv without the path of the image that is kept in place of a duplicate."""
-    return DUPLICATE if reason.startswith(f"{DUPLICATE} of ") else reason
-
-
 def _preference(image_file: ImageFile) -> tuple[int, str]:
     """A sort key: of equal images, the one with the smallest key is kept."""
     return -SPLITS.index(image_file.given_split or "train"), image_file.path

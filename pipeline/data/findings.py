@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pipeline.data import decoders, formats
 from pipeline.data.decoders import UNSUPPORTED
 from pipeline.data.images import ImageInfo
+from pipeline.data.split_table import BY_HAND
 
 Found = Sequence[tuple[str, ImageInfo]]  # the path of each file, and what is known of it
 
@@ -41,7 +42,9 @@ def remedies(found: Found) -> Iterator[str]:
 
 
 def lost(found: Found) -> list[tuple[str, str]]:
-    """Path and reason of each image that cannot be used. A video or a sidecar beside a photo is no lost image."""
+    """Path and reason of each image that cannot be used: no video or sidecar, and no file that a person excluded."""
     return [
-        (path, info.reason) for path, info in found if info.reason and decoders.kind(info.reason) != decoders.BESIDE
+        (path, info.reason)
+        for path, info in found
+        if info.reason and decoders.kind(info.reason) not in (decoders.BESIDE, BY_HAND)
     ]

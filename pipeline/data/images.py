@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
 from pipeline.config.params import Grey
-from pipeline.data import decoders, memory
+from pipeline.data import appearance, decoders, memory
 from pipeline.data import grey as greys
+from pipeline.data.appearance import NOT_SEEN, Appearance
 from pipeline.data.decoders import Unusable
 from pipeline.data.memory import BUDGET, MemoryBudget
 
@@ -56,6 +57,7 @@ class ImageInfo:
     phash: int = 0  # 64-bit perceptual hash; 0 if not decoded
     has_more: bool = False  # the file has more images, such as pages or frames
     is_dark: bool = False  # 16-bit grey far below the full scale
+    look: Appearance = NOT_SEEN
 
 
 @dataclass(frozen=True)
@@ -128,9 +130,9 @@ def center_of_resized(path: Path, resize: int, crop: int, max_pixels: int, grey:
 def inspect_image(
     path: Path, min_side: int, max_pixels: int, fingerprint: Callable[[RGB], int], budget: MemoryBudget = BUDGET
 ) -> ImageInfo:
-    """Decode one file: its measures, or why it cannot be used. `fingerprint` gives the perceptual hash of an image.
+    """Decode one file: its measures, or why it cannot be used. `fingerprint` gives the hash of an image in mode L.
 
-    Of 16-bit grey, it sees the image as `minmax` scales it: the hash does not depend on prepare.grey.
+    Of 16-bit grey, it and the appearance are of the image as `minmax` scales it: they do not depend on prepare.grey.
 
     Raises OSError if the file cannot be read, because that is a fault of the disk and not of the image. Raises
     UserError if it is a folder, a pipe or a device.
@@ -141,8 +143,9 @@ def inspect_image(
             pixels = hashlib.sha256(f"{image.width}x{image.height} {exact.mode}\n".encode())
             for strip in _strips(exact):
                 pixels.update(strip.tobytes())
-            digest, phash = pixels.hexdigest(), fingerprint(image)
-            return ImageInfo("", image.width, image.height, digest, phash, result.has_more, result.is_dark)
+            digest, grey_image = pixels.hexdigest(), image.convert("L")
+            phash, look = fingerprint(grey_image), appearance.of(image, grey_image)
+            return ImageInfo("", image.width, image.height, digest, phash, result.has_more, result.is_dark, look)
     except Unusable as error:
         return ImageInfo(error.reason, *error.size)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.data import duplicates
+from pipeline.data import split_table
 from pipeline.data.layout import Layout, are, as_list, in_one_line
 from pipeline.data.split_table import SPLITS
 
@@ -79,7 +79,7 @@ def by_reason(excluded: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     """Reason → paths, the most frequent reason first; of equally frequent ones the first in the alphabet."""
     found: dict[str, list[str]] = {}
     for reason, path in excluded:
-        found.setdefault(duplicates.without_path(reason), []).append(path)
+        found.setdefault(split_table.kind(reason), []).append(path)
     return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))
 
 

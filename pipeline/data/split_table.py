@@ -7,6 +7,7 @@ from pipeline.base import files, schema
 
 SPLITS = ("train", "val", "test")
 DUPLICATE, CONFLICT = "duplicate", "conflicting labels"  # reasons; the first is followed by " of " and a path
+BY_HAND = "excluded by hand"  # a reason, maybe followed by ": " and why
 HEADER = ("path", "class", "split", "reason", "width", "height", "pixels", "phash", "group")
 OF_KEPT = ("path", "class", "split", "reason", "width", "height")  # the columns that say what a kept image is
 
@@ -26,6 +27,13 @@ def all_rows(path: Path, columns: Sequence[str] = HEADER) -> list[dict[str, str]
 def kept_rows(path: Path) -> list[dict[str, str]]:
     """The rows of the kept images, in order; row i is image i of images.npy. Raises UserError if it is damaged."""
     return [row for row in all_rows(path, OF_KEPT) if not row["reason"]]
+
+
+def kind(reason: str) -> str:
+    """A reason without what belongs to one image: the path of its duplicate, and why a person excluded it."""
+    if reason.startswith(f"{DUPLICATE} of "):
+        return DUPLICATE
+    return BY_HAND if reason.startswith(f"{BY_HAND}: ") else reason
 
 
 def _fault(row: dict[str, str], columns: Sequence[str]) -> str:

@@ -7,11 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.data import decoders
-from pipeline.data.split_table import CONFLICT, DUPLICATE, SPLITS
+from pipeline.data import decoders, split_table
+from pipeline.data.split_table import BY_HAND, CONFLICT, DUPLICATE, SPLITS
+from pipeline.data.suspects import Suspect
 
 MOST_REASONS, MOST_OF_A_REASON = 20, 12  # left out: reasons, and files of each, that are shown
 MOST_GROUPS, MOST_OF_A_GROUP = 8, 4  # images that belong together: groups, and images of each, that are shown
+MOST_OF_AN_ISSUE = 6  # suspicious images of each issue that are shown
 
 Rows = Sequence[dict[str, str]]  # of split.csv
 
@@ -46,6 +48,15 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Issue:
+    """All images that are suspicious for one reason, and the worst of them."""
+
+    name: str
+    count: int
+    first: tuple[Suspect, ...]
+
+
+@dataclass(frozen=True)
 class Audit:
     """What became of all files."""
 
@@ -55,6 +66,7 @@ class Audit:
     groups: tuple[Group, ...]  # the largest first, at most MOST_GROUPS
     groups_in_all: int
     in_groups: int  # images
+    issues: tuple[Issue, ...]  # those that some image has, in the order of the table
 
     def total(self, part: str) -> int:
         return sum(counts[part] for counts in self.by_class.values())
@@ -64,8 +76,8 @@ class Audit:
         return sum(self.total(part) for part in (*SPLITS, "excluded"))
 
 
-def of(rows: Rows) -> Audit:
-    """The audit of all rows of split.csv."""
+def of(rows: Rows, suspects: Sequence[Suspect] = ()) -> Audit:
+    """The audit of all rows of split.csv and of suspects.csv."""
     reasons, groups = _reasons(rows), _groups(rows)
     number = Counter((row["class"], row["split"] or "excluded") for row in rows)
     return Audit(
@@ -78,14 +90,22 @@ def of(rows: Rows) -> Audit:
         groups[:MOST_GROUPS],
         len(groups),
         sum(group.count for group in groups),
+        _issues(suspects),
     )
+
+
+def _issues(suspects: Sequence[Suspect]) -> tuple[Issue, ...]:
+    by_name = defaultdict(list)
+    for suspect in suspects:
+        by_name[suspect.issue].append(suspect)
+    return tuple(Issue(name, len(found), tuple(found[:MOST_OF_AN_ISSUE])) for name, found in by_name.items())
 
 
 def _reasons(rows: Rows) -> tuple[Reason, ...]:
     by_reason, same = defaultdict(list), _same_pixels(rows)
     for row in rows:
         if row["reason"]:
-            by_reason[DUPLICATE if _is_duplicate(row["reason"]) else row["reason"]].append(row)
+            by_reason[split_table.kind(row["reason"])].append(row)
     return tuple(
         Reason(name, len(found), tuple(_left_out(row, same) for row in found[:MOST_OF_A_REASON]))
         for name, found in sorted(by_reason.items(), key=lambda item: (-len(item[1]), item[0]))
@@ -95,12 +115,8 @@ def _reasons(rows: Rows) -> tuple[Reason, ...]:
 def _left_out(row: dict[str, str], same: dict[str, list[str]]) -> LeftOut:
     others = [path for path in same.get(row["pixels"], []) if path != row["path"]] if row["reason"] == CONFLICT else []
     # Only files of which every machine can show the picture: a decoder of HEIC is optional.
-    is_picture = _is_duplicate(row["reason"]) or row["reason"] in (CONFLICT, decoders.TOO_SMALL)
+    is_picture = split_table.kind(row["reason"]) in (DUPLICATE, CONFLICT, BY_HAND, decoders.TOO_SMALL)
     return LeftOut(row["path"], row["class"], row["reason"], tuple(others[:MOST_OF_A_GROUP]), is_picture)
-
-
-def _is_duplicate(reason: str) -> bool:
-    return reason.startswith(f"{DUPLICATE} of ")
 
 
 def _same_pixels(rows: Rows) -> dict[str, list[str]]:

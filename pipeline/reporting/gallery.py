@@ -3,15 +3,25 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.data import corrections, split_table, suspects
 from pipeline.data import credits as of_photos
-from pipeline.data.split_table import CONFLICT, SPLITS
+from pipeline.data.split_table import BY_HAND, CONFLICT, DUPLICATE, SPLITS
 from pipeline.reporting import audit, markup
 from pipeline.reporting.audit import Audit, LeftOut
-from pipeline.reporting.markup import are, isolated, name, paragraph, percent, text
+from pipeline.reporting.markup import are, code, isolated, name, paragraph, percent, text
 from pipeline.reporting.outcome import Answer
 from pipeline.reporting.thumbnails import NO_PICTURE, Thumbnail
 
 MOST_ROWS = 200  # classes in the table of counts
+MEASURES = {  # issue → what its number is
+    "dark": "The brightness, from 0 to 1, that 99 % of the pixels do not exceed",
+    "bright": "The brightness, from 0 to 1, that 95 % of the pixels exceed",
+    "blurred": "How strong the edges are; a photo with a soft background has few, too",
+    "low_information": "Bits of information per value of a pixel",
+    "grey": "The difference between the colour channels, of 255, that 99 % of the pixels do not exceed",
+    "odd_aspect": "The short side divided by the long side",
+    "odd_size": "The side in pixels of a square of the same area; most images of this set have another one",
+}
 
 
 @dataclass(frozen=True)
@@ -130,7 +140,7 @@ def data(found: Audit, album: Album) -> str:
         parts.append(
             paragraph(f"{found.reasons_in_all - len(found.reasons):,} more reasons are not shown; split.csv has them.")
         )
-    return markup.section("data", "What is in the data?", *parts, _groups(found, album))
+    return markup.section("data", "What is in the data?", *parts, _groups(found, album), _suspicious(found, album))
 
 
 def _counts(found: Audit) -> str:
@@ -155,10 +165,13 @@ def _reason(reason: audit.Reason, album: Album) -> str:
 
 def _why(file: LeftOut) -> list[str]:
     lines = [f"class {name(file.label)}"]
-    if file.reason == CONFLICT:
+    kind = split_table.kind(file.reason)
+    if kind == CONFLICT:
         lines += [f"the same image: {markup.path(other)}" for other in file.others]
-    elif " of " in file.reason and file.is_picture:
+    elif kind == DUPLICATE:
         lines.append(f"the same image: {markup.path(file.reason.partition(' of ')[2])}")
+    elif kind == BY_HAND:
+        lines.append(name(file.reason.partition(": ")[2]))
     return lines
 
 
@@ -184,3 +197,26 @@ def _groups(found: Audit, album: Album) -> str:
             )
         )
     return "\n".join(["<h3>Near duplicates and groups</h3>", paragraph(said), *groups])
+
+
+def _suspicious(found: Audit, album: Album) -> str:
+    """Images that a person should look at, issue by issue, the worst first."""
+    heading = "<h3>Suspicious images</h3>"
+    if not found.issues:
+        return f"{heading}\n{paragraph('No image is dark, bright, blurred, grey, or of an odd shape or size.')}"
+    said = (
+        f"They are used, and most are good images. Look at each: to correct a label, or to leave an image out, write a "
+        f"line into {code(corrections.FILE)}. The file {suspects.NAME} has all."
+    )
+    return "\n".join([heading, paragraph(said), *(_issue(issue, album) for issue in found.issues)])
+
+
+def _issue(issue: audit.Issue, album: Album) -> str:
+    made = [
+        shot(one.path, [f"class {name(one.label)}, {one.split}", f"{one.value:g}, limit {one.limit:g}"], album)
+        for one in issue.first
+    ]
+    title = f"{suspects.spoken(issue.name)}: {are(issue.count, 'image', 'images')}"
+    rest = issue.count - len(issue.first)
+    more = paragraph(f"{rest:,} more; {suspects.NAME} has all.") if rest else ""
+    return f"<h4>{title}</h4>\n{paragraph(f'{MEASURES[issue.name]}.', 'number')}\n{shots(made)}\n{more}"

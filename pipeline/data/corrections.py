@@ -1,0 +1,138 @@
+"""The table data/corrections.csv: labels that a person corrects, and images that a person leaves out.
+
+Its columns are path, label and reason. A path is as in split.csv. A label is a class of the data set, or `exclude`. The
+reason is for people. The table is in Git: a commit says which images its figures are of.
+"""
+
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipeline.base.errors import UserError
+from pipeline.data import user_table
+from pipeline.data.images import ImageInfo
+from pipeline.data.layout import ImageFile, Layout, in_one_line
+from pipeline.data.split_table import BY_HAND
+from pipeline.data.user_table import Line
+
+FILE = Path("data/corrections.csv")
+COLUMNS = user_table.Columns(("path", "label"), ("reason",))
+EXCLUDE = "exclude"
+EMPTY = "path,label,reason\n"  # the table without a correction
+
+
+@dataclass(frozen=True)
+class Table:
+    """The lines of the table, not yet compared with the images."""
+
+    lines: Sequence[Line] = ()
+    unread: Sequence[str] = ()  # columns
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """The data set after the corrections."""
+
+    layout: Layout
+    reasons: Mapping[str, str]  # path of an excluded image → its reason for split.csv
+    counts: Mapping[str, int]  # for findings.csv; empty without a correction
+
+    def info(self, image_file: ImageFile, info: ImageInfo) -> ImageInfo:
+        """What is known of an image; if a person excluded it, that is the reason."""
+        reason = self.reasons.get(image_file.path, "")
+        return replace(info, reason=reason) if reason else info
+
+
+NONE = Table()
+
+
+def read(path: Path = FILE) -> Table:
+    """The corrections. Raises UserError for a table that is missing or cannot be read."""
+    try:
+        unread, lines = user_table.parsed(str(path), path.read_bytes(), COLUMNS)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise UserError(missing(path)) from None
+    return Table(lines, unread)
+
+
+def missing(path: Path = FILE) -> str:
+    """The message for a table that is not there."""
+    header = EMPTY.strip()
+    return (
+        f"{path}: no such file; needed: the table of corrections, at least its first line; git checkout {path} brings "
+        f"it back, or write one without a correction: echo {header} > {path}"
+    )
+
+
+def apply(table: Table, layout: Layout) -> Corrected:
+    """The layout with the corrected labels, and what is excluded.
+
+    Raises UserError for a path that is no image's or is there twice, and a label that is no class.
+    """
+    images = {file.path: file for file in layout.image_files}
+    lines: dict[str, dict[str, str]] = {}
+    faults: list[str] = []
+    for number, cells in table.lines:
+        path = user_table.path(cells["path"], images)
+        if path not in images:
+            guess = _did_you_mean(_similar(path, images)) if len(faults) < user_table.MOST_NAMED else ""
+            faults.append(f"line {number}: {path!r:.100}: no image of the data set{guess}")
+        elif fault := f"{path!r:.100} is there twice" if path in lines else _fault(cells, layout.classes):
+            faults.append(f"line {number}: {fault}")
+        lines[path] = cells
+    user_table.check(str(FILE), faults)
+    if not lines:
+        return Corrected(layout, {}, {})
+    excluded = {path: _reason(cells.get("reason", "")) for path, cells in lines.items() if cells["label"] == EXCLUDE}
+    labels = {path: cells["label"] for path, cells in lines.items() if path not in excluded}
+    unchanged = [path for path, label in labels.items() if label == images[path].label]
+    counts = {
+        "relabelled": len(labels) - len(unchanged),
+        "excluded": len(excluded),
+        "unchanged": len(unchanged),
+    }
+    files = [replace(file, label=labels.get(file.path, file.label)) for file in layout.image_files]
+    notes = (*layout.notes, *_notes(counts, unchanged, table.unread))
+    return Corrected(replace(layout, image_files=files, notes=notes), excluded, counts)
+
+
+def _fault(cells: Mapping[str, str], classes: Sequence[str]) -> str:
+    """What is wrong with the label or the reason of a line; empty if nothing."""
+    label = cells["label"]
+    if not cells.get("reason", "").isprintable():
+        return f"reason {cells['reason']!r:.40}: a line break or a control character"
+    if label == EXCLUDE and EXCLUDE in classes:
+        return f"label {EXCLUDE!r} is a class here, too; rename the class"
+    if label not in (EXCLUDE, *classes):
+        guess = _did_you_mean(difflib.get_close_matches(label, classes, 1, cutoff=0.4))
+        return f"label {label!r:.40} is no class{guess}; allowed: a class of the data set, or {EXCLUDE}"
+    return ""
+
+
+def _similar(path: str, images: Collection[str]) -> list[str]:
+    """An image with the same file name in another folder, or with a similar name in the same folder; or none."""
+    folder, _, name = path.rpartition("/")
+    moved = [other for other in images if other.rpartition("/")[2] == name]
+    return moved[:1] or difflib.get_close_matches(path, [o for o in images if o.rpartition("/")[0] == folder], 1)
+
+
+def _did_you_mean(near: Sequence[str]) -> str:
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _reason(why: str) -> str:
+    return f"{BY_HAND}: {why}" if why else BY_HAND
+
+
+def _notes(counts: Mapping[str, int], unchanged: Sequence[str], unread: Sequence[str]) -> list[str]:
+    """What the corrections did, in sentences."""
+    notes = [f"{FILE}: labels corrected: {counts['relabelled']:,}, images left out: {counts['excluded']:,}"]
+    if unchanged:
+        notes.append(
+            f"{FILE}: lines that change nothing, because the label is right already: {len(unchanged):,} "
+            f"(first: {in_one_line(unchanged[0])})"
+        )
+    if unread:
+        notes.append(f"{FILE}: columns that are not read: {', '.join(unread)}")
+    return notes

@@ -1,0 +1,168 @@
+"""Images that a person should look at: dark, blurred, grey among colour images, of an odd size, and so on.
+
+They are listed and counted, and never left out by themselves. What is measured, and the limits, are those of
+cleanvision (https://github.com/cleanlab/cleanvision); docs/data.md says where ours differ. appearance.py measures each
+image; what is odd for a set follows from all its images.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.base import files, schema
+from pipeline.data.appearance import Appearance
+from pipeline.data.layout import in_one_line
+
+NAME = "suspects.csv"
+HEADER = ("issue", "path", "class", "split", "value", "limit")
+
+DARK, BRIGHT = 0.32, 0.95  # brightness that 99 %, and 5 %, of the pixels are below
+EDGES = 34.25  # of a blurred image: below this
+EVENNESS = 19.84  # an image with few grey levels, such as a drawing, has few edges, too; it is above this
+ENTROPY = 3.0  # bits per value
+GREY = 8  # the most difference between two channels, in 255, of a grey image; JPEG changes grey by a few levels
+ASPECT = 0.35  # short side / long side
+RANGES = 3  # an odd size is so many times the range between the quartiles away from them
+LEAST_RANGE = 0.1  # of the median: where most images have the same size, a little more is not odd
+
+
+class Found(NamedTuple):
+    """An image with a value beyond a limit."""
+
+    row: int
+    value: float
+    limit: float
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An image that is used: its cells in split.csv, and what it looks like."""
+
+    path: str
+    label: str
+    split: str
+    width: int
+    height: int
+    look: Appearance
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A row of suspects.csv."""
+
+    issue: str
+    path: str
+    label: str
+    split: str
+    value: float
+    limit: float
+
+
+def _below(images: Sequence[Kept], measure: Callable[[Kept], float], limit: float) -> Iterator[Found]:
+    for row, image in enumerate(images):
+        if measure(image) < limit:
+            yield Found(row, measure(image), limit)
+
+
+def _dark(images: Sequence[Kept]) -> Iterator[Found]:
+    return _below(images, lambda image: image.look.brightest, DARK)
+
+
+def _bright(images: Sequence[Kept]) -> Iterator[Found]:
+    return (Found(row, image.look.darkest, BRIGHT) for row, image in enumerate(images) if image.look.darkest > BRIGHT)
+
+
+def _blurred(images: Sequence[Kept]) -> Iterator[Found]:
+    few_edges = _below(images, lambda image: image.look.edges, EDGES)
+    return (found for found in few_edges if images[found.row].look.evenness <= EVENNESS)
+
+
+def _low_information(images: Sequence[Kept]) -> Iterator[Found]:
+    return _below(images, lambda image: image.look.entropy, ENTROPY)
+
+
+def _grey(images: Sequence[Kept]) -> list[Found]:
+    """The grey images, if more images have colour."""
+    grey = [Found(row, image.look.colour, GREY) for row, image in enumerate(images) if image.look.colour < GREY]
+    return grey if 2 * len(grey) < len(images) else []
+
+
+def _odd_aspect(images: Sequence[Kept]) -> Iterator[Found]:
+    return _below(images, lambda image: min(image.width, image.height) / max(image.width, image.height), ASPECT)
+
+
+def _odd_size(images: Sequence[Kept]) -> Iterator[Found]:
+    """The images whose size, as the side of a square of equal area, is far from the usual one."""
+    sides = np.sqrt(np.array([image.width * image.height for image in images], np.float64))
+    low, middle, high = np.percentile(sides, [25, 50, 75])
+    margin = RANGES * max(high - low, LEAST_RANGE * middle)
+    for row, side in enumerate(sides.tolist()):
+        if not low - margin <= side <= high + margin:
+            yield Found(row, side, float(low - margin if side < low else high + margin))
+
+
+ISSUES = {
+    "dark": _dark,
+    "bright": _bright,
+    "blurred": _blurred,
+    "low_information": _low_information,
+    "grey": _grey,
+    "odd_aspect": _odd_aspect,
+    "odd_size": _odd_size,
+}
+
+
+def find(images: Sequence[Kept]) -> list[Suspect]:
+    """The suspicious images: issue by issue, the one farthest beyond the limit first, then by path."""
+    return [
+        Suspect(issue, image.path, image.label, image.split, round(found.value, 3), round(found.limit, 3))
+        for issue, finder in ISSUES.items()
+        for found in sorted(finder(images), key=lambda found: (-abs(found.value - found.limit), images[found.row].path))
+        for image in [images[found.row]]
+    ]
+
+
+def cells(suspect: Suspect) -> tuple[object, ...]:
+    """A suspect as the cells of suspects.csv, in the order of HEADER."""
+    return suspect.issue, suspect.path, suspect.label, suspect.split, suspect.value, suspect.limit
+
+
+def read(path: Path) -> list[Suspect]:
+    """The rows of suspects.csv. Raises UserError for a missing or damaged table."""
+    with schema.reading(path, schema.checkout(path), KeyError, TypeError):
+        rows = files.read_csv(path)
+        if path.read_bytes().splitlines()[:1] != [",".join(HEADER).encode()]:
+            raise ValueError(f"its columns are not {', '.join(HEADER)}")
+        if unknown := {row["issue"] for row in rows} - set(ISSUES):
+            raise ValueError(f"unknown issue {min(unknown)!r:.40}")
+        return [
+            Suspect(row["issue"], row["path"], row["class"], row["split"], float(row["value"]), float(row["limit"]))
+            for row in rows
+        ]
+
+
+def counts(suspects: Sequence[Suspect]) -> dict[str, int]:
+    """The number of images for each issue, for findings.csv."""
+    number = Counter(suspect.issue for suspect in suspects)
+    return {issue: number[issue] for issue in ISSUES}
+
+
+def spoken(issue: str) -> str:
+    """An issue in words: `low information`."""
+    return issue.replace("_", " ")
+
+
+def lines(suspects: Sequence[Suspect], remedy: str) -> Iterator[str]:
+    """The number of images for each issue and the first of them, and then what to do; nothing if there is none."""
+    first: dict[str, str] = {}
+    for suspect in suspects:
+        first.setdefault(suspect.issue, suspect.path)
+    for issue, number in counts(suspects).items():
+        if number:
+            yield f"suspicious, but used: {number:,} {spoken(issue)} (first: {in_one_line(first[issue])})"
+    if suspects:
+        yield remedy

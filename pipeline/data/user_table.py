@@ -1,0 +1,72 @@
+"""A table that a user writes, such as labels.csv: its columns, its lines, and what is wrong with them.
+
+It is UTF-8 with commas. The first line names the columns, in any order.
+"""
+
+import csv
+import io
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from pipeline.base.errors import UserError
+
+MOST_NAMED = 5  # faults in one message
+
+Line = tuple[int, dict[str, str]]  # its number in the file, and its cells by column
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table."""
+
+    needed: tuple[str, ...]
+    optional: tuple[str, ...]
+    otherwise: str = ""  # a remedy, for a file that is another table
+
+    @property
+    def advice(self) -> str:
+        """What the first line needs, for a message."""
+        return (
+            f"{', '.join(self.needed)}, optionally {' and '.join(self.optional)}, with commas between{self.otherwise}"
+        )
+
+
+def parsed(table: str, content: bytes, columns: Columns) -> tuple[list[str], list[Line]]:
+    """The columns that are not read, and the lines that are not empty. Raises UserError for a damaged table."""
+    try:
+        text = content.decode("utf-8-sig")
+        lines = list(_lines(text))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{table}: not UTF-8 (byte {error.start}); save it as UTF-8") from None
+    except csv.Error as error:
+        raise UserError(f"{table}: not a table with commas: {error}; write it again") from None
+    header = [name.strip().lower() for name in lines[0][1]] if lines else []
+    lacking = [name for name in columns.needed if name not in header]
+    if lacking or len(set(header)) < len(header):
+        fault = f"no column {' and '.join(lacking)}" if lacking else "two columns with one name"
+        raise UserError(f"{table}: {fault} in its first line ({', '.join(header)!r:.100}); needed: {columns.advice}")
+    uneven = [f"line {number}: {len(cells)} cells" for number, cells in lines[1:] if len(cells) != len(header)]
+    check(table, uneven, f"needed: {len(header)} in each line, as in the first")
+    unread = [name for name in header if name not in (*columns.needed, *columns.optional)]
+    return unread, [(number, dict(zip(header, map(str.strip, cells), strict=True))) for number, cells in lines[1:]]
+
+
+def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each line that is not empty, with its number. Raises csv.Error."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    for cells in reader:
+        if any(map(str.strip, cells)):
+            yield reader.line_num, cells
+
+
+def path(written: str, there: Collection[str]) -> str:
+    """A path as it is in `there`, if it is: without ./ at its begin, and with / for the \\ of Windows."""
+    plain = written.removeprefix("./")
+    return plain if plain in there else plain.replace("\\", "/").removeprefix("./")
+
+
+def check(table: str, faults: Sequence[str], needed: str = "correct or remove these lines") -> None:
+    """Raise UserError if there are faults. It names the first five."""
+    if faults:
+        more = f" and {len(faults) - MOST_NAMED:,} more" if len(faults) > MOST_NAMED else ""
+        raise UserError(f"{table}: {', '.join(faults[:MOST_NAMED])}{more}; {needed}")

@@ -1,0 +1,240 @@
+"""data/corrections.csv: labels that a person corrects, and images that a person leaves out."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import prepare, split
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.config import params
+from pipeline.data import corrections, packed
+from pipeline.data.corrections import Table
+from pipeline.data.layout import ImageFile, Layout
+from pipeline.data.originals import Originals
+from tests.conftest import PROJECT, on_cpu
+from tests.helpers.datasets import put, reasons, settings, splits_by_path, two_classes
+from tests.helpers.projects import call, copy_project
+
+LAYOUT = Layout(
+    [ImageFile(path, path.split("/")[0], "") for path in ("cat/1.png", "cat/2, b.png", "dog/3.png", "dog/é.png")],
+    ["cat", "dog"],
+    "class folders",
+)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Two classes of ten images."""
+    return two_classes(tmp_path / "images")
+
+
+def read(content: str | bytes, folder: Path) -> Table:
+    path = folder / "corrections.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return corrections.read(path)
+
+
+def table(*lines: str) -> Table:
+    """The table of these lines."""
+    cells = [dict(zip(("path", "label", "reason"), line.split(","), strict=True)) for line in lines]
+    return Table(list(enumerate(cells, start=2)))
+
+
+def do_split(folder: Path, *lines: str, **changes: Any) -> split.Result:
+    return split.split(Originals(folder, {}), settings(**changes), 2, table(*lines))
+
+
+def labels(result: split.Result) -> dict[str, str]:
+    return {row.image_file.path: row.image_file.label for row in result.rows}
+
+
+# ---- the table ----
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        'path,label,reason\ncat/1.png,dog,is a dog\n"cat/2, b.png",exclude,\n',
+        '\ufeffpath,label,reason\r\n./cat/1.png , dog ,is a dog\r\n,,\r\n"cat/2, b.png",exclude,\r\n',
+        'REASON,path,label\nis a dog,cat\\1.png,dog\n,"cat/2, b.png",exclude',
+    ],
+)
+def test_a_table_is_read_in_every_usual_form(content: str, tmp_path: Path) -> None:
+    """A BOM, Windows line ends and paths, quotes, spaces, empty lines, and any order of columns."""
+    corrected = corrections.apply(read(content, tmp_path), LAYOUT)
+    assert [file.label for file in corrected.layout.image_files] == ["dog", "cat", "dog", "dog"]
+    assert corrected.reasons == {"cat/2, b.png": "excluded by hand"}
+    assert corrected.counts == {"relabelled": 1, "excluded": 1, "unchanged": 0}
+    assert corrected.layout.notes == ("data/corrections.csv: labels corrected: 1, images left out: 1",)
+
+
+def test_the_table_of_the_project_has_no_correction() -> None:
+    """The committed file changes nothing, and a split without corrections says nothing of them."""
+    assert (PROJECT / corrections.FILE).read_text() == corrections.EMPTY
+    corrected = corrections.apply(corrections.read(PROJECT / corrections.FILE), LAYOUT)
+    assert (corrected.layout, corrected.reasons, corrected.counts) == (LAYOUT, {}, {})
+
+
+def test_what_changes_nothing_or_is_not_read_is_said(tmp_path: Path) -> None:
+    """A label that is right already, and columns with other names."""
+    corrected = corrections.apply(read("path,label,by\ndog/é.png,dog,me\n", tmp_path), LAYOUT)
+    assert corrected.counts == {"relabelled": 0, "excluded": 0, "unchanged": 1}
+    assert corrected.layout.notes[1:] == (
+        "data/corrections.csv: lines that change nothing, because the label is right already: 1 (first: dog/é.png)",
+        "data/corrections.csv: columns that are not read: by",
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "no column path and label in its first line (''); needed: path, label, optionally reason, with commas"),
+        ("path;label;reason\ncat/1.png;dog;\n", "no column path and label in its first line ('path;label;reason'); "),
+        ("path,label,label\n", "two columns with one name in its first line"),
+        ("path,label,reason\ncat/1.png,dog\n", "line 2: 2 cells; needed: 3 in each line, as in the first"),
+        ('path,label\n"cat/1.png,dog\n', "not a table with commas: unexpected end of data; write it again"),
+        (b"path,label\ncat/1.png,caf\xe9\n", "not UTF-8 (byte 24); save it as UTF-8"),
+        ("path,label\ndog/1.png,cat\n", "line 2: 'dog/1.png': no image of the data set (did you mean 'cat/1.png'?); "),
+        ("path,label\ndog/33.png,cat\n", "line 2: 'dog/33.png': no image of the data set (did you mean 'dog/3.png'?)"),
+        ("path,label\nLICENSE.txt,cat\n", "line 2: 'LICENSE.txt': no image of the data set; correct or remove these"),
+        ("path,label\ndog/3.png,cat\n./dog/3.png,exclude\n", "line 3: 'dog/3.png' is there twice; "),
+        ("path,label\ndog/3.png,Cat\n",
+         "line 2: label 'Cat' is no class (did you mean 'cat'?); allowed: a class of the data set, or exclude; "),
+        ("path,label\ndog/3.png,\n", "line 2: label '' is no class; allowed: "),
+        ('path,label,reason\ndog/3.png,exclude,"two\nlines"\n', "line 3: reason 'two\\nlines': a line break or a con"),
+        ("path,label\n" + "".join(f"{n},cat\n" for n in range(7)), "line 6: '4': no image of the data set and 2 more;"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_named_with_its_line(content: str | bytes, said: str, tmp_path: Path) -> None:
+    """The table, the line, what is wrong, what may be meant, and what is needed. In one line."""
+    with pytest.raises(UserError) as refused:
+        corrections.apply(read(content, tmp_path), LAYOUT)
+    assert said in str(refused.value)
+    assert "corrections.csv: " in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_exclude_cannot_be_a_class_at_the_same_time() -> None:
+    """Where a class has this name, the word would have two meanings."""
+    layout = Layout(
+        [ImageFile("exclude/1.png", "exclude", ""), ImageFile("cat/1.png", "cat", "")], ["cat", "exclude"], ""
+    )
+    with pytest.raises(UserError, match="line 2: label 'exclude' is a class here, too; rename the class"):
+        corrections.apply(table("cat/1.png,exclude,"), layout)
+    corrections.apply(table("exclude/1.png,cat,"), layout)
+
+
+def test_a_missing_table_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    """It belongs to the project; the message has both ways to have it again."""
+    with pytest.raises(
+        UserError, match=r"no such file; .*git checkout .*: echo path,label,reason > .*corrections.csv$"
+    ):
+        corrections.read(tmp_path / "corrections.csv")
+
+
+# ---- what split makes of it ----
+
+
+def test_a_corrected_image_keeps_its_split_and_has_the_new_label(small: Path) -> None:
+    """The split follows from the content. No other image moves, with a label corrected or an image left out."""
+    plain, corrected = do_split(small), do_split(small, "cat/3.png,dog,is a dog", "dog/104.png,exclude,no animal")
+    after, before = splits_by_path(corrected.rows), splits_by_path(plain.rows)
+    assert labels(corrected) == labels(plain) | {"cat/3.png": "dog"}
+    assert after == before | {"dog/104.png": ""}
+    assert reasons(corrected.rows) == {"dog/104.png": "excluded by hand: no animal"}
+    assert corrected.counts["corrections"] == {"relabelled": 1, "excluded": 1, "unchanged": 0}
+    assert "corrections" not in plain.counts
+    totals = {label: sum(of.values()) for label, of in corrected.counts["classes"].items()}
+    assert totals == {"cat": 9, "dog": 11}
+
+
+def test_a_correction_resolves_conflicting_labels(small: Path) -> None:
+    """Equal images of two classes are both left out; with one of them corrected or excluded, one is used."""
+    shutil.copy(small / "cat/2.png", small / "dog/same.png")
+    assert set(reasons(do_split(small).rows).values()) == {"conflicting labels"}
+    relabelled = do_split(small, "dog/same.png,cat,")
+    assert reasons(relabelled.rows) == {"dog/same.png": "duplicate of cat/2.png"}
+    assert (relabelled.counts["conflicts"], relabelled.counts["exact_duplicate_pairs"]) == (0, 1)
+    excluded = do_split(small, "cat/2.png,exclude,is a dog")
+    assert reasons(excluded.rows) == {"cat/2.png": "excluded by hand: is a dog"}
+    assert excluded.counts["conflicts"] == 0
+    assert splits_by_path(excluded.rows)["dog/same.png"]
+
+
+def test_a_correction_can_make_a_conflict(small: Path) -> None:
+    """Two equal images of one class, of which only one gets another label, are both left out."""
+    shutil.copy(small / "cat/2.png", small / "cat/same.png")
+    assert set(reasons(do_split(small, "cat/same.png,dog,").rows)) == {"cat/2.png", "cat/same.png"}
+
+
+def test_an_excluded_file_may_be_broken(small: Path) -> None:
+    """It does not count for split.max_unreadable; its reason is the person's."""
+    (small / "cat/cut.png").write_bytes((small / "cat/1.png").read_bytes()[:60])
+    with pytest.raises(UserError, match="max_unreadable"):
+        do_split(small, max_unreadable=0)
+    result = do_split(small, "cat/cut.png,exclude,broken", max_unreadable=0)
+    assert reasons(result.rows) == {"cat/cut.png": "excluded by hand: broken"}
+
+
+def test_a_class_that_loses_all_its_images_is_refused(small: Path) -> None:
+    """As any class with too few images is."""
+    with pytest.raises(UserError, match="class 'cat' has 0 images to use"):
+        do_split(small, *(f"cat/{number}.png,dog," for number in range(10)))
+
+
+def test_labels_csv_and_a_given_split_can_be_corrected(tmp_path: Path) -> None:
+    """The label of the table is replaced, and the given split stays."""
+    lines = ["path,label,split"]
+    for number in range(12):
+        put(tmp_path / f"{number}.png", number)
+        lines.append(f"{number}.png,{'cat' if number % 2 else 'dog'},{('train', 'val', 'test')[number // 2 % 3]}")
+    (tmp_path / "labels.csv").write_text("\n".join(lines))
+    plain, corrected = do_split(tmp_path), do_split(tmp_path, "5.png,dog,")
+    assert labels(corrected) == labels(plain) | {"5.png": "dog"}
+    assert splits_by_path(corrected.rows) == splits_by_path(plain.rows)
+
+
+def test_the_new_label_reaches_the_tables_and_the_packed_images(
+    small: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """split.csv, images.csv, excluded.csv, findings.csv, the packed labels, and the lines on the terminal."""
+    monkeypatch.chdir(small.parent)
+    text = "path,label,reason\ncat/3.png,dog,\ncat/4.png,exclude,blurred\ncat/5.png,exclude,a mouse\n"
+    files.write_text(corrections.FILE, text)
+    config = params.parse(on_cpu(raw, paths__images="images", split__min_side=16, prepare__size=16))
+    split.run(config)
+    prepare.run(config)
+    data = packed.load(Path(config.paths.packed), Path(config.paths.split))
+    assert data.classes[data.labels[data.paths.index("cat/3.png")]] == "dog"
+    assert "cat/4.png" not in data.paths
+    of = {row["class"]: row for row in files.read_csv(Path("metrics/images.csv"))}
+    assert [sum(int(of[label][part]) for part in ("train", "val", "test")) for label in ("cat", "dog")] == [7, 11]
+    assert files.read_csv(Path("metrics/excluded.csv")) == [
+        {"reason": "excluded by hand", "images": "2", "first": "cat/4.png"}
+    ]
+    counted = {row["finding"]: row["number"] for row in files.read_csv(Path("metrics/findings.csv"))}
+    assert (counted["corrections.relabelled"], counted["corrections.excluded"]) == ("1", "2")
+    said = capsys.readouterr().out
+    assert "split: data/corrections.csv: labels corrected: 1, images left out: 2\n" in said
+    assert "split: left out: 2 excluded by hand (first: cat/4.png)\n" in said
+
+
+def test_dvc_runs_split_again_after_a_correction(tmp_path: Path) -> None:
+    """A changed line makes split stale; a missing table is refused by name, and a wrong line by its number."""
+    project = copy_project(tmp_path / "project", data__source="synthetic", data__synthetic__count=50)
+    call(project, "python", "-m", "pipeline.repro", "split")
+    path = files.read_csv(project / "data/split.csv")[0]["path"]
+    assert path.startswith("aster/")
+    assert "up to date" in call(project, "dvc", "status", "split").stdout
+    (project / corrections.FILE).write_text(f"path,label,reason\n{path},clematis,looks like one\n")
+    call(project, "python", "-m", "pipeline.repro", "split")
+    assert files.read_csv(project / "data/split.csv")[0]["class"] == "clematis"
+    (project / corrections.FILE).write_text(f"path,label,reason\n{path},clemat,\n")
+    refused = call(project, "python", "-m", "pipeline.repro", "split", check=False)
+    assert "corrections.csv: line 2: label 'clemat' is no class (did you mean 'clematis'?)" in refused.stderr
+    (project / corrections.FILE).unlink()
+    refused = call(project, "python", "-m", "pipeline.repro", check=False)
+    assert refused.stderr.startswith("repro: data/corrections.csv: no such file; needed: the table of corrections")

@@ -1,0 +1,320 @@
+"""Suspicious images are listed with their measures, as cleanvision finds them, and are never left out."""
+
+import math
+import tarfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageFilter, ImageOps
+
+from pipeline import split
+from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.config import params
+from pipeline.data import appearance, duplicates, images, suspects
+from pipeline.data.appearance import Appearance
+from pipeline.data.images import ImageInfo
+from pipeline.data.suspects import Suspect
+from pipeline.reporting import audit, gallery
+from tests.conftest import on_cpu
+from tests.helpers.datasets import noise_image, put
+
+OURS = {  # cleanvision's name of an issue → ours, for those that both define in the same way
+    "dark": "dark", "light": "bright", "blurry": "blurred", "low_information": "low_information",
+    "odd_aspect_ratio": "odd_aspect", "odd_size": "odd_size",
+}  # fmt: skip
+
+
+def looked_at(image: Image.Image) -> Appearance:
+    return appearance.of(image, image.convert("L"))
+
+
+def inspected(path: Path) -> ImageInfo:
+    info = images.inspect_image(path, 1, 10**8, duplicates.perceptual_hash)
+    assert not info.reason
+    return info
+
+
+def issues(found: Mapping[str, ImageInfo]) -> dict[str, set[str]]:
+    """Path → the issues of its image."""
+    rows = suspects.find([
+        suspects.Kept(path, "a", "train", info.width, info.height, info.look) for path, info in found.items()
+    ])  # fmt: skip
+    return {path: {row.issue for row in rows if row.path == path} for path in found}
+
+
+def photo(seed: int = 0, width: int = 200, height: int = 150) -> Image.Image:
+    """A colourful image with edges of all sizes."""
+    noise = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (15, 20, 3), np.uint8))
+    return noise.resize((width, height), Image.Resampling.BILINEAR).filter(ImageFilter.UnsharpMask(2, 300))
+
+
+def scaled(image: Image.Image, factor: float, offset: float = 0) -> Image.Image:
+    return image.point(lambda value: value * factor + offset)
+
+
+DRAWN: dict[str, Callable[[], Image.Image]] = {
+    "dark": lambda: scaled(photo(), 0.2),
+    "bright": lambda: scaled(photo(), 0.03, 247),
+    "blurred": lambda: photo().filter(ImageFilter.GaussianBlur(5)),
+    "low_information": lambda: ImageOps.posterize(photo(), 1),
+    "grey": lambda: photo().convert("L").convert("RGB"),
+    "odd_aspect": lambda: photo(0, 300, 90),
+    "odd_size": lambda: photo(0, 1600, 1200),
+}
+
+
+@pytest.mark.parametrize("issue", DRAWN)
+def test_each_issue_is_found(issue: str, tmp_path: Path) -> None:
+    """One image among ten usual ones; the others have no issue, and its row says by how much the limit is passed."""
+    for number in range(10):
+        photo(number + 1).save(tmp_path / f"{number}.png")
+    DRAWN[issue]().save(tmp_path / "odd.png")
+    found = issues({path.name: inspected(path) for path in sorted(tmp_path.iterdir())})
+    assert issue in found.pop("odd.png")
+    assert not any(found.values())
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "CMYK", "RGBA", "1"])
+@pytest.mark.parametrize("issue", ["dark", "bright", "blurred"])
+def test_every_mode_is_measured_as_it_is_seen(issue: str, mode: str, tmp_path: Path) -> None:
+    """Palettes, CMYK, transparency and so on have the measures of the RGB image that the pipeline uses."""
+    name = f"x.{'tif' if mode == 'CMYK' else 'png'}"
+    DRAWN[issue]().convert(mode).save(tmp_path / name)
+    with images.decoded(tmp_path / name) as decoded:
+        assert inspected(tmp_path / name).look == looked_at(decoded.image)
+
+
+def test_of_an_animation_the_first_image_is_measured(tmp_path: Path) -> None:
+    """And of 16-bit grey the image that uses its own range: 12-bit data is not dark."""
+    usual = photo()
+    usual.save(tmp_path / "x.png", save_all=True, append_images=[scaled(usual, 0.1)])
+    assert inspected(tmp_path / "x.png").look == looked_at(usual)
+    values = np.asarray(usual.convert("L")).astype(np.uint16) * 16
+    Image.fromarray(values).save(tmp_path / "12 bits.png")
+    look = inspected(tmp_path / "12 bits.png").look
+    assert look.brightest > suspects.DARK
+    assert look.colour == 0
+
+
+def test_grey_images_are_suspicious_only_among_colour_images() -> None:
+    """A set of scans is grey. Where half of the images or more have colour, a grey one is named."""
+
+    def grey_of(colours: list[int]) -> int:
+        found = issues({f"{n}": ImageInfo("", 9, 9, look=Appearance(0, 1, 8, c, 99)) for n, c in enumerate(colours)})
+        return sum("grey" in of for of in found.values())
+
+    assert [grey_of([0] * grey + [200] * (10 - grey)) for grey in (0, 1, 4, 5, 9, 10)] == [0, 1, 4, 0, 0, 0]
+
+
+def test_where_most_sizes_are_equal_a_little_more_is_not_odd() -> None:
+    """Without a range between the quartiles, a size counts as odd from 30 % above or below the usual one."""
+
+    def odd(side: int) -> bool:
+        sides = {f"{n}": 100 for n in range(9)} | {"x": side}
+        seen = {path: ImageInfo("", n, n, look=Appearance(0, 1, 8, 99, 99)) for path, n in sides.items()}
+        return "odd_size" in issues(seen)["x"]
+
+    assert [side for side in (60, 69, 70, 99, 101, 130, 131, 200) if odd(side)] == [60, 69, 131, 200]
+
+
+@given(st.lists(st.integers(0, 2000), min_size=768, max_size=768), st.integers(0, 767))
+def test_the_entropy_is_that_of_logarithms(histogram: list[int], place: int) -> None:
+    """Computed in whole numbers, it is that of the formula, to a hundred-thousandth of a bit."""
+    histogram[place] += 1
+    few = np.array(histogram) * (3 * appearance.SAMPLE**2) // sum(histogram)
+    few[place] += 3 * appearance.SAMPLE**2 - few.sum()
+    shares = few[few > 0] / few.sum()
+    assert appearance._entropy(few.tolist()) == pytest.approx(-(shares * np.log2(shares)).sum(), abs=1e-5)
+
+
+def test_the_measures_follow_their_definitions() -> None:
+    """Of an image that needs no sampling and no reduction, against plain formulas on its pixels."""
+    image = noise_image(3, appearance.SMALL)
+    look, pixels = looked_at(image), np.asarray(image).astype(float)
+    bright = np.sort(np.sqrt(pixels**2 @ [0.241, 0.691, 0.068]).ravel() / 255)
+    assert look.darkest == pytest.approx(bright[math.ceil(0.05 * bright.size) - 1])
+    assert look.brightest == pytest.approx(bright[math.ceil(0.99 * bright.size) - 1])
+    assert look.colour == np.percentile(np.ptp(pixels, axis=2), 99, method="inverted_cdf")
+    assert look.edges == pytest.approx(np.asarray(image.convert("L").filter(ImageFilter.FIND_EDGES)).std())
+    assert look.evenness == pytest.approx(np.std(image.convert("L").histogram()))
+    assert look.entropy == pytest.approx(image.entropy(), abs=1e-5)
+
+
+# ---- the table, and what is printed ----
+
+
+def kept(path: str, **look: Any) -> suspects.Kept:
+    usual = {"darkest": 0.1, "brightest": 0.9, "entropy": 8.0, "colour": 99, "edges": 99.0} | look
+    return suspects.Kept(path, "a", "train", 100, 100, Appearance(**usual))
+
+
+def test_the_worst_comes_first() -> None:
+    """Issue by issue; of equal values the smaller path. An image has a row for each of its issues."""
+    found = suspects.find([
+        kept("d", edges=30.0), kept("a", edges=33.0), kept("c", edges=20.0, entropy=1.0), kept("b", edges=33.0),
+        kept("plain", edges=20.0, evenness=99.0), kept("ok"),
+    ])  # fmt: skip
+    assert [(row.issue, row.path, row.value) for row in found] == [
+        ("blurred", "c", 20.0), ("blurred", "d", 30.0), ("blurred", "a", 33.0), ("blurred", "b", 33.0),
+        ("low_information", "c", 1.0),
+    ]  # fmt: skip
+    assert list(suspects.lines(found, "what to do")) == [
+        "suspicious, but used: 4 blurred (first: c)", "suspicious, but used: 1 low information (first: c)", "what to do"
+    ]  # fmt: skip
+    assert list(suspects.lines([], "what to do")) == []
+
+
+def test_split_lists_and_counts_them_and_leaves_none_out(
+    tmp_path: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """suspects.csv, findings.csv and the lines on the terminal agree; the same bytes with another number of threads."""
+    for number in range(16):
+        put(tmp_path / "images" / ("cat", "dog")[number % 2] / f"{number}.png", number, side=40)
+    scaled(photo(3), 0.2).save(tmp_path / "images/cat/night, new moon.png")
+    scaled(photo(4), 0.25).save(tmp_path / "images/dog/night.png")
+    (tmp_path / "images/dog/copy.png").write_bytes((tmp_path / "images/dog/night.png").read_bytes())
+    files.write_text(tmp_path / "data/corrections.csv", "path,label,reason\n")
+    monkeypatch.chdir(tmp_path)
+    tables = []
+    for workers in (1, 3):
+        split.run(params.parse(on_cpu(raw, paths__images="images", split__min_side=16, run__workers=workers)))
+        tables.append(Path("metrics/suspects.csv").read_bytes())
+    assert tables[0] == tables[1]
+    rows = suspects.read(Path("metrics/suspects.csv"))
+    dark = [row for row in rows if row.issue == "dark"]
+    assert [(row.path, row.label) for row in dark] == [("cat/night, new moon.png", "cat"), ("dog/copy.png", "dog")]
+    by_path = {row["path"]: row for row in files.read_csv(Path("data/split.csv"))}
+    assert all(by_path[row.path]["split"] == row.split != "" for row in rows)
+    counted = {row["finding"]: int(row["number"]) for row in files.read_csv(Path("metrics/findings.csv"))}
+    assert {issue: counted[f"suspects.{issue}"] for issue in suspects.ISSUES} == {
+        issue: Counter(row.issue for row in rows)[issue] for issue in suspects.ISSUES
+    }
+    said = capsys.readouterr().out
+    assert "split: suspicious, but used: 2 dark (first: cat/night, new moon.png)\n" in said
+    assert "write a line into data/corrections.csv\n" in said
+
+
+@pytest.mark.parametrize("damage", ["issue\nx\n", "issue,path,class,split,value,limit\ndim,a,b,train,1,2\n",
+                                    "issue,path,class,split,value,limit\ndark,a,b,train,low,2\n", "\0"])  # fmt: skip
+def test_a_damaged_table_is_named(damage: str, tmp_path: Path) -> None:
+    """The file, what is wrong, and the remedy. What was written is read."""
+    path, row = tmp_path / "suspects.csv", Suspect("dark", "a,\n", "b", "train", 0.1, 0.32)
+    files.write_csv(path, suspects.HEADER, [suspects.cells(row)])
+    assert suspects.read(path) == [row]
+    path.write_text(damage)
+    with pytest.raises(UserError, match=r"suspects.csv: damaged: .*dvc checkout"):
+        suspects.read(path)
+
+
+def test_the_page_shows_the_worst_of_each_issue() -> None:
+    """Six of each with their numbers, and how many more there are; a set without a suspect says so."""
+    rows = [{"path": f"{k}.png", "class": "<a>", "split": "test", "reason": "", "group": ""} for k in range(9)]
+    rows.append(rows[0] | {"path": "out.png", "split": "", "reason": "excluded by hand: a cup of <tea>", "pixels": "1"})
+    found = audit.of(rows, [Suspect("odd_size", f"{k}.png", "<a>", "test", 900.0 - k, 450.5) for k in range(9)])
+    assert [(reason.name, reason.first[0].is_picture) for reason in found.reasons] == [("excluded by hand", True)]
+    page = gallery.data(found, gallery.Album({}, {}))
+    shown = page[page.index("Suspicious images") :]
+    assert "<h4>odd size: 9 images</h4>" in shown
+    assert "900, limit 450.5" in shown
+    assert shown.count('<figure class="shot"') == 6
+    assert "3 more; suspects.csv has all." in shown
+    assert "a cup of &lt;tea&gt;" in page
+    assert "the same image" not in page
+    assert "No image is dark, bright, blurred, grey, or of an odd" in gallery.data(
+        audit.of(rows), gallery.Album({}, {})
+    )
+
+
+# ---- cleanvision ----
+
+
+def cleanvision_of(folder: Path) -> Any:
+    """cleanvision's table of all images below a folder, by their paths in it: scores and decisions."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about its own dependencies
+        from cleanvision import Imagelab
+
+        lab = Imagelab(data_path=str(folder), verbose=False)
+        lab.find_issues({name: {} for name in (*OURS, "grayscale")}, n_jobs=1, verbose=False)
+    return lab.issues.rename(index=lambda path: str(Path(path).relative_to(folder)))
+
+
+@pytest.fixture(scope="module")
+def photos(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The mini set, unpacked."""
+    folder = tmp_path_factory.mktemp("mini")
+    with tarfile.open(mini) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "flower_photos"
+
+
+def both(folder: Path) -> dict[str, tuple[set[str], set[str], int]]:
+    """Our name of each issue → the paths that cleanvision names, those that we name, and all images."""
+    paths = sorted(path for path in folder.rglob("*") if path.suffix in (".jpg", ".png"))
+    ours = issues({str(path.relative_to(folder)): inspected(path) for path in paths})
+    theirs = cleanvision_of(folder)
+    return {
+        name: (
+            set(theirs.index[theirs[f"is_{theirs_name}_issue"]]),
+            {path for path, of in ours.items() if name in of},
+            len(paths),
+        )
+        for theirs_name, name in {**OURS, "grayscale": "grey"}.items()
+    }
+
+
+def test_cleanvision_names_the_same_photos(photos: Path) -> None:
+    """Of 735 photos: the same blurred ones and the same odd shape. Grey ones saved as colour are named only by us."""
+    found = both(photos)
+    assert {name: len(theirs) for name, (theirs, _, _) in found.items() if theirs} == {"blurred": 2, "odd_aspect": 1}
+    assert all(theirs == ours for name, (theirs, ours, _) in found.items() if name != "grey")
+    assert len(found["grey"][1]) == 11
+
+
+def blurred(image: Image.Image, degree: int) -> Image.Image:
+    return image.filter(ImageFilter.GaussianBlur(degree * image.width / 320))
+
+
+def flattened(image: Image.Image, twentieths: int) -> Image.Image:
+    return image.crop((0, 0, image.width, image.height * twentieths // 20))
+
+
+def resized(image: Image.Image, factor: float) -> Image.Image:
+    return image.resize((int(image.width * factor), int(image.height * factor)))
+
+
+ALTERED: dict[str, Callable[[Image.Image], Image.Image]] = {
+    **{f"dark {k}": partial(scaled, factor=k / 20) for k in range(3, 10)},
+    **{f"bright {k}": partial(scaled, factor=k / 100, offset=255 - 2.55 * k) for k in range(2, 9)},
+    **{f"blurred {k}": partial(blurred, degree=k) for k in (1, 2, 3, 5, 8)},
+    **{f"few colours {k}": partial(ImageOps.posterize, bits=k) for k in (1, 2, 3)},
+    **{f"flat {k}": partial(flattened, twentieths=k) for k in range(4, 10)},
+    "grey": partial(Image.Image.convert, mode="L"),
+    "large": partial(resized, factor=3),
+    "small": partial(resized, factor=0.125),
+}
+MOST_APART = {"dark": 1, "bright": 1, "blurred": 1, "low_information": 1, "odd_aspect": 0, "odd_size": 0}
+
+
+def test_cleanvision_names_the_same_altered_photos(photos: Path, tmp_path: Path) -> None:
+    """Photos that are darkened, blurred and so on by degrees, across each limit: nearly all decisions are the same."""
+    for path in sorted(photos.glob("*/*.jpg"))[::60]:
+        with Image.open(path) as opened:
+            image = opened.convert("RGB")
+            for name, alter in ALTERED.items():
+                alter(image).save(tmp_path / f"{name} {path.stem}.png", compress_level=1)
+    found = both(tmp_path)
+    print({name: (len(theirs), len(theirs ^ ours), number) for name, (theirs, ours, number) in found.items()})
+    assert all(len(theirs) > 5 for theirs, _, _ in found.values())
+    apart = {name: len(theirs ^ ours) for name, (theirs, ours, _) in found.items() if name != "grey"}
+    assert all(apart[name] <= most for name, most in MOST_APART.items()), apart
+    assert found["grey"][0] <= found["grey"][1]
