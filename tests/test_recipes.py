@@ -1,0 +1,72 @@
+"""The recorded recipes can be repeated, and the tables of docs/folds.md are made from committed figures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.quality import recipes
+from pipeline import folds
+from pipeline.base import files
+from pipeline.config import params
+from pipeline.studies import record
+from tests.conftest import PROJECT, change
+
+RECORDS = sorted((PROJECT / record.RECIPES).glob("*.json"))
+PHOTOS = ("path", "class", "split", "reason", "width", "height", "pixels", "phash", "group")
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_a_recipe_can_be_repeated_here(path: Path, raw: dict[str, Any]) -> None:
+    """Its params are accepted on a CPU, whatever params.yaml says; it has every seed with every fold."""
+    found = record.read(path)
+    config = params.parse(change(raw, train__lr=0.77))
+    chosen = folds.study(config, None, None, 1, found)
+    repeated = params.changed(config, chosen.changes(chosen.seeds[0], 0))
+    assert record.decisive(repeated) == found.params
+    assert {(part.seed, part.fold) for part in found.parts} == {
+        (seed, fold) for seed in chosen.seeds for fold in range(chosen.folds)
+    }
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_the_figures_of_a_recipe_are_those_of_its_parts(path: Path) -> None:
+    """The accuracy is the right answers of all trainings divided by their test images."""
+    found = record.read(path)
+    images, right = (sum(getattr(part, name) for part in found.parts) for name in ("images", "right"))
+    assert found.figures["images"] * len(found.seeds) == images
+    assert found.figures["accuracy"] == pytest.approx(right / images, abs=1e-9)
+
+
+def test_the_documents_have_the_committed_figures() -> None:
+    """Both tables of docs/folds.md are the ones made here, and each row has its record."""
+    content = json.loads((PROJECT / recipes.RESULT).read_text())
+    text = (PROJECT / recipes.DOCUMENT).read_text()
+    assert recipes.filled(text, content) == text, "run: python -m benchmarks recipes"
+    for row in content["rows"]:
+        found = record.read(PROJECT / record.RECIPES / f"{row['name']}.json")
+        assert (row["accuracy"], row["seeds"]) == (found.figures["accuracy"], found.seeds)
+
+
+def test_duplicates_are_related_whatever_the_split_did_with_them(tmp_path: Path) -> None:
+    """A near duplicate has the group of the other, an exact one names the image that is kept, a conflict no group."""
+    rows = [
+        ("a/1", "a", "train", "", 9, 9, "p1", "", "g1"),
+        ("a/2", "a", "train", "", 9, 9, "p2", "", "g1"),
+        ("a/3", "a", "", "duplicate of a/1", 9, 9, "p1", "", ""),
+        ("a/4", "a", "", "conflicting labels", 9, 9, "p4", "", ""),
+        ("b/4", "b", "", "conflicting labels", 9, 9, "p4", "", ""),
+        ("b/5", "b", "val", "", 9, 9, "p5", "", "g5"),
+    ]
+    files.write_csv(tmp_path / "split.csv", PHOTOS, rows)
+    assert recipes.relatives(tmp_path / "split.csv") == {
+        "a/1": {"a/2", "a/3"}, "a/2": {"a/1", "a/3"}, "a/3": {"a/1", "a/2"}, "a/4": {"b/4"}, "b/4": {"a/4"},
+    }  # fmt: skip
+
+
+def test_an_image_is_leaked_if_a_duplicate_is_in_another_fold() -> None:
+    """In the same fold both are test images, so none was trained on."""
+    ignored = {path: {"fold": fold} for path, fold in (("a", "0"), ("b", "1"), ("c", "2"), ("d", "2"))}
+    related = {"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": {"c"}, "e": {"a"}}
+    assert recipes.leaked(ignored, related) == ["a", "b"]
