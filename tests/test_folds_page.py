@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from pipeline.base import files
-from pipeline.data import credits, originals, split_table
+from pipeline.data import corrections, credits, originals, split_table
 from pipeline.evaluation import label_errors, metrics, pooled
 from pipeline.evaluation.pooled import Pooled
 from pipeline.reporting import settings, thumbnails
@@ -206,7 +206,9 @@ def test_it_can_be_read(browser: Browser, written: Path, width: int, scheme: Sch
 
 
 @needs_chromium
-def test_choices_become_lines_of_the_corrections(browser: Browser, shown: Content, written: Path) -> None:
+def test_choices_become_lines_of_the_corrections(
+    browser: Browser, shown: Content, written: Path, tmp_path: Path
+) -> None:
     """The suggested class, another one, or to leave the image out: what is chosen is there to be copied, as CSV."""
     with opened(browser, written) as page:
         assert page.locator("#chosen").is_hidden()
@@ -220,9 +222,15 @@ def test_choices_become_lines_of_the_corrections(browser: Browser, shown: Conten
         choices.nth(third).select_option(HOSTILE)
         choices.nth(third + 1).select_option("exclude")
         choices.nth(third + 1).select_option("")
-        rows = list(csv.reader(io.StringIO(page.locator("#chosen pre").inner_text())))
+        lines = page.locator("#chosen pre").inner_text()
+        rows = list(csv.reader(io.StringIO(lines)))
         assert [row[:2] for row in rows] == [[paths[0], suggested], [paths[1], "exclude"], [paths[third], HOSTILE]]
         assert rows[0][2].startswith("label error 1: ")
+        table = tmp_path / "corrections.csv"
+        table.write_text(f"{corrections.EMPTY}{lines}\n")
+        assert [[cells["path"], cells["label"]] for _, cells in corrections.read(table).lines] == [
+            row[:2] for row in rows
+        ]
         folded = page.locator("#labels details pre").text_content()
         expected = label_errors.corrections(shown.found, shown.pooled.paths, shown.pooled.classes)[1]
         assert [tuple(row) for row in csv.reader(io.StringIO(folded))] == expected
