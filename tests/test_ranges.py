@@ -12,7 +12,7 @@ from hypothesis import strategies as some
 
 from pipeline.base.errors import UserError
 from pipeline.config import machine
-from pipeline.studies import ranges, tpe, trials
+from pipeline.studies import experiments, ranges, tpe, trials
 from pipeline.studies.ranges import Range, Sweep, Trial
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 
@@ -203,6 +203,14 @@ def test_tpe_learns_and_can_be_repeated() -> None:
     assert sum(results[-10:]) > sum(drawn[-10:])
     assert all(isinstance(trial.values["train.epochs"], int) for trial, _ in found)
     assert all(float(f"{trial.values[LR]:.3g}") == trial.values[LR] for trial, _ in found)
+
+
+def test_the_reason_of_a_failure_is_the_sentence_before_the_launchers() -> None:
+    """Of what a stage prints, the last sentence of its own is the reason."""
+    printed = (
+        "train: starting\ntrain: the loss of step 4 is not finite\ntrain: process 0 of 1 ended with exit status 1\n"
+    )
+    assert experiments.FAULT.findall(printed)[-1] == "the loss of step 4 is not finite"
 
 
 def test_tpe_without_optuna_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ def test_ctrl_c_ends_what_runs_and_a_failed_trial_ends_nothing(tmp_path: Path) -
     wait_for(lambda: not of_queue(folder), "the queue does not end")
     assert "Queued" not in call(folder, "dvc", "queue", "status").stdout
     said = swept(folder)
-    assert "trial 1 of 2 (train.lr=1000.0): failed: the validation loss of epoch " in said
+    assert "trial 1 of 2 (train.lr=1000.0): failed: the loss of step " in said
     assert "1 of 2 trials failed; the next start tries them again" in said
     rows = files.read_csv(folder / "metrics/sweep.csv")
     assert [(row["rank"], row["trial"], row["state"]) for row in rows] == [("1", "2", ""), ("", "1", "failed")]
@@ -156,6 +156,7 @@ def test_photos_in_no_commit_are_swept(source: str, tmp_path: Path) -> None:
     folder = tmp_path / "project"
     copy_project(folder, data__source=source, split__phash_distance=0)
     photos = folder / "data/inbox" if source == "inbox" else tmp_path / "my photos"
+    photos.mkdir(exist_ok=True)
     synthetic.draw(photos, count=60, size=48, seed=0, workers=2)
     write_params(
         folder / "tried.yaml", {"search": "tpe", "trials": 2, "params": {"train.lr": {"from": 0.01, "to": 0.1}}}

@@ -23,7 +23,8 @@ from pipeline.base import files, programs
 from pipeline.base.errors import UserError
 
 EPOCH = re.compile(r"^epoch \d+/\d+: .*$", re.MULTILINE)
-FAULT = re.compile(r"^(?:train|weights|evaluate): (.*)$", re.MULTILINE)
+# The launcher's last line says only which process ended; the line before it says why.
+FAULT = re.compile(r"^(?:train|weights|evaluate): (?!process \d+ of \d+ ended)(.*)$", re.MULTILINE)
 REFUSED = "exited with 1"  # DVC's words for a stage that ended with exit status 1
 WORKER, EXECUTOR = "queue-worker", "exec-run"  # words of the commands of a worker, and of what runs an experiment
 SECONDS = 20  # for a process to end by itself after a signal
@@ -102,10 +103,11 @@ def queue(name: str, values: Mapping[str, Any], targets: Sequence[str], copied: 
         [sys.executable, "-m", "dvc", *words, *targets],
         env=programs.environment(), capture_output=True, text=True, check=False, process_group=0,
     )  # fmt: skip
+    if done.returncode >= 0:  # not killed: DVC has put everything back
+        files.remove(JOURNAL)
     if done.returncode:
         message = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
         raise UserError(f"{name}: dvc exp run --queue ended with exit status {done.returncode}: {message}")
-    files.remove(JOURNAL)
 
 
 def _override(value: Any) -> str:
