@@ -225,7 +225,10 @@ class Project:
         photos = workspace.draw_photos(base / "drawn.tar", IMAGES, 32).params
         workspace.create(base / "code", workspace.ONE_PROCESS, SMALL, photos)
         for path in (base / "code").iterdir():  # one copy of the code for all
-            (self._done / path.name).symlink_to(path)
+            if path.name == "data":  # outputs are written there, too
+                shutil.copytree(path, self._done / path.name)
+            else:
+                (self._done / path.name).symlink_to(path)
 
     def reference(self, stage: str) -> Reference:
         """The reference run of a stage, made on the first call, after those of the stages before it."""
