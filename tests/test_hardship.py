@@ -21,6 +21,8 @@ from benchmarks.faults import plan
 from benchmarks.faults.watched_run import left_in
 from benchmarks.harness import workspace
 from benchmarks.harness.workspace import STAGES
+from pipeline.base import files
+from pipeline.data import corrections
 from pipeline.models import pretrained
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers import starts
@@ -77,6 +79,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, floa
         split__fractions={"train": 0.6, "val": 0.2, "test": 0.2},
     )  # fmt: skip
     write_params(folder / "params.yaml", params)
+    files.write_text(folder / corrections.FILE, corrections.EMPTY)
     for stage in STAGES:
         began = time.monotonic()
         finished = subprocess.run(command(stage), cwd=folder, capture_output=True, text=True, check=False)

@@ -18,6 +18,7 @@ from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config import machine, model_names, params, validity
 from pipeline.config.machine import Machine
+from pipeline.data import corrections
 from pipeline.engine import environment
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.test_network import operators_of_a_step
@@ -58,6 +59,7 @@ def project(folder: Path) -> Path:
         "train__lr": 0.001, "train__mixup": 0.2, "run__workers": 1, "run__timeout_seconds": 100_000,
     }  # fmt: skip
     write_params(folder / "params.yaml", change(on_cpu(read_params()), **small))
+    files.write_text(folder / corrections.FILE, corrections.EMPTY)
     return folder
 
 

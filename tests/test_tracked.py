@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.data import synthetic
+from pipeline.data import corrections, synthetic
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.test_structure import MODULES, closure, stages
 
@@ -113,6 +113,7 @@ def pipeline(folder: Path, changes: dict[str, Any]) -> Path:
     raw = change(small, **{leaf.replace(".", "__"): value for leaf, value in changes.items()})
     raw["data"]["url"] = raw["data"]["url"].format(folder=folder.parent).replace(" ", "%20")
     write_params(folder / "params.yaml", raw)
+    files.write_text(folder / corrections.FILE, corrections.EMPTY)
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(RECORDER), *STAGES],
         cwd=folder, capture_output=True, text=True, check=False,
