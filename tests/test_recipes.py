@@ -14,6 +14,7 @@ from pipeline.studies import record
 from tests.conftest import PROJECT, change
 
 RECORDS = sorted((PROJECT / record.RECIPES).glob("*.json"))
+REHEARSED = sorted((PROJECT / "results/fine_tuning").glob("*.json"))
 PHOTOS = ("path", "class", "split", "reason", "width", "height", "pixels", "phash", "group")
 
 
@@ -30,7 +31,7 @@ def test_a_recipe_can_be_repeated_here(path: Path, raw: dict[str, Any]) -> None:
     }
 
 
-@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*RECORDS, *REHEARSED], ids=lambda path: path.stem)
 def test_the_figures_of_a_recipe_are_those_of_its_parts(path: Path) -> None:
     """The accuracy is the right answers of all trainings divided by their test images."""
     found = record.read(path)
@@ -47,6 +48,14 @@ def test_the_documents_have_the_committed_figures() -> None:
     for row in content["rows"]:
         found = record.read(PROJECT / record.RECIPES / f"{row['name']}.json")
         assert (row["accuracy"], row["seeds"]) == (found.figures["accuracy"], found.seeds)
+
+
+def test_the_document_has_the_figures_of_the_rehearsal() -> None:
+    """The accuracy and its interval, of both."""
+    text = (PROJECT / recipes.DOCUMENT).read_text()
+    for path in REHEARSED:
+        accuracy, low, high = (record.read(path).figures[f"accuracy{end}"] for end in ("", "_low", "_high"))
+        assert f"{accuracy:.4f} ({low:.4f} to {high:.4f}) | `results/fine_tuning/{path.name}`" in text
 
 
 def test_duplicates_are_related_whatever_the_split_did_with_them(tmp_path: Path) -> None:

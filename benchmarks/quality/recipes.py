@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import measuring
-from benchmarks.harness.phrases import found, marked
+from benchmarks.harness.phrases import found as searched
+from benchmarks.harness.phrases import marked
 from pipeline.base import files
 from pipeline.data.split_table import DUPLICATE
 from pipeline.evaluation import metrics, significance
@@ -27,7 +28,7 @@ from pipeline.studies.record import Record
 
 RESULT = measuring.RESULTS / "recipes.json"
 DOCUMENT = Path("docs/folds.md")
-STEPS = ("base", "long", "mixup", "ema")  # each is the one before and one more change
+STEPS = ("base", "long", "mixup", "ema")  # each but the first is the first with one change
 IGNORE = "ignore"
 Row = dict[str, Any]
 Answers = Mapping[str, Mapping[str, str]]  # path → row of predictions.csv
@@ -42,14 +43,14 @@ def right(row: Mapping[str, str]) -> bool:
     return row["label"] == row["prediction"]
 
 
-def step(name: str, study: Record, before: Record, of_both: tuple[Answers, Answers]) -> Row:
-    """A row of the table: the step, its figures, and the difference to the step before on the same images."""
+def step(name: str, study: Record, first: Record, of_both: tuple[Answers, Answers]) -> Row:
+    """A row of the table: the step, its figures, and the difference to the first step on the same images."""
     there, here = of_both
     test = significance.compare([right(there[path]) for path in there], [right(here[path]) for path in there])
     figures = study.figures
     return {
         "name": name,
-        "changes": {key: value for key, value in study.params.items() if value != before.params[key]},
+        "changes": {key: value for key, value in study.params.items() if value != first.params[key]},
         "seeds": study.seeds,
         "images": int(figures["images"]),
         "accuracy": figures["accuracy"],
@@ -111,8 +112,7 @@ def report(studies: Path) -> Row:
     names = [name for name in STEPS if (studies / name).is_dir()]
     read = [answers(studies / name) for name in names]
     rows = [
-        step(name, study, records[max(k - 1, 0)], (read[max(k - 1, 0)], read[k]))
-        for k, (name, study) in enumerate(zip(names, records, strict=True))
+        step(name, study, records[0], (read[0], found)) for name, study, found in zip(names, records, read, strict=True)
     ]
     return {"machine": measuring.machine(), "rows": rows, "duplicates": duplicates(studies)}
 
@@ -133,7 +133,7 @@ def steps_table(rows: Sequence[Row]) -> str:
             f"`{row['name']}`", changes if number else "the first row", ", ".join(map(str, row["seeds"])),
             f"{row['accuracy']:.4f} ({row['low']:.4f} to {row['high']:.4f})", f"± {row['fold_deviation']:.4f}", gain,
         ))  # fmt: skip
-    head = ("recipe", "change", "seeds", "accuracy (95 % interval)", "one fold", "against the line before")
+    head = ("recipe", "change", "seeds", "accuracy (95 % interval)", "one fold", f"against `{STEPS[0]}`")
     return table(head, cells)
 
 
@@ -160,7 +160,7 @@ BLOCKS: dict[str, Callable[[Row], str]] = {
 def filled(text: str, content: Row) -> str:
     """The document with its tables."""
     for name, make in BLOCKS.items():
-        start, end = found(marked(name), text).span()
+        start, end = searched(marked(name), text).span()
         text = f"{text[:start]}{make(content)}{text[end:]}"
     return text
 
