@@ -6,13 +6,16 @@ python -m tests.test_readme        writes it anew, in both languages
 import ast
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.harness.phrases import READMES, Say, fill, marked, part
 from pipeline.base import files
 from pipeline.data.split_table import SPLITS
+from pipeline.studies import record
 from tests.conftest import PROJECT, read_params
 from tests.test_structure import LAYERS
 
@@ -30,6 +33,23 @@ RUNS = {
     "flower_photos_mini": "flower_photos, one fifth",
     "flower_photos": "flower_photos, all",
 }
+RECIPE = ("long", "flower_photos, all, tested in 5 folds (`make folds RECIPE=long`)")
+
+
+def cells(title: str, images: int, train: Mapping[str, Any], figures: Mapping[str, Any], tested: int, say: Say) -> str:
+    """A row: the data, the model and its settings, and the accuracy on so many tested images."""
+    settings = {key: train[key] for key in ("model", "crop", "epochs")}
+    accuracy, low, high = (figures[key] for key in ("accuracy", "accuracy_low", "accuracy_high"))
+    parts = (
+        say(title),
+        f"{images:,}",
+        say("{model}, {crop} pixels, {epochs} epochs", **settings),
+        say(
+            "{accuracy:.3f} ({low:.3f} to {high:.3f}, {images} images)",
+            accuracy=accuracy, low=low, high=high, images=f"{tested:,}",
+        ),
+    )  # fmt: skip
+    return f"| {' | '.join(parts)} |"
 
 
 def row(name: str, title: str, say: Say) -> str:
@@ -41,24 +61,23 @@ def row(name: str, title: str, say: Say) -> str:
         files.read_csv(folder / "metrics/images.csv"),
     )
     images = {name: sum(int(of[name]) for of in classes) for name in SPLITS}
-    accuracy, low, high = (figures[key] for key in ("accuracy", "accuracy_low", "accuracy_high"))
-    cells = (
-        say(title),
-        f"{sum(images.values()):,}",
-        say("{model}, {crop} pixels, {epochs} epochs", **{key: train[key] for key in ("model", "crop", "epochs")}),
-        say(
-            "{accuracy:.3f} ({low:.3f} to {high:.3f}, {images} images)",
-            accuracy=accuracy, low=low, high=high, images=images["test"],
-        ),
-    )  # fmt: skip
-    return f"| {' | '.join(cells)} |"
+    return cells(title, sum(images.values()), train, figures, images["test"], say)
+
+
+def row_of_recipe(name: str, title: str, say: Say) -> str:
+    """A study of all folds as a row: every image is tested."""
+    found = record.read(PROJECT / record.RECIPES / f"{name}.json")
+    train = {key.removeprefix("train."): value for key, value in found.params.items()}
+    images = int(found.figures["images"])
+    return cells(title, images, train, found.figures, images, say)
 
 
 def table(say: Say) -> str:
     """The README's table of results."""
     titles = ("data", "images", "trained from scratch", "test accuracy (95 % interval)")
     head = f"| {' | '.join(map(say, titles))} |\n|---|---|---|---|\n"
-    return head + "\n".join(row(name, title, say) for name, title in RUNS.items())
+    rows = [row(name, title, say) for name, title in RUNS.items()]
+    return head + "\n".join([*rows, row_of_recipe(*RECIPE, say)])
 
 
 @pytest.mark.parametrize("language", READMES)

@@ -63,6 +63,9 @@ PHRASES = {
     "`make demo`: drawn flowers": "`make demo`：程序绘制的花",
     "flower_photos, one fifth": "flower_photos，五分之一",
     "flower_photos, all": "flower_photos，全部",
+    "flower_photos, all, tested in 5 folds (`make folds RECIPE=long`)": (
+        "flower_photos，全部，分 5 折测试（`make folds RECIPE=long`）"
+    ),
     "{model}, {crop} pixels, {epochs} epochs": "{model}，{crop} 像素，{epochs} 轮",
     "{accuracy:.3f} ({low:.3f} to {high:.3f}, {images} images)": (
         "{accuracy:.3f}（{low:.3f} 至 {high:.3f}，{images} 张图片）"
