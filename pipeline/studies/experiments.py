@@ -153,10 +153,17 @@ def start(jobs: int) -> None:
         raise UserError(f"dvc queue start ended with exit status {done.returncode}; run it alone to see why")
 
 
-def has_workers(repo: Queue) -> bool:
-    """Whether a worker lives. DVC asks them, and on a busy machine they answer too late; so this asks the system."""
-    notes = Path(repo.experiments.celery_queue.wdir).glob("dvc-exp-worker-*.json")
-    return any(WORKER in _command(json.loads(note.read_text(encoding="utf-8"))["pid"]) for note in notes)
+def has_workers() -> bool:
+    """Whether a worker of this project's queue lives.
+
+    The system knows. DVC asks the workers, which answer too late on a busy machine. DVC then starts another one of the
+    same name, and its note holds the process ID of that one.
+    """
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if WORKER in process.cmdline() and Path(process.cwd()) == Path.cwd():
+                return True
+    return False
 
 
 def _command(pid: int) -> list[str]:

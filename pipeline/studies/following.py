@@ -91,7 +91,7 @@ def _failure(repo: Queue, name: str, state: experiments.Waiting) -> str:
 
 def _give_up_dead(repo: Queue, names: Iterable[str]) -> bool:
     """Whether there is no worker. Experiments that such a worker left half-done are then marked as failed."""
-    if experiments.has_workers(repo):
+    if experiments.has_workers():
         return False
     experiments.give_up(repo, {*names})
     return True
