@@ -50,7 +50,7 @@ def started(folder: Path) -> subprocess.Popen[bytes]:
 
 def finished(folder: Path) -> dict[str, str]:
     """The name of each finished experiment → its commit."""
-    of_commits = "refs/exps/[0-9a-f][0-9a-f]/"  # the other ones are DVC's own
+    of_commits = "refs/exps/[0-9a-f][0-9a-f]/**"  # the other ones are DVC's own
     lines = call(folder, "git", "for-each-ref", "--format=%(refname) %(objectname)", of_commits).stdout.splitlines()
     return {line.split()[0].split("/")[-1]: line.split()[1] for line in lines}
 
