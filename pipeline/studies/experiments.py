@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -166,6 +167,22 @@ def has_workers() -> bool:
     return False
 
 
+def end_idle(repo: Queue) -> None:
+    """End workers that have nothing to do, unless other experiments keep them busy.
+
+    A worker ends by itself when it was idle for ten seconds. DVC loses what is queued while it ends.
+    """
+    asked = False
+    for _ in range(SECONDS):
+        if not has_workers():
+            return
+        state = waiting(repo)
+        if not (asked or state.queued or state.running):
+            repo.experiments.celery_queue.shutdown()
+            asked = True
+        time.sleep(1)
+
+
 def _command(pid: int) -> list[str]:
     """The words of the command of a process; none if it has ended."""
     try:
@@ -203,16 +220,15 @@ def interrupt(names: Iterable[str]) -> None:
         programs.dvc("queue", "kill", *listed)
 
 
-def give_up(repo: Queue, names: Iterable[str]) -> None:
-    """Mark experiments as failed whose worker was killed, end what they left, and remove their copies.
+def give_up(repo: Queue, names: Iterable[str]) -> list[str]:
+    """Mark experiments as failed whose worker was killed, end what they left, and remove their copies. Their names.
 
     Only for a queue without a worker. DVC itself would wait for them forever, and it sends its signals to their process
     IDs, which other processes may have by now.
     """
     queue = repo.experiments.celery_queue
-    for name, revision in waiting(repo).running.items():
-        if name not in names:
-            continue
+    lost = {name: revision for name, revision in waiting(repo).running.items() if name in names}
+    for name, revision in lost.items():
         found = queue.proc.get(revision)
         if found and found.returncode is None:
             _end(found.pid, revision)
@@ -222,6 +238,7 @@ def give_up(repo: Queue, names: Iterable[str]) -> None:
         info = Path(queue.get_infofile_path(revision))
         if info.is_file():
             files.remove(Path(ExecutorInfo.load_json(str(info)).root_dir))
+    return list(lost)
 
 
 def _end(pid: int, revision: str) -> None:

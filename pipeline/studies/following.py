@@ -1,7 +1,7 @@
 """Has experiments run in DVC's queue until all have ended, and shows how far they are. A kill loses no finished one."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,15 +33,16 @@ def run(repo: Queue, orders: Sequence[Order], jobs: int, ask: threading.Event, s
     by_name = {order.name: order for order in orders}
     if not (left := {*by_name} - {*experiments.finished()}):
         return
-    _give_up_dead(repo, left)
+    if not experiments.has_workers():
+        experiments.give_up(repo, left)
     state = experiments.waiting(repo)
+    if not any(name in state for name in left):
+        experiments.end_idle(repo)
     experiments.remove(left & {*state.failed})
     for name in (name for name in by_name if name in left and name not in state):
         if ask.is_set():
             break
-        order = by_name[name]
-        say(f"{order.title}: queued as {name}")
-        experiments.queue(name, order.values, order.targets, order.copied)
+        _queue(by_name[name], say)
     if others := {*experiments.waiting(repo).queued} - left:
         say(f"DVC's queue also has {', '.join(sorted(others))}; they run, too")
     if not ask.is_set():
@@ -49,9 +50,15 @@ def run(repo: Queue, orders: Sequence[Order], jobs: int, ask: threading.Event, s
     _follow(repo, {name: by_name[name] for name in by_name if name in left}, jobs, ask, say)
 
 
+def _queue(order: Order, say: Say) -> None:
+    say(f"{order.title}: queued as {order.name}")
+    experiments.queue(order.name, order.values, order.targets, order.copied)
+
+
 def _follow(repo: Queue, orders: Mapping[str, Order], jobs: int, ask: threading.Event, say: Say) -> None:
     told: dict[str, int] = dict.fromkeys(orders, 0)
     ended: set[str] = set()
+    again: set[str] = set()  # those that have lost a worker once
     quiet = 0
     while True:
         state, finished = experiments.waiting(repo), experiments.finished()
@@ -67,7 +74,14 @@ def _follow(repo: Queue, orders: Mapping[str, Order], jobs: int, ask: threading.
         quiet = 0 if news else quiet + 1
         if quiet >= (PATIENCE if state.running else PATIENCE // 4):
             quiet = 0
-            if _give_up_dead(repo, orders):
+            if not experiments.has_workers():
+                lost = {*experiments.give_up(repo, {*orders} - ended)} - again
+                again |= lost
+                experiments.remove(lost)
+                for name in sorted(lost):
+                    say(f"{orders[name].title}: the worker of DVC's queue is gone")
+                    _queue(orders[name], say)
+                    told[name] = 0
                 experiments.start(jobs)
         ask.wait(POLL)
 
@@ -87,14 +101,6 @@ def _tell(repo: Queue, orders: Mapping[str, Order], state: experiments.Waiting, 
 def _failure(repo: Queue, name: str, state: experiments.Waiting) -> str:
     reason = experiments.reason(repo, state.failed[name]) if name in state.failed else ""
     return f"failed{': ' if reason else ''}{reason}; more: dvc queue logs {name}"
-
-
-def _give_up_dead(repo: Queue, names: Iterable[str]) -> bool:
-    """Whether there is no worker. Experiments that such a worker left half-done are then marked as failed."""
-    if experiments.has_workers():
-        return False
-    experiments.give_up(repo, {*names})
-    return True
 
 
 def _stop(repo: Queue, orders: Mapping[str, Order], say: Say) -> None:
