@@ -160,11 +160,17 @@ def has_workers() -> bool:
     The system knows. DVC asks the workers, which answer too late on a busy machine. DVC then starts another one of the
     same name, and its note holds the process ID of that one.
     """
+    return Path.cwd() in _folders_of(WORKER)
+
+
+def _folders_of(word: str) -> set[Path]:
+    """Where the processes work that have this word in their command."""
+    found = set()
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if WORKER in process.cmdline() and Path(process.cwd()) == Path.cwd():
-                return True
-    return False
+            if word in process.cmdline():
+                found.add(Path(process.cwd()))
+    return found
 
 
 def end_idle(repo: Queue) -> None:
@@ -239,6 +245,15 @@ def give_up(repo: Queue, names: Iterable[str]) -> list[str]:
         if info.is_file():
             files.remove(Path(ExecutorInfo.load_json(str(info)).root_dir))
     return list(lost)
+
+
+def remove_copies() -> int:
+    """Remove the copies of the project that killed workers left; how many. Only for a queue without a worker."""
+    used = _folders_of(EXECUTOR)
+    copies = [path for path in (programs.TEMPORARY / "exps").glob("tmp*") if path.absolute() not in used]
+    for copy in copies:
+        files.remove(copy)
+    return len(copies)
 
 
 def _end(pid: int, revision: str) -> None:

@@ -31,10 +31,12 @@ def run(repo: Queue, orders: Sequence[Order], jobs: int, ask: threading.Event, s
     `ask` is set when a person wants to stop: raises Stopped, when what ran has ended.
     """
     by_name = {order.name: order for order in orders}
+    if not experiments.has_workers():
+        experiments.remove(experiments.give_up(repo, by_name))
+        if count := experiments.remove_copies():
+            say(f"copies of the project that a killed worker of DVC's queue left: {count}, removed")
     if not (left := {*by_name} - {*experiments.finished()}):
         return
-    if not experiments.has_workers():
-        experiments.give_up(repo, left)
     state = experiments.waiting(repo)
     if not any(name in state for name in left):
         experiments.end_idle(repo)
