@@ -99,3 +99,15 @@ def test_a_browser_shows_it(browser: Browser, tmp_path: Path, width: int, scheme
         found = page.evaluate(CONTRASTS)
         assert len(found) > 40
         assert [which for contrast, which in found if contrast < 4.5] == []
+
+
+@needs_chromium
+def test_the_drawing_of_one_setting_does_not_fill_the_page(browser: Browser, tmp_path: Path) -> None:
+    """Its letters are not much larger than those of the text."""
+    one = Sweep("one", "random", 4, 0, {"train.lr": LR})
+    alone = [Done(Trial(1, {"train.lr": 0.01}), "s-1", (Result(0.5, 1.5, 3),))]
+    path = tmp_path / "sweep.html"
+    path.write_text(sweep_page.written(one, alone, VERDICT, "s-best-1"))
+    with opened(browser, path, width=1280) as page:
+        heights = page.evaluate("[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height)")
+        assert max(heights) < 30

@@ -9,6 +9,7 @@ from pipeline.reporting.markup import text
 STEP, MARGIN, HEIGHT = 150, 84, 330  # units between two axes, beside the outer ones, and of the drawing
 TOP, BOTTOM = 48, 300  # ends of the axes
 MOST_TICKS = 12  # values of a list that are written
+LARGEST = 1.5  # times its units, in pixels: a drawing of two axes would else fill a wide page
 FAINTEST = 0.25  # opacity of the line of the worst trial
 
 
@@ -58,8 +59,8 @@ def drawn(anchor: str, title: str, scales: Sequence[Scale], lines: Sequence[str]
     parts += [_labels(number, scale) for number, scale in enumerate(scales)]
     body = "\n".join(parts)
     return (
-        f'<svg style="min-width: {width}px" viewBox="0 0 {width} {HEIGHT}" role="img" '
-        f'aria-labelledby="{anchor}-t {anchor}-d">\n<title id="{anchor}-t">{text(title)}</title>'
+        f'<svg style="min-width: {width}px; max-width: {LARGEST * width:g}px" viewBox="0 0 {width} {HEIGHT}" '
+        f'role="img" aria-labelledby="{anchor}-t {anchor}-d">\n<title id="{anchor}-t">{text(title)}</title>'
         f'<desc id="{anchor}-d">{text(described)}</desc>\n{body}\n</svg>'
     )
 
