@@ -149,8 +149,8 @@ def test_wrong_params_cost_no_output(owner: Path, tmp_path: Path) -> None:
     refused = call(folder, "dvc", "repro", check=False)
     [said] = [line for line in refused.stderr.splitlines() if "DVC removed" in line]
     assert said == (
-        "split: DVC removed data/split.csv, metrics/excluded.csv, metrics/findings.csv, metrics/images.csv before this "
-        "stage; to get them back: dvc checkout"
+        "split: DVC removed data/split.csv, metrics/excluded.csv, metrics/findings.csv, metrics/images.csv, "
+        "metrics/suspects.csv before this stage; to get them back: dvc checkout"
     )
     call(folder, "dvc", "checkout")
     assert (folder / "data/split.csv").is_file()
