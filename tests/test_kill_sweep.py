@@ -17,6 +17,7 @@ from benchmarks.faults import kill_sweep, plan
 from benchmarks.faults.watched_run import working_in
 from pipeline import repro
 from pipeline.base import dvc_lock
+from pipeline.data import corrections
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 
 # As DVC writes it.
@@ -144,6 +145,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("dvc.yaml").write_text(PIPELINE.format(python=sys.executable))
     Path("stage.py").write_text(STAGE)
     Path("go").write_text("go")
+    Path("data").mkdir(exist_ok=True)
+    Path("data/corrections.csv").write_text(corrections.EMPTY)
     write_params(Path("params.yaml"), on_cpu(read_params()))
     return tmp_path
 

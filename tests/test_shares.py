@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import split
+from pipeline.base import files
 from pipeline.config import params
-from pipeline.data import assignment
+from pipeline.data import assignment, corrections
 from tests.conftest import on_cpu
 from tests.helpers.datasets import do_split, left_out, put, settings, splits_by_path, two_classes
 
@@ -79,6 +80,7 @@ def test_split_says_which_fold_it_is(
 ) -> None:
     """Only with several folds."""
     monkeypatch.chdir(with_copies.parent)
+    files.write_text(corrections.FILE, corrections.EMPTY)
     for folds in (1, 2):
         split.run(params.parse(on_cpu(raw, paths__images="images", split__folds=folds, split__min_side=16)))
         assert ("split.fold: 0, of 2 folds" in capsys.readouterr().out) == (folds == 2)

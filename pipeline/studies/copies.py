@@ -67,9 +67,9 @@ def _clear(folder: Path, keep: str) -> None:
 def _configure(folder: Path) -> None:
     """Let DVC in a copy use the project's cache, and no Git: the copy is in a folder that Git ignores.
 
-    Its files are links to the cache where that is possible: no stage writes into a file that is there.
+    Outputs are no links to the cache: two DVCs that replace equal outputs by links at the same time can fail.
     """
     cache = programs.dvc("cache", "dir").strip()
     from_config = os.path.relpath(Path(cache).resolve(), (folder / ".dvc").resolve())
-    settings = f'[core]\n    no_scm = true\n[cache]\n    dir = "{from_config}"\n    type = "reflink,hardlink,copy"\n'
+    settings = f'[core]\n    no_scm = true\n[cache]\n    dir = "{from_config}"\n'
     files.write_text(folder / ".dvc/config.local", settings)
