@@ -31,7 +31,7 @@ EQUIVALENT = (
     Equivalent("joined", "merged", "False", "True", "scipy's default is the weak connection: the same"),
     # data/assignment.py
     Equivalent("intervals", "return {'train'", "Fraction(0)", "0", "0 compares as the fraction does"),
-    Equivalent("shares", "train, val, test = ", "10 ** 6", "6 ** 10", "a larger limit gives the same for at most six digits"),
+    Equivalent("shares", "train, val, test = ", "10 ** 6", "6 ** 10", "a larger limit: the same for six digits"),
     # loader/random_params.py: `full` has the shape [n, 1, 2]
     Equivalent("crop_boxes", "start = ", "0", "-1", "the first entry of an axis of length 1 is also the last"),
     Equivalent("crop_boxes", "corners = ", "0", "-1", "the first entry of an axis of length 1 is also the last"),

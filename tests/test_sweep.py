@@ -67,7 +67,10 @@ def of_queue(folder: Path) -> list[psutil.Process]:
 
 def kill(running: subprocess.Popen[bytes], folder: Path) -> None:
     """Kill a sweep, what it started, and DVC's queue, as a power cut would."""
-    everything = [psutil.Process(running.pid), *psutil.Process(running.pid).children(recursive=True), *of_queue(folder)]
+    everything = of_queue(folder)
+    with suppress(psutil.NoSuchProcess):  # it has ended by itself
+        sweep = psutil.Process(running.pid)
+        everything += [sweep, *sweep.children(recursive=True)]
     for process in everything:
         with suppress(psutil.NoSuchProcess):
             process.kill()
