@@ -30,7 +30,7 @@ def list_images(config: Params, images: Path) -> None:
     """Fill the folder `images` with the list of the files in paths.inbox. Raises UserError as `bring_images` does."""
     inbox = Path(config.paths.inbox)
     with files.atomic_folder(images) as folder:
-        number, size = originals.write_manifest(inbox, folder, stage.workers(config))
+        number, size = originals.write_manifest(inbox, folder, config.run.decoding_threads)
     print(f"download: {number:,} files, {size:,} bytes stay in {inbox}; {images / originals.MANIFEST} lists them")
     if links := originals.linked_folders(inbox):
         first = ", ".join(links[:3]) + (", …" if len(links) > 3 else "")
@@ -57,7 +57,7 @@ def bring_images(config: Params, images: Path) -> str:
         return config.paths.inbox
     drawn = data.synthetic
     with files.atomic_folder(images) as folder:
-        synthetic.draw(folder, drawn.count, drawn.size, drawn.seed, stage.workers(config))
+        synthetic.draw(folder, drawn.count, drawn.size, drawn.seed, config.run.decoding_threads)
     return f"synthetic flowers (seed {drawn.seed})"
 
 

@@ -97,7 +97,7 @@ def preprocessed(config: Params, model: Any, wanted: Any) -> dict[str, int] | No
         return None
     source = originals.opened(images, inbox)
     guesses = onnx_check.with_their_preprocessing(
-        model, source, wanted, stage.workers(config), config.evaluate.batch_size
+        model, source, wanted, config.run.decoding_threads, config.evaluate.batch_size
     )
     names = [model.classes[guess] for guess in guesses]
     changed = int((guesses != wanted.guesses).sum())

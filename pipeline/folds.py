@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.base import files, programs
+from pipeline.base import files, locks, programs
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
@@ -28,7 +28,6 @@ from pipeline.studies import answers, copies, jobs, record
 from pipeline.studies.copies import Copy
 from pipeline.studies.jobs import Job
 from pipeline.studies.record import Record
-from pipeline.training import runs
 
 FOLDER = programs.TEMPORARY / "folds"
 FOLDS = 5
@@ -88,7 +87,7 @@ def copies_of(chosen: Study) -> dict[tuple[int, int], Copy]:
     do([Job("images and weights", first.folder, BEFORE)], 1)
     for other in others:
         for output in (first.config.paths.images, first.config.paths.weights):
-            copies.link(other.folder / output, first.folder / output)
+            files.link(other.folder / output, first.folder / output)
     return made
 
 
@@ -118,7 +117,7 @@ def folds(arguments: argparse.Namespace) -> int:
     recipe = record.read(path) if path else None
     chosen = study(config, arguments.folds, arguments.seeds, arguments.jobs, recipe)
     repeat = f"RECIPE={arguments.recipe}" if recipe else f"FOLDS={chosen.folds} SEEDS={len(chosen.seeds)}"
-    with runs.locked(FOLDER):
+    with locks.held(FOLDER, "runs make folds"):
         made = copies_of(chosen)
         first = {fold: copy for (seed, fold), copy in made.items() if seed == chosen.seeds[0]}
         do([Job(f"fold {fold}: split", copy.folder, ("split",)) for fold, copy in first.items()], chosen.at_once)
@@ -128,7 +127,7 @@ def folds(arguments: argparse.Namespace) -> int:
         pooled = answers.read(made)
         found = answers.write(config, made, pooled, f"make folds {repeat}")
         status = judged(recipe, found, arguments.recipe) if recipe else 0
-    files.remove(FOLDER)
+        files.remove(FOLDER)
     return status
 
 

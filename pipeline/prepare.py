@@ -44,7 +44,7 @@ def run(config: Params) -> None:
     linux.share_freed_memory()
     paths, size = config.paths, config.prepare.size
     source = originals.opened(Path(paths.images), Path(paths.inbox))
-    count = prepare(source, Path(paths.split), Path(paths.packed), config.prepare, stage.workers(config))
+    count = prepare(source, Path(paths.split), Path(paths.packed), config.prepare, config.run.decoding_threads)
     print(f"prepare: {count:,} images of {size} × {size} pixels in {paths.packed}")
 
 

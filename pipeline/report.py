@@ -44,7 +44,9 @@ def run(config: Params) -> None:
     found = audit.of(split_table.all_rows(Path(paths.split)), suspects.read(Path(paths.metrics) / suspects.NAME))
     chosen = choose(measured, config.evaluate.mistakes)
     source = originals.opened(Path(paths.images), Path(paths.inbox))
-    pictures = thumbnails.pictures(source, wanted(chosen, found), config.prepare.grey, stage.workers(config), "report")
+    pictures = thumbnails.pictures(
+        source, wanted(chosen, found), config.prepare.grey, config.run.decoding_threads, "report"
+    )
     album = Album(pictures, credits.credits(Path(paths.images) / originals.LICENSE))
     content = page.Content(
         config=config,

@@ -12,7 +12,6 @@ This process forwards signals to DVC and the stage. If it is killed, they are te
 them: when the prompt is back, or a container ends, an interrupted training has saved its state.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -20,9 +19,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-import psutil
-
-from pipeline.base import cache_repair, dvc_lock, integrity, linux, programs
+from pipeline.base import cache_repair, dvc_lock, integrity, killed_dvc, linux, programs
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
@@ -30,75 +27,9 @@ from pipeline.data import corrections
 from pipeline.evaluation.summary import summary
 
 DVC = Path(".dvc")
-RWLOCK = Path(".dvc/tmp/rwlock")
 LAST = {"evaluate", "report"}  # the stages that write what the summary shows
 WITHOUT_CACHE = {"--no-commit", "--dry", "--help", "-h"}  # with these, DVC neither writes nor reads its cache
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-
-
-def dvc_lives(folder: Path) -> bool:
-    """Whether a DVC process works in `folder` or below it. True if this user may not read a process's folder."""
-    for process in psutil.process_iter():
-        try:
-            words = [Path(word) for word in process.cmdline()]
-            is_dvc = any(word.name == "dvc" or word.parts[-2:] == ("dvc", "__main__.py") for word in words)
-            if is_dvc and Path(process.cwd()).is_relative_to(folder):
-                return True
-        except psutil.AccessDenied:
-            return True
-        except (psutil.Error, OSError):  # the process has ended
-            continue
-    return False
-
-
-def repair() -> list[str]:
-    """Repair the files that a killed DVC left in this folder. Returns what was done, one sentence each.
-
-    While another DVC works here, nothing is changed: it may be writing these files.
-    """
-    fault = _rwlock_fault()
-    cut = dvc_lock.is_cut()
-    if not (fault or cut) or dvc_lives(Path.cwd()):
-        return []
-    done = []
-    if fault:
-        RWLOCK.unlink(missing_ok=True)
-        done.append(f"{RWLOCK} {fault}, and no DVC is running here: removed")
-    if cut:
-        done.append(f"{dvc_lock.LOCK} was cut by a killed DVC: {dvc_lock.restore()}")
-    return done
-
-
-def _rwlock_fault() -> str:
-    """What is wrong with the rwlock, if no DVC works here; empty if it is missing, locks nothing, or a holder lives."""
-    if not RWLOCK.is_file():
-        return ""
-    try:
-        written, held = RWLOCK.stat().st_mtime, json.loads(RWLOCK.read_bytes())
-        groups = [group for kind in ("read", "write") for group in held.get(kind, {}).values()]
-        holders = [holder for group in groups for holder in (group if isinstance(group, list) else [group])]
-        lives = any(_lives(int(holder["pid"]), str(holder["cmd"]), written) for holder in holders)
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        return "was left unreadable by a killed DVC"
-    return "was left locked by a killed DVC" if holders and not lives else ""
-
-
-def _lives(pid: int, command: str, written: float) -> bool:
-    """Whether the process still lives that wrote its PID and command (sys.argv) into a file at the time `written`.
-
-    A process with this PID that began later, or has other arguments, is another one. If this user may not read them,
-    the process counts as the same.
-    """
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE or process.create_time() > written:
-            return False
-        arguments = command.partition(" ")[2]
-        return not arguments or " ".join(process.cmdline()).endswith(f" {arguments}")
-    except psutil.AccessDenied:
-        return True
-    except (psutil.Error, OSError, ValueError):
-        return False
 
 
 def run(arguments: list[str]) -> int:
@@ -165,9 +96,9 @@ def check_params(arguments: list[str]) -> Params:
 def repro(arguments: list[str]) -> int:
     """Repair, run, and check what was written. Returns the exit status of DVC. Raises UserError for new damage."""
     paths = check_params(arguments).paths
-    report(repair())
+    report(killed_dvc.repair())
     dvc_lock.backup()
-    if not (DVC.is_dir() and WITHOUT_CACHE.isdisjoint(arguments)) or dvc_lives(Path.cwd()):
+    if not (DVC.is_dir() and WITHOUT_CACHE.isdisjoint(arguments)) or killed_dvc.works(Path.cwd()):
         return run(arguments)
     cache = integrity.cache_folder()
     report(cache_repair.repair(cache))

@@ -250,7 +250,10 @@ def run(config: Params) -> None:
     linux.share_freed_memory()
     paths = config.paths
     rows, counts, layout = split(
-        originals.opened(Path(paths.images), Path(paths.inbox)), config.split, stage.workers(config), corrections.read()
+        originals.opened(Path(paths.images), Path(paths.inbox)),
+        config.split,
+        config.run.decoding_threads,
+        corrections.read(),
     )
     suspicious = suspects.find([as_kept(row) for row in rows if row.split])
     counts["suspects"] = suspects.counts(suspicious)

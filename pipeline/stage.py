@@ -14,11 +14,6 @@ from pipeline.config.params import Params
 STOPPED_NOTE = "PERENNIAL_STOPPED_NOTE"  # the variable with the path of a launcher's note file: see `main`
 
 
-def workers(config: Params) -> int:
-    """The number of threads that decode images: `run.workers`, or one per core."""
-    return config.run.workers or linux.usable_cores()
-
-
 def checked() -> Params:
     """The params of this folder. Raises UserError if they cannot run on this machine."""
     config = params.load()

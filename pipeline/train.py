@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from torch import Tensor
 
 from pipeline import stage
+from pipeline.base import locks
 from pipeline.base.errors import Stopped
 from pipeline.config.params import Params
 from pipeline.engine import agreement, determinism, distributed, loop, rendezvous, stopping, watchdog
@@ -115,7 +116,7 @@ def run(config: Params) -> None:
             board = runs.board_of(folder)
             if world.is_main:
                 for one in dict.fromkeys((folder, board)):
-                    held.enter_context(runs.locked(one))
+                    held.enter_context(locks.held(one, runs.BUSY))
         store = held.enter_context(distributed.process_group(world, timeout, met))
         if world.is_main:
             runs.prepare_run(folder, digest)

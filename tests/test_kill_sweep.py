@@ -15,8 +15,7 @@ from ruamel.yaml import YAML
 
 from benchmarks.faults import kill_sweep, plan
 from benchmarks.faults.watched_run import working_in
-from pipeline import repro
-from pipeline.base import dvc_lock
+from pipeline.base import dvc_lock, killed_dvc
 from pipeline.data import corrections
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 
@@ -181,11 +180,11 @@ def test_without_a_copy_the_committed_lock_is_taken_and_without_that_none(projec
     subprocess.run(["git", *identity, "commit", "--quiet", "-m", "Lock"], check=True)
     dvc_lock.BACKUP.unlink()
     Path("dvc.lock").write_bytes(b"")
-    assert repro.repair() == ["dvc.lock was cut by a killed DVC: put back as it was last committed"]
+    assert killed_dvc.repair() == ["dvc.lock was cut by a killed DVC: put back as it was last committed"]
     assert Path("dvc.lock").read_bytes() == content
     Path("dvc.lock").write_bytes(b"schema: '2.0'\nstag")
     subprocess.run(["git", "update-ref", "-d", "HEAD"], check=True)
-    (message,) = repro.repair()
+    (message,) = killed_dvc.repair()
     assert message.endswith("stages that had finished run again, or come from DVC's run cache")
     assert not Path("dvc.lock").exists()
     assert run().returncode == 0
@@ -193,8 +192,8 @@ def test_without_a_copy_the_committed_lock_is_taken_and_without_that_none(projec
 
 def test_an_empty_rwlock_is_removed(project: Path) -> None:
     """DVC alone refuses to start; pipeline.repro removes the file, with a message, and starts."""
-    repro.RWLOCK.parent.mkdir(exist_ok=True)
-    repro.RWLOCK.write_bytes(b"")
+    killed_dvc.RWLOCK.parent.mkdir(exist_ok=True)
+    killed_dvc.RWLOCK.write_bytes(b"")
     command = [sys.executable, "-m", "dvc", "repro"]
     assert subprocess.run(command, capture_output=True, check=False).returncode != 0
     started = run()
@@ -211,8 +210,8 @@ def lock(project: Path, pid: int, after: float) -> None:
     """Leave the rwlock that a `dvc repro` of this PID would have written, so many seconds after it began."""
     holder = {"pid": pid, "cmd": "/bin/dvc repro"}
     held = {"read": {str(project / "go"): [holder]}, "write": {str(project / "out"): holder}}
-    repro.RWLOCK.write_text(json.dumps(held))
-    os.utime(repro.RWLOCK, times=(psutil.Process(pid).create_time() + after,) * 2)
+    killed_dvc.RWLOCK.write_text(json.dumps(held))
+    os.utime(killed_dvc.RWLOCK, times=(psutil.Process(pid).create_time() + after,) * 2)
 
 
 @pytest.mark.parametrize(("argument", "after"), [("repro", -1), ("another", 1)], ids=["begun later", "another program"])
@@ -242,10 +241,10 @@ def test_a_lock_whose_holder_lives_stays(project: Path) -> None:
     assert run().returncode == 0
     with subprocess.Popen([*SLEEP, "repro"]) as holder:
         lock(project, holder.pid, after=1)
-        before = repro.RWLOCK.read_bytes()
-        assert not repro.dvc_lives(project)
+        before = killed_dvc.RWLOCK.read_bytes()
+        assert not killed_dvc.works(project)
         refused = run()
-        assert repro.RWLOCK.read_bytes() == before
+        assert killed_dvc.RWLOCK.read_bytes() == before
         holder.kill()
     assert refused.returncode != 0
     assert "is busy" in refused.stderr
@@ -256,12 +255,12 @@ def test_a_lock_whose_holder_lives_stays(project: Path) -> None:
 @pytest.mark.parametrize("content", ["null", "[]", '{"read": null}', '{"write": {"out": {"pid": "x"}}}', "[" * 100_000])
 def test_an_rwlock_that_is_none_is_removed(project: Path, content: str) -> None:
     """Any content: nothing fails, and DVC starts."""
-    repro.RWLOCK.parent.mkdir(exist_ok=True)
-    repro.RWLOCK.write_text(content)
-    assert repro.repair() == [
+    killed_dvc.RWLOCK.parent.mkdir(exist_ok=True)
+    killed_dvc.RWLOCK.write_text(content)
+    assert killed_dvc.repair() == [
         ".dvc/tmp/rwlock was left unreadable by a killed DVC, and no DVC is running here: removed"
     ]
-    assert not repro.RWLOCK.exists()
+    assert not killed_dvc.RWLOCK.exists()
 
 
 @pytest.mark.parametrize("options", [["-u", "-m"], ["-X", "utf8", "-m"]])
@@ -272,8 +271,8 @@ def test_a_dvc_is_known_however_it_was_started(project: Path, options: list[str]
         while not Path("began").exists():
             assert dvc.poll() is None
             time.sleep(0.01)
-        assert repro.dvc_lives(project)
-        assert not repro.dvc_lives(project / "elsewhere")
+        assert killed_dvc.works(project)
+        assert not killed_dvc.works(project / "elsewhere")
         os.killpg(dvc.pid, signal.SIGKILL)
 
 
@@ -291,11 +290,11 @@ def test_nothing_is_put_right_while_a_dvc_works_here(project: Path) -> None:
     """It may be writing these very files."""
     started = begin()
     Path("dvc.lock").write_bytes(b"")
-    assert repro.repair() == []
+    assert killed_dvc.repair() == []
     started.send_signal(signal.SIGTERM)
     started.wait()
-    assert len(repro.repair()) == 2
-    assert repro.repair() == []
+    assert len(killed_dvc.repair()) == 2
+    assert killed_dvc.repair() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)

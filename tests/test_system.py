@@ -16,11 +16,11 @@ import pytest
 import torch
 
 import pipeline
-from pipeline.base import errors, files
+from pipeline.base import errors, files, locks
 from pipeline.base.errors import Stopped, UserError
 from pipeline.config import params
 from pipeline.engine.world import World
-from pipeline.training import provenance, runs
+from pipeline.training import provenance
 from tests.conftest import PROJECT, read_params
 
 
@@ -120,7 +120,7 @@ def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monke
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with pytest.raises(OSError, match=r"lock") as refused, runs.locked(tmp_path / "run"):
+    with pytest.raises(OSError, match=r"lock") as refused, locks.held(tmp_path / "run", "works"):
         pass
     assert refused.value.filename == str(tmp_path / "run/lock")
 

@@ -62,6 +62,13 @@ def remove(path: Path) -> None:
         raise
 
 
+def link(path: Path, target: Path) -> None:
+    """Let a path be a link to a file or folder, in place of what it is."""
+    remove(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target.resolve())
+
+
 def _failed(error: BaseException, path: Path, temporary: Path, aside: Path) -> None:
     """Clean up after an error. Files that cannot be removed become notes of the error, because no error may hide it.
 

@@ -70,7 +70,7 @@ def prepare(config: Params, claims: Claims, repeated: list[str], clone: Clone) -
     programs.dvc("config", "--local", "cache.dir", cache, cwd=clone.folder, environ=clone.environ)
     archives, inbox = Path(config.paths.archives), Path(config.paths.inbox)
     if archives.is_dir():
-        link(archives, archives, clone)
+        files.link(clone.folder / archives, archives)
     outs = {path for name in claims if name not in repeated for path in claims[name]["outs"]}
     inputs = sorted(outs & {path for name in repeated for path in claims[name]["deps"]})
     if not WITHOUT_PHOTOS.issuperset(repeated):
@@ -80,14 +80,7 @@ def prepare(config: Params, claims: Claims, repeated: list[str], clone: Clone) -
         programs.dvc("checkout", *inputs, cwd=clone.folder, environ=clone.environ)
     # Photos in no commit are read where they are. For a folder outside the project, that is the same path for both.
     if config.data.source == "folder" and "download" in unversioned(config) and not inbox.is_absolute():
-        link(inbox, inbox, clone)
-
-
-def link(path: Path, target: Path, clone: Clone) -> None:
-    """Let a path in the clone be a link to a folder outside it."""
-    files.remove(clone.folder / path)
-    (clone.folder / path).parent.mkdir(parents=True, exist_ok=True)
-    (clone.folder / path).symlink_to(target.resolve())
+        files.link(clone.folder / inbox, inbox)
 
 
 def repeat(arguments: list[str], clone: Clone) -> None:

@@ -116,7 +116,7 @@ def finished(config: Params, seed: int, kept: Path, copy: Clone) -> Result:
         print(f"\nverify: seed {seed}: training", flush=True)
         document.rewrite(copy.folder / params.FILE, {"train.seed": seed})
         working.mkdir(parents=True, exist_ok=True)
-        clone.link(Path(config.paths.runs), working, copy)
+        files.link(copy.folder / config.paths.runs, working)
         clone.repeat(["--single-item", *STAGES], copy)
         outs = comparison.outputs(dvc_lock.read(copy.folder / dvc_lock.LOCK), STAGES)
         files.write_json(path, {"accuracy": accuracy(config, copy.folder), "outs": outs})

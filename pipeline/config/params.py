@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pipeline.base import linux
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import document, upgrade
 
@@ -213,6 +214,11 @@ class Run(Section):
     max_restarts: Annotated[int, Field(ge=0, le=1000)]
     min_processes: Natural
     timeout_seconds: Seconds
+
+    @property
+    def decoding_threads(self) -> int:
+        """The number of threads that decode images: `workers`, or one per core."""
+        return self.workers or linux.usable_cores()
 
 
 class Params(Section):

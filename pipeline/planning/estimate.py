@@ -106,7 +106,7 @@ def reading_seconds(config: Params, survey: Survey) -> float:
             images.resize_to_square(path, packing.size, info.width * info.height, packing.grey)
 
     sample = survey.files[:: max(1, len(survey.files) // SAMPLE)]
-    workers = config.run.workers or linux.usable_cores()
+    workers = config.run.decoding_threads
     began = time.perf_counter()
     done = 0
     for _ in threads.ordered_map(read, sample, workers, "a few images"):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.base import dvc_lock, files, linux
+from pipeline.base import dvc_lock, files
 from pipeline.base.errors import UserError
 from pipeline.config.params import Params
 from pipeline.data import credits, originals, split_table
@@ -87,7 +87,7 @@ def write(config: Params, made: Made, found: Pooled, command: str) -> Record:
 def _album(copy: Copy, wanted: Mapping[str, bool]) -> Album:
     """The thumbnails of these images, and who took them."""
     images, inbox = copy.folder / copy.config.paths.images, copy.folder / copy.config.paths.inbox
-    workers = copy.config.run.workers or linux.usable_cores()
+    workers = copy.config.run.decoding_threads
     pictures = thumbnails.pictures(originals.opened(images, inbox), wanted, copy.config.prepare.grey, workers, "folds")
     return Album(pictures, credits.credits(images / originals.LICENSE))
 

@@ -50,13 +50,6 @@ def make(folder: Path, values: Mapping[str, Any]) -> Copy:
     return Copy(folder, params.load(folder / params.FILE))
 
 
-def link(path: Path, target: Path) -> None:
-    """Let a path be a link to a file or folder, in place of what it is."""
-    files.remove(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.symlink_to(target.resolve())
-
-
 def _clear(folder: Path, keep: str) -> None:
     """Remove everything in a folder except `keep`."""
     for path in folder.glob("*"):

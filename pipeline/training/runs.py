@@ -18,15 +18,11 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from pipeline.base import dvc_lock, files, integrity, schema
+from pipeline.base import dvc_lock, files, integrity, locks, schema
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import params
 from pipeline.config.params import Params
@@ -37,6 +33,7 @@ from pipeline.engine.world import World
 from pipeline.training import checkpoint, provenance
 
 CHECKPOINT, FINGERPRINT = "checkpoint.pt", "fingerprint"
+BUSY = "is training this run"  # says of the process that holds the lock
 DIGITS = (8, 16, 64)  # of the fingerprint in a folder's name: more only if another run has the same ones
 
 
@@ -120,32 +117,6 @@ def facts(config: Params, parts: dict[str, Any], world: World) -> Facts:
     }
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Inside the block this process holds the lock of the run's folder. The kernel frees the lock of a dead process.
-
-    Raises UserError if another process holds it. Raises OSError, with the file's name, if the file system has no locks:
-    a plain file instead of a lock would outlive the process.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    holder, lock = folder / "pid", FileLock(folder / "lock", timeout=0, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        pid = holder.read_text().strip() if holder.exists() else "unknown"
-        raise UserError(
-            f"{folder}: process {pid} is training this run; wait for it, or end it, then run again"
-        ) from None
-    except OSError as error:
-        error.filename = error.filename or str(folder / "lock")
-        raise
-    try:
-        holder.write_text(f"{os.getpid()}\n")
-        yield
-    finally:
-        lock.release()
-
-
 @dataclass(frozen=True)
 class Finished:
     """The part of provenance.json that is read."""
@@ -209,7 +180,7 @@ def clean(config: Params) -> str:
         ):
             continue
         try:
-            with locked(folder):
+            with locks.held(folder, BUSY):
                 freed += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
                 files.remove(folder)
                 removed += 1

@@ -1,0 +1,35 @@
+"""A lock of a folder, which ends with the process that holds it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from pipeline.base.errors import UserError
+
+
+@contextmanager
+def held(folder: Path, doing: str) -> Iterator[None]:
+    """Inside the block this process holds the lock of the folder. The kernel frees the lock of a dead process.
+
+    Raises UserError if another process holds it; `doing` says what that one does ("is training this run"). Raises
+    OSError, with the file's name, if the file system has no locks: a plain file instead of a lock would outlive the
+    process.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    holder, lock = folder / "pid", FileLock(folder / "lock", timeout=0, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        pid = holder.read_text().strip() if holder.exists() else "unknown"
+        raise UserError(f"{folder}: process {pid} {doing}; wait for it, or end it, then run again") from None
+    except OSError as error:
+        error.filename = error.filename or str(folder / "lock")
+        raise
+    try:
+        holder.write_text(f"{os.getpid()}\n")
+        yield
+    finally:
+        lock.release()
