@@ -18,9 +18,10 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from pipeline.base import files, locks, programs
+from pipeline.base import cache_repair, files, integrity, killed_dvc, locks, programs
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
@@ -58,7 +59,7 @@ def study(config: Params, folds: int | None, seeds: int | None, at_once: int, re
     if recipe:
         if folds or seeds:
             raise UserError("--recipe: it says how many folds and seeds; leave out --folds and --seeds")
-        chosen = Study(recipe.params, recipe.params["split.folds"], recipe.seeds, at_once)
+        chosen = Study(recipe.params, params.changed(config, recipe.params).split.folds, recipe.seeds, at_once)
     else:
         folds = folds or (config.split.folds if config.split.folds > 1 else FOLDS)
         chosen = Study({}, folds, [(config.train.seed + k) % 2**32 for k in range(seeds or 1)], at_once)
@@ -78,8 +79,9 @@ def study(config: Params, folds: int | None, seeds: int | None, at_once: int, re
 def copies_of(chosen: Study) -> dict[tuple[int, int], Copy]:
     """A working copy for each seed and fold, with the images and weights of the first one."""
     print(f"folds: {chosen.folds} folds, {len(chosen.seeds)} seeds: working copies in {FOLDER}/", flush=True)
+    project = copies.project()
     made = {
-        (seed, fold): copies.make(FOLDER / f"seed{seed}-fold{fold}", chosen.changes(seed, fold))
+        (seed, fold): copies.make(project, FOLDER / f"seed{seed}-fold{fold}", chosen.changes(seed, fold))
         for seed in chosen.seeds
         for fold in range(chosen.folds)
     }
@@ -100,6 +102,17 @@ def do(work: Sequence[Job], at_once: int) -> None:
         print(f"folds: {job.name}: done ({number} of {len(work)}){about}", flush=True)
 
 
+def repair(cache: Path) -> bool:
+    """Remove what a power cut or a kill has damaged in DVC's cache, and say it. Whether there was something.
+
+    While a DVC works here, nothing is changed: it may be writing these files.
+    """
+    done = [] if killed_dvc.works(Path.cwd()) else cache_repair.repair(cache)
+    for sentence in done:
+        print(f"folds: {sentence}", file=sys.stderr)
+    return bool(done)
+
+
 def judged(recipe: Record, found: Record, name: str) -> int:
     """Print whether a repeated recipe has the recorded bytes: 0 if it has, else DIFFERENT."""
     if not (different := list(record.differences(recipe, found))):
@@ -118,12 +131,15 @@ def folds(arguments: argparse.Namespace) -> int:
     chosen = study(config, arguments.folds, arguments.seeds, arguments.jobs, recipe)
     repeat = f"RECIPE={arguments.recipe}" if recipe else f"FOLDS={chosen.folds} SEEDS={len(chosen.seeds)}"
     with locks.held(FOLDER, "runs make folds"):
+        repair(integrity.cache_folder())
         made = copies_of(chosen)
         first = {fold: copy for (seed, fold), copy in made.items() if seed == chosen.seeds[0]}
         do([Job(f"fold {fold}: split", copy.folder, ("split",)) for fold, copy in first.items()], chosen.at_once)
         answers.check(first)
         named = [(f"seed {seed}, fold {fold}", copy.folder) for (seed, fold), copy in made.items()]
         do([Job(name, folder, ("split", *STAGES)) for name, folder in named], chosen.at_once)
+        if repair(integrity.cache_folder()):
+            raise UserError(cache_repair.DURING)
         pooled = answers.read(made)
         found = answers.write(config, made, pooled, f"make folds {repeat}")
         status = judged(recipe, found, arguments.recipe) if recipe else 0

@@ -14,16 +14,9 @@ from pipeline.base import files, linux
 from pipeline.config.params import Params
 from pipeline.data import credits, originals, split_table, suspects
 from pipeline.models import description
-from pipeline.reporting import audit, outcome, page, settings, thumbnails
+from pipeline.reporting import audit, gallery, outcome, page, settings, thumbnails
 from pipeline.reporting.audit import Audit
 from pipeline.reporting.gallery import Album, Chosen
-from pipeline.reporting.outcome import Outcome
-
-
-def choose(found: Outcome, most: int) -> Chosen:
-    """The `most` most confident mistakes and the `most` least confident right answers."""
-    mistakes, unsure = found.mistakes(), found.unsure()
-    return Chosen(mistakes[:most], len(mistakes), unsure[:most], len(unsure))
 
 
 def wanted(chosen: Chosen, found: Audit) -> dict[str, bool]:
@@ -42,11 +35,10 @@ def run(config: Params) -> None:
     model = description.load(Path(paths.models))
     measured = outcome.read(Path(paths.metrics), model.classes, model.epoch)
     found = audit.of(split_table.all_rows(Path(paths.split)), suspects.read(Path(paths.metrics) / suspects.NAME))
-    chosen = choose(measured, config.evaluate.mistakes)
+    chosen = gallery.choose(measured.answers, config.evaluate.mistakes)
     source = originals.opened(Path(paths.images), Path(paths.inbox))
-    pictures = thumbnails.pictures(
-        source, wanted(chosen, found), config.prepare.grey, config.run.decoding_threads, "report"
-    )
+    workers = config.run.decoding_threads
+    pictures = thumbnails.pictures(source, wanted(chosen, found), config.prepare.grey, workers, "report")
     album = Album(pictures, credits.credits(Path(paths.images) / originals.LICENSE))
     content = page.Content(
         config=config,

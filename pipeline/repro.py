@@ -105,7 +105,7 @@ def repro(arguments: list[str]) -> int:
     status = run(arguments)
     dvc_lock.backup()
     if status == 0 and report(cache_repair.repair(cache)):
-        raise UserError("the files above were damaged during the run: the disk or the memory may be failing; run again")
+        raise UserError(cache_repair.DURING)
     if status == 0 and (stages := reached(arguments)):
         print(f"\n{summary(paths, reported='report' in stages)}")
     return status

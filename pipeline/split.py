@@ -249,12 +249,8 @@ def remedy(paths: params.Paths) -> str:
 def run(config: Params) -> None:
     linux.share_freed_memory()
     paths = config.paths
-    rows, counts, layout = split(
-        originals.opened(Path(paths.images), Path(paths.inbox)),
-        config.split,
-        config.run.decoding_threads,
-        corrections.read(),
-    )
+    source, workers = originals.opened(Path(paths.images), Path(paths.inbox)), config.run.decoding_threads
+    rows, counts, layout = split(source, config.split, workers, corrections.read())
     suspicious = suspects.find([as_kept(row) for row in rows if row.split])
     counts["suspects"] = suspects.counts(suspicious)
     files.write_csv(Path(paths.split), HEADER, map(cells, rows))

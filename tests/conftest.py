@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tarfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -107,6 +108,15 @@ def mini() -> Path:
     if not MINI.is_file():
         pytest.skip(f"needs real photos: {MINI.name} is not at hand")
     return MINI
+
+
+@pytest.fixture(scope="session")
+def photos(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with these photos. No test changes it."""
+    folder = tmp_path_factory.mktemp("mini")
+    with tarfile.open(mini) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "flower_photos"
 
 
 @pytest.fixture

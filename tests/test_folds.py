@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline import folds
-from pipeline.base import dvc_lock, files
+from pipeline.base import dvc_lock, files, killed_dvc
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.studies import answers, copies, jobs, record
@@ -23,6 +23,7 @@ from pipeline.studies.jobs import Job
 from pipeline.studies.record import Part, Record
 from tests.conftest import on_cpu
 from tests.helpers.projects import call, copy_project
+from tests.helpers.trainings import wait_for
 
 SMALL: dict[str, Any] = {
     "data__source": "synthetic", "data__synthetic__count": 60, "data__synthetic__size": 48, "split__stratify": True,
@@ -66,24 +67,29 @@ def test_the_folder_of_the_user_stays_as_it_is(studied: Path) -> None:
 
 @pytest.mark.slow("a second study, most of it from the run cache; and one more after a kill")
 def test_a_killed_study_goes_on_and_gives_the_same_bytes(studied: Path, tmp_path: Path) -> None:
-    """Killed while it trains, it takes finished stages from the run cache; a repetition of all trains nothing."""
+    """Killed while it trains, it takes finished stages from the run cache, of which a power cut emptied an object; a
+    repetition of all trains nothing.
+    """
     project = copy_project(tmp_path / "project", **SMALL)
     command = [sys.executable, "-m", "pipeline.folds", "--folds", "2"]
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    process = subprocess.Popen(command, cwd=project, env=environ, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "fold 0: epoch 1/" in line:
-            break
+    process = subprocess.Popen(command, cwd=project, env=environ, stdout=subprocess.DEVNULL)
+    began = project / folds.FOLDER / "seed0-fold0/runs"
+    wait_for(lambda: process.poll() is not None or list(began.glob("*/checkpoint.pt")), "no checkpoint")
     process.send_signal(signal.SIGKILL)
-    process.stdout.close()
     process.wait()
     assert not (project / "metrics/folds").exists()
+    wait_for(lambda: not killed_dvc.works(project), "a DVC goes on")
+    objects = (project / ".dvc/cache/files/md5").rglob("*")
+    emptied = next(path for path in objects if path.is_file() and path.suffix != ".dir")
+    emptied.chmod(0o644)
+    emptied.write_bytes(b"")
     while True:  # the lock is free when the last child has ended
         done = call(project, "python", "-m", "pipeline.folds", "--folds", "2", check=False)
         if "is training this run" not in done.stderr and "Unable to acquire lock" not in done.stdout + done.stderr:
             break
         time.sleep(0.5)
+    assert f"{emptied.relative_to(project)}: damaged" in done.stderr
     assert done.returncode == 0, done.stderr
     assert outputs(project) == outputs(studied)
     again = call(studied, "python", "-m", "pipeline.folds", "--folds", "2")
@@ -108,7 +114,7 @@ def test_a_failed_fold_is_named_with_its_last_lines(tmp_path: Path) -> None:
     copy = project / "copy"
     call(project, "python", "-c", (
         "from pathlib import Path; from pipeline.studies import copies; "
-        "copies.make(Path('copy'), {'split.seed': 3})"
+        "copies.make(copies.project(), Path('copy'), {'split.seed': 3})"
     ))  # fmt: skip
     with pytest.raises(UserError, match=r"(?s)^fold 1: dvc repro ended with exit status \d+; .*copy/log.txt.*images"):
         list(jobs.finished([Job("fold 1", copy, ("split",))], 1, "folds"))
@@ -121,7 +127,7 @@ def test_a_copy_has_the_files_and_the_params_but_not_git(tmp_path: Path, monkeyp
     (project / "pipeline/new.py").write_text("NEW = 1\n")
     (project / "large.zip").write_text("not code")
     folder = Path(".dvc/tmp/folds/a")
-    copy = copies.make(folder, {"train.lr": 0.5})
+    copy = copies.make(copies.project(), folder, {"train.lr": 0.5})
     assert copy.config.train.lr == 0.5
     assert (folder / "pipeline/new.py").is_file()
     assert not (folder / "large.zip").exists()
@@ -129,7 +135,7 @@ def test_a_copy_has_the_files_and_the_params_but_not_git(tmp_path: Path, monkeyp
     (folder / "runs").mkdir()
     (folder / "runs/kept").touch()
     (folder / "stale").touch()
-    copies.make(folder, {"train.lr": 0.6})
+    copies.make(copies.project(), folder, {"train.lr": 0.6})
     assert (folder / "runs/kept").exists()
     assert not (folder / "stale").exists()
 
@@ -177,6 +183,21 @@ def test_an_option_that_is_not_allowed_is_refused(
     """It names the option, the value, and what is allowed."""
     with pytest.raises(UserError, match=sentence):
         folds.study(params.parse(on_cpu(raw)), *options, recipe=None)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({}, r"^--folds: 1; allowed: 2 to 100"),
+        ({"split.folds": "two"}, r"^split.folds: 'two' is not allowed"),
+        ({"split.folds": 2, "nope.lr": 1}, r"^nope: "),
+        ({"split.folds": 2, "train.lr.high": 1}, r"^train.lr"),
+    ],
+)
+def test_a_recipe_with_a_fault_is_refused(wrong: dict[str, Any], sentence: str, raw: dict[str, Any]) -> None:
+    """It names the param, whatever is wrong with it."""
+    with pytest.raises(UserError, match=sentence):
+        folds.study(params.parse(on_cpu(raw)), None, None, 1, replace(A_RECORD, params=wrong))
 
 
 def test_the_params_say_the_number_of_folds_unless_the_option_does(raw: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,10 @@ def write_split(folder: Path, table: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def photos(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packable(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project folder with the mini set in `images` and its `split.csv`."""
     folder = tmp_path_factory.mktemp("mini")
-    with tarfile.open(mini) as archive:
-        archive.extractall(folder, filter="data")
-    (folder / "flower_photos").rename(folder / "images")
+    (folder / "images").symlink_to(photos)
     write_split(folder / "images", folder / "split.csv")
     return folder
 
@@ -70,12 +67,12 @@ def content(output: Path) -> bytes:
     return (output / "digest.json").read_bytes() + (output / "images.npy").read_bytes()
 
 
-def test_the_number_of_workers_changes_no_byte(photos: Path, tmp_path: Path) -> None:
+def test_the_number_of_workers_changes_no_byte(packable: Path, tmp_path: Path) -> None:
     """One, two and five threads pack the real photos into the same bytes."""
     assert (
-        do_prepare(photos, tmp_path / "1", 1)
-        == do_prepare(photos, tmp_path / "2", 2)
-        == do_prepare(photos, tmp_path / "5", 5)
+        do_prepare(packable, tmp_path / "1", 1)
+        == do_prepare(packable, tmp_path / "2", 2)
+        == do_prepare(packable, tmp_path / "5", 5)
     )
 
 
@@ -157,11 +154,11 @@ def test_wrong_images_are_not_written(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_leaves_nothing_and_the_next_gives_the_same_bytes(
-    photos: Path, raw: dict[str, Any], tmp_path: Path
+    packable: Path, raw: dict[str, Any], tmp_path: Path
 ) -> None:
     """SIGKILL leaves no packed folder; the next run succeeds, with the bytes of an uninterrupted run."""
-    (tmp_path / "images").symlink_to(photos / "images")
-    (tmp_path / "split.csv").symlink_to(photos / "split.csv")
+    (tmp_path / "images").symlink_to(packable / "images")
+    (tmp_path / "split.csv").symlink_to(packable / "split.csv")
     changes = {"paths__images": "images", "paths__split": "split.csv", "paths__packed": "packed", "prepare__size": 256}
     write_params(tmp_path / "params.yaml", on_cpu(raw, **changes))
     command = [sys.executable, "-m", "pipeline.prepare"]
@@ -174,7 +171,7 @@ def test_a_killed_run_leaves_nothing_and_the_next_gives_the_same_bytes(
     assert growing.exists()
     assert not (tmp_path / "packed").exists()
     subprocess.run(command, cwd=tmp_path, check=True)
-    assert content(tmp_path / "packed") == do_prepare(photos, tmp_path / "uninterrupted", size=256)
+    assert content(tmp_path / "packed") == do_prepare(packable, tmp_path / "uninterrupted", size=256)
     assert not growing.parent.exists()
 
 

@@ -17,7 +17,6 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser
 
-from pipeline import report
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.data import split_table
@@ -25,7 +24,7 @@ from pipeline.reporting import audit, charts, gallery, markup, outcome, page, re
 from tests.conftest import change, read_params, write_params
 from tests.helpers import browser as browsers
 from tests.helpers import reports
-from tests.helpers.browser import CONTRASTS, Scheme, needs_chromium, opened
+from tests.helpers.browser import Scheme, assert_readable, needs_chromium, on_every_screen, opened
 from tests.helpers.reports import CHINESE, CLASSES, HEBREW
 from tests.test_tracked import tracked
 
@@ -187,7 +186,7 @@ def test_the_gallery_begins_with_the_worst(finished: Path) -> None:
     """As many mistakes as evaluate.mistakes says, the most confident first; and right answers, the least so first."""
     config = reports.config_in(finished)
     found = outcome.read(Path(config.paths.metrics), sorted(CLASSES), 1)
-    chosen = report.choose(found, config.evaluate.mistakes)
+    chosen = gallery.choose(found.answers, config.evaluate.mistakes)
     rows = {row["path"]: row for row in files.read_csv(finished / "metrics/predictions.csv")}
     sure = [float(rows[answer.path][f"p_{rows[answer.path]['prediction']}"]) for answer in chosen.mistakes]
     unsure = [float(rows[answer.path][f"p_{rows[answer.path]['label']}"]) for answer in chosen.unsure]
@@ -220,19 +219,14 @@ def test_a_damaged_input_is_named(finished: Path, tmp_path: Path) -> None:
 # ---- in a browser ----
 
 
-@needs_chromium
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@on_every_screen
 def test_it_can_be_read(browser: Browser, written: Path, width: int, scheme: Scheme) -> None:
     """On a desktop and on a phone, light and dark: nothing is wider than the window, and every text has a contrast of
     at least 4.5. The console is empty, and nothing is requested.
     """
     with opened(browser, written, width=width, scheme=scheme) as page:
-        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert_readable(page, width, texts=200)
         assert [part for part in PARTS if not page.locator(f"#{part}").is_visible()] == []
-        contrasts = page.evaluate(CONTRASTS)
-        assert len(contrasts) > 200
-        assert [(round(value, 2), what) for value, what in contrasts if value < 4.5] == []
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
         assert dark == (scheme == "dark")
 
@@ -419,7 +413,7 @@ def test_the_page_of_a_perfect_model_says_so(finished: Path) -> None:
     read = outcome.read(Path(config.paths.metrics), sorted(CLASSES), 1)
     answers = [replace(answer, predicted=answer.actual) for answer in read.answers]
     perfect = replace(read, answers=answers, figures=replace(read.figures, nll=-0.0))
-    chosen = report.choose(perfect, 6)
+    chosen = gallery.choose(perfect.answers, 6)
     assert "There is no mistake." in gallery.images(chosen, read.classes, gallery.Album({}, {}))
     assert 'class="miss"' not in result.confusion(perfect.classes, perfect.counts, chosen.pairs)
     assert "<b>0.000</b><span>negative log-likelihood" in result.quality(perfect)

@@ -1,7 +1,6 @@
 """The stage split: every file is inspected once, and every image is in one split or has a reason."""
 
 import shutil
-import tarfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -44,15 +43,6 @@ def small(tmp_path: Path) -> Path:
     """Two classes of ten images, and beside them a table of corrections without a line."""
     files.write_text(tmp_path / corrections.FILE, corrections.EMPTY)
     return two_classes(tmp_path / "images")
-
-
-@pytest.fixture(scope="module")
-def photos(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The mini set, unpacked."""
-    folder = tmp_path_factory.mktemp("mini")
-    with tarfile.open(mini) as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "flower_photos"
 
 
 @pytest.fixture(scope="module")

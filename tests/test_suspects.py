@@ -1,7 +1,6 @@
 """Suspicious images are listed with their measures, as cleanvision finds them, and are never left out."""
 
 import math
-import tarfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -246,15 +245,6 @@ def cleanvision_of(folder: Path) -> Any:
         lab = Imagelab(data_path=str(folder), verbose=False)
         lab.find_issues({name: {} for name in (*OURS, "grayscale")}, n_jobs=1, verbose=False)
     return lab.issues.rename(index=lambda path: str(Path(path).relative_to(folder)))
-
-
-@pytest.fixture(scope="module")
-def photos(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The mini set, unpacked."""
-    folder = tmp_path_factory.mktemp("mini")
-    with tarfile.open(mini) as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "flower_photos"
 
 
 def both(folder: Path) -> dict[str, tuple[set[str], set[str], int]]:

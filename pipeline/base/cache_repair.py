@@ -27,6 +27,7 @@ NAME = re.compile(r"[0-9a-f]{30}(\.dir)?")  # of an object, in a folder of two m
 LARGE = 4e9  # bytes to read; from this size on, a message comes first
 IDLE_SECONDS = 60  # nobody fills an empty folder that is older than this
 PROTECTED = 0o444  # the mode that DVC gives to files in its cache
+DURING = "the files above were damaged during the run: the disk or the memory may be failing; run again"
 
 
 def repair(cache: Path) -> list[str]:

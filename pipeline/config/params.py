@@ -7,9 +7,7 @@ A setting that is missing in params.yaml has its value of defaults.yaml. `validi
 settings, or on the machine.
 """
 
-import functools
 import json
-import operator
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -256,7 +254,12 @@ def changed(config: Params, values: Mapping[str, Any]) -> Params:
     raw = config.model_dump(mode="json")
     for dotted, value in values.items():
         *sections, key = dotted.split(".")
-        functools.reduce(operator.getitem, sections, raw)[key] = value
+        table = raw
+        for section in sections:
+            if not isinstance(table.get(section), dict):  # `parse` refuses this section by its name
+                table[section] = {}
+            table = table[section]
+        table[key] = value
     return parse(raw)
 
 

@@ -80,9 +80,9 @@ def table(
 
 def corrections(
     found: Sequence[LabelError], paths: Sequence[str], classes: Sequence[str]
-) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
-    """Header and rows that data/corrections.csv would have if every suggestion were right."""
-    return ("path", "label", "reason"), [
+) -> list[tuple[str, str, str]]:
+    """The rows (path, label, reason) that data/corrections.csv would have if every suggestion were right."""
+    return [
         (paths[one.row], classes[one.suggested], reason(rank, one, classes)) for rank, one in enumerate(found, start=1)
     ]
 

@@ -47,6 +47,13 @@ class Chosen:
         return frozenset((answer.actual, answer.predicted) for answer in (*self.mistakes, *self.unsure))
 
 
+def choose(answers: Sequence[Answer], most: int) -> Chosen:
+    """The `most` most confident mistakes and the `most` least confident right answers; ties in the order of answers."""
+    mistakes = sorted((one for one in answers if not one.is_right), key=lambda one: -one.probabilities[1])
+    unsure = sorted((one for one in answers if one.is_right), key=lambda one: one.probabilities[1])
+    return Chosen(mistakes[:most], len(mistakes), unsure[:most], len(unsure))
+
+
 def images(chosen: Chosen, classes: Sequence[str], album: Album, whole: str = "metrics/predictions.csv") -> str:
     """The most confident mistakes and the least confident right answers. `whole`: the table of all answers."""
     seen: set[str] = set()
@@ -170,8 +177,8 @@ def _why(file: LeftOut) -> list[str]:
         lines += [f"the same image: {markup.path(other)}" for other in file.others]
     elif kind == DUPLICATE:
         lines.append(f"the same image: {markup.path(file.reason.partition(' of ')[2])}")
-    elif kind == BY_HAND:
-        lines.append(name(file.reason.partition(": ")[2]))
+    elif kind == BY_HAND and (why := file.reason.partition(": ")[2]):
+        lines.append(name(why))
     return lines
 
 

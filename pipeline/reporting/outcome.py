@@ -27,6 +27,12 @@ class Answer:
         return self.actual == self.predicted
 
 
+def answer(path: str, actual: int, predicted: int, chances: Sequence[float]) -> Answer:
+    """The answer for an image, from the probabilities of all classes."""
+    second = max((k for k in range(len(chances)) if k != predicted), key=chances.__getitem__)
+    return Answer(path, actual, predicted, second, (chances[actual], chances[predicted], chances[second]))
+
+
 @dataclass(frozen=True)
 class Figures:
     """The part of eval.json that the page shows."""
@@ -55,16 +61,6 @@ class Outcome:
         predicted = np.array([answer.predicted for answer in self.answers], np.int64)
         actual = np.array([answer.actual for answer in self.answers], np.int64)
         return metrics.confusion(predicted, actual, len(self.classes))
-
-    def mistakes(self) -> list[Answer]:
-        """All mistakes, the most confident first; of equally confident ones the first in split.csv."""
-        wrong = [answer for answer in self.answers if not answer.is_right]
-        return sorted(wrong, key=lambda answer: -answer.probabilities[1])
-
-    def unsure(self) -> list[Answer]:
-        """All right answers, the least confident first."""
-        right = [answer for answer in self.answers if answer.is_right]
-        return sorted(right, key=lambda answer: answer.probabilities[1])
 
 
 def read(folder: Path, classes: Sequence[str], epoch: int) -> Outcome:
@@ -96,9 +92,7 @@ def _each_answer(lines: Iterator[list[str]], classes: Sequence[str]) -> Iterator
     if header != ["path", "label", "prediction", *(f"p_{name}" for name in classes)]:
         raise ValueError("its columns are not those of the model's classes")
     for path, label, prediction, *probabilities in lines:
-        actual, predicted, chances = numbers[label], numbers[prediction], list(map(float, probabilities))
-        second = max((k for k in range(len(chances)) if k != predicted), key=chances.__getitem__)
-        yield Answer(path, actual, predicted, second, (chances[actual], chances[predicted], chances[second]))
+        yield answer(path, numbers[label], numbers[prediction], list(map(float, probabilities)))
 
 
 def _bins(path: Path) -> list[tuple[float, float, int, float]]:

@@ -68,15 +68,16 @@ def write(config: Params, made: Made, found: Pooled, command: str) -> Record:
     wrong = label_errors.find(found.probabilities, found.labels)
     files.write_csv(folder / "predictions.csv", *pooled.table(found))
     files.write_csv(folder / "label_errors.csv", *label_errors.table(wrong, found.paths, found.classes))
-    most = config.evaluate.mistakes
+    chosen = folds_page.chosen(found, config.evaluate.mistakes)
     content = folds_page.Content(
         config=first.config,
         pooled=found,
         figures=figures,
+        chosen=chosen,
         found=wrong,
-        album=_album(first, folds_page.wanted(found, wrong, most)),
+        album=_album(first, folds_page.wanted(chosen, found, wrong)),
         settings=settings.settings(first.config),
-        commands=[command],
+        command=command,
     )
     files.write_text(Path(config.paths.reports) / "folds.html", folds_page.page(content))
     record.write(folder / "summary.json", record_of)

@@ -11,17 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.config.params import Params
+from pipeline.data import corrections
 from pipeline.evaluation import label_errors, metrics
 from pipeline.evaluation.label_errors import LabelError
 from pipeline.evaluation.pooled import Figures, Pooled, Spread
-from pipeline.reporting import gallery, markup, result
+from pipeline.reporting import gallery, markup, outcome, result
 from pipeline.reporting.gallery import Album, Chosen
 from pipeline.reporting.markup import are, code, name, paragraph, percent, text
-from pipeline.reporting.outcome import Answer
 from pipeline.reporting.page import SCRIPT as FILTER
 from pipeline.reporting.page import frame
 from pipeline.reporting.page import settings as settings_section
 from pipeline.reporting.settings import Setting
+from pipeline.studies import record
 
 CHOICES = Path(__file__).with_name("choices.js")
 PARTS = (
@@ -29,11 +30,9 @@ PARTS = (
     ("images", "images"), ("labels", "labels"), ("settings", "settings"), ("repeat", "repeat"),
 )  # fmt: skip
 PREDICTIONS, LABEL_ERRORS = "metrics/folds/predictions.csv", "metrics/folds/label_errors.csv"
-CORRECTIONS = "data/corrections.csv"
 MOST_ERRORS = 100  # probable label errors that are shown
 MOST_PARTS = 100  # rows of the table of folds
 MOST_CHOICES = 30  # classes to choose from for an image; of more, only the given and the suggested one
-VARIED = ("split.fold", "train.seed")  # the table of folds has their values
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,11 @@ class Content:
     config: Params
     pooled: Pooled
     figures: Figures
+    chosen: Chosen
     found: Sequence[LabelError]  # by rank
     album: Album
     settings: Sequence[Setting]
-    commands: Sequence[str]  # that make the page again, one per line
+    command: str  # that makes the page again
 
 
 def page(content: Content) -> str:
@@ -54,17 +54,16 @@ def page(content: Content) -> str:
     pooled, figures = content.pooled, content.figures
     guesses = pooled.probabilities.argmax(1)
     counts = metrics.confusion(guesses, pooled.labels, len(pooled.classes))
-    picked = chosen(pooled, content.config.evaluate.mistakes)
-    settings = [one for one in content.settings if one.name not in VARIED]
+    settings = [one for one in content.settings if one.name not in record.VARIED]  # the table of folds has these
     body = "\n".join([
         quality(content.config, pooled, figures, counts),
         folds(figures),
         classes(pooled, counts),
-        result.confusion(pooled.classes, counts, picked.pairs, PREDICTIONS),
-        gallery.images(picked, pooled.classes, content.album, PREDICTIONS),
+        result.confusion(pooled.classes, counts, content.chosen.pairs, PREDICTIONS),
+        gallery.images(content.chosen, pooled.classes, content.album, PREDICTIONS),
         labels(pooled, content.found, content.album),
         settings_section(settings),
-        repeat(content.commands),
+        repeat(content.command),
     ])  # fmt: skip
     title = f"All {are(figures.images, 'image', 'images')} tested"
     script = "".join(path.read_text(encoding="utf-8") for path in (FILTER, CHOICES))
@@ -72,22 +71,20 @@ def page(content: Content) -> str:
 
 
 def chosen(pooled: Pooled, most: int) -> Chosen:
-    """The `most` most confident mistakes and the `most` least confident right answers; ties by path."""
-    probabilities = pooled.probabilities
-    guesses, sure = probabilities.argmax(1), probabilities.max(1)
-    order = np.argsort(sure, stable=True)
-    is_right = (guesses == pooled.labels)[order]
-    right, wrong = order[is_right], order[~is_right]
-    return Chosen(
-        [_answer(pooled, probabilities[row], row) for row in _highest(wrong, sure, most)], len(wrong),
-        [_answer(pooled, probabilities[row], row) for row in right[:most]], len(right),
-    )  # fmt: skip
+    """The answers that the page shows; see `gallery.choose`."""
+    numbers = pooled.labels.tolist()
+    answers = [
+        outcome.answer(path, actual, predicted, chances)
+        for path, actual, predicted, chances in zip(
+            pooled.paths, numbers, pooled.probabilities.argmax(1).tolist(), pooled.probabilities.tolist(), strict=True
+        )
+    ]
+    return gallery.choose(answers, most)
 
 
-def wanted(pooled: Pooled, found: Sequence[LabelError], most: int) -> dict[str, bool]:
-    """The path of every image that the page shows, as `thumbnails.pictures` needs them. `most`: see `chosen`."""
-    picked = chosen(pooled, most)
-    paths = [answer.path for answer in (*picked.mistakes, *picked.unsure)]
+def wanted(chosen: Chosen, pooled: Pooled, found: Sequence[LabelError]) -> dict[str, bool]:
+    """The path of every image that the page shows, as `thumbnails.pictures` needs them."""
+    paths = [answer.path for answer in (*chosen.mistakes, *chosen.unsure)]
     return dict.fromkeys([*paths, *(pooled.paths[one.row] for one in found[:MOST_ERRORS])], True)
 
 
@@ -180,14 +177,15 @@ def labels(pooled: Pooled, found: Sequence[LabelError], album: Album) -> str:
             f"The model can be wrong, too: look at each image."
         ),
         paragraph(
-            f"To correct labels: put a line for each wrong one into {code(CORRECTIONS)} (path, label, reason; the "
+            f"To correct labels: put a line for each wrong one into {code(corrections.FILE)} (path, label, reason; the "
             f"label {code('exclude')} leaves an image out), commit the file, and run again. No label changes by itself."
         ),
         f'<div id="sheet" data-classes="{text(json.dumps(choices, ensure_ascii=False))}">\n'
         f"{gallery.shots(shots)}\n</div>",
-        f'<div id="chosen" hidden><h3>Your choices, as lines of {code(CORRECTIONS)}</h3>\n<pre tabindex="0"></pre>\n'
+        f'<div id="chosen" hidden><h3>Your choices, as lines of {code(corrections.FILE)}</h3>\n'
+        f'<pre tabindex="0"></pre>\n'
         f"{paragraph('The page forgets them when it is closed.', 'note')}</div>",
-        markup.folded("All suggestions as lines of this file", f'<pre tabindex="0">{_lines(pooled, shown)}</pre>'),
+        markup.folded("These suggestions as lines of this file", f'<pre tabindex="0">{_lines(pooled, shown)}</pre>'),
     )
 
 
@@ -203,30 +201,15 @@ def _suspect(pooled: Pooled, one: LabelError, rank: int, album: Album) -> str:
 
 
 def _lines(pooled: Pooled, found: Sequence[LabelError]) -> str:
-    """All suggestions, as lines of the table of corrections."""
+    """Suggestions, as lines of the table of corrections."""
     content = io.StringIO(newline="")
-    csv.writer(content, lineterminator="\n").writerows(label_errors.corrections(found, pooled.paths, pooled.classes)[1])
+    csv.writer(content, lineterminator="\n").writerows(label_errors.corrections(found, pooled.paths, pooled.classes))
     return "\n".join(map(text, content.getvalue().removesuffix("\n").split("\n")))
 
 
-def repeat(commands: Sequence[str]) -> str:
-    """The commands that give the same bytes again."""
-    shown = "\n".join(map(text, commands))
+def repeat(command: str) -> str:
+    """The command that gives the same bytes again."""
     return markup.section(
-        "repeat", "How to repeat it?", f'<pre tabindex="0">{shown}</pre>',
-        paragraph("Commands of a clone of the project. docs/folds.md says what they do.", "note"),
+        "repeat", "How to repeat it?", f'<pre tabindex="0">{text(command)}</pre>',
+        paragraph("A command of a clone of the project. docs/folds.md says what it does.", "note"),
     )  # fmt: skip
-
-
-def _highest(rows: NDArray[np.int64], figure: NDArray[np.float64], most: int) -> NDArray[np.int64]:
-    """The `most` rows with the highest figure; ties in the order of rows."""
-    ordered: NDArray[np.int64] = rows[np.lexsort((rows, -figure[rows]))]
-    return ordered[:most]
-
-
-def _answer(pooled: Pooled, chances: NDArray[np.float64], row: int) -> Answer:
-    """The answer for one image, from its probabilities [C]."""
-    actual, predicted = int(pooled.labels[row]), int(chances.argmax())
-    second = max((k for k in range(len(chances)) if k != predicted), key=chances.__getitem__)
-    shown = (float(chances[actual]), float(chances[predicted]), float(chances[second]))
-    return Answer(pooled.paths[row], actual, predicted, second, shown)

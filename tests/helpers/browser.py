@@ -1,7 +1,7 @@
 """A real browser for tests of pages: Chromium of the system, without a window."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -69,3 +69,19 @@ def opened(
     context.close()
     assert said == []
     assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
+
+
+def on_every_screen(test: Callable[..., None]) -> Callable[..., None]:
+    """Runs a test on a desktop and on a phone, light and dark: its parameters `width` and `scheme`."""
+    of_width = pytest.mark.parametrize("width", [1280, 390])
+    of_scheme = pytest.mark.parametrize("scheme", ["light", "dark"])
+    made: Callable[..., None] = needs_chromium(of_width(of_scheme(test)))
+    return made
+
+
+def assert_readable(page: Page, width: int, texts: int) -> None:
+    """Nothing is wider than the window, and each of the texts, more than so many, has a contrast of at least 4.5."""
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    contrasts = page.evaluate(CONTRASTS)
+    assert len(contrasts) > texts
+    assert [(round(value, 2), what) for value, what in contrasts if value < 4.5] == []
