@@ -9,7 +9,6 @@ are compared on the same images, by McNemar's exact test.
 """
 
 import argparse
-import csv
 import json
 import sys
 from collections import defaultdict
@@ -21,6 +20,9 @@ from benchmarks.harness import measuring
 from benchmarks.harness.phrases import found as searched
 from benchmarks.harness.phrases import marked
 from pipeline.base import files
+from pipeline.base.errors import UserError
+from pipeline.cards import markdown
+from pipeline.data import split_table
 from pipeline.data.split_table import DUPLICATE
 from pipeline.evaluation import metrics, significance
 from pipeline.studies import record
@@ -65,8 +67,7 @@ def step(name: str, study: Record, first: Record, of_both: tuple[Answers, Answer
 def relatives(split: Path) -> dict[str, set[str]]:
     """Path → the other images that are its exact or near duplicates, by the rule that keeps them together."""
     groups = defaultdict(set)
-    with split.open(encoding="utf-8", newline="") as lines:
-        rows = {row["path"]: row for row in csv.DictReader(lines)}
+    rows = {row["path"]: row for row in split_table.all_rows(split)}
     for path, row in rows.items():
         kept = row["reason"].removeprefix(f"{DUPLICATE} of ")
         groups[rows[kept]["group"] if kept in rows else row["group"] or row["pixels"]].add(path)
@@ -108,19 +109,15 @@ def duplicates(studies: Path) -> Row:
 
 def report(studies: Path) -> Row:
     """Everything that the tables say."""
-    records = [record.read(studies / name / "summary.json") for name in STEPS if (studies / name).is_dir()]
     names = [name for name in STEPS if (studies / name).is_dir()]
+    records = [record.read(studies / name / "summary.json") for name in names]
+    if others := [name for name, one in zip(names, records, strict=True) if one.seeds != records[0].seeds]:
+        raise UserError(f"{', '.join(others)}: not the seeds of {names[0]} {records[0].seeds}; record them with these")
     read = [answers(studies / name) for name in names]
     rows = [
         step(name, study, records[0], (read[0], found)) for name, study, found in zip(names, records, read, strict=True)
     ]
     return {"machine": measuring.machine(), "rows": rows, "duplicates": duplicates(studies)}
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def steps_table(rows: Sequence[Row]) -> str:
@@ -134,7 +131,7 @@ def steps_table(rows: Sequence[Row]) -> str:
             f"{row['accuracy']:.4f} ({row['low']:.4f} to {row['high']:.4f})", f"± {row['fold_deviation']:.4f}", gain,
         ))  # fmt: skip
     head = ("recipe", "change", "seeds", "accuracy (95 % interval)", "one fold", f"against `{STEPS[0]}`")
-    return table(head, cells)
+    return "\n".join(markdown.table(head, cells))
 
 
 def duplicates_table(found: Row) -> str:
@@ -148,7 +145,7 @@ def duplicates_table(found: Row) -> str:
         for name, row in found["rows"].items()
     ]  # fmt: skip
     head = ("rule", "images", "accuracy (95 % interval)", "right, of the images with a duplicate in another split")
-    return table(head, cells)
+    return "\n".join(markdown.table(head, cells))
 
 
 BLOCKS: dict[str, Callable[[Row], str]] = {
