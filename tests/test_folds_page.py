@@ -21,7 +21,7 @@ from pipeline.studies import folds_page
 from pipeline.studies.folds_page import Content
 from tests.helpers import browser as browsers
 from tests.helpers import reports
-from tests.helpers.browser import Scheme, assert_readable, needs_chromium, on_every_screen, opened
+from tests.helpers.browser import Scheme, needs_chromium, on_every_screen, opened, readable
 from tests.helpers.reports import HEBREW, HOSTILE
 
 PARTS = [anchor for anchor, _ in folds_page.PARTS]
@@ -197,8 +197,7 @@ def test_it_can_be_read(browser: Browser, written: Path, width: int, scheme: Sch
     """On a desktop and on a phone, light and dark: nothing is wider than the window, and every text has a contrast of
     at least 4.5. The console is empty, and nothing is requested.
     """
-    with opened(browser, written, width=width, scheme=scheme) as page:
-        assert_readable(page, width, texts=200)
+    with readable(browser, written, width=width, scheme=scheme, texts=200) as page:
         assert [part for part in PARTS if not page.locator(f"#{part}").is_visible()] == []
 
 

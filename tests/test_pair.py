@@ -9,7 +9,7 @@ from playwright.sync_api import Browser
 from pipeline.claims import pair
 from pipeline.claims.pair import Run
 from tests.helpers import browser as browsers
-from tests.helpers.browser import Scheme, assert_readable, on_every_screen, opened
+from tests.helpers.browser import Scheme, on_every_screen, readable
 
 HOSTILE = "<b onclick=alert(1)>"
 FIGURES = {"accuracy": 0.5, "macro_f1": 0.4, "nll": 1.25, "ece": 0.1, "val_accuracy": 0.75, "exported_epoch": 2}
@@ -78,6 +78,5 @@ def test_a_browser_shows_it(browser: Browser, tmp_path: Path, width: int, scheme
     """Nothing in the console, no request, no scrolling sideways, and every text can be read."""
     path = tmp_path / "compare.html"
     path.write_text(PAGE)
-    with opened(browser, path, width=width, scheme=scheme) as page:
-        assert_readable(page, width, texts=60)
+    with readable(browser, path, width=width, scheme=scheme, texts=60) as page:
         assert page.locator("svg").count() == 4

@@ -24,7 +24,7 @@ from pipeline.reporting import audit, charts, gallery, markup, outcome, page, re
 from tests.conftest import change, read_params, write_params
 from tests.helpers import browser as browsers
 from tests.helpers import reports
-from tests.helpers.browser import Scheme, assert_readable, needs_chromium, on_every_screen, opened
+from tests.helpers.browser import Scheme, needs_chromium, on_every_screen, opened, readable
 from tests.helpers.reports import CHINESE, CLASSES, HEBREW
 from tests.test_tracked import tracked
 
@@ -224,8 +224,7 @@ def test_it_can_be_read(browser: Browser, written: Path, width: int, scheme: Sch
     """On a desktop and on a phone, light and dark: nothing is wider than the window, and every text has a contrast of
     at least 4.5. The console is empty, and nothing is requested.
     """
-    with opened(browser, written, width=width, scheme=scheme) as page:
-        assert_readable(page, width, texts=200)
+    with readable(browser, written, width=width, scheme=scheme, texts=200) as page:
         assert [part for part in PARTS if not page.locator(f"#{part}").is_visible()] == []
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
         assert dark == (scheme == "dark")

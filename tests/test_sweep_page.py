@@ -10,7 +10,7 @@ from pipeline.studies import sweep_page, trials
 from pipeline.studies.ranges import Range, Sweep, Trial
 from pipeline.studies.trials import Done, OnTest, Result
 from tests.helpers import browser as browsers
-from tests.helpers.browser import Scheme, assert_readable, needs_chromium, on_every_screen, opened
+from tests.helpers.browser import Scheme, needs_chromium, on_every_screen, opened, readable
 
 HOSTILE = "<b onclick=alert(1)>"
 LR = Range.model_validate({"from": 0.001, "to": 0.1, "scale": "log"})
@@ -91,8 +91,7 @@ def test_a_browser_shows_it(browser: Browser, tmp_path: Path, width: int, scheme
     """Nothing in the console, no request, no scrolling sideways, and every text can be read."""
     path = tmp_path / "sweep.html"
     path.write_text(PAGE)
-    with opened(browser, path, width=width, scheme=scheme) as page:
-        assert_readable(page, width, texts=40)
+    with readable(browser, path, width=width, scheme=scheme, texts=40) as page:
         assert page.locator("svg .line").count() == 4
 
 

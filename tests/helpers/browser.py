@@ -79,9 +79,12 @@ def on_every_screen(test: Callable[..., None]) -> Callable[..., None]:
     return made
 
 
-def assert_readable(page: Page, width: int, texts: int) -> None:
-    """Nothing is wider than the window, and each of the texts, more than so many, has a contrast of at least 4.5."""
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    contrasts = page.evaluate(CONTRASTS)
-    assert len(contrasts) > texts
-    assert [(round(value, 2), what) for value, what in contrasts if value < 4.5] == []
+@contextmanager
+def readable(browser: Browser, path: Path, *, width: int, scheme: Scheme, texts: int) -> Iterator[Page]:
+    """An opened page: nothing is wider than the window, and all texts, more than so many, have a contrast of 4.5."""
+    with opened(browser, path, width=width, scheme=scheme) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        contrasts = page.evaluate(CONTRASTS)
+        assert len(contrasts) > texts
+        assert [(round(value, 2), what) for value, what in contrasts if value < 4.5] == []
+        yield page
