@@ -21,7 +21,7 @@ from pipeline.studies import folds_page
 from pipeline.studies.folds_page import Content
 from tests.helpers import browser as browsers
 from tests.helpers import reports
-from tests.helpers.browser import Scheme, needs_chromium, on_every_screen, opened, readable
+from tests.helpers.browser import Scheme, assert_links_have_targets, needs_chromium, on_every_screen, opened, readable
 from tests.helpers.reports import HEBREW, HOSTILE
 
 PARTS = [anchor for anchor, _ in folds_page.PARTS]
@@ -268,7 +268,4 @@ def test_without_javascript_and_printed_it_is_whole(
 def test_every_link_inside_the_page_has_its_target(browser: Browser, written: Path) -> None:
     """No address is there twice, and none is missing."""
     with opened(browser, written) as page:
-        ids = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
-        links = page.evaluate("[...document.querySelectorAll('a[href^=\"#\"]')].map((one) => one.hash.slice(1))")
-    assert len(ids) == len(set(ids))
-    assert set(PARTS) <= set(links) <= set(ids)
+        assert_links_have_targets(page, PARTS)

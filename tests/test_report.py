@@ -24,7 +24,7 @@ from pipeline.reporting import audit, charts, gallery, markup, outcome, page, re
 from tests.conftest import change, read_params, write_params
 from tests.helpers import browser as browsers
 from tests.helpers import reports
-from tests.helpers.browser import Scheme, needs_chromium, on_every_screen, opened, readable
+from tests.helpers.browser import Scheme, assert_links_have_targets, needs_chromium, on_every_screen, opened, readable
 from tests.helpers.reports import CHINESE, CLASSES, HEBREW
 from tests.test_tracked import tracked
 
@@ -317,11 +317,7 @@ def test_the_commands_are_lines(browser: Browser, finished: Path, written: Path)
 def test_every_link_inside_the_page_has_its_target(browser: Browser, written: Path) -> None:
     """No address is there twice, and none is missing."""
     with opened(browser, written) as page:
-        ids = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
-        links = page.evaluate("[...document.querySelectorAll('a[href^=\"#\"]')].map((one) => one.hash.slice(1))")
-    assert len(ids) == len(set(ids))
-    assert set(links) <= set(ids)
-    assert set(PARTS) <= set(links)
+        assert_links_have_targets(page, PARTS)
 
 
 # ---- the limits ----

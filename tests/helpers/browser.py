@@ -1,7 +1,7 @@
 """A real browser for tests of pages: Chromium of the system, without a window."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -88,3 +88,11 @@ def readable(browser: Browser, path: Path, *, width: int, scheme: Scheme, texts:
         assert len(contrasts) > texts
         assert [(round(value, 2), what) for value, what in contrasts if value < 4.5] == []
         yield page
+
+
+def assert_links_have_targets(page: Page, parts: Sequence[str]) -> None:
+    """No address inside the page is there twice, none is missing, and each part has a link."""
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+    links = page.evaluate("[...document.querySelectorAll('a[href^=\"#\"]')].map((one) => one.hash.slice(1))")
+    assert len(ids) == len(set(ids))
+    assert set(parts) <= set(links) <= set(ids)
