@@ -1,27 +1,33 @@
 """`make folds` tests every image once, by a model that was not trained on it; a killed study gives the same bytes."""
 
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipeline import folds
 from pipeline.base import dvc_lock, files, killed_dvc
 from pipeline.base.errors import UserError
 from pipeline.config import params
-from pipeline.studies import answers, copies, jobs, record
+from pipeline.evaluation import label_errors
+from pipeline.evaluation.pooled import Pooled
+from pipeline.reporting.gallery import Album
+from pipeline.studies import answers, copies, record
 from pipeline.studies.copies import Copy
-from pipeline.studies.jobs import Job
 from pipeline.studies.record import Part, Record
-from tests.conftest import on_cpu
+from tests.conftest import on_cpu, write_params
 from tests.helpers.projects import call, copy_project
 from tests.helpers.trainings import wait_for
 
@@ -111,13 +117,13 @@ def test_a_recipe_is_repeated_by_its_name(studied: Path) -> None:
 def test_a_failed_fold_is_named_with_its_last_lines(tmp_path: Path) -> None:
     """So a person knows which training it was, why it ended, and where everything stands that it said."""
     project = copy_project(tmp_path / "project", **SMALL)
-    copy = project / "copy"
-    call(project, "python", "-c", (
-        "from pathlib import Path; from pipeline.studies import copies; "
-        "copies.make(copies.project(), Path('copy'), {'split.seed': 3})"
-    ))  # fmt: skip
-    with pytest.raises(UserError, match=r"(?s)^fold 1: dvc repro ended with exit status \d+; .*copy/log.txt.*images"):
-        list(jobs.finished([Job("fold 1", copy, ("split",))], 1, "folds"))
+    refused = call(project, "python", "-c", (  # a process of its own: it becomes the parent of orphans
+        "from pathlib import Path; from pipeline.studies import copies, jobs; "
+        "copies.make(copies.project(), Path('copy'), {'split.seed': 3}); "
+        "list(jobs.finished([jobs.Job('fold 1', Path('copy'), ('split',))], 1, 'folds'))"
+    ), check=False)  # fmt: skip
+    message = refused.stderr.partition("UserError: ")[2]
+    assert re.match(r"(?s)fold 1: dvc repro ended with exit status \d+; .*copy/log.txt.*images", message)
 
 
 def test_a_copy_has_the_files_and_the_params_but_not_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +144,21 @@ def test_a_copy_has_the_files_and_the_params_but_not_git(tmp_path: Path, monkeyp
     copies.make(copies.project(), folder, {"train.lr": 0.6})
     assert (folder / "runs/kept").exists()
     assert not (folder / "stale").exists()
+
+
+def test_a_copy_reads_the_users_own_files_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Photos, which Git does not have. Compiled code is copied, so none is compiled again; a removed file is not."""
+    project = copy_project(tmp_path / "project")
+    monkeypatch.chdir(project)
+    (project / "data/inbox").mkdir(exist_ok=True)
+    (project / "data/inbox/mine.png").write_bytes(b"x")
+    (project / "pipeline/compare.py").unlink()
+    (project / "pipeline/loader/__pycache__/one.nbi").touch()
+    copies.make(copies.project(), Path("copy"), {})
+    assert (project / "copy/data/inbox").resolve() == project / "data/inbox"
+    assert (project / "copy/data/inbox/mine.png").is_file()
+    assert (project / "copy/pipeline/loader/__pycache__/one.nbi").is_file()
+    assert not (project / "copy/pipeline/compare.py").exists()
 
 
 def with_split(folder: Path, config: params.Params, tested: dict[str, bool]) -> Copy:
@@ -167,6 +188,71 @@ def test_folds_that_do_not_test_every_image_once_are_refused(
     made = {fold: with_split(tmp_path / str(fold), config, of) for fold, of in enumerate((first, second))}
     with pytest.raises(UserError, match=sentence):
         answers.check(made)
+
+
+def test_folds_are_checked_before_anything_is_trained(
+    raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a study whose folds do not test every image only `split` has run."""
+    monkeypatch.chdir(tmp_path)
+    write_params(tmp_path / params.FILE, on_cpu(raw))
+    tested = ({"a": True, "b": False, "c": False}, {"a": False, "b": True, "c": False})
+    made = {(0, fold): with_split(tmp_path / str(fold), params.load(), of) for fold, of in enumerate(tested)}
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(folds, "copies_of", lambda _: made)
+    monkeypatch.setattr(folds, "do", lambda work, _: ran.extend(job.stages for job in work))
+    with pytest.raises(UserError, match="c: a test image of no fold"):
+        folds.folds(Namespace(folds=2, seeds=None, jobs=1, recipe=None))
+    assert ran == [("split",), ("split",)]
+
+
+def test_the_label_errors_are_those_of_the_answers(studied: Path) -> None:
+    """label_errors.csv follows from predictions.csv."""
+    answered = files.read_csv(studied / "metrics/folds/predictions.csv")
+    classes = [name.removeprefix("p_") for name in answered[0] if name.startswith("p_")]
+    chances = np.array([[float(row[f"p_{name}"]) for name in classes] for row in answered])
+    found = label_errors.find(chances, np.array([classes.index(row["label"]) for row in answered]))
+    header, rows = label_errors.table(found, [row["path"] for row in answered], classes)
+    files.write_csv(studied / ".dvc/tmp/expected.csv", header, rows)
+    assert (studied / "metrics/folds/label_errors.csv").read_bytes() == (studied / ".dvc/tmp/expected.csv").read_bytes()
+
+
+def test_the_page_has_the_command_that_repeats_the_study(studied: Path) -> None:
+    assert "make folds FOLDS=2 SEEDS=1" in (studied / "reports/folds.html").read_text()
+
+
+def test_several_seeds_are_one_record(
+    raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The split of each fold is there once, each training has its model and its answers, figures are rounded; a label
+    is suspected by the mean of all seeds.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(answers, "_album", lambda *_: Album({}, {}))
+    config = params.parse(on_cpu(raw))
+    made = {}
+    for seed, fold in itertools.product((4, 5), (0, 1)):
+        made[seed, fold] = with_split(tmp_path / f"{seed} {fold}", config, {})
+        md5s = {"split": ("data/split.csv", f"s{fold}"), "train": ("models/model.safetensors", f"m{seed}{fold}"),
+                "evaluate": ("metrics/predictions.csv", f"p{seed}{fold}")}  # fmt: skip
+        stages = {stage: {"cmd": "", "outs": [{"path": out, "md5": md5}]} for stage, (out, md5) in md5s.items()}
+        write_params(tmp_path / f"{seed} {fold}" / dvc_lock.LOCK, {"schema": "2.0", "stages": stages})
+    of_first = [[0.9, 0.1], [0.1, 0.9], [0.8, 0.2], [0.05, 0.95]]  # the last one is a label error of the first seed
+    of_second = [[0.9, 0.1], [0.1, 0.9], [0.7, 0.3], [0.9, 0.1]]  # alone
+    pooled = Pooled(
+        ("a", "b"), ("1", "2", "3", "4"), np.array([0, 1, 0, 0]), np.arange(4) % 2, (4, 5),
+        np.array([of_first, of_second]),
+    )  # fmt: skip
+    found = answers.write(config, made, pooled, "make folds")
+    assert found.data == {"data/split.csv of fold 0": "s0", "data/split.csv of fold 1": "s1"}
+    assert [(part.seed, part.fold, part.model, part.predictions) for part in found.parts] == [
+        (seed, fold, f"m{seed}{fold}", f"p{seed}{fold}") for seed in (4, 5) for fold in (0, 1)
+    ]
+    assert all(value == round(value, record.DIGITS) for value in found.figures.values())
+    assert files.read_csv(Path("metrics/folds/label_errors.csv")) == []
+    said = capsys.readouterr().out
+    assert re.search(r"of one fold +0\.8750 ± 0\.2500 \(mean and standard deviation of 4\)\n", said)
+    assert re.search(r"of one seed +0\.8750 ± 0\.1768 \(of 2\)\n", said)
 
 
 @pytest.mark.parametrize(
@@ -200,12 +286,41 @@ def test_a_recipe_with_a_fault_is_refused(wrong: dict[str, Any], sentence: str, 
         folds.study(params.parse(on_cpu(raw)), None, None, 1, replace(A_RECORD, params=wrong))
 
 
+def test_params_that_cannot_run_here_are_refused(raw: dict[str, Any]) -> None:
+    """Before a copy is made; so is a recipe with folds or seeds beside it."""
+    with pytest.raises(UserError, match=r"^train.precision: 'tf32' needs train.device: cuda"):
+        folds.study(params.parse(on_cpu(raw, train__precision="tf32")), 2, None, 1, None)
+    for options in ((2, None), (None, 2)):
+        with pytest.raises(UserError, match=r"^--recipe: it says how many folds and seeds"):
+            folds.study(params.parse(on_cpu(raw)), *options, 1, A_RECORD)
+
+
+def test_a_recipe_brings_its_params_and_seeds(raw: dict[str, Any]) -> None:
+    """Whatever params.yaml has."""
+    recipe = replace(A_RECORD, parts=(A_PART, replace(A_PART, seed=7)))
+    chosen = folds.study(params.parse(on_cpu(raw, train__lr=0.7, split__folds=9)), None, None, 1, recipe)
+    assert chosen.changes(7, 1) == {"split.folds": 2, "train.lr": 0.1, "split.fold": 1, "train.seed": 7}
+    assert (chosen.folds, chosen.seeds) == (2, [0, 7])
+
+
+def test_a_repeated_recipe_with_other_bytes_has_another_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    """It says what differs, and both accuracies."""
+    recorded = replace(A_RECORD, figures={"accuracy": 0.5})
+    assert folds.judged(recorded, recorded, "mine") == 0
+    assert folds.judged(recorded, replace(recorded, data={"split": "d"}, figures={"accuracy": 0.25}), "mine") == 3
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "folds: mine: accuracy 0.2500, recorded 0.5000", "folds: mine: other images or their split: split"
+    ]  # fmt: skip
+
+
 def test_the_params_say_the_number_of_folds_unless_the_option_does(raw: dict[str, Any]) -> None:
     """split.folds if it is above 1, else 5; the seeds follow train.seed."""
     assert folds.study(params.parse(on_cpu(raw)), None, None, 1, None).folds == 5
     config = params.parse(on_cpu(raw, split__folds=7, train__seed=3))
     assert folds.study(config, None, 2, 1, None).folds == 7
     assert list(folds.study(config, None, 2, 1, None).seeds) == [3, 4]
+    last = params.parse(on_cpu(raw, train__seed=2**32 - 1))
+    assert list(folds.study(last, None, 2, 1, None).seeds) == [2**32 - 1, 0]
 
 
 def test_records_that_differ_say_in_what(tmp_path: Path) -> None:
@@ -214,6 +329,11 @@ def test_records_that_differ_say_in_what(tmp_path: Path) -> None:
     assert list(record.differences(record.read(tmp_path / "a.json"), A_RECORD)) == []
     other = replace(A_RECORD, params={"split.folds": 2, "train.lr": 0.2}, parts=(replace(A_PART, model="d" * 32),))
     assert list(record.differences(A_RECORD, other)) == ["other params: train.lr", "other models: seed 0 fold 0"]
+    more = replace(A_RECORD, data={"split": "e"}, parts=(replace(A_PART, predictions="f"), replace(A_PART, fold=1)))
+    assert list(record.differences(A_RECORD, more)) == [
+        "other images or their split: split", "other models: seed 0 fold 1",
+        "other answers: seed 0 fold 0, seed 0 fold 1",
+    ]  # fmt: skip
     (tmp_path / "a.json").write_text("{}")
     with pytest.raises(UserError, match=r"a.json: damaged: .*results/recipes"):
         record.read(tmp_path / "a.json")

@@ -151,6 +151,8 @@ def test_the_order_of_the_rows_decides_nothing_but_ties() -> None:
     again = label_errors.find(probabilities[order], labels[order])
     assert len(found) > 50
     assert [order[one.row] for one in again] == [one.row for one in found]
+    sums = label_errors.thresholds(probabilities, labels)
+    assert sums.tolist() == label_errors.thresholds(probabilities[order], labels[order]).tolist()
 
 
 def test_the_table_has_names_and_rounded_figures() -> None:

@@ -105,6 +105,16 @@ def test_one_answer_per_image_is_from_the_mean_of_its_probabilities(tmp_path: Pa
         assert (label, guess) == (LABELS[str(path)], CLASSES[mean.argmax()])
 
 
+def test_several_seeds_answer_together() -> None:
+    """Each seed has one image of two right and is unsure of the other: their mean probabilities have both right."""
+    of_first = [[0.9, 0.1], [0.6, 0.4]]
+    of_second = [[0.4, 0.6], [0.1, 0.9]]
+    found = pooled.figures(
+        Pooled(("a", "b"), ("1", "2"), np.array([0, 1]), np.array([0, 1]), (3, 4), np.array([of_first, of_second])), 15
+    )
+    assert (found.accuracy, found.accuracy_of_mean) == (0.5, 1.0)
+
+
 FIGURES_OF_MANY = """
 import numpy as np
 from pipeline.evaluation import pooled
