@@ -3,6 +3,7 @@
 import math
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,27 @@ def test_a_grid_has_every_combination(tmp_path: Path) -> None:
     assert [trial.number for trial in ranges.grid(found)] == [1, 2, 3, 4]
 
 
+def test_a_search_may_choose_every_value_and_both_ends_of_each_range() -> None:
+    """What is checked before a search begins that chooses its trials by results."""
+    found = list(ranges.corners(LEARNING))
+    assert len(found) == len({repr(values) for values in found}) == 8
+    for key, expected in {
+        LR: [0.001, 1.0],
+        "train.epochs": [1, 40],
+        "train.crop_scale": [*SIZES["train.crop_scale"]],
+    }.items():
+        assert all(any(values[key] == one for values in found) for one in expected)
+
+
+def test_every_whole_number_of_a_range_can_be_drawn(tmp_path: Path) -> None:
+    """Also both ends: so many trials as there are numbers are all different, and one more is refused."""
+    content = {"search": "random", "trials": 4, "params": {"train.epochs": {"from": 2, "to": 5}}}
+    drawn = ranges.random(read(tmp_path, content), 4)
+    assert sorted(trial.values["train.epochs"] for trial in drawn) == [2, 3, 4, 5]
+    with pytest.raises(UserError, match=r"trials: 5 is more than the 4 combinations of params; allowed: 1 to 4"):
+        read(tmp_path, content | {"trials": 5})
+
+
 REFUSED = {
     "search": (of(search="best"), "search: 'best' is not allowed; allowed: grid, random, tpe"),
     "key": (of(jobs=2), "jobs: unknown key (value 2); allowed: search, trials, seed, params"),
@@ -107,6 +129,10 @@ REFUSED = {
     ),
     "grid": (of(search="grid", trials=None), "train.lr: a range × search: grid; allowed: a list of values, or search"),
     "grid of so many": (of(search="grid"), "trials: 4 × search: grid, which tries every combination; remove this line"),
+    "large grid": (
+        {"search": "grid", "params": {LR: [0.01 * n for n in range(1, 40)], MIXUP: [0.01 * n for n in range(40)]}},
+        "params: 1,560 combinations; allowed: up to 1,000; remove values, or random",
+    ),
     "no params": (of(params={}), "params: {} is not allowed; allowed: settings and their values"),
     "name": (of(params={"train.mixupp": [0.1]}), "train.mixupp: unknown setting; did you mean train.mixup?"),
     "section": (of(params={"lr": [0.1]}), "params: lr: unknown setting; did you mean train.lr?"),
@@ -203,6 +229,14 @@ def test_tpe_learns_and_can_be_repeated() -> None:
     assert sum(results[-10:]) > sum(drawn[-10:])
     assert all(isinstance(trial.values["train.epochs"], int) for trial, _ in found)
     assert all(float(f"{trial.values[LR]:.3g}") == trial.values[LR] for trial, _ in found)
+
+
+def test_tpe_depends_on_the_seed_of_the_file_and_needs_a_result() -> None:
+    """As long as all trials have failed, they are drawn."""
+    seen = [(trial.values, accuracy(trial)) for trial in ranges.random(LEARNING, tpe.FIRST)]
+    asked = [tpe.proposed(replace(LEARNING, seed=seed), tpe.FIRST + 1, seen) for seed in (0, 1, 0)]
+    assert asked[0] == asked[2] != asked[1]
+    assert tpe.proposed(LEARNING, tpe.FIRST + 1, []) == ranges.random(LEARNING, tpe.FIRST + 1)[-1]
 
 
 def test_the_reason_of_a_failure_is_the_sentence_before_the_launchers() -> None:

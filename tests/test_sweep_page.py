@@ -1,5 +1,6 @@
 """The page about a sweep and its table, looked at with a real browser."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,14 @@ def test_the_page_has_every_trial_and_a_line_for_each_result() -> None:
     drawn = next(line for line in PAGE.splitlines() if "<title>trial 1: " in line)
     assert 'd="M84 174L' in drawn
     assert sweep_page.written(SWEEP, BEST_FIRST, VERDICT, "s-best-1") == PAGE
+
+
+def test_the_line_of_the_best_trial_has_its_own_colour_and_is_above_the_others() -> None:
+    """The others are drawn before it, the worst first and faintest."""
+    drawn = [line for line in PAGE.splitlines() if line.startswith('<path class="line ')]
+    assert [re.findall(r"<title>trial (\d)", line)[0] for line in drawn] == ["1", "3", "5", "4"]
+    assert ['class="line c1"' in line for line in drawn] == [False, False, False, True]
+    assert [re.findall(r'stroke-opacity="([\d.]+)"', line) for line in drawn] == [["0.25"], ["0.50"], ["0.75"], []]
 
 
 def test_names_of_users_are_text() -> None:

@@ -1,0 +1,88 @@
+"""The experiment of a trial: its name follows from everything that decides the model, and what it gave is checked."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.base import dvc_lock, files
+from pipeline.base.errors import UserError
+from pipeline.config import params
+from pipeline.studies import experiments, trials
+from tests.conftest import on_cpu, read_params, write_params
+
+SHARED = {"data/split.csv": "a", "pipeline/train.py": "b"}
+TRAINED = {"val_accuracy": 0.5, "val_loss": 1.5, "exported_epoch": 3, "something": "else"}
+
+
+def name(shared: dict[str, str] = SHARED, study: str = "s", **changes: Any) -> str:
+    """The name of the experiment of params with these changes."""
+    return trials.name(study, "1", params.parse(on_cpu(read_params(), **changes)), shared)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"train__lr": 0.5}, {"train__seed": 7}, {"evaluate__batch_size": 3}, {"run__processes": 2},
+        {"shared": SHARED | {"data/split.csv": "c"}}, {"shared": SHARED | {"pipeline/train.py": "c"}},
+    ],
+)  # fmt: skip
+def test_a_trial_whose_model_differs_is_another_experiment(changes: dict[str, Any]) -> None:
+    """Params, data or code: a finished trial is never taken for one of other images."""
+    assert name(**changes) != name()
+
+
+@pytest.mark.parametrize("changes", [{"run__workers": 5}, {"evaluate__mistakes": 3}, {"split__seed": 9}])
+def test_a_trial_whose_model_is_the_same_is_the_same_experiment(changes: dict[str, Any]) -> None:
+    """The split is known by the hash of its table."""
+    assert name(**changes) == name()
+
+
+def test_an_elastic_training_is_the_same_with_any_number_of_processes() -> None:
+    elastic = {"train__parallel": "elastic", "train__shards": 4}
+    assert name(**elastic, run__processes=2) == name(**elastic)
+
+
+def test_the_users_own_weights_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their content, not their name alone; a missing file is refused."""
+    monkeypatch.chdir(tmp_path)
+    own = {"train__weights": "mine.safetensors"}
+    with pytest.raises(UserError, match=r"^train.weights: mine.safetensors not found"):
+        name(**own)
+    names = []
+    for content in ("one", "two", "one"):
+        Path("mine.safetensors").write_text(content)
+        names.append(name(**own))
+    assert names[0] != names[1]
+    assert names[0] == names[2]
+
+
+def test_a_name_is_one_that_git_takes() -> None:
+    """Of the name of the file of ranges letters and digits are left."""
+    assert re.fullmatch(r"my-sweep-+2-1-[0-9a-f]{8}", name(study="my sweep: 学习 (2)"))
+    assert re.fullmatch(r"sweep-1-[0-9a-f]{8}", name(study="学习"))
+
+
+def test_data_and_code_are_known_by_their_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The split and the packed images from dvc.lock; each file that the training reads from dvc.yaml."""
+    monkeypatch.chdir(tmp_path)
+    paths = params.parse(read_params()).paths
+    outs = [{"path": path, "md5": f"md5 of {path}"} for path in (paths.split, paths.packed, paths.models)]
+    write_params(tmp_path / dvc_lock.LOCK, {"stages": {"all": {"outs": outs}}})
+    write_params(tmp_path / "dvc.yaml", {"stages": {"train": {"deps": ["code", "${paths.packed}"]}}})
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/one.py").write_text("1")
+    expected = {path: f"md5 of {path}" for path in (paths.split, paths.packed)}
+    expected["code/one.py"] = files.sha256(tmp_path / "code/one.py")
+    assert trials.data(params.parse(read_params())) == expected
+
+
+def test_damaged_figures_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the commit, and how to try the trial again. What else the file has is not read."""
+    config, texts = params.parse(read_params()), iter([json.dumps(TRAINED), "{}"])
+    monkeypatch.setattr(experiments, "text_of", lambda *_: next(texts))
+    assert trials.result("0" * 40, config) == trials.Result(0.5, 1.5, 3)
+    with pytest.raises(UserError, match=r"^metrics/train.json of 000000000000: damaged; remove the experiment"):
+        trials.result("0" * 40, config)
