@@ -57,6 +57,16 @@ def test_a_failed_experiment_has_no_figures() -> None:
     assert "failed: why: dvc queue logs b" in list(compare.notes([revision("a"), failed]))
 
 
+def test_a_model_that_was_not_tested_is_said() -> None:
+    """It has a validation accuracy, and a dash for the test; the note says how to test it."""
+    trained = revision("b", figures={"val_accuracy": 0.9}, timing={"seconds": 1.0, "images_per_second": 2.0})
+    tested = revision("a", timing={"seconds": 1.0, "images_per_second": 2.0})
+    assert compare.cells(trained, tested, [])[1:4] == ["0.900 (0.786-0.957)", "–", "–"]
+    assert list(compare.notes([tested, trained])) == [
+        "only trained, not tested: b; to test one: dvc exp apply NAME && make repro"
+    ]
+
+
 def test_unknown_times_are_said_to_be_unknown() -> None:
     """Seconds and images/s are those of runs/; of a training elsewhere they are a dash, and the note says why."""
     timed = revision("a", timing={"seconds": 61.4, "images_per_second": 1234.5})
@@ -221,6 +231,21 @@ def test_params_older_than_a_setting_are_those_of_the_run(tmp_path: Path, monkey
     assert found.params["train.label_smoothing"] == read_params()["train"]["label_smoothing"]
     write_params(folder / "params.yaml", change(raw, train__lr=123.0))
     assert revisions.read("workspace", {}, params.load().paths).state == "not run with these params"
+
+
+def test_figures_of_the_model_before_are_not_those_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a training that ran alone, eval.json is of the model before: the revision has no test accuracy."""
+    folder = copy_project(tmp_path / "project")
+    monkeypatch.chdir(folder)
+    files.write_json(folder / "metrics/eval.json", {"accuracy": 0.5})
+    files.write_json(folder / "metrics/train.json", {"val_accuracy": 0.25})
+    weights = "models/model.safetensors"
+    for evaluated, figures in (("1" * 32, {"accuracy": 0.5, "val_accuracy": 0.25}), ("2" * 32, {"val_accuracy": 0.25})):
+        train = [{"path": path, "md5": "1" * 32} for path in (weights, "metrics/train.json")]
+        evaluate = {"deps": [{"path": weights, "md5": evaluated}], "outs": [{"path": "metrics/eval.json", "md5": "3"}]}
+        stages = {"train": {"cmd": "", "outs": train}, "evaluate": {"cmd": "", **evaluate}}
+        write_params(folder / "dvc.lock", {"schema": "2.0", "stages": stages})
+        assert revisions.read("workspace", {}, params.load().paths).figures == figures
 
 
 def test_a_revision_that_does_not_exist_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,3 +79,36 @@ def test_an_image_is_leaked_if_a_duplicate_is_in_another_fold() -> None:
     ignored = {path: {"fold": fold} for path, fold in (("a", "0"), ("b", "1"), ("c", "2"), ("d", "2"))}
     related = {"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": {"c"}, "e": {"a"}}
     assert recipes.leaked(ignored, related) == ["a", "b"]
+
+
+def put_study(folder: Path, values: dict[str, Any], answered: dict[str, tuple[str, str, str]]) -> None:
+    """A study of one seed: path → fold, label, prediction."""
+    right = sum(label == prediction for _, label, prediction in answered.values())
+    figures = {"images": len(answered), "accuracy": right / len(answered), "accuracy_low": 0.0, "accuracy_high": 1.0,
+               "over_folds.deviation": 0.125}  # fmt: skip
+    part = record.Part(0, 0, len(answered), right, "a" * 32, "b" * 32)
+    record.write(folder / "summary.json", record.Record(values, {}, figures, (part,)))
+    rows = [(path, *cells) for path, cells in answered.items()]
+    files.write_csv(folder / "predictions.csv", ("path", "fold", "label", "prediction"), rows)
+
+
+def test_steps_are_compared_with_the_first_one_on_the_same_images(tmp_path: Path) -> None:
+    """More right answers are a gain. With the rule left out, images with a duplicate elsewhere are counted alone."""
+    base = {"a/1": ("0", "a", "a"), "a/2": ("0", "a", "b"), "b/1": ("1", "b", "a"), "b/2": ("1", "b", "b")}
+    put_study(tmp_path / "base", {"train.lr": 0.1, "train.epochs": 3}, base)
+    better = base | {"a/2": ("0", "a", "a")}
+    put_study(tmp_path / "long", {"train.lr": 0.1, "train.epochs": 9}, better)
+    ignored = base | {"a/2": ("1", "a", "a"), "b/copy": ("0", "b", "b")}  # a/1 and a/2 are in two folds now
+    put_study(tmp_path / "ignore", {"train.lr": 0.1, "train.epochs": 3}, ignored)
+    groups = {"a/1": "g", "a/2": "g", "b/1": "h", "b/2": "i"}
+    rows = [(path, path[0], "test", "", 9, 9, f"p {path}", "", group) for path, group in groups.items()]
+    files.write_csv(tmp_path / "base/split.csv", PHOTOS, [*rows, ("b/copy", "b", "", "duplicate of b/2", *[""] * 5)])
+    found = recipes.report(tmp_path)
+    first, second = found["rows"]
+    assert (first["name"], first["changes"], first["points"]) == ("base", {}, 0)
+    assert (second["name"], second["changes"], second["points"]) == ("long", {"train.epochs": 9}, 25)
+    price = found["duplicates"]
+    together, ignore = price["rows"]["together"], price["rows"]["ignore"]
+    assert (together["images"], together["right"], ignore["images"], ignore["right"]) == (4, 2, 5, 4)
+    assert (price["affected"], together["affected_right"], ignore["affected_right"]) == (3, 2, 3)
+    assert (price["others"], price["others_points"]) == (1, 0)
