@@ -125,6 +125,19 @@ def test_where_most_sizes_are_equal_a_little_more_is_not_odd() -> None:
     assert [side for side in (60, 69, 70, 99, 101, 130, 131, 200) if odd(side)] == [60, 69, 131, 200]
 
 
+def test_a_row_has_the_limit_that_its_value_passes() -> None:
+    """Of an odd size the lower or the upper one, with three digits after the point."""
+    sides = [100] * 9 + [60, 200]
+    found = suspects.find([
+        suspects.Kept(f"{n}", "a", "train", side, side, kept("", brightest=0.8).look) for n, side in enumerate(sides)
+    ])  # fmt: skip
+    assert [(row.issue, row.value, row.limit) for row in found] == [
+        ("odd_size", 200.0, 130.0), ("odd_size", 60.0, 70.0),
+    ]  # fmt: skip
+    (dark,) = suspects.find([kept("x", brightest=1 / 9)])
+    assert (dark.value, dark.limit) == (0.111, 0.32)
+
+
 @given(st.lists(st.integers(0, 2000), min_size=768, max_size=768), st.integers(0, 767))
 def test_the_entropy_is_that_of_logarithms(histogram: list[int], place: int) -> None:
     """Computed in whole numbers, it is that of the formula, to a hundred-thousandth of a bit."""
