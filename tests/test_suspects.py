@@ -112,6 +112,7 @@ def test_grey_images_are_suspicious_only_among_colour_images() -> None:
         return sum("grey" in of for of in found.values())
 
     assert [grey_of([0] * grey + [200] * (10 - grey)) for grey in (0, 1, 4, 5, 9, 10)] == [0, 1, 4, 0, 0, 0]
+    assert grey_of([7, 8, 200, 200, 200]) == 1
 
 
 def test_where_most_sizes_are_equal_a_little_more_is_not_odd() -> None:
@@ -148,9 +149,14 @@ def test_the_entropy_is_that_of_logarithms(histogram: list[int], place: int) -> 
     assert appearance._entropy(few.tolist()) == pytest.approx(-(shares * np.log2(shares)).sum(), abs=1e-5)
 
 
-def test_the_measures_follow_their_definitions() -> None:
+def fine_noise(side: int) -> Image.Image:
+    """Each pixel has its own colour."""
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (side, side, 3), np.uint8))
+
+
+@pytest.mark.parametrize("image", [noise_image(3, appearance.SMALL), fine_noise(appearance.SMALL)])
+def test_the_measures_follow_their_definitions(image: Image.Image) -> None:
     """Of an image that needs no sampling and no reduction, against plain formulas on its pixels."""
-    image = noise_image(3, appearance.SMALL)
     look, pixels = looked_at(image), np.asarray(image).astype(float)
     bright = np.sort(np.sqrt(pixels**2 @ [0.241, 0.691, 0.068]).ravel() / 255)
     assert look.darkest == pytest.approx(bright[math.ceil(0.05 * bright.size) - 1])
