@@ -178,7 +178,7 @@ def kept(path: str, **look: Any) -> suspects.Kept:
 def test_the_worst_comes_first() -> None:
     """Issue by issue; of equal values the smaller path. An image has a row for each of its issues."""
     found = suspects.find([
-        kept("d", edges=30.0), kept("a", edges=33.0), kept("c", edges=20.0, entropy=1.0), kept("b", edges=33.0),
+        kept("d", edges=30.0), kept("b", edges=33.0), kept("c", edges=20.0, entropy=1.0), kept("a", edges=33.0),
         kept("plain", edges=20.0, evenness=99.0), kept("ok"),
     ])  # fmt: skip
     assert [(row.issue, row.path, row.value) for row in found] == [
