@@ -290,9 +290,9 @@ def test_params_that_cannot_run_here_are_refused(raw: dict[str, Any]) -> None:
     """Before a copy is made; so is a recipe with folds or seeds beside it."""
     with pytest.raises(UserError, match=r"^train.precision: 'tf32' needs train.device: cuda"):
         folds.study(params.parse(on_cpu(raw, train__precision="tf32")), 2, None, 1, None)
-    for options in ((2, None), (None, 2)):
+    for number, seeds in ((2, None), (None, 2)):
         with pytest.raises(UserError, match=r"^--recipe: it says how many folds and seeds"):
-            folds.study(params.parse(on_cpu(raw)), *options, 1, A_RECORD)
+            folds.study(params.parse(on_cpu(raw)), number, seeds, 1, A_RECORD)
 
 
 def test_a_recipe_brings_its_params_and_seeds(raw: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.base import linux
 from pipeline.studies import jobs
 from pipeline.studies.jobs import Job
 from tests.conftest import PROJECT
@@ -49,7 +50,7 @@ def test_no_more_run_at_once_than_asked_for(at_once: int, tmp_path: Path, monkey
         most = max(most, len(started) - len(ended))
         return jobs._Running(job, Looks())  # type: ignore[arg-type]
 
-    monkeypatch.setattr(jobs.linux, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(linux, "adopt_orphans", lambda: None)
     monkeypatch.setattr(jobs, "_start", start)
     monkeypatch.setattr(jobs, "LOOK", 0.0)
     for job in jobs.finished([Job(f"{k}", tmp_path, ()) for k in range(5)], at_once, "folds"):

@@ -41,14 +41,14 @@ def test_a_trial_whose_model_is_the_same_is_the_same_experiment(changes: dict[st
 
 
 def test_an_elastic_training_is_the_same_with_any_number_of_processes() -> None:
-    elastic = {"train__parallel": "elastic", "train__shards": 4}
+    elastic: dict[str, Any] = {"train__parallel": "elastic", "train__shards": 4}
     assert name(**elastic, run__processes=2) == name(**elastic)
 
 
 def test_the_users_own_weights_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By their content, not their name alone; a missing file is refused."""
     monkeypatch.chdir(tmp_path)
-    own = {"train__weights": "mine.safetensors"}
+    own: dict[str, Any] = {"train__weights": "mine.safetensors"}
     with pytest.raises(UserError, match=r"^train.weights: mine.safetensors not found"):
         name(**own)
     names = []
