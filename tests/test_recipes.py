@@ -1,6 +1,7 @@
 """The recorded recipes can be repeated, and the tables of docs/folds.md are made from committed figures."""
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,20 @@ def test_the_document_has_the_figures_of_the_rehearsal() -> None:
     for path in REHEARSED:
         accuracy, low, high = (record.read(path).figures[f"accuracy{end}"] for end in ("", "_low", "_high"))
         assert f"{accuracy:.4f} ({low:.4f} to {high:.4f}) | `results/fine_tuning/{path.name}`" in text
+
+
+def test_the_document_has_the_figures_of_several_seeds() -> None:
+    """The accuracy of each seed over all images, their mean and their standard deviation."""
+    found = record.read(PROJECT / record.RECIPES / "base_seeds.json")
+    images = int(found.figures["images"])
+    right = [sum(part.right for part in found.parts if part.seed == seed) for seed in found.seeds]
+    first, *others, last = (f"{count / images:.4f}" for count in right)
+    mean, deviation = (found.figures[f"over_seeds.{name}"] for name in ("mean", "deviation"))
+    said = f"{', '.join([first, *others])} and {last} over all images, so {mean:.4f} ± {deviation:.4f}"
+    assert said in (PROJECT / recipes.DOCUMENT).read_text()
+    assert statistics.stdev(count / images for count in right) == pytest.approx(deviation, abs=1e-9)
+    base = record.read(PROJECT / record.RECIPES / "base.json")
+    assert (found.params, found.parts[: len(base.parts)]) == (base.params, base.parts)
 
 
 def test_duplicates_are_related_whatever_the_split_did_with_them(tmp_path: Path) -> None:
