@@ -78,7 +78,7 @@ def study(config: Params, folds: int | None, seeds: int | None, at_once: int, re
 
 def copies_of(chosen: Study) -> dict[tuple[int, int], Copy]:
     """A working copy for each seed and fold, with the images and weights of the first one."""
-    print(f"folds: {chosen.folds} folds, {len(chosen.seeds)} seeds: working copies in {FOLDER}/", flush=True)
+    print(f"folds: {chosen.folds}, seeds: {len(chosen.seeds)}; working copies in {FOLDER}/", flush=True)
     project = copies.project()
     made = {
         (seed, fold): copies.make(project, FOLDER / f"seed{seed}-fold{fold}", chosen.changes(seed, fold))
