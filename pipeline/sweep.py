@@ -12,20 +12,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from filelock import FileLock, Timeout
-
-from pipeline.base import files, programs
+from pipeline.base import files, locks, programs
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import document, machine, params
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
-from pipeline.studies import experiments, following, ranges, sweep_page, tpe, trials
+from pipeline.studies import experiments, following, queueing, ranges, sweep_page, tpe, trials
 from pipeline.studies.experiments import Queue
 from pipeline.studies.following import Order
 from pipeline.studies.ranges import Sweep, Trial
@@ -44,15 +40,13 @@ class Study:
     """A sweep that runs: what is tried, with which data and code, and how many trials at a time."""
 
     sweep: Sweep
-    raw: Mapping[str, Any]  # params.yaml
+    config: Params
+    commit: str  # where all trials begin
     shared: Mapping[str, str]  # hashes of data and code
+    weights: Mapping[str, str]  # hashes of the user's own weights files
     machine: Machine
     jobs: int
     ask: threading.Event = field(default_factory=threading.Event)  # set when a signal asks to stop
-
-    @property
-    def config(self) -> Params:
-        return params.parse(self.raw)
 
     def order(self, trial: Trial) -> Order:
         """The experiment of a trial: no test image is read."""
@@ -65,70 +59,57 @@ class Study:
         return self._order(trial, "best", f"the best one, trial {trial.number}, on the test images", TEST)
 
     def _order(self, trial: Trial, word: str, title: str, targets: Sequence[str]) -> Order:
-        config = trials.config_of(self.raw, trial.values)
-        name = trials.name(self.sweep.name, word, config, self.shared)
-        return Order(name, title, trial.values, targets, trials.own_weights(config))
+        config = params.changed(self.config, trial.values)
+        name = trials.name(self.sweep.name, word, config, self.shared, self.weights)
+        return Order(name, title, trial.values, targets, trials.own_weights(config.train.weights))
 
 
 def sweep(path: Path, jobs: int) -> int:
     """Run every trial that has no result yet, rank them, and test the best one; 0. Raises UserError if none has one."""
-    with locked():
-        if note := experiments.repair():
+    if not programs.TEMPORARY.parent.is_dir():
+        raise UserError(f"{programs.TEMPORARY.parent}: not found; run from the project's folder, where it lies")
+    with locks.held(programs.TEMPORARY / "sweep", "runs a sweep"):
+        queueing.wait_for_others(say)
+        if note := queueing.repair():
             say(note)
         study = prepared(path, jobs)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: study.ask.set())
-        with experiments.opened() as repo:
-            ended = trials.ranked(run(study, repo))
+        with experiments.opened(study.commit) as queue:
+            ended = trials.ranked(run(study, queue))
             table = Path(study.config.paths.metrics) / "sweep.csv"
             files.write_csv(table, *trials.table(ended))
             print(f"\n{trials.shown_table(ended)}\n", flush=True)
             if not ended[0].results:
                 raise UserError(f"no trial has a result ({table}); why: dvc queue logs {ended[0].experiment}")
             test = study.test(ended[0].trial)
-            following.run(repo, [test], 1, study.ask, say)
-        conclude(study, ended, test.name)
+            following.run(queue, [test], 1, study.ask, say)
+            conclude(study, ended, test.name, experiments.finished(queue))
     return 0
-
-
-@contextmanager
-def locked() -> Iterator[None]:
-    """Inside the block no other sweep runs in this folder. Raises UserError if one does."""
-    folder = programs.TEMPORARY
-    if not folder.parent.is_dir():
-        raise UserError(f"{folder.parent}: not found; run from the project's folder, where it lies")
-    folder.mkdir(exist_ok=True)
-    lock = FileLock(folder / "sweep.lock", timeout=0, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise UserError("another sweep runs in this folder; wait for it, or end it, then run again") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def prepared(path: Path, jobs: int) -> Study:
     """The study of a file of ranges, with its data made ready. Raises UserError before anything is queued."""
     found, raw, here = ranges.read(path), document.read(params.FILE), machine.read()
-    params.parse(raw)
+    config = params.parse(raw)
     if found.search == "tpe":
         tpe.check()
         if jobs > 1:
             raise UserError(f"--jobs {jobs} × search: tpe, where each trial waits for the one before; allowed: 1")
-    trials.check(raw, [trial.values for trial in planned(found)] or list(ranges.corners(found)), here)
+    trials.check_written(raw, found.axes)
+    trials.check(config, [trial.values for trial in planned(found)] or list(ranges.corners(found)), here)
     say(f"{found.trials} trials of {', '.join(found.axes)} (search: {found.search}); first the data: dvc repro prepare")
     command = [sys.executable, "-m", "pipeline.repro", "prepare"]
     if subprocess.run(command, env=programs.environment(), check=False).returncode:
         raise UserError("the data could not be made ready; see above")
-    if changes := [change[3:] for change in experiments.uncommitted()]:
+    commit = experiments.head()
+    if changes := queueing.uncommitted():
         more = f" and {len(changes) - MOST_SHOWN} more" if len(changes) > MOST_SHOWN else ""
         raise UserError(
             f"not committed: {', '.join(changes[:MOST_SHOWN])}{more}; a trial begins at a commit; "
-            f"git add {' '.join(changes)} && git commit -m 'Before the sweep', or take the changes back"
+            "git add -A && git commit -m 'Before the sweep', or take the changes back"
         )
-    return Study(found, raw, trials.data(params.parse(raw)), here, jobs)
+    return Study(found, config, commit, trials.data(config), trials.weights(config, found), here, jobs)
 
 
 def planned(found: Sweep) -> list[Trial]:
@@ -138,44 +119,39 @@ def planned(found: Sweep) -> list[Trial]:
     return ranges.random(found, found.trials) if found.search == "random" else []
 
 
-def run(study: Study, repo: Queue) -> list[Done]:
+def run(study: Study, queue: Queue) -> list[Done]:
     """Run the trials; what each of them gave."""
     if study.sweep.search == "tpe":
-        return in_turn(study, repo)
+        return in_turn(study, queue)
     chosen = planned(study.sweep)
     orders = [study.order(trial) for trial in chosen]
-    count = len({order.name for order in orders} & {*experiments.finished()})
+    count = len({order.name for order in orders} & {*experiments.finished(queue)})
     say(f"{count} of {len(orders)} trials have finished before")
-    following.run(repo, orders, study.jobs, study.ask, say)
-    return results(study, chosen)
+    following.run(queue, orders, study.jobs, study.ask, say)
+    finished = experiments.finished(queue)
+    return [result(study, trial, order.name, finished) for trial, order in zip(chosen, orders, strict=True)]
 
 
-def in_turn(study: Study, repo: Queue) -> list[Done]:
+def in_turn(study: Study, queue: Queue) -> list[Done]:
     """Run trials one after another; each is chosen by the results of those before it."""
-    chosen: list[Trial] = []
     ended: list[Done] = []
     for number in range(1, study.sweep.trials + 1):
         seen = [(done.trial.values, one.val_accuracy) for done in ended for one in done.results]
-        chosen.append(trial := tpe.proposed(study.sweep, number, seen))
-        trials.check(study.raw, [trial.values], study.machine)
-        following.run(repo, [study.order(trial)], 1, study.ask, say)
-        ended += results(study, [trial])
+        trial = tpe.proposed(study.sweep, number, seen)
+        trials.check(study.config, [trial.values], study.machine)
+        following.run(queue, [order := study.order(trial)], 1, study.ask, say)
+        ended.append(result(study, trial, order.name, experiments.finished(queue)))
     return ended
 
 
-def results(study: Study, chosen: Sequence[Trial]) -> list[Done]:
-    """What each of these trials gave: one result, or none."""
-    finished = experiments.finished()
-    names = [study.order(trial).name for trial in chosen]
-    return [
-        Done(trial, name, (trials.result(finished[name], study.config),) if name in finished else ())
-        for trial, name in zip(chosen, names, strict=True)
-    ]
+def result(study: Study, trial: Trial, name: str, finished: Mapping[str, str]) -> Done:
+    """What a trial gave: one result, or none."""
+    return Done(trial, name, (trials.result(finished[name], study.config),) if name in finished else ())
 
 
-def conclude(study: Study, ended: Sequence[Done], name: str) -> None:
+def conclude(study: Study, ended: Sequence[Done], name: str, finished: Mapping[str, str]) -> None:
     """Write the page, and say how good the best one is and how to take it over."""
-    finished, paths = experiments.finished(), study.config.paths
+    paths = study.config.paths
     if name not in finished:
         raise UserError(f"the best trial could not be tested; why: dvc queue logs {name}; then run again")
     tested = trials.on_test(finished[name], study.config)

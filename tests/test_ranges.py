@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from pipeline.base.errors import UserError
-from pipeline.config import machine
+from pipeline.config import machine, params
 from pipeline.studies import experiments, ranges, tpe, trials
 from pipeline.studies.ranges import Range, Sweep, Trial
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
@@ -178,27 +178,38 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_trial_that_cannot_run_is_refused_before_any_runs() -> None:
     """With its values; and a setting that an old params.yaml lacks, with the command that writes it."""
-    raw, here = on_cpu(read_params()), machine.read()
-    trials.check(raw, [{LR: 0.1, "train.crop_scale": [0.5, 1.0]}], here)
+    config, here = params.parse(on_cpu(read_params())), machine.read()
+    trials.check(config, [{LR: 0.1, "train.crop_scale": [0.5, 1.0]}], here)
     with pytest.raises(UserError, match=r"^train.lr: -1 is not allowed; allowed: greater than 0"):
-        trials.check(raw, [{LR: 0.1}, {LR: -1}], here)
+        trials.check(config, [{LR: 0.1}, {LR: -1}], here)
     with pytest.raises(
         UserError, match=r"^with train.precision=tf32: train.precision: 'tf32' needs train.device: cuda"
     ):
-        trials.check(raw, [{"train.precision": "tf32"}], here)
+        trials.check(config, [{"train.precision": "tf32"}], here)
     with pytest.raises(UserError, match=r"\nand 3 more$"):
-        trials.check(raw, [{LR: number, "train.precision": "tf32"} for number in range(1, 9)], here)
-    del raw["train"]["patience"]
+        trials.check(config, [{LR: number, "train.precision": "tf32"} for number in range(1, 9)], here)
+
+
+@pytest.mark.parametrize("section", ["without the key", "empty", "missing"])
+def test_a_setting_that_an_old_params_file_lacks_is_refused(section: str) -> None:
+    """DVC can only replace a value. The message has the command that writes the line."""
+    raw = read_params()
+    trials.check_written(raw, ["train.patience"])
+    if section == "without the key":
+        del raw["train"]["patience"]
+    elif section == "empty":
+        raw["train"] = None
+    else:
+        del raw["train"]
     with pytest.raises(UserError, match=r"^params.yaml lacks train.patience; to write them there: python -m pipeline"):
-        trials.check(raw, [{"train.patience": 3}], here)
+        trials.check_written(raw, ["train.patience"])
 
 
 def test_the_example_can_run_with_the_params_of_a_cpu() -> None:
     """Every trial of docs/sweep.yaml is accepted."""
     example = ranges.read(PROJECT / "docs/sweep.yaml")
-    trials.check(
-        on_cpu(read_params()), [trial.values for trial in ranges.random(example, example.trials)], machine.read()
-    )
+    config = params.parse(on_cpu(read_params()))
+    trials.check(config, [trial.values for trial in ranges.random(example, example.trials)], machine.read())
 
 
 def accuracy(trial: Trial) -> float:

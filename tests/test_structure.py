@@ -55,7 +55,7 @@ OWNERS = {  # a library → the modules that import it
     "timm": {"models.timm_models"},
     "torchvision": {"models.network", "models.pretrained"}, "tensorboard": set(),
     "safetensors": {"models.exported", "models.pretrained"},
-    "apex": {"engine.apex"}, "dvc": {"claims.revisions", "continue_from", "studies.experiments"},
+    "apex": {"engine.apex"}, "dvc": {"claims.revisions", "continue_from", "studies.experiments", "studies.queueing"},
     "optuna": {"studies.tpe"}, "sklearn": set(),
     "numba": {"loader.compiled"}, "cuda": {"engine.kernels"},
     "onnx": {"models.onnx_export"}, "onnxscript": {"models.onnx_export"},

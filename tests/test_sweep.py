@@ -1,8 +1,10 @@
 """`python -m pipeline.sweep` under real DVC: killed and started again, interrupted, with own photos."""
 
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,9 @@ import pytest
 
 from benchmarks.harness import workspace
 from pipeline.base import files
-from pipeline.base.errors import STOPPED
+from pipeline.base.errors import STOPPED, UserError
 from pipeline.data import synthetic
-from pipeline.studies import experiments
+from pipeline.studies import experiments, queueing
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, commit, copy_project
 from tests.helpers.trainings import wait_for
@@ -34,9 +36,9 @@ def project(folder: Path, ranges: Any, **changes: Any) -> Path:
     return folder
 
 
-def swept(folder: Path) -> str:
+def swept(folder: Path, *words: str) -> str:
     """What a sweep says that runs to its end. It leaves no change that Git sees, and the branch as it was."""
-    done = call(folder, *COMMAND)
+    done = call(folder, *COMMAND, *words)
     assert call(folder, "git", "status", "--porcelain", "--untracked-files=no").stdout == ""
     assert call(folder, "git", "symbolic-ref", "--short", "HEAD").stdout.strip() in ("master", "main")
     return done.stdout
@@ -77,6 +79,67 @@ def kill(running: subprocess.Popen[bytes], folder: Path) -> None:
     running.wait()
 
 
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a commit, in which the test works."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    call(folder, "git", "init", "--quiet")
+    (folder / "a b.py").write_text("1\n")
+    commit(folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_no_trial_is_queued_at_another_commit(repository: Path) -> None:
+    """DVC would take the last commit. The sentence has both ways to go on."""
+    with pytest.raises(UserError, match=r"the last commit is now .* git checkout 000000000000 and run again; for"):
+        queueing.queue("0" * 40, "s-1", {}, [], [])
+
+
+def test_finished_experiments_are_those_of_one_commit(repository: Path) -> None:
+    """A later commit takes none away."""
+    commit_id = experiments.head()
+    call(repository, "git", "update-ref", f"refs/exps/{commit_id[:2]}/{commit_id[2:]}/s-1", commit_id)
+    (repository / "other").write_text("2\n")
+    commit(repository)
+    assert experiments.head() != commit_id
+    assert experiments.finished(experiments.Queue(None, commit_id)) == {"s-1": commit_id}
+
+
+def test_changed_files_are_named_as_they_are(repository: Path) -> None:
+    """Renamed ones, and names with blanks and letters of any language."""
+    assert queueing.uncommitted() == []
+    call(repository, "git", "mv", "a b.py", "grün.py")
+    (repository / "pipeline").mkdir()
+    (repository / "pipeline/new one.py").touch()
+    (repository / "notes.txt").touch()
+    assert queueing.uncommitted() == ["a b.py", "grün.py", "pipeline/"]
+
+
+def test_a_dvc_in_this_folder_is_waited_for_and_its_queue_is_not(repository: Path) -> None:
+    """The workers of the queue work in copies."""
+    sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
+    commands = [["dvc", "repro"], ["dvc", "exp", "queue-worker", "1"], ["dvc", "queue", "start"], ["git"]]
+    started = [subprocess.Popen([*sleeping, *words], cwd=repository) for words in commands]
+    try:
+        assert experiments.others() == [started[0].pid]
+        assert experiments.has_workers()
+        said = []
+
+        def say(sentence: str) -> None:
+            said.append(sentence)
+            started[0].kill()
+            started[0].wait()
+
+        queueing.wait_for_others(say)
+        assert said == [f"waiting for process {started[0].pid}, a DVC that works in this folder"]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose sweep ran undisturbed."""
@@ -114,22 +177,127 @@ def test_a_killed_sweep_goes_on_and_has_the_same_table(reference: Path, tmp_path
     """Killed while DVC changes the files here, and again while a trial runs after the first one has finished: table and
     page have the same bytes, and the finished trial is not run again.
     """
-    folder = project(tmp_path / "project", GRID)
+    folder = killed(tmp_path / "project")
+    assert_goes_on(folder, reference)
+
+
+def killed(folder: Path, enough: Callable[[Path], object] = finished) -> Path:
+    """A project whose sweep was killed while DVC changed the files there, and again when it had done enough."""
+    project(folder, GRID)
     running = started(folder)
-    wait_for((folder / experiments.JOURNAL).is_file, "nothing is queued")
+    wait_for((folder / queueing.JOURNAL).is_file, "nothing is queued")
     kill(running, folder)
     running = started(folder)
-    wait_for(lambda: running.poll() is not None or finished(folder), "no trial has finished")
+    wait_for(lambda: running.poll() is not None or enough(folder), "no trial has finished")
     kill(running, folder)
+    assert finished(folder)
+    return folder
+
+
+def assert_goes_on(folder: Path, reference: Path, *words: str) -> None:
+    """A sweep in a folder where one was killed runs no finished trial again, ends as the reference, and leaves no copy
+    of the project.
+    """
     first = finished(folder)
-    assert first
-    said = swept(folder)
+    said = swept(folder, *words)
     assert f"{len(first)} of 3 trials have finished before" in said
     assert first.items() <= finished(folder).items()
     for name in ("metrics/sweep.csv", "reports/sweep.html"):
         assert (folder / name).read_bytes() == (reference / name).read_bytes()
     wait_for(lambda: not of_queue(folder), "the queue does not end")
     assert not list((folder / ".dvc/tmp/exps").glob("tmp*"))  # the copies, which hold the images
+
+
+def cut(patterns: Sequence[str], share: float) -> list[Path]:
+    """Cut these files of DVC's queue, as a kill does while DVC writes them; their paths."""
+    found = [path for pattern in patterns for path in experiments.EXPS.glob(pattern) if path.is_file()]
+    for path in found:
+        path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    return found
+
+
+@pytest.mark.slow(SLOW)
+def test_files_of_the_queue_that_a_kill_has_cut_end_no_sweep(
+    reference: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kind of file alone, empty or cut in the middle: afterwards the queue can be read, and none of the trials is
+    in it, so each is queued again. All kinds together: a sweep of two trials at a time goes on to the same table.
+    """
+    notes = experiments.EXPS / "celery/result"
+    folder = killed(tmp_path / "project", lambda folder: [*(folder / notes).glob("celery-task-meta-*")])
+    monkeypatch.chdir(folder)
+    for copy in experiments.EXPS.glob("tmp*"):
+        files.remove(copy)
+    saved = shutil.copytree(experiments.EXPS, tmp_path / "saved")
+    for pattern in (*experiments.WRITTEN, "rwlock"):
+        for share in (0, 0.5):
+            files.remove(experiments.EXPS)
+            shutil.copytree(saved, experiments.EXPS)
+            damaged = cut([pattern], share)
+            assert damaged, pattern
+            with experiments.opened(experiments.head()) as queue:
+                *_, removed = experiments.recover(queue, finished(folder))
+                assert removed == len(damaged)
+                state = experiments.waiting(queue)
+            assert not {*state.running} & {*finished(folder)}
+    assert len(cut([*experiments.WRITTEN, "rwlock"], 0)) > len(experiments.WRITTEN)
+    assert_goes_on(folder, reference, "--jobs", "2")
+
+
+@pytest.mark.slow(SLOW)
+def test_a_sweep_killed_alone_leaves_the_edits_that_follow(tmp_path: Path) -> None:
+    """What it was queueing goes on and puts everything back. The next start takes back no edit. It refuses it."""
+    folder = project(tmp_path / "project", GRID)
+    running = started(folder)
+    wait_for((folder / queueing.JOURNAL).is_file, "nothing is queued")
+    running.kill()
+    running.wait()
+    wait_for(lambda: not (folder / queueing.JOURNAL).is_file(), "DVC does not end")
+    (folder / "README.md").write_text("mine\n")
+    refused = call(folder, *COMMAND, check=False)
+    assert refused.returncode == 1
+    assert "not committed: README.md; " in refused.stderr
+    assert "killed" not in refused.stdout + refused.stderr
+    assert (folder / "README.md").read_text() == "mine\n"
+
+
+@pytest.mark.slow(SLOW)
+def test_a_commit_during_a_sweep_loses_no_trial(tmp_path: Path) -> None:
+    """What runs has a result. What is still to be queued is refused, and the way back to the trials is named."""
+    folder = project(tmp_path / "project", {"search": "grid", "params": {"train.lr": [0.01]}})
+    before = call(folder, "git", "rev-parse", "HEAD").stdout.strip()
+    running = started(folder)
+    wait_for(lambda: running.poll() is not None or "epoch 1/1" in (folder.parent / "said").read_text(), "no epoch")
+    (folder / "README.md").write_text("mine\n")
+    commit(folder)
+    assert running.wait() == 1
+    said = (folder.parent / "said").read_text()
+    assert "trial 1 of 1 (train.lr=0.01): done" in said
+    assert f"git checkout {before[:12]} and run again" in said
+    call(folder, "git", "checkout", "--quiet", before[:12])
+    again = call(folder, *COMMAND).stdout
+    assert "1 of 1 trials have finished before" in again
+    assert "Test accuracy, measured once" in again
+
+
+@pytest.mark.slow(SLOW)
+def test_trials_start_from_weights_in_no_commit(reference: Path, tmp_path: Path) -> None:
+    """The user's own file, here a trained model of another sweep."""
+    known = finished(reference)
+    best = next(name for name in known if "best" in name)
+    lock = call(reference, "git", "show", f"{known[best]}:dvc.lock").stdout
+    md5 = lock.partition("- path: models/model.safetensors")[2].partition("md5: ")[2].split()[0]
+    folder = tmp_path / "project"
+    project(
+        folder, {"search": "grid", "params": {"train.lr": [0.01]}}, train__weights="data/pretrained/own.safetensors"
+    )
+    refused = call(folder, *COMMAND, check=False)
+    assert "train.weights: data/pretrained/own.safetensors not found; put the file there" in refused.stderr
+    shutil.copy(reference / ".dvc/cache/files/md5" / md5[:2] / md5[2:], folder / "data/pretrained/own.safetensors")
+    assert "Test accuracy, measured once" in swept(folder)
+    (row,) = files.read_csv(folder / "metrics/sweep.csv")
+    plain = next(one for one in files.read_csv(reference / "metrics/sweep.csv") if one["train.lr"] == "0.01")
+    assert row["val_loss"] != plain["val_loss"]
 
 
 @pytest.mark.slow(SLOW)
@@ -169,7 +337,8 @@ def test_photos_in_no_commit_are_swept(source: str, tmp_path: Path) -> None:
         write_params(params, change(read_params(params), paths__inbox=str(photos)))
     refused = call(folder, *COMMAND, check=False)
     assert refused.returncode == 1
-    assert "dvc.lock; a trial begins at a commit; git add " in refused.stderr
+    assert "not committed: dvc.lock" in refused.stderr
+    assert "; a trial begins at a commit; git add -A && git commit -m 'Before the sweep', or take" in refused.stderr
     call(folder, "git", "add", "dvc.lock", "params.yaml", "tried.yaml")
     call(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "Data")
     assert "Test accuracy, measured once" in swept(folder)

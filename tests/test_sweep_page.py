@@ -47,9 +47,13 @@ def test_the_best_is_the_one_with_the_highest_validation_accuracy() -> None:
     assert [one.trial.number for one in BEST_FIRST] == [4, 5, 3, 1, 2]
     header, rows = trials.table(BEST_FIRST)
     assert header[:6] == ["rank", "trial", "experiment", "state", "train.lr", "train.model"]
-    assert rows[0] == [1, 4, "s-4", "", "0.05", "resnet18", "true", 0.75, 1.25, 2]
+    assert rows[0] == ["1", 4, "s-4", "", "0.05", "resnet18", "true", 0.75, 1.25, 2]
     assert rows[-1] == ["", 2, "s-2", "failed", "0.1", "resnet18", "true", "", "", ""]
     assert trials.shown_table(BEST_FIRST).splitlines()[-1].split()[:3] == ["–", "2", "failed"]
+
+
+def test_the_loss_of_a_training_that_went_wrong_is_short() -> None:
+    assert trials.short(done(1, 0.9, "resnet18", Result(0.25, 2.399e26, 1)))[1] == "2.4e+26"
 
 
 def test_the_verdict_warns_of_the_selection() -> None:
@@ -68,7 +72,7 @@ def test_the_page_has_every_trial_and_a_line_for_each_result() -> None:
     """The failed one is in the table and has no line. On a logarithmic axis 0.01 is in the middle of 0.001 and 0.1."""
     assert PAGE.count('<path class="line ') == 4
     assert PAGE.count('<path class="line c1"') == 1
-    assert "<td>failed</td>" in PAGE
+    assert '<th scope="row">–</th><td>2</td><td>failed</td>' in PAGE
     assert "dvc exp apply s-best-1 &amp;&amp; make repro" in PAGE
     drawn = next(line for line in PAGE.splitlines() if "<title>trial 1: " in line)
     assert 'd="M84 174L' in drawn

@@ -54,7 +54,7 @@ def drawn(anchor: str, title: str, scales: Sequence[Scale], lines: Sequence[str]
         points = [(MARGIN + STEP * k, _y(scale.values[number])) for k, scale in enumerate(scales)]
         opacity = 1 - (1 - FAINTEST) * number / max(len(lines) - 1, 1)
         kind = "line c1" if number == 0 else f'line c0" stroke-opacity="{opacity:.2f}'
-        route = "L".join(f"{x} {y}" for x, y in points)
+        route = "L".join(f"{x} {y:g}" for x, y in points)
         parts.append(f'<path class="{kind}" d="M{route}"><title>{text(lines[number])}</title></path>')
     parts += [_labels(number, scale) for number, scale in enumerate(scales)]
     body = "\n".join(parts)
@@ -65,13 +65,14 @@ def drawn(anchor: str, title: str, scales: Sequence[Scale], lines: Sequence[str]
     )
 
 
-def _y(share: float) -> str:
-    return f"{BOTTOM - (BOTTOM - TOP) * share:.1f}".removesuffix(".0")
+def _y(share: float) -> float:
+    """A position in tenths of a unit."""
+    return round(BOTTOM - (BOTTOM - TOP) * share, 1)
 
 
 def _axis(number: int, scale: Scale) -> str:
     x = MARGIN + STEP * number
-    marks = "".join(f"M{x - 4} {_y(at)}L{x + 4} {_y(at)}" for at, _ in scale.ticks)
+    marks = "".join(f"M{x - 4} {_y(at):g}L{x + 4} {_y(at):g}" for at, _ in scale.ticks)
     return f'<path class="grid" d="M{x} {TOP}L{x} {BOTTOM}{marks}"/>'
 
 
@@ -79,6 +80,6 @@ def _labels(number: int, scale: Scale) -> str:
     """The title of an axis, above in turn in two heights because titles are long, and its values."""
     x = MARGIN + STEP * number
     values = "".join(
-        f'<text class="haloed" x="{x + 7}" y="{float(_y(at)) + 4:g}">{text(shown)}</text>' for at, shown in scale.ticks
+        f'<text class="haloed" x="{x + 7}" y="{_y(at) + 4:g}">{text(shown)}</text>' for at, shown in scale.ticks
     )
     return f'<text x="{x}" y="{16 if number % 2 else 32}" text-anchor="middle">{text(scale.title)}</text>{values}'

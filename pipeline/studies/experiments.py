@@ -1,7 +1,8 @@
-"""Experiments of DVC at the last commit, and its queue: what waits, what runs, and how to begin and end it.
+"""Experiments of DVC at a commit, and its queue: what waits, what runs, and how to begin and end it.
 
 A queued experiment runs in a temporary copy of the commit, started by a worker of DVC that outlives its caller. What
-has finished is a Git reference, which a kill cannot damage. What is known of the queue is in .dvc/tmp/exps.
+has finished is a Git reference, which a kill cannot damage. What is known of the queue is in .dvc/tmp/exps, in files
+that a kill can cut.
 """
 
 import json
@@ -10,15 +11,15 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import psutil
+from dvc.exceptions import DvcException
 from dvc.repo import Repo
-from dvc.repo.experiments.executor.base import ExecutorInfo
+from kombu.exceptions import KombuError
 
 from pipeline.base import files, programs
 from pipeline.base.errors import UserError
@@ -28,10 +29,20 @@ EPOCH = re.compile(r"^epoch \d+/\d+: .*$", re.MULTILINE)
 FAULT = re.compile(r"^(?:train|weights|evaluate): (?!process \d+ of \d+ ended)(.*)$", re.MULTILINE)
 REFUSED = "exited with 1"  # DVC's words for a stage that ended with exit status 1
 WORKER, EXECUTOR = "queue-worker", "exec-run"  # words of the commands of a worker, and of what runs an experiment
+START = ("queue", "start")  # and of the process that started a worker and waits for its end
+CHANGER = "pipeline.studies.queueing"  # the same, of what changes the files here
+ATTEMPTS = 5  # to read the queue, a second apart
 SECONDS = 20  # for a process to end by itself after a signal
-JOURNAL = programs.TEMPORARY / "queueing.json"  # exists while DVC changes the files here: see `queue`
-AUTHOR = ("-c", "user.name=perennial", "-c", "user.email=perennial@localhost")
-Queue: TypeAlias = Repo  # DVC's view of this project, with its queue
+EXPS = programs.TEMPORARY / "exps"
+WRITTEN = ("run/*/*.run", "run/*/*.json", "celery/*.json", "celery/broker/*/*", "celery/result/*")  # by DVC, as JSON
+
+
+@dataclass(frozen=True)
+class Queue:
+    """DVC's view of this project, with its queue, for the experiments of one commit."""
+
+    repo: Repo
+    commit: str
 
 
 @dataclass(frozen=True)
@@ -51,12 +62,10 @@ def head() -> str:
     return programs.output("git", "rev-parse", "HEAD").strip()
 
 
-def finished() -> dict[str, str]:
-    """Name of each finished experiment that began at the last commit → its commit."""
-    commit = head()
-    known = programs.output(
-        "git", "for-each-ref", "--format=%(refname) %(objectname)", f"refs/exps/{commit[:2]}/{commit[2:]}/"
-    )
+def finished(queue: Queue) -> dict[str, str]:
+    """Name of each finished experiment that began at the queue's commit → its commit."""
+    begun = f"refs/exps/{queue.commit[:2]}/{queue.commit[2:]}/"
+    known = programs.output("git", "for-each-ref", "--format=%(refname) %(objectname)", begun)
     return {line.split()[0].rpartition("/")[2]: line.split()[1] for line in known.splitlines()}
 
 
@@ -66,81 +75,28 @@ def text_of(revision: str, path: Path) -> str:
 
 
 @contextmanager
-def opened() -> Iterator[Queue]:
-    """DVC's view of this project."""
+def opened(commit: str) -> Iterator[Queue]:
+    """The queue of this project."""
     with Repo() as repo:
-        yield repo
+        yield Queue(repo, commit)
 
 
-def waiting(repo: Queue) -> Waiting:
-    """What is in the queue. In this order: what moves on in the meantime is seen twice, and not missed."""
-    queue = repo.experiments.celery_queue
-    queued = frozenset(str(entry.name) for entry in queue.iter_queued())
-    running = {str(entry.name): str(entry.stash_rev) for entry in queue.iter_active()}
-    failed = {str(done.entry.name): str(done.entry.stash_rev) for done in queue.iter_failed()}
+def waiting(queue: Queue) -> Waiting:
+    """What is in the queue. Raises UserError if its files are damaged; without a worker, `recover` mends them first."""
+    for _ in range(ATTEMPTS):
+        with suppress(DvcException, KombuError, ValueError):
+            return _waiting(queue)
+        time.sleep(1)  # a worker may be writing one of its files just now
+    raise UserError("DVC's queue cannot be read; dvc queue stop --kill, then run again")
+
+
+def _waiting(queue: Queue) -> Waiting:
+    """In this order: what moves on in the meantime is seen twice, and not missed."""
+    celery = queue.repo.experiments.celery_queue
+    queued = frozenset(str(entry.name) for entry in celery.iter_queued())
+    running = {str(entry.name): str(entry.stash_rev) for entry in celery.iter_active()}
+    failed = {str(done.entry.name): str(done.entry.stash_rev) for done in celery.iter_failed()}
     return Waiting(queued, running, failed)
-
-
-def uncommitted() -> list[str]:
-    """Changes that no commit has, in the words of `git status`: of all files that Git tracks, and of new code."""
-    tracked = programs.output("git", "status", "--porcelain", "--untracked-files=no").splitlines()
-    new = programs.output("git", "status", "--porcelain", "--", "dvc.lock", "dvc.yaml", "params.yaml", "pipeline")
-    return list(dict.fromkeys([*tracked, *new.splitlines()]))
-
-
-def queue(name: str, values: Mapping[str, Any], targets: Sequence[str], copied: Sequence[str]) -> None:
-    """Put an experiment into the queue that runs only these stages, with other values of params.yaml.
-
-    `copied`: files in no commit that the copy needs. DVC writes the values into params.yaml, takes a snapshot, and puts
-    everything back. A journal says where the work began, so that `repair` can put it back after a kill.
-    """
-    branch = programs.output("git", "rev-parse", "--abbrev-ref", "HEAD").strip()
-    files.write_json(JOURNAL, {"branch": branch, "head": head()})
-    words = ["exp", "run", "--quiet", "--queue", "--name", name, "--single-item"]
-    words += [word for key, value in values.items() for word in ("--set-param", f"{key}={_override(value)}")]
-    words += [word for path in copied for word in ("--copy-paths", path)]
-    # In a process group of its own, Ctrl-C does not reach it: it would be interrupted while it puts files back.
-    done = subprocess.run(
-        [sys.executable, "-m", "dvc", *words, *targets],
-        env=programs.environment(), capture_output=True, text=True, check=False, process_group=0,
-    )  # fmt: skip
-    if done.returncode >= 0:  # not killed: DVC has put everything back
-        files.remove(JOURNAL)
-    if done.returncode:
-        message = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
-        raise UserError(f"{name}: dvc exp run --queue ended with exit status {done.returncode}: {message}")
-
-
-def _override(value: Any) -> str:
-    """A value in Hydra's words, as `dvc exp run -S` reads it."""
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_override, value))}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return repr(value)
-
-
-def repair() -> str:
-    """Put back the files that a `dvc exp run --queue` which was killed has changed. Says what was done; or nothing.
-
-    The work began without uncommitted changes, so the files of the commit are what was there. Changes since then are
-    kept as a commit of `git stash create`.
-    """
-    if not JOURNAL.is_file():
-        return ""
-    began = json.loads(JOURNAL.read_text(encoding="utf-8"))
-    if head() != began["head"]:  # somebody has gone on since then
-        files.remove(JOURNAL)
-        return ""
-    kept = programs.output("git", *AUTHOR, "stash", "create").strip()
-    programs.output("git", "reset", "--quiet", "--hard")
-    if began["branch"] != "HEAD":
-        programs.output("git", "symbolic-ref", "HEAD", f"refs/heads/{began['branch']}")
-    files.remove(JOURNAL)
-    where = f" (what lay there: git stash apply {kept[:12]})" if kept else ""
-    return f"a killed dvc exp run --queue left its files here; the files of the commit are put back{where}"
 
 
 def start(jobs: int) -> None:
@@ -160,20 +116,39 @@ def has_workers() -> bool:
     The system knows. DVC asks the workers, which answer too late on a busy machine. DVC then starts another one of the
     same name, and its note holds the process ID of that one.
     """
-    return Path.cwd() in _folders_of(WORKER)
+    return any(WORKER in words for _, words in _commands_here())
 
 
-def _folders_of(word: str) -> set[Path]:
-    """Where the processes work that have this word in their command."""
-    found = set()
+def others() -> list[int]:
+    """The IDs of the DVC processes that work in this very folder, without those of the queue.
+
+    A worker works in copies. Here it reads and writes nothing but the queue.
+    """
+    return [
+        process.pid
+        for process, words in _commands_here()
+        if process.pid != os.getpid()
+        and any(word == CHANGER or Path(word).name == "dvc" for word in words)
+        and not (WORKER in words or EXECUTOR in words or {*START} <= {*words})
+    ]
+
+
+def _commands_here() -> Iterator[tuple[psutil.Process, list[str]]]:
+    """The processes that work in this very folder, with the words of their commands."""
+    here = Path.cwd()
+    for process, words in _commands():
+        with suppress(psutil.Error, OSError):
+            if Path(process.cwd()) == here:
+                yield process, words
+
+
+def _commands() -> Iterator[tuple[psutil.Process, list[str]]]:
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if word in process.cmdline():
-                found.add(Path(process.cwd()))
-    return found
+            yield process, process.cmdline()
 
 
-def end_idle(repo: Queue) -> None:
+def end_idle(queue: Queue) -> None:
     """End workers that have nothing to do, unless other experiments keep them busy.
 
     A worker ends by itself when it was idle for ten seconds. DVC loses what is queued while it ends.
@@ -182,34 +157,26 @@ def end_idle(repo: Queue) -> None:
     for _ in range(SECONDS):
         if not has_workers():
             return
-        state = waiting(repo)
+        state = waiting(queue)
         if not (asked or state.queued or state.running):
-            repo.experiments.celery_queue.shutdown()
+            queue.repo.experiments.celery_queue.shutdown()
             asked = True
         time.sleep(1)
 
 
-def _command(pid: int) -> list[str]:
-    """The words of the command of a process; none if it has ended."""
-    try:
-        return psutil.Process(pid).cmdline()
-    except psutil.Error:
-        return []
-
-
-def epochs(repo: Queue, revision: str) -> list[str]:
+def epochs(queue: Queue, revision: str) -> list[str]:
     """What a running or ended experiment has printed about its epochs."""
-    return EPOCH.findall(_printed(repo, revision))
+    return EPOCH.findall(_printed(queue, revision))
 
 
-def reason(repo: Queue, revision: str) -> str:
+def reason(queue: Queue, revision: str) -> str:
     """The last sentence of the stages of an experiment that has failed; empty if no stage ended by itself."""
-    printed = _printed(repo, revision)
+    printed = _printed(queue, revision)
     return "".join(FAULT.findall(printed)[-1:]) if REFUSED in printed else ""
 
 
-def _printed(repo: Queue, revision: str) -> str:
-    found = repo.experiments.celery_queue.proc.get(revision)
+def _printed(queue: Queue, revision: str) -> str:
+    found = queue.repo.experiments.celery_queue.proc.get(revision)
     path = Path(found.stdout) if found and found.stdout else Path(os.devnull)
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
@@ -226,44 +193,73 @@ def interrupt(names: Iterable[str]) -> None:
         programs.dvc("queue", "kill", *listed)
 
 
-def give_up(repo: Queue, names: Iterable[str]) -> list[str]:
-    """Mark experiments as failed whose worker was killed, end what they left, and remove their copies. Their names.
-
-    Only for a queue without a worker. DVC itself would wait for them forever, and it sends its signals to their process
-    IDs, which other processes may have by now.
+def recover(queue: Queue, names: Iterable[str]) -> tuple[list[str], int, int]:
+    """Mend what killed workers left. Returns those of `names` that ran, which are failed now, and how many copies of
+    the project and how many files are removed. Only for a queue without a worker.
     """
-    queue = repo.experiments.celery_queue
-    lost = {name: revision for name, revision in waiting(repo).running.items() if name in names}
-    for name, revision in lost.items():
-        found = queue.proc.get(revision)
-        if found and found.returncode is None:
-            _end(found.pid, revision)
-            found.returncode = -1
-            queue.proc[revision] = found
-        queue.kill([name])
-        info = Path(queue.get_infofile_path(revision))
-        if info.is_file():
-            files.remove(Path(ExecutorInfo.load_json(str(info)).root_dir))
-    return list(lost)
-
-
-def remove_copies() -> int:
-    """Remove the copies of the project that killed workers left; how many. Only for a queue without a worker."""
-    used = _folders_of(EXECUTOR)
-    copies = [path for path in (programs.TEMPORARY / "exps").glob("tmp*") if path.absolute() not in used]
+    _end_orphans()
+    cut = 0 if others() else _remove_cut(queue)
+    lost = _give_up(queue, names)
+    copies = [*EXPS.glob("tmp*")]
     for copy in copies:
         files.remove(copy)
-    return len(copies)
+    return lost, len(copies), cut
 
 
-def _end(pid: int, revision: str) -> None:
-    """End the process of an experiment, if the process with this ID is one. Its stages end with it."""
-    words = _command(pid)
-    if not (EXECUTOR in words and any(revision in word for word in words)):
-        return
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        process.terminate()
-        with suppress(psutil.TimeoutExpired):
-            process.wait(SECONDS)
-        process.kill()
+def _end_orphans() -> None:
+    """End what runs experiments of this project. Nobody collects the results. Their stages end with them."""
+    notes = str(EXPS.absolute())
+    found = [
+        process for process, words in _commands() if EXECUTOR in words and any(word.startswith(notes) for word in words)
+    ]
+    for process in found:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    for process in psutil.wait_procs(found, SECONDS)[1]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _remove_cut(queue: Queue) -> int:
+    """Remove the files of the queue that are not whole, and a lock that nobody holds any more; how many.
+
+    DVC writes these files in place. An experiment whose files are cut is then unknown, or as if it still ran.
+    """
+    cut = [path for pattern in WRITTEN for path in EXPS.glob(pattern) if path.is_file() and not _is_json(path)]
+    lock = EXPS / "rwlock"
+    if lock.is_file() and not (_is_json(lock) and not any(json.loads(lock.read_bytes()).values())):
+        cut.append(lock)
+    for path in cut:
+        files.remove(path)
+    app, unknown = queue.repo.experiments.celery_queue.celery, {path.stem for path in cut if path.suffix == ".run"}
+    for message in list(app.iter_processed()) if unknown else []:
+        arguments, *_ = message.decode()
+        if arguments[0]["stash_rev"] in unknown:  # DVC cannot read a queue with an ended experiment that has no .run
+            with suppress(FileNotFoundError):
+                app.AsyncResult(message.headers["id"]).forget()
+    return len(cut)
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_bytes())
+    except ValueError:
+        return False
+    return True
+
+
+def _give_up(queue: Queue, names: Iterable[str]) -> list[str]:
+    """Mark experiments as failed whose worker was killed. Their names.
+
+    DVC itself would wait for them forever, and it sends its signals to their process IDs, which other processes may
+    have by now.
+    """
+    celery = queue.repo.experiments.celery_queue
+    lost = {name: revision for name, revision in waiting(queue).running.items() if name in names}
+    for name, revision in lost.items():
+        found = celery.proc.get(revision)
+        if found and found.returncode is None:
+            found.returncode = -1
+            celery.proc[revision] = found
+        celery.kill([name])
+    return list(lost)

@@ -67,9 +67,9 @@ def table(best_first: Sequence[Done]) -> str:
     """Every trial, the best first."""
     keys = list(best_first[0].trial.values)
     rows = [
-        (f"{rank}", f"{done.trial.number}", *trials.short(done),
+        (rank or "–", f"{done.trial.number}", *trials.short(done),
          *(code(trials.shown(done.trial.values[key])) for key in keys), code(done.experiment))
-        for rank, done in enumerate(best_first, start=1)
+        for rank, done in zip(trials.ranks(best_first), best_first, strict=True)
     ]  # fmt: skip
     head = ("rank", "trial", RESULT, "validation loss", "exported epoch", *map(code, keys), "experiment")
     return markup.section(

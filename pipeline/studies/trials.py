@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeline.base import dvc_lock, files, schema
 from pipeline.base.errors import UserError
-from pipeline.config import params, validity
+from pipeline.config import document, params, upgrade, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
 from pipeline.evaluation import metrics
 from pipeline.studies import experiments
-from pipeline.studies.ranges import Trial
+from pipeline.studies.ranges import Sweep, Trial
 
 MOST_SHOWN = 5  # trials whose faults are shown
 LETTERS = 8  # hexadecimal digits of the digest in a name
+LARGE = 1e5  # a loss from here on is shown with an exponent: a training that goes wrong has up to 10 to the power of 38
 FIGURES = ("val_accuracy", "val_loss", "exported_epoch")
 
 
@@ -58,24 +59,22 @@ class OnTest:
     accuracy_high: schema.Share
 
 
-def config_of(raw: Mapping[str, Any], values: Mapping[str, Any]) -> Params:
-    """params.yaml (`raw`) with the values of a trial. Raises UserError if they are not allowed."""
-    table = json.loads(json.dumps(raw))
-    for key, value in values.items():
-        section, _, name = key.partition(".")
-        table[section][name] = value
-    return params.parse(table)
-
-
-def check(raw: Mapping[str, Any], chosen: Sequence[Mapping[str, Any]], machine: Machine) -> None:
-    """Raise UserError with the faults of the params that cannot run on this machine, or that params.yaml lacks."""
-    lacking = sorted({key for values in chosen for key in values if key.partition(".")[2] not in raw["train"]})
+def check_written(raw: dict[str, Any], keys: Iterable[str]) -> None:
+    """Raise UserError if params.yaml lacks a setting that is swept: DVC can only replace a value."""
+    lines = {*upgrade.missing(raw, document.read(upgrade.DEFAULTS))}
+    lacking = [key for key in keys if key in lines or key.partition(".")[0] in lines]
     if lacking:
         raise UserError(
             f"{params.FILE} lacks {', '.join(lacking)}; to write them there: python -m pipeline.config.params --upgrade"
         )
+
+
+def check(config: Params, chosen: Sequence[Mapping[str, Any]], machine: Machine) -> None:
+    """Raise UserError with the faults of the params that cannot run on this machine."""
     faults = [
-        (described(values), fault) for values in chosen for fault in validity.faults(config_of(raw, values), machine)
+        (described(values), fault)
+        for values in chosen
+        for fault in validity.faults(params.changed(config, values), machine)
     ]
     if faults:
         more = f"\nand {len(faults) - MOST_SHOWN} more" if len(faults) > MOST_SHOWN else ""
@@ -99,29 +98,34 @@ def data(config: Params) -> dict[str, str]:
     return {path: outs[path] for path in (config.paths.split, config.paths.packed)} | code
 
 
-def name(study: str, word: str, config: Params, shared: Mapping[str, str]) -> str:
+def weights(config: Params, sweep: Sweep) -> dict[str, str]:
+    """Path → hash of the user's own weights files that trials start from. Raises UserError if one is missing."""
+    swept = sweep.axes.get("train.weights")
+    values = swept if isinstance(swept, tuple) else (config.train.weights,)
+    paths = {path for value in values for path in own_weights(value)}
+    if missing := sorted(path for path in paths if not Path(path).is_file()):
+        raise UserError(f"train.weights: {', '.join(missing)} not found; put the file there")
+    return {path: files.sha256(Path(path)) for path in paths}
+
+
+def name(study: str, word: str, config: Params, shared: Mapping[str, str], own: Mapping[str, str]) -> str:
     """The name of an experiment: it is another one as soon as anything differs that changes the bytes of the model.
 
-    `word`: what the experiment is in this study. Raises UserError if the weights to start from are missing.
+    `word`: what the experiment is in this study; `own`: the hashes of the user's own weights files.
     """
-    weights = Path(config.train.weights)
-    if own := own_weights(config):
-        if not weights.is_file():
-            raise UserError(f"train.weights: {weights} not found; put the file there")
-        own = [files.sha256(weights)]
     decisive = {
         "train": config.train.model_dump(mode="json"), "evaluate.batch_size": config.evaluate.batch_size,
         "processes": "any" if config.train.parallel == "elastic" else config.run.processes,
-        "weights": own, "shared": dict(shared),
+        "weights": [own[path] for path in own_weights(config.train.weights)], "shared": dict(shared),
     }  # fmt: skip
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
     letters = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in study).strip("-")
     return f"{letters or 'sweep'}-{word}-{digest[:LETTERS]}"
 
 
-def own_weights(config: Params) -> list[str]:
-    """The user's own file that a training starts from, if there is one."""
-    return [] if config.train.weights in ("none", "imagenet") else [config.train.weights]
+def own_weights(weights: str) -> list[str]:
+    """The user's own file that a training starts from, if this value of train.weights is one."""
+    return [] if weights in ("none", "imagenet") else [weights]
 
 
 def result(revision: str, config: Params) -> Result:
@@ -154,13 +158,18 @@ def ranked(ended: Sequence[Done]) -> list[Done]:
     return sorted(ended, key=key)
 
 
+def ranks(best_first: Sequence[Done]) -> list[str]:
+    """The rank of each trial; empty if it has failed."""
+    return [f"{rank}" if done.results else "" for rank, done in enumerate(best_first, start=1)]
+
+
 def table(best_first: Sequence[Done]) -> tuple[list[str], list[list[object]]]:
     """The header and the rows of metrics/sweep.csv."""
     keys = list(best_first[0].trial.values)
     rows = [
-        [rank if done.results else "", done.trial.number, done.experiment, "" if done.results else "failed",
+        [rank, done.trial.number, done.experiment, "" if done.results else "failed",
          *(shown(done.trial.values[key]) for key in keys), *done.figures]
-        for rank, done in enumerate(best_first, start=1)
+        for rank, done in zip(ranks(best_first), best_first, strict=True)
     ]  # fmt: skip
     return ["rank", "trial", "experiment", "state", *keys, *FIGURES], rows
 
@@ -169,8 +178,8 @@ def shown_table(best_first: Sequence[Done]) -> str:
     """The results as lines of a terminal."""
     head = ["", "trial", "validation", "loss", "epoch", "settings"]
     rows = [
-        [f"{rank}." if done.results else "–", f"{done.trial.number}", *short(done), described(done.trial.values)]
-        for rank, done in enumerate(best_first, start=1)
+        [f"{rank}." if rank else "–", f"{done.trial.number}", *short(done), described(done.trial.values)]
+        for rank, done in zip(ranks(best_first), best_first, strict=True)
     ]
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head) - 1)]
     lines = [
@@ -185,7 +194,8 @@ def short(done: Done) -> list[str]:
     if not done.results:
         return ["failed", "", ""]
     (one,) = done.results
-    return [f"{one.val_accuracy:.4f}", f"{one.val_loss:.4f}", f"{one.exported_epoch}"]
+    loss = f"{one.val_loss:.4f}" if one.val_loss < LARGE else f"{one.val_loss:.3g}"
+    return [f"{one.val_accuracy:.4f}", loss, f"{one.exported_epoch}"]
 
 
 def verdict(best_first: Sequence[Done], tested: OnTest, images: Mapping[str, int]) -> list[str]:
