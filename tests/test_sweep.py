@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.harness import workspace
 from pipeline.base import files
-from pipeline.base.errors import STOPPED, UserError
+from pipeline.base.errors import STOPPED
 from pipeline.data import synthetic
 from pipeline.studies import experiments, queueing
 from tests.conftest import change, read_params, write_params
@@ -77,67 +77,6 @@ def kill(running: subprocess.Popen[bytes], folder: Path) -> None:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     running.wait()
-
-
-@pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a commit, in which the test works."""
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    call(folder, "git", "init", "--quiet")
-    (folder / "a b.py").write_text("1\n")
-    commit(folder)
-    monkeypatch.chdir(folder)
-    return folder
-
-
-def test_no_trial_is_queued_at_another_commit(repository: Path) -> None:
-    """DVC would take the last commit. The sentence has both ways to go on."""
-    with pytest.raises(UserError, match=r"the last commit is now .* git checkout 000000000000 and run again; for"):
-        queueing.queue("0" * 40, "s-1", {}, [], [])
-
-
-def test_finished_experiments_are_those_of_one_commit(repository: Path) -> None:
-    """A later commit takes none away."""
-    commit_id = experiments.head()
-    call(repository, "git", "update-ref", f"refs/exps/{commit_id[:2]}/{commit_id[2:]}/s-1", commit_id)
-    (repository / "other").write_text("2\n")
-    commit(repository)
-    assert experiments.head() != commit_id
-    assert experiments.finished(experiments.Queue(None, commit_id)) == {"s-1": commit_id}
-
-
-def test_changed_files_are_named_as_they_are(repository: Path) -> None:
-    """Renamed ones, and names with blanks and letters of any language."""
-    assert queueing.uncommitted() == []
-    call(repository, "git", "mv", "a b.py", "grün.py")
-    (repository / "pipeline").mkdir()
-    (repository / "pipeline/new one.py").touch()
-    (repository / "notes.txt").touch()
-    assert queueing.uncommitted() == ["a b.py", "grün.py", "pipeline/"]
-
-
-def test_a_dvc_in_this_folder_is_waited_for_and_its_queue_is_not(repository: Path) -> None:
-    """The workers of the queue work in copies."""
-    sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
-    commands = [["dvc", "repro"], ["dvc", "exp", "queue-worker", "1"], ["dvc", "queue", "start"], ["git"]]
-    started = [subprocess.Popen([*sleeping, *words], cwd=repository) for words in commands]
-    try:
-        assert experiments.others() == [started[0].pid]
-        assert experiments.has_workers()
-        said = []
-
-        def say(sentence: str) -> None:
-            said.append(sentence)
-            started[0].kill()
-            started[0].wait()
-
-        queueing.wait_for_others(say)
-        assert said == [f"waiting for process {started[0].pid}, a DVC that works in this folder"]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from dvc.cli import main as dvc
@@ -19,6 +20,7 @@ from pipeline.studies import experiments
 
 JOURNAL = programs.TEMPORARY / "queueing.json"
 AUTHOR = ("-c", "user.name=perennial", "-c", "user.email=perennial@localhost")
+LOCKS = ("index.lock", "HEAD.lock")  # of Git: a killed command leaves them, and Git then refuses to change anything
 POLL = 0.5  # seconds between two looks whether a DVC has ended
 
 
@@ -94,6 +96,8 @@ def repair() -> str:
     if experiments.head() != began["head"]:  # somebody has gone on since then
         files.remove(JOURNAL)
         return ""
+    for name in LOCKS:
+        files.remove(Path(programs.output("git", "rev-parse", "--git-path", name).strip()))
     kept = programs.output("git", *AUTHOR, "stash", "create").strip()
     programs.output("git", "reset", "--quiet", "--hard")
     if began["branch"] != "HEAD":
