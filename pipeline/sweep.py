@@ -28,7 +28,6 @@ from pipeline.studies.ranges import Sweep, Trial
 from pipeline.studies.trials import Done
 
 TRAIN, TEST = ("weights", "train"), ("weights", "train", "evaluate")  # the stages of a trial, and of the best one
-MOST_SHOWN = 5
 
 
 def say(sentence: str) -> None:
@@ -78,7 +77,7 @@ def sweep(path: Path, jobs: int) -> int:
         with experiments.opened(study.commit) as queue:
             ended = trials.ranked(run(study, queue))
             table = Path(study.config.paths.metrics) / "sweep.csv"
-            files.write_csv(table, *trials.table(ended))
+            files.write_csv(table, *trials.table(ended))  # Git ignores it; else nothing could be queued after this
             print(f"\n{trials.shown_table(ended)}\n", flush=True)
             if not ended[0].results:
                 raise UserError(f"no trial has a result ({table}); why: dvc queue logs {ended[0].experiment}")
@@ -103,12 +102,7 @@ def prepared(path: Path, jobs: int) -> Study:
     if subprocess.run(command, env=programs.environment(), check=False).returncode:
         raise UserError("the data could not be made ready; see above")
     commit = experiments.head()
-    if changes := queueing.uncommitted():
-        more = f" and {len(changes) - MOST_SHOWN} more" if len(changes) > MOST_SHOWN else ""
-        raise UserError(
-            f"not committed: {', '.join(changes[:MOST_SHOWN])}{more}; a trial begins at a commit; "
-            "git add -A && git commit -m 'Before the sweep', or take the changes back"
-        )
+    queueing.check_committed()
     return Study(found, config, commit, trials.data(config), trials.weights(config, found), here, jobs)
 
 

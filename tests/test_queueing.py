@@ -33,6 +33,13 @@ def test_no_trial_is_queued_at_another_commit(repository: Path) -> None:
         queueing.queue("0" * 40, "s-1", {}, [], [])
 
 
+def test_no_trial_is_queued_with_a_change_that_no_commit_has(repository: Path) -> None:
+    """An edit while a sweep runs would be in the next trial, and not in its name."""
+    (repository / "a b.py").write_text("2\n")
+    with pytest.raises(UserError, match=r"^not committed: a b.py; a trial begins at a commit; git add -A && "):
+        queueing.queue(experiments.head(), "s-1", {}, [], [])
+
+
 def test_finished_experiments_are_those_of_one_commit(repository: Path) -> None:
     """A later commit takes none away."""
     commit_id = experiments.head()

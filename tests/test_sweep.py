@@ -206,7 +206,8 @@ def test_a_commit_during_a_sweep_loses_no_trial(tmp_path: Path) -> None:
     folder = project(tmp_path / "project", {"search": "grid", "params": {"train.lr": [0.01]}})
     before = call(folder, "git", "rev-parse", "HEAD").stdout.strip()
     running = started(folder)
-    wait_for(lambda: running.poll() is not None or "epoch 1/1" in (folder.parent / "said").read_text(), "no epoch")
+    wait_for((folder / queueing.JOURNAL).is_file, "nothing is queued")
+    wait_for(lambda: not (folder / queueing.JOURNAL).is_file(), "the trial is not queued")
     (folder / "README.md").write_text("mine\n")
     commit(folder)
     assert running.wait() == 1

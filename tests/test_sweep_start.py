@@ -1,5 +1,6 @@
 """What a sweep refuses before it runs anything, and which experiments it asks for. No DVC runs here."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -10,10 +11,10 @@ from typing import Any
 import pytest
 
 from pipeline import sweep
-from pipeline.base import files
+from pipeline.base import files, locks, programs
 from pipeline.base.errors import UserError
-from pipeline.config import machine
-from pipeline.studies import experiments, following
+from pipeline.config import machine, params
+from pipeline.studies import experiments, following, queueing
 from pipeline.studies.following import Order
 from pipeline.studies.ranges import Sweep, Trial
 from pipeline.studies.trials import Done, Result
@@ -37,12 +38,14 @@ def swept(results: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> list[Orde
     """The orders that a sweep gives when its trials had these results."""
 
     @contextmanager
-    def no_queue() -> Iterator[None]:
+    def no_queue(_: str) -> Iterator[None]:
         yield
 
-    study = sweep.Study(GRID, on_cpu(read_params()), {}, machine.read(), 1, threading.Event())
+    config = params.parse(on_cpu(read_params()))
+    study = sweep.Study(GRID, config, "0" * 40, {}, {}, machine.read(), 1, threading.Event())
     ordered: list[Order] = []
-    monkeypatch.setattr(experiments, "repair", str)
+    monkeypatch.setattr(queueing, "repair", str)
+    monkeypatch.setattr(experiments, "finished", lambda _: {})
     monkeypatch.setattr(experiments, "opened", no_queue)
     monkeypatch.setattr(sweep, "prepared", lambda *_: study)
     monkeypatch.setattr(sweep, "run", lambda *_: [Done(one, f"s-{one.number}", results[one.number]) for one in TRIALS])
@@ -92,17 +95,17 @@ def test_both_ends_of_a_range_must_be_allowed(folder: Path) -> None:
 @pytest.mark.usefixtures("folder")
 def test_two_sweeps_of_a_folder_are_refused() -> None:
     """They would take each other's queue. After the first one has ended, the next may begin."""
+    folder = programs.TEMPORARY / "sweep"
     with (
-        sweep.locked(),
-        pytest.raises(UserError, match=r"^another sweep runs in this folder; wait for it"),
-        sweep.locked(),
+        locks.held(folder, "runs a sweep"),
+        pytest.raises(UserError, match=rf"^{folder}: process {os.getpid()} runs a sweep; wait for it"),
     ):
-        pass
-    with sweep.locked():
+        sweep.sweep(Path("s.yaml"), 1)
+    with locks.held(folder, "runs a sweep"):
         pass
 
 
 def test_a_sweep_needs_the_folder_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r"^\.dvc: not found; run from the project's folder"), sweep.locked():
-        pass
+    with pytest.raises(UserError, match=r"^\.dvc: not found; run from the project's folder"):
+        sweep.sweep(Path("s.yaml"), 1)

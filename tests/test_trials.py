@@ -11,6 +11,7 @@ from pipeline.base import dvc_lock, files
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.studies import experiments, trials
+from pipeline.studies.ranges import Sweep
 from tests.conftest import on_cpu, read_params, write_params
 
 SHARED = {"data/split.csv": "a", "pipeline/train.py": "b"}
@@ -19,7 +20,9 @@ TRAINED = {"val_accuracy": 0.5, "val_loss": 1.5, "exported_epoch": 3, "something
 
 def name(shared: dict[str, str] = SHARED, study: str = "s", **changes: Any) -> str:
     """The name of the experiment of params with these changes."""
-    return trials.name(study, "1", params.parse(on_cpu(read_params(), **changes)), shared)
+    config = params.parse(on_cpu(read_params(), **changes))
+    own = trials.weights(config, Sweep("s", "grid", 1, 0, {"train.lr": (0.1,)}))
+    return trials.name(study, "1", config, shared, own)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +60,15 @@ def test_the_users_own_weights_decide(tmp_path: Path, monkeypatch: pytest.Monkey
         names.append(name(**own))
     assert names[0] != names[1]
     assert names[0] == names[2]
+
+
+def test_swept_weights_are_known_by_their_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that params.yaml names are not read then; of `none` there is no file."""
+    monkeypatch.chdir(tmp_path)
+    Path("one.safetensors").write_text("1")
+    config = params.parse(on_cpu(read_params(), train__weights="other.safetensors"))
+    swept = Sweep("s", "grid", 2, 0, {"train.weights": ("none", "one.safetensors")})
+    assert trials.weights(config, swept) == {"one.safetensors": files.sha256(Path("one.safetensors"))}
 
 
 def test_a_name_is_one_that_git_takes() -> None:

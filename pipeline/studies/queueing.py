@@ -21,6 +21,7 @@ from pipeline.studies import experiments
 JOURNAL = programs.TEMPORARY / "queueing.json"
 AUTHOR = ("-c", "user.name=perennial", "-c", "user.email=perennial@localhost")
 LOCKS = ("index.lock", "HEAD.lock")  # of Git: a killed command leaves them, and Git then refuses to change anything
+MOST_SHOWN = 5  # changes in a message
 POLL = 0.5  # seconds between two looks whether a DVC has ended
 
 
@@ -29,6 +30,16 @@ def uncommitted() -> list[str]:
     return sorted(
         {*_changed("--untracked-files=no"), *_changed("--", "dvc.lock", "dvc.yaml", "params.yaml", "pipeline")}
     )
+
+
+def check_committed() -> None:
+    """Raise UserError if there are uncommitted changes."""
+    if changes := uncommitted():
+        more = f" and {len(changes) - MOST_SHOWN} more" if len(changes) > MOST_SHOWN else ""
+        raise UserError(
+            f"not committed: {', '.join(changes[:MOST_SHOWN])}{more}; a trial begins at a commit; "
+            "git add -A && git commit -m 'Before the sweep', or take the changes back"
+        )
 
 
 def _changed(*words: str) -> list[str]:
@@ -40,13 +51,15 @@ def queue(commit: str, name: str, values: Mapping[str, Any], targets: Sequence[s
     """Put an experiment of this commit into the queue that runs only these stages, with other values of params.yaml.
 
     `copied`: files in no commit that the copy needs. DVC writes the values into params.yaml, takes a snapshot, and puts
-    everything back. Raises UserError if the commit is not the last one any more: DVC takes the last one.
+    everything back. Raises UserError if the commit is not the last one any more, or something is not committed: the
+    snapshot would have it.
     """
     if (now := experiments.head()) != commit:
         raise UserError(
             f"{name}: the last commit is now {now[:12]}, and all trials of this start begin at {commit[:12]}; to keep "
             f"those that have finished, git checkout {commit[:12]} and run again; for new trials, run again"
         )
+    check_committed()
     words = ["exp", "run", "--quiet", "--queue", "--name", name, "--single-item"]
     words += [word for key, value in values.items() for word in ("--set-param", f"{key}={_override(value)}")]
     words += [word for path in copied for word in ("--copy-paths", path)]
