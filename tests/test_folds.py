@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from pipeline.reporting.gallery import Album
 from pipeline.studies import answers, copies, record
 from pipeline.studies.copies import Copy
 from pipeline.studies.record import Part, Record
-from tests.conftest import on_cpu, write_params
+from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers.projects import call, copy_project
 from tests.helpers.trainings import wait_for
 
@@ -104,14 +105,19 @@ def test_a_killed_study_goes_on_and_gives_the_same_bytes(studied: Path, tmp_path
 
 
 @pytest.mark.slow("a study of one more fold")
-def test_a_recipe_is_repeated_by_its_name(studied: Path) -> None:
-    """From a folder with other params, the record of the study gives the same bytes again, and says so."""
-    recipe = studied / record.RECIPES / "mine.json"
+def test_a_recipe_is_repeated_by_its_name(studied: Path, tmp_path: Path) -> None:
+    """From a folder with other params, the record of the study gives the same bytes again, and says so. The page has
+    the command.
+    """
+    project = shutil.copytree(studied, tmp_path / "project", symlinks=True)
+    recipe = project / record.RECIPES / "mine.json"
     recipe.parent.mkdir(parents=True)
     recipe.write_bytes((studied / "metrics/folds/summary.json").read_bytes())
-    call(studied, "git", "checkout", "params.yaml")
-    done = call(studied, "python", "-m", "pipeline.folds", "--recipe", "mine")
+    other: dict[str, Any] = {"train__lr": 0.3, "train__epochs": 1, "split__seed": 5}
+    write_params(project / params.FILE, on_cpu(read_params(), **(SMALL | other)))
+    done = call(project, "python", "-m", "pipeline.folds", "--recipe", "mine")
     assert "folds: mine: the same bytes as recorded" in done.stdout
+    assert "make folds RECIPE=mine" in (project / "reports/folds.html").read_text()
 
 
 def test_a_failed_fold_is_named_with_its_last_lines(tmp_path: Path) -> None:

@@ -58,25 +58,37 @@ def finished(folder: Path) -> dict[str, str]:
 
 
 def of_queue(folder: Path) -> list[psutil.Process]:
-    """The processes of DVC's queue in a project: its workers, and what they run."""
+    """The processes of DVC's queue in a project: its workers, what waits for the end of a worker, and what they run."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if {"queue-worker", "exec-run"} & {*process.cmdline()} and Path(process.cwd()).is_relative_to(folder):
+            words = {*process.cmdline()}
+            if ({"queue-worker", "exec-run"} & words or {"queue", "start"} <= words) and Path(
+                process.cwd()
+            ).is_relative_to(folder):
                 found.append(process)
     return found
 
 
+def lives(process: psutil.Process) -> bool:
+    """Whether a process has not ended. A zombie has."""
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def kill(running: subprocess.Popen[bytes], folder: Path) -> None:
-    """Kill a sweep, what it started, and DVC's queue, as a power cut would."""
-    everything = of_queue(folder)
+    """Kill a sweep, what it started, and DVC's queue, as a power cut would. Returns when none of them lives."""
+    started_by_it = []
     with suppress(psutil.NoSuchProcess):  # it has ended by itself
-        sweep = psutil.Process(running.pid)
-        everything += [sweep, *sweep.children(recursive=True)]
-    for process in everything:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
+        started_by_it = psutil.Process(running.pid).children(recursive=True)
+    running.kill()
     running.wait()
+    while alive := [process for process in (*started_by_it, *of_queue(folder)) if lives(process)]:
+        for process in alive:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, timeout=1)
 
 
 @pytest.fixture(scope="module")
