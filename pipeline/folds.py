@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import cache_repair, files, integrity, killed_dvc, locks, programs
+from pipeline.base import cache_repair, files, killed_dvc, locks, programs
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from pipeline.studies import answers, copies, jobs, record
-from pipeline.studies.copies import Copy
+from pipeline.studies.copies import Copy, Project
 from pipeline.studies.jobs import Job
 from pipeline.studies.record import Record
 
@@ -76,10 +76,9 @@ def study(config: Params, folds: int | None, seeds: int | None, at_once: int, re
     return chosen
 
 
-def copies_of(chosen: Study) -> dict[tuple[int, int], Copy]:
-    """A working copy for each seed and fold, with the images and weights of the first one."""
+def copies_of(chosen: Study, project: Project) -> dict[tuple[int, int], Copy]:
+    """A working copy of the project for each seed and fold, with the images and weights of the first one."""
     print(f"folds: {chosen.folds}, seeds: {len(chosen.seeds)}; working copies in {FOLDER}/", flush=True)
-    project = copies.project()
     made = {
         (seed, fold): copies.make(project, FOLDER / f"seed{seed}-fold{fold}", chosen.changes(seed, fold))
         for seed in chosen.seeds
@@ -131,14 +130,15 @@ def folds(arguments: argparse.Namespace) -> int:
     chosen = study(config, arguments.folds, arguments.seeds, arguments.jobs, recipe)
     repeat = f"RECIPE={arguments.recipe}" if recipe else f"FOLDS={chosen.folds} SEEDS={len(chosen.seeds)}"
     with locks.held(FOLDER, "runs make folds"):
-        repair(integrity.cache_folder())
-        made = copies_of(chosen)
+        project = copies.project()
+        repair(project.cache)
+        made = copies_of(chosen, project)
         first = {fold: copy for (seed, fold), copy in made.items() if seed == chosen.seeds[0]}
         do([Job(f"fold {fold}: split", copy.folder, ("split",)) for fold, copy in first.items()], chosen.at_once)
         answers.check(first)
         named = [(f"seed {seed}, fold {fold}", copy.folder) for (seed, fold), copy in made.items()]
         do([Job(name, folder, ("split", *STAGES)) for name, folder in named], chosen.at_once)
-        if repair(integrity.cache_folder()):
+        if repair(project.cache):
             raise UserError(cache_repair.DURING)
         pooled = answers.read(made)
         found = answers.write(config, made, pooled, f"make folds {repeat}")

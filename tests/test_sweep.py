@@ -140,6 +140,7 @@ def killed(folder: Path, enough: Callable[[Path], object] = finished) -> Path:
     kill(running, folder)
     running = started(folder)
     wait_for(lambda: running.poll() is not None or enough(folder), "no trial has finished")
+    assert running.poll() is None, "it ended before the kill"
     kill(running, folder)
     assert finished(folder)
     return folder

@@ -1,6 +1,7 @@
 """What a killed DVC leaves: a lock of its own that nobody holds, and a cut dvc.lock. And whether a DVC still works."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -14,15 +15,18 @@ def works(folder: Path) -> bool:
     """Whether a DVC process works in `folder` or below it. True if this user may not read a process's folder."""
     for process in psutil.process_iter():
         try:
-            words = [Path(word) for word in process.cmdline()]
-            is_dvc = any(word.name == "dvc" or word.parts[-2:] == ("dvc", "__main__.py") for word in words)
-            if is_dvc and Path(process.cwd()).is_relative_to(folder):
+            if is_dvc(process.cmdline()) and Path(process.cwd()).is_relative_to(folder):
                 return True
         except psutil.AccessDenied:
             return True
         except (psutil.Error, OSError):  # the process has ended
             continue
     return False
+
+
+def is_dvc(words: Sequence[str]) -> bool:
+    """Whether the words of a command are those of DVC."""
+    return any(path.name == "dvc" or path.parts[-2:] == ("dvc", "__main__.py") for path in map(Path, words))
 
 
 def repair() -> list[str]:

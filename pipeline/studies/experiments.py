@@ -21,7 +21,7 @@ from dvc.exceptions import DvcException
 from dvc.repo import Repo
 from kombu.exceptions import KombuError
 
-from pipeline.base import files, programs
+from pipeline.base import files, killed_dvc, programs
 from pipeline.base.errors import UserError
 
 EPOCH = re.compile(r"^epoch \d+/\d+: .*$", re.MULTILINE)
@@ -128,7 +128,7 @@ def others() -> list[int]:
         process.pid
         for process, words in _commands_here()
         if process.pid != os.getpid()
-        and any(word == CHANGER or Path(word).name == "dvc" for word in words)
+        and (CHANGER in words or killed_dvc.is_dvc(words))
         and not (WORKER in words or EXECUTOR in words or {*START} <= {*words})
     ]
 
@@ -227,7 +227,7 @@ def _remove_cut(queue: Queue) -> int:
     """
     cut = [path for pattern in WRITTEN for path in EXPS.glob(pattern) if path.is_file() and not _is_json(path)]
     lock = EXPS / "rwlock"
-    if lock.is_file() and not (_is_json(lock) and not any(json.loads(lock.read_bytes()).values())):
+    if lock.is_file() and (not _is_json(lock) or any(json.loads(lock.read_bytes()).values())):
         cut.append(lock)
     for path in cut:
         files.remove(path)
