@@ -104,9 +104,9 @@ def do(work: Sequence[Job], at_once: int) -> None:
 def repair(cache: Path) -> bool:
     """Remove what a power cut or a kill has damaged in DVC's cache, and say it. Whether there was something.
 
-    While a DVC works here, nothing is changed: it may be writing these files.
+    While a DVC works here, nothing is changed: it may be writing these files. Outputs in this folder stay as they are.
     """
-    done = [] if killed_dvc.works(Path.cwd()) else cache_repair.repair(cache)
+    done = [] if killed_dvc.works(Path.cwd()) else cache_repair.repair(cache, stages=())
     for sentence in done:
         print(f"folds: {sentence}", file=sys.stderr)
     return bool(done)

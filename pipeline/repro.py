@@ -23,11 +23,11 @@ from pipeline.base import cache_repair, dvc_lock, integrity, killed_dvc, linux, 
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
-from pipeline.data import corrections
+from pipeline.data import corrections, originals
 from pipeline.evaluation.summary import summary
 
 DVC = Path(".dvc")
-LAST = {"evaluate", "report"}  # the stages that write what the summary shows
+WHOLE = {"-p", "--pipeline", "-P", "--all-pipelines", "-R", "--recursive"}  # with these, targets name no single stage
 WITHOUT_CACHE = {"--no-commit", "--dry", "--help", "-h"}  # with these, DVC neither writes nor reads its cache
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
@@ -66,24 +66,16 @@ def report(sentences: list[str]) -> bool:
     return bool(sentences)
 
 
-def check_params(arguments: list[str]) -> Params:
+def check_params(stages: frozenset[str], arguments: list[str]) -> Params:
     """The params. Raises UserError if a stage that has to run would refuse them: DVC would first remove its outputs.
 
-    Without arguments, a missing folder of photos or table of corrections is refused, too: DVC's own message has no
-    remedy.
+    Missing photos or corrections of a stage among `stages` are refused, too: DVC's own message has no remedy.
     """
     config = params.load()  # DVC's own message about a wrong value would say less
     if note := params.missing():
         report([note])
-    inbox = Path(config.paths.inbox)
-    if config.data.source == "folder" and not inbox.is_dir() and not arguments:
-        raise UserError(
-            f"paths.inbox: {inbox} is not a folder here (data.source: folder); set it to the folder with the images; "
-            f"without them, train and evaluate can run on what dvc pull brings: "
-            f"python -m pipeline.repro --allow-missing evaluate"
-        )
-    if not corrections.FILE.is_file() and not arguments:
-        raise UserError(corrections.missing())
+    if "--allow-missing" not in arguments:
+        check_photos(config, stages)
     if faults := validity.faults(config, machine.read()):
         up_to_date = subprocess.run(
             [sys.executable, "-m", "dvc", "status", "--quiet"], capture_output=True, check=False
@@ -93,32 +85,55 @@ def check_params(arguments: list[str]) -> Params:
     return config
 
 
+def check_photos(config: Params, stages: frozenset[str]) -> None:
+    """Raise UserError if DVC could not hash the user's photos or table of corrections, which these stages read."""
+    inbox = Path(config.paths.inbox)
+    if "download" in stages and config.data.source == "folder" and not inbox.is_dir():
+        raise UserError(
+            f"paths.inbox: {inbox} is not a folder here (data.source: folder); set it to the folder with the images; "
+            f"without them, train and evaluate can run on what dvc pull brings: "
+            f"python -m pipeline.repro --allow-missing evaluate"
+        )
+    if "download" in stages and inbox.is_dir():
+        originals.listed(inbox)
+    if "split" in stages and not corrections.FILE.is_file():
+        raise UserError(corrections.missing())
+
+
 def repro(arguments: list[str]) -> int:
     """Repair, run, and check what was written. Returns the exit status of DVC. Raises UserError for new damage."""
-    paths = check_params(arguments).paths
+    stages = reached(arguments)
+    paths = check_params(stages, arguments).paths
     report(killed_dvc.repair())
     dvc_lock.backup()
     if not (DVC.is_dir() and WITHOUT_CACHE.isdisjoint(arguments)) or killed_dvc.works(Path.cwd()):
         return run(arguments)
     cache = integrity.cache_folder()
-    report(cache_repair.repair(cache))
+    report(before := cache_repair.repair(cache, stages))
     status = run(arguments)
     dvc_lock.backup()
-    if status == 0 and report(cache_repair.repair(cache)):
-        raise UserError(cache_repair.DURING)
-    if status == 0 and (stages := reached(arguments)):
+    if status == 0:
+        report(after := cache_repair.repair(cache, stages))
+        cache_repair.check(before, after)
+    if status == 0 and "evaluate" in stages:
         print(f"\n{summary(paths, reported='report' in stages)}")
     return status
 
 
-def reached(arguments: list[str]) -> set[str]:
-    """Those of LAST that a `dvc repro` with these arguments includes, so that what they wrote is of this run."""
-    targets = {argument for argument in arguments if not argument.startswith("-")}
-    if not targets or "--downstream" in arguments:
-        return LAST
-    if "report" in targets and "--single-item" not in arguments:
-        targets.add("evaluate")
-    return targets & LAST if "evaluate" in targets else set()
+def reached(arguments: list[str]) -> frozenset[str]:
+    """The stages that `dvc repro` with these arguments brings up to date; all, if it names none."""
+    graph = dvc_lock.graph()
+    stages = {argument for argument in arguments if not argument.startswith("-")}
+    if not stages or not stages <= graph.keys() or not WHOLE.isdisjoint(arguments):
+        return frozenset(graph)
+    if "--downstream" in arguments:
+        graph = {stage: {reader for reader, read in graph.items() if stage in read} for stage in graph}
+    waiting = list(stages) if {"-s", "--single-item"}.isdisjoint(arguments) else []
+    while waiting:
+        new = graph[waiting.pop()] - stages
+        stages |= new
+        waiting += new
+    return frozenset(stages)
 
 
 def main() -> int:

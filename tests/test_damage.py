@@ -58,8 +58,8 @@ def project(done: Path, tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path / "project")
 
 
-def repro(folder: Path) -> subprocess.CompletedProcess[str]:
-    return call(folder, sys.executable, "-m", "pipeline.repro")
+def repro(folder: Path, *stages: str) -> subprocess.CompletedProcess[str]:
+    return call(folder, sys.executable, "-m", "pipeline.repro", *stages)
 
 
 def outs(folder: Path) -> dict[str, str]:
@@ -176,6 +176,31 @@ def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
     assert integrity.inspect_outputs(outs(project), {})
 
 
+def test_outputs_of_stages_that_are_not_asked_for_stay(project: Path) -> None:
+    """After `dvc exp run` and `git checkout .`, models and figures are those of the experiment. `repro prepare` makes
+    neither anew, so it names and touches none of them. `make repro` then brings them back."""
+    before, model = everything(project), project / "models/model.safetensors"
+    model.unlink()  # a link or a copy of DVC's cache
+    model.write_bytes(b"of an experiment")
+    flip(project / "data/packed/images.npy")
+    asked = repro(project, "prepare")
+    assert "model.safetensors" not in asked.stderr
+    assert "data/packed/images.npy" in asked.stderr
+    assert model.read_bytes() == b"of an experiment"
+    assert "Running stage" not in repro(project).stdout
+    assert everything(project) == before
+
+
+def test_what_differed_before_a_run_was_not_damaged_during_it() -> None:
+    """If DVC does not bring an output back, the disk is not blamed; what a run itself damages is said of the run."""
+    with pytest.raises(UserError, match="remove them") as before:
+        cache_repair.check(["models: differs"], ["models: differs"])
+    with pytest.raises(UserError, match="disk") as during:
+        cache_repair.check(["models: differs"], ["models: differs", "data/packed: differs"])
+    assert str(before.value) == cache_repair.BEFORE != str(during.value)
+    cache_repair.check(["models: differs"], [])
+
+
 def test_the_run_cache_hands_on_no_damage(project: Path) -> None:
     """Params A, B, A, and an object of A is damaged in between: it is removed, and its stage runs again."""
     text, before = (project / "params.yaml").read_bytes(), everything(project)
@@ -223,7 +248,8 @@ def test_no_empty_folder_stays_in_the_run_cache(tmp_path: Path, monkeypatch: pyt
         (cache / "runs/00/empty").mkdir(parents=True)
         (cache / "runs/00/with a cut entry").mkdir()
         (cache / "runs/00/with a cut entry/0").write_text("cmd: x\nouts:\n- path: y\n")
-        assert cache_repair.repair(cache) == [f"{cache}/runs/00/with a cut entry/0: cut in DVC's run cache: removed"]
+        (said,) = cache_repair.repair(cache, ())
+        assert said.startswith(f"{cache}/runs/00/with a cut entry/0: ")
         assert not (cache / "runs/00/with a cut entry").exists()
         assert (cache / "runs/00/empty").exists() == stays
 
@@ -243,10 +269,10 @@ def test_compiled_code_that_was_emptied_is_removed(tmp_path: Path, monkeypatch: 
     folder.mkdir(parents=True)
     for name, content in (("a.nbi", b"x"), ("a.1.nbc", b"x"), ("a.pyc", b"")):
         (folder / name).write_bytes(content)
-    assert cache_repair.repair(Path(".dvc/cache")) == []
+    assert cache_repair.repair(Path(".dvc/cache"), ()) == []
     assert len(list(folder.iterdir())) == 3
     (folder / "a.nbi").write_bytes(b"")
-    (said,) = cache_repair.repair(Path(".dvc/cache"))
+    (said,) = cache_repair.repair(Path(".dvc/cache"), ())
     assert said.startswith("pipeline/loader/__pycache__: a power cut emptied numba's compiled code")
     assert [path.name for path in folder.iterdir()] == ["a.pyc"]
 
@@ -257,7 +283,7 @@ def test_what_is_synced_before_the_end(project: Path, monkeypatch: pytest.Monkey
     order: list[str] = []
     monkeypatch.setattr("pipeline.base.linux.sync", lambda folder: order.append(f"sync {folder}"))
     monkeypatch.setattr(integrity, "save_memory", lambda seen: order.append("remember"))
-    cache_repair.repair(Path(".dvc/cache"))
+    cache_repair.repair(Path(".dvc/cache"), ())
     assert order == ["sync .dvc/cache", f"sync {project}", "remember"]
 
 

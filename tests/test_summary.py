@@ -33,21 +33,28 @@ def test_before_an_evaluation_there_is_nothing_to_say() -> None:
     assert summary(paths_in("nowhere")) == ""
 
 
+DATA, LAST = {"download", "split", "prepare"}, {"evaluate", "export", "card", "report"}
+ALL = DATA | {"weights", "train"} | LAST
+
+
 @pytest.mark.parametrize(
     ("arguments", "stages"),
     [
-        ([], {"evaluate", "report"}),
-        (["--force"], {"evaluate", "report"}),
-        (["evaluate"], {"evaluate"}),
-        (["report"], {"evaluate", "report"}),
-        (["--downstream", "split"], {"evaluate", "report"}),
-        (["prepare"], set()),
-        (["--single-item", "train"], set()),
-        (["--single-item", "report"], set()),
+        ([], ALL),
+        (["--force"], ALL),
+        (["evaluate"], ALL - {"export", "card", "report"}),
+        (["report"], ALL - {"export", "card"}),
+        (["--downstream", "split"], ALL - {"download", "weights"}),
+        (["prepare"], DATA),
+        (["prepare", "weights"], DATA | {"weights"}),
+        (["--single-item", "train"], {"train"}),
+        (["-s", "report"], {"report"}),
+        (["--pipeline", "split"], ALL),
+        (["data/packed"], ALL),
     ],
 )
-def test_figures_of_an_earlier_run_are_not_shown(arguments: list[str], stages: set[str]) -> None:
-    """The summary follows only if `make repro` was asked for the evaluation, and names the report of this run only."""
+def test_what_a_run_brings_up_to_date(arguments: list[str], stages: set[str]) -> None:
+    """By dvc.yaml, with DVC's own options. Only these outputs are checked, and only their figures are shown."""
     assert reached(arguments) == stages
 
 

@@ -17,10 +17,12 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
 from pipeline.base import dvc_lock, files, integrity, linux
+from pipeline.base.errors import UserError
 from pipeline.base.integrity import Hashed, Output
 
 NAME = re.compile(r"[0-9a-f]{30}(\.dir)?")  # of an object, in a folder of two more digits
@@ -28,15 +30,18 @@ LARGE = 4e9  # bytes to read; from this size on, a message comes first
 IDLE_SECONDS = 60  # nobody fills an empty folder that is older than this
 PROTECTED = 0o444  # the mode that DVC gives to files in its cache
 DURING = "the files above were damaged during the run: the disk or the memory may be failing; run again"
+BEFORE = "the files above are not what dvc.lock says, as before this run; remove them, then make repro brings them back"
 
 
-def repair(cache: Path) -> list[str]:
-    """Remove damage in this folder's outputs and in DVC's `cache`. Returns what was done, one sentence each.
+def repair(cache: Path, stages: Collection[str]) -> list[str]:
+    """Remove damage in the outputs of these stages and in DVC's `cache`. Returns what was done, one sentence each.
 
+    Outputs of other stages stay as they are: no DVC is about to bring them back. Objects are restored from them, too.
     Everything that is right is synced, and then remembered.
     """
     memory = integrity.load_memory()
     claims = dvc_lock.read() if dvc_lock.LOCK.is_file() else {}
+    brought_back = {path for stage, claim in claims.items() if stage in stages for path in claim["outs"]}
     objects, entries = _objects(cache), _run_cache_entries(cache)
     _announce(objects, memory)
     outs = {path: md5 for claim in claims.values() for path, md5 in claim["outs"].items()}
@@ -46,7 +51,7 @@ def repair(cache: Path) -> list[str]:
     incomplete = [
         path for path, entry in hashed_entries.items() if memory.get(path) != entry and not _is_complete(Path(path))
     ]
-    done = [_make_dvc_look(output, cache) for output in outputs if output.differs]
+    done = [_make_dvc_look(output, cache) for output in outputs if output.differs and output.path in brought_back]
     done += _remove_objects(damaged, outputs, cache) + _remove_compiled()
     done += [f"{path}: cut in DVC's run cache: removed" for path in incomplete]
     for path in incomplete:
@@ -61,6 +66,12 @@ def repair(cache: Path) -> list[str]:
         sync(cache)
         integrity.save_memory(current)
     return done
+
+
+def check(before: Collection[str], after: Collection[str]) -> None:
+    """Raise UserError if `repair` still had something to do after a run. `before`: what it did before the run."""
+    if after:
+        raise UserError(BEFORE if set(after) <= set(before) else DURING)
 
 
 def sync(cache: Path) -> None:

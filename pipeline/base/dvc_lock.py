@@ -5,7 +5,7 @@ Also keeps a backup of dvc.lock, because DVC rewrites that file in place: a DVC 
 
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +61,36 @@ def data(stage: str, paths: Mapping[str, str], path: Path = Path("dvc.yaml")) ->
     return {Path(paths[found[1]] + found[2]).as_posix() for found in parts if found}
 
 
+def graph(path: Path = Path("dvc.yaml")) -> dict[str, set[str]]:
+    """Stage → the stages whose outputs it reads. Raises UserError if dvc.yaml is missing or not readable."""
+    stages = _stages(path)
+    return {
+        stage: {other for other, written in stages.items() if _reads(map(Path, entry["deps"]), _outs(written))}
+        for stage, entry in stages.items()
+    }
+
+
+def _reads(deps: Iterable[Path], outs: Collection[Path]) -> bool:
+    """Whether one of `deps` is one of `outs`, is in one, or has one in it."""
+    return any(dep.is_relative_to(out) or out.is_relative_to(dep) for dep in deps for out in outs)
+
+
+def _outs(stage: Mapping[str, Any]) -> list[Path]:
+    """What a stage of dvc.yaml writes: an output is a path, or a table with the path as its only key."""
+    written = [out for kind in ("outs", "metrics", "plots") for out in stage.get(kind, [])]
+    return [Path(next(iter(out)) if isinstance(out, dict) else out) for out in written]
+
+
 def _deps(stage: str, path: Path) -> list[str]:
+    deps: list[str] = _stages(path)[stage]["deps"]
+    return deps
+
+
+def _stages(path: Path) -> dict[str, dict[str, Any]]:
+    """The stages of a dvc.yaml, each with its deps as text."""
     try:
-        return [str(dep) for dep in YAML(typ="safe", pure=True).load(path)["stages"][stage]["deps"]]
+        stages = YAML(typ="safe", pure=True).load(path)["stages"]
+        return {stage: entry | {"deps": [str(dep) for dep in entry["deps"]]} for stage, entry in stages.items()}
     except FileNotFoundError:
         raise UserError(f"{path}: not found; run from the project's folder, where it lies") from None
     except (YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
