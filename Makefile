@@ -9,6 +9,7 @@ SHELL := /bin/bash
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
 VENV := .venv
 READY := $(VENV)/.ready
+PROMPT := perennial
 PERENNIAL_IMAGE ?= perennial
 TARGET ?= runtime
 BENCHMARKS := loader ceiling ways time_to_accuracy pipeline prepare growth
@@ -20,7 +21,12 @@ help:  ## this list
 setup: $(READY)  ## the environment in .venv (about 5 GB), from requirements/lock.txt, every hash checked
 
 # The stamp is newer than the lock only after a successful installation.
+# Only an environment that was made here is emptied: venv --clear goes through a link, and removes what it points to.
 $(READY): requirements/lock.txt
+	@test ! -L $(VENV) || { \
+		echo "setup: $(VENV) is a link to $$(readlink $(VENV)); its environment stays as it is; remove the link (rm $(VENV))" >&2; exit 1; }
+	@test ! -e $(VENV) || test -e $(READY) || grep -qsF "'$(PROMPT)'" $(VENV)/pyvenv.cfg || { \
+		echo "setup: $(VENV) is there, and was not made by make setup; move it away, or remove it (rm -r $(VENV))" >&2; exit 1; }
 	@command -v git >/dev/null || { echo "setup: git is missing; install it (apt-get install git)" >&2; exit 1; }
 	@command -v setpriv >/dev/null || { echo "setup: setpriv is missing; install util-linux" >&2; exit 1; }
 	@test -n "$(PYTHON)" || { echo "setup: python3 is missing; install Python 3.11 or 3.12" >&2; exit 1; }
@@ -32,7 +38,7 @@ $(READY): requirements/lock.txt
 	@free=$$(df --output=avail -BG . | tail -1 | tr -dc 0-9); test "$$free" -ge 6 || { \
 		echo "setup: $$free GB free here; the environment takes about 5 GB, and pip needs room to unpack" >&2; exit 1; }
 	@echo "setup: installing about 5 GB into $(VENV)"
-	@"$(PYTHON)" -m venv --clear $(VENV)
+	@"$(PYTHON)" -m venv --clear --prompt "$(PROMPT)" $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/lock.txt
 	@$(VENV)/bin/python -m pipeline.base.plots_page
 	@touch $(READY)
