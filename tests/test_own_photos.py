@@ -93,6 +93,22 @@ def test_a_queued_experiment_has_the_photos(owner: Path, tmp_path: Path) -> None
     assert "queued" in call(folder, "dvc", "exp", "list").stdout
 
 
+def test_a_broken_link_among_the_photos_is_named(photos: Path, tmp_path: Path) -> None:
+    """DVC says `[Errno 2]` of it. `make repro` refuses it as `make start` does; a run without these photos goes on.
+
+    3 seconds: DVC starts for the second run.
+    """
+    folder = copy_project(tmp_path / "project", data__source="folder", paths__inbox=str(tmp_path / "my photos"))
+    link = shutil.copytree(photos / "photos", tmp_path / "my photos") / "poppy/linked.png"
+    link.symlink_to("nowhere.png")
+    refused = call(folder, "python", "-m", "pipeline.repro", check=False)
+    assert refused.returncode != 0
+    assert refused.stderr.startswith(f"repro: {link}: neither a file nor a folder")
+    assert "Errno" not in refused.stdout + refused.stderr
+    asked = call(folder, "python", "-m", "pipeline.repro", "--single-item", "weights")
+    assert "Running stage 'weights'" in asked.stdout
+
+
 @pytest.mark.slow("DVC's own message; make test has the clone after dvc pull")
 def test_an_empty_inbox_in_a_clone_is_explained(owner: Path, tmp_path: Path) -> None:
     """Without `dvc pull` the photos are missing: DVC names them, and no output is deleted."""
