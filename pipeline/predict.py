@@ -26,7 +26,7 @@ from typing import Any
 
 from pipeline.base import linux
 from pipeline.base.errors import UserError, exit_status
-from pipeline.config import machine, params, upgrade
+from pipeline.config import machine, params
 from pipeline.config.params import Params, Train
 from pipeline.engine import environment
 from pipeline.models import description
@@ -66,7 +66,7 @@ def set_variables(settings: Train, model: Description) -> None:
 
 def predict(request: Request) -> int:
     """Print the answer for each image; the number of files that are not images. Raises UserError without a model."""
-    config = params.load() if request.model is None else params.load(upgrade.DEFAULTS)
+    config = params.load() if request.model is None else Params()
     refused = list[UserError]()
     is_onnx = request.model is not None and not request.model.is_dir()
     each = (by_onnxruntime if is_onnx else by_torch)(request, config, refused)

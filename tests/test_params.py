@@ -1,5 +1,6 @@
 """Params are typed, frozen values; every fault is named with its path, its value and what is allowed."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,12 +9,10 @@ from typing import Any
 
 import pytest
 from dvc.utils.hydra import apply_overrides
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.base.errors import UserError
-from pipeline.config import document, params, upgrade
+from pipeline.config import document, params
 from tests.conftest import PROJECT, change, read_params
 
 
@@ -59,60 +58,16 @@ def test_the_default_params_are_the_cards() -> None:
 
 
 def test_a_missing_setting_has_its_default_value(raw: dict[str, Any]) -> None:
-    """A setting, a table and a section that params.yaml lacks have the values of defaults.yaml."""
+    """A setting, a table and a section that params.yaml lacks have their default values."""
     whole = params.parse(raw)
     for lacking in (
         {**raw, "train": {key: value for key, value in raw["train"].items() if key != "lr"}},
         {**raw, "data": {key: value for key, value in raw["data"].items() if key != "synthetic"}},
         {key: value for key, value in raw.items() if key != "run"},
+        {**raw, "run": None, "evaluate": {}},
         {**raw, "split": {**raw["split"], "fractions": {"train": 0.8}}},
     ):
         assert params.parse(lacking) == whole
-
-
-def test_the_defaults_are_the_params_that_come_with_the_project() -> None:
-    """defaults.yaml has the same settings, comments and order as params.yaml. Copy params.yaml to it after a change."""
-
-    def without_values(path: Path) -> list[str]:
-        return [re.sub(r": .*?(?=  #|$)", ":", line) for line in path.read_text().splitlines()]
-
-    assert without_values(upgrade.DEFAULTS) == without_values(PROJECT / "params.yaml")
-
-
-def test_a_default_value_in_the_code_is_that_of_the_file() -> None:
-    """A section that code builds by itself has the same value as a params.yaml that lacks the setting."""
-    values = document.read(upgrade.DEFAULTS)
-    found = {
-        (section, name): field.default
-        for section, table in params.Params.model_fields.items()
-        for name, field in (table.annotation.model_fields if table.annotation else {}).items()
-        if not field.is_required()
-    }
-    assert found == {(section, name): values[section][name] for section, name in found}
-
-
-@given(st.sets(st.integers(0, 200), max_size=12))
-def test_an_upgrade_writes_the_missing_lines_where_they_belong(dropped: set[int]) -> None:
-    """Any lines of settings are removed. The upgrade adds them, with their comments, and gives the same file."""
-    lines = upgrade.DEFAULTS.read_text().splitlines(keepends=True)
-    settings = [number for number, line in enumerate(lines) if re.match(r"  (?!size)\w+: [^ >]", line)]
-    removed = {settings[number % len(settings)] for number in dropped}
-    text = "".join(line for number, line in enumerate(lines) if number not in removed)
-    assert upgrade.with_missing_lines(text) == "".join(lines)
-
-
-def test_an_upgrade_says_what_it_added(tmp_path: Path) -> None:
-    """The added settings are named, other lines stay as they are, and a second upgrade changes nothing."""
-    path = tmp_path / "params.yaml"
-    path.write_text("train:\n  epochs: 7  # mine\n  lr: 0.5\n")
-    note = upgrade.upgrade(path)
-    assert note.startswith(f"{path}: added with the default values: paths, data, split, prepare, train.seed, ")
-    assert {"  epochs: 7  # mine", "  lr: 0.5"} <= set(path.read_text().splitlines())
-    config = params.load(path)
-    assert (config.train.epochs, config.train.lr, config.train.momentum) == (7, 0.5, 0.9)
-    text = path.read_text()
-    assert upgrade.upgrade(path) == f"{path}: every setting is there"
-    assert path.read_text() == text
 
 
 def test_a_section_without_a_line_can_be_written() -> None:
@@ -120,23 +75,40 @@ def test_a_section_without_a_line_can_be_written() -> None:
     assert document.rewritten("run:\n", {"run.processes": 2}) == "run:\n  processes: 2\n"
 
 
-@pytest.mark.parametrize("arguments", [[], ["--upgrade"]])
-def test_a_file_that_is_no_table_is_refused(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("text", "lacking"),
+    [
+        ("", "not a table of sections"),
+        ((PROJECT / "params.yaml").read_text(), ""),
+        ("train:\n  lr: 0.5\n", "paths, data, split, prepare, train.seed, train.deterministic, "),
+        ((PROJECT / "params.yaml").read_text().replace("    count: 600  ", "    # "), "lacks data.synthetic.count; "),
+    ],
+)
+def test_settings_that_the_file_lacks_are_named(text: str, lacking: str, tmp_path: Path) -> None:
+    """With the command that shows their values; a section that is missing as a whole is one name."""
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+    if text:
+        note = params.missing(path)
+        assert lacking in note
+        assert bool(lacking) == ("python -m pipeline.config.params" in note)
+    else:
+        with pytest.raises(UserError, match=lacking):
+            params.load(path)
+
+
+def test_the_params_are_printed_and_nothing_else_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An empty params.yaml has no setting, so nothing says that every setting is there."""
-    (tmp_path / "params.yaml").write_text("")
+    """A setting that the file lacks has its default value; an argument is refused, so none is ignored."""
+    (tmp_path / "params.yaml").write_text("train:\n  lr: 0.5\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="not a table of sections"):
-        params.print_params(arguments)
-
-
-def test_an_upgrade_refuses_tables_in_braces() -> None:
-    """Such a table has no place for a line; the refusal names the file to copy the lines from."""
-    with pytest.raises(
-        UserError, match=r"params.yaml: .* cannot be added here; .* from pipeline/config/defaults.yaml by hand"
-    ):
-        upgrade.with_missing_lines("train: {epochs: 7}\n")
+    params.print_params([])
+    out, err = capsys.readouterr()
+    assert params.parse(json.loads(out)) == params.changed(params.Params(), {"train.lr": 0.5})
+    assert "train.seed" in err
+    with pytest.raises(UserError, match="--upgrade"):
+        params.print_params(["--upgrade"])
 
 
 @pytest.mark.parametrize(
@@ -253,7 +225,9 @@ def test_choices_stand_beside_their_keys() -> None:
         assert [word.strip() for word in said.split("|")] == allowed, key
 
 
-def test_the_params_file_of_the_project_has_every_key(raw: dict[str, Any]) -> None:
-    """params.yaml has every key, because the code has no defaults."""
-    assert params.parse(raw).model_dump(mode="json") == {**read_params()} | params.parse(raw).model_dump(mode="json")
-    assert set(raw) == set(params.Params.model_fields)
+def test_the_params_file_of_the_project_is_the_defaults(raw: dict[str, Any]) -> None:
+    """params.yaml as it is committed has every setting, with the default value of the code, in the same order."""
+    defaults = params.Params().model_dump(mode="json")
+    assert raw == defaults
+    assert params.parse(defaults) == params.Params()  # so every default value is allowed
+    assert [name for name, _ in document.leaves(raw)] == [name for name, _ in document.leaves(defaults)]

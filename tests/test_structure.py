@@ -42,7 +42,7 @@ LAYERS = (
 )
 FRAME = "stage"  # the frame of every command: the one module at the top that commands import
 OWNERS = {  # a library → the modules that import it
-    "yaml": set(), "ruamel": {"config.document", "config.upgrade", "base.dvc_lock"},
+    "yaml": set(), "ruamel": {"config.document", "base.dvc_lock"},
     "pydantic": {"config.document", "config.params", "base.schema", "studies.ranges", "studies.trials"},
     "pydantic_core": {"config.document"},
     "PIL": {

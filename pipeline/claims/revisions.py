@@ -16,7 +16,7 @@ from dvc.exceptions import DvcException
 
 from pipeline.base import dvc_lock
 from pipeline.base.errors import UserError
-from pipeline.config import document, params, upgrade
+from pipeline.config import document, params
 from pipeline.config.params import Paths
 from pipeline.data.split_table import SPLITS
 
@@ -53,7 +53,7 @@ def read(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Revis
     revision, state = known.get(name, (name, ""))
     source = _asked(lambda: DVCFileSystem(rev=None if revision == HERE else revision), revision)
     raw = _params(source, revision)
-    settings = dict(document.leaves(upgrade.completed(raw, document.read(upgrade.DEFAULTS))))
+    settings = dict(document.leaves(document.completed(raw, params.Params().model_dump(mode="json"))))
     if state in (FAILED, "queued", "running"):  # its files are those of the commit that it began at
         return Revision(name, state, settings)
     with tempfile.TemporaryDirectory() as temporary:

@@ -17,8 +17,7 @@ from scipy import optimize, stats
 from pipeline.base import files, schema
 from pipeline.base.dvc_lock import Claims, Hashes
 from pipeline.base.errors import UserError
-from pipeline.config import document, upgrade
-from pipeline.config.params import Params
+from pipeline.config.params import Params, Train
 
 STAGES = ("train", "evaluate")  # those whose outputs depend on the kind of processor
 MOST_SHOWN = 10  # settings in one message
@@ -131,7 +130,7 @@ def recorded(config: Params, claims: Claims, claimed: float) -> Recorded:
         raise UserError(
             f"{file}: too few seeds ({len(found.seeds)}); allowed: {FEWEST} or more; make it again: {RECORD}"
         )
-    defaults = {f"train.{key}": value for key, value in document.read(upgrade.DEFAULTS)["train"].items()}
+    defaults = {f"train.{key}": value for key, value in Train().model_dump(mode="json").items()}
     del defaults["train.seed"]
     differing = [
         f"{key} {there.get(key)!r}, now {here.get(key)!r}"

@@ -78,6 +78,31 @@ def leaves(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
             yield f"{before}{key}", value
 
 
+def completed(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """The table `raw`, and below it the keys of `defaults` that it lacks, in tables within tables too.
+
+    A key that `defaults` does not know stays. So does a value where `defaults` has a table. A table without a line in
+    it, which YAML reads as null, is an empty table.
+    """
+    return defaults | {
+        key: completed(value or {}, defaults[key]) if _are_tables(value, defaults.get(key)) else value
+        for key, value in raw.items()
+    }
+
+
+def missing(raw: Mapping[str, Any], defaults: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    """The dotted keys of `defaults` that `raw` lacks; for a table that it lacks as a whole, the key of the table."""
+    for key, value in defaults.items():
+        if key not in raw:
+            yield f"{before}{key}"
+        elif _are_tables(raw[key], value):
+            yield from missing(raw[key] or {}, value, f"{before}{key}.")
+
+
+def _are_tables(value: Any, default: Any) -> bool:
+    return isinstance(default, dict) and (value is None or isinstance(value, dict))
+
+
 def _content(path: Path) -> bytes:
     """The bytes of a file. Raises UserError if it is not a plain file, or too long."""
     remedy = f"restore it: git checkout {path.name}"

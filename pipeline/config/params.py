@@ -1,10 +1,9 @@
-"""`params.yaml` as typed, frozen values: every setting, and what each may be.
+"""`params.yaml` as typed, frozen values: every setting, what each may be, and its default value.
 
-    python -m pipeline.config.params                  prints the params as they are understood, or every fault at once
-    python -m pipeline.config.params --upgrade        writes settings that params.yaml lacks, with their comments
+    python -m pipeline.config.params        prints the params as they are understood, or every fault at once
 
-A setting that is missing in params.yaml has its value of defaults.yaml. `validity.py` checks what depends on two
-settings, or on the machine.
+A setting that is missing in params.yaml has its default value. `Params()` has all of them; they are the values of the
+params.yaml that comes with the project. `validity.py` checks what depends on two settings, or on the machine.
 """
 
 import json
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.base import linux
 from pipeline.base.errors import UserError, exit_status
-from pipeline.config import document, upgrade
+from pipeline.config import document
 
 FILE = Path("params.yaml")
 
@@ -83,135 +82,137 @@ class Section(BaseModel):
 
 
 class Paths(Section):
-    inbox: Annotated[str, Field(pattern=ANY_FOLDER, max_length=LONGEST_PATH)]
-    pretrained: RelativePath
-    archives: RelativePath
-    images: RelativePath
-    weights: RelativePath
-    split: RelativePath
-    packed: RelativePath
-    models: RelativePath
-    metrics: RelativePath
-    reports: RelativePath
-    runs: RelativePath
+    inbox: Annotated[str, Field(pattern=ANY_FOLDER, max_length=LONGEST_PATH)] = "data/inbox"
+    pretrained: RelativePath = "data/pretrained"
+    archives: RelativePath = "data/archives"
+    images: RelativePath = "data/images"
+    weights: RelativePath = "data/weights"
+    split: RelativePath = "data/split.csv"
+    packed: RelativePath = "data/packed"
+    models: RelativePath = "models"
+    metrics: RelativePath = "metrics"
+    reports: RelativePath = "reports"
+    runs: RelativePath = "runs"
 
 
 class Synthetic(Section):
-    count: Annotated[int, Field(ge=50, le=1_000_000)]
-    size: Annotated[int, Field(ge=32, le=1024)]
-    seed: Seed
+    count: Annotated[int, Field(ge=50, le=1_000_000)] = 600
+    size: Annotated[int, Field(ge=32, le=1024)] = 96
+    seed: Seed = 0
 
 
 class Data(Section):
-    source: Literal["archive", "inbox", "folder", "synthetic"]
-    url: Annotated[str, Field(pattern=URL, max_length=LONGEST_URL)]
-    sha256: Annotated[str, Field(pattern=SHA256)]
-    max_files: Count
-    max_bytes: Annotated[int, Field(ge=1, le=10**15)]
-    synthetic: Synthetic
+    source: Literal["archive", "inbox", "folder", "synthetic"] = "archive"
+    url: Annotated[str, Field(pattern=URL, max_length=LONGEST_URL)] = (
+        "https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz"
+    )
+    sha256: Annotated[str, Field(pattern=SHA256)] = "4c54ace7911aaffe13a365c34f650e71dd5bf1be0a58b464e5a7183e3e595d9c"
+    max_files: Count = 200_000
+    max_bytes: Annotated[int, Field(ge=1, le=10**15)] = 50_000_000_000
+    synthetic: Synthetic = Synthetic()
 
 
 class Fractions(Section):
-    train: Annotated[float, Field(gt=0, lt=1)]
-    val: Annotated[float, Field(gt=0, lt=1)]
-    test: Annotated[float, Field(gt=0, lt=1)]
+    train: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    val: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    test: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
 
 class Split(Section):
-    seed: Seed
-    fractions: Fractions
-    folds: Annotated[int, Field(ge=1, le=1000)]
-    fold: Natural
+    seed: Seed = 0
+    fractions: Fractions = Fractions()
+    folds: Annotated[int, Field(ge=1, le=1000)] = 1
+    fold: Natural = 0
     duplicates: Duplicates = "together"
-    phash_distance: Annotated[int, Field(ge=0, le=16)]
+    phash_distance: Annotated[int, Field(ge=0, le=16)] = 8
     group: Annotated[str, Field(min_length=1, max_length=200)] = "none"
     stratify: bool = False
-    min_side: Annotated[int, Field(ge=1, le=65_535)]  # the longest side of a JPEG
-    max_pixels: Count
-    max_unreadable: Natural
+    min_side: Annotated[int, Field(ge=1, le=65_535)] = 32  # the longest side of a JPEG
+    max_pixels: Count = 100_000_000
+    max_unreadable: Natural = 20
 
 
 class Prepare(Section):
-    size: Side
+    size: Side = 256
     grey: Grey = "full"
 
 
 class Train(Section):
-    seed: Seed
-    deterministic: bool
+    seed: Seed = 0
+    deterministic: bool = True
     arithmetic: Arithmetic = "native"
-    device: Device
-    threads: Threads
-    precision: Precision
-    parallel: Parallel
-    model: Annotated[str, Field(max_length=100)]
-    weights: Annotated[str, Field(pattern=WEIGHTS, max_length=LONGEST_PATH)]
-    freeze_backbone: bool
-    sync_bn: Literal["none", "torch", "apex"]
-    memory_format: Literal["contiguous", "channels_last"]
-    compile: bool
-    cuda_graphs: bool
-    gradient_checkpointing: bool
-    crop: Side
+    device: Device = "cuda"
+    threads: Threads = 1
+    precision: Precision = "O1"
+    parallel: Parallel = "apex_ddp"
+    model: Annotated[str, Field(max_length=100)] = "resnet34"
+    weights: Annotated[str, Field(pattern=WEIGHTS, max_length=LONGEST_PATH)] = "none"
+    freeze_backbone: bool = False
+    sync_bn: Literal["none", "torch", "apex"] = "none"
+    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
+    compile: bool = False
+    cuda_graphs: bool = False
+    gradient_checkpointing: bool = False
+    crop: Side = 224
     crop_from: Annotated[int, Field(ge=0, le=1024)] = 0
     crop_step: Annotated[int, Field(ge=8, le=1024)] = 32
-    eval_crop: Side
-    eval_resize: Side
-    crop_scale: tuple[Scale, Scale]
-    crop_ratio: tuple[Ratio, Ratio]
-    flip: Share
-    color_jitter: Share
-    erasing: Share
-    mixup: Alpha
-    cutmix: Alpha
-    epochs: Epochs
-    batch_size: Batch
-    accumulation_steps: Parts
-    shards: Parts
-    optimizer: Literal["sgd", "adam", "adamw", "fused_sgd"]
-    lr: Factor
-    reference_batch: Annotated[int, Field(ge=0, le=2**20)]
-    head_lr_factor: Factor
-    momentum: Annotated[float, Field(ge=0, lt=1)]
-    nesterov: bool
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]]
-    weight_decay: Decay
-    decay_norm_and_bias: bool
-    clip_norm: Norm
-    ema_decay: Annotated[float, Field(ge=0, lt=1)]
-    schedule: Literal["constant", "cosine", "step"]
-    warmup_epochs: Annotated[float, Field(ge=0, le=100_000)]
-    final_lr: Share
-    step_epochs: Epochs
-    step_factor: Share
+    eval_crop: Side = 224
+    eval_resize: Side = 256
+    crop_scale: tuple[Scale, Scale] = (0.08, 1.0)
+    crop_ratio: tuple[Ratio, Ratio] = (0.75, 1.3333333333333333)
+    flip: Share = 0.5
+    color_jitter: Share = 0.0
+    erasing: Share = 0.0
+    mixup: Alpha = 0.0
+    cutmix: Alpha = 0.0
+    epochs: Epochs = 30
+    batch_size: Batch = 64
+    accumulation_steps: Parts = 1
+    shards: Parts = 8
+    optimizer: Literal["sgd", "adam", "adamw", "fused_sgd"] = "sgd"
+    lr: Factor = 0.1
+    reference_batch: Annotated[int, Field(ge=0, le=2**20)] = 0
+    head_lr_factor: Factor = 1.0
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    nesterov: bool = True
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    weight_decay: Decay = 0.0005
+    decay_norm_and_bias: bool = False
+    clip_norm: Norm = 0.0
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    schedule: Literal["constant", "cosine", "step"] = "cosine"
+    warmup_epochs: Annotated[float, Field(ge=0, le=100_000)] = 2.0
+    final_lr: Share = 0.0
+    step_epochs: Epochs = 10
+    step_factor: Share = 0.1
     patience: Natural = 0
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)]
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     class_weights: Literal["none", "balanced"] = "none"
-    export: Literal["last", "best", "ema"]
+    export: Literal["last", "best", "ema"] = "last"
 
 
 class Evaluate(Section):
-    batch_size: Batch
-    bins: Annotated[int, Field(ge=1, le=10_000)]
-    mistakes: Annotated[int, Field(ge=1, le=200)]
+    batch_size: Batch = 64
+    bins: Annotated[int, Field(ge=1, le=10_000)] = 15
+    mistakes: Annotated[int, Field(ge=1, le=200)] = 24
     onnx: bool = True
 
 
 class Run(Section):
-    launcher: Launcher
-    processes: Processes
-    nodes: Processes
-    node_rank: Natural
-    rendezvous: Annotated[str, Field(pattern=HOST_PORT)]
-    save_every_epochs: Natural
-    workers: Workers
-    residency: Literal["auto", "device", "host", "disk"]
-    log_steps: Count
-    checkpoint_seconds: Seconds
-    epoch_checkpoint_seconds: Annotated[int, Field(ge=0, le=1_000_000)]
-    max_restarts: Annotated[int, Field(ge=0, le=1000)]
-    min_processes: Natural
-    timeout_seconds: Seconds
+    launcher: Launcher = "torchrun"
+    processes: Processes = 1
+    nodes: Processes = 1
+    node_rank: Natural = 0
+    rendezvous: Annotated[str, Field(pattern=HOST_PORT)] = "localhost:0"
+    save_every_epochs: Natural = 0
+    workers: Workers = 0
+    residency: Literal["auto", "device", "host", "disk"] = "auto"
+    log_steps: Count = 20
+    checkpoint_seconds: Seconds = 300
+    epoch_checkpoint_seconds: Annotated[int, Field(ge=0, le=1_000_000)] = 10
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
+    min_processes: Natural = 0
+    timeout_seconds: Seconds = 600
 
     @property
     def decoding_threads(self) -> int:
@@ -220,13 +221,13 @@ class Run(Section):
 
 
 class Params(Section):
-    paths: Paths
-    data: Data
-    split: Split
-    prepare: Prepare
-    train: Train
-    evaluate: Evaluate
-    run: Run
+    paths: Paths = Paths()
+    data: Data = Data()
+    split: Split = Split()
+    prepare: Prepare = Prepare()
+    train: Train = Train()
+    evaluate: Evaluate = Evaluate()
+    run: Run = Run()
 
 
 def load(path: Path = FILE) -> Params:
@@ -241,7 +242,7 @@ def parse(raw: Any) -> Params:
             f"{FILE}: {document.shortened(raw)} is not a table of sections; allowed: {', '.join(Params.model_fields)}"
         )
     document.check_plain_values(raw)
-    raw = upgrade.completed(raw, document.read(upgrade.DEFAULTS))
+    raw = document.completed(raw, Params().model_dump(mode="json"))
     try:  # JSON has no tuples: its strict mode takes a list for a tuple, and still takes no text for a number
         return Params.model_validate_json(json.dumps(raw))
     except ValidationError as error:
@@ -265,23 +266,20 @@ def changed(config: Params, values: Mapping[str, Any]) -> Params:
 
 def missing(path: Path = FILE) -> str:
     """A sentence that names the settings which the file lacks; empty if it has all. Raises UserError as `load`."""
-    names = upgrade.missing(document.read(path), document.read(upgrade.DEFAULTS))
+    names = list(document.missing(document.read(path), Params().model_dump(mode="json")))
     if not names:
         return ""
     return (
-        f"{path} lacks {', '.join(names)}; the default values are used; to write them there: "
-        "python -m pipeline.config.params --upgrade"
+        f"{path} lacks {', '.join(names)}; the default values are used; to see them: "
+        "python -m pipeline.config.params; the params.yaml of a new clone has their lines"
     )
 
 
 def print_params(arguments: Sequence[str]) -> int:
-    """Print the params of this folder as JSON, or write what they lack; 0. Raises UserError for params with faults."""
-    config = load()
-    if arguments == ["--upgrade"]:
-        print(upgrade.upgrade(FILE))
-        return 0
+    """Print the params of this folder as JSON; 0. Raises UserError for params with faults, and for any argument."""
     if arguments:
-        raise UserError(f"{' '.join(arguments)!r} is not allowed; allowed: --upgrade, or nothing")
+        raise UserError(f"{' '.join(arguments)!r} is not allowed; allowed: python -m pipeline.config.params, alone")
+    config = load()
     if note := missing():
         print(f"params: {note}", file=sys.stderr)
     print(config.model_dump_json(indent=2))

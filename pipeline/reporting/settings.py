@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import files, schema
-from pipeline.config import document, params, upgrade
+from pipeline.config import document
 from pipeline.config.params import Params
 
 LOCK = Path("requirements/lock.txt")
@@ -35,7 +35,7 @@ def settings(config: Params) -> list[Setting]:
 
     Paths, the address of an archive, and how the work is divided are left out: they change no byte.
     """
-    usual = dict(document.leaves(params.parse(document.read(upgrade.DEFAULTS)).model_dump(mode="json")))
+    usual = dict(document.leaves(Params().model_dump(mode="json")))
     return [
         Setting(name, _shown(value), _shown(usual[name]))
         for name, value in document.leaves(config.model_dump(mode="json"))

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeline.base import dvc_lock, files, schema
 from pipeline.base.errors import UserError
-from pipeline.config import document, params, upgrade, validity
+from pipeline.config import document, params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
 from pipeline.evaluation import metrics
@@ -61,12 +61,11 @@ class OnTest:
 
 def check_written(raw: dict[str, Any], keys: Iterable[str]) -> None:
     """Raise UserError if params.yaml lacks a setting that is swept: DVC can only replace a value."""
-    lines = {*upgrade.missing(raw, document.read(upgrade.DEFAULTS))}
-    lacking = [key for key in keys if key in lines or key.partition(".")[0] in lines]
-    if lacking:
-        raise UserError(
-            f"{params.FILE} lacks {', '.join(lacking)}; to write them there: python -m pipeline.config.params --upgrade"
-        )
+    lines, defaults = dict(document.leaves(raw)), dict(document.leaves(Params().model_dump(mode="json")))
+    if lacking := [key for key in keys if key in defaults and key not in lines]:
+        tables = {key: key.rpartition(".")[::2] for key in lacking}
+        remedy = ", ".join(f"'{name}: {shown(defaults[key])}' in {table}" for key, (table, name) in tables.items())
+        raise UserError(f"{params.FILE} lacks {', '.join(lacking)}; add the lines with the default values: {remedy}")
 
 
 def check(config: Params, chosen: Sequence[Mapping[str, Any]], machine: Machine) -> None:
