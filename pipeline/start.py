@@ -73,6 +73,7 @@ def described(now: Situation) -> Iterator[str]:
     memory = linux.memory_bytes() / 2**30
     yield f"machine  cores: {here.cores}, memory: {memory:.0f} GiB, GPUs: {here.cuda_devices}, Apex: {here.apex}"
     yield f"images   {f'{found.images:,} in {found.classes} classes, in ' if found.images else ''}{found.where}"
+    yield from (f"note     {note}" for note in found.notes)
 
 
 def values(name: str, now: Situation) -> dict[str, Any]:

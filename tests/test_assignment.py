@@ -191,6 +191,17 @@ def test_a_class_needs_three_images_or_one_in_each_given_split(splits: list[str]
         assignment.check_class_sizes(["a"], image_files, cut)
 
 
+def test_every_class_with_too_few_images_is_named() -> None:
+    """In one message, also those that lack a given split."""
+    given = [ImageFile("", label, split) for label in "abc" for split in ("train", "train", "val")[label == "c" :]]
+    with pytest.raises(
+        UserError, match=r"'b' .* in val, class 'd' .* in val; needed.*; class 'c' has 1 images .* fold"
+    ):
+        assignment.check_class_sizes(
+            "abcd", [f for f in given if (f.label, f.given_split) != ("b", "val")], assignment.find_cut(given)
+        )
+
+
 def test_a_given_split_needs_each_class_in_each_split(tmp_path: Path) -> None:
     """A class without an image in train, val or test is refused."""
     folder = tmp_path / "images"

@@ -12,7 +12,7 @@ from pipeline.base.errors import UserError
 from pipeline.config import machine, params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Grey
-from pipeline.data import images, originals
+from pipeline.data import corrections, images, originals
 from pipeline.planning import estimate, survey
 from pipeline.planning.survey import Survey
 from pipeline.planning.times import Times
@@ -56,6 +56,7 @@ def test_the_steps_are_real_with_two_processes(
     More classes than images in a batch are no hindrance, also where each class has a weight.
     """
     two_classes(tmp_path / "data/inbox")
+    (tmp_path / "data/corrections.csv").write_text(corrections.EMPTY)
     changes = {"train__parallel": "ddp", "run__processes": 2, "train__class_weights": "balanced"}
     config = params.parse(on_cpu(raw, data__source="inbox", **changes))
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
@@ -91,6 +92,7 @@ def test_photos_are_read_as_the_stages_read_them(
 ) -> None:
     """The sample is resized to prepare.size, with prepare.grey."""
     two_classes(tmp_path / "data/inbox")
+    (tmp_path / "data/corrections.csv").write_text(corrections.EMPTY)
     config = params.parse(change(raw, data__source="inbox", prepare__grey="percentile", split__min_side=1))
     monkeypatch.chdir(tmp_path)
     real, asked = images.resize_to_square, set()
@@ -118,6 +120,8 @@ def test_images_are_counted_where_the_params_say(
 ) -> None:
     """An archive before its download is not known; then its images count; the inbox and drawn images are known."""
     monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("data/corrections.csv").write_text(corrections.EMPTY)
     found = {
         source: survey.survey(params.parse(change(raw, data__source=source))) for source in ("archive", "synthetic")
     }
@@ -167,12 +171,13 @@ def test_a_given_split_is_counted_as_it_is(tmp_path: Path) -> None:
     """Folders train, val and test keep their images; class folders are split as split.fractions says; so is train,
     if val is missing.
     """
-    for seed, folder in enumerate(["train/a", "train/b", "train/b", "val/a", "test/b"]):
+    for seed, folder in enumerate(["train/a", "train/b", "train/b", "val/a", "val/b", "test/a", "test/b"]):
         put(tmp_path / folder / f"{seed}.png", seed)
     tenths = settings(folds=1)
-    assert survey.of_folder(tmp_path).parts(tenths) == {"train": 3, "val": 1, "test": 1}
+    assert survey.of_folder(tmp_path).parts(tenths) == {"train": 3, "val": 2, "test": 2}
     assert Survey("", 2, {"": 1000}).parts(tenths) == {"train": 800, "val": 100, "test": 100}
-    (tmp_path / "val/a/3.png").unlink()
-    for seed in range(5, 12):
+    for name in ("val/a/3.png", "val/b/4.png"):
+        (tmp_path / name).unlink()
+    for seed in range(7, 14):
         put(tmp_path / "train/a" / f"{seed}.png", seed)
-    assert survey.of_folder(tmp_path).parts(tenths) == {"train": 9, "val": 1, "test": 1}
+    assert survey.of_folder(tmp_path).parts(tenths) == {"train": 9, "val": 1, "test": 2}

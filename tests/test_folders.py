@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.base.errors import UserError
-from pipeline.data import folders, inbox
+from pipeline.data import folders, inbox, originals
 from pipeline.data.layout import Layout, split_of
 from pipeline.data.split_table import SPLITS
 from tests.helpers.datasets import do_split, put, splits_by_path, two_classes
@@ -113,7 +114,7 @@ def test_a_pipe_among_the_images_is_refused_and_not_waited_for(tmp_path: Path) -
 
 
 def test_too_few_classes_or_images_are_refused(tmp_path: Path) -> None:
-    """No folder, no class, one class, and a class with two images or none are refused by name."""
+    """No folder, no class, one class, and each class with two images are refused by name."""
     folder = tmp_path / "images"
     with pytest.raises(UserError, match="no such folder"):
         do_split(folder)
@@ -125,15 +126,76 @@ def test_too_few_classes_or_images_are_refused(tmp_path: Path) -> None:
         put(folder / f"cat/{seed}.png", seed)
     with pytest.raises(UserError, match=r"only one class folder \('cat'\); needed: at least 2.*; if .* one level up"):
         do_split(folder)
+    (folder / "dog").mkdir()
+    with pytest.raises(UserError, match=r"only one class folder \('cat'\); .*an empty folder is no class: 'dog'; put"):
+        do_split(folder)
     for seed in range(2):
         put(folder / f"dog/{seed}.png", 100 + seed)
-    with pytest.raises(UserError, match=r"class 'dog' has 2 images to use; needed: at least 3"):
+        put(folder / f"emu/{seed}.png", 200 + seed)
+    with pytest.raises(UserError, match=r"'dog' has 2 images to use, class 'emu' has 2 .*; needed: at least 3, one"):
         do_split(folder)
-    put(folder / "dog/2.png", 102)
+    for seed, label in ((102, "dog"), (202, "emu")):
+        put(folder / label / "2.png", seed)
     assert set(splits_by_path(do_split(folder)[0]).values()) == set(SPLITS)
-    (folder / "empty class").mkdir()
-    with pytest.raises(UserError, match=r"class 'empty class' has 0 images to use"):
-        do_split(folder)
+
+
+@pytest.mark.parametrize(
+    ("empty", "names"),
+    [
+        (("fox", "emu/young"), "'emu', 'fox'"),  # a folder in an empty one is not named
+        (("val",), "'val'"),
+        (("cat/young",), ""),  # below a class
+        (("cat .", "__MACOSX"), "'cat .'"),
+    ],
+)
+def test_an_empty_folder_is_said_and_changes_nothing(small: Path, empty: tuple[str, ...], names: str) -> None:
+    """It is no class, and no split: DVC's cache does not keep it. Its name and the remedy are in a note, whether the
+    images are copied or read where they are.
+    """
+    before = layout_of(small)
+    for name in empty:
+        (small / name).mkdir(parents=True)
+    (small.parent / "listed").mkdir()
+    originals.write_manifest(small, small.parent / "listed", workers=1)
+    source = originals.opened(small.parent / "listed", small)
+    for found in (layout_of(small), folders.interpret(str(small), source.entries(), lambda name: b"")):
+        assert replace(found, notes=()) == before
+        assert [note.partition(": ")[2].partition(";")[0] for note in found.notes] == ([names] if names else [])
+        assert all("put images into it, or remove it" in note for note in found.notes)
+
+
+def test_an_empty_class_is_said_where_classes_are(tmp_path: Path) -> None:
+    """Below the folders of splits, and below one folder that holds all."""
+    in_splits(tmp_path / "all", ("train", "val", "test"))
+    (tmp_path / "all/train/fox").mkdir()
+    (tmp_path / "beside").mkdir()
+    found = layout_of(tmp_path)
+    assert found.classes == ["cat", "dog"]
+    assert "'all/train/fox', 'beside'" in found.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "groups"),
+    [
+        (("Roses", "roses", "roses ", "tulips"), ["'Roses', 'roses', 'roses '"]),
+        (("cafe\u0301", "caf\u00e9", "x"), [r"'cafe\u0301', 'café'"]),  # look the same
+        (("A", "B", "a", "b"), ["'A', 'a'", "'B', 'b'"]),
+        (("rose", "roses", "ro ses"), []),
+    ],
+)
+def test_classes_that_differ_in_case_or_blanks_are_named(
+    tmp_path: Path, labels: tuple[str, ...], groups: list[str]
+) -> None:
+    """They stay classes, and each group of them is in a note with the remedy; so are those of a table."""
+    laid_out(tmp_path, *(f"{label}/1.png" for label in labels))
+    found = layout_of(tmp_path)
+    assert found.classes == sorted(labels)
+    assert [note.partition(": ")[2].partition("; if they are one class, put")[0] for note in found.notes] == groups
+    laid_out(tmp_path, *(f"{number}.png" for number in range(len(labels))))
+    rows = [f"{number}.png,{label}" for number, label in enumerate(labels)]
+    (tmp_path / "labels.csv").write_text("\n".join(["path,label", *rows]) + "\n")
+    noted = [note for note in layout_of(tmp_path).notes if "one name in labels.csv" in note]
+    assert len(noted) == len(groups)
 
 
 @pytest.mark.parametrize("tops", [("train", "valid"), ("TRAIN", "Test"), ("Training",)])
@@ -152,7 +214,7 @@ def test_half_a_split_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"folders val and test, but no train; allowed: train with val, test or both"):
         do_split(folder)
     put(folder / "train/cat/0.png", 0)
-    (folder / "cat").mkdir()
+    put(folder / "cat/0.png", 0)
     with pytest.raises(
         UserError, match=r"train, val, test beside class folders cat; allowed: only splits or only classes"
     ):

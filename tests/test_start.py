@@ -31,7 +31,9 @@ TWO_CLASSES = Survey("here", 2, {"": 100})
 def project_with_photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the committed params.yaml and 40 images in the inbox, as the current one."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "params.yaml").write_bytes((PROJECT / "params.yaml").read_bytes())
+    for name in ("params.yaml", "data/corrections.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((PROJECT / name).read_bytes())
     for number in range(40):
         put(tmp_path / "data/inbox" / ("cat", "dog")[number % 2] / f"{number}.png", number)
     return tmp_path
@@ -97,6 +99,34 @@ def test_a_folder_of_photos_is_read_where_it_is(
     Path("my photos").mkdir()
     with pytest.raises(UserError, match=r"paths.inbox: 'my photos' is not allowed; .* inside the project, of letters"):
         start.situation(config, "my photos")
+
+
+def test_what_is_odd_about_the_folders_is_said(
+    project_with_photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty class folder, and classes that differ only in case, are named before anything is written."""
+    Path("data/inbox/fox").mkdir()
+    for number in range(3):
+        put(Path(f"data/inbox/Cat/{number}.png"), 100 + number)
+    monkeypatch.setattr(estimate, "report", lambda config, found: iter(()))
+    assert start.start("quick", "") == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note ")]
+    assert len(notes) == 2
+    assert "'fox'; put images into it" in notes[0]
+    assert "'Cat', 'cat'; if they are one class" in notes[1]
+
+
+def test_classes_with_too_few_images_are_refused(project_with_photos: Path) -> None:
+    """All of them are named, and nothing is written: the stage split would refuse them. A correction counts."""
+    before = params.FILE.read_bytes()
+    for label in ("emu", "fox"):
+        put(Path(f"data/inbox/{label}/1.png"), 100)
+    with pytest.raises(UserError, match=r"class 'emu' has 1 .*class 'fox' has 1 .*needed: at least 3"):
+        start.start("quick", "")
+    assert params.FILE.read_bytes() == before
+    lines = ("path,label", "cat/0.png,emu", "cat/2.png,emu", "cat/4.png,fox", "cat/6.png,fox")
+    Path("data/corrections.csv").write_text("\n".join(lines))
+    assert start.situation(params.load()).found.smallest == 3
 
 
 MACHINES = {

@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from pipeline.base.errors import UserError
 from pipeline.config.params import Split
-from pipeline.data.layout import ImageFile, as_list
+from pipeline.data.layout import ImageFile, as_list, named
 from pipeline.data.split_table import SPLITS
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -240,19 +240,22 @@ def _distance(where: Fraction, interval: tuple[Fraction, Fraction]) -> Fraction:
 
 
 def check_class_sizes(classes: Sequence[str], image_files: Sequence[ImageFile], cut: Cut) -> None:
-    """Raise UserError for a class with too few usable images: to have one in each split, or in each given split."""
+    """Raise UserError that names each class with too few usable images: one for each split, or in each given split."""
     counts = Counter((image_file.label, image_file.given_split) for image_file in image_files)
-    for label in classes:
-        lacking = [split for split in SPLITS if split not in cut.splits and not counts[label, split]]
-        if lacking:
-            raise UserError(
-                f"class {label!r} has no image to use in {', '.join(lacking)}; needed: at least 1 in each of "
-                f"{', '.join(SPLITS)}; add images, or remove the class folder"
-            )
-        images = counts[label, ""] + counts[label, "train"]
-        if images < len(cut.splits):
-            where = " in train" if cut.given else ""
-            raise UserError(
-                f"class {label!r} has {images} images to use{where}; needed: at least {len(cut.splits)}, one each for "
-                f"{', '.join(cut.splits)}; add images, or remove the class folder"
-            )
+    given = [split for split in SPLITS if split not in cut.splits]
+    lacking = {label: [split for split in given if not counts[label, split]] for label in classes}
+    images = {label: counts[label, ""] + counts[label, "train"] for label in classes}
+    without = [f"class {label!r} has no image to use in {', '.join(of)}" for label, of in lacking.items() if of]
+    where = " in train" if cut.given else ""
+    few = [
+        f"class {label!r} has {images[label]} images to use{where}"
+        for label in classes
+        if not lacking[label] and images[label] < len(cut.splits)
+    ]
+    remedy = f"add images, or remove the class folder{'s' if len(without) + len(few) > 1 else ''}"
+    needed = [
+        *([f"{named(without)}; needed: at least 1 in each of {', '.join(SPLITS)}"] if without else []),
+        *([f"{named(few)}; needed: at least {len(cut.splits)}, one each for {', '.join(cut.splits)}"] if few else []),
+    ]
+    if needed:
+        raise UserError("; ".join([*needed, remedy]))

@@ -5,16 +5,19 @@ level below, and this split is kept; val and test may be missing. If one top fol
 inside it. No class may have the name of a split. Files beside the class folders, such as a licence, are not images of
 the data set. A table labels.csv at the top replaces all this (labels.py).
 
+A folder without a file changes nothing but the notes: neither Git nor DVC's cache has it, so another checkout lacks it.
+
 `interpret` needs only the names of the files, and a way to read a table.
 """
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.data import labels
-from pipeline.data.layout import ImageFile, Layout, looks_like_image, split_of, unused
+from pipeline.data.layout import ImageFile, Layout, alike, looks_like_image, named, split_of, unused
 from pipeline.data.split_table import SPLITS
 
 OTHER_TABLES = {  # a table of another tool → how it becomes labels.csv
@@ -45,6 +48,17 @@ def entries(folder: Path) -> list[str]:
     return sorted(names)  # code points have the order of their UTF-8 bytes
 
 
+def with_parents(names: Iterable[str]) -> list[str]:
+    """The paths of files, and of the folders that they are in (with / at the end), sorted."""
+    parents = {f"{parent}/" for name in names for parent in PurePosixPath(name).parents if parent.name}
+    return sorted({*names, *parents})
+
+
+def without_files(names: Sequence[str]) -> list[str]:
+    """Those of the files and folders `names` that are a folder without a file in it or below it, sorted."""
+    return sorted({*names}.difference(with_parents([name for name in names if not name.endswith("/")])))
+
+
 def is_from_dvc_add(path: Path, top: Path) -> bool:
     """Whether `dvc add` wrote this file beside the file or folder in `top` that it versions."""
     return path.parent == top and path.suffix == ".dvc" and path.is_file()
@@ -66,17 +80,23 @@ def interpret(folder: str, names: Sequence[str], read: Callable[[str], bytes]) -
 
     Raises UserError for a layout that is not understood.
     """
+    empty = without_files(names)
+    names = sorted({*names}.difference(empty))
     top = _top_folder(names)
     notes = [f"all images are in the folder {top.rstrip('/')!r}; it is read as if it were the top"] if top else []
     inside = [name.removeprefix(top) for name in names if name.startswith(top)]
     where = f"{folder}/{top}".rstrip("/")
     if labels.NAME in inside:
-        return labels.layout(where, read(top + labels.NAME), inside, top, notes)
-    return _of_folders(where, inside, top, notes)
+        found = labels.layout(where, read(top + labels.NAME), inside, top, notes)
+        remedy = f"give them one name in {labels.NAME}"
+    else:
+        found = _of_folders(where, inside, top, notes, empty)
+        remedy = "put their images into one of these folders, and remove the others"
+    return replace(found, notes=(*found.notes, *alike(found.classes, remedy)))
 
 
-def _of_folders(where: str, names: Sequence[str], top: str, notes: list[str]) -> Layout:
-    """The layout of class folders, or of split folders with class folders in them."""
+def _of_folders(where: str, names: Sequence[str], top: str, notes: list[str], empty: Sequence[str]) -> Layout:
+    """The layout of class folders, or of split folders with class folders in them. `empty`: folders without a file."""
     tops = _subfolders(names)
     splits = _given_splits(where, tops)
     unlabelled = [name for name in splits if not _subfolders(names, f"{name}/")]
@@ -84,7 +104,9 @@ def _of_folders(where: str, names: Sequence[str], top: str, notes: list[str]) ->
     if splits and "train" not in labelled.values():
         raise UserError(_without_train(where, names, splits))
     classes = sorted({label for name in labelled for label in _subfolders(names, f"{name}/")}) if splits else tops
-    _check_classes(where, names, classes)
+    depth = top.count("/") + bool(splits)
+    lacking = _empty_classes(empty, depth)
+    _check_classes(where, names, classes, lacking)
     image_files, beside = [], []
     for name in names:
         first, *inner = name.split("/") if splits else ["", *name.split("/")]
@@ -98,7 +120,14 @@ def _of_folders(where: str, names: Sequence[str], top: str, notes: list[str]) ->
         notes += [] if within else [f"{name}/ has no class folder; it is not used"]
     notes += unused([path for path in beside if path.split("/")[0] not in unlabelled], "beside the class folders")
     kind = f"split folders {', '.join(labelled)}" if splits else "class folders"
-    return Layout(image_files, classes, kind, tuple(notes), top.count("/") + bool(splits))
+    return Layout(image_files, classes, kind, (*notes, *lacking), depth)
+
+
+def _empty_classes(empty: Sequence[str], depth: int) -> list[str]:
+    """A note on the folders without a file that are at the level of the class folders, or above it; or no note."""
+    inner = {name for name in empty if f"{PurePosixPath(name).parent}/" in empty}
+    outer = [repr(name[:-1]) for name in empty if name not in inner and name.count("/") <= depth + 1]
+    return [f"an empty folder is no class: {named(outer)}; put images into it, or remove it"] if outer else []
 
 
 def _subfolders(names: Sequence[str], above: str = "") -> list[str]:
@@ -163,8 +192,8 @@ def _other_table(names: Sequence[str]) -> str:
     return f"; {table}: {OTHER_TABLES.get(table.rsplit('/', 1)[-1], USUAL)}" if table else ""
 
 
-def _check_classes(where: str, names: Sequence[str], classes: Sequence[str]) -> None:
-    """Raise UserError for fewer than two classes, and for class folders that are none."""
+def _check_classes(where: str, names: Sequence[str], classes: Sequence[str], notes: Sequence[str]) -> None:
+    """Raise UserError for fewer than two classes, with these notes, and for class folders that are none."""
     for name in filter(split_of, classes):  # there is one level of folders too many
         raise UserError(
             f"{where}: a class folder has the name of a split, {name!r}; allowed: any other name; remove the extra "
@@ -182,5 +211,5 @@ def _check_classes(where: str, names: Sequence[str], classes: Sequence[str]) -> 
             remedy = f"if {where} has the images of one class, name the folder above it, which holds all classes"
         raise UserError(
             f"{where}: {there}; needed: at least 2, each with the images of one class, or a table {labels.NAME} with "
-            f"the columns path and label; {remedy}{_other_table(names)}"
+            f"the columns path and label; {'; '.join([*notes, remedy])}{_other_table(names)}"
         )

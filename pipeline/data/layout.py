@@ -3,6 +3,9 @@
 folders.py reads it from folders, labels.py from a table.
 """
 
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -18,6 +21,7 @@ SUFFIXES = frozenset({
     ".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm",
     ".heic", ".heif", ".avif", ".jxl", ".jp2", ".j2k", ".dcm",
 })  # fmt: skip
+MOST_NAMED = 20  # classes in one sentence
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,26 @@ def unused(paths: list[str], why: str) -> list[str]:
     if not paths:
         return []
     return [f"{are(len(paths), 'image', 'images')} not used: {why} (first: {in_one_line(paths[0])})"]
+
+
+def alike(classes: Sequence[str], remedy: str) -> Iterator[str]:
+    """A note for each group of classes whose names differ only in capitals, blanks, or the encoding of accents."""
+    same: dict[str, list[str]] = defaultdict(list)
+    for label in classes:
+        same[unicodedata.normalize("NFC", unicodedata.normalize("NFC", label).casefold()).strip()].append(label)
+    for group in same.values():
+        if len(group) > 1:
+            names = [repr(label) if unicodedata.is_normalized("NFC", label) else ascii(label) for label in group]
+            yield (
+                f"these are {len(group)} classes, and differ only in case, blanks or accents: {named(names)}; if they "
+                f"are one class, {remedy}"
+            )
+
+
+def named(names: Sequence[str]) -> str:
+    """Names for a sentence; of many, the first ones and how many more there are."""
+    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
 
 
 def are(count: int, one: str, several: str) -> str:

@@ -6,9 +6,9 @@ paths.inbox, and refuse a file that is not as the manifest says.
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from pipeline.base import files, schema, threads
 from pipeline.base.errors import UserError
@@ -27,8 +27,13 @@ class Originals:
     hashes: Mapping[str, str]  # path of a file → its SHA-256 in the manifest; empty without a manifest
 
     def entries(self) -> list[str]:
-        """The files and folders below root, as `folders.entries` lists them; those of the manifest if there is one."""
-        return _with_folders(self.hashes) if self.hashes else folders.entries(self.root)
+        """The files and folders below root, as `folders.entries` lists them.
+
+        With a manifest its files, and also the folders below root that are empty now.
+        """
+        if not self.hashes:
+            return folders.entries(self.root)
+        return sorted({*folders.with_parents(self.hashes), *folders.without_files(listed(self.root))})
 
     def file(self, name: str) -> Path:
         """The path of a file. Raises UserError if its content is not that of the manifest."""
@@ -63,12 +68,6 @@ def opened(images: Path, inbox: Path) -> Originals:
     return Originals(inbox, hashes)
 
 
-def _with_folders(names: Iterable[str]) -> list[str]:
-    """The paths of files, and of the folders that they are in (with / at the end), sorted."""
-    parents = {f"{parent}/" for name in names for parent in PurePosixPath(name).parents if parent.name}
-    return sorted({*names, *parents})
-
-
 def write_manifest(inbox: Path, target: Path, workers: int) -> tuple[int, int]:
     """Write the manifest of the files below `inbox` into the folder `target`; the numbers of files and bytes.
 
@@ -76,7 +75,9 @@ def write_manifest(inbox: Path, target: Path, workers: int) -> tuple[int, int]:
     """
     if not inbox.is_dir():
         raise UserError(f"paths.inbox: {inbox} is not a folder; set it to the folder with your images")
-    names = sorted(_walk(inbox, inbox, ()))  # code points have the order of their UTF-8 bytes
+    names = [
+        name for name in listed(inbox) if not name.endswith("/")
+    ]  # code points have the order of their UTF-8 bytes
     if not names:
         raise UserError(
             f"paths.inbox: {inbox} is empty; put images into {inbox}/<class>/, or name another folder; in a clone: "
@@ -96,11 +97,11 @@ def write_manifest(inbox: Path, target: Path, workers: int) -> tuple[int, int]:
 
 def listed(folder: Path) -> list[str]:
     """The files and folders below `folder`, as `folders.entries` lists them, and those behind links."""
-    return _with_folders([*_walk(folder, folder, ())])
+    return sorted(_walk(folder, folder, ()))
 
 
 def _walk(folder: Path, top: Path, above: tuple[Path, ...]) -> Iterator[str]:
-    """The paths of the files below `folder` relative to `top`, without junk and without the files of `dvc add`.
+    """The paths of the files and folders below `folder` relative to `top`, without junk and what `dvc add` wrote.
 
     `above` has the folders that lead to it. Raises UserError for a link to one of them, for what is neither a file nor
     a folder, and for a name that split.csv cannot hold.
@@ -117,6 +118,7 @@ def _walk(folder: Path, top: Path, above: tuple[Path, ...]) -> Iterator[str]:
             continue
         folders.check_name(path, name)
         if entry.is_dir():
+            yield f"{name}/"
             yield from _walk(path, top, (*above, here))
         elif entry.is_file():
             yield name

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config.params import Params, Split
-from pipeline.data import assignment, folders, formats, originals
+from pipeline.data import assignment, corrections, folders, formats, originals
 from pipeline.data.assignment import Cut
 from pipeline.data.layout import looks_like_image
 from pipeline.data.split_table import SPLITS
@@ -26,6 +26,8 @@ class Survey:
     given: Mapping[str, int]  # split → images for which the layout gives it; "": for which it gives none
     cut: Cut = NO_SPLIT
     files: tuple[Path, ...] = ()  # of the images that are on this machine
+    notes: tuple[str, ...] = ()  # what the user may not expect of the layout
+    smallest: int = 0  # images of the smallest class; 0 if they are not counted
 
     @property
     def images(self) -> int:
@@ -48,24 +50,36 @@ def survey(config: Params) -> Survey:
         return Survey("flowers that are drawn", DRAWN_CLASSES, {"": config.data.synthetic.count})
     inbox, images = Path(config.paths.inbox), Path(config.paths.images)
     if config.data.source == "folder" or (config.data.source == "inbox" and not is_empty(inbox)):
-        return of_folder(inbox)
+        return of_folder(inbox, corrections.read())
     if images.is_dir() and not (images / originals.MANIFEST).is_file():  # it would list the images of another source
-        return of_folder(images)
+        return of_folder(images, corrections.read())
     return Survey("in an archive that is not downloaded yet (data.url)", 0, {})
 
 
-def of_folder(folder: Path) -> Survey:
-    """The images in a folder, with any layout that `split` understands. Raises UserError for another one."""
+def of_folder(folder: Path, table: corrections.Table = corrections.NONE) -> Survey:
+    """The images in a folder, with the corrections of `table`, and with any layout that `split` understands.
+
+    Raises UserError for what `split` would refuse: another layout, corrections of other images, and classes with too
+    few images.
+    """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; needed: the folder with your images (paths.inbox)")
     layout = folders.interpret(str(folder), originals.listed(folder), lambda name: (folder / name).read_bytes())
-    photos = [file for file in layout.image_files if not is_beside(folder / file.path)]
+    corrected = corrections.apply(table, layout)
+    layout = corrected.layout
+    photos = [
+        file for file in layout.image_files if file.path not in corrected.reasons and not is_beside(folder / file.path)
+    ]
+    cut = assignment.find_cut(layout.image_files)
+    assignment.check_class_sizes(layout.classes, photos, cut)
     return Survey(
         where=str(folder),
         classes=len(layout.classes),
         given=Counter(file.given_split for file in photos),
-        cut=assignment.find_cut(photos),
+        cut=cut,
         files=tuple(folder / file.path for file in photos),
+        notes=layout.notes,
+        smallest=min(Counter(file.label for file in photos).values()),
     )
 
 
