@@ -25,6 +25,9 @@ from pipeline.base import cache_repair, files, killed_dvc, locks, programs
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
+from pipeline.data import layout
+from pipeline.planning import survey
+from pipeline.planning.survey import Survey
 from pipeline.studies import answers, copies, jobs, record
 from pipeline.studies.copies import Copy, Project
 from pipeline.studies.jobs import Job
@@ -74,6 +77,23 @@ def study(config: Params, folds: int | None, seeds: int | None, at_once: int, re
     if faults := validity.faults(changed, machine.read()):
         raise UserError("\n".join(faults))
     return chosen
+
+
+def check_images(found: Survey, folds: int) -> None:
+    """Raise UserError if not every image can be a test image once: known before any stage runs, from the folders."""
+    if found.images and not found.in_all_folds:
+        given = found.images - found.given.get("", 0)
+        raise UserError(
+            f"--folds: {given:,} of {found.images:,} images in {found.where} have a split already (folders, "
+            f"labels.csv); allowed: none, because each image is a test image of one fold; remove that split"
+        )
+    if few := [label for label, images in found.sizes.items() if images < folds]:
+        sizes = layout.named([f"class {label!r} has {found.sizes[label]} images" for label in sorted(few)])
+        raise UserError(
+            f"--folds: {folds}, but {sizes}; needed: at least {folds}, a test image for each fold; take fewer folds "
+            f"(make folds FOLDS={min(found.sizes.values())}), add images, or remove the class"
+            f"{'es' if len(few) > 1 else ''}"
+        )
 
 
 def copies_of(chosen: Study, project: Project) -> dict[tuple[int, int], Copy]:
@@ -128,6 +148,8 @@ def folds(arguments: argparse.Namespace) -> int:
     config, path = params.load(), arguments.recipe and record.RECIPES / f"{arguments.recipe}.json"
     recipe = record.read(path) if path else None
     chosen = study(config, arguments.folds, arguments.seeds, arguments.jobs, recipe)
+    if config.data.source != "archive":  # before the stage download, paths.images may have those of another source
+        check_images(survey.survey(config), chosen.folds)
     repeat = f"RECIPE={arguments.recipe}" if recipe else f"FOLDS={chosen.folds} SEEDS={len(chosen.seeds)}"
     with locks.held(FOLDER, "runs make folds"):
         project = copies.project()

@@ -27,6 +27,11 @@ from pipeline.planning import presets, survey
 from pipeline.planning.presets import NAMES
 from pipeline.planning.survey import Survey
 
+WITHOUT_PHOTOS = (
+    "Nothing is changed, and no image is here yet. There are two ways to go on:",
+    "  make start PHOTOS=/path/to/photos    your own photos: a folder with one folder per class in it",
+    "  make demo                            the whole pipeline on drawn flowers, in about 3 minutes",
+)
 UNDO = f"git diff {params.FILE} shows what changed; git checkout {params.FILE} undoes all of it"
 
 
@@ -111,19 +116,26 @@ def offer(now: Situation) -> None:
     """Print the presets, each with the time of a run here."""
     from pipeline.planning import estimate
 
+    found = now.found if now.found.images else survey.EXAMPLE
     print("\nMeasuring a few training steps of each preset …")
+    if found is survey.EXAMPLE:
+        print(f"No image is here yet. The times are for {found.images:,} images in {found.classes} classes, as")
+        print(f"{found.where} has, without the download and without split and prepare.")
     print("preset  model     pixels  epochs  batch  a run takes here")
     for name in NAMES:
         new = values(name, now)
         columns = (new[f"train.{key}"] for key in ("model", "crop", "epochs", "batch_size"))
         print("{:<8}{:<10}{:<8}{:<8}{:<7}".format(name, *columns), end="", flush=True)
         reason, changed = presets.missing(name, now.here), accepted(name, now, new)
-        print(reason or estimate.total(changed, estimate.measured_parts(changed, now.found)), flush=True)
+        print(reason or estimate.total(changed, estimate.measured_parts(changed, found)), flush=True)
 
 
 def chosen(now: Situation, photos: str) -> str:
     """The preset that the person at the terminal chooses; empty for none, or without a terminal."""
     offer(now)
+    if not now.found.images:
+        print("", *WITHOUT_PHOTOS, sep="\n")
+        return ""
     command = f"python -m pipeline.start {presets.RECOMMENDED}{f' --photos {shlex.quote(photos)}' if photos else ''}"
     if not sys.stdin.isatty():
         print(f"\nNothing is changed. To take one: {command}")

@@ -28,7 +28,8 @@ from pipeline.reporting.gallery import Album
 from pipeline.studies import answers, copies, record
 from pipeline.studies.copies import Copy
 from pipeline.studies.record import Part, Record
-from tests.conftest import on_cpu, read_params, write_params
+from tests.conftest import PROJECT, on_cpu, read_params, write_params
+from tests.helpers.datasets import put
 from tests.helpers.projects import call, copy_project
 from tests.helpers.trainings import wait_for
 
@@ -282,6 +283,39 @@ def test_an_option_that_is_not_allowed_is_refused(
     """It names the option, the value, and what is allowed."""
     with pytest.raises(UserError, match=sentence):
         folds.study(params.parse(on_cpu(raw)), *options, recipe=None)
+
+
+@pytest.mark.parametrize(
+    ("number", "split", "sentence"),
+    [
+        (5, "", r"^--folds: 5, but class 'emu' has 4 images, class 'fox' has 3 images; .*make folds FOLDS=3\)"),
+        (3, "", ""),
+        (3, "test", r"^--folds: 3 of 18 images in photos have a split already .*; remove that split$"),
+    ],
+)
+def test_images_that_cannot_all_be_tested_are_refused_at_once(
+    number: int, split: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the folders or the table alone, before a working copy is made. Each class is named, with the way out."""
+    project = tmp_path / "project"
+    for name in ("params.yaml", "data/corrections.csv"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(PROJECT / name, project / name)
+    values: dict[str, Any] = {"data__source": "folder", "paths__inbox": "photos"}
+    write_params(project / params.FILE, on_cpu(read_params(), **values))
+    monkeypatch.chdir(project)
+    names = [
+        f"{label}/{number}.png" for label, count in (("cat", 11), ("emu", 4), ("fox", 3)) for number in range(count)
+    ]
+    for name in names:
+        put(Path("photos") / name, 0)
+    if split:
+        rows = [f"{name},{name.split('/')[0]},{split if name.endswith('/0.png') else ''}" for name in names]
+        Path("photos/labels.csv").write_text("\n".join(["path,label,split", *rows]))
+    monkeypatch.setattr(copies, "project", sys.exit)
+    arguments = Namespace(folds=number, seeds=None, jobs=1, recipe=None)
+    with pytest.raises(UserError, match=sentence) if sentence else pytest.raises(SystemExit):
+        folds.folds(arguments)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import io
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ from pipeline import start
 from pipeline.base.errors import UserError
 from pipeline.config import machine, params
 from pipeline.config.machine import Machine
+from pipeline.config.params import Params
 from pipeline.planning import estimate, presets
 from pipeline.planning.estimate import Part
 from pipeline.planning.survey import Survey
@@ -126,7 +128,7 @@ def test_classes_with_too_few_images_are_refused(project_with_photos: Path) -> N
     assert params.FILE.read_bytes() == before
     lines = ("path,label", "cat/0.png,emu", "cat/2.png,emu", "cat/4.png,fox", "cat/6.png,fox")
     Path("data/corrections.csv").write_text("\n".join(lines))
-    assert start.situation(params.load()).found.smallest == 3
+    assert start.situation(params.load()).found.sizes == {"cat": 16, "dog": 20, "emu": 3, "fox": 3}
 
 
 MACHINES = {
@@ -163,6 +165,36 @@ def test_a_preset_that_cannot_run_here_is_refused(project_with_photos: Path, mon
     with pytest.raises(UserError, match=r"the preset apex needs an NVIDIA GPU .*allowed here: quick, good, best$"):
         start.start("apex", "")
     assert (project_with_photos / "params.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize("typed", ["", "g\n"])
+def test_without_photos_there_are_times_and_two_ways(
+    typed: str,
+    project_with_photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In a fresh clone the times are those of flower_photos' number of images, and no preset is asked for: it would
+    train on a download. On a terminal, too.
+    """
+    shutil.rmtree("data/inbox")
+    before, asked = params.FILE.read_bytes(), []
+
+    def measured_parts(config: Params, found: Survey) -> list[Part]:
+        asked.append((found.images, found.classes))
+        return [Part("train", 600, "")]
+
+    monkeypatch.setattr(estimate, "measured_parts", measured_parts)
+    monkeypatch.setattr(start, "this_machine", lambda: HERE)
+    monkeypatch.setattr(sys, "stdin", Terminal(typed))
+    assert start.start("", "") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert asked == 3 * [(3670, 5)]
+    assert sum("about 10 minutes" in line for line in lines) == 3
+    assert any("3,670 images in 5 classes" in line for line in lines)
+    assert [line.split()[:2] for line in lines[-2:]] == [["make", "start"], ["make", "demo"]]
+    assert "PHOTOS=" in lines[-2]
+    assert params.FILE.read_bytes() == before
 
 
 @pytest.mark.parametrize("typed", ["a", "apex"])

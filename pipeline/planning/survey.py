@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base import files
@@ -27,12 +27,17 @@ class Survey:
     cut: Cut = NO_SPLIT
     files: tuple[Path, ...] = ()  # of the images that are on this machine
     notes: tuple[str, ...] = ()  # what the user may not expect of the layout
-    smallest: int = 0  # images of the smallest class; 0 if they are not counted
+    sizes: Mapping[str, int] = field(default_factory=dict)  # class → images, if they are counted
 
     @property
     def images(self) -> int:
         """The number of images; 0 if it is not known before they are downloaded."""
         return sum(self.given.values())
+
+    @property
+    def in_all_folds(self) -> bool:
+        """Whether each image that is here is cut into folds, and so is a test image of one of them."""
+        return self.images == self.given.get(self.cut.given, 0) and "test" in self.cut.splits
 
     def parts(self, settings: Split) -> dict[str, int]:
         """The images of train, val and test: as the layout gives them, the others about as `settings` says."""
@@ -42,6 +47,10 @@ class Survey:
         added["train"] = free - sum(added.values())
         fixed = {split: 0 if split == self.cut.given and free else self.given.get(split, 0) for split in SPLITS}
         return {split: fixed[split] + added.get(split, 0) for split in SPLITS}
+
+
+# What a time is shown for, as long as no image is here: the numbers of flower_photos, the default of data.url.
+EXAMPLE = Survey("flower_photos", 5, {"": 3670})
 
 
 def survey(config: Params) -> Survey:
@@ -79,7 +88,7 @@ def of_folder(folder: Path, table: corrections.Table = corrections.NONE) -> Surv
         cut=cut,
         files=tuple(folder / file.path for file in photos),
         notes=layout.notes,
-        smallest=min(Counter(file.label for file in photos).values()),
+        sizes=Counter(file.label for file in photos),
     )
 
 
