@@ -26,9 +26,9 @@ def prepare(source: Originals, split_csv: Path, output: Path, settings: params.P
     rows, size = split_table.kept_rows(split_csv), settings.size
 
     def resize(row: dict[str, str]) -> NDArray[np.uint8]:
-        path = source.file(row["path"])
+        path, sha256 = source.file(row["path"])
         try:
-            return images.resize_to_square(path, size, int(row["width"]) * int(row["height"]), settings.grey)
+            return images.resize_to_square(path, size, int(row["width"]) * int(row["height"]), settings.grey, sha256)
         except FileNotFoundError:
             raise UserError(
                 f"{path}: in {split_csv}, but not there; run the split stage again (dvc repro does)"

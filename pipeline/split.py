@@ -72,7 +72,7 @@ def split(
 
     Raises UserError for a layout, names, corrections, broken images or classes that the user has to fix.
     """
-    uncorrected = folders.interpret(str(source.root), source.entries(), lambda name: source.file(name).read_bytes())
+    uncorrected = folders.interpret(str(source.root), source.entries(), source.read)
     corrected = corrections.apply(table, uncorrected)
     layout = corrected.layout
     image_files, cut = layout.image_files, assignment.find_cut(layout.image_files)
@@ -168,8 +168,10 @@ def inspect(
     """What is known of each image file, after decoding it once."""
 
     def inspect_image(image_file: ImageFile) -> ImageInfo:
-        path = source.file(image_file.path)
-        return images.inspect_image(path, settings.min_side, settings.max_pixels, duplicates.perceptual_hash)
+        path, sha256 = source.file(image_file.path)
+        return images.inspect_image(
+            path, settings.min_side, settings.max_pixels, duplicates.perceptual_hash, sha256=sha256
+        )
 
     return list(threads.ordered_map(inspect_image, image_files, workers, "split"))
 

@@ -1,15 +1,22 @@
 """Images of `data.source: folder` stay where they are: a manifest lists them, and a changed file is refused."""
 
+import hashlib
+import io
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from pipeline import download
+from pipeline import download, prepare, split
 from pipeline.base import files
 from pipeline.base.errors import UserError
-from pipeline.data import originals
+from pipeline.data import decoders, images, originals
+from pipeline.data.layout import ImageFile
 from tests.helpers.sources import fill, project
 
 PHOTOS = {
@@ -44,7 +51,7 @@ def test_the_manifest_has_every_file_with_its_hash(inbox: Path) -> None:
     assert (inbox.parent / "images/.manifest.csv").read_text().splitlines() == ["path,bytes,sha256", *lines]
     assert sorted(path.name for path in (inbox.parent / "images").iterdir()) == [".manifest.csv", "LICENSE.txt"]
     assert source.entries() == ["LICENSE.txt", "cats/", "cats/b.jpg", "cats/ä 1.jpg", "dogs/", "dogs/c.jpg"]
-    assert source.file("cats/ä 1.jpg") == inbox / "cats/ä 1.jpg"
+    assert source.file("cats/ä 1.jpg") == (inbox / "cats/ä 1.jpg", hashlib.sha256(b"one").hexdigest())
 
 
 @pytest.mark.parametrize(
@@ -57,8 +64,73 @@ def test_a_file_that_is_not_as_listed_is_refused(inbox: Path, change: Callable[[
     source = listed(inbox)
     change(inbox / "cats/b.jpg")
     with pytest.raises(UserError, match=rf"cats/b\.jpg: {word} after .* download listed it .*; run dvc repro --force"):
-        source.file("cats/b.jpg")
-    assert source.file("dogs/c.jpg").read_bytes() == b"three"
+        source.read("cats/b.jpg")
+    assert source.read("dogs/c.jpg") == b"three"
+
+
+@pytest.mark.parametrize("side", [64, 700], ids=["small", "large"])
+@pytest.mark.parametrize("in_place", [False, True], ids=["replaced", "written to"])
+@pytest.mark.parametrize("stage", ["split", "prepare"])
+def test_the_bytes_that_were_hashed_are_decoded(
+    inbox: Path, monkeypatch: pytest.MonkeyPatch, stage: str, in_place: bool, side: int
+) -> None:
+    """A photo changes right after a stage has opened it: the stage uses the photo of the manifest, or refuses."""
+    before, after = (_noise(seed, side) for seed in (0, 1))
+    assert (len(before) > decoders.SMALL_FILE) == (side > 64)
+    photo = inbox / "cats/b.png"
+    photo.write_bytes(before)
+    expected = images.resize_to_square(photo, 32), images.inspect_image(photo, 1, 10**6, id).pixels
+    source = listed(inbox)
+    table = inbox.parent / "split.csv"
+    files.write_csv(
+        table,
+        ("path", "class", "split", "reason", "width", "height"),
+        [("cats/b.png", "cats", "train", "", side, side)],
+    )
+    settings = project(inbox.parent)
+    real = Path.open
+
+    def then_changed(path: Path, *args: Any, **options: Any) -> Any:
+        file = real(path, *args, **options)
+        if path == photo:
+            other = inbox.parent / "other.png"
+            os.close(os.open(other, os.O_CREAT))
+            with real(photo if in_place else other, "r+b") as target:
+                target.write(after)
+            if not in_place:
+                other.replace(photo)
+        return file
+
+    monkeypatch.setattr(Path, "open", then_changed)
+    used: Any = None
+    with suppress(originals.Changed):
+        if stage == "split":
+            used = split.inspect(source, [ImageFile("cats/b.png", "cats", "")], settings.split, 1)[0].pixels
+        else:
+            prepare.prepare(source, table, inbox.parent / "packed", settings.prepare.model_copy(update={"size": 32}), 1)
+            used = np.load(inbox.parent / "packed/images.npy")[0]
+    if in_place:
+        assert used is None
+    else:
+        assert np.array_equal(used, expected[stage == "split"])
+
+
+@pytest.mark.parametrize("size", [100, decoders.SMALL_FILE + 1])
+def test_a_changed_file_that_is_no_image_is_refused(inbox: Path, size: int) -> None:
+    """A video that took the place of a photo is not counted as a video: the photo is named as changed."""
+    (inbox / "cats/b.png").write_bytes(_noise(0, 700))
+    source = listed(inbox)
+    (inbox / "cats/b.png").write_bytes(b"\0\0\0\x20ftypisom".ljust(size, b"\0"))
+    for most_pixels in (1, 10**6):
+        with pytest.raises(originals.Changed, match=r"cats/b\.png: changed"):
+            images.inspect_image(inbox / "cats/b.png", 1, most_pixels, id, sha256=source.hashes["cats/b.png"])
+
+
+def _noise(seed: int, side: int) -> bytes:
+    """A PNG of noise: no compression makes it small."""
+    content = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)).save(content, "PNG")
+    return content.getvalue()
 
 
 def test_links_are_followed(inbox: Path) -> None:

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from PIL import AvifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
 from pipeline.base.errors import UserError
-from pipeline.data import formats, memory
+from pipeline.data import formats, memory, originals
 from pipeline.data.layout import looks_like_image
 
 # Pillow decodes these itself. For others, such as EPS, it would start a program of the machine.
@@ -35,6 +35,7 @@ REASONS = (EMPTY, NOT_AN_IMAGE, UNSUPPORTED, BESIDE, TRUNCATED, TOO_LARGE, TOO_S
 
 DNG_VERSION, NEW_SUBFILE_TYPE = 0xC612, 0xFE  # tags of TIFF; a type of 1 is a preview of another image in the file
 
+SMALL_FILE = 2**20  # bytes; such a file is read at once, which is faster than a decoder's many small reads
 # No limit of Pillow's own: the size in the header is compared with the user's limit before anything is decoded.
 Image.MAX_IMAGE_PIXELS = None
 # A long comment is no reason to exclude a PNG. Unpacked and as text it takes up to 15 times this size.
@@ -48,6 +49,25 @@ class Unusable(Exception):
 
     def __init__(self, reason: str, size: tuple[int, int] = (0, 0)) -> None:
         self.reason, self.size = reason, size
+
+
+@contextmanager
+def content(path: Path, length: int, sha256: str) -> Iterator[BinaryIO]:
+    """The opened file; a small one as a copy in memory, whose hash is compared. Raises Changed for another hash.
+
+    The hash of a large file is compared here only if it is no usable image. It may be a video, too long for a copy.
+    """
+    if length <= SMALL_FILE:
+        with path.open("rb", buffering=0) as file:
+            copy = originals.copy(file, path, sha256)
+        yield copy  # nothing is closed after the image is used: another thread could take its memory meanwhile
+        return
+    with path.open("rb") as file:
+        try:
+            yield file
+        except Unusable:
+            originals.check(file, path, sha256)
+            raise
 
 
 def opened(content: BinaryIO, min_side: int, max_pixels: int) -> Image.Image:
@@ -169,14 +189,18 @@ def _named(head: bytes) -> str:
     return NOT_AN_IMAGE
 
 
-class NotAnImage(UserError):
+class Refused(UserError):
+    """A file that cannot be used as an image."""
+
+
+class NotAnImage(Refused):
     """A file that is no image by its name, and none by its content. No image is lost if it is left out."""
 
 
-def refusal(path: Path, error: Unusable, max_pixels: int) -> UserError:
+def refusal(path: Path, error: Unusable, max_pixels: int) -> Refused:
     """The reason in a sentence, with what is allowed and the remedy."""
     if error.reason == TOO_LARGE:
-        return UserError(
+        return Refused(
             f"{path}: too large ({error.size[0]} × {error.size[1]} pixels, {path.stat().st_size:,} bytes); allowed: up "
             f"to {max_pixels:,} pixels (split.max_pixels, or predict --max-pixels) in "
             f"{memory.largest_file(max_pixels):,} bytes; make it smaller"
@@ -185,7 +209,7 @@ def refusal(path: Path, error: Unusable, max_pixels: int) -> UserError:
     allowed = ", ".join(decoded for decoded in NAMES if decoded != name)
     remedy = formats.remedy(name) or "convert it"
     is_other = kind(error.reason) in (NOT_AN_IMAGE, BESIDE) and not looks_like_image(path.name)
-    return (NotAnImage if is_other else UserError)(
+    return (NotAnImage if is_other else Refused)(
         f"{path}: {error.reason}; allowed: a whole image as {allowed}; {remedy}, or leave it out"
     )
 

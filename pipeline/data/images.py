@@ -10,7 +10,6 @@ decoded alone.
 """
 
 import hashlib
-import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image
 
 from pipeline.config.params import Grey
-from pipeline.data import appearance, decoders, memory
+from pipeline.data import appearance, decoders, memory, originals
 from pipeline.data import grey as greys
 from pipeline.data.appearance import NOT_SEEN, Appearance
 from pipeline.data.decoders import Unusable
@@ -39,7 +38,6 @@ UPRIGHT = {
 }
 SIDEWAYS = (5, 6, 7, 8)  # width and height change places
 
-SMALL_FILE = 2**20  # bytes; such a file is read at once, which is faster than a decoder's many small reads
 STRIP = 2**18  # pixels that are converted or hashed at once
 NO_LIMIT = 2**62
 
@@ -73,28 +71,35 @@ class Decoded:
 
 @contextmanager
 def decoded(
-    path: Path, max_pixels: int = NO_LIMIT, draft: int = 0, grey: Grey = "full", budget: MemoryBudget = BUDGET
+    path: Path,
+    max_pixels: int = NO_LIMIT,
+    draft: int = 0,
+    grey: Grey = "full",
+    budget: MemoryBudget = BUDGET,
+    sha256: str = "",
 ) -> Iterator[Decoded]:
     """The decoded image. Its memory is reserved until the block ends. `grey` is how 16-bit grey is scaled.
 
     With `draft`, a JPEG is decoded at a half, a quarter or an eighth of its scale if its sides keep at least `draft`
     pixels; that is faster. Raises UserError if the file cannot be used or has more than `max_pixels`, OSError if it
-    cannot be read.
+    cannot be read. With `sha256`, exactly the bytes with this hash are decoded; Changed is raised for others.
     """
     try:
-        with _decoded(path, 1, max_pixels, draft, grey, budget) as result:
+        with _decoded(path, 1, max_pixels, draft, grey, budget, sha256) as result:
             yield result
     except Unusable as error:
         raise decoders.refusal(path, error, max_pixels) from None
 
 
-def resize_to_square(path: Path, size: int, max_pixels: int = NO_LIMIT, grey: Grey = "full") -> NDArray[np.uint8]:
+def resize_to_square(
+    path: Path, size: int, max_pixels: int = NO_LIMIT, grey: Grey = "full", sha256: str = ""
+) -> NDArray[np.uint8]:
     """The image resized to a square: uint8 [size, size, 3]. Its shape does not matter. Raises as `decoded` does."""
-    return square_and_size(path, size, max_pixels, grey)[0]
+    return square_and_size(path, size, max_pixels, grey, sha256)[0]
 
 
 def square_and_size(
-    path: Path, size: int, max_pixels: int = NO_LIMIT, grey: Grey = "full"
+    path: Path, size: int, max_pixels: int = NO_LIMIT, grey: Grey = "full", sha256: str = ""
 ) -> tuple[NDArray[np.uint8], tuple[int, int]]:
     """The image resized to a square, uint8 [size, size, 3], and the width and height of the original, upright.
 
@@ -108,17 +113,19 @@ def square_and_size(
     pixels (50 photos), against torchvision's Resize of the original, the error is then 2.58. From the full scale it is
     2.45, from a scale that leaves twice the side 3.00, once 4.34.
     """
-    with decoded(path, max_pixels, 4 * size, grey) as original:
+    with decoded(path, max_pixels, 4 * size, grey, sha256=sha256) as original:
         square = original.image.resize((size, size), Image.Resampling.BICUBIC)
         return np.asarray(square), original.size
 
 
-def center_of_resized(path: Path, resize: int, crop: int, max_pixels: int, grey: Grey) -> NDArray[np.uint8]:
+def center_of_resized(
+    path: Path, resize: int, crop: int, max_pixels: int, grey: Grey, sha256: str = ""
+) -> NDArray[np.uint8]:
     """What torchvision's and timm's transforms cut from an original: uint8 [crop, crop, 3]. Raises as `decoded` does.
 
     The short side is resized to `resize` (bicubic), then the centre is cut. Nothing here is trained with these pixels.
     """
-    with decoded(path, max_pixels, 0, grey) as original:
+    with decoded(path, max_pixels, 0, grey, sha256=sha256) as original:
         image = original.image
         short = min(image.size)
         width, height = (resize if side == short else int(resize * side / short) for side in image.size)
@@ -128,17 +135,22 @@ def center_of_resized(path: Path, resize: int, crop: int, max_pixels: int, grey:
 
 
 def inspect_image(
-    path: Path, min_side: int, max_pixels: int, fingerprint: Callable[[RGB], int], budget: MemoryBudget = BUDGET
+    path: Path,
+    min_side: int,
+    max_pixels: int,
+    fingerprint: Callable[[RGB], int],
+    budget: MemoryBudget = BUDGET,
+    sha256: str = "",
 ) -> ImageInfo:
     """Decode one file: its measures, or why it cannot be used. `fingerprint` gives the hash of an image in mode L.
 
     Of 16-bit grey, it and the appearance are of the image as `minmax` scales it: they do not depend on prepare.grey.
 
     Raises OSError if the file cannot be read, because that is a fault of the disk and not of the image. Raises
-    UserError if it is a folder, a pipe or a device.
+    UserError if it is a folder, a pipe or a device, and Changed if its bytes have another hash than `sha256`.
     """
     try:
-        with _decoded(path, min_side, max_pixels, 0, "minmax", budget) as result:
+        with _decoded(path, min_side, max_pixels, 0, "minmax", budget, sha256) as result:
             image, exact = result.image, result.exact
             pixels = hashlib.sha256(f"{image.width}x{image.height} {exact.mode}\n".encode())
             for strip in _strips(exact):
@@ -152,7 +164,7 @@ def inspect_image(
 
 @contextmanager
 def _decoded(
-    path: Path, min_side: int, max_pixels: int, draft: int, grey: Grey, budget: MemoryBudget
+    path: Path, min_side: int, max_pixels: int, draft: int, grey: Grey, budget: MemoryBudget, sha256: str
 ) -> Iterator[Decoded]:
     """The decoded image, while its memory is reserved. Raises Unusable, OSError and UserError.
 
@@ -160,20 +172,24 @@ def _decoded(
     again when there is enough.
     """
     length = decoders.file_size(path)
-    if length == 0:
-        raise Unusable(decoders.EMPTY)
-    with io.BytesIO(path.read_bytes()) if length <= SMALL_FILE else path.open("rb") as content:
+    with decoders.content(path, length, sha256) as content:
+        if length == 0:
+            raise Unusable(decoders.EMPTY)
         if length > memory.largest_file(max_pixels):
             raise decoders.too_long(content)
-        opening = needed = memory.opening_bytes(content)
+        is_copied = bool(sha256) and length > decoders.SMALL_FILE
+        opening = needed = memory.opening_bytes(content, is_copied)
         while True:
             with budget.reserve(needed) as grow:
-                image = decoders.opened(content, min_side, max_pixels)
+                source, image = content, decoders.opened(content, min_side, max_pixels)
+                if is_copied:
+                    source = originals.copy(content, path, sha256)
+                    image = decoders.opened(source, min_side, max_pixels)
                 stored = image.size
-                with decoders.reasons(content, stored):
+                with decoders.reasons(source, stored):
                     needed = opening + decoders.decoding_bytes(image, draft)
                     result = _upright(image, stored, grey) if grow(needed) else None
-                del image
+                del source, image
                 if result:
                     yield result
                     return

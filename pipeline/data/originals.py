@@ -5,10 +5,13 @@ and SHA-256 of each file in paths.inbox. DVC versions this manifest. The stages 
 paths.inbox, and refuse a file that is not as the manifest says.
 """
 
+import hashlib
+import io
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any, cast
 
 from pipeline.base import files, schema, threads
 from pipeline.base.errors import UserError
@@ -17,6 +20,10 @@ from pipeline.data import folders
 MANIFEST = ".manifest.csv"  # in paths.images; no file of an archive or an inbox has this name: hidden names are junk
 HEADER = ("path", "bytes", "sha256")
 LICENSE = "LICENSE.txt"  # is copied beside the manifest: reports name the photographers
+
+
+class Changed(UserError):
+    """A file that is not as the manifest says."""
 
 
 @dataclass(frozen=True)
@@ -35,18 +42,44 @@ class Originals:
             return folders.entries(self.root)
         return sorted({*folders.with_parents(self.hashes), *folders.without_files(listed(self.root))})
 
-    def file(self, name: str) -> Path:
-        """The path of a file. Raises UserError if its content is not that of the manifest."""
+    def file(self, name: str) -> tuple[Path, str]:
+        """The path of a file, and the SHA-256 that its content must have (empty: any). Raises Changed if it is gone.
+
+        The hash is compared (`check`) with that of the bytes that are decoded: the file may be replaced at any time.
+        """
         path = self.root / name
-        if self.hashes:
-            actual = files.sha256(path) if path.is_file() else ""
-            if actual != self.hashes.get(name):
-                raise UserError(
-                    f"{path}: {'changed' if actual else 'removed'} after the stage download listed it (data.source: "
-                    f"folder); run dvc repro --force --single-item download, which lists the files again, then dvc "
-                    f"repro; or restore it"
-                )
-        return path
+        if self.hashes and not (path.is_file() and name in self.hashes):
+            raise _changed(path, "changed" if path.is_file() else "removed")
+        return path, self.hashes.get(name, "")
+
+    def read(self, name: str) -> bytes:
+        """The content of a file. Raises Changed if it is not that of the manifest."""
+        path, sha256 = self.file(name)
+        with path.open("rb") as file:
+            return copy(file, path, sha256).getvalue()
+
+
+def copy(file: IO[bytes], path: Path, sha256: str) -> io.BytesIO:
+    """The bytes of an opened file in memory. Raises Changed if there is a `sha256`, and they have another one."""
+    file.seek(0)
+    content = io.BytesIO(file.read())
+    check(content, path, sha256)
+    return content
+
+
+def check(file: IO[bytes], path: Path, sha256: str) -> None:
+    """Raise Changed if there is a `sha256`, and the bytes of an opened file have another one. Moves it to its start."""
+    file.seek(0)
+    if sha256 and hashlib.file_digest(cast(Any, file), "sha256").hexdigest() != sha256:
+        raise _changed(path, "changed")
+    file.seek(0)
+
+
+def _changed(path: Path, what: str) -> Changed:
+    return Changed(
+        f"{path}: {what} after the stage download listed it (data.source: folder); run dvc repro --force --single-item "
+        f"download, which lists the files again, then dvc repro; or restore it"
+    )
 
 
 def opened(images: Path, inbox: Path) -> Originals:

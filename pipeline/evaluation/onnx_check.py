@@ -99,7 +99,8 @@ def with_their_preprocessing(
     view, net = model.view, with_normalization(model.net)
 
     def load(path: str) -> NDArray[np.uint8]:
-        return images.center_of_resized(source.file(path), view.resize, view.crop, images.NO_LIMIT, view.grey)
+        file, sha256 = source.file(path)
+        return images.center_of_resized(file, view.resize, view.crop, images.NO_LIMIT, view.grey, sha256)
 
     loaded = threads.ordered_map(load, wanted.paths, workers, "export", result_bytes=3 * view.crop**2)
     with torch.inference_mode():

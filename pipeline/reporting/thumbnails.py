@@ -17,6 +17,7 @@ from pipeline.base import threads
 from pipeline.base.errors import UserError
 from pipeline.config.params import Grey
 from pipeline.data import images
+from pipeline.data.decoders import Refused
 from pipeline.data.originals import Originals
 
 SIDE = 192  # pixels of the longer side; a smaller image keeps its size
@@ -52,9 +53,9 @@ def pictures(
 
 def of(originals: Originals, name: str, grey: Grey) -> Thumbnail:
     """The thumbnail of an image file. Raises UserError if it is not the one that `split` saw, or cannot be decoded."""
-    path = originals.file(name)
+    path, sha256 = originals.file(name)
     try:
-        with images.decoded(path, draft=2 * SIDE, grey=grey) as original:
+        with images.decoded(path, draft=2 * SIDE, grey=grey, sha256=sha256) as original:
             return encoded(original.image, original.size)
     except FileNotFoundError:
         raise UserError(f"{path}: in split.csv, but not there; run the split stage again (dvc repro does)") from None
@@ -62,8 +63,7 @@ def of(originals: Originals, name: str, grey: Grey) -> Thumbnail:
 
 def of_left_out(originals: Originals, name: str, grey: Grey) -> Thumbnail:
     """The same of a file that nobody has decoded yet: NO_PICTURE if that cannot be done."""
-    originals.file(name)
-    with suppress(UserError):
+    with suppress(Refused):
         return of(originals, name, grey)
     return NO_PICTURE
 
