@@ -92,9 +92,11 @@ def table(figures: Mapping[str, float], by_class: Sequence[ClassFigures]) -> str
     )
 
 
-def ready(config: Params) -> tuple[Packed, NDArray[np.int64], ExportedModel]:
+def ready(config: Params, world: World) -> tuple[Packed, NDArray[np.int64], ExportedModel]:
     """The packed images, the rows of the test split, and the model. Raises UserError if they do not fit together."""
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
+    if world.local_rank == 0:
+        packed.check_pixels(data, Path(config.paths.packed))
     packed.check_packed_size(data, Path(config.paths.packed), config.prepare.size)
     rows = data.rows("test")
     if len(rows) == 0:
@@ -115,7 +117,7 @@ def run(config: Params) -> None:
         held.enter_context(watchdog.launcher_roused(config.run.timeout_seconds))
         met = rendezvous.connect_store(world, config.run.timeout_seconds)
         with agreement.agreed(met, world) as facts:
-            data, rows, model = ready(config)
+            data, rows, model = ready(config, world)
             # They are of one machine and one launcher, so they have the same files; its GPUs may be of different kinds.
             facts["let evaluate see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = provenance.hardware(
                 world, config.train.threads, model.arithmetic

@@ -60,6 +60,7 @@ def written(config: Params, target: Path) -> dict[str, Any]:
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
     model = exported.load(Path(paths.models))
     data = packed.load(Path(paths.packed), Path(paths.split))
+    packed.check_pixels(data, Path(paths.packed))
     rows = data.rows("test")
     wanted = onnx_check.expected(Path(paths.metrics) / "predictions.csv", model.classes)
     if wanted.paths != tuple(data.paths[row] for row in rows):

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pipeline.engine.agreement import Facts
 from pipeline.engine.world import World
 from pipeline.training import provenance, runs
 from tests.conftest import PROJECT, change, read_params, write_params
+from tests.test_damaged import one_pixel
 from tests.test_nodes import TRAIN, nodes, start
 from tests.test_train import launch, outputs, small_world
 
@@ -63,10 +65,14 @@ def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
     assert not (first / "models").exists()
 
 
-def test_a_node_without_data_ends_the_others_too(tmp_path: Path) -> None:
-    """One node has no packed images and says so. The other node has them, does not wait, and says the same."""
+@pytest.mark.parametrize("damage", [shutil.rmtree, lambda folder: one_pixel(folder / "images.npy")], ids=str)
+def test_a_node_without_its_data_ends_the_others_too(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    """One node has no packed images, or a changed pixel, and says so. The other one does not wait, and says the same.
+
+    There is no dvc.lock.
+    """
     first, second = nodes(tmp_path, run__timeout_seconds=300)
-    shutil.rmtree(second / "data/packed")
+    damage(second / "data/packed")
     said = failures(start(first, TRAIN), start(second, TRAIN))
     assert "process 1 of 2 (on " in said[0]
     assert ") cannot begin, so none does: data/packed" in said[0]

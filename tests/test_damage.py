@@ -13,6 +13,7 @@ import pytest
 from pipeline.base import cache_repair, dvc_lock, integrity
 from pipeline.base.errors import UserError
 from pipeline.config import params
+from pipeline.data import packed
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, copy_project
 
@@ -95,6 +96,7 @@ def test_nothing_damaged_says_nothing_and_reads_nothing_twice(project: Path) -> 
     assert again.stderr == ""
     assert "Running stage" not in again.stdout
     assert "\ntest accuracy " in again.stdout
+    assert not (project / packed.MEMORY).exists()  # every stage of the first run compared the pixels with dvc.lock
     assert (project / integrity.MEMORY).read_bytes() == before
     remembered = json.loads(before)
     assert {path for path in everything(project) if path != "dvc.lock"} <= remembered.keys()
@@ -338,7 +340,7 @@ def test_without_dvc_nothing_is_compared(project: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(project)
     paths = params.load().paths
     flip(project / "data/split.csv")
-    integrity.check("prepare", paths.model_dump())
+    assert integrity.check("prepare", paths.model_dump()) == []
     monkeypatch.setenv(integrity.UNDER_DVC, "prepare")
     with pytest.raises(UserError, match=r"data/split\.csv: not what dvc\.lock says of data/split\.csv; python -m"):
         integrity.check("prepare", paths.model_dump())

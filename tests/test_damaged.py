@@ -18,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.base import dvc_lock, files
+from pipeline.base import dvc_lock, files, integrity
 from pipeline.base.errors import UserError
 from pipeline.claims import comparison
 from pipeline.data import packed, split_table
@@ -136,6 +136,13 @@ class Bomb:
         return os.system, ("touch exploded",)
 
 
+def one_pixel(path: Path) -> None:
+    """Change the last pixel. The file keeps its size and its time."""
+    facts, content = path.stat(), path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
 BY_ANYBODY: tuple[Damage, ...] = (cut, emptied, a_folder, its_folder_a_file, Path.unlink)
 VIEW = {"packed_size": 40, "resize": 36, "crop": 32, "grey": "full"}
 DAMAGES: dict[str, tuple[Damage, ...]] = {
@@ -215,6 +222,30 @@ def test_an_undamaged_reader_reads(whole: Path) -> None:
     assert tuple(json.loads((whole / "models/model.json").read_text())["mean"]) == augment.MEAN
 
 
+def test_packed_images_are_read_once_and_again_after_a_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without DVC, the pixels are compared with digest.json. A file that has not changed since is not read again."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv(integrity.COMPARED, "[null]")
+    place, read, sha256 = Path("data/packed"), list[Path](), files.sha256
+    data = packed.load(place, Path("data/split.csv"))
+    monkeypatch.setattr(files, "sha256", lambda path: read.append(path) or sha256(path))  # type: ignore[func-returns-value]
+    packed.check_pixels(data, place)
+    packed.check_pixels(data, place)
+    assert read == [place / "images.npy"]
+    packed.MEMORY.write_bytes(packed.MEMORY.read_bytes()[:20])  # another start is writing it
+    packed.check_pixels(data, place)
+    one_pixel(place / "images.npy")
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"^data/packed/images\.npy: .*dvc checkout data/packed.*dvc repro"):
+            packed.check_pixels(data, place)
+    assert read == [place / "images.npy"] * 3
+    integrity.mark_compared(["data/packed"])  # with dvc.lock, by the stage's frame: see test_damage.py
+    packed.check_pixels(data, place)
+    monkeypatch.setenv(integrity.COMPARED, '["another-machine", "data/packed"]')
+    with pytest.raises(UserError):
+        packed.check_pixels(data, place)
+
+
 FILES: dict[str, Callable[[Path], object]] = {
     "models/model.json": (lambda folder: exported.load(folder / "models")),
     "data/split.csv": (lambda folder: split_table.kept_rows(folder / "data/split.csv")),
@@ -270,6 +301,9 @@ def test_a_damaged_provenance_is_named_by_verify(tmp_path: Path, content: str) -
         ("training.runs --clean", "data/packed/digest.json", emptied),
         ("predict params.yaml", "models/model.json", text("[]")),
         ("evaluate", "data/packed/images.npy", vast),
+        ("evaluate", "data/packed/images.npy", one_pixel),
+        ("train", "data/packed/images.npy", one_pixel),
+        ("export", "data/packed/images.npy", one_pixel),
     ],
 )
 def test_a_command_ends_in_one_line(folder: Path, command: str, path: str, damage: Damage) -> None:

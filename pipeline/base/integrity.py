@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from pipeline.base.errors import UserError
 MEMORY = programs.TEMPORARY / "hashed.json"
 IGNORE = Path(".dvcignore")
 UNDER_DVC = "DVC_STAGE"  # DVC sets this variable for the commands that it runs
+COMPARED = "PERENNIAL_COMPARED"  # the variable with what `check` compared at this start: see `mark_compared`
 MOST_LISTED = 10  # paths in one message
 REMEDY = (
     "python -m pipeline.repro (make repro) removes damaged files and makes them again; "
@@ -65,8 +66,8 @@ def _md5(path: str) -> str:
         return ""
 
 
-def hash_files(paths: Iterable[str], memory: Hashed) -> Hashed:
-    """MD5, inode, size and times of the files that exist. Files that are as in `memory` are not read again."""
+def hash_files(paths: Iterable[str], memory: Hashed, digest: Callable[[str], str] = _md5) -> Hashed:
+    """Digest, inode, size and times of the files that exist. Files that are as in `memory` are not read again."""
     known, unknown = {}, {}
     for path in paths:
         try:
@@ -79,14 +80,27 @@ def hash_files(paths: Iterable[str], memory: Hashed) -> Hashed:
         else:
             unknown[path] = facts
     with ThreadPoolExecutor(linux.usable_cores()) as pool:
-        hashes = pool.map(_md5, unknown)
-        return known | {path: [md5, *facts] for (path, facts), md5 in zip(unknown.items(), hashes, strict=True)}
+        hashes = pool.map(digest, unknown)
+        return known | {path: [value, *facts] for (path, facts), value in zip(unknown.items(), hashes, strict=True)}
 
 
-def load_memory() -> Hashed:
-    """The content of MEMORY; empty if the file is missing or damaged."""
+def sha256_once(path: Path, memory: Path) -> str:
+    """The SHA-256 of a file. The file is read only if it is not as in the file `memory`, which then remembers it."""
+    before = load_memory(memory)
+    now = hash_files([str(path)], before, lambda name: files.sha256(Path(name)))
+    if now != before:
+        with path.open("rb") as written:  # see save_memory
+            os.fsync(written.fileno())
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        # In place, because two starts may write it at the same time. A cut file counts as an empty one.
+        memory.write_text(json.dumps(now), encoding="utf-8")
+    return str(now[str(path)][0])
+
+
+def load_memory(path: Path = MEMORY) -> Hashed:
+    """The content of MEMORY, or of another such file; empty if the file is missing or damaged."""
     try:
-        content = json.loads(MEMORY.read_bytes())
+        content = json.loads(path.read_bytes())
         return {str(path): list(entry) for path, entry in content.items() if len(entry) == 5}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
@@ -216,14 +230,14 @@ def damage(claims: dvc_lock.Claims) -> list[str]:
     return sentences
 
 
-def check(stage: str, paths: Mapping[str, str]) -> None:
+def check(stage: str, paths: Mapping[str, str]) -> list[str]:
     """Compare the outputs of other stages that `stage` reads with dvc.lock. Raises UserError if one differs.
 
     An output of a later stage beside them does not count: that stage makes it again.
-    Only if DVC runs the stage: files that were made by hand are in no dvc.lock.
+    Only if DVC runs the stage: files that were made by hand are in no dvc.lock. Returns the paths that were compared.
     """
     if UNDER_DVC not in os.environ or not dvc_lock.LOCK.is_file():
-        return
+        return []
     inputs = dvc_lock.data(stage, paths)
     outs = {
         path: md5
@@ -236,3 +250,15 @@ def check(stage: str, paths: Mapping[str, str]) -> None:
     if differing := [output for output in outputs if output.differs]:
         cache = cache_folder()
         raise UserError("\n".join(_describe(output, cache) for output in differing))
+    return list(outs)
+
+
+def mark_compared(paths: list[str]) -> None:
+    """Let this process and those that it starts on this machine know what `check` has compared."""
+    os.environ[COMPARED] = json.dumps([os.uname().nodename, *paths])
+
+
+def is_compared(path: Path) -> bool:
+    """Whether `check` has compared this output, at this start and on this machine: srun passes variables to others."""
+    machine, *paths = json.loads(os.environ.get(COMPARED, "[null]"))
+    return machine == os.uname().nodename and path.as_posix() in paths

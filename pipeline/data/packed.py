@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.base import files, schema
+from pipeline.base import files, integrity, programs, schema
 from pipeline.base.errors import UserError
 from pipeline.data import split_table
 
 IMAGES, DIGEST = "images.npy", "digest.json"
+MEMORY = programs.TEMPORARY / "packed.json"  # the digest of images.npy, by its inode, size and times
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,19 @@ def _mapped(folder: Path, digest: Digest) -> NDArray[np.uint8]:
         if actual != needed:
             raise ValueError(f"{actual:,} bytes, not {needed:,}")
         return np.memmap(file, np.uint8, "r", len(header), shape)
+
+
+def check_pixels(data: Packed, folder: Path) -> None:
+    """Raise UserError if images.npy of the packed `folder` is not what its digest.json says.
+
+    It is read once, and again after a change of its time or size. If this start has compared it with dvc.lock, it is
+    not read here.
+    """
+    path = folder / IMAGES
+    if not integrity.is_compared(folder) and (actual := integrity.sha256_once(path, MEMORY)) != data.digest:
+        raise UserError(
+            f"{path}: its SHA-256 is {actual}, but {folder / DIGEST} says {data.digest}; {schema.checkout(folder)}"
+        )
 
 
 def check_packed_size(data: Packed, folder: Path, size: int) -> None:
