@@ -120,13 +120,18 @@ def tested(names: Sequence[str], tables: Sequence[Table]) -> str:
     """McNemar's test of the predictions of two revisions on the same images, in words."""
     found = significance.compare(*([row["label"] == row["prediction"] for row in table] for table in tables))
     counted = (
-        f"{found.images} test images; {found.first_alone} that only {names[0]} has right, {found.second_alone} that "
-        f"only {names[1]} has right; McNemar's exact test, level {100 * significance.LEVEL:g} %"
+        f"{found.first_alone} that only {names[0]} has right, {found.second_alone} that only {names[1]} has right; "
+        f"McNemar's exact test, level {100 * significance.LEVEL:g} %"
     )
     better, worse = (names[1], names[0]) if found.points > 0 else (names[0], names[1])
-    verdict = "shown" if found.shown else "not shown, chance can do as much"
-    said = f"{better} is better than {worse} by {abs(found.points):.1f} points, p = {found.p:.2g}: {verdict}"
-    return f"{said if found.points else f'{names[0]} and {names[1]} are equally accurate'} ({counted})"
+    difference = f"{abs(found.points):.1f} points more on these {found.images} images"
+    if not found.points:
+        said = f"{names[0]} and {names[1]} are equally accurate on these {found.images} images"
+    elif found.shown:
+        said = f"{better} is better than {worse}: {difference}, which chance does not explain (p = {found.p:.2g})"
+    else:
+        said = f"{better} has {difference} than {worse}; chance can do as much (p = {found.p:.2g})"
+    return f"{said}; {counted}"
 
 
 def two(first: Revision, second: Revision, known: Mapping[str, tuple[str, str]], paths: Paths) -> Iterator[str]:
@@ -138,7 +143,13 @@ def two(first: Revision, second: Revision, known: Mapping[str, tuple[str, str]],
         return
     yield (verdict := tested(names, tables))
     runs = [
-        pair.Run(one.name, one.figures, table, revisions.table(one.name, known, paths, "history.csv"))
+        pair.Run(
+            one.name,
+            {**one.figures, **one.timing},
+            one.images,
+            table,
+            revisions.table(one.name, known, paths, "history.csv"),
+        )
         for one, table in zip((first, second), tables, strict=True)
     ]
     differing = [

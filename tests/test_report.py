@@ -235,11 +235,11 @@ def test_it_can_be_read(browser: Browser, written: Path, width: int, scheme: Sch
 def test_no_text_of_a_chart_is_cut_off(browser: Browser, tmp_path: Path, epochs: int) -> None:
     """Every label lies inside its drawing, and none is over another one."""
     values = [1 / k for k in range(1, epochs + 1)]
-    lines = [charts.Line("training", values), charts.Line("validation", values)]
+    lines = [charts.Line("training", values, epochs), charts.Line("validation", values, epochs)]
     bins = [(k / 15, (k + 1) / 15, 10 ** (k % 5), k / 14) for k in range(15)]
-    drawn = [charts.curves("a", "A", lines, epochs, shares=share) for share in (False, True)] + [
-        charts.bars("b", "B", bins)
-    ]
+    drawn = [charts.curves("a", "A", lines, shares=share) for share in (False, True)]
+    rows = [(name, [charts.Share(0.01, 0, 0.9), charts.Share(1, 0.5, 1)]) for name in ("test", "validation")]
+    drawn += [charts.bars("b", "B", bins), charts.intervals("c", "C", rows)]
     path = tmp_path / "charts.html"
     path.write_text(f"<style>{page.STYLE.read_text()}</style>{''.join(drawn)}", encoding="utf-8")
     with opened(browser, path) as shown:
@@ -367,7 +367,7 @@ def test_one_bad_epoch_does_not_flatten_the_others() -> None:
     values = [1.0 - 0.02 * k for k in range(30)]
     bad = [*values[:9], 1e6, math.nan, *values[11:]]
     drawn = charts.curves(
-        "loss", "Loss", [charts.Line("training", values), charts.Line("validation", bad)], 30, shares=False
+        "loss", "Loss", [charts.Line("training", values, 30), charts.Line("validation", bad, 30)], shares=False
     )
     assert "Outside the drawing: validation, epoch 10: 1e+06; validation, epoch 11: not a finite number." in drawn
     line = drawn.partition('class="line c0')[2].partition('"/>')[0]
@@ -380,7 +380,7 @@ def test_one_bad_epoch_does_not_flatten_the_others() -> None:
 def test_an_axis_has_few_whole_epochs(epochs: int) -> None:
     """The first and the last are there, and not more than a phone has room for; a long line is thinned."""
     values = [1 / k for k in range(1, epochs + 1)]
-    drawn = charts.curves("loss", "Loss", [charts.Line("training", values)], epochs, shares=False)
+    drawn = charts.curves("loss", "Loss", [charts.Line("training", values, epochs)], shares=False)
     shown = [int(step.replace(",", "")) for step in re.findall(r'y="217"[^>]*>([\d,]+)<', drawn)]
     assert shown[0] == 1
     assert shown[-1] == epochs

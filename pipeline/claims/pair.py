@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.evaluation import metrics
 from pipeline.reporting import charts, markup, page
+from pipeline.reporting.charts import Share
 from pipeline.reporting.markup import are, code, name, paragraph, path, percent, text
 
 Table = Sequence[Mapping[str, str]]  # the rows of a CSV file
@@ -14,8 +16,16 @@ MOST = 50  # images that only one model has right, of each model
 FIGURES = (
     ("accuracy", "test accuracy"), ("balanced_accuracy", "balanced accuracy"), ("macro_f1", "macro F1"),
     ("nll", "negative log-likelihood"), ("ece", "calibration error"), ("val_accuracy", "validation accuracy"),
-    ("val_loss", "validation loss"), ("exported_epoch", "exported epoch"),
+    ("val_loss", "validation loss"), ("exported_epoch", "exported epoch"), ("seconds", "seconds of training"),
+    ("images_per_second", "images/s"),
 )  # fmt: skip
+IMAGES = {"accuracy": "test", "val_accuracy": "val"}  # a figure that is a share of images → the part that these are
+WHOLE = ("exported_epoch", "seconds", "images_per_second")  # figures without decimals
+CURVES = (
+    ("val_loss", "Validation loss"), ("val_accuracy", "Validation accuracy"), ("train_loss", "Training loss"),
+    ("train_accuracy", "Training accuracy"),
+)  # fmt: skip
+UNKNOWN = "–"
 
 
 @dataclass(frozen=True)
@@ -23,9 +33,17 @@ class Run:
     """A run as the page shows it."""
 
     name: str
-    figures: Mapping[str, float]  # of eval.json and train.json
+    figures: Mapping[str, float]  # of eval.json and train.json; the seconds and images/s, if they are known here
+    images: Mapping[str, int]  # of each part; empty if that is not known
     predictions: Table
     history: Table
+
+    def share(self, key: str) -> Share | None:
+        """A figure with its 95 % interval, if it is a share of images whose number is known."""
+        images = self.images.get(IMAGES.get(key, ""))
+        if key not in self.figures or not images:
+            return None
+        return Share(self.figures[key], *metrics.wilson(round(self.figures[key] * images), images))
 
 
 def compared(first: Run, second: Run, verdict: str, changed: Sequence[tuple[str, str, str]]) -> str:
@@ -44,16 +62,35 @@ def compared(first: Run, second: Run, verdict: str, changed: Sequence[tuple[str,
 
 
 def better(first: Run, second: Run, verdict: str) -> str:
-    """The verdict, and the figures of both."""
+    """The verdict, the accuracies with their intervals, and every figure of both with the difference."""
+    both = (first, second)
     rows = [
-        (shown, *(_figure(run.figures[key]) for run in (first, second)))
+        (shown, *(_figure(run, key) for run in both), _difference(first, second, key))
         for key, shown in FIGURES
-        if key in first.figures and key in second.figures
+        if any(key in run.figures for run in both)
     ]
-    head = ("figure", name(first.name), name(second.name))
-    return markup.section(
-        "better", "Is one better?", paragraph(text(verdict)), markup.table("Figures of both", head, rows, "numbers")
+    shares = [(shown, [share for run in both if (share := run.share(key))]) for key, shown in FIGURES]
+    drawn = [row for row in shares if len(row[1]) == len(both)]
+    head = ("figure", name(first.name), name(second.name), "difference")
+    lacking = any("seconds" not in run.figures for run in both)
+    note = (
+        "The seconds and images/s are in runs/, of trainings in this folder; others are not known." if lacking else ""
     )
+    return markup.section(
+        "better",
+        "Is one better?",
+        paragraph(text(verdict)),
+        legend(first, second) if drawn else "",
+        '<div class="charts">',
+        charts.intervals("shares", "Accuracies, with their 95 % intervals", drawn) if drawn else "",
+        f"<div>{markup.table('Figures of both', head, rows, 'numbers')}{paragraph(note, 'note') if note else ''}</div>",
+        "</div>",
+    )
+
+
+def legend(first: Run, second: Run) -> str:
+    """Which line of the drawings is of which run."""
+    return paragraph(" ".join(f"{charts.key(number)}{name(run.name)}" for number, run in enumerate((first, second))))
 
 
 def differs(first: Run, second: Run, changed: Sequence[tuple[str, str, str]]) -> str:
@@ -65,9 +102,28 @@ def differs(first: Run, second: Run, changed: Sequence[tuple[str, str, str]]) ->
 
 
 def curves(first: Run, second: Run) -> str:
-    """Loss and accuracy of both."""
-    drawn = [_chart(run, number, key) for key in ("loss", "accuracy") for number, run in enumerate((first, second))]
-    return markup.section("curves", "How did they train?", f'<div class="charts">\n{"".join(drawn)}\n</div>')
+    """One drawing for each figure, with a line for each run."""
+    drawn = [
+        charts.curves(
+            key,
+            title,
+            [
+                charts.Line(run.name, [float(row[key]) for row in run.history], int(run.figures["exported_epoch"]))
+                for run in (first, second)
+            ],
+            shares=key.endswith("accuracy"),
+            legend=False,
+        )
+        for key, title in CURVES
+    ]
+    epochs = " and ".join(f"{run.figures['exported_epoch']:,} of {name(run.name)}" for run in (first, second))
+    return markup.section(
+        "curves",
+        "How did they train?",
+        legend(first, second),
+        f'<div class="charts">\n{"".join(drawn)}\n</div>',
+        paragraph(f"A dot is the exported epoch: {epochs}.", "note"),
+    )
 
 
 def classes(first: Run, second: Run) -> str:
@@ -77,10 +133,17 @@ def classes(first: Run, second: Run) -> str:
     rows = []
     for label in sorted(set(labels)):
         own = [k for k, other in enumerate(labels) if other == label]
-        rows.append((name(label), f"{len(own):,}", *(percent(sum(hit[k] for k in own) / len(own)) for hit in hits)))
-    head = ("class", "test images", name(first.name), name(second.name))
-    table = markup.table("Share of right answers", head, rows, "numbers")
+        right = [sum(hit[k] for k in own) for hit in hits]
+        points = f"{100 * (right[1] - right[0]) / len(own):+.1f}"
+        rows.append((name(label), f"{len(own):,}", *(_recall(count, len(own)) for count in right), points))
+    head = ("class", "test images", name(first.name), name(second.name), "difference in points")
+    table = markup.table("Share of right answers, with its 95&nbsp;% interval", head, rows, "numbers")
     return markup.section("classes", "Which classes does each recognize?", table)
+
+
+def _recall(right: int, images: int) -> str:
+    low, high = metrics.wilson(right, images)
+    return f"{percent(right / images)}<small>{percent(low)} to {percent(high)}</small>"
 
 
 def images(first: Run, second: Run) -> str:
@@ -110,16 +173,25 @@ def _alone(right: Run, wrong: Run, chosen: Sequence[bool]) -> Iterator[str]:
     yield markup.table(caption, head, rows[:MOST]) if rows else paragraph(f"{caption}.")
 
 
-def _chart(run: Run, number: int, key: str) -> str:
-    values = {part: [float(row[f"{part}_{key}"]) for row in run.history] for part in ("train", "val")}
-    drawn = [charts.Line("training", values["train"]), charts.Line("validation", values["val"])]
-    title, epoch = f"{key.capitalize()} of {run.name}", int(run.figures["exported_epoch"])
-    return charts.curves(f"{key}{number}", title, drawn, epoch, shares=key == "accuracy")
-
-
 def _hits(run: Run) -> list[bool]:
     return [row["label"] == row["prediction"] for row in run.predictions]
 
 
-def _figure(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+def _figure(run: Run, key: str) -> str:
+    """A figure as a cell of the table, with its interval below it."""
+    if key not in run.figures:
+        return UNKNOWN
+    share = run.share(key)
+    interval = f"<small>{share.low:.3f} to {share.high:.3f}</small>" if share else ""
+    return f"{run.figures[key]:,{_decimals(key)}}{interval}"
+
+
+def _difference(first: Run, second: Run, key: str) -> str:
+    """How much more the second one has."""
+    if not (key in first.figures and key in second.figures):
+        return UNKNOWN
+    return f"{second.figures[key] - first.figures[key]:+,{_decimals(key)}}"
+
+
+def _decimals(key: str) -> str:
+    return ".0f" if key in WHOLE else ".4f"

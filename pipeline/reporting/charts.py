@@ -25,6 +25,16 @@ class Line:
 
     name: str
     values: Sequence[float]
+    marked: int  # the exported epoch
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share, and its interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -41,12 +51,13 @@ class Axis:
         return self.start + (self.end - self.start) * share
 
 
-def curves(anchor: str, title: str, lines: Sequence[Line], marked: int, *, shares: bool) -> str:
-    """One or two lines over the epochs, which begin at 1, with the epoch `marked` (the exported one) on them.
+def curves(anchor: str, title: str, lines: Sequence[Line], *, shares: bool, legend: bool = True) -> str:
+    """One or two lines over the epochs, which begin at 1, with the exported epoch of each on it.
 
     `shares`: values from 0 to 1, shown as percent. Otherwise the axis begins at 0 and ends at the largest value.
+    `legend`: short names above the plot, of lines of one training; longer ones belong beside the drawing.
     """
-    epochs = len(lines[0].values)
+    epochs = max(len(line.values) for line in lines)
     top, cut = (1.0, "") if shares else _top(lines)
     steps = _steps(top)
     x = Axis(min(1, epochs - 1), epochs, LEFT, WIDTH - RIGHT)  # one epoch alone is at the right end
@@ -56,15 +67,46 @@ def curves(anchor: str, title: str, lines: Sequence[Line], marked: int, *, share
         *_grid(y, list(zip(steps, shown, strict=True))),
         *_ticks(x, _whole_steps(epochs)),
         _label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, "epoch", "middle"),
-        _stroke("exported", (x.at(marked), TOP), (x.at(marked), HEIGHT - BOTTOM)),
     ]
+    marks = dict.fromkeys(line.marked for line in lines)
+    parts += [_stroke("exported", (x.at(marked), TOP), (x.at(marked), HEIGHT - BOTTOM)) for marked in marks]
     for number, line in enumerate(lines):
-        parts += [_path(line, x, y, number), _dot(x.at(marked), y, line.values[marked - 1], number)]
-        parts += _legend(line.name, f"line c{number} {DASHES[number % 2]}", number)
-    parts += _legend(f"exported: epoch {marked:,}", "exported", 2)
-    ends = ", ".join(f"{line.name} {_number(line.values[marked - 1], shares)}" for line in lines)
-    described = f"{title} over {epochs:,} epochs. At the exported epoch {marked:,}: {ends}."
+        parts += [_path(line, x, y, number), _dot(x.at(line.marked), y, line.values[line.marked - 1], number)]
+        if legend:
+            parts += _legend(line.name, _kind(number), number)
+    exported = " and ".join(f"{marked:,}" for marked in marks)
+    if legend:
+        parts += _legend(f"exported: epoch {exported}", "exported", 2)
+    ends = ", ".join(f"{line.name} {_number(line.values[line.marked - 1], shares)}" for line in lines)
+    described = f"{title} over {epochs:,} epochs. At the exported epoch {exported}: {ends}."
     return _figure(anchor, title, described, parts, cut)
+
+
+def key(number: int) -> str:
+    """A piece of the line with this number, for a legend beside the drawings."""
+    return f'<svg class="key" viewBox="0 0 24 8" aria-hidden="true"><path class="{_kind(number)}" d="M1 4L23 4"/></svg>'
+
+
+def intervals(anchor: str, title: str, rows: Sequence[tuple[str, Sequence[Share]]]) -> str:
+    """For each row (its name, and a share for each line) a dot at the share on a stroke as long as its interval."""
+    shares = [share for _, row in rows for share in row]
+    low = math.floor(5 * min(share.low for share in shares)) / 5
+    x = Axis(low, math.ceil(5 * max(share.high for share in shares)) / 5, LEFT / 2, WIDTH - RIGHT * 2)
+    ticks = [k / 5 for k in range(6) if x.low <= k / 5 <= x.high]
+    parts = [_stroke("grid", (x.at(tick), TOP), (x.at(tick), HEIGHT - BOTTOM)) for tick in ticks]
+    parts += [_label(x.at(tick), HEIGHT - BOTTOM + 15, f"{100 * tick:.0f} %", "middle") for tick in ticks]
+    height = (HEIGHT - BOTTOM - TOP) / len(rows)
+    for place, (name, row) in enumerate(rows):
+        top = TOP + height * place
+        parts.append(_label(x.start + 4, top + 14, name, "start", "haloed"))
+        for number, share in enumerate(row):
+            middle = top + 24 + (height - 24) * (number + 0.6) / len(row)
+            at = x.at(share.value)
+            parts.append(_stroke(_kind(number), (x.at(share.low), middle), (x.at(share.high), middle)))
+            parts.append(f'<circle class="dot c{number}" cx="{_round(at)}" cy="{_round(middle)}" r="5"/>')
+            parts.append(_label(at, middle - 8, _number(share.value, True), "middle", "haloed"))
+    said = "; ".join(f"{name}: {', '.join(_number(share.value, True) for share in row)}" for name, row in rows)
+    return _figure(anchor, title, f"{title}. {said}.", parts, "")
 
 
 def bars(anchor: str, title: str, bins: Sequence[tuple[float, float, int, float]]) -> str:
@@ -162,13 +204,17 @@ def _path(line: Line, x: Axis, y: Axis, number: int) -> str:
             continue
         drawn += f"{pen}{_round(x.at(epoch))} {_round(y.at(value))}"
         pen = "L"
-    return f'<path class="line c{number} {DASHES[number % 2]}" d="{drawn}"/>' if drawn else ""
+    return f'<path class="{_kind(number)}" d="{drawn}"/>' if drawn else ""
 
 
 def _dot(left: float, y: Axis, value: float, number: int) -> str:
     if not y.low <= value <= y.high:
         return ""
     return f'<circle class="dot c{number}" cx="{_round(left)}" cy="{_round(y.at(value))}" r="4"/>'
+
+
+def _kind(number: int) -> str:
+    return f"line c{number} {DASHES[number % 2]}"
 
 
 def _legend(name: str, kind: str, number: int) -> Iterator[str]:

@@ -118,8 +118,10 @@ def training(model: Description, outcome: Outcome) -> str:
         charts.curves(
             key,
             title,
-            [charts.Line("training", history[f"train_{key}"]), charts.Line("validation", history[f"val_{key}"])],
-            model.epoch,
+            [
+                charts.Line("training", history[f"train_{key}"], model.epoch),
+                charts.Line("validation", history[f"val_{key}"], model.epoch),
+            ],
             shares=key == "accuracy",
         )
         for key, title in (("loss", "Loss (lower is better)"), ("accuracy", "Accuracy (higher is better)"))
