@@ -371,9 +371,11 @@ def test_the_params_say_the_number_of_folds_unless_the_option_does(raw: dict[str
 
 
 def test_records_that_differ_say_in_what(tmp_path: Path) -> None:
-    """Params, images, models or answers; equal ones say nothing, and a file gives back what was written."""
+    """Params, images, models or answers; equal ones say nothing. A file gives back what was written, and the default
+    value of each setting that came after it."""
     record.write(tmp_path / "a.json", A_RECORD)
-    assert list(record.differences(record.read(tmp_path / "a.json"), A_RECORD)) == []
+    whole = replace(A_RECORD, params=record.decisive(params.Params()) | A_RECORD.params)
+    assert list(record.differences(record.read(tmp_path / "a.json"), whole)) == []
     other = replace(A_RECORD, params={"split.folds": 2, "train.lr": 0.2}, parts=(replace(A_PART, model="d" * 32),))
     assert list(record.differences(A_RECORD, other)) == ["other params: train.lr", "other models: seed 0 fold 0"]
     more = replace(A_RECORD, data={"split": "e"}, parts=(replace(A_PART, predictions="f"), replace(A_PART, fold=1)))

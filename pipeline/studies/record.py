@@ -5,7 +5,7 @@ recipes in results/recipes/ are such files.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,12 @@ def of(config: Params, splits: Sequence[str], figures: Figures, outs: Mapping[tu
 
 
 def read(path: Path) -> Record:
-    """The content of a file. Raises UserError if it is missing or damaged."""
-    return schema.json_of(path, Record, f"allowed: a file as in {RECIPES}/; restore it: git checkout {path}")
+    """The content of a file. Raises UserError if it is missing or damaged.
+
+    A setting that came after the record has its default value.
+    """
+    found = schema.json_of(path, Record, f"allowed: a file as in {RECIPES}/; restore it: git checkout {path}")
+    return replace(found, params=decisive(Params()) | found.params)
 
 
 def write(path: Path, record: Record) -> None:
