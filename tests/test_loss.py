@@ -1,4 +1,6 @@
-"""The loss of training, against its formula in float64."""
+"""The losses of training, against their formulas in float64."""
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -8,8 +10,8 @@ from torch import Tensor, nn
 
 from pipeline.base.errors import UserError
 from pipeline.config import params
-from pipeline.engine.choices import CLASS_WEIGHTS
-from pipeline.engine.loss import balanced_weights
+from pipeline.engine.choices import CLASS_WEIGHTS, LOSSES
+from pipeline.engine.loss import WeightedLoss, balanced_weights, criterion, cross_entropies, focal_losses
 from pipeline.engine.precision import Native
 from pipeline.engine.world import World
 from pipeline.training import state
@@ -25,13 +27,26 @@ def some_logits() -> Tensor:
     return 3 * torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 
 
-def formula(logits: Tensor, labels: Tensor) -> float:
-    """The mean of weight × smoothed cross entropy, image by image, in float64."""
-    weights, total = [40 / (3 * 30), 40 / (3 * 2), 40 / (3 * 8)], 0.0
+# name of train.loss → (probability that the model gives to a class) → the loss if it is the class of the image
+FORMULAS: dict[str, Callable[[float], float]] = {
+    "cross_entropy": lambda p: -np.log(p),
+    "focal": lambda p: -((1 - p) ** 2) * np.log(p),  # Lin et al. 2017, equation 4, with gamma 2
+}
+WEIGHTS = {"none": [1.0, 1.0, 1.0], "balanced": [40 / (3 * 30), 40 / (3 * 2), 40 / (3 * 8)]}
+
+
+def made(loss: str, class_weights: str = "balanced") -> nn.Module:
+    return criterion(LOSSES[loss], CLASS_WEIGHTS[class_weights](COUNTS), SMOOTHING)
+
+
+def formula(loss: str, logits: Tensor, labels: Tensor, class_weights: str = "balanced") -> float:
+    """The mean of weight × smoothed loss, image by image, in float64."""
+    total = 0.0
     for row, label in zip(logits.double().numpy(), labels.tolist(), strict=True):
-        log_probs = row - np.log(np.exp(row).sum())
-        target = np.full(3, SMOOTHING / 3) + (1 - SMOOTHING) * np.eye(3)[label]
-        total -= weights[label] * (target * log_probs).sum()
+        probs = np.exp(row) / np.exp(row).sum()
+        losses = [FORMULAS[loss](p) for p in probs]
+        smoothed = (1 - SMOOTHING) * losses[label] + SMOOTHING * np.mean(losses)
+        total += WEIGHTS[class_weights][label] * smoothed
     return float(total / len(labels))
 
 
@@ -50,71 +65,91 @@ def test_a_class_without_a_training_image_is_refused() -> None:
         balanced_weights({"a": 7, "b": 0})
 
 
+@pytest.mark.parametrize("class_weights", CLASS_WEIGHTS)
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 6])
-def test_the_loss_does_not_depend_on_the_number_of_parts(parts: int) -> None:
+def test_the_loss_does_not_depend_on_the_number_of_parts(parts: int, loss: str, class_weights: str) -> None:
     """The mean over equal parts of a batch is the formula over the batch. With torch's weights it is not."""
-    criterion, logits = CLASS_WEIGHTS["balanced"](COUNTS, SMOOTHING), some_logits()
+    of_training, logits = made(loss, class_weights), some_logits()
 
     def mean_of_parts(loss: nn.Module) -> float:
         pieces = zip(logits.chunk(parts), LABELS.chunk(parts), strict=True)
         return float(torch.stack([loss(*piece) for piece in pieces]).double().mean())
 
-    assert mean_of_parts(criterion) == pytest.approx(formula(logits, LABELS), rel=1e-6)
+    assert mean_of_parts(of_training) == pytest.approx(formula(loss, logits, LABELS, class_weights), rel=1e-6)
     of_torch = nn.CrossEntropyLoss(torch.tensor(balanced_weights(COUNTS)))
     whole = float(of_torch(logits, LABELS))
     assert parts == 1 or mean_of_parts(of_torch) != pytest.approx(whole, rel=0.01)
 
 
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("lam", [0.0, 0.3, 1.0])
-def test_the_loss_of_mixed_targets_is_the_mixed_loss(lam: float) -> None:
+def test_the_loss_of_mixed_targets_is_the_mixed_loss(lam: float, loss: str) -> None:
     """Each of the two labels has its own weight."""
-    criterion, logits, partners = CLASS_WEIGHTS["balanced"](COUNTS, SMOOTHING), some_logits(), LABELS.flip(0)
+    of_training, logits, partners = made(loss), some_logits(), LABELS.flip(0)
     targets = lam * nn.functional.one_hot(LABELS, 3) + (1 - lam) * nn.functional.one_hot(partners, 3)
-    mixed = lam * formula(logits, LABELS) + (1 - lam) * formula(logits, partners)
-    assert float(criterion(logits, targets)) == pytest.approx(mixed, rel=1e-6)
+    mixed = lam * formula(loss, logits, LABELS) + (1 - lam) * formula(loss, logits, partners)
+    assert float(of_training(logits, targets)) == pytest.approx(mixed, rel=1e-6)
 
 
-def test_the_true_class_is_the_best_answer_whatever_its_weight() -> None:
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_true_class_is_the_best_answer_whatever_its_weight(loss: str) -> None:
     """With strong smoothing and a class that weighs 15 times as much. The smoothing of torch fails here."""
 
-    def best_answer(loss: nn.Module) -> int:
+    def best_answer(of_training: nn.Module) -> int:
         logits = torch.zeros(1, 3, requires_grad=True)
         optimizer = torch.optim.SGD([logits], lr=0.3)
         for _ in range(300):
             optimizer.zero_grad()
-            loss(logits, torch.tensor([0])).backward()
+            of_training(logits, torch.tensor([0])).backward()
             optimizer.step()
         return int(logits.argmax())
 
-    assert best_answer(CLASS_WEIGHTS["balanced"](COUNTS, 0.3)) == 0
-    weights = torch.tensor(balanced_weights(COUNTS))
-    assert best_answer(nn.CrossEntropyLoss(weights, label_smoothing=0.3)) == 1
+    weights = balanced_weights(COUNTS)
+    assert best_answer(criterion(LOSSES[loss], weights, 0.3)) == 0
+    assert best_answer(nn.CrossEntropyLoss(torch.tensor(weights), label_smoothing=0.3)) == 1
 
 
 def test_equal_counts_give_the_loss_without_weights() -> None:
-    """It is torch's cross entropy, label smoothing included, for labels and for probabilities."""
-    ours, plain = (CLASS_WEIGHTS[name]({"a": 4, "b": 4, "c": 4}, SMOOTHING) for name in ("balanced", "none"))
+    """Cross entropy is then torch's own. The form with weights agrees with it, for labels and for probabilities."""
+    equal = CLASS_WEIGHTS["balanced"]({"a": 4, "b": 4, "c": 4})
+    plain, ours = criterion(cross_entropies, equal, SMOOTHING), WeightedLoss(cross_entropies, equal, SMOOTHING)
+    assert isinstance(plain, nn.CrossEntropyLoss)
     logits, mixed = some_logits(), torch.rand(12, 3, generator=torch.Generator().manual_seed(1)).softmax(1)
     for targets in (LABELS, mixed):
         assert float(ours(logits, targets)) == pytest.approx(float(plain(logits, targets)), rel=1e-6)
 
 
+def test_an_image_that_is_recognized_counts_little_with_the_focal_loss() -> None:
+    """Its loss and its gradient stay finite and fall to 0, also where its probability is exactly 1."""
+    of_training = criterion(focal_losses, [1.0, 1.0], 0.0)
+    logits = torch.tensor([[0.0, 0.0], [4.0, 0.0], [200.0, 0.0], [-200.0, 0.0]], requires_grad=True)
+    losses = torch.stack([of_training(row[None], torch.tensor([0])) for row in logits])
+    losses.sum().backward()
+    assert logits.grad is not None
+    assert losses.tolist() == pytest.approx([0.25 * np.log(2), 5.873e-6, 0, 200], rel=1e-3)
+    assert logits.grad.abs().sum(1)[2:].tolist() == pytest.approx([0, 2])
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_weighted_loss_is_computed_in_fp32_under_autocast(dtype: torch.dtype) -> None:
+def test_the_weighted_loss_is_computed_in_fp32_under_autocast(dtype: torch.dtype, loss: str) -> None:
     """Logits may be of half precision; the loss is not."""
-    criterion, logits = CLASS_WEIGHTS["balanced"](COUNTS, SMOOTHING), some_logits().to(dtype)
+    of_training, logits = made(loss), some_logits().to(dtype)
     with Native.of("cpu", dtype).autocast():
-        loss = criterion(logits, LABELS)
-    assert loss.dtype == torch.float32
-    assert float(loss) == pytest.approx(formula(logits, LABELS), rel=1e-6)
+        found = of_training(logits, LABELS)
+    assert found.dtype == torch.float32
+    assert float(found) == pytest.approx(formula(loss, logits, LABELS), rel=1e-6)
 
 
-def test_the_counts_of_the_training_split_arrive_in_the_loss() -> None:
-    """A learner has the weights, the training says them, and without the setting there are none."""
-    config = params.parse(on_cpu(read_params(), train__class_weights="balanced", train__label_smoothing=SMOOTHING))
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_counts_of_the_training_split_arrive_in_the_loss(loss: str) -> None:
+    """A learner has the loss and its weights, the training says them, and without the setting there are none."""
+    changes = {"train__loss": loss, "train__class_weights": "balanced", "train__label_smoothing": SMOOTHING}
+    config = params.parse(on_cpu(read_params(), **changes))
     learner = state.make_learner(config, COUNTS, World(0, 0, 1, torch.device("cpu")))
     logits = some_logits()
-    assert float(learner.criterion(logits, LABELS)) == pytest.approx(formula(logits, LABELS), rel=1e-6)
+    assert float(learner.criterion(logits, LABELS)) == pytest.approx(formula(loss, logits, LABELS), rel=1e-6)
     assert list(notes(config.train, COUNTS)) == [
         "train.class_weights: 'balanced': weights from 0.444 ('common', 30 images) to 6.67 ('rare', 2 images) "
         "in the training loss"

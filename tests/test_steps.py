@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.engine import loop
-from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
+from pipeline.engine.choices import LOSSES, OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Learner, Totals
 from pipeline.engine.world import World
@@ -51,7 +51,7 @@ def as_vector(net: nn.Module) -> Tensor:
 def test_accumulated_parts_train_what_whole_batches_train(tmp_path: Path) -> None:
     """k parts of B/k give what B gives, on one and on two processes, with as many exchanges between them as without."""
     for size in (1, 2):
-        run_ranks(size, "steps", str(tmp_path), "ddp", "none", "1", "2", "3")
+        run_ranks(size, "steps", str(tmp_path), "ddp", "cross_entropy", "none", "1", "2", "3")
     whole = torch.load(tmp_path / "1-1.pt")
     for size in (1, 2):
         for accumulate in (1, 2, 3):
@@ -63,13 +63,15 @@ def test_accumulated_parts_train_what_whole_batches_train(tmp_path: Path) -> Non
                 torch.testing.assert_close(found["weights"][name], weight, rtol=1e-5, atol=1e-6)
 
 
-def test_weighted_classes_train_the_same_on_any_number_of_processes_and_parts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loss", LOSSES)
+def test_weighted_classes_train_the_same_on_any_number_of_processes_and_parts(loss: str, tmp_path: Path) -> None:
     """One process, two, accumulation and elastic agree to rounding, though a microbatch may lack the rare classes."""
     for parallel in ("ddp", "elastic"):
         (tmp_path / parallel).mkdir()
         for size in (1, 2):
-            run_ranks(size, "steps", str(tmp_path / parallel), parallel, "balanced", str(4 // size), str(2 // size))
-    run_ranks(1, "steps", str(tmp_path), "single", "balanced", "1")
+            counts = (str(4 // size), str(2 // size))
+            run_ranks(size, "steps", str(tmp_path / parallel), parallel, loss, "balanced", *counts)
+    run_ranks(1, "steps", str(tmp_path), "single", loss, "balanced", "1")
     whole = torch.load(tmp_path / "1-1.pt")
     others = [torch.load(path) for path in sorted(tmp_path.glob("*/*.pt"))]
     assert len(others) == 8

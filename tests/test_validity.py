@@ -8,7 +8,7 @@ import pytest
 from pipeline.config import params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Train
-from pipeline.engine.choices import CLASS_WEIGHTS, OPTIMIZERS
+from pipeline.engine.choices import CLASS_WEIGHTS, LOSSES, OPTIMIZERS
 from tests.helpers.choices import CPU_ONLY, MEMORY_FORMAT, PRECISION, SYNC_BN, TWO_GPUS, with_lines
 
 # On two GPUs with Apex, two processes with DDP, a moving average at hand, a place for nodes to meet: then every one of
@@ -20,7 +20,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "train__optimizer": tuple(OPTIMIZERS), "train__export": ("last", "best", "ema"), "train__ema_decay": (0.9, 0.0),
     "train__accumulation_steps": (1, 2), "train__schedule": get_args(Train.model_fields["schedule"].annotation),
     "train__clip_norm": (0.0, 1.0), "train__mixup": (0.0, 0.2), "train__cutmix": (0.0, 1.0),
-    "train__class_weights": tuple(CLASS_WEIGHTS), "train__crop_from": (0, 16),
+    "train__class_weights": tuple(CLASS_WEIGHTS), "train__loss": tuple(LOSSES), "train__crop_from": (0, 16),
     "run__launcher": get_args(params.Launcher), "run__processes": (2, 1), "run__nodes": (1, 2),
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ from pipeline.base import files
 from pipeline.config import params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Train
-from pipeline.engine.choices import CLASS_WEIGHTS, OPTIMIZERS, PARALLELS, PRECISIONS, SYNC_BNS
+from pipeline.engine.choices import CLASS_WEIGHTS, LOSSES, OPTIMIZERS, PARALLELS, PRECISIONS, SYNC_BNS
 from pipeline.engine.launchers import LAUNCHERS, srun
 from tests.conftest import PROJECT
 from tests.helpers import starts
@@ -221,6 +221,7 @@ def test_the_tables_have_a_member_for_every_choice() -> None:
     assert set(SYNC_BNS) == set(SYNC_BN)
     assert set(LAUNCHERS) == set(get_args(params.Launcher))
     assert set(OPTIMIZERS) == set(get_args(Train.model_fields["optimizer"].annotation))
+    assert set(LOSSES) == set(get_args(Train.model_fields["loss"].annotation))
     assert set(CLASS_WEIGHTS) == set(get_args(Train.model_fields["class_weights"].annotation))
 
 

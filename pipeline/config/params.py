@@ -186,6 +186,7 @@ class Train(Section):
     step_epochs: Epochs = 10
     step_factor: Share = 0.1
     patience: Natural = 0
+    loss: Literal["cross_entropy", "focal"] = "cross_entropy"
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     class_weights: Literal["none", "balanced"] = "none"
     export: Literal["last", "best", "ema"] = "last"

@@ -3,7 +3,7 @@
 Apex is imported when one of its entries is called, not before: it is not installed everywhere.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from pipeline.engine import loop, parallel
+from pipeline.engine import loop, loss, parallel
 from pipeline.engine.graphs import Graphs
 from pipeline.engine.loop import Learner
-from pipeline.engine.loss import WeightedCrossEntropy, balanced_weights
 from pipeline.engine.parallel import ParallelModel
 from pipeline.engine.precision import Native, Precision
 from pipeline.engine.world import World
@@ -85,10 +84,16 @@ GRADIENTS: dict[bool, Callable[[], Callable[[Learner, ParallelModel, Tensor, Ten
     True: Graphs,
 }
 
-# name of train.class_weights → (training images per class, label smoothing) → the loss of training
-CLASS_WEIGHTS: dict[str, Callable[[Mapping[str, int], float], nn.Module]] = {
-    "none": lambda counts, smoothing: nn.CrossEntropyLoss(label_smoothing=smoothing),
-    "balanced": lambda counts, smoothing: WeightedCrossEntropy(balanced_weights(counts), smoothing),
+# name → (logits float32 [n, classes]) → the loss [n, classes] of each image, for each class that could be its own
+LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "cross_entropy": loss.cross_entropies,
+    "focal": loss.focal_losses,
+}
+
+# name → (training images per class) → the weight of each class in the loss
+CLASS_WEIGHTS: dict[str, Callable[[Mapping[str, int]], Sequence[float]]] = {
+    "none": lambda counts: [1.0] * len(counts),
+    "balanced": loss.balanced_weights,
 }
 
 # name → the order in which torch stores the numbers of a batch of images [n, c, h, w]

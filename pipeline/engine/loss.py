@@ -1,6 +1,6 @@
-"""The loss of training: cross entropy with label smoothing, and with a weight per class."""
+"""The losses of training, with label smoothing, and with a weight per class."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,35 @@ def balanced_weights(counts: Mapping[str, int]) -> list[float]:
     return [sum(counts.values()) / (len(counts) * count) for count in counts.values()]
 
 
-class WeightedCrossEntropy(nn.Module):
-    """The mean over the images of a batch of: the weight of the image's class × the cross entropy of the image.
+def cross_entropies(logits: Tensor) -> Tensor:
+    """The cross entropy [n, classes] of each image, for each class that could be its own. Logits [n, classes]."""
+    return -logits.log_softmax(1)
+
+
+def focal_losses(logits: Tensor) -> Tensor:
+    """The focal loss [n, classes], in the same form: (1 - p)² · -log p [Lin et al. 2017, with gamma 2, their best].
+
+    An image that is already recognized, p near 1, counts little; so the others decide what is learned.
+    """
+    log_probs = logits.log_softmax(1)
+    return (1 - log_probs.exp()).square() * -log_probs
+
+
+def criterion(losses: Callable[[Tensor], Tensor], weights: Sequence[float], label_smoothing: float) -> nn.Module:
+    """The loss of training, from the arguments of `WeightedLoss`.
+
+    Cross entropy where no class weighs more than another is torch's own, which is faster.
+    """
+    if losses is cross_entropies and set(weights) == {1.0}:
+        return nn.CrossEntropyLoss(label_smoothing=label_smoothing)
+    return WeightedLoss(losses, weights, label_smoothing)
+
+
+class WeightedLoss(nn.Module):
+    """The mean over the images of a batch of: the weight of the image's class × the loss of the image.
+
+    `losses` gives the loss of each image for each class that could be its own: logits float32 [n, classes] → [n,
+    classes].
 
     The divisor is the number of images. torch's CrossEntropyLoss(weight=…) divides by the sum of the weights in the
     batch instead, or by the number of images if targets are probabilities. So with torch the loss of an image depends
@@ -35,8 +62,9 @@ class WeightedCrossEntropy(nn.Module):
 
     weights: Tensor
 
-    def __init__(self, weights: Sequence[float], label_smoothing: float) -> None:
+    def __init__(self, losses: Callable[[Tensor], Tensor], weights: Sequence[float], label_smoothing: float) -> None:
         super().__init__()
+        self._losses = losses
         self.register_buffer("weights", torch.tensor(weights))
         self._smoothing = label_smoothing
 
@@ -48,7 +76,7 @@ class WeightedCrossEntropy(nn.Module):
         if targets.ndim == 1:
             targets = (targets[:, None] == torch.arange(len(self.weights), device=targets.device)).float()
         weighted = targets * self.weights
-        log_probs = logits.float().log_softmax(1)
-        hit = (weighted * log_probs).sum(1)
-        spread = weighted.sum(1) * log_probs.mean(1)
-        return -((1 - self._smoothing) * hit + self._smoothing * spread).mean()
+        losses = self._losses(logits.float())
+        hit = (weighted * losses).sum(1)
+        spread = weighted.sum(1) * losses.mean(1)
+        return ((1 - self._smoothing) * hit + self._smoothing * spread).mean()

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from pipeline.config.model_names import weights_file
 from pipeline.config.params import Params, Train
-from pipeline.engine.choices import CLASS_WEIGHTS, GRADIENTS, MEMORY_FORMATS, OPTIMIZERS, PRECISIONS, SYNC_BNS
+from pipeline.engine.choices import CLASS_WEIGHTS, GRADIENTS, LOSSES, MEMORY_FORMATS, OPTIMIZERS, PRECISIONS, SYNC_BNS
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Learner
+from pipeline.engine.loss import criterion
 from pipeline.engine.world import World
 from pipeline.loader import augment
 from pipeline.models import network, pretrained, timm_models
@@ -36,7 +37,7 @@ def make_learner(config: Params, counts: Mapping[str, int], world: World) -> Lea
     `counts`: the training images of every class.
     """
     settings = config.train
-    criterion = CLASS_WEIGHTS[settings.class_weights](counts, settings.label_smoothing)
+    weights = CLASS_WEIGHTS[settings.class_weights](counts)
     model = make_model(config, tuple(counts), world)
     groups = network.parameter_groups(
         model, settings.weight_decay, settings.decay_norm_and_bias, settings.head_lr_factor
@@ -51,7 +52,7 @@ def make_learner(config: Params, counts: Mapping[str, int], world: World) -> Lea
         model.compile(mode="reduce-overhead" if settings.cuda_graphs else "default", dynamic=False)
     return Learner(
         model=model,
-        criterion=criterion.to(world.device),
+        criterion=criterion(LOSSES[settings.loss], weights, settings.label_smoothing).to(world.device),
         optimizer=optimizer,
         precision=precision,
         ema=Ema.of(model, settings.ema_decay),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pipeline.engine.loss import WeightedLoss, focal_losses
 from tests.helpers.operators import Operators
 
 Case = Callable[[Tensor], Tensor]
@@ -61,6 +62,7 @@ def cases() -> dict[str, Case]:
         "drop-out": lambda x: F.dropout(x, 0.3) + x * torch.empty(4, 1, 1, 1).bernoulli_(0.8).div_(0.8),
         "cross entropy": lambda x: F.cross_entropy(x[:, :, 0, 0], torch.arange(4), label_smoothing=0.1),
         "cross entropy of mixed labels": lambda x: F.cross_entropy(x[:, :, 0, 0], x[:, :, 1, 1].detach().softmax(1)),
+        "weighted focal loss": lambda x: WeightedLoss(focal_losses, range(1, 25), 0.1)(x[:, :, 0, 0], torch.arange(4)),
         "log-softmax in float64": lambda x: torch.log_softmax(x[:, :, 0, 0].double(), 1).float(),
         "clipped gradient": lambda x: x * (1 / (torch.nn.utils.get_total_norm([x.detach()]) + 1e-6)),
     }  # fmt: skip

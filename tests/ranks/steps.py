@@ -1,8 +1,8 @@
 """Eight training steps of a small model without BatchNorm, with the engine's loop.
 
-    python -m tests.ranks.steps FOLDER PARALLEL CLASS_WEIGHTS MICROBATCHES…
+    python -m tests.ranks.steps FOLDER PARALLEL LOSS CLASS_WEIGHTS MICROBATCHES…
 
-PARALLEL is a value of train.parallel, CLASS_WEIGHTS one of train.class_weights. For every number of microbatches per
+PARALLEL, LOSS and CLASS_WEIGHTS are values of these params of train. For every number of microbatches per
 process, rank 0 writes
 FOLDER/<world size>-<microbatches>.pt: the weights, the totals, and how often it exchanged gradients.
 """
@@ -20,9 +20,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.engine import determinism, distributed, loop
-from pipeline.engine.choices import CLASS_WEIGHTS, PARALLELS, PRECISIONS
+from pipeline.engine.choices import CLASS_WEIGHTS, LOSSES, PARALLELS, PRECISIONS
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Learner, Totals
+from pipeline.engine.loss import criterion
 from pipeline.engine.parallel import Share
 from pipeline.engine.world import World
 from pipeline.loader import sampler
@@ -47,7 +48,7 @@ def batches(share: Share) -> Iterator[Batch]:
         yield Batch(step, images[rows], LABELS[rows], LABELS[rows], 0)
 
 
-def trained(world: World, parallel: str, class_weights: str, microbatches: int) -> dict[str, Any]:
+def trained(world: World, parallel: str, loss: str, class_weights: str, microbatches: int) -> dict[str, Any]:
     """The weights, totals and number of exchanges after a training with so many microbatches per process."""
     model, exchanges = small_model(), [0]
     optimizer = torch.optim.SGD(network.parameter_groups(model, 1e-3, False), lr=0.1, momentum=0.9)
@@ -60,8 +61,8 @@ def trained(world: World, parallel: str, class_weights: str, microbatches: int) 
 
     if isinstance(parallel_model.model, DistributedDataParallel):
         parallel_model.model.register_comm_hook(None, counted)
-    criterion = CLASS_WEIGHTS[class_weights](COUNTS, 0.1)
-    learner = Learner(model, criterion, optimizer, PRECISIONS["fp32"]("cpu"), Ema.of(model, 0.0), 0.0)
+    by_class = criterion(LOSSES[loss], CLASS_WEIGHTS[class_weights](COUNTS), 0.1)
+    learner = Learner(model, by_class, optimizer, PRECISIONS["fp32"]("cpu"), Ema.of(model, 0.0), 0.0)
     totals = Totals.zero(world.device, total)
     for _ in loop.train(learner, parallel_model, batches(parallel_model.share), [0.1] * STEPS, totals):
         pass
@@ -70,12 +71,12 @@ def trained(world: World, parallel: str, class_weights: str, microbatches: int) 
 
 
 def main() -> None:
-    folder, parallel, class_weights, counts = Path(sys.argv[1]), *sys.argv[2:4], map(int, sys.argv[4:])
+    folder, parallel, loss, class_weights, counts = Path(sys.argv[1]), *sys.argv[2:5], map(int, sys.argv[5:])
     determinism.make_deterministic(1, True)
     world = World.from_env(os.environ, "cpu")
     with distributed.join(world, 60):
         for microbatches in counts:
-            result = trained(world, parallel, class_weights, microbatches)
+            result = trained(world, parallel, loss, class_weights, microbatches)
             if world.is_main:
                 torch.save(result, folder / f"{world.size}-{microbatches}.pt")
 
