@@ -24,7 +24,7 @@ from pipeline.base.errors import UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from pipeline.data import corrections, originals
-from pipeline.evaluation.summary import summary
+from pipeline.evaluation import summary
 
 DVC = Path(".dvc")
 WHOLE = {"-p", "--pipeline", "-P", "--all-pipelines", "-R", "--recursive"}  # with these, targets name no single stage
@@ -110,13 +110,15 @@ def repro(arguments: list[str]) -> int:
         return run(arguments)
     cache = integrity.cache_folder()
     report(before := cache_repair.repair(cache, stages))
+    evaluated = summary.last_evaluation(paths)
     status = run(arguments)
     dvc_lock.backup()
     if status == 0:
         report(after := cache_repair.repair(cache, stages))
         cache_repair.check(before, after)
     if status == 0 and "evaluate" in stages:
-        print(f"\n{summary(paths, reported='report' in stages)}")
+        earlier = summary.since(evaluated, summary.last_evaluation(paths), cache)
+        print(f"\n{summary.summary(paths, reported='report' in stages, earlier=earlier)}")
     return status
 
 

@@ -266,9 +266,10 @@ def run(config: Params) -> None:
         f"{number['']:,} excluded, each with its reason in {paths.split}"
     )
     folds = [assignment.fold_line(config.split)] if config.split.folds > 1 else []
+    few = [split_report.few_tested(counts["classes"])] if config.split.folds == 1 else []
     odd = findings.lines([(row.image_file.path, row.info) for row in rows])
     doubtful = suspects.lines(suspicious, f"{paths.metrics}/{suspects.NAME} has all; {remedy(paths)}")
-    for line in [*folds, *split_report.lines(layout, counts, excluded(rows)), *odd, *doubtful]:
+    for line in [*folds, *split_report.lines(layout, counts, excluded(rows)), *filter(None, few), *odd, *doubtful]:
         print(f"split: {line}")
 
 

@@ -1,6 +1,7 @@
 """Own photos under real DVC: versioned, in a clone, in queued experiments, with a photo added by a colleague."""
 
 import csv
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ def ran(folder: Path, *command: str) -> list[str]:
     """The stages that a command of DVC ran."""
     lines = call(folder, *command).stdout.splitlines()
     return [line.split("'")[1] for line in lines if line.startswith("Running stage")]
+
+
+def repro(folder: Path) -> list[str]:
+    """What `make repro` prints."""
+    return call(folder, "python", "-m", "pipeline.repro").stdout.splitlines()
 
 
 def clone(folder: Path, target: Path) -> Path:
@@ -68,16 +74,24 @@ def add_photo(photos: Path, inbox: Path) -> str:
 
 
 def test_a_clone_repeats_nothing_and_takes_a_new_photo(owner: Path, photos: Path, tmp_path: Path) -> None:
-    """After `dvc pull` nothing runs. One photo is added to the set of all photos, and no other photo moves."""
+    """After `dvc pull` nothing runs. One photo is added to the set of all photos, and no other photo moves. Then
+    `make repro` says which class got it, and the accuracy before; without a new photo it says neither.
+    """
     folder = clone(owner, tmp_path / "clone")
     call(folder, "dvc", "pull")
     assert ran(folder, "dvc", "repro") == []
     assert call(folder, "git", "status", "--porcelain").stdout == ""
     name, before = add_photo(photos, folder / "data/inbox"), splits(folder)
-    assert set(ran(folder, "dvc", "repro")) == {*STAGES} - {"weights"}
+    tested, said = json.loads((folder / "metrics/eval.json").read_bytes())["accuracy"], repro(folder)
+    assert {line.split("'")[1] for line in said if line.startswith("Running stage")} == {*STAGES} - {"weights"}
     after = splits(folder)
     assert after.pop(name) in {"train", "val", "test"}
     assert after == before
+    [accuracy] = [line for line in said if line.startswith("test accuracy before ")]
+    assert accuracy.split()[3] == f"{tested:.4f}"
+    assert f", {[*before.values()].count('test')} images)" in accuracy
+    assert "used images since then   1 added (poppy 1)" in said
+    assert not [line for line in repro(folder) if "before" in line or "since" in line]
     assert "data/inbox/poppy.dvc" in call(folder, "git", "status", "--porcelain").stdout
 
 

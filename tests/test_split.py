@@ -222,13 +222,15 @@ def test_the_terminal_shows_how_many_files_are_excluded(
     split.run(params.parse(on_cpu(raw, paths__images="images", split__min_side=16)))
     of = Counter(row["split"] for row in files.read_csv(Path("data/split.csv")))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-7:-5] == [
+    assert lines[-8:-6] == [
         f"split: 21 files: {of['train']} train, {of['val']} val, {of['test']} test; "
         "1 excluded, each with its reason in data/split.csv",
         "split: layout: class folders",
     ]
-    assert lines[-5] == "split: left out: 1 empty (first: dog/empty.png)"
-    assert lines[-3].split()[:2] == ["split:", "cat"]
+    assert lines[-6] == "split: left out: 1 empty (first: dog/empty.png)"
+    assert lines[-4].split()[:2] == ["split:", "cat"]
+    assert lines[-1].startswith(f"split: few test images ({of['test']} in all")
+    assert lines[-1].endswith("make folds tests every image")
 
 
 def test_the_table_says_what_each_image_is(small: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

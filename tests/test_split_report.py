@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from pipeline.data import split_report
 from pipeline.data.layout import Layout
 
@@ -97,6 +99,16 @@ def test_what_is_cut_is_said() -> None:
     assert report(classes, without_given_split={"train": 5, "val": 0, "test": 2})[2] == (
         "7 images have no split in labels.csv: 5 train, 2 test"
     )
+
+
+@pytest.mark.parametrize(
+    ("tested", "facts"),
+    [((15, 15), ""), ((15, 14), "29 in all"), ((1, 40), "1 of a"), ((1, 1), "2 in all; 1 of a, b")],
+)
+def test_few_test_images_are_said(tested: tuple[int, int], facts: str) -> None:
+    """Fewer than 30, or one of a class, by its name; and the command that tests every image."""
+    said = split_report.few_tested({label: {"test": images} for label, images in zip("ab", tested, strict=True)})
+    assert (said.partition("(")[2].partition(")")[0], "make folds" in said) == (facts, bool(facts))
 
 
 def test_a_name_cannot_break_the_table() -> None:

@@ -1,12 +1,17 @@
 """What `make repro` and `make demo` end with: the figures, where to look, and what to do next."""
 
+import hashlib
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
+from pipeline.base import files, integrity
 from pipeline.config import params
 from pipeline.config.params import Paths
-from pipeline.evaluation.summary import summary
+from pipeline.data import split_table
+from pipeline.evaluation.summary import Evaluation, since, summary
 from pipeline.repro import reached
 from tests.conftest import PROJECT
 
@@ -26,6 +31,44 @@ def test_the_figures_are_those_of_the_metrics() -> None:
     for place in ("reports/index.html", "data/split.csv", "dvc plots show", "tensorboard --logdir runs"):
         assert place in said
     assert "python -m pipeline.predict IMAGE" in said
+
+
+def test_few_test_images_are_said(tmp_path: Path) -> None:
+    """With the command that tests every image; not in the demo, which has 53."""
+    assert "make folds" not in summary(paths_in(str(RESULTS / "metrics")))
+    shutil.copyfile(RESULTS / "metrics/eval.json", tmp_path / "eval.json")
+    (tmp_path / "images.csv").write_text("class,train,val,test,excluded\na,9,1,28,0\nb,9,1,1,0\n")
+    [said] = [line for line in summary(paths_in(str(tmp_path))).splitlines() if "make folds" in line]
+    assert "29 in all; 1 of b" in said
+
+
+def put_object(cache: Path, text: str) -> str:
+    """Put a table into DVC's cache; its MD5."""
+    md5 = hashlib.md5(text.encode()).hexdigest()
+    files.write_text(integrity.object_of(cache, md5), text)
+    return md5
+
+
+def put_split(cache: Path, *images: tuple[str, str, str]) -> str:
+    """Put a split.csv into DVC's cache, with the path, the pixels and the reason of each image; its MD5."""
+    rows = [f"{path},{path[0]},{'' if reason else 'test'},{reason},9,9,{pixels},0," for path, pixels, reason in images]
+    return put_object(cache, "\n".join([",".join(split_table.HEADER), *rows]) + "\n")
+
+
+def test_after_photos_were_added_the_earlier_accuracy_is_said(tmp_path: Path) -> None:
+    """With its number of test images, and what became of the images that are used, by class. Of the same images in
+    another split, and without the earlier tables, nothing is said.
+    """
+    old = put_split(tmp_path, ("a/1", "x", ""), ("a/2", "y", ""), ("b/1", "z", ""), ("b/2", "w", "empty"))
+    new = put_split(tmp_path, ("a/1", "v", ""), ("b/1", "z", ""), ("b/2", "w", ""), ("b/3", "u", ""), ("c/1", "t", ""))
+    answers = put_object(tmp_path, "path,label,prediction\n1,a,a\n2,a,b\n3,b,b\n4,b,b\n")
+    before, after = Evaluation(old, answers), Evaluation(new, "0" * 32)
+    [(_, accuracy), (_, changes)] = since(before, after, tmp_path)
+    assert re.match(r"0\.7500 \(95 % interval: 0\.30\d\d to 0\.95\d\d, 4 images\)$", accuracy)
+    assert changes == "3 added (b 2, c 1), 1 removed (a 1), 1 changed (a 1)"
+    other = put_object(tmp_path, integrity.object_of(tmp_path, old).read_text().replace("test", "train"))
+    for same in (before, Evaluation(other, "0" * 32), Evaluation("1" * 32, "0" * 32), None):
+        assert since(before, same, tmp_path) == since(same, before, tmp_path) == []
 
 
 def test_before_an_evaluation_there_is_nothing_to_say() -> None:

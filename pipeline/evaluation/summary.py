@@ -1,17 +1,79 @@
 """What a person wants to know after the last stage: how good the model is, where to look, and what to do next."""
 
 import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import files
+from pipeline.base import dvc_lock, files, integrity
 from pipeline.config.params import Paths
+from pipeline.data import layout, split_report, split_table
 from pipeline.data.split_table import SPLITS
+from pipeline.evaluation import metrics
+
+Rows = Sequence[tuple[str, str]]  # what it is, and its text
 
 
-def summary(paths: Paths, *, reported: bool = True) -> str:
+@dataclass(frozen=True)
+class Evaluation:
+    """The last evaluation in dvc.lock, by the MD5 of what it read and wrote: DVC's cache keeps that of earlier runs."""
+
+    split: str
+    predictions: str
+
+
+def last_evaluation(paths: Paths) -> Evaluation | None:
+    """The last evaluation in dvc.lock; None if there is none, or dvc.lock is cut."""
+    if not dvc_lock.LOCK.is_file() or dvc_lock.is_cut() or "evaluate" not in (claims := dvc_lock.read()):
+        return None
+    deps, outs = claims["evaluate"]["deps"], claims["evaluate"]["outs"]
+    return Evaluation(deps.get(paths.split, ""), outs.get(f"{paths.metrics}/predictions.csv", ""))
+
+
+def since(before: Evaluation | None, after: Evaluation | None, cache: Path) -> Rows:
+    """The accuracy of an earlier evaluation, and which images were added, removed or changed since then.
+
+    Empty if no image was. `cache` is DVC's: without the tables of both evaluations in it, there is nothing to say.
+    """
+    if not before or not after or before.split == after.split:
+        return []
+    objects = [integrity.object_of(cache, md5) for md5 in (before.split, before.predictions, after.split)]
+    if not all(path.is_file() for path in objects):
+        return []
+    old, new = _used(objects[0]), _used(objects[2])
+    if not (changes := ", ".join(_changes(old, new))):
+        return []
+    answers = files.read_csv(objects[1])
+    right, tested = sum(row["label"] == row["prediction"] for row in answers), len(answers)
+    low, high = metrics.wilson(right, tested)
+    return [
+        ("test accuracy before", f"{right / tested:.4f} (95 % interval: {low:.4f} to {high:.4f}, {tested:,} images)"),
+        ("used images since then", changes),
+    ]
+
+
+def _used(table: Path) -> dict[str, tuple[str, str]]:
+    """Path → class and hash of the pixels, for each image that is not excluded."""
+    return {row["path"]: (row["class"], row["pixels"]) for row in split_table.kept_rows(table)}
+
+
+def _changes(old: dict[str, tuple[str, str]], new: dict[str, tuple[str, str]]) -> Iterator[str]:
+    """How many images were added, removed or changed, in which classes."""
+    for word, paths, table in (
+        ("added", new.keys() - old.keys(), new),
+        ("removed", old.keys() - new.keys(), old),
+        ("changed", {path for path in new.keys() & old.keys() if new[path] != old[path]}, new),
+    ):
+        if counts := Counter(table[path][0] for path in sorted(paths)):
+            of = layout.named([f"{layout.in_one_line(label)} {images:,}" for label, images in counts.most_common()])
+            yield f"{len(paths):,} {word} ({of})"
+
+
+def summary(paths: Paths, *, reported: bool = True, earlier: Rows = ()) -> str:
     """The images, the metrics on the test images, where to look, and what to do next; empty before an evaluation.
 
-    `reported`: the page in paths.reports is of the same run; it is named at the end.
+    `reported`: the page in paths.reports is of the same run; it is named at the end. `earlier`: see `since`.
     """
     table, figures = Path(paths.metrics) / "images.csv", Path(paths.metrics) / "eval.json"
     if not (table.is_file() and figures.is_file()):
@@ -19,11 +81,14 @@ def summary(paths: Paths, *, reported: bool = True) -> str:
     classes, found = files.read_csv(table), json.loads(figures.read_bytes())
     interval = f"95 % interval: {found['accuracy_low']:.4f} to {found['accuracy_high']:.4f}"
     number = {column: sum(int(row[column]) for row in classes) for column in (*SPLITS, "excluded")}
+    few = split_report.few_tested({row["class"]: {"test": int(row["test"])} for row in classes})
     kept = sum(number[name] for name in SPLITS)
     splits = ", ".join(f"{number[name]:,} {name}" for name in SPLITS)
     rows = [
         ("images", f"{kept:,} of {kept + number['excluded']:,} are used: {splits}"),
         ("test accuracy", f"{found['accuracy']:.4f} ({interval}, {number['test']:,} images)"),
+        *earlier,
+        *([("note", few)] if few else []),
         ("balanced accuracy", f"{found['balanced_accuracy']:.4f}"),
         ("macro F1", f"{found['macro_f1']:.4f}"),
         ("negative log-likelihood", f"{found['nll']:.4f}"),
