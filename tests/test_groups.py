@@ -21,6 +21,7 @@ def layout(*paths: str, depth: int | None = 0) -> Layout:
         ("folder", ["a/p7/1.png", "a/p7/x/2.png", "b/p7/3.png", "a/4.png"], ["p7", "p7", "p7", ""]),
         (r"patient(\d+)", ["a/patient12_3.png", "b/x patient12/1.png", "a/other.png"], ["12", "12", ""]),
         (r"patient(\d+)?", ["a/patient.png"], [""]),
+        (r"(?s)^a/(.*)é", ['a/\n "ü\u2028é.png'], ['\n "ü\u2028']),
     ],
 )
 def test_a_path_names_a_group(setting: str, paths: list[str], found: list[str]) -> None:
@@ -46,6 +47,14 @@ def test_a_column_and_a_path_may_both_name_a_group() -> None:
     """The same text in both is not the same group."""
     both = Layout([ImageFile("a/p7.png", "a", "", "7")], ["a"], "labels.csv")
     assert groups.named_groups(both, r"p(\d)") == [("column 7", "path 7")]
+
+
+def test_a_search_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An expression whose search doubles its steps with each letter: the key, the expression and the path are named."""
+    monkeypatch.setattr(groups, "SEARCH_SECONDS", 1)
+    paths = ["a/1.png", f"b/{'a' * 60}!.png", "c/2.png"]
+    with pytest.raises(UserError, match=r"split\.group: '\(\(\?:a\+\)\+\)\$': .*'b/aaa.*; allowed: "):
+        groups.named_groups(layout(*paths), "((?:a+)+)$")
 
 
 def patients(folder: Path, number: int = 12) -> Path:

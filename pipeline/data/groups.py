@@ -6,29 +6,46 @@ group. An image without a name is a group of its own.
 """
 
 import hashlib
-import re
+import json
+import signal
+import subprocess
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pipeline.base.errors import UserError
 from pipeline.data.layout import ImageFile, Layout, are, in_one_line
+
+SEARCH_SECONDS = 60  # of processor time, for all paths; a usual expression takes less than a second for 100,000 paths
+SEARCH = """
+import json, re, resource, sys
+seconds, expression, paths = json.load(sys.stdin)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+most = resource.getrlimit(resource.RLIMIT_CPU)[1]
+resource.setrlimit(resource.RLIMIT_CPU, (seconds if most == resource.RLIM_INFINITY else min(seconds, most), most))
+search = re.compile(expression).search
+for path in paths:
+    match = search(path)
+    print(json.dumps(match[1] or "" if match else ""), flush=True)
+"""
 
 Names = list[tuple[str, ...]]  # the groups that each image is in
 
 
 def named_groups(layout: Layout, setting: str) -> Names:
-    """The groups that each image of a layout is in. Raises UserError if `folder` does not fit the layout."""
-    of_path = _finder(layout, setting)
+    """The groups that each image of a layout is in. Raises UserError if `setting` does not fit the layout."""
+    in_paths = _in_paths(layout, setting)
     return [
-        tuple(f"{source} {name}" for source, name in (("column", file.group), ("path", of_path(file.path))) if name)
-        for file in layout.image_files
+        tuple(f"{source} {name}" for source, name in (("column", file.group), ("path", in_path)) if name)
+        for file, in_path in zip(layout.image_files, in_paths, strict=True)
     ]
 
 
-def _finder(layout: Layout, setting: str) -> Callable[[str], str]:
-    """A function from a path to the name of its group; empty if it has none."""
+def _in_paths(layout: Layout, setting: str) -> list[str]:
+    """The name of the group in the path of each image; empty if there is none."""
+    paths = [file.path for file in layout.image_files]
     if setting == "none":
-        return lambda path: ""
+        return [""] * len(paths)
     if setting == "folder":
         if layout.class_depth is None:
             raise UserError(
@@ -36,9 +53,28 @@ def _finder(layout: Layout, setting: str) -> Callable[[str], str]:
                 f"expression, or a column group in {layout.kind}"
             )
         depth = layout.class_depth + 1
-        return lambda path: path.split("/")[depth] if path.count("/") > depth else ""
-    expression = re.compile(setting)
-    return lambda path: (match[1] or "") if (match := expression.search(path)) else ""
+        return [path.split("/")[depth] if path.count("/") > depth else "" for path in paths]
+    return _searched(paths, setting)
+
+
+def _searched(paths: Sequence[str], expression: str) -> list[str]:
+    """The text of the capture group in each path; empty if the expression is not there.
+
+    A search can double its steps with each letter of a path, and nothing can end it inside a process. So it is done in
+    a process of its own, whose processor time the system limits. Raises UserError at the limit.
+    """
+    question = json.dumps([SEARCH_SECONDS, expression, paths])
+    command = [sys.executable, "-I", "-S", "-c", SEARCH]  # in a session of its own: Ctrl-C ends it through this process
+    done = subprocess.run(command, input=question, capture_output=True, text=True, start_new_session=True, check=False)
+    names = [json.loads(line) for line in done.stdout.splitlines()]
+    if done.returncode == -signal.SIGXCPU:
+        raise UserError(
+            f"split.group: {expression!r:.100}: its search took more than {SEARCH_SECONDS} seconds of processor time, "
+            f"and reached {paths[len(names)]!r:.100}; allowed: an expression without a repetition inside a repetition"
+        )
+    if done.returncode:
+        raise RuntimeError(f"split.group: the search ended with {done.returncode}: {done.stderr[-1000:]}")
+    return names
 
 
 def rows_of(names: Names) -> dict[str, list[int]]:
