@@ -109,7 +109,8 @@ def by_onnxruntime(request: Request, config: Params, refused: list[UserError]) -
     from pipeline.evaluation import onnx_classify, photos
     from pipeline.models import onnx_file
 
-    model = onnx_file.load(request.model, linux.usable_cores())
+    with onnx_file.ended_by_ctrl_c():
+        model = onnx_file.load(request.model, linux.usable_cores())
     limit = request.max_pixels or config.split.max_pixels
     return onnx_classify.answers(model, photos.load_images(request.images, model.view, limit, refused))
 

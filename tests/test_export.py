@@ -220,8 +220,83 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8), path)
-    with pytest.raises(UserError, match="damaged, or not written by export: 'classes'"):
+    with pytest.raises(UserError, match="damaged: 'classes'; give a model"):
         onnx_file.load(path, 1)
+
+
+def with_notes(**notes: str) -> Callable[[onnx.ModelProto], None]:
+    """Change entries of the metadata."""
+
+    def change(model: onnx.ModelProto) -> None:
+        for entry in model.metadata_props:
+            entry.value = notes.get(entry.key, entry.value)
+
+    return change
+
+
+def with_other_input(model: onnx.ModelProto) -> None:
+    """Rename the input."""
+    for node in model.graph.node:
+        node.input[:] = ["data" if name == "pixels" else name for name in node.input]
+    model.graph.input[0].name = "data"
+
+
+VIEW = {"packed_size": 40, "resize": 36, "crop": 32}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (with_notes(classes='"abc"'), "array"), (with_notes(classes="[1, 2, 3]"), "string"),
+        (with_notes(classes='["a", "a", "b"]'), "twice"), (with_notes(classes='["a", "b"]'), "logits"),
+        (with_notes(classes="[" * 100_000), ""), (with_notes(classes="["), ""),
+        (with_notes(view=json.dumps(VIEW | {"grey": "evil"})), "grey"),
+        *((with_notes(view=json.dumps(VIEW | {"resize": side})), "resize") for side in (0, -1, "36", 36.5, None)),
+        (with_notes(view=json.dumps(VIEW | {"crop": 40})), "a crop of 40 from 36"),
+        (with_notes(view=json.dumps(VIEW | {"crop": 24})), "pixels"), (with_notes(view="[]"), ""),
+        (with_other_input, "data"),
+    ],
+)  # fmt: skip
+def test_the_metadata_of_a_model_is_checked(
+    exporting: Path, tmp_path: Path, change: Callable[[onnx.ModelProto], None], named: str
+) -> None:
+    """By the schema of model.json. The refusal names the file, what is wrong, and the remedy."""
+    model = onnx.load(exporting / OUTPUTS[0])
+    change(model)
+    onnx.save(model, tmp_path / "changed.onnx")
+    with pytest.raises(UserError, match=rf"changed\.onnx: damaged.*{named}.*dvc repro export") as refusal:
+        onnx_file.load(tmp_path / "changed.onnx", 1)
+    assert len(str(refusal.value)) < 1000
+
+
+def not_a_number(model: onnx.ModelProto) -> None:
+    """An answer becomes nan."""
+    change_head(model, "bias", lambda bias: bias * np.array([1, np.nan, 1], np.float32))
+
+
+def append(model: onnx.ModelProto, node: onnx.NodeProto, **constants: NDArray[Any]) -> None:
+    """Add a last node, which takes the logits as `early`, and constants."""
+    model.graph.node[-1].output[0] = "early"
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in constants.items())
+    model.graph.node.append(node)
+
+
+def failing(model: onnx.ModelProto) -> None:
+    """A last node makes seven answers of one."""
+    append(model, onnx.helper.make_node("Reshape", ["early", "seven"], ["logits"]), seven=np.array([7, 3]))
+
+
+@pytest.mark.parametrize(("change", "named"), [(not_a_number, "finite"), (failing, "Reshape")])
+def test_an_answer_that_is_none_is_refused(
+    exporting: Path, tmp_path: Path, change: Callable[[onnx.ModelProto], None], named: str
+) -> None:
+    """What is no number, and a node that fails. Nothing is printed besides."""
+    model = onnx.load(exporting / OUTPUTS[0])
+    change(model)
+    onnx.save(model, tmp_path / "changed.onnx")
+    opened = onnx_file.load(tmp_path / "changed.onnx", 1)
+    with pytest.raises(UserError, match=rf"changed\.onnx: .*{named}.*dvc"):
+        opened.log_probabilities(np.zeros((1, 3, 32, 32), np.float32))
 
 
 def test_their_preprocessing_is_that_of_timm(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import termios
@@ -12,7 +13,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+import psutil
 import pytest
+from onnx import TensorProto
 from PIL import Image
 
 from pipeline import predict
@@ -23,7 +28,9 @@ from pipeline.evaluation import photos
 from pipeline.models.description import View
 from tests.conftest import PROJECT
 from tests.helpers import starts
+from tests.helpers.trainings import wait_for
 from tests.test_evaluate import CLASSES, make, run
+from tests.test_export import append
 from tests.test_images import png_with_size
 
 
@@ -208,6 +215,31 @@ def test_onnx_answers_as_torch_does_from_any_folder(exporting: Path, tmp_path: P
         for answer, row in zip(answers, rows, strict=True):
             expected = [float(row[f"p_{name}"]) for name in CLASSES]
             assert list(answer["probabilities"].values()) == pytest.approx(expected, abs=1e-5)
+
+
+def endless(model: onnx.ModelProto) -> None:
+    """A loop of 2 ** 62 turns."""
+    kinds = {"turn": (TensorProto.INT64, []), "again": (TensorProto.BOOL, []), "value": (TensorProto.FLOAT, [1, 3])}
+    inputs = [onnx.helper.make_tensor_value_info(name, *kind) for name, kind in kinds.items()]
+    outputs = [onnx.helper.make_tensor_value_info(f"next_{name}", *kinds[name]) for name in ("again", "value")]
+    body = [onnx.helper.make_node("Identity", [name], [f"next_{name}"]) for name in ("again", "value")]
+    loop = onnx.helper.make_graph(body, "body", inputs, outputs)
+    node = onnx.helper.make_node("Loop", ["turns", "true", "early"], ["logits"], body=loop)
+    append(model, node, turns=np.array(2**62), true=np.array(True))
+
+
+def test_ctrl_c_ends_an_endless_model(exporting: Path, tmp_path: Path) -> None:
+    """At once, by the signal: a shell gives the status 130. There is no traceback."""
+    model = onnx.load(exporting / "models/model.onnx")
+    endless(model)
+    onnx.save(model, tmp_path / "endless.onnx")
+    image = next((exporting / "data/images").rglob("*.png"))
+    command = [sys.executable, "-m", "pipeline.predict", "--model", str(tmp_path / "endless.onnx"), str(image)]
+    with subprocess.Popen(command, cwd=exporting, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        wait_for(lambda: process.poll() is not None or psutil.Process(process.pid).cpu_times().user > 3, "the loop")
+        process.send_signal(signal.SIGINT)
+        assert process.communicate() == (b"", b"")
+    assert process.returncode == -signal.SIGINT
 
 
 def test_onnx_needs_no_torch(exporting: Path) -> None:

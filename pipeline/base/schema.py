@@ -10,9 +10,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pipeline.base.errors import UserError
+
+
+def _different(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names. Raises ValueError if one is there twice."""
+    if len(set(names)) < len(names):
+        raise ValueError("one is there twice")
+    return names
+
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 OPEN = ConfigDict(extra="ignore", strict=True)  # for a file whose other keys are not read
@@ -23,7 +31,7 @@ Count = Annotated[int, Field(ge=1, lt=2**31)]
 Side = Annotated[int, Field(ge=16, le=1024)]  # pixels, as in params.yaml
 Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
-Names = Annotated[tuple[Name, ...], Field(min_length=1)]
+Names = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_different)]
 
 Schema = TypeVar("Schema")
 
@@ -54,7 +62,12 @@ def reading(path: Path, remedy: str, *damaged: type[Exception]) -> Iterator[None
 def json_of(path: Path, schema: type[Schema], remedy: str) -> Schema:
     """The content of a JSON file as a `schema`. Raises UserError if the file is missing or does not fit."""
     with reading(path, remedy):
-        return TypeAdapter(schema).validate_json(path.read_bytes())
+        return of_json(path.read_bytes(), schema)
+
+
+def of_json(text: str | bytes, schema: type[Schema]) -> Schema:
+    """The JSON text as a `schema`. Raises ValueError if it does not fit."""
+    return TypeAdapter(schema).validate_json(text)
 
 
 def checked(value: Any, schema: type[Schema]) -> Schema:

@@ -1,4 +1,7 @@
-"""What models/model.json says of the model beside it: without torch, which takes seconds to import."""
+"""What models/model.json says of the model beside it: without torch, which takes seconds to import.
+
+The metadata of model.onnx has a part of it. Both are read by the same schema.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +12,24 @@ from pipeline.config.params import Arithmetic, Grey, Params
 
 REMEDY = "train a model (dvc repro) or fetch a shared one (dvc pull)"
 
+INPUT, OUTPUT = "pixels", "logits"  # of model.onnx
+
 
 @dataclass(frozen=True)
 class View:
-    """What a model sees of an image; recorded in model.json. Sides in pixels."""
+    """What a model sees of an image; recorded in model.json and in model.onnx. Sides in pixels."""
+
+    __pydantic_config__ = schema.STRICT
 
     packed_size: schema.Side  # every image is resized to packed_size × packed_size,
     resize: schema.Side  # then seen as if its short side were `resize`,
     crop: schema.Side  # and `crop` × `crop` cut from its centre
     grey: Grey = "full"  # how 16-bit grey is scaled; older files do not have it
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a crop that is not inside."""
+        if self.crop > self.resize:
+            raise ValueError(f"a crop of {self.crop} from {self.resize} pixels")
 
     @classmethod
     def of(cls, config: Params) -> "View":

@@ -56,8 +56,9 @@ def load(models: Path) -> ExportedModel:
     fit together."""
     path, weights = models / "model.json", models / "model.safetensors"
     described = description.load(models)
-    if fault := _fault(described):
-        raise UserError(f"{path}: damaged: {fault}; {REMEDY}")
+    if not network.is_known(described.model):  # torchvision has others, of which one would fetch weights
+        fault = f"{described.model!r:.60} is no classification model of torchvision or timm"
+        raise UserError(f"{path}: damaged: model: {fault}; {REMEDY}")
     if (described.mean, described.std) != (augment.MEAN, augment.STD):
         raise UserError(
             f"{path}: normalized with mean {list(described.mean)} and std {list(described.std)}; this code has "
@@ -80,18 +81,6 @@ def load(models: Path) -> ExportedModel:
     except RuntimeError:
         raise strangers from None
     return ExportedModel(net, described.classes, described.view, described.arithmetic)
-
-
-def _fault(described: Description) -> str:
-    """What cannot be in a model.json that `save` wrote."""
-    view, classes = described.view, described.classes
-    if not network.is_known(described.model):  # torchvision has others, of which one would fetch weights
-        return f"model: {described.model!r:.60} is no classification model of torchvision or timm"
-    if len(set(classes)) < len(classes):
-        return "classes: one is there twice"
-    if view.crop > view.resize:
-        return f"view: a crop of {view.crop} from {view.resize} pixels"
-    return ""
 
 
 class Normalization(nn.Module):

@@ -15,7 +15,7 @@ import torch
 from onnxscript import optimizer
 
 from pipeline.base.errors import UserError
-from pipeline.models.description import Description
+from pipeline.models.description import INPUT, OUTPUT, Description
 from pipeline.models.exported import ExportedModel, with_normalization
 
 OPSET = 18  # the version of ONNX's operators; runtimes of 2023 and later know it
@@ -24,7 +24,7 @@ MOVING = frozenset({  # operators that round nothing
     "Cast", "CastLike", "Concat", "Expand", "Gather", "Identity", "Reshape", "Shape", "Size", "Slice", "Squeeze",
     "Transpose", "Unsqueeze",
 })  # fmt: skip
-INPUT, OUTPUT, BATCH = "pixels", "logits", "batch"
+BATCH = "batch"
 INPUT_FORM = "float32 [batch, 3, crop, crop]: RGB, 0 to 255, not normalized"
 REMEDY = "set evaluate.onnx: false, then dvc repro"
 

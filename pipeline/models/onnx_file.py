@@ -1,6 +1,8 @@
 """A model.onnx that `export` wrote: its classes, view and answers; without torch. The one owner of onnxruntime."""
 
-import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,27 +11,44 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from pipeline.base import schema
 from pipeline.base.errors import UserError
-from pipeline.models.description import View
+from pipeline.models.description import INPUT, OUTPUT, View
 
 REMEDY = "give a model.onnx that the stage export wrote (dvc repro export, or dvc pull)"
-ERRORS_ONLY = 3  # onnxruntime's level of messages
+NOTHING = 4  # onnxruntime's level of messages: what it raises, it would print too
+FLOATS = "tensor(float)"
 
 
 @dataclass(frozen=True)
 class OnnxModel:
     """An opened model."""
 
+    path: Path
     session: Any  # onnxruntime.InferenceSession
     classes: tuple[str, ...]
     view: View
 
     def log_probabilities(self, pixels: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The log-probabilities [n, classes] of pixels of 0 to 255 [n, 3, crop, crop]."""
-        (logits,) = self.session.run(None, {self.session.get_inputs()[0].name: pixels})
+        """The log-probabilities [n, classes] of pixels of 0 to 255 [n, 3, crop, crop].
+
+        Raises UserError if the model cannot be computed, or if an answer is not finite.
+        """
+        try:
+            (logits,) = self.session.run([OUTPUT], {INPUT: pixels})
+        except Exception as error:  # onnxruntime has a class of its own for every fault
+            raise _damaged(self.path, f"cannot be computed: {_reason(error)}") from None
+        expected = (len(pixels), len(self.classes))
+        if logits.shape != expected:
+            raise _damaged(self.path, f"answers of the shape {list(logits.shape)}; allowed: {list(expected)}")
+        if not np.isfinite(logits).all():
+            raise UserError(
+                f"{self.path}: the model's outputs are not finite numbers; train again with a lower train.lr "
+                "(dvc repro), or restore the file (dvc checkout)"
+            )
         shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
-        found: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
-        return found
+        log_probabilities: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+        return log_probabilities
 
 
 def load(path: Path, threads: int) -> OnnxModel:
@@ -40,14 +59,45 @@ def load(path: Path, threads: int) -> OnnxModel:
         raise UserError(f"{path}: empty, because evaluate.onnx is false; set it to true, then dvc repro")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = ERRORS_ONLY
+    options.log_severity_level = NOTHING
+    onnxruntime.set_default_logger_severity(NOTHING)
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         notes = session.get_modelmeta().custom_metadata_map
-        classes, view = tuple(json.loads(notes["classes"])), View(**json.loads(notes["view"]))
     except OSError:
         raise
     except Exception as error:  # onnxruntime has a class of its own for every fault
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{path}: damaged, or not written by export: {reason}; {REMEDY}") from None
-    return OnnxModel(session, classes, view)
+        raise _damaged(path, _reason(error)) from None
+    with schema.reading(path, REMEDY, KeyError):
+        classes, view = schema.of_json(notes["classes"], schema.Names), schema.of_json(notes["view"], View)
+    wanted = [(INPUT, FLOATS, [3, view.crop, view.crop])], [(OUTPUT, FLOATS, [len(classes)])]
+    ends = [
+        [(end.name, end.type, end.shape[1:]) for end in side] for side in (session.get_inputs(), session.get_outputs())
+    ]
+    if ends != list(wanted):
+        raise _damaged(path, f"inputs and outputs are {ends}; its classes and view say {list(wanted)}")
+    return OnnxModel(path, session, classes, view)
+
+
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """A block that Ctrl-C ends at once, with the process, as the system does it.
+
+    While onnxruntime computes, Python notes a signal and does nothing: a file with an endless loop would not end.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or a program's own
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def _damaged(path: Path, fault: str) -> UserError:
+    return UserError(f"{path}: damaged, or not written by export: {fault}; {REMEDY}")
