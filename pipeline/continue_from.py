@@ -14,19 +14,19 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from dvc.api import DVCFileSystem
 from dvc.exceptions import DvcException
 from torch import Tensor
 
 from pipeline.base import files, programs, schema
 from pipeline.base.errors import UserError, exit_status
+from pipeline.claims import revisions
+from pipeline.claims.revisions import HERE
 from pipeline.config import document, params
 from pipeline.config.model_names import weights_file
 from pipeline.config.params import Params
-from pipeline.models import exported, network, pretrained
+from pipeline.models import description, exported, network, pretrained
 from pipeline.models.description import Description
 
-HERE = "workspace"  # DVC's word for what is in this folder now
 DIGITS = 12  # of the SHA-256 of models/model.safetensors, in the name of the file
 
 
@@ -54,8 +54,8 @@ def fetch(revision: str, names: list[str], folder: Path) -> None:
 
     Raises UserError if there is no such revision or file, or if the cache has other bytes than the revision names.
     """
+    source = revisions.opened(revision)
     try:
-        source = DVCFileSystem(rev=None if revision == HERE else revision)
         for name in names:
             source.get_file(name, str(folder / Path(name).name))
             wanted = source.info(name).get("md5")  # of an output of DVC in a commit
@@ -80,9 +80,13 @@ def trained(config: Params, revision: str) -> Trained:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         fetch(revision, [*names, f"{config.paths.metrics}/train.json"], folder)
+        try:
+            described, net = description.load(folder), exported.load(folder).net
+        except UserError as error:
+            raise UserError(f"{revision}: {str(error).replace(f'{folder}/', '')}") from None
         return Trained(
-            described=schema.json_of(folder / "model.json", Description, "train a model (dvc repro)"),
-            weights=network.export_state(exported.load(folder).net),
+            described=described,
+            weights=network.export_state(net),
             digest=files.sha256(folder / "model.safetensors"),
             accuracy=accuracy(folder / "train.json"),
         )

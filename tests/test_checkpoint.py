@@ -3,6 +3,7 @@
 import hashlib
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,8 +17,10 @@ from pipeline.engine.loop import Learner, Totals
 from pipeline.loader.dataset import Dataset
 from pipeline.training import checkpoint, resume, runs, state
 from pipeline.training.job import Job
-from tests.conftest import on_cpu, read_params
+from tests.conftest import change, on_cpu, read_params
 from tests.test_damaged import ALONE, Bomb
+
+STEPS = 4
 
 
 def learner() -> Learner:
@@ -26,9 +29,10 @@ def learner() -> Learner:
 
 
 def job(folder: Path) -> Job:
-    """A job for saving and resuming, which need no images and no store."""
-    config: Any = params.parse(on_cpu(read_params()))
-    return Job(config, cast(Dataset, None), ALONE, HashStore(), folder, folder)
+    """A job of STEPS steps for saving and resuming, which need no images and no store."""
+    config: Any = params.parse(change(on_cpu(read_params()), train__epochs=STEPS, train__batch_size=2))
+    packed = SimpleNamespace(rows=lambda split: range(2))
+    return Job(config, cast(Dataset, SimpleNamespace(packed=packed)), ALONE, HashStore(), folder, folder)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,8 @@ def resumed(folder: Path) -> state.Progress:
     [
         {}, {"model": None}, {"model": 5}, {"model": {}}, {"optimizer": {}}, {"optimizer": [1]},
         {"totals": torch.zeros(0)}, {"totals": "none"}, {"ema": [torch.zeros(1)]}, {"progress": {"step": "x"}},
-        {"progress": {"step": 1, "never": 1}}, {"hardware": {}}, {"hardware": 7}, {"added": 1},
+        {"progress": {"step": 1, "never": 1}}, {"progress": {"step": STEPS + 1}}, {"progress": {"step": 10**6}},
+        {"progress": {"step": -5}}, {"hardware": {}}, {"hardware": 7}, {"added": 1},
     ],
     ids=str,
 )  # fmt: skip
@@ -64,6 +69,13 @@ def test_a_checkpoint_with_another_content_is_named(
     with pytest.raises(UserError, match=r"begin anew: rm -r ") as refused:
         resumed(tmp_path)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("step", [0, STEPS])
+def test_the_first_and_the_last_step_are_in_the_run(tmp_path: Path, step: int) -> None:
+    """A run that is stopped before its first step, or killed after its last one, goes on from there."""
+    resume.save_checkpoint(job(tmp_path), learner(), Totals.zero(ALONE.device, 1), state.Progress(step=step))
+    assert resumed(tmp_path).step == step
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"PK\x03\x04", "list", "bomb"], ids=str)

@@ -14,6 +14,7 @@ from pipeline.base.errors import UserError
 from pipeline.claims import revisions
 from pipeline.claims.revisions import Revision
 from pipeline.config import params
+from pipeline.continue_from import fetch
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.projects import call, commit, copy_project
 
@@ -257,8 +258,12 @@ def test_a_revision_that_does_not_exist_is_refused_by_name(tmp_path: Path, monke
     folder = copy_project(tmp_path / "project")
     monkeypatch.chdir(folder)
     paths = params.load().paths
-    with pytest.raises(
-        UserError, match=r"^nowhere: .*nowhere.*; allowed: workspace, or a commit, branch, tag or exper"
-    ):
-        revisions.read("nowhere", {}, paths)
+    for name in ("nowhere", "", "HEAD:params.yaml", "HEAD^{tree}", "x" * 5000):
+        for question in (lambda: revisions.read(name, {}, paths), lambda: fetch(name, [], tmp_path)):  # noqa: B023
+            with pytest.raises(UserError, match=r"; allowed: workspace, or a commit, branch, tag or exper") as refused:
+                question()
+            said = str(refused.value)
+            assert said.startswith(f"{name[:100] or repr('')}: ")
+            assert "\n" not in said
+            assert len(said) < 400
     assert revisions.read("HEAD", {}, paths).state == "no run"

@@ -232,13 +232,18 @@ def test_another_normalization(copy: Path) -> None:
 
 
 def test_a_broken_model(copy: Path) -> None:
-    """A model whose answers are not numbers is refused before anything is written."""
+    """A model whose weights or answers are not numbers is refused before anything is written."""
     weights = copy / "models/model.safetensors"
     tensors = load_file(weights)
-    tensors["fc.bias"] = np.full(3, math.nan, np.float32)
-    save_file(tensors, weights)
-    with pytest.raises(UserError, match="the model's outputs are not finite numbers"):
-        evaluate.run(config_of(copy))
+    largest = np.finfo(np.float32).max
+    for kernel, bias, said in (
+        (0, math.nan, r"model\.safetensors: the tensor 'fc\.bias' has .* not finite numbers .*dvc repro"),
+        (largest, largest, "the model's outputs are not finite numbers"),
+    ):
+        tensors |= {"fc.weight": np.full_like(tensors["fc.weight"], kernel), "fc.bias": np.full(3, bias, np.float32)}
+        save_file(tensors, weights)
+        with pytest.raises(UserError, match=said):
+            evaluate.run(config_of(copy))
     assert not (copy / "metrics/eval.json").exists()
 
 

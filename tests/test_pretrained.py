@@ -20,7 +20,9 @@ from pipeline import weights
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.data import fetch
-from pipeline.models import network, pretrained
+from pipeline.loader import augment
+from pipeline.models import exported, network, pretrained
+from pipeline.models.description import Description, View
 from tests.helpers.sources import NO_WAITS, project, reply, server
 
 
@@ -260,6 +262,67 @@ def test_a_pickle_with_code_is_refused_and_does_not_run(
 def test_a_file_without_weights_is_refused(state: Any, what: str, tmp_path: Path) -> None:
     """If the content is not a dict of tensors, the message names the content."""
     assert f"mine.pth holds {what}; allowed: a dict of tensors by name" in refusal(tmp_path, state)
+
+
+SQUARE = torch.zeros(2, 2)
+UNUSABLE: dict[str, tuple[Callable[[], dict[Any, Tensor]], str]] = {
+    "a number as name": (lambda: {"a": SQUARE, 7: SQUARE}, "name is 7"),
+    "a tuple as name": (lambda: {("a",): SQUARE}, r"('a',)"),
+    "sparse": (lambda: {"a": SQUARE.to_sparse()}, "'a' is of layout sparse_coo"),
+    "compressed": (lambda: {"a": SQUARE.to_sparse_csr()}, "'a' is of layout sparse_csr"),
+    "meta": (lambda: {"a": SQUARE.to("meta")}, "'a' is without values"),
+    "quantized": (lambda: {"a": torch.quantize_per_tensor(SQUARE, 1.0, 0, torch.qint8)}, "'a' is quantized"),
+    "complex": (lambda: {"a": SQUARE + 1j}, "'a' is of complex numbers"),
+    "NaN": (lambda: {"b": SQUARE, "a": SQUARE / 0}, "'a' has values that are not finite"),
+    "infinite as float32": (
+        lambda: {"a": torch.tensor(1e300, dtype=torch.float64)},
+        "'a' has values that are not finite",
+    ),
+    "nested": (lambda: {"a": torch.nested.nested_tensor([SQUARE, SQUARE[:1]])}, "mine.pth"),
+    "without a format": (lambda: {"a": SQUARE.to(torch.uint8).view(torch.bits8)}, "mine.pth"),
+    "a half letter": (lambda: {"\ud800": SQUARE}, "mine.pth"),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+@pytest.mark.filterwarnings("ignore")  # of torch, about kinds of tensors
+def test_tensors_that_no_model_takes_are_refused_by_name(case: str, tmp_path: Path) -> None:
+    """torch cannot convert them, or would drop a part of them without a message."""
+    make, said = UNUSABLE[case]
+    line = refusal(tmp_path, make())
+    assert line.startswith(f"train.weights: {tmp_path / 'mine.pth'}")
+    assert said in line
+    assert "; get the file again" in line or "; allowed: " in line
+
+
+@pytest.mark.parametrize("fault", [1j, torch.nan], ids=str)
+def test_what_reads_a_model_refuses_complex_and_broken_weights(fault: complex, tmp_path: Path) -> None:
+    """Such a file, which another program wrote: as pretrained weights, where train reads it, and as the trained model.
+
+    `continue_from` and `evaluate` read the trained model in this way.
+    """
+    state = {**small().state_dict(), "fc.bias": torch.zeros(3) + fault}
+    safetensors.torch.save_file(state, tmp_path / "mine.safetensors")
+    with pytest.raises(UserError, match=r"mine\.safetensors: .*'fc\.bias'"):
+        pretrained.convert(tmp_path / "mine.safetensors", tmp_path / "converted")
+    net = small()
+    with pytest.raises(UserError, match=r"mine\.safetensors: .*'fc\.bias'.*dvc checkout"):
+        pretrained.load_into(net, tmp_path / "mine.safetensors", network.head(net))
+    described = Description(
+        "shufflenet_v2_x0_5", ("a", "b", "c"), View(40, 36, 32), augment.MEAN, augment.STD, "last", 1
+    )
+    exported.save(tmp_path / "models", state, described)
+    with pytest.raises(UserError, match=r"model\.safetensors: .*'fc\.bias'.*dvc repro"):
+        exported.load(tmp_path / "models")
+
+
+@pytest.mark.parametrize("text", ["hello\n", "weights", "<html>", "a" * 99, "K", "X\0", "t.", "{}", "0.5 0.5", ""])
+def test_a_text_file_with_a_name_of_weights_is_refused(text: str, tmp_path: Path) -> None:
+    """The unpickler takes letters for commands, so almost any error is possible."""
+    (tmp_path / "mine.pth").write_text(text)
+    with pytest.raises(UserError, match=r"^train\.weights: .*mine\.pth .*(; allowed: only tensors|get the file again)"):
+        pretrained.convert(tmp_path / "mine.pth", tmp_path / "converted")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.pth"]
 
 
 def test_a_missing_file_and_an_unknown_format_are_refused(tmp_path: Path) -> None:

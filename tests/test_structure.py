@@ -358,5 +358,6 @@ def test_every_command_begins_and_ends_alike() -> None:
             assert layer(module) or module.removeprefix("pipeline.") in spoken, f"{module}: add it to FIRST_LINES"
     written = {module for module, path in MODULES.items() if "except UserError" in path.read_text()}
     assert written <= {
-        f"pipeline.{name}" for name in ("base.errors", "evaluation.photos", "launch", "stage", "training.runs")
+        f"pipeline.{name}"
+        for name in ("base.errors", "continue_from", "evaluation.photos", "launch", "stage", "training.runs")
     }

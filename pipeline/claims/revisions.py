@@ -51,7 +51,7 @@ def experiments() -> dict[str, tuple[str, str]]:
 def read(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Revision:
     """The revision of this name; `known`: see `experiments`. Raises UserError if there is none."""
     revision, state = known.get(name, (name, ""))
-    source = _asked(lambda: DVCFileSystem(rev=None if revision == HERE else revision), revision)
+    source = opened(revision)
     raw = _params(source, revision)
     settings = dict(document.leaves(document.completed(raw, params.Params().model_dump(mode="json"))))
     if state in (FAILED, "queued", "running"):  # its files are those of the commit that it began at
@@ -84,8 +84,24 @@ def read(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Revis
 def table(name: str, known: Mapping[str, tuple[str, str]], paths: Paths, file: str) -> Table:
     """The rows of a table of metrics of a revision; none if neither DVC's cache nor its remote has it."""
     revision, _ = known.get(name, (name, ""))
-    source = _asked(lambda: DVCFileSystem(rev=None if revision == HERE else revision), revision)
+    source = opened(revision)
     return _table(source, f"{paths.metrics}/{file}")
+
+
+def opened(revision: str) -> DVCFileSystem:
+    """The files of a revision. Raises UserError if it is none."""
+
+    def files() -> DVCFileSystem:
+        if not revision:  # DVC would take the files here
+            raise DvcException("a revision without a name")
+        source = DVCFileSystem(rev=None if revision == HERE else revision)
+        try:
+            _ = source.repo  # DVC looks for the revision only now
+        except (AttributeError, ValueError):  # DVC expects no name of a file or a tree, or of thousands of letters
+            raise DvcException("not a commit") from None
+        return source
+
+    return _asked(files, f"{revision:.100}" or "''")
 
 
 def _asked(question: Callable[[], Any], what: str) -> Any:
@@ -121,7 +137,7 @@ def _params(source: DVCFileSystem, revision: str) -> dict[str, Any]:
     """The params of a revision, as they are in its file."""
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / params.FILE.name
-        path.write_bytes(_asked(lambda: source.cat_file(params.FILE.as_posix()), revision))  # DVC looks only now
+        path.write_bytes(_asked(lambda: source.cat_file(params.FILE.as_posix()), revision))
         raw = document.read(path)
     if not isinstance(raw, dict):
         raise UserError(f"{params.FILE} of {revision}: not a table of settings")

@@ -69,6 +69,8 @@ def load(models: Path) -> ExportedModel:
         weights.open("rb"),
     ):  # it tells more than the library
         stored = safetensors.torch.load_file(weights)
+    if fault := network.unusable(stored):
+        raise UserError(f"{weights}: {fault}; {REMEDY}")
     strangers = UserError(
         f"{weights}: not the weights of the {described.model} with {len(described.classes)} classes that "
         f"{path} describes; restore both (dvc checkout) or train again (dvc repro)"

@@ -6,7 +6,7 @@ the last Linear or Conv2d. A model of timm names its own.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import MethodType
@@ -159,6 +159,28 @@ def _buffers_kept(block: nn.Module) -> Iterator[None]:
     finally:
         for module, buffers in kept:
             module._buffers.update(buffers)
+
+
+def unusable(tensors: Mapping[Any, Tensor]) -> str:
+    """Why these are not the weights of a model, with the first tensor that is not usable; empty if they all are.
+
+    A model takes real and finite numbers. Of complex ones, torch would drop the imaginary part.
+    """
+    for name, values in tensors.items():
+        if not isinstance(name, str):
+            return f"a tensor's name is {name!r:.100}, which is not text"
+        kinds = {
+            f"of layout {str(values.layout).removeprefix('torch.')}": values.layout is not torch.strided,
+            "without values (device meta)": values.is_meta,
+            "quantized": values.is_quantized,
+            "of complex numbers": values.is_complex(),
+        }
+        for kind, applies in kinds.items():
+            if applies:
+                return f"the tensor {name!r:.100} is {kind}"
+        if values.is_floating_point() and not values.float().isfinite().all():
+            return f"the tensor {name!r:.100} has values that are not finite numbers (NaN or infinity)"
+    return ""
 
 
 def export_state(model: nn.Module) -> dict[str, Tensor]:

@@ -5,9 +5,9 @@ The stage weights converts, so an unusable file is refused before hours of work.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import safetensors.torch
@@ -16,8 +16,9 @@ import torchvision
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from pipeline.base import files, schema
+from pipeline.base import errors, files, schema
 from pipeline.base.errors import UserError
+from pipeline.models import network
 
 FORMATS = (".pth", ".pt", ".safetensors")
 WRAPPED_IN = ("state_dict", "model")  # keys under which training scripts save the weights
@@ -56,7 +57,7 @@ def convert(source: Path, target: Path) -> list[str]:
     """Write the weights of `source` to `target` as safetensors, with torchvision's present names.
 
     Of metadata only the names of the classes stay. Returns one sentence per change. Raises UserError if `source` is
-    missing, or is not a file of weights.
+    missing, or is not a file of a model's weights.
     """
     tensors, notes, classes = _read(source), list[str](), tuple[str, ...]()
     if source.suffix == ".safetensors":
@@ -67,16 +68,25 @@ def convert(source: Path, target: Path) -> list[str]:
         notes.append(f"{source.name}: the prefix {DDP_PREFIX!r} of DistributedDataParallel removed from all names")
     if auxiliary := [name for name in tensors if AUXILIARY_HEAD.match(name)]:
         notes.append(f"{source.name}: {len(auxiliary)} tensors of auxiliary heads left out; the models here have none")
+    with _refused(source):
+        content = _content(
+            {_new_name(name): tensors[name] for name in sorted(tensors.keys() - set(auxiliary))}, classes
+        )
     with files.atomic_file(target) as temporary:
-        save(temporary, {_new_name(name): tensors[name] for name in sorted(tensors.keys() - set(auxiliary))}, classes)
+        temporary.write_bytes(content)
     return notes
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], classes: Sequence[str]) -> None:
     """Write weights as safetensors. `classes`: the names of the head's classes in their order; empty if not known."""
+    path.write_bytes(_content(tensors, classes))  # of a full disk, save_file does not raise OSError
+
+
+def _content(tensors: Mapping[str, Tensor], classes: Sequence[str]) -> bytes:
+    """The bytes of a .safetensors file."""
     metadata = {CLASSES: json.dumps(list(classes))} if classes else None  # with one key, its order is stable
     separate = {name: value.clone().contiguous() for name, value in tensors.items()}
-    path.write_bytes(safetensors.torch.save(separate, metadata))  # of a full disk, save_file does not raise OSError
+    return bytes(safetensors.torch.save(separate, metadata))
 
 
 def classes_of(path: Path) -> tuple[str, ...]:
@@ -97,6 +107,8 @@ def load_into(net: nn.Module, path: Path, head: nn.Module, classes: Sequence[str
     """
     with schema.reading(path, schema.checkout(path.parent), SafetensorError), path.open("rb"):
         state, loaded, named = net.state_dict(), safetensors.torch.load_file(path), classes_of(path)
+    if fault := network.unusable(loaded):
+        raise UserError(f"train.weights: {path}: {fault}; {schema.checkout(path.parent)}")
     name = next(name for name, module in net.named_modules() if module is head)
     head_names = [f"{name}.{part}" for part in head.state_dict()]
     note = f"{path}: {len(loaded)} tensors loaded"
@@ -133,19 +145,40 @@ def _read(path: Path) -> dict[str, Tensor]:
         )
     if not path.is_file():
         raise UserError(f"train.weights: {str(path)!r}: there is no such file; allowed: none, imagenet, a file's path")
-    try:
+    with _refused(path):
         if path.suffix == ".safetensors":
-            return dict(safetensors.torch.load_file(path))
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError:
+            content = safetensors.torch.load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    tensors = _tensors(path, content)
+    with _refused(path):
+        fault = network.unusable(tensors)
+    if fault:
+        raise UserError(
+            f"train.weights: {path}: {fault}; allowed: tensors of real, finite numbers by name; save it again, as "
+            f"such, or take another file"
+        )
+    return tensors
+
+
+@contextmanager
+def _refused(path: Path) -> Iterator[None]:
+    """A block that reads or converts a user's file: any error that is not of the system becomes a UserError.
+
+    torch names no types for its errors, and the unpickler raises almost any.
+    """
+    try:
+        yield
+    except Exception as error:
+        if errors.describe_system_error(error):
+            raise
+        if isinstance(error, SafetensorError | RuntimeError | EOFError | ValueError):
+            reason = " ".join(str(error).partition("\n")[0].split())[:200] or "it ends too early"
+            raise UserError(f"train.weights: {path} cannot be read: {reason}; get the file again") from None
         raise UserError(
             f"train.weights: {path} has Python objects that are not tensors, or is damaged; reading it could run code; "
             f"allowed: only tensors; if you trust it, load it once and save its model.state_dict() with torch.save"
         ) from None
-    except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
-        reason = str(error).partition("\n")[0] or "it ends too early"
-        raise UserError(f"train.weights: {path} cannot be read: {reason}; get the file again") from None
-    return _tensors(path, content)
 
 
 def _tensors(path: Path, content: Any) -> dict[str, Tensor]:

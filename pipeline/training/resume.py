@@ -11,6 +11,7 @@ from pipeline.base import errors, schema
 from pipeline.base.errors import UserError
 from pipeline.engine import agreement, distributed
 from pipeline.engine.loop import Learner, Totals
+from pipeline.loader import sampler
 from pipeline.training import checkpoint, provenance, runs
 from pipeline.training.job import Job
 from pipeline.training.state import Progress
@@ -76,8 +77,11 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
     state = distributed.broadcast_object(newest_checkpoint(path) if job.world.is_main else None)
     if state is None:
         return Progress()
+    steps = sampler.steps(job.config.train.epochs, job.rows, job.config.train.batch_size)
     try:
         saved = schema.checked(state, Saved)
+        if not 0 <= saved.progress.step <= steps:
+            raise ValueError(f"it is of step {saved.progress.step}, and this run has the steps 0 to {steps}")
         check_hardware(job, saved.hardware)
         learner.load_state_dict(state)
         share = job.world.share(len(totals.sums))
