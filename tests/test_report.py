@@ -19,9 +19,9 @@ from playwright.sync_api import Browser
 
 from pipeline.base import files
 from pipeline.base.errors import UserError
-from pipeline.data import split_table
+from pipeline.data import corrections, split_table
 from pipeline.reporting import audit, charts, gallery, markup, outcome, page, result, settings, thumbnails
-from tests.conftest import change, read_params, write_params
+from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers import browser as browsers
 from tests.helpers import reports
 from tests.helpers.browser import Scheme, assert_links_have_targets, needs_chromium, on_every_screen, opened, readable
@@ -29,7 +29,8 @@ from tests.helpers.reports import CHINESE, CLASSES, HEBREW
 from tests.test_tracked import tracked
 
 PARTS = (
-    "trained", "quality", "curves", "confusion", "calibration", "images", "data", "settings", "environment", "repeat",
+    "quality", "trained", "curves", "classes", "confusion", "calibration", "images", "data", "settings", "environment",
+    "repeat", "next",
 )  # fmt: skip
 # For each drawing: its box, then those of its texts, as left, top, right and bottom.
 BOXES = """() => [...document.querySelectorAll("svg")].map((drawing) =>
@@ -307,10 +308,40 @@ def test_it_prints(browser: Browser, written: Path, tmp_path: Path) -> None:
 def test_the_commands_are_lines(browser: Browser, finished: Path, written: Path) -> None:
     """Each command of the repetition is a line of its own; the first finds the commit by the hash of the model."""
     with opened(browser, written) as page:
-        commands = page.locator("pre").inner_text().splitlines()
+        commands = page.locator("#repeat pre").inner_text().splitlines()
     model = files.md5(finished / "models/model.safetensors")
     assert commands[0].startswith(f"git log --oneline -S {model} -- dvc.lock ")
     assert [command.split("  ")[0] for command in commands[2:5]] == ["make setup", "dvc pull", "make verify"]
+
+
+def test_it_begins_with_the_accuracy_and_ends_with_commands_that_exist(written: Path) -> None:
+    """Every target of make and every module that the last part names is there."""
+    parts = re.findall(r'<section id="(\w+)"', written.read_text())
+    assert (parts[0], parts[-1]) == ("quality", "next")
+    text = written.read_text().partition('<section id="next"')[2]
+    targets, modules = set(re.findall(r"make (\w+)", text)), re.findall(r"python -m pipeline\.(\w+)", text)
+    assert (
+        targets
+        == {"repro", "folds", "sweep", "compare"}
+        <= set(re.findall(r"^([\w-]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
+    )
+    assert modules == ["predict"]
+    assert all((PROJECT / f"pipeline/{module}.py").is_file() for module in modules)
+    assert f"<code>{corrections.FILE}</code>" in text
+
+
+@needs_chromium
+def test_on_a_desktop_the_right_half_is_used(browser: Browser, written: Path) -> None:
+    """Parts that are narrow stand side by side, and one above the other on a phone."""
+    for width, expected in {1280: True, 390: False}.items():
+        with opened(browser, written, width=width) as page:
+            boxes = {part: page.locator(f"#{part}").bounding_box() for part in PARTS}
+        for one, other in (("classes", "confusion"), ("settings", "environment")):
+            left, right = boxes[one], boxes[other]
+            assert left is not None
+            assert right is not None
+            assert (left["y"] == right["y"]) is expected
+            assert (left["x"] + left["width"] <= right["x"]) is expected
 
 
 @needs_chromium
@@ -356,7 +387,7 @@ def test_a_page_of_very_many_classes_stays_small(finished: Path) -> None:
     config = reports.config_in(finished)
     read = outcome.read(Path(config.paths.metrics), sorted(CLASSES), 1)
     large = replace(read, classes=classes, answers=answers)
-    page = result.confusion(large.classes, large.counts, frozenset()) + result.quality(large)
+    page = result.confusion(large.classes, large.counts, frozenset()) + result.classes(large)
     assert "The 30 most frequent of 1,000 confusions." in page
     assert "the 100 with the lowest F1 of 1,000" in page
     assert len(page) < 60_000

@@ -139,7 +139,7 @@ def data(found: Audit, album: Album) -> str:
         paragraph(f"{are(found.files, 'file', 'files')} in all: used {used:,}, left out {left_out:,}."),
         _counts(found),
         "<h3>Left out</h3>",
-        *(_reason(reason, album) for reason in found.reasons),
+        markup.beside(*(_reason(reason, album) for reason in found.reasons)),
     ]
     if not found.reasons:
         parts.append(paragraph("No file."))
@@ -167,7 +167,7 @@ def _reason(reason: audit.Reason, album: Album) -> str:
     rest = reason.count - len(reason.first)
     more = paragraph(f"{rest:,} more; split.csv has all.") if rest else ""
     first = shots([shot(file.path, _why(file), album) for file in reason.first])
-    return f"<h4>{text(reason.name)}: {are(reason.count, 'file', 'files')}</h4>\n{first}\n{more}"
+    return f"<div><h4>{text(reason.name)}: {are(reason.count, 'file', 'files')}</h4>\n{first}\n{more}</div>"
 
 
 def _why(file: LeftOut) -> list[str]:
@@ -196,14 +196,11 @@ def _groups(found: Audit, album: Album) -> str:
         rest = group.count - len(group.first)
         more = paragraph(f"{rest:,} more.") if rest else ""
         first = shots([shot(path, [], album) for path in group.first])
-        groups.append(f"<h4>{group.count:,} images in {' and '.join(group.parts)}</h4>\n{first}\n{more}")
-    if (others := found.groups_in_all - len(found.groups)) > 0:
-        groups.append(
-            paragraph(
-                f"{are(others, 'more group is', 'more groups are')} not shown; the column group of split.csv has all."
-            )
-        )
-    return "\n".join(["<h3>Near duplicates and groups</h3>", paragraph(said), *groups])
+        groups.append(f"<div><h4>{group.count:,} images in {' and '.join(group.parts)}</h4>\n{first}\n{more}</div>")
+    others = found.groups_in_all - len(found.groups)
+    more = f"{are(others, 'more group is', 'more groups are')} not shown; the column group of split.csv has all."
+    shown = [paragraph(said), markup.beside(*groups), *([paragraph(more)] if others > 0 else [])]
+    return "\n".join(["<h3>Near duplicates and groups</h3>", *shown])
 
 
 def _suspicious(found: Audit, album: Album) -> str:
@@ -215,7 +212,7 @@ def _suspicious(found: Audit, album: Album) -> str:
         f"They are used, and most are good images. Look at each: to correct a label, or to leave an image out, write a "
         f"line into {code(corrections.FILE)}. The file {suspects.NAME} has all."
     )
-    return "\n".join([heading, paragraph(said), *(_issue(issue, album) for issue in found.issues)])
+    return "\n".join([heading, paragraph(said), markup.beside(*(_issue(issue, album) for issue in found.issues))])
 
 
 def _issue(issue: audit.Issue, album: Album) -> str:
@@ -226,4 +223,5 @@ def _issue(issue: audit.Issue, album: Album) -> str:
     title = f"{suspects.spoken(issue.name)}: {are(issue.count, 'image', 'images')}"
     rest = issue.count - len(issue.first)
     more = paragraph(f"{rest:,} more; {suspects.NAME} has all.") if rest else ""
-    return f"<h4>{title}</h4>\n{paragraph(f'{MEASURES[issue.name]}.', 'number')}\n{shots(made)}\n{more}"
+    measured = paragraph(f"{MEASURES[issue.name]}.", "number")
+    return f"<div><h4>{title}</h4>\n{measured}\n{shots(made)}\n{more}</div>"

@@ -63,6 +63,12 @@ def wide(label: str, content: str) -> str:
     return f'<div class="wide" role="region" tabindex="0" aria-label="{_plain(label)}">\n{content}\n</div>'
 
 
+def beside(*parts: str) -> str:
+    """Parts side by side where there is room for it."""
+    body = "\n".join(parts)
+    return f'<div class="beside">\n{body}\n</div>'
+
+
 def folded(summary: str, content: str) -> str:
     """Content that is shown after a click; a printed page has it."""
     return f"<details>\n<summary>{summary}</summary>\n{content}\n</details>"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config.params import Params
+from pipeline.data import corrections
 from pipeline.models.description import Description
 from pipeline.reporting import gallery, markup, result
 from pipeline.reporting.audit import Audit
@@ -17,9 +18,9 @@ from pipeline.reporting.settings import MODEL, Setting
 
 STYLE, SCRIPT = (Path(__file__).with_name(name) for name in ("style.css", "script.js"))
 PARTS = (
-    ("trained", "data and model"), ("quality", "quality"), ("curves", "curves"), ("confusion", "confusion"),
-    ("calibration", "calibration"), ("images", "images"), ("data", "audit"), ("settings", "settings"),
-    ("environment", "environment"), ("repeat", "repeat"),
+    ("quality", "quality"), ("trained", "data and model"), ("curves", "curves"), ("classes", "classes"),
+    ("confusion", "confusion"), ("calibration", "calibration"), ("images", "images"), ("data", "audit"),
+    ("settings", "settings"), ("environment", "environment"), ("repeat", "repeat"), ("next", "what next"),
 )  # fmt: skip
 
 
@@ -41,17 +42,20 @@ class Content:
 def page(content: Content) -> str:
     """The whole page: it needs no other file and no network."""
     model, outcome = content.model, content.outcome
+    classes, calibration = result.classes(outcome), result.calibration(outcome)
+    confusion = result.confusion(outcome.classes, outcome.counts, content.chosen.pairs)
+    is_narrow = len(outcome.classes) <= result.NARROW
     body = "\n".join([
-        result.trained(content.config, model, content.audit, outcome),
         result.quality(outcome),
+        result.trained(content.config, model, content.audit, outcome),
         result.training(model, outcome),
-        result.confusion(outcome.classes, outcome.counts, content.chosen.pairs),
-        result.calibration(outcome),
+        *([markup.beside(classes, confusion), calibration] if is_narrow else
+          [markup.beside(classes, calibration), confusion]),
         gallery.images(content.chosen, model.classes, content.album),
         gallery.data(content.audit, content.album),
-        settings(content.settings),
-        environment(content),
+        markup.beside(settings(content.settings), environment(content)),
         repeat(content),
+        following(),
     ])  # fmt: skip
     ending = f" on {len(model.classes):,} classes"
     script = SCRIPT.read_text(encoding="utf-8")
@@ -153,4 +157,25 @@ def repeat(content: Content) -> str:
     return markup.section(
         "repeat", "How to repeat it?", f'<pre tabindex="0">{shown}</pre>',
         paragraph("Commands of a clone of the project. docs/reproducibility.md says what is promised.", "note"),
+    )  # fmt: skip
+
+
+def following() -> str:
+    """What a person can do next: commands of the project."""
+    commands = [
+        "python -m pipeline.predict PHOTO   # the class of a photo of your own, or of each photo in a folder",
+        "make folds                         # tests every image once, and lists labels that are probably wrong",
+        "make sweep                         # tries other settings, ranked on the validation images",
+        'make compare REVS="HEAD NAME"      # two runs on one page: is the difference more than chance?',
+        "dvc push                           # sends data and model to the remote, for others and for a new machine",
+    ]
+    shown = "\n".join(map(text, commands))
+    return markup.section(
+        "next", "What next?",
+        paragraph(
+            f"Look at the mistakes first. If the label of an image is wrong, and not the answer, write a line into "
+            f"{code(corrections.FILE)} (path, label, reason; the label {code(corrections.EXCLUDE)} leaves an image "
+            f"out). Then {code('make repro')} runs again what that changes."
+        ),
+        f'<pre tabindex="0">{shown}</pre>',
     )  # fmt: skip

@@ -18,6 +18,7 @@ from pipeline.reporting.outcome import Outcome
 MOST_NAMED = 20  # classes in a sentence
 MOST_CLASSES = 100  # rows of the table of classes
 WIDEST_MATRIX = 30  # classes; with more, only the most frequent confusions are shown
+NARROW = 6  # classes whose matrix fills half of a page at most
 SHARES_SHOWN = 12  # classes; with more, a cell of the matrix has room for one number
 MOST_CONFUSIONS = 30
 EXPORTS = {
@@ -65,7 +66,7 @@ def trained(config: Params, model: Description, audit: Audit, outcome: Outcome) 
 
 
 def quality(outcome: Outcome) -> str:
-    """The accuracy with its interval, the other figures, and a table of the classes."""
+    """The accuracy with its interval, and the other figures."""
     counts, total = outcome.counts, len(outcome.answers)
     right, largest = int(counts.trace()), int(counts.sum(1).max())
     low, high = metrics.wilson(right, total)
@@ -76,8 +77,13 @@ def quality(outcome: Outcome) -> str:
         f"{total:,}. Chance alone can move this figure: its 95&nbsp;% interval is {percent(low)} to {percent(high)}. "
         f"The same answer for every image, the most frequent class, gets {percent(largest / total)}.</span></p>",
         tiles([(f"{getattr(outcome.figures, key) + 0.0:.3f}", *said) for key, *said in MEANINGS]),
-        class_table(outcome.classes, counts, "Each class on the test images"),
     )
+
+
+def classes(outcome: Outcome) -> str:
+    """The table of the classes."""
+    table = class_table(outcome.classes, outcome.counts, "Each class on the test images")
+    return markup.section("classes", "Which classes does it recognize?", table)
 
 
 def tiles(figures: Iterable[Sequence[str]]) -> str:
@@ -233,8 +239,7 @@ def calibration(outcome: Outcome) -> str:
     return markup.section(
         "calibration",
         "Can its probabilities be trusted?",
-        f'<div class="charts">{drawn}</div>',
-        paragraph("".join(_reading(outcome)), "note"),
+        markup.beside(drawn, paragraph("".join(_reading(outcome)), "note")),
     )
 
 
