@@ -1,5 +1,6 @@
 """The page about a sweep and its table, looked at with a real browser."""
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ ENDED = [
 BEST_FIRST = trials.ranked(ENDED)
 VERDICT = trials.verdict(BEST_FIRST, OnTest(0.625, 0.4, 0.8), {"val": 40, "test": 80})
 PAGE = sweep_page.written(SWEEP, BEST_FIRST, VERDICT, "s-best-1")
+DESKTOP, PHONE = PAGE.split('<div class="phone">')
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +72,19 @@ def test_the_verdict_warns_of_the_selection() -> None:
 
 def test_the_page_has_every_trial_and_a_line_for_each_result() -> None:
     """The failed one is in the table and has no line. On a logarithmic axis 0.01 is in the middle of 0.001 and 0.1."""
-    assert PAGE.count('<path class="line ') == 4
-    assert PAGE.count('<path class="line c1"') == 1
+    for drawing in (DESKTOP, PHONE):
+        assert drawing.count('<path class="line ') == 4
+        assert drawing.count('<path class="line c1"') == 1
     assert '<th scope="row">–</th><td>2</td><td>failed</td>' in PAGE
     assert "dvc exp apply s-best-1 &amp;&amp; make repro" in PAGE
-    drawn = next(line for line in PAGE.splitlines() if "<title>trial 1: " in line)
+    drawn = next(line for line in DESKTOP.splitlines() if "<title>trial 1: " in line)
     assert 'd="M84 174L' in drawn
     assert sweep_page.written(SWEEP, BEST_FIRST, VERDICT, "s-best-1") == PAGE
 
 
 def test_the_line_of_the_best_trial_has_its_own_colour_and_is_above_the_others() -> None:
     """The others are drawn before it, the worst first and faintest."""
-    drawn = [line for line in PAGE.splitlines() if line.startswith('<path class="line ')]
+    drawn = [line for line in DESKTOP.splitlines() if line.startswith('<path class="line ')]
     assert [re.findall(r"<title>trial (\d)", line)[0] for line in drawn] == ["1", "3", "5", "4"]
     assert ['class="line c1"' in line for line in drawn] == [False, False, False, True]
     assert [re.findall(r'stroke-opacity="([\d.]+)"', line) for line in drawn] == [["0.25"], ["0.50"], ["0.75"], []]
@@ -95,7 +98,7 @@ def test_names_of_users_are_text() -> None:
 def test_one_result_alone_can_be_drawn() -> None:
     """Its accuracy is the lowest and the highest."""
     page = sweep_page.written(SWEEP, BEST_FIRST[:1], VERDICT, "s-best-1")
-    assert page.count('<path class="line ') == 1
+    assert page.count('<path class="line ') == 2  # for a desktop, and for a phone
     assert "nan" not in page
 
 
@@ -105,7 +108,25 @@ def test_a_browser_shows_it(browser: Browser, tmp_path: Path, width: int, scheme
     path = tmp_path / "sweep.html"
     path.write_text(PAGE)
     with readable(browser, path, width=width, scheme=scheme, texts=40) as page:
-        assert page.locator("svg .line").count() == 4
+        assert page.locator("svg[role=img]:visible").count() == 1
+        assert page.locator("svg:visible .line").count() == 4
+
+
+@needs_chromium
+def test_a_phone_shows_every_axis_without_scrolling(browser: Browser, tmp_path: Path) -> None:
+    """Every text of the drawing is in the window, as large as in the other drawings, and no two values overlap."""
+    path = tmp_path / "sweep.html"
+    path.write_text(PAGE)
+    boxes = "[...document.querySelectorAll('.phone text')].map(t => t.getBoundingClientRect().toJSON())"
+    with opened(browser, path, width=420) as page:
+        found = page.evaluate(boxes)
+    assert len(found) > 15
+    for one in found:
+        assert one["left"] >= 0
+        assert one["right"] <= 420
+        assert one["height"] > 11
+    for one, other in itertools.combinations(found, 2):
+        assert one["right"] <= other["left"] or other["right"] <= one["left"] or abs(one["y"] - other["y"]) > 10
 
 
 @needs_chromium

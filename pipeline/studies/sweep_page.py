@@ -46,7 +46,7 @@ def drawing(sweep: Sweep, best_first: Sequence[Done]) -> str:
     return markup.section(
         "coordinates",
         "How do settings and results go together?",
-        markup.wide(title, coordinates.drawn("lines", title, scales, lines)),
+        coordinates.for_every_screen("lines", title, scales, lines),
         paragraph(
             "Each line is a trial. The best one has its own colour; the others are fainter, the lower their result is. "
             "Point at a line to see its values.",
@@ -67,11 +67,13 @@ def table(best_first: Sequence[Done]) -> str:
     """Every trial, the best first."""
     keys = list(best_first[0].trial.values)
     rows = [
-        (rank or "–", f"{done.trial.number}", *trials.short(done),
-         *(code(trials.shown(done.trial.values[key])) for key in keys), code(done.experiment))
+        (rank or "–", f"{done.trial.number}", accuracy, *(code(trials.shown(done.trial.values[key])) for key in keys),
+         loss, epoch, code(done.experiment))
         for rank, done in zip(trials.ranks(best_first), best_first, strict=True)
+        for accuracy, loss, epoch in [trials.short(done)]
     ]  # fmt: skip
-    head = ("rank", "trial", RESULT, "validation loss", "exported epoch", *map(code, keys), "experiment")
+    head = ("rank", "trial", RESULT, *(code(key.removeprefix("train.")) for key in keys), "validation loss",
+            "exported epoch", "experiment")  # fmt: skip
     return markup.section(
         "trials", "What did each trial give?",
         markup.table("The highest validation accuracy first", head, rows, "numbers"),
