@@ -131,6 +131,11 @@ def test_recorded_params_can_be_run(folder: Path) -> None:
             value = value[key]
 
 
+def test_the_demo_names_every_setting() -> None:
+    """Its params file is the first one that a user sees run: no setting has its default value without a line."""
+    assert params.missing(PROJECT / "results/demo/params.yaml") == ""
+
+
 def test_params_are_frozen() -> None:
     """A value cannot be changed after reading."""
     config = params.load(PROJECT / "params.yaml")

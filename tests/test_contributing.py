@@ -1,0 +1,130 @@
+"""The recipes of CONTRIBUTING.md, followed to the letter in a copy of the project."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import workspace
+from tests.conftest import PROJECT
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A step of a recipe: text that is once in a file, what it becomes, and the test that fails without the step."""
+
+    file: str
+    old: str
+    new: str
+    noticed: str
+
+    @property
+    def said(self) -> str:
+        """What the recipe says about it, word for word."""
+        return self.new.replace(self.old, "").strip().rstrip(";")
+
+
+ORDER = "tests/test_params.py::test_the_params_file_of_the_project_is_the_defaults"
+WORDS = "tests/test_params.py::test_choices_stand_beside_their_keys"
+TABLES = "tests/test_ways.py::test_the_tables_have_a_member_for_every_choice"
+FLOOR = "  lr_floor: 0.0               # every step has at least this fraction of lr: 0 to 1"
+
+# Heading → its steps. A block of Python in the recipe is a test, which is added to tests/test_schedule.py.
+RECIPES: dict[str, tuple[Edit, ...]] = {
+    "How to add a choice to an option": (
+        Edit("pipeline/training/schedule.py", '            "step": self.drop',
+             '            "linear": 1 - (1 - self.final) * progress,\n            "step": self.drop',
+             "tests/test_schedule.py::test_a_line_falls_to_its_end"),
+        Edit("pipeline/config/params.py", 'schedule: Literal["constant", "cosine", "step"]',
+             'schedule: Literal["constant", "cosine", "linear", "step"]', WORDS),
+        Edit("params.yaml", "# constant | cosine | step", "# constant | cosine | linear | step", WORDS),
+    ),
+    "How to add a param": (
+        Edit("params.yaml", "  final_lr: ", f"{FLOOR}\n  final_lr: ", ORDER),
+        Edit("results/demo/params.yaml", "  final_lr: ", f"{FLOOR}\n  final_lr: ",
+             "tests/test_params.py::test_the_demo_names_every_setting"),
+        Edit("pipeline/config/params.py", "    final_lr:", "    lr_floor: Share = 0.0\n    final_lr:", ORDER),
+        Edit("pipeline/training/schedule.py", "base * schedule.lr_factor(step)",
+             "base * max(settings.lr_floor, schedule.lr_factor(step))",
+             "tests/test_tracked.py::test_a_stage_uses_every_setting_that_it_tracks[train]"),
+    ),
+    "How to add a loss": (
+        Edit("tests/test_loss.py", "    \"focal\": lambda p:",
+             "    \"poly\": lambda p: -np.log(p) + 1 - p,\n    \"focal\": lambda p:", "tests/test_loss.py"),
+        Edit("pipeline/engine/choices.py", '    "focal": ',
+             '    "poly": lambda logits: loss.cross_entropies(logits) + 1 - logits.softmax(1),\n    "focal": ', TABLES),
+        Edit("pipeline/config/params.py", 'loss: Literal["cross_entropy", "focal"]',
+             'loss: Literal["cross_entropy", "focal", "poly"]', TABLES),
+        Edit("params.yaml", "# cross_entropy | focal;", "# cross_entropy | focal | poly;", WORDS),
+    ),
+}  # fmt: skip
+
+
+def section(heading: str) -> str:
+    """The text of a recipe."""
+    (text,) = re.findall(rf"^## {heading}\n(.*?)(?=^## )", (PROJECT / "CONTRIBUTING.md").read_text(), re.M | re.S)
+    return str(text)
+
+
+def followed(folder: Path, heading: str, forgotten: int = 0) -> Path:
+    """A copy of the project in which the recipe's test is written and its steps are done, but for one (from 1)."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listing, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.split("\0")
+    compiled = [str(path.relative_to(PROJECT)) for path in PROJECT.glob("pipeline/loader/__pycache__/*.nb?")]
+    for name in [*filter(None, names), *compiled]:
+        if (PROJECT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(PROJECT / name, folder / name, follow_symlinks=False)
+    for test in re.findall(r"```python\n(.*?)```", section(heading), re.S):
+        with (folder / "tests/test_schedule.py").open("a") as file:
+            file.write("\n\n" + re.sub(r"^   ", "", test, flags=re.M).rstrip() + "\n")
+    for number, edit in enumerate(RECIPES[heading], 1):
+        text = (folder / edit.file).read_text()
+        assert text.count(edit.old) == 1, edit
+        if number != forgotten:
+            (folder / edit.file).write_text(text.replace(edit.old, edit.new))
+    return folder
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return workspace.call(folder, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+
+
+@pytest.mark.parametrize("heading", RECIPES)
+def test_a_recipe_names_every_file_and_line(heading: str) -> None:
+    """A step that the tests below do has its file and its line, word for word, in the recipe."""
+    text = section(heading)
+    for edit in RECIPES[heading]:
+        line = rf"^\d\. .*`{edit.file}`(: the same line|.*{re.escape(edit.said)})"
+        assert re.search(line, text, re.M), edit
+
+
+@pytest.mark.slow("runs the tests that each recipe names at its end: up to three minutes a recipe")
+@pytest.mark.parametrize("heading", RECIPES)
+def test_a_recipe_ends_green(heading: str, tmp_path: Path) -> None:
+    """Whoever does its steps, and no more, passes the tests that it names, and the linters of Python."""
+    folder = followed(tmp_path / "project", heading)
+    (command,) = re.findall(r"Check: `python -m pytest ([^`]+)`", section(heading))
+    done = run(folder, *shlex.split(command))
+    assert done.returncode == 0, done.stdout
+    for linter in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]):
+        done = workspace.call(folder, sys.executable, "-m", *linter)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow("starts pytest in a copy of the project for each step of each recipe: a minute together")
+@pytest.mark.parametrize(
+    ("heading", "number"),
+    [(heading, number) for heading in RECIPES for number in range(1, len(RECIPES[heading]) + 1)],
+)
+def test_a_forgotten_step_is_noticed(heading: str, number: int, tmp_path: Path) -> None:
+    """Each step is needed: without it one of the tests that the recipe names fails."""
+    noticed = RECIPES[heading][number - 1].noticed
+    assert noticed.partition("::")[0] in section(heading)
+    done = run(followed(tmp_path / "project", heading, forgotten=number), noticed)
+    assert done.returncode == 1, done.stdout + done.stderr
