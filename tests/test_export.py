@@ -20,7 +20,7 @@ from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.data import originals, packed
 from pipeline.evaluation import onnx_check
-from pipeline.loader import augment
+from pipeline.loader import augment, center
 from pipeline.models import exported, network, onnx_export, onnx_file
 from pipeline.models.description import Description, View
 from tests.conftest import PROJECT, read_params, write_params
@@ -196,17 +196,76 @@ def test_a_model_that_torch_cannot_write_is_refused_with_the_remedy(monkeypatch:
         onnx_export.content(model, described)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "squeezenet1_1"])
-def test_other_models_give_the_same_logits(name: str, tmp_path: Path) -> None:
-    """Up to rounding, for any number of images, with torch and with onnxruntime."""
-    model, described = model_of(name)
+LARGE = pytest.mark.slow("a large model; make test has three small ones")
+
+
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [
+        ("resnet18", 64), ("mobilenet_v3_small", 64), ("squeezenet1_1", 64),
+        pytest.param("efficientnet_b0", 64, marks=LARGE),
+        pytest.param("convnext_tiny", 64, marks=LARGE), pytest.param("vit_b_16", 224, marks=LARGE),
+    ],
+)  # fmt: skip
+def test_other_models_give_the_same_logits(
+    name: str, side: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to rounding, for any number of images, with torch and with onnxruntime. No shape is computed in the graph, and
+    the bits are those of the graph that torch wrote, which computes some.
+    """
+    model, described = model_of(name, side)
+    fix_shapes = onnx_export.fix_shapes
+
+    def noting(graph: onnx.ModelProto) -> None:
+        onnx.save(graph, tmp_path / "before.onnx")
+        fix_shapes(graph)
+
+    monkeypatch.setattr(onnx_export, "fix_shapes", noting)
     (tmp_path / "model.onnx").write_bytes(onnx_export.content(model, described))
+    operators = {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
+    assert not operators & {"Shape", "Size", "ConstantOfShape", "Expand", "Range"}
     runtime = onnx_file.load(tmp_path / "model.onnx", 1)
-    pixels = np.random.default_rng(0).uniform(0, 255, (3, 3, 64, 64)).astype(np.float32)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    before = onnxruntime.InferenceSession(tmp_path / "before.onnx", options, providers=["CPUExecutionProvider"])
+    pixels = np.random.default_rng(0).uniform(0, 255, (3, 3, side, side)).astype(np.float32)
     with torch.inference_mode():
         expected = torch.log_softmax(exported.with_normalization(model.net)(torch.from_numpy(pixels)).double(), 1)
-    assert runtime.log_probabilities(pixels) == pytest.approx(expected.numpy(), abs=1e-5)
-    assert runtime.log_probabilities(pixels[:1]) == pytest.approx(expected[:1].numpy(), abs=1e-5)
+    for several in (pixels, pixels[:1]):
+        assert runtime.log_probabilities(several) == pytest.approx(expected[: len(several)].numpy(), abs=1e-5)
+        ours, theirs = (session.run(None, {"pixels": several})[0] for session in (runtime.session, before))
+        assert ours.tobytes() == theirs.tobytes()
+
+
+def by_opencv(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+    cv2 = pytest.importorskip("cv2", reason="needs OpenCV 5 (pip install opencv-python-headless)")
+    net = cv2.dnn.readNetFromONNX(OUTPUTS[0])
+    net.setInput(pixels)
+    logits: NDArray[np.float32] = net.forward()
+    return logits
+
+
+def by_openvino(pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+    openvino = pytest.importorskip("openvino", reason="needs OpenVINO (pip install openvino)")
+    compiled = openvino.Core().compile_model(OUTPUTS[0], "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    logits: NDArray[np.float32] = compiled(pixels)[0]
+    return logits
+
+
+@pytest.mark.slow("other programs, which make setup does not install")
+@pytest.mark.parametrize("program", [by_opencv, by_openvino])
+def test_every_test_image_gets_its_class_in_other_programs(
+    exporting: Path, monkeypatch: pytest.MonkeyPatch, program: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+) -> None:
+    """Programs that read ONNX by themselves read the file, and give the classes of the evaluation."""
+    monkeypatch.chdir(exporting)
+    config, view = params.load(), onnx_file.load(Path(OUTPUTS[0]), 1).view
+    data = packed.load(Path(config.paths.packed), Path(config.paths.split))
+    rows = data.rows("test")
+    boxes = center.eval_boxes(data.sizes[rows], view.packed_size, view.resize, view.crop)
+    pixels = np.stack([center.cut(data.images[row], box, view.crop) for row, box in zip(rows, boxes, strict=True)])
+    wanted = [line["prediction"] for line in files.read_csv(Path("metrics/predictions.csv"))]
+    assert [CLASSES[best] for best in program(pixels).argmax(1)] == wanted
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:

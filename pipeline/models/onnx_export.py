@@ -3,6 +3,8 @@
 The graph takes pixels of 0 to 255 and normalizes them itself. Nothing is computed here, because another kind of CPU
 could round in another way: the weights are those of model.safetensors, and only operators that move values are applied
 to constants. torch puts the path of the code and its own version into the graph; they are removed.
+
+No shape is computed inside: only the number of images is free. Not every program computes shapes (OpenCV does not).
 """
 
 import json
@@ -10,6 +12,7 @@ import logging
 import warnings
 from dataclasses import asdict
 
+import numpy as np
 import onnx
 import torch
 from onnxscript import optimizer
@@ -25,6 +28,7 @@ MOVING = frozenset({  # operators that round nothing
     "Transpose", "Unsqueeze",
 })  # fmt: skip
 BATCH = "batch"
+FREE = -1  # a side that follows from the number of images
 INPUT_FORM = "float32 [batch, 3, crop, crop]: RGB, 0 to 255, not normalized"
 REMEDY = "set evaluate.onnx: false, then dvc repro"
 
@@ -40,6 +44,7 @@ def content(model: ExportedModel, described: Description) -> bytes:
     except Exception as error:  # any error is possible inside torch's exporter
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(f"{named}: torch cannot write it as ONNX ({reason}); {REMEDY}") from None
+    fix_shapes(graph)
     clean(graph)
     notes = {
         "arithmetic": described.arithmetic,
@@ -57,6 +62,11 @@ def traced(model: ExportedModel) -> onnx.ModelProto:
     crop, logger = model.view.crop, logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
+    hooks = [
+        module.register_forward_pre_hook(as_contiguous)
+        for module in model.net.modules()
+        if isinstance(module, torch.nn.AdaptiveAvgPool2d)
+    ]
     try:
         with warnings.catch_warnings():  # about interfaces that torch and onnxscript use of each other
             warnings.simplefilter("ignore")
@@ -76,8 +86,65 @@ def traced(model: ExportedModel) -> onnx.ModelProto:
             optimizer.remove_unused_nodes(program.model)
     finally:
         logger.setLevel(level)
+        for hook in hooks:
+            hook.remove()
     proto: onnx.ModelProto = program.model_proto
     return proto
+
+
+def as_contiguous(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    """The input of a pooling in torch's usual order of values. For another order (ConvNeXt), torch would write the
+    output's addresses into the graph, computed from the number of images."""
+    return (inputs[0].contiguous(),)
+
+
+def fix_shapes(model: onnx.ModelProto) -> None:
+    """Replace each computed shape by a constant, in which the number of images is -1.
+
+    A shape with more than one free side stays. No value changes.
+    """
+    graph, inferred = model.graph, onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    sides = {
+        value.name: [
+            side.dim_value if side.HasField("dim_value") else FREE for side in value.type.tensor_type.shape.dim
+        ]
+        for value in (*inferred.value_info, *inferred.output)
+    }
+    constants = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
+    constants |= {name: [] for node in graph.node if node.op_type == "Constant" for name in node.output}
+    nodes = list[onnx.NodeProto]()
+    for node in graph.node:
+        shape = sides.get(node.output[0], [])
+        if node.op_type in ("Reshape", "Expand") and node.input[1] not in constants and shape.count(FREE) == 1:
+            name = f"{node.output[0]}.shape"
+            if node.op_type == "Reshape":
+                graph.initializer.append(onnx.numpy_helper.from_array(np.array(shape, np.int64), name))
+                node.input[1] = name
+                del node.attribute[:]  # allowzero: no side is 0
+            elif shape[0] == FREE and constants.get(node.input[0]) == [1, *shape[1:]]:
+                nodes += repeated(graph, node, len(shape))
+                continue
+        nodes.append(node)
+    del graph.node[:]
+    graph.node.extend(nodes)
+    optimizer.remove_unused_nodes(model)
+
+
+def repeated(graph: onnx.GraphProto, node: onnx.NodeProto, rank: int) -> list[onnx.NodeProto]:
+    """Nodes that give a constant once per image, as `node` (Expand) does: where true, the constant, else the image."""
+    (name,) = node.output
+    parts = {
+        "start": np.zeros(3, np.int64), "end": np.ones(3, np.int64), "axes": np.arange(1, 4),
+        "shape": np.array([FREE] + [1] * (rank - 1)), "true": np.ones([1] * rank, np.bool_),
+    }  # fmt: skip
+    graph.initializer.extend(onnx.numpy_helper.from_array(part, f"{name}.{key}") for key, part in parts.items())
+    return [
+        onnx.helper.make_node(
+            "Slice", [INPUT, *(f"{name}.{key}" for key in ("start", "end", "axes"))], [f"{name}.pixel"]
+        ),
+        onnx.helper.make_node("Reshape", [f"{name}.pixel", f"{name}.shape"], [f"{name}.each"]),
+        onnx.helper.make_node("Where", [f"{name}.true", node.input[0], f"{name}.each"], [name]),
+    ]
 
 
 def clean(model: onnx.ModelProto) -> None:
