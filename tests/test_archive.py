@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pipeline.base import files
 from pipeline.base.errors import UserError
-from pipeline.data.archive import unpack
+from pipeline.data.archive import DEEPEST, unpack
 from tests.helpers.sources import PHOTOS, contents, member, tar_bytes, zip_bytes
 
 UNPACKED = {name.removeprefix("top/"): content for name, content in PHOTOS.items()}
@@ -127,6 +127,18 @@ def test_nothing_lands_outside(content: bytes, name: str, what: str, tmp_path: P
     said = refusal(content, tmp_path)
     assert f"its entry {name!r} is " in said
     assert what in said
+
+
+@pytest.mark.parametrize("pack", [tar_bytes, zip_bytes])
+@pytest.mark.parametrize("depth", [DEEPEST + 1, 1500])
+def test_a_path_of_very_many_folders_is_refused(
+    pack: Callable[[dict[str, bytes]], bytes], depth: int, tmp_path: Path
+) -> None:
+    """Python makes such folders with a function that calls itself for each. The message has the begin of the path."""
+    said = refusal(pack({**PHOTOS, "a/" * depth + "a.jpg": b"x"}), tmp_path)
+    assert "its entry 'a/a/" in said
+    assert f"more than {DEEPEST} folders" in said
+    assert len(said) < 500
 
 
 def test_a_zip_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:

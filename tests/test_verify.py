@@ -275,9 +275,23 @@ def test_tensors_are_compared_by_their_bytes(tmp_path: Path) -> None:
     assert exported.tensor_differences(one, two).startswith("cannot be compared: ")
 
 
-@pytest.mark.parametrize("text", ["", "stages:\n", "stages:\n  train:\n    outs:\n    - path: models\n", "a: [\n"])
+ENTRY = "stages:\n  {}:\n    outs:\n    - path: {}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "stages:\n",
+        ENTRY.format("train", "models"),
+        "a: [\n",
+        ENTRY.format("train", "models") + "      md5: 123\n",
+        ENTRY.format("train", "7") + "      md5: abc\n",
+        ENTRY.format("7", "models") + "      md5: abc\n",
+    ],
+)
 def test_a_cut_lock_is_refused(tmp_path: Path, text: str) -> None:
-    """An empty or incomplete dvc.lock is refused with the remedy."""
+    """An empty or incomplete dvc.lock, and one with numbers for texts, is refused with the remedy."""
     (tmp_path / "dvc.lock").write_text(text)
     with pytest.raises(UserError, match=r"dvc.lock: not readable; restore it \(git checkout dvc.lock\)"):
         dvc_lock.read(tmp_path / "dvc.lock")

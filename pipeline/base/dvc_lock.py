@@ -27,13 +27,23 @@ def read(path: Path = LOCK) -> Claims:
     try:
         stages = YAML(typ="safe", pure=True).load(path)["stages"]
         return {
-            stage: {kind: {entry["path"]: entry["md5"] for entry in content.get(kind, [])} for kind in ("deps", "outs")}
+            _string(stage): {
+                kind: {_string(entry["path"]): _string(entry["md5"]) for entry in content.get(kind, [])}
+                for kind in ("deps", "outs")
+            }
             for stage, content in stages.items()
         }
     except FileNotFoundError:
         raise UserError(f"{path}: not found; it is written by the first run: dvc repro") from None
     except (YAMLError, ValueError, AttributeError, KeyError, TypeError, RecursionError, IsADirectoryError):
         raise UserError(f"{path}: not readable; restore it (git checkout {path.name}), or run the pipeline") from None
+
+
+def _string(value: Any) -> str:
+    """The value itself. Raises TypeError if it is no string: YAML takes digits without quotes for a number."""
+    if not isinstance(value, str):
+        raise TypeError
+    return value
 
 
 def params(path: Path = LOCK) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from pipeline.base.errors import UserError
 
 CHUNK = 1 << 20
 
+DEEPEST = 100  # folders in the path of an entry; Python and DVC fail at about a thousand
+
 ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 ZIP_ENCRYPTED = 1  # bit of an entry's flags
 # What the decoders raise for broken input. They also raise OSError: without a number (gzip, bz2), or for a wrong
@@ -128,6 +130,8 @@ def _relative_path(archive: Path, name: str) -> Path:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
         raise UserError(_bad_entry(archive, name, "named so that it would land outside the folder"))
+    if len(path.parts) - 1 > DEEPEST:
+        raise UserError(_bad_entry(archive, f"{name[:100]}…", f"in more than {DEEPEST} folders"))
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:  # tarfile gives bytes that are not UTF-8 as surrogates
