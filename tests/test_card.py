@@ -102,6 +102,24 @@ def test_no_name_of_a_class_is_a_mark(written: str) -> None:
     assert markdown.escaped("a|b\n`c` *d* [e]") == "a\\|b \\`c\\` \\*d\\* \\[e\\]"
 
 
+@pytest.mark.parametrize("name", [*reports.CLASSES[1:], "Gänse blümchen", "می‌خواهم", "👩‍🌾", "été 2 (grün)"])
+def test_an_ordinary_name_keeps_its_bytes(name: str) -> None:
+    """Letters of any script, and the joiners that some scripts and emoji have, stay as they are."""
+    assert markdown.escaped(name) == name
+
+
+def test_no_letter_of_a_name_hides_or_turns_others(tmp_path: Path) -> None:
+    """The card shows the numbers of control and direction characters, also of those in a class's name."""
+    for letter in "\u202e\u2066\u200f\u061c\u200b\ufeff\u00ad\x1b\x07\x7f\x9b\ud800":
+        assert markdown.escaped(f"a{letter}b") == f"a\\\\u{ord(letter):04x}b"
+    folder = make(tmp_path / "one")
+    for path in (folder / "data/split.csv", folder / "models/model.json", *(folder / "metrics").glob("*.csv")):
+        path.write_text(path.read_text().replace("daisy", "dai\u202esy"))
+    card = write(folder)
+    assert "\u202e" not in card
+    assert r"| dai\\u202esy |" in card
+
+
 def test_what_others_preprocessing_changes_is_said(folder: Path, written: str) -> None:
     """With the figures of export.json, and those of predictions.csv beside them."""
     rows = files.read_csv(folder / "metrics/predictions.csv")

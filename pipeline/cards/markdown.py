@@ -2,6 +2,7 @@
 
 import html
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 MOST_ROWS = 100  # of a table of classes
@@ -29,5 +30,15 @@ def in_words(names: Sequence[str]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text in which no letter is a mark of Markdown or HTML, in one line."""
-    return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
+    """Text in which no letter is a mark of Markdown or HTML, in one line, and none hides or turns others."""
+    return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", html.escape(visible(" ".join(text.split())), quote=False))
+
+
+def visible(text: str) -> str:
+    """Text with the numbers of its control and direction characters in their place, such as \\u202e."""
+    return "".join(f"\\u{ord(letter):04x}" if _is_unseen(letter) else letter for letter in text)
+
+
+def _is_unseen(letter: str) -> bool:
+    """Whether a letter is a control or format character. The two joiners stay: Persian words and emoji have them."""
+    return unicodedata.category(letter) in ("Cc", "Cf", "Cs") and letter not in "\u200c\u200d"
