@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+import torchvision
 import torchvision.transforms.v2.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +30,13 @@ def drawn(n: int, side: int, out: int, seed: int = 0) -> AugmentParams:
 def mixes(n: int, out: int) -> list[random_params.Mix]:
     """Mixup, and CutMix."""
     return [random_params.draw_mix(0, 0, n, out, 0.2, 0.0), random_params.draw_mix(0, 0, n, out, 0.0, 1.0)]
+
+
+def test_pixels_are_normalized_as_published_weights_expect() -> None:
+    """The mean and the standard deviation of ImageNet's pixels, as torchvision's weights state them."""
+    published = torchvision.models.ResNet18_Weights.DEFAULT.transforms()
+    assert augment.MEAN == tuple(published.mean) == (0.485, 0.456, 0.406)
+    assert augment.STD == tuple(published.std) == (0.229, 0.224, 0.225)
 
 
 @given(strength=st.floats(0, 1), seed=st.integers(0, 10**6))
