@@ -62,6 +62,10 @@ def seen(page: Path) -> dict[str, Any]:
                 role: chart.locator(f".{role} text").all_text_contents()
                 for role in ("role-title", "role-axis-label", "mark-text", "role-legend")
             }
+            | {
+                "lines": [path.get_attribute("d") for path in chart.locator(".mark-line path").all()],
+                "points": chart.locator(".mark-symbol.role-mark path").count(),
+            }
             | {"marks": chart.locator(".mark-rect path, .mark-line path, .mark-symbol path").count()}
             for chart in charts.all()
         ]
@@ -96,11 +100,20 @@ def test_the_confusion_matrix_has_shares(seen: dict[str, Any]) -> None:
     assert {"0.25", "0.75", "1.00"} <= set(seen["charts"][2]["mark-text"])
 
 
+def test_the_calibration_has_the_diagonal(seen: dict[str, Any]) -> None:
+    """A dashed line from the corner of no confidence and accuracy to that of all, and a point of each bin."""
+    (line,) = seen["charts"][5]["lines"]
+    (left, bottom), (right, top) = [tuple(map(float, point.split(","))) for point in line[1:].split("L")]
+    assert (left, top) == (0, 0)
+    assert right == bottom > 200
+    assert seen["charts"][5]["points"] == 2
+
+
 def test_templates_have_every_anchor_that_dvc_needs() -> None:
     """Each template of the project is JSON with DVC's place for the data, and dvc.yaml uses it."""
     used = (PROJECT / "dvc.yaml").read_text()
     templates = sorted((PROJECT / ".dvc/plots").glob("*.json"))
-    assert [path.stem for path in templates] == ["confusion_shares", "curve"]
+    assert [path.stem for path in templates] == ["calibration", "confusion_shares", "curve"]
     for path in templates:
         assert json.loads(path.read_text())["data"] == {"values": "<DVC_METRIC_DATA>"}
         assert f"template: {path.stem}\n" in used
