@@ -21,6 +21,7 @@ from pipeline.claims import pair, revisions
 from pipeline.claims.revisions import Revision, Table
 from pipeline.config import params
 from pipeline.config.params import Paths
+from pipeline.data.layout import columns, padded
 from pipeline.evaluation import metrics, significance
 
 HEAD = ("experiment", "validation (95 %)", "test (95 %)", "macro F1", "seconds", "images/s", "changed params")
@@ -77,12 +78,12 @@ def cells(revision: Revision, first: Revision, names: Sequence[str]) -> list[str
 
 def plain(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Rows as lines of a terminal; the last column is wrapped."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD) - 1)]
+    widths = [max(columns(row[column]) for row in rows) for column in range(len(HEAD) - 1)]
     room = max(WIDTH - sum(widths) - 2 * len(widths), NARROWEST)
     for row in rows:
-        head = "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False))
+        head = "  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=False))
         for number, part in enumerate(textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]):
-            yield f"{head if number == 0 else ' ' * len(head)}  {part}".rstrip()
+            yield f"{head if number == 0 else ' ' * columns(head)}  {part}".rstrip()
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:

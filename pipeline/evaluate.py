@@ -21,6 +21,7 @@ from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config.params import Params
 from pipeline.data import packed
+from pipeline.data.layout import columns, padded
 from pipeline.data.packed import Packed
 from pipeline.engine import agreement, determinism, distributed, rendezvous, watchdog
 from pipeline.engine.world import World
@@ -76,12 +77,12 @@ def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[
 
 def table(figures: Mapping[str, float], by_class: Sequence[ClassFigures]) -> str:
     """The figures of eval.json and per_class.csv as a table to be read."""
-    width = max(len(name) for name in [*(row.name for row in by_class), "class"])
+    width = max(columns(name) for name in [*(row.name for row in by_class), "class"])
     return "\n".join(
         [
             f"{'class':{width}}  precision  recall     f1  images",
             *(
-                f"{row.name:{width}}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.images:6d}"
+                f"{padded(row.name, width)}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.images:6d}"
                 for row in by_class
             ),
             f"test accuracy {figures['accuracy']:.3f} (95 %: {figures['accuracy_low']:.3f} to "

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from pipeline import compare, evaluate
 from pipeline.data import split_report
-from pipeline.data.layout import Layout
+from pipeline.data.layout import Layout, columns
+from pipeline.evaluation import metrics
 
 
 def report(classes: dict[str, tuple[int, int, int, int]], *excluded: tuple[str, str], **counts: Any) -> list[str]:
@@ -51,6 +53,33 @@ def test_balanced_classes_need_no_advice() -> None:
     assert report({"a": (30, 1, 1, 0), "b": (10, 1, 1, 0)})[-1] == (
         "train: the largest class (a, 30) has 3.0 times the images of the smallest (b, 10)"
     )
+
+
+@pytest.mark.parametrize(
+    ("large", "expected"),
+    [(1001, "about as many images as"), (1100, "10 % more images than"), (1994, "99 % more images than"),
+     (2000, "2.0 times the images of")],
+)  # fmt: skip
+def test_a_small_ratio_is_said_in_percent(large: int, expected: str) -> None:
+    """ "1.1 times" reads as if it were much more."""
+    line = report({"a": (large, 1, 1, 0), "b": (1000, 1, 1, 0)})[-1]
+    assert line == f"train: the largest class (a, {large:,}) has {expected} the smallest (b, 1,000)"
+
+
+WIDE = {"abc": 3, "郁金香": 6, "ひまわり": 8, "튤립": 4, "🌷": 2, "rose\u0301": 4, "ｗ": 2, "ﾊﾞﾗ": 3, "פרח": 3}
+
+
+def test_tables_are_straight_with_letters_of_all_widths() -> None:
+    """What a terminal draws in two columns counts as two, and what it draws over another letter as none."""
+    assert {name: columns(name) for name in WIDE} == WIDE
+    split = report({name: (100 - k, 1, 1, 0) for k, name in enumerate(WIDE)})[2:-1]
+    figures = dict.fromkeys(
+        ("accuracy", "accuracy_low", "accuracy_high", "balanced_accuracy", "macro_f1", "nll", "ece"), 0
+    )
+    tested = evaluate.table(figures, [metrics.ClassFigures(name, 9, 0.5, 0.5, 0.5) for name in WIDE]).splitlines()[:-1]
+    compared = list(compare.plain([[name, "0.5", *[""] * 4, "train.lr=1"] for name in WIDE]))
+    for table in (split, tested, compared):
+        assert len({columns(line) for line in table}) == 1
 
 
 def test_a_list_is_cut_only_if_it_gets_shorter() -> None:

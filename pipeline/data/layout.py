@@ -92,6 +92,17 @@ def in_one_line(name: str) -> str:
     return name if name.isprintable() else ascii(name)
 
 
+def columns(text: str) -> int:
+    """How many columns of a terminal a text takes: a Chinese letter takes two, an emoji too, an accent none."""
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return len(text) + wide - sum(unicodedata.category(letter) in ("Mn", "Me", "Cf") for letter in text)
+
+
+def padded(text: str, width: int) -> str:
+    """The text with spaces behind it, so that it takes so many columns."""
+    return text + " " * (width - columns(text))
+
+
 def as_list(splits: tuple[str, ...] = SPLITS) -> str:
     """Names in a sentence: `train, val and test`."""
     return " and ".join(filter(None, [", ".join(splits[:-1]), splits[-1]]))

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.data import split_table
-from pipeline.data.layout import Layout, are, as_list, in_one_line, named
+from pipeline.data.layout import Layout, are, as_list, columns, in_one_line, named, padded
 from pipeline.data.split_table import SPLITS
 
 LARGEST, SMALLEST = 12, 4  # classes that are shown of a long list
-WIDEST = 40  # characters of a name in a table
+WIDEST = 40  # columns of a name in a table
 FEW_TESTED = 30  # test images; below, 95 % intervals are wider than ± 14 points around an accuracy of 0.8
 UNBALANCED = 3  # the ratio of the largest to the smallest class from which there is a hint
 
@@ -94,19 +94,23 @@ def _table(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     """A table of the images per class and split, the largest class first. Of a long list the middle is cut out."""
     order = sorted(classes, key=lambda label: (-_kept(classes[label]), label))
     shown = order if len(order) <= LARGEST + SMALLEST + 1 else [*order[:LARGEST], *order[-SMALLEST:]]
-    width = max(len(_short(label)) for label in [*shown, "class"])
-    columns = (*SPLITS, "excluded")
-    yield f"{'class':{width}}  " + "  ".join(f"{column:>8}" for column in columns)
+    width = max(columns(_short(label)) for label in [*shown, "class"])
+    parts = (*SPLITS, "excluded")
+    yield f"{'class':{width}}  " + "  ".join(f"{part:>8}" for part in parts)
     for number, label in enumerate(shown):
         if number == LARGEST and len(shown) < len(order):
             yield f"… {len(order) - len(shown):,} more classes, all in images.csv; the smallest:"
-        yield f"{_short(label):{width}}  " + "  ".join(f"{classes[label][column]:8,}" for column in columns)
+        yield f"{padded(_short(label), width)}  " + "  ".join(f"{classes[label][part]:8,}" for part in parts)
 
 
 def _short(label: str) -> str:
     """A name that fits into a table and into one line."""
     name = in_one_line(label)
-    return name if len(name) <= WIDEST else f"{name[: WIDEST - 1]}…"
+    if columns(name) <= WIDEST:
+        return name
+    while columns(name) >= WIDEST:
+        name = name[:-1]
+    return f"{name}…"
 
 
 def _kept(by_split: Mapping[str, int]) -> int:
@@ -122,9 +126,13 @@ def _balance(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
         return
     ratio = sizes[large] / sizes[small]
     advice = "; train.class_weights: balanced counts the small classes more" if ratio > UNBALANCED else ""
+    if round(100 * ratio) == 100:
+        compared = "about as many images as"
+    else:
+        compared = f"{ratio:.1f} times the images of" if ratio >= 2 else f"{100 * ratio - 100:.0f} % more images than"
     yield (
-        f"train: the largest class ({_short(large)}, {sizes[large]:,}) has {ratio:.1f} times the images of the "
-        f"smallest ({_short(small)}, {sizes[small]:,}){advice}"
+        f"train: the largest class ({_short(large)}, {sizes[large]:,}) has {compared} the smallest "
+        f"({_short(small)}, {sizes[small]:,}){advice}"
     )
 
 

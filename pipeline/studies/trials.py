@@ -14,6 +14,7 @@ from pipeline.base.errors import UserError
 from pipeline.config import document, params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
+from pipeline.data.layout import columns, padded
 from pipeline.evaluation import metrics
 from pipeline.studies import experiments
 from pipeline.studies.ranges import Sweep, Trial
@@ -180,9 +181,9 @@ def shown_table(best_first: Sequence[Done]) -> str:
         [f"{rank}." if rank else "–", f"{done.trial.number}", *short(done), described(done.trial.values)]
         for rank, done in zip(ranks(best_first), best_first, strict=True)
     ]
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head) - 1)]
+    widths = [max(columns(row[column]) for row in [head, *rows]) for column in range(len(head) - 1)]
     lines = [
-        "  ".join([f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)] + row[-1:])
+        "  ".join([padded(cell, width) for cell, width in zip(row, widths, strict=False)] + row[-1:])
         for row in [head, *rows]
     ]
     return "\n".join(line.rstrip() for line in lines)
