@@ -9,34 +9,42 @@ import tempfile
 from pathlib import Path
 
 from pipeline import stage
+from pipeline.base import locks
 from pipeline.base.errors import Stopped, UserError
 from pipeline.config import machine, validity
 from pipeline.config.params import Arithmetic, Params, Run, Train
 from pipeline.engine import environment
 from pipeline.engine.distributed import ENDED_NOTE
 from pipeline.engine.forwarding import FORWARDED
-from pipeline.engine.launchers import LAUNCHERS
+from pipeline.engine.launchers import LAUNCHERS, NodeLost
 from pipeline.models import description, timm_models
 
 STAGES = ("train", "evaluate")
 
 
-def with_restarts(module: str, run: Run) -> None:
+def with_restarts(module: str, run: Run, runs: Path) -> None:
     """Start the processes; after a failure start them again, at most `run.max_restarts` times.
 
-    There is no restart after a signal to stop. Raises UserError for the last failure, and Stopped if the processes
-    leave a note that they were asked to stop.
+    There is no restart after a signal to stop, or if a node is lost. Raises UserError for the last failure, and Stopped
+    if the processes leave a note that they were asked to stop. Under Slurm the notes are in `runs`: all nodes see it.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    place = runs if run.launcher == "slurm" else None
+    if place:
+        place.mkdir(parents=True, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="launch-", dir=place, ignore_cleanup_errors=True) as folder,
+        locks.held(Path(folder), "waits for its processes here"),  # make clean-runs leaves it alone
+    ):
         stopped, ended = Path(folder) / "stopped", Path(folder) / "ended"
         for restart in range(run.max_restarts + 1):
             os.environ |= {stage.STOPPED_NOTE: str(stopped), ENDED_NOTE: str(ended)}
-            ended.unlink(missing_ok=True)
+            for note in Path(folder).glob("ended*"):
+                note.unlink()
             try:
                 LAUNCHERS[run.launcher](module, run)
             except UserError as failure:
                 # A process that is asked to stop while it starts has nothing to save, and so leaves no note.
-                if not stopped.exists() and (FORWARDED or restart == run.max_restarts):
+                if not stopped.exists() and (FORWARDED or restart == run.max_restarts or isinstance(failure, NodeLost)):
                     raise
                 print(f"launch: {failure}", file=sys.stderr)
             else:
@@ -99,7 +107,8 @@ def main() -> int:
         set_variables(config.train, trained_arithmetic(models) if name == "evaluate" else config.train.arithmetic)
         check_apex(config.train)
         timm_models.check(config.train)
-        with_restarts(f"pipeline.{name}", on_this_node(config.run) if name == "evaluate" else config.run)
+        run = on_this_node(config.run) if name == "evaluate" else config.run
+        with_restarts(f"pipeline.{name}", run, Path(config.paths.runs))
 
     return stage.main(name, start)
 

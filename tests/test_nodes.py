@@ -4,15 +4,12 @@ A node is a folder on this machine with its own params and data. The agents are 
 """
 
 import os
+import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ import psutil
 import pytest
 
 from pipeline.engine import rendezvous
-from tests.helpers import starts
+from tests.helpers import slurm, starts
 from tests.helpers.trainings import wait_for
 from tests.test_train import launch, outputs, small_world
 
@@ -200,88 +197,41 @@ def test_slurm_outside_a_job_is_refused(inside: dict[str, str], tmp_path: Path) 
     assert stopped.returncode == 1
 
 
-SLURM_CONF = """
-ClusterName=perennial
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={controller_port}
-SlurmdPort={daemon_port}
-AuthType=auth/none
-CredType=cred/none
-SlurmUser=root
-SlurmdUser=root
-SlurmdParameters=config_overrides
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
-KillWait=5
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-MpiDefault=none
-SchedulerType=sched/builtin
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
-PartitionName=main Nodes=ALL Default=YES State=UP
-"""
-
-
-@contextmanager
-def slurm_cluster(folder: Path) -> Iterator[dict[str, str]]:
-    """A Slurm cluster of this machine, with two processors. Yields the environment that its commands need.
-
-    It has no authentication (auth/none), so it runs only during the block.
-    """
-    for name in ("state", "spool"):
-        (folder / name).mkdir(parents=True)
-    environment = {"SLURM_CONF": str(folder / "slurm.conf")}
-    (folder / "slurm.conf").write_text(
-        SLURM_CONF.format(
-            host=socket.gethostname().partition(".")[0],
-            folder=folder, controller_port=free_port(), daemon_port=free_port(),
-        )
-    )  # fmt: skip
-    daemons = []
-    try:
-        for command in ("slurmctld", "slurmd"):
-            with (folder / f"{command}.log").open("w") as log:
-                daemons.append(
-                    subprocess.Popen([command, "-D"], env={**os.environ, **environment}, stdout=log, stderr=log)
-                )
-        while "idle" not in command_output(["sinfo", "--noheader", "--format=%T"], environment):
-            assert [daemon.poll() for daemon in daemons] == [None, None], (folder / "slurmd.log").read_text()
-            time.sleep(0.2)
-        yield environment
-    finally:
-        command_output(["scancel", "--user=root"], environment)
-        while command_output(["squeue", "--noheader"], environment):  # jobs that a failed test left
-            time.sleep(0.2)
-        for daemon in reversed(daemons):
-            daemon.terminate()
-            daemon.wait()
-
-
-def command_output(command: list[str], environment: dict[str, str]) -> str:
-    return subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    ).stdout
+SUBMIT = ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
 
 
 @pytest.mark.slow("a cluster that has to start; make test gives two processes the variables that srun gives")
 def test_a_real_slurm_writes_the_bytes_of_torchrun(one_node: dict[str, str], tmp_path: Path) -> None:
-    """In jobs of sbatch and salloc on a real cluster, srun starts two tasks. They write the bytes of torchrun."""
-    absent = [name for name in ("slurmctld", "slurmd", "srun", "sbatch") if shutil.which(name) is None]
-    if absent:
-        pytest.skip(f"needs Slurm (apt-get install slurm-wlm): no {', '.join(absent)}")
-    if os.geteuid() != 0:
-        pytest.skip("needs to be root, as Slurm's daemons are here")
-    batch, allocated = (small_world(tmp_path / name, **TWO, run__launcher="slurm") for name in ("batch", "allocated"))
-    in_a_batch = ["sbatch", "--wait", "--ntasks=2", "--output=job.log", f"--wrap={shlex.join(TRAIN)}"]
-    with slurm_cluster(tmp_path / "slurm") as environment:
-        submitted = start(batch, in_a_batch, **environment)
+    """In jobs of sbatch (one node) and salloc (two) of a real cluster, srun starts two tasks. They write the bytes of
+    torchrun.
+    """
+    batch = small_world(tmp_path / "batch", **TWO, run__launcher="slurm")
+    allocated = small_world(tmp_path / "allocated", **TWO, run__launcher="slurm", run__nodes=2)
+    in_a_batch = ["sbatch", "--wait", "--ntasks=2", "--nodes=1", "--output=job.log", f"--wrap={shlex.join(TRAIN)}"]
+    with slurm.cluster(tmp_path / "slurm") as (node, _):
+        submitted = start(batch, [*node.enter, "env", f"--chdir={batch}", *in_a_batch])
         submitted.communicate()
         assert submitted.returncode == 0, (batch / "job.log").read_text()
-        finish(start(allocated, ["salloc", "--ntasks=2", *TRAIN], **environment))
+        finish(start(allocated, [*node.enter, "env", f"--chdir={allocated}", "salloc", *SUBMIT, *TRAIN]))
     assert outputs(batch) == one_node
     assert outputs(allocated) == one_node
+
+
+@pytest.mark.slow("a cluster that has to start, and the waits of a cut cable; nothing shorter shows srun waiting")
+def test_a_cut_cable_ends_the_job(tmp_path: Path) -> None:
+    """Two nodes of a real Slurm. The cable between them is cut: the job ends, although srun would wait for ever."""
+    folder = small_world(
+        tmp_path / "world", **{**TWO, "train__epochs": 4000}, run__launcher="slurm", run__nodes=2,
+        run__timeout_seconds=10, run__max_restarts=1,
+    )  # fmt: skip
+    log = folder / "job.log"
+    with slurm.cluster(tmp_path / "slurm") as (node, other):
+        node.output("sbatch", *SUBMIT, f"--chdir={folder}", f"--output={log}", f"--wrap={shlex.join(TRAIN)}")
+        wait_for(lambda: log.exists() and "epoch 2/" in log.read_text(), "no epoch")
+        other.output("ip", "link", "set", "eth0", "down")
+        wait_for(lambda: "RUNNING" not in node.output("squeue", "--noheader", "--format=%T"), "the job goes on")
+    said = log.read_text()
+    assert "process 1 of 2" in said
+    assert re.search(r"train: srun \(pid \d+\)", said)
+    assert "launch: restart" not in said
+    assert not list(folder.glob("runs/launch-*"))

@@ -18,7 +18,7 @@ from benchmarks.faults import frozen
 from pipeline.config import params
 from pipeline.engine import launchers
 from pipeline.engine import watchdog as frozen_processes
-from pipeline.engine.distributed import ENDED_NOTE
+from pipeline.engine.distributed import ENDED_NOTE, FAILED, run_process
 from pipeline.engine.watchdog import Silence, Watch, stopped
 from tests.conftest import on_cpu
 from tests.helpers.trainings import LONG, gone, messages, rank_processes, start, wait_for, wait_for_epoch
@@ -90,6 +90,33 @@ def test_the_order_of_exits_names_nobody(
     watch = Watch(dict, 1)
     watch.close()
     assert launchers.first_to_end(codes, watch, run) == "process 1 of 2 ended with signal SIGKILL; see above"
+
+
+@pytest.mark.parametrize("note", ["ended", f"ended{FAILED}"])
+def test_srun_is_not_waited_for_after_a_failure(note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An srun that goes on after a process has noted its failure is killed. Without a note it is waited for."""
+    monkeypatch.setenv(ENDED_NOTE, str(tmp_path / "ended"))
+    monkeypatch.setattr(launchers, "SRUN_SECONDS", 1)
+    seconds = {1.5: 0, 1000: -signal.SIGKILL}
+    for duration, status in seconds.items():
+        with subprocess.Popen(["sleep", str(duration)]) as process:
+            watch = Watch(lambda pid=process.pid: {"srun": pid}, 1000, waits=False)  # type: ignore[misc]
+            if status:
+                (tmp_path / note).touch()
+                with pytest.raises(launchers.NodeLost, match=rf"srun \(pid {process.pid}\)"):
+                    launchers._wait_for_srun(process, watch)
+            else:
+                assert launchers._wait_for_srun(process, watch) == 0
+            watch.close()
+        assert process.returncode == status
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_process_notes_that_it_failed(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose work fails leaves a note for its launcher, beside that of the processes that leave with it."""
+    monkeypatch.setenv(ENDED_NOTE, str(tmp_path / "ended"))
+    assert run_process(lambda: status) == status
+    assert [path.name for path in tmp_path.iterdir()] == [f"ended{FAILED}"] * status
 
 
 def test_a_silent_listener_at_the_rendezvous_ends_the_launcher(tmp_path: Path) -> None:

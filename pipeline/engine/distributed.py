@@ -23,6 +23,7 @@ from pipeline.engine.world import World, launched
 
 T = TypeVar("T")
 ENDED_NOTE = "PERENNIAL_ENDED_NOTE"  # names the launcher's file for the rank of the process that ended first
+FAILED = "-failed"  # added to that name: a file that says only that a process failed by itself
 PEER_DIED = 76  # exit status of a process that leaves because another one died
 
 
@@ -79,14 +80,21 @@ def process_group(world: World, timeout_seconds: int, launcher_store: Store) -> 
 
 
 def run_process(work: Callable[[], int]) -> int:
-    """The exit status of `work`. If `work` failed inside `process_group`, the process ends here at once."""
+    """The exit status of `work`. If `work` failed inside `process_group`, the process ends here at once.
+
+    A failure is noted for the launcher, which may not see this process's end: see launchers.slurm.
+    """
+    status = 1
     try:
         status = work()
     except Exception:
         if not dist.is_initialized():
             raise
         traceback.print_exc()
-        status = 1
+    finally:
+        if status and (note := os.environ.get(ENDED_NOTE)):
+            with suppress(OSError):
+                Path(note + FAILED).touch()
     if dist.is_initialized():
         with suppress(OSError):
             sys.stdout.flush()

@@ -31,6 +31,12 @@ from pipeline.engine.distributed import ENDED_NOTE, PEER_DIED
 from pipeline.engine.forwarding import supervised
 from pipeline.engine.watchdog import Watch
 
+SRUN_SECONDS = 15  # in which srun ends its other processes after a failure; SIGKILL does not wait for KillWait
+
+
+class NodeLost(UserError):
+    """A node of this Slurm job does not answer. Another start in this job would wait for its nodes for ever."""
+
 
 def torchrun(module: str, run: Run) -> None:
     """Start this node's processes of `python -m module` with torchrun's agent, in this process.
@@ -162,7 +168,10 @@ def _run_module(rank: int, module: str, shared: dict[str, str]) -> None:
 
 
 def slurm(module: str, run: Run) -> None:
-    """Start the processes with srun in this Slurm job. Raises UserError outside a job, or if a process failed."""
+    """Start the processes with srun in this Slurm job. Raises UserError outside a job, or if a process failed.
+
+    NodeLost if the end of a process is not known because its node cannot be reached.
+    """
     if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
         raise UserError(
             "run.launcher: 'slurm' needs a Slurm job and srun (found: none); start it in one: sbatch or salloc with "
@@ -172,9 +181,26 @@ def slurm(module: str, run: Run) -> None:
         subprocess.Popen([*srun(run, os.environ), sys.executable, "-m", module]) as process,
         supervised(lambda: {"srun": process.pid}, run.timeout_seconds, waits=False) as watch,
     ):
-        code = process.wait()
+        code = _wait_for_srun(process, watch)
     if code:
         raise UserError("; ".join(watch.named.values()) or f"srun ended with {_status(code)}; see above")
+
+
+def _wait_for_srun(process: subprocess.Popen[bytes], watch: Watch) -> int:
+    """The exit status of srun. It is killed if it goes on for SRUN_SECONDS after one of its processes has failed.
+
+    srun then ends the others, and waits for their end. Over a cut cable it would wait for ever, and the job with it.
+    Raises NodeLost if it was killed.
+    """
+    note, waited = Path(os.environ[ENDED_NOTE]), 0
+    while waited < SRUN_SECONDS:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(1)
+        # By listing the folder: over NFS a file of another node can be invisible for a minute under its own name.
+        waited += any(note.parent.glob(f"{note.name}*"))
+    watch.end("srun", f"waited {waited} s for a node that does not answer, after a process had failed (see above)")
+    process.wait()
+    raise NodeLost(f"{watch.named['srun']}; submit the job again, on nodes that reach each other")
 
 
 def srun(run: Run, environ: Mapping[str, str]) -> list[str]:
