@@ -71,8 +71,8 @@ def section(heading: str) -> str:
     return str(text)
 
 
-def followed(folder: Path, heading: str, forgotten: int = 0) -> Path:
-    """A copy of the project in which the recipe's test is written and its steps are done, but for one (from 1)."""
+def copied(folder: Path) -> Path:
+    """A copy of the project as it is now, with numba's compiled code."""
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listing, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.split("\0")
     compiled = [str(path.relative_to(PROJECT)) for path in PROJECT.glob("pipeline/loader/__pycache__/*.nb?")]
@@ -80,6 +80,11 @@ def followed(folder: Path, heading: str, forgotten: int = 0) -> Path:
         if (PROJECT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(PROJECT / name, folder / name, follow_symlinks=False)
+    return folder
+
+
+def follow(folder: Path, heading: str, forgotten: int = 0) -> None:
+    """Write the recipe's test into a copy of the project, and do its steps, but for one (from 1)."""
     for test in re.findall(r"```python\n(.*?)```", section(heading), re.S):
         with (folder / "tests/test_schedule.py").open("a") as file:
             file.write("\n\n" + re.sub(r"^   ", "", test, flags=re.M).rstrip() + "\n")
@@ -88,7 +93,6 @@ def followed(folder: Path, heading: str, forgotten: int = 0) -> Path:
         assert text.count(edit.old) == 1, edit
         if number != forgotten:
             (folder / edit.file).write_text(text.replace(edit.old, edit.new))
-    return folder
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -104,13 +108,16 @@ def test_a_recipe_names_every_file_and_line(heading: str) -> None:
         assert re.search(line, text, re.M), edit
 
 
-@pytest.mark.slow("runs the tests that each recipe names at its end: up to three minutes a recipe")
-@pytest.mark.parametrize("heading", RECIPES)
-def test_a_recipe_ends_green(heading: str, tmp_path: Path) -> None:
-    """Whoever does its steps, and no more, passes the tests that it names, and the linters of Python."""
-    folder = followed(tmp_path / "project", heading)
-    (command,) = re.findall(r"Check: `python -m pytest ([^`]+)`", section(heading))
-    done = run(folder, *shlex.split(command))
+@pytest.mark.slow("runs the tests that the recipes name at their ends, and the linters of Python: three minutes")
+def test_the_recipes_end_green(tmp_path: Path) -> None:
+    """Whoever does the steps of all recipes, and no more, passes the tests that they name."""
+    folder = copied(tmp_path / "project")
+    tests = dict[str, None]()
+    for heading in RECIPES:
+        follow(folder, heading)
+        (command,) = re.findall(r"Check: `python -m pytest ([^`]+) -m \"not slow\"`", section(heading))
+        tests |= dict.fromkeys(shlex.split(command))
+    done = run(folder, *tests, "-m", "not slow")
     assert done.returncode == 0, done.stdout
     for linter in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]):
         done = workspace.call(folder, sys.executable, "-m", *linter)
@@ -126,5 +133,6 @@ def test_a_forgotten_step_is_noticed(heading: str, number: int, tmp_path: Path) 
     """Each step is needed: without it one of the tests that the recipe names fails."""
     noticed = RECIPES[heading][number - 1].noticed
     assert noticed.partition("::")[0] in section(heading)
-    done = run(followed(tmp_path / "project", heading, forgotten=number), noticed)
+    follow(folder := copied(tmp_path / "project"), heading, forgotten=number)
+    done = run(folder, noticed)
     assert done.returncode == 1, done.stdout + done.stderr
