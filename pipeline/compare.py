@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.base import files
-from pipeline.base.errors import exit_status
+from pipeline.base.errors import exit_status, without_secrets
 from pipeline.claims import pair, revisions
 from pipeline.claims.revisions import Revision, Table
 from pipeline.config import params
@@ -47,7 +47,7 @@ def settings(revision: Revision, first: Revision, names: Sequence[str]) -> str:
 
 
 def _value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool | None) else str(value)
+    return str(value).lower() if isinstance(value, bool | None) else without_secrets(str(value))
 
 
 def share(accuracy: float | None, images: int) -> str:

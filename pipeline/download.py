@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pipeline import stage
 from pipeline.base import files
+from pipeline.base.errors import without_secrets
 from pipeline.config.params import Params
 from pipeline.data import archive, fetch, inbox, originals, synthetic
 
@@ -47,10 +48,10 @@ def bring_images(config: Params, images: Path) -> str:
     """
     data = config.data
     if data.source == "archive":
-        path = fetch.obtain_archive(data.url, data.sha256, Path(config.paths.archives))
+        path = fetch.obtain_archive(data.url, data.sha256, Path(config.paths.archives), most=data.max_bytes)
         with files.atomic_folder(images) as folder:
             archive.unpack(path, folder, data.max_files, data.max_bytes)
-        return data.url
+        return without_secrets(data.url)
     if data.source == "inbox":
         with files.atomic_folder(images) as folder:
             inbox.copy(Path(config.paths.inbox), folder)

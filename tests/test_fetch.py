@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -53,7 +54,80 @@ def test_a_download_says_where_it_is(
         fetch.download(url, tmp_path / "got", BODY_SHA256, NO_WAITS)
     first, *others = capfd.readouterr().err.splitlines()
     assert first == f"download: getting {url}"
-    assert re.fullmatch(r"download: [\d.]+ of 0\.3 MB, [\d.,]+ MB/s", others[0])
+    assert re.fullmatch(r"download: [\d.]+ of 0\.3 MB, [\d.,]+ MB/s, \d+ s", others[0])
+
+
+def test_a_silent_download_says_that_it_lives(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the server sends less than one block, lines come: the server ends its answer after two of them."""
+    monkeypatch.setattr(fetch, "LINE_SECONDS", 0)
+    said: list[str] = []
+
+    def answer(request: BaseHTTPRequestHandler, n: int) -> None:
+        reply(request, BODY[:1], length=len(BODY))
+        for _ in range(2000):
+            said.extend(capfd.readouterr().err.splitlines())
+            if len(said) > 2:
+                break
+            time.sleep(0.01)
+        request.wfile.write(BODY[1:])
+
+    with server(answer) as (url, _):
+        fetch.download(url, tmp_path / "got", BODY_SHA256, NO_WAITS)
+    assert said[-1].startswith("download: 0.0 of 0.3 MB, ")
+
+
+@pytest.mark.parametrize("length", [None, len(BODY)], ids=["no length", "length"])
+def test_a_download_that_is_too_long_ends(tmp_path: Path, length: int | None) -> None:
+    """A body of more than data.max_bytes, which may be without end, is refused with the key, and nothing is kept."""
+
+    def answer(request: BaseHTTPRequestHandler, n: int) -> None:
+        request.send_response(200)
+        if length:
+            request.send_header("Content-Length", str(length))
+        request.end_headers()
+        with suppress(OSError):
+            while True:
+                request.wfile.write(BODY)
+
+    with server(answer) as (url, asked), pytest.raises(UserError, match=r"^data\.max_bytes: .* 1000 bytes.*allowed: "):
+        fetch.obtain_archive(url, BODY_SHA256, tmp_path, NO_WAITS, 1000)
+    assert len(asked) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_length_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    """An answer whose header cannot be read ends in a line with the key, and no file."""
+
+    def answer(request: BaseHTTPRequestHandler, n: int) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", "abc")
+        request.end_headers()
+
+    with server(answer) as (url, _), pytest.raises(UserError, match=r"^data\.url: .*abc.*set data.url: file:///"):
+        fetch.download(url, tmp_path / "got", BODY_SHA256, NO_WAITS)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("status", [200, 404, 503])
+def test_no_password_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str], status: int) -> None:
+    """The server gets the user's name and password, and the token of the query; no message and no line has them."""
+    got: list[tuple[str, str | None]] = []
+
+    def answer(request: BaseHTTPRequestHandler, n: int) -> None:
+        got.append((request.path, request.headers["Authorization"]))
+        reply(request, BODY if status == 200 else b"", status)
+
+    with server(answer) as (url, _):
+        secret = url.replace("://", "://anna:pass%40w0rd@") + "?token=w0rd"
+        with pytest.raises(UserError) as caught:
+            fetch.download(secret, tmp_path / "got", "0" * 64, NO_WAITS)
+    assert got[0] == ("/photos.tgz?token=w0rd", "Basic YW5uYTpwYXNzQHcwcmQ=")
+    said = str(caught.value) + capfd.readouterr().err
+    assert url in said.replace("…@", "")
+    assert "w0rd" not in said
+    assert "anna" not in said
 
 
 def test_the_waits_grow() -> None:
@@ -131,7 +205,7 @@ def test_a_killed_download_leaves_nothing_and_the_next_one_succeeds(tmp_path: Pa
             reply(request, BODY)
 
     archives = tmp_path / "archives"
-    with server(answer) as (url, _):
+    with server(answer) as (url, asked):
         code = (
             f"from pathlib import Path; from pipeline.data.fetch import *; obtain_archive({url!r}, {digest!r}, Path())"
         )
@@ -140,7 +214,7 @@ def test_a_killed_download_leaves_nothing_and_the_next_one_succeeds(tmp_path: Pa
             [sys.executable, "-c", code], cwd=archives, env={**os.environ, "PYTHONPATH": str(PROJECT)}
         )
         partial = archives / f".{digest}.partial"
-        while not partial.exists():
+        while not (partial.exists() and asked):
             assert child.poll() is None
             time.sleep(0.01)
         child.kill()

@@ -148,6 +148,8 @@ def test_params_are_frozen() -> None:
     [
         ({"train__parallel": "ddpp"},
          "train.parallel: 'ddpp' is not allowed; allowed: single, dp, ddp, apex_ddp, elastic"),
+        ({"data__url": "http://a:b@c.de/f?t=1"},
+         "data.url: 'http://…@c.de/f?…' is not allowed; allowed: an https:// or file:// address"),
         ({"train__lr": "0.1"}, "train.lr: '0.1' is not allowed; allowed: a number"),
         ({"train__lr": 0}, "train.lr: 0 is not allowed; allowed: greater than 0"),
         ({"train__lr": float("nan")}, "train.lr: nan is not allowed; allowed: a finite number"),

@@ -47,6 +47,17 @@ NO_MEMORY = re.compile(
 OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
 
 
+# The part of an address between :// and @, and what is behind a question mark: they may hold a password or a token.
+# A password with a slash, which an address cannot have, ends at the last @.
+USER = re.compile(r"(?<=://)(?:[^\s/?#]*@|[^\s/?#@:]*:(?!\d*[/?#])[^\s@]*@)")
+QUERY = re.compile(r"""((?<=://)[^\s?]*\?|(?<=url: )/[^\s?]*\?)[^\s'";)]+""")
+
+
+def without_secrets(text: str) -> str:
+    """A text for people, in which no address has a user, a password or a query."""
+    return QUERY.sub(r"\1…", USER.sub("…@", text))
+
+
 class UserError(Exception):
     """A mistake of the user, or a damaged file. The text has key or file, value, what is allowed, and the remedy."""
 
@@ -89,7 +100,7 @@ def exit_status(name: str, work: Callable[[], int], interrupted: str = INTERRUPT
 def _print(name: str, message: str) -> None:
     """Print each line of a message to stderr, after the command's name."""
     with suppress(OSError):  # stderr is closed
-        print(*(f"{name}: {line}" for line in message.splitlines()), sep="\n", file=sys.stderr)
+        print(*(f"{name}: {line}" for line in without_secrets(message).splitlines()), sep="\n", file=sys.stderr)
 
 
 def _thread_error_hook(name: str, printed: list[str], end: threading.ExceptHookArgs) -> None:

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 
 from pipeline.base import files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import UserError, without_secrets
 
 # The file that comes with the project has 8,000 bytes and 110 values in 3 levels.
 MOST_BYTES, MOST_VALUES, DEEPEST = 100_000, 1_000, 10
@@ -167,7 +167,7 @@ def shortened(value: Any, text: Callable[[Any], str] = repr) -> str:
     """A value as text for one line of a message: printable, and cut if it is long. It may contain itself."""
     if isinstance(value, int) and abs(value) >= 2**63:
         return f"a number of {value.bit_length():,} bits"
-    words = text(value) if isinstance(value, str | float | int) else REPR.repr(value)
+    words = without_secrets(text(value) if isinstance(value, str | float | int) else REPR.repr(value))
     words = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in " ".join(words.split()))
     return words if len(words) <= LONGEST_SHOWN else f"{words[:LONGEST_SHOWN]}… ({len(words):,} characters)"
 

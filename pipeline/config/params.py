@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.base import linux
-from pipeline.base.errors import UserError, exit_status
+from pipeline.base.errors import UserError, exit_status, without_secrets
 from pipeline.config import document
 
 FILE = Path("params.yaml")
@@ -283,7 +283,7 @@ def print_params(arguments: Sequence[str]) -> int:
     config = load()
     if note := missing():
         print(f"params: {note}", file=sys.stderr)
-    print(config.model_dump_json(indent=2))
+    print(without_secrets(config.model_dump_json(indent=2)))
     return 0
 
 

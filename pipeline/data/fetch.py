@@ -3,22 +3,28 @@
 import errno
 import os
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
 from urllib.parse import unquote
 
 import pooch
 import requests
+from tqdm import tqdm
 
 from pipeline.base import files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import UserError, without_secrets
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before the second try, the third, …
 STALLED = 30  # seconds without a byte after which a try fails
-CHUNK = 1 << 20
+CHUNK = 1 << 18
 LINE_SECONDS = 10  # between two lines about a download, where no terminal shows a progress bar
+NO_LIMIT = 10**15  # bytes
+WEIGHTS_BYTES = 10**10  # the most of published weights; the largest of torchvision have 2.6 GB
 
 
 @dataclass(frozen=True)
@@ -35,10 +41,10 @@ ARCHIVE = Purpose("download", "data.url", f"{GO_ON} set data.url: file:///path/t
 WEIGHTS = Purpose("weights", "train.weights", f"{GO_ON} name it in train.weights")
 
 
-def obtain_archive(url: str, sha256: str, archives: Path, waits: Sequence[float] = WAITS) -> Path:
+def obtain_archive(url: str, sha256: str, archives: Path, waits: Sequence[float] = WAITS, most: int = NO_LIMIT) -> Path:
     """The path of an archive with this SHA-256: the file of a file:// address, or a download kept in `archives`.
 
-    Raises UserError if it is missing, cannot be downloaded, or has another hash.
+    Raises UserError if it is missing, cannot be downloaded, has more than `most` bytes, or has another hash.
     """
     for leftover in archives.glob(".*.partial"):  # from a run that was killed
         files.remove(leftover)
@@ -54,7 +60,7 @@ def obtain_archive(url: str, sha256: str, archives: Path, waits: Sequence[float]
         )
         files.remove(target)
     if not target.exists():
-        download(url, target, sha256, waits)
+        download(url, target, sha256, waits, most)
     return target
 
 
@@ -72,7 +78,7 @@ def obtain_weights(url: str, sha256_prefix: str, archives: Path, waits: Sequence
         files.remove(target)
     if not target.exists():
         with files.atomic_file(target) as temporary:
-            _get(url, temporary, waits, WEIGHTS)
+            _get(url, temporary, waits, WEIGHTS, WEIGHTS_BYTES)
             if not (actual := files.sha256(temporary)).startswith(sha256_prefix):
                 raise UserError(
                     f"train.weights: {url} has SHA-256 {actual}, its name promises {sha256_prefix}…; "
@@ -81,16 +87,16 @@ def obtain_weights(url: str, sha256_prefix: str, archives: Path, waits: Sequence
     return target
 
 
-def download(url: str, target: Path, sha256: str, waits: Sequence[float] = WAITS) -> None:
+def download(url: str, target: Path, sha256: str, waits: Sequence[float] = WAITS, most: int = NO_LIMIT) -> None:
     """Download to `target`, which appears only if its hash is right.
 
     After a lost connection, a timeout, status 429 or 5xx it is tried again, after each of `waits` seconds. Raises
-    UserError for any other error, and after the last try.
+    UserError for any other error, for more than `most` bytes, and after the last try.
     """
     with files.atomic_file(target) as temporary:
-        _get(url, temporary, waits, ARCHIVE)
+        _get(url, temporary, waits, ARCHIVE, most)
         if (actual := files.sha256(temporary)) != sha256:
-            raise UserError(_wrong_hash(url, actual, sha256))
+            raise UserError(_wrong_hash(without_secrets(url), actual, sha256))
 
 
 def _local_path(url: str) -> Path:
@@ -98,7 +104,7 @@ def _local_path(url: str) -> Path:
     path = Path(unquote(url.removeprefix("file://")))
     if not path.is_absolute():
         raise UserError(
-            f"data.url: {url!r} has no full path; allowed: file:// and a path from the root, file:///home/…"
+            f"data.url: {without_secrets(url)!r} has no full path; allowed: file:// and a path from the root, file:///home/…"
         )
     try:
         exists = path.is_file()
@@ -107,34 +113,79 @@ def _local_path(url: str) -> Path:
             raise
         exists = False
     if not exists:
-        raise UserError(f"data.url: {url!r}: there is no such file; allowed: an existing archive (a space is %20)")
+        raise UserError(
+            f"data.url: {without_secrets(url)!r}: there is no such file; allowed: an existing archive (a space is %20)"
+        )
     return path
 
 
-def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose) -> None:
+def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose, most: int) -> None:
     """Download to `target`, with the tries and errors of `download`."""
-    print(f"{purpose.stage}: getting {url}", file=sys.stderr)
+    shown = without_secrets(url)
+    print(f"{purpose.stage}: getting {shown}", file=sys.stderr)
     for attempt, wait in enumerate([*waits, None], start=1):
-        client = pooch.HTTPDownloader(
-            progressbar=(sys.stderr.isatty() and not os.environ.get("CI")) or ProgressLines(purpose.stage),
-            chunk_size=CHUNK,
-            timeout=STALLED,
-            # Otherwise a server could declare the archive's own gzip as an encoding, and it would be decompressed here.
-            headers={"Accept-Encoding": "identity"},
-        )
         try:
-            client(url, str(target), None)
+            with target.open("wb") as file, progress(purpose.stage) as bar:
+                client = pooch.HTTPDownloader(
+                    progressbar=bar,
+                    chunk_size=CHUNK,
+                    timeout=STALLED,
+                    # Otherwise a server could declare the archive's own gzip as an encoding, and it would be
+                    # decompressed here.
+                    headers={"Accept-Encoding": "identity"},
+                )
+                client(url, Limited(file, most, f"{shown!r} sends more than {most} bytes"), None)
             return
-        except requests.RequestException as error:
-            reason = " ".join(str(error).split())
+        except (requests.RequestException, ValueError) as error:  # ValueError: a length that is no number
+            reason = without_secrets(" ".join(str(error).split()))
             if not _is_temporary(error):
-                raise UserError(f"{purpose.key}: {url!r} cannot be downloaded: {reason}; {purpose.remedy}") from None
+                raise UserError(f"{purpose.key}: {shown!r} cannot be downloaded: {reason}; {purpose.remedy}") from None
             if wait is None:
                 raise UserError(
-                    f"{purpose.key}: {url!r}: {attempt} tries failed, the last: {reason}; {purpose.remedy}"
+                    f"{purpose.key}: {shown!r}: {attempt} tries failed, the last: {reason}; {purpose.remedy}"
                 ) from None
             print(f"{purpose.stage}: try {attempt} failed: {reason}; again in {wait:g} s", file=sys.stderr)
             time.sleep(wait)
+
+
+class Limited:
+    """What pooch writes to: a file that takes at most so many bytes. An answer may have no end."""
+
+    def __init__(self, file: BinaryIO, most: int, fault: str) -> None:
+        self._file, self._left, self._fault = file, most, fault
+
+    def write(self, content: bytes) -> None:
+        """Write to the file. Raises UserError if that would be too much."""
+        self._left -= len(content)
+        if self._left < 0:
+            raise UserError(
+                f"data.max_bytes: {self._fault}; allowed: up to that; nothing was kept; raise it if the archive is "
+                f"so large, or correct data.url"
+            )
+        self._file.write(content)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+@contextmanager
+def progress(stage: str) -> Iterator["tqdm[Any] | ProgressLines"]:
+    """What pooch takes for a progress bar: one on a terminal, else lines. It moves on also while no byte comes."""
+    is_bar = sys.stderr.isatty() and not os.environ.get("CI")
+    bar: Any = tqdm(ncols=79, unit="B", unit_scale=True) if is_bar else ProgressLines(stage)
+    ended = threading.Event()
+
+    def move_on() -> None:
+        while not ended.wait(1 if is_bar else LINE_SECONDS or 0.01):
+            bar.refresh()
+
+    thread = threading.Thread(target=move_on, daemon=True)
+    thread.start()
+    try:
+        yield bar
+    finally:
+        ended.set()
+        thread.join()
 
 
 class ProgressLines:
@@ -146,14 +197,21 @@ class ProgressLines:
         self._began = self._printed = time.monotonic()
 
     def update(self, size: int) -> None:
-        """Count `size` more bytes, and print a line if the last one was long ago."""
+        """Count `size` more bytes."""
         self._done += size
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Print a line if the last one was long ago."""
         now = time.monotonic()
         if now - self._printed >= LINE_SECONDS:
             self._printed = now
             whole = f" of {self.total / 1e6:,.1f}" if self.total else ""
-            rate = self._done / (now - self._began) / 1e6
-            print(f"{self._stage}: {self._done / 1e6:,.1f}{whole} MB, {rate:,.1f} MB/s", file=sys.stderr)
+            seconds = now - self._began
+            rate = self._done / max(seconds, 1e-3) / 1e6
+            print(
+                f"{self._stage}: {self._done / 1e6:,.1f}{whole} MB, {rate:,.1f} MB/s, {seconds:.0f} s", file=sys.stderr
+            )
 
     def reset(self) -> None:
         """Begin to count anew. pooch does this at the end, and then adds the total."""
@@ -162,7 +220,7 @@ class ProgressLines:
     def close(self) -> None: ...
 
 
-def _is_temporary(error: requests.RequestException) -> bool:
+def _is_temporary(error: Exception) -> bool:
     """Whether the same request may succeed a little later."""
     if isinstance(error, requests.HTTPError) and error.response is not None:
         return error.response.status_code == 429 or error.response.status_code >= 500
