@@ -137,6 +137,8 @@ def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose, most:
                 client(url, Limited(file, most, f"{shown!r} sends more than {most} bytes"), None)
             return
         except (requests.RequestException, ValueError) as error:  # ValueError: a length that is no number
+            if isinstance(error, requests.HTTPError) and error.response is not None:
+                error.response.close()  # pooch leaves its connection open
             reason = without_secrets(" ".join(str(error).split()))
             if not _is_temporary(error):
                 raise UserError(f"{purpose.key}: {shown!r} cannot be downloaded: {reason}; {purpose.remedy}") from None
