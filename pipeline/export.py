@@ -68,7 +68,8 @@ def written(config: Params, target: Path) -> dict[str, Any]:
             f"{paths.metrics}/predictions.csv: not of the test images of {paths.split}; run dvc repro evaluate first"
         )
     with files.atomic_file(target) as temporary:  # so that no file stays that gives other classes
-        temporary.write_bytes(onnx_export.content(model, description.load(Path(paths.models))))
+        weights = files.sha256(Path(paths.models) / "model.safetensors")
+        temporary.write_bytes(onnx_export.content(model, description.load(Path(paths.models)), weights))
         runtime = onnx_file.load(temporary, linux.usable_cores())
         below = onnx_check.limit(wanted, onnx_check.answers(runtime, data, rows, batch_size), model.classes)
     ties = int(onnx_check.near_ties(wanted).sum())

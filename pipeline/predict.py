@@ -1,11 +1,15 @@
 """Classify images with the exported model.
 
-    python -m pipeline.predict IMAGE… [--model FOLDER | FILE.onnx] [--top N] [--json | --csv] [--device cuda]
+    python -m pipeline.predict IMAGE… [--model FOLDER | FILE] [--top N] [--json | --csv] [--device cuda]
 
 IMAGE is a file, or a folder to look through. Prints one line `path: class probability` per image as it goes; with
 --json one JSON object per line, with --csv a table. An image is decoded, resized and cropped exactly as a test image
 (model.json). A file that is not an image is named on stderr, and the exit status is then 1. In a folder, files that are
 no images by name and content are only counted.
+
+Of a folder with a model, model.onnx computes if `export` made it from these weights: it then gave the class of every
+test image. Otherwise model.safetensors computes, and so it does for a portable model. Stderr names the file and the
+reason. --model FILE asks for one of the two.
 
 With --model no params.yaml is read, so the current folder can be any. Otherwise only the paths, split.max_pixels,
 train.threads and evaluate.batch_size are read from it. They are not checked against this machine: it may predict where
@@ -18,19 +22,24 @@ import csv
 import io
 import json
 import os
+import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import linux
+from pipeline.base import files, linux
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import machine, params
 from pipeline.config.params import Params, Train
 from pipeline.engine import environment
 from pipeline.models import description
 from pipeline.models.description import Description
+
+ONNX, WEIGHTS = "model.onnx", "model.safetensors"  # the files of a model that compute
+MOST_COUNTED = 20  # classes in the last line
 
 Answer = dict[str, Any]  # as `photos.answer` makes it
 
@@ -40,7 +49,7 @@ class Request:
     """What the command line asks for."""
 
     images: tuple[Path, ...]
-    model: Path | None = None  # a folder or a model.onnx; None: that of params.yaml
+    model: Path | None = None  # a folder, a model.safetensors or a model.onnx; None: the folder of params.yaml
     form: str = "text"  # a key of FORMS
     top: int | None = None  # so many of the most likely classes; None: one, in JSON all
     device: str = "cpu"
@@ -66,28 +75,76 @@ def set_variables(settings: Train, model: Description) -> None:
 
 def predict(request: Request) -> int:
     """Print the answer for each image; the number of files that are not images. Raises UserError without a model."""
+    if sys.stdout is None:
+        raise UserError("standard output: closed; allowed: a terminal, a file or a program; leave out >&-")
     config = params.load() if request.model is None else Params()
-    refused = list[UserError]()
-    is_onnx = request.model is not None and not request.model.is_dir()
-    each = (by_onnxruntime if is_onnx else by_torch)(request, config, refused)
+    refused, classes = list[UserError](), Counter[str]()
+    each = answers(request, config, refused)
     head, as_text = FORMS[request.form]
     try:
         sys.stdout.write(head)
         for answer in with_progress(each, request):
             sys.stdout.write(as_text(answer, request.top))
             sys.stdout.flush()
+            classes[answer["class"]] += 1
         sys.stdout.flush()
     except OSError as error:  # an error of an image file is a UserError, so this is the output's
         error.filename = "standard output"
         raise
+    if request.form == "text" and classes and any(path.is_dir() for path in request.images):
+        print(f"predict: {as_counts(classes)}", file=sys.stderr)
     return len(refused)
 
 
-def by_torch(request: Request, config: Params, refused: list[UserError]) -> Iterator[Answer]:
-    """The answers of the model in a folder."""
+def answers(request: Request, config: Params, refused: list[UserError]) -> Iterator[Answer]:
+    """The answers of the file that computes. It is named on stderr, unless the command names it."""
+    models = request.model or Path(config.paths.models)
+    if models.name == WEIGHTS:
+        return by_torch(request, models.parent, config, refused)
+    if request.model is not None and not models.is_dir():
+        if request.device != "cpu":
+            raise UserError(f"--device: {request.device!r}: {models} is computed on the CPU; allowed: cpu")
+        return by_onnxruntime(request, opened(models), config, refused)
+    model, reason = fitting(models, description.load(models), request.device)
+    said = f"{models / WEIGHTS}, because {reason}" if reason else models / ONNX
+    print(f"predict: computed from {said}", file=sys.stderr)
+    return by_torch(request, models, config, refused) if reason else by_onnxruntime(request, model, config, refused)
+
+
+def opened(path: Path) -> Any:
+    """A model.onnx (OnnxModel). Raises UserError."""
+    from pipeline.models import onnx_file
+
+    with onnx_file.ended_by_ctrl_c():
+        return onnx_file.load(path, linux.usable_cores())
+
+
+def fitting(models: Path, described: Description, device: str) -> tuple[Any, str]:
+    """The opened model.onnx of a folder (OnnxModel), and the reason if it does not compute (else empty).
+
+    `export` keeps no file that gives another class for a test image. The file has the hash of its weights.
+    """
+    path, weights = models / ONNX, models / WEIGHTS
+    if device != "cpu":
+        return None, f"--device is {device}"
+    if described.arithmetic == "portable":
+        return None, f"train.arithmetic was portable; --model {path} is faster, with other last digits"
+    if not path.is_file() or path.stat().st_size == 0:
+        return None, f"{path} is missing or empty; to be faster: evaluate.onnx: true, then dvc repro (or dvc pull)"
+    try:
+        model = opened(path)
+    except UserError as error:
+        return None, f"of an error: {error}"
+    labels = (model.classes, model.view)
+    if not weights.is_file() or model.weights != files.sha256(weights) or labels != (described.classes, described.view):
+        return None, f"{path} is of another model; to be faster: dvc repro export, or dvc checkout"
+    return model, ""
+
+
+def by_torch(request: Request, models: Path, config: Params, refused: list[UserError]) -> Iterator[Answer]:
+    """The answers of model.safetensors in a folder."""
     if request.device == "cuda" and machine.read().cuda_devices == 0:
         raise UserError("--device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu")
-    models = request.model or Path(config.paths.models)
     set_variables(config.train, description.load(models))
     from pipeline.engine import determinism
     from pipeline.evaluation import classify, photos
@@ -101,16 +158,10 @@ def by_torch(request: Request, config: Params, refused: list[UserError]) -> Iter
     return classify.answers(model, loaded, config.evaluate.batch_size, request.device)
 
 
-def by_onnxruntime(request: Request, config: Params, refused: list[UserError]) -> Iterator[Answer]:
-    """The answers of a model.onnx."""
-    assert request.model is not None
-    if request.device != "cpu":
-        raise UserError(f"--device: {request.device!r}: {request.model} is computed on the CPU; allowed: cpu")
+def by_onnxruntime(request: Request, model: Any, config: Params, refused: list[UserError]) -> Iterator[Answer]:
+    """The answers of an opened model.onnx (OnnxModel)."""
     from pipeline.evaluation import onnx_classify, photos
-    from pipeline.models import onnx_file
 
-    with onnx_file.ended_by_ctrl_c():
-        model = onnx_file.load(request.model, linux.usable_cores())
     limit = request.max_pixels or config.split.max_pixels
     return onnx_classify.answers(model, photos.load_images(request.images, model.view, limit, refused))
 
@@ -125,6 +176,14 @@ def with_progress(each: Iterable[Answer], request: Request) -> Iterator[Answer]:
     from pipeline.evaluation import photos
 
     yield from tqdm(each, "predict", photos.number_of_files(request.images), unit=" images")
+
+
+def as_counts(classes: Counter[str]) -> str:
+    """How many images got each class, the most frequent one first: `12 images: daisy 7, rose 5`."""
+    total, others = classes.total(), len(classes) - MOST_COUNTED
+    counted = ", ".join(f"{label} {count:,}" for label, count in classes.most_common(MOST_COUNTED))
+    more = f", and {others:,} more classes" if others > 0 else ""
+    return printable(f"{total:,} {'image' if total == 1 else 'images'}: {counted}{more}")
 
 
 def most_likely(answer: Answer, top: int) -> list[tuple[str, float]]:
@@ -176,11 +235,15 @@ def positive(text: str) -> int:
 
 
 def main() -> int:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader of the output may end first, as head does
+    if sys.stderr is None:  # closed: nobody wants its lines, and they do not belong into the answers
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     parser = argparse.ArgumentParser(prog="python -m pipeline.predict", description="Classify images.")
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="an image, or a folder to look through")
     parser.add_argument(
         "--model", type=Path, metavar="PATH",
-        help="a folder with model.json, or a model.onnx; then no params.yaml is read (default: that of params.yaml)",
+        help="a folder with model.json, a model.safetensors or a model.onnx; then no params.yaml is read "
+        "(default: the folder of params.yaml)",
     )  # fmt: skip
     parser.add_argument("--top", type=positive, metavar="N", help="print the N most likely classes")
     parser.add_argument(

@@ -190,10 +190,10 @@ def test_a_model_that_torch_cannot_write_is_refused_with_the_remedy(monkeypatch:
     model, described = model_of("resnet18")
     odd = exported.ExportedModel(Branch(), CLASSES, model.view)
     with pytest.raises(UserError, match=r"train\.model: 'resnet18': torch cannot .*; set evaluate\.onnx: false"):
-        onnx_export.content(odd, described)
+        onnx_export.content(odd, described, "")
     monkeypatch.setattr(onnx_export, "MOST_BYTES", 1000)
     with pytest.raises(UserError, match=r"44,\d+,\d+ bytes; an ONNX file has at most 1,000; set evaluate\.onnx: false"):
-        onnx_export.content(model, described)
+        onnx_export.content(model, described, "")
 
 
 LARGE = pytest.mark.slow("a large model; make test has three small ones")
@@ -221,7 +221,7 @@ def test_other_models_give_the_same_logits(
         fix_shapes(graph)
 
     monkeypatch.setattr(onnx_export, "fix_shapes", noting)
-    (tmp_path / "model.onnx").write_bytes(onnx_export.content(model, described))
+    (tmp_path / "model.onnx").write_bytes(onnx_export.content(model, described, ""))
     operators = {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
     assert not operators & {"Shape", "Size", "ConstantOfShape", "Expand", "Range"}
     runtime = onnx_file.load(tmp_path / "model.onnx", 1)

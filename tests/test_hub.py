@@ -163,7 +163,7 @@ def handed_on(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net = trained("resnet18")
     save(folder / "models", "resnet18", net)
     model = exported.ExportedModel(net, CLASSES, described("resnet18").view)
-    (folder / "models/model.onnx").write_bytes(onnx_export.content(model, described("resnet18")))
+    (folder / "models/model.onnx").write_bytes(onnx_export.content(model, described("resnet18"), ""))
     pixels = np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8)
     Image.fromarray(pixels).resize((120, 90)).save(folder / "photo.jpg")
     return folder

@@ -5,10 +5,12 @@ import io
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
 import termios
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,10 @@ from PIL import Image
 
 from pipeline import predict
 from pipeline.base import files
-from pipeline.base.errors import UserError, exit_status
+from pipeline.base.errors import UserError
 from pipeline.config import machine
 from pipeline.evaluation import photos
+from pipeline.models import description
 from pipeline.models.description import View
 from tests.conftest import PROJECT
 from tests.helpers import starts
@@ -55,6 +58,13 @@ def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """`python -m pipeline.predict …` in `folder`."""
     command = [sys.executable, "-m", "pipeline.predict", *arguments]
     return starts.run(command, cwd=folder, encoding="utf-8")
+
+
+def computing(errors: str, by: str = "models/model.") -> list[str]:
+    """The lines on stderr after the first one, which names the file that computes."""
+    first, *others = errors.splitlines()
+    assert first.startswith(f"predict: computed from {by}"), errors
+    return others
 
 
 def ask(*images: Path, **options: Any) -> int:
@@ -96,7 +106,8 @@ def test_files_folders_and_files_that_are_no_images(folder: Path, tmp_path: Path
     answer, probability = done.stdout.splitlines()[0].rpartition(": ")[2].split()
     assert answer in CLASSES
     assert 1 / 3 <= float(probability) <= 1
-    errors = done.stderr.splitlines()
+    *errors, counted = computing(done.stderr)
+    assert counted == f"predict: 3 images: {answer} 3"
     assert [line.split(": ")[:3] for line in errors] == [
         ["predict", str(tmp_path / "two"), "1 file is left out"],
         ["predict", str(tmp_path / "missing.png"), "No such file or directory; give the path of an image"],
@@ -120,7 +131,10 @@ def test_a_folder_of_a_phone_is_answered_with_status_0(
     Image.new("RGB", (50, 40), "red").save(photos / "photo", format="PNG")
     assert ask(photos) == 0
     said = capsys.readouterr()
-    assert said.err == f"predict: {photos}: 2 files are left out: not an image (first: {photos}/photo.AAE)\n"
+    assert computing(said.err) == [
+        f"predict: {photos}: 2 files are left out: not an image (first: {photos}/photo.AAE)",
+        f"predict: 1 image: {said.out.split()[-2]} 1",
+    ]
     assert said.out.startswith(f"{photos}/photo: ")
     assert ask(others) == 1
     assert "no image in this folder" in capsys.readouterr().err
@@ -129,8 +143,10 @@ def test_a_folder_of_a_phone_is_answered_with_status_0(
     (photos / "page.jpg").write_text("<html>")
     (photos / "cut").write_bytes((photos / "photo").read_bytes()[:-30])
     assert ask(photos) == 2
-    named = [line.partition(";")[0] for line in capsys.readouterr().err.splitlines()]
-    assert named[:2] == [f"predict: {photos}/cut: truncated", f"predict: {photos}/page.jpg: not an image"]
+    *named, left_out, formats, _ = computing(capsys.readouterr().err)
+    assert named == [f"predict: {photos}/cut: truncated", f"predict: {photos}/page.jpg: not an image"]
+    assert "2 files are left out" in left_out
+    assert "JPEG, PNG" in formats
 
 
 def test_an_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,9 +165,9 @@ def test_an_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_one_image(folder: Path) -> None:
-    """One image prints one line, nothing on stderr, and ends with status 0."""
+    """One image prints one line, only the file that computes on stderr, and ends with status 0."""
     done = call(folder, "data/images/daisy/00 é.png")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, computing(done.stderr)) == (0, [])
     assert done.stdout.startswith("data/images/daisy/00 é.png: ")
     assert len(done.stdout.splitlines()) == 1
 
@@ -207,7 +223,7 @@ def test_onnx_answers_as_torch_does_from_any_folder(exporting: Path, tmp_path: P
     """From a folder that is no project, both give the classes of predictions.csv, one JSON object per line."""
     rows = files.read_csv(exporting / "metrics/predictions.csv")
     paths = [str(exporting / "data/images" / row["path"]) for row in rows]
-    for model in ("models", "models/model.onnx"):
+    for model in ("models/model.safetensors", "models/model.onnx"):
         done = elsewhere(tmp_path, "--model", str(exporting / model), "--json", *paths)
         assert (done.returncode, done.stderr) == (0, "")
         answers = [json.loads(line) for line in done.stdout.splitlines()]
@@ -326,6 +342,63 @@ def test_a_bar_is_shown_to_a_person_who_does_not_see_the_answers(exporting: Path
     assert len((tmp_path / "answers").read_text().splitlines()) == 11
 
 
+def without(folder: Path) -> None:
+    (folder / "model.onnx").unlink()
+
+
+def empty(folder: Path) -> None:
+    files.write_text(folder / "model.onnx", "")
+
+
+def damaged(folder: Path) -> None:
+    files.write_text(folder / "model.onnx", "x")
+
+
+def of_other_weights(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as weights:
+        weights.seek(-1, os.SEEK_END)
+        last = weights.read(1)[0]
+        weights.seek(-1, os.SEEK_END)
+        weights.write(bytes([last ^ 1]))
+
+
+def of_other_classes(folder: Path) -> None:
+    files.write_text(folder / "model.json", (folder / "model.json").read_text().replace("daisy", "oxeye"))
+
+
+def portable(folder: Path) -> None:
+    files.write_text(folder / "model.json", (folder / "model.json").read_text().replace("native", "portable"))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda folder: None, ""), (without, "missing"), (empty, "evaluate.onnx"), (damaged, "damaged"),
+        (of_other_weights, "dvc repro export"), (of_other_classes, "dvc repro export"),
+        (portable, "train.arithmetic was portable"),
+    ],
+)  # fmt: skip
+def test_a_folder_is_computed_from_onnx_if_it_is_of_these_weights(
+    exporting: Path, tmp_path: Path, change: Callable[[Path], None], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise from model.safetensors, and stderr has the reason. A file that is given by name computes."""
+    models = shutil.copytree(exporting / "models", tmp_path / "models")
+    change(models)
+    described = description.load(models)
+    said = predict.fitting(models, described, "cpu")[1]
+    assert reason in said
+    assert bool(said) == bool(reason)
+    assert "--device is cuda" in predict.fitting(models, described, "cuda")[1]
+    image = next((exporting / "data/images").rglob("*.png"))
+    if change is portable:  # it would set this process to another arithmetic
+        return
+    assert ask(image, model=models) == 0
+    name = "model.safetensors, because" if reason else "model.onnx"
+    assert computing(capsys.readouterr().err, f"{models}/{name}") == []
+    assert ask(image, model=models / "model.safetensors") == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_onnx_on_a_gpu_is_refused(folder: Path) -> None:
     """model.onnx is for the CPU; --device cuda is for the folder."""
     with pytest.raises(UserError, match=r"--device: 'cuda': models/model\.onnx is computed on the CPU; allowed: cpu"):
@@ -382,28 +455,35 @@ def test_a_system_without_utf8_prints_every_name(folder: Path, odd: Path) -> Non
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
     command = [sys.executable, "-m", "pipeline.predict", str(odd)]
     done = subprocess.run(command, cwd=folder, env=os.environ | plain, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert len(computing(done.stderr)) == 1
     assert sorted(line.rpartition(": ")[0] for line in done.stdout.splitlines()) == [
         f"{odd}/{name}" for name in (r"\udcc3\udca9 \udce8\udc8a\udcb1.png", "a.png", r"caf\udce9.png")
     ]
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_a_closed_output_ends_in_one_line(
-    folder: Path, odd: Path, as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """If the reader of the output has ended, the message names the output, and no file."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as closed:
-        monkeypatch.setattr(sys, "stdout", closed)
-        status = exit_status("predict", lambda: ask(odd, form="json" if as_json else "text"))
-        monkeypatch.setattr(sys, "stdout", sys.__stdout__)
-    assert status == 1
-    assert capsys.readouterr().err == (
-        "predict: standard output: Broken pipe; the reading program ended before everything was written; "
-        "let it read to the end, then run again\n"
-    )
+@pytest.mark.parametrize(
+    ("rest", "status", "lines"),
+    [
+        ("data/images | head -1", -signal.SIGPIPE, 1), ("data/images --json | head -1", -signal.SIGPIPE, 1),
+        ("data/images >&-", 1, 0), ("data/images >/dev/full", 1, 0), ("data/images/daisy 2>&-", 0, 11),
+    ],
+)  # fmt: skip
+def test_an_output_that_is_closed_or_full(exporting: Path, rest: str, status: int, lines: int) -> None:
+    """A reader that ends first, as head, ends the command in silence. A closed or full output is named, in one line."""
+    arguments, pipe, reader = rest.partition(" | ")
+    script = f"{sys.executable} -m pipeline.predict --model models/model.onnx {arguments}"
+    # sh gives 128 and the number of the signal
+    script = f"({script}; echo $? >&3){pipe}{reader}"
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as said:
+        command = ["bash", "-c", f"exec 3>&{writing}; {script}"]
+        done = subprocess.run(command, cwd=exporting, pass_fds=[writing], capture_output=True, text=True, check=False)
+        os.close(writing)
+        assert int(said.read()) == (128 - status if status < 0 else status)
+    assert len(done.stdout.splitlines()) == lines
+    errors = done.stderr.splitlines()
+    assert [line.split(": ")[:2] for line in errors] == ([["predict", "standard output"]] if status == 1 else [])
 
 
 def test_what_is_not_a_file_or_far_too_large_is_named_at_once(
@@ -416,7 +496,7 @@ def test_what_is_not_a_file_or_far_too_large_is_named_at_once(
     assert ask(tmp_path, tmp_path / "pipe.jpg", Path("a" * 300)) == 5
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert [line.split("; ")[0] for line in captured.err.splitlines()] == [
+    assert [line.split("; ")[0] for line in computing(captured.err)] == [
         f"predict: {tmp_path}/folder: a folder",
         f"predict: {tmp_path}/large.png: too large (30000 × 30000 pixels, 45 bytes)",
         f"predict: {tmp_path}/pipe.jpg: a pipe",

@@ -359,5 +359,13 @@ def test_every_command_begins_and_ends_alike() -> None:
     written = {module for module, path in MODULES.items() if "except UserError" in path.read_text()}
     assert written <= {
         f"pipeline.{name}"
-        for name in ("base.errors", "continue_from", "evaluation.photos", "launch", "stage", "training.runs")
+        for name in (
+            "base.errors",
+            "continue_from",
+            "evaluation.photos",
+            "launch",
+            "predict",
+            "stage",
+            "training.runs",
+        )  # fmt: skip
     }

@@ -193,8 +193,19 @@ class Refused(UserError):
     """A file that cannot be used as an image."""
 
 
-class NotAnImage(Refused):
-    """A file that is no image by its name, and none by its content. No image is lost if it is left out."""
+class NotDecoded(Refused):
+    """A file that is no whole image of a format that is read."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        name = reason.removeprefix(f"{UNSUPPORTED}: ")
+        allowed = ", ".join(decoded for decoded in NAMES if decoded != name)
+        remedy = formats.remedy(name)
+        super().__init__(
+            f"{path}: {reason}; allowed: a whole image as {allowed}; {remedy or 'convert it'}, or leave it out"
+        )
+        self.short = f"{path}: {reason}" + (f"; {remedy}" if remedy else "")  # for a list of files
+        # No image is lost if a file is left out that is none by its name, and none by its content.
+        self.is_other = kind(reason) in (NOT_AN_IMAGE, BESIDE) and not looks_like_image(path.name)
 
 
 def refusal(path: Path, error: Unusable, max_pixels: int) -> Refused:
@@ -205,13 +216,7 @@ def refusal(path: Path, error: Unusable, max_pixels: int) -> Refused:
             f"to {max_pixels:,} pixels (split.max_pixels, or predict --max-pixels) in "
             f"{memory.largest_file(max_pixels):,} bytes; make it smaller"
         )
-    name = error.reason.removeprefix(f"{UNSUPPORTED}: ")
-    allowed = ", ".join(decoded for decoded in NAMES if decoded != name)
-    remedy = formats.remedy(name) or "convert it"
-    is_other = kind(error.reason) in (NOT_AN_IMAGE, BESIDE) and not looks_like_image(path.name)
-    return (NotAnImage if is_other else Refused)(
-        f"{path}: {error.reason}; allowed: a whole image as {allowed}; {remedy}, or leave it out"
-    )
+    return NotDecoded(path, error.reason)
 
 
 def file_size(path: Path) -> int:

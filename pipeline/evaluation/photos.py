@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from pipeline.base import files
 from pipeline.base.errors import UserError
-from pipeline.data import images
-from pipeline.data.decoders import NotAnImage
+from pipeline.data import decoders, images
+from pipeline.data.decoders import NotDecoded
 from pipeline.data.layout import are, in_one_line
 from pipeline.models.description import View
 
@@ -58,11 +58,12 @@ def load_images(
 ) -> Iterator[LoadedImage]:
     """Every image of these files and folders, in order. Other files are named on stderr and put into `refused`.
 
-    Of a folder, files that are no images are only counted, in one line; there must be an image, too.
+    Of a folder, files that are no images are only counted, in one line; there must be an image, too. The formats that
+    are read are named once, at the end.
     """
 
     def refuse(error: UserError) -> None:
-        print(f"predict: {error}", file=sys.stderr)
+        print(f"predict: {error.short if isinstance(error, NotDecoded) else error}", file=sys.stderr)
         refused.append(error)
 
     for argument in arguments:
@@ -79,7 +80,7 @@ def load_images(
             try:
                 yield load_image(path, view, max_pixels)
             except UserError as error:
-                if isinstance(error, NotAnImage) and path != argument:
+                if isinstance(error, NotDecoded) and error.is_other and path != argument:
                     others.append(path)
                 else:
                     refuse(error)
@@ -88,6 +89,9 @@ def load_images(
         elif others:
             number, first = are(len(others), "file", "files"), in_one_line(str(others[0]))
             print(f"predict: {argument}: {number} left out: not an image (first: {first})", file=sys.stderr)
+    if any(isinstance(error, NotDecoded) for error in refused):
+        allowed = ", ".join(decoders.NAMES)
+        print(f"predict: allowed: a whole image as {allowed}; convert the others, or leave them out", file=sys.stderr)
 
 
 def number_of_files(arguments: Sequence[Path]) -> int:

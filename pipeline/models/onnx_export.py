@@ -33,8 +33,10 @@ INPUT_FORM = "float32 [batch, 3, crop, crop]: RGB, 0 to 255, not normalized"
 REMEDY = "set evaluate.onnx: false, then dvc repro"
 
 
-def content(model: ExportedModel, described: Description) -> bytes:
-    """The file model.onnx. Raises UserError if torch cannot write the model as ONNX, or if it is too large."""
+def content(model: ExportedModel, described: Description, weights: str) -> bytes:
+    """The file model.onnx. `weights` is the SHA-256 of model.safetensors.
+
+    Raises UserError if torch cannot write the model as ONNX, or if it is too large."""
     named = f"train.model: {described.model!r}"
     size = sum(value.numel() * value.element_size() for value in model.net.state_dict().values())
     if size > MOST_BYTES:
@@ -52,6 +54,7 @@ def content(model: ExportedModel, described: Description) -> bytes:
         "input": INPUT_FORM,
         "model": described.model,
         "view": json.dumps(asdict(described.view), sort_keys=True),
+        "weights": weights,
     }
     graph.metadata_props.extend(onnx.StringStringEntryProto(key=key, value=notes[key]) for key in sorted(notes))
     return bytes(graph.SerializeToString(deterministic=True))

@@ -28,6 +28,7 @@ class OnnxModel:
     session: Any  # onnxruntime.InferenceSession
     classes: tuple[str, ...]
     view: View
+    weights: str  # SHA-256 of the model.safetensors that it was made from; empty if the file does not say it
 
     def log_probabilities(self, pixels: NDArray[np.float32]) -> NDArray[np.float64]:
         """The log-probabilities [n, classes] of pixels of 0 to 255 [n, 3, crop, crop].
@@ -76,7 +77,7 @@ def load(path: Path, threads: int) -> OnnxModel:
     ]
     if ends != list(wanted):
         raise _damaged(path, f"inputs and outputs are {ends}; its classes and view say {list(wanted)}")
-    return OnnxModel(path, session, classes, view)
+    return OnnxModel(path, session, classes, view, notes.get("weights", ""))
 
 
 @contextmanager
