@@ -198,19 +198,23 @@ def as_line(answer: Answer, top: int | None) -> str:
 
 
 def as_json(answer: Answer, top: int | None) -> str:
-    """One answer as a line of JSON. If the output's encoding lacks one of its letters, it has JSON escapes instead."""
+    """One answer as a line of JSON, with JSON's escapes where `printable` has Python's: it gives every name back."""
     if top is not None:
         answer = answer | {"probabilities": dict(most_likely(answer, top))}
     text = json.dumps(answer, ensure_ascii=False)
-    return (text if printable(text) == text else json.dumps(answer)) + "\n"
+    if printable(text) != text:
+        text = "".join(letter if printable(letter) == letter else json.dumps(letter)[1:-1] for letter in text)
+    return text + "\n"
 
 
 def as_csv(answer: Answer, top: int | None) -> str:
     """One answer as rows of a table, one for each of the most likely classes."""
     rows = io.StringIO()
     ranked = enumerate(most_likely(answer, top or 1), start=1)
-    csv.writer(rows, lineterminator="\n").writerows((answer["path"], rank, *found) for rank, found in ranked)
-    return printable(rows.getvalue())
+    csv.writer(rows, lineterminator="\n").writerows(
+        (printable(answer["path"]), rank, printable(label), chance) for rank, (label, chance) in ranked
+    )
+    return rows.getvalue()
 
 
 # The forms of the output: what is printed before the first answer, and the text of an answer.
@@ -222,9 +226,12 @@ FORMS: dict[str, tuple[str, Callable[[Answer, int | None], str]]] = {
 
 
 def printable(text: str) -> str:
-    """The text with Python's escapes for letters that the output's encoding lacks, and for bytes that are not UTF-8."""
+    """The text with Python's escapes for characters that act (`photos.visible`), that the output's encoding lacks, and
+    for bytes that are not UTF-8."""
+    from pipeline.evaluation import photos
+
     encoding = sys.stdout.encoding or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)
+    return photos.visible(text).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def positive(text: str) -> int:

@@ -450,6 +450,36 @@ def test_any_name_is_printed_on_any_output(
     assert sorted(answer["path"] for answer in answers) == sorted(map(str, odd.iterdir()))
 
 
+ACTING = "a\x1b[31m\n\r\t\x9b\x7f\u200b\u2028\u202e\U000e0001z\u202f .png"  # the last space is a letter, as in macOS
+ESCAPED = r"a\x1b[31m\n\r\t\x9b\x7f\u200b\u2028\u202e\U000e0001z" + "\u202f .png"
+
+
+def test_a_name_that_acts_on_a_terminal_is_printed_with_escapes(
+    folder: Path, exporting: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In every form of the output and on stderr: one line per image, no such character; JSON gives the name back."""
+    good, bad, model = tmp_path / ACTING, tmp_path / f"bad{ACTING}", Path("models/model.onnx")
+    Image.new("RGB", (50, 40), "red").save(good, format="PNG")
+    bad.write_bytes(b"")
+    beside = tmp_path / "folder"
+    beside.mkdir()
+    (beside / "a.png").write_bytes(good.read_bytes())
+    (beside / "\x1bnotes").write_bytes(b"text")
+    assert ask(good, bad, beside, model=model) == 1
+    said = capsys.readouterr()
+    assert said.out.splitlines()[0].startswith(f"{tmp_path}/{ESCAPED}: ")
+    assert said.err.splitlines()[0] == f"predict: {tmp_path}/bad{ESCAPED}: empty"
+    assert r"\x1bnotes" in said.err
+    assert ask(good, model=model, form="csv") == 0
+    csv_text = capsys.readouterr().out
+    assert csv_text.splitlines()[1].startswith(f"{tmp_path}/{ESCAPED},1,")
+    assert ask(good, model=model, form="json") == 0
+    json_text = capsys.readouterr().out
+    assert json.loads(json_text)["path"] == str(good)
+    for text in (said.out, said.err, csv_text, json_text):
+        assert all(letter == "\n" or letter.isprintable() or letter == "\u202f" for letter in text)
+
+
 def test_a_system_without_utf8_prints_every_name(folder: Path, odd: Path) -> None:
     """With LC_ALL=C, where Python reads names as ASCII bytes, every image has one line."""
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}

@@ -1,6 +1,7 @@
 """Image files as `predict` reads them: files, and folders to look through. Without torch, which is slow to import."""
 
 import sys
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,12 @@ from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.data import decoders, images
 from pipeline.data.decoders import NotDecoded
-from pipeline.data.layout import are, in_one_line
+from pipeline.data.layout import are
 from pipeline.models.description import View
+
+# Categories of Unicode that act on a terminal or a page instead of showing a letter: control and format characters
+# (escape sequences, U+202E), what has no letter, and breaks of a line or paragraph. Any kind of space is a letter.
+ACTING = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 Answer = dict[str, Any]  # path, class, its probability, and the probabilities of all classes in their order
 
@@ -26,6 +31,16 @@ class LoadedImage:
     path: Path
     pixels: NDArray[np.uint8]  # [S, S, 3]
     size: tuple[int, int]  # width and height of the original, upright
+
+
+def is_acting(letter: str) -> bool:
+    """Whether a character is not printed as it is, because it acts."""
+    return not letter.isprintable() and unicodedata.category(letter) in ACTING
+
+
+def visible(text: str) -> str:
+    """The text with Python's escapes for characters that act."""
+    return "".join(ascii(letter)[1:-1] if is_acting(letter) else letter for letter in text)
 
 
 def load_image(path: Path, view: View, max_pixels: int) -> LoadedImage:
@@ -63,7 +78,8 @@ def load_images(
     """
 
     def refuse(error: UserError) -> None:
-        print(f"predict: {error.short if isinstance(error, NotDecoded) else error}", file=sys.stderr)
+        text = error.short if isinstance(error, NotDecoded) else str(error)
+        print(f"predict: {visible(text)}", file=sys.stderr)
         refused.append(error)
 
     for argument in arguments:
@@ -87,8 +103,9 @@ def load_images(
         if others and len(others) == len(paths):
             refuse(UserError(f"{argument}: no image in this folder; give images, or a folder with some"))
         elif others:
-            number, first = are(len(others), "file", "files"), in_one_line(str(others[0]))
-            print(f"predict: {argument}: {number} left out: not an image (first: {first})", file=sys.stderr)
+            number = are(len(others), "file", "files")
+            said = visible(f"{argument}: {number} left out: not an image (first: {others[0]})")
+            print(f"predict: {said}", file=sys.stderr)
     if any(isinstance(error, NotDecoded) for error in refused):
         allowed = ", ".join(decoders.NAMES)
         print(f"predict: allowed: a whole image as {allowed}; convert the others, or leave them out", file=sys.stderr)
