@@ -9,7 +9,8 @@ First the folder itself is checked. Every file that decides bytes must be commit
 compares their times, then every byte of them and of DVC's cache is read. dvc.lock must belong to the committed code,
 params and pins; otherwise it is stale. Then a temporary clone of the commit runs the stages by force. It reads inputs
 from this folder's cache, takes nothing from the run cache, and writes to neither. Exit status: 0 if every output has
-the claimed hash; 1 if one has not, or if verify could not run.
+the claimed hash, and every stage has this project's own command; 1 if not, or if verify could not run. Another command
+is named before it runs. A copy of a file, say, would have the claimed hash, and would show nothing.
 
 Your own photos and pretrained weights are in a commit only after `dvc add`. Without it, the stages that read them are
 not repeated.
@@ -44,6 +45,8 @@ def verify(only: str | None) -> int:
         raise UserError(f"--stage: {only!r} is not a stage of dvc.lock; allowed: {', '.join(claims)}")
     folder.check(config, claims)
     arguments, repeated = plan(config, claims, only)
+    foreign = folder.foreign_commands(repeated)
+    print(*(f"verify: {sentence}\n" for sentence in foreign), sep="", end="", flush=True)
     with clone.of_commit(config, claims, repeated) as copy:
         clone.repeat(arguments, copy)
         got = comparison.outputs(dvc_lock.read(copy.folder / dvc_lock.LOCK), repeated)
@@ -51,7 +54,9 @@ def verify(only: str | None) -> int:
         comparison.print_tensor_differences(different, copy.folder)
         comparison.print_provenance(Path(config.paths.runs), copy.folder / config.paths.runs)
     print(f"\nverify: {'differs: ' + ', '.join(different) if different else 'every output is as dvc.lock claims'}")
-    return 1 if different else 0
+    if foreign:
+        print(f"verify: {len(foreign)} of {len(repeated)} stages ran a command that is not this project's: see above")
+    return 1 if different or foreign else 0
 
 
 def plan(config: Params, claims: Claims, only: str | None) -> tuple[list[str], list[str]]:

@@ -45,6 +45,16 @@ def test_an_error_of_the_disk_is_a_line(number: int, tmp_path: Path, capsys: pyt
     assert line.endswith(", then run again")
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EBADF, errno.EINVAL])
+def test_an_error_without_a_file_has_a_remedy(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The line says that the system names no file, where this was, and what can be done."""
+    status, line = ended(OSError(number, os.strerror(number)), capsys)
+    assert status == 1
+    assert f"does not name (in {Path.cwd()}): {os.strerror(number)}" in line
+    assert line.endswith(", then run again")
+    assert any(remedy in line for remedy in ("dmesg", "make room"))
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [

@@ -120,6 +120,49 @@ def test_a_false_claim_is_found_out(project: Path) -> None:
     assert "Running stage 'prepare'" not in done.stdout
 
 
+def test_a_command_that_is_not_the_projects_is_named_before_it_runs(project: Path) -> None:
+    """A stage that copies its outputs gives every claimed byte, and shows nothing: exit status 1."""
+    shutil.copytree(project / "metrics", project / "old")
+    own = "exec setpriv --pdeathsig TERM python -m pipeline.launch evaluate"
+    edited("dvc.yaml", own, "cp -r old/. metrics")(project)
+    call(project, "dvc", "repro", "evaluate")
+    commit(project)
+    done = verify(project, "--stage", "evaluate")
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    (named,) = [
+        line for line in lines if line.startswith("verify: the stage evaluate runs a command that is not this pro")
+    ]
+    assert "'cp -r old/. metrics'" in named
+    assert "pipeline.launch evaluate" in named
+    (begun,) = [line for line in lines if line.startswith("Running stage 'evaluate'")]
+    assert lines.index(named) < lines.index(begun)
+    assert "  differs" not in done.stdout
+    assert lines[-1] == "verify: 1 of 1 stages ran a command that is not this project's: see above"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("  - path: models/model.json", "  - path: ../models/model.json", "'../models/model.json' of train is outside"),
+        ("  - path: models/model.json", "  - path: /etc/hostname", "'/etc/hostname' of train is outside"),
+        ("schema: '2.0'", "schema: '9.0'", "dvc status --json ended with exit status 1: invalid schema version"),
+        ("    cmd: exec", "    command: exec", "dvc status --json ended with exit status 1: "),
+        ("      md5: ", "      md5: 7 #", "not readable"),
+    ],
+)
+def test_a_damaged_lock_is_refused_with_a_remedy(project: Path, old: str, new: str, said: str) -> None:
+    """Committed, so `git checkout` does not help. DVC's own message names no remedy."""
+    lock = project / "dvc.lock"
+    lock.write_text(new.join(lock.read_text().split(old, 1)))
+    commit(project)
+    done = verify(project)
+    assert done.returncode == 1
+    assert said in done.stderr.splitlines()[-1]
+    assert "│" not in done.stderr
+    assert "dvc repro" in done.stderr or "run the pipeline" in done.stderr
+
+
 def other_lr(project: Path) -> None:
     params = project / "params.yaml"
     write_params(params, change(read_params(params), train__lr=0.02))

@@ -53,6 +53,13 @@ def params(path: Path = LOCK) -> dict[str, Any]:
     return {key: value for stage in stages for key, value in stage.get("params", {}).get("params.yaml", {}).items()}
 
 
+def commands(path: Path = LOCK) -> dict[str, Any]:
+    """The command of every stage in a dvc.lock. Raises UserError if it is missing or not readable."""
+    read(path)  # refuses a damaged file
+    stages = YAML(typ="safe", pure=True).load(path)["stages"]
+    return {stage: content.get("cmd") for stage, content in stages.items()}
+
+
 def code(stage: str, path: Path = Path("dvc.yaml")) -> list[Path]:
     """The files of the project among a stage's deps in dvc.yaml, sorted: code, lock and pins, no data.
 

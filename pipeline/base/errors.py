@@ -38,6 +38,7 @@ REMEDIES = {
         "this file system has no locks; mount it with locks, or move the project",
     ),
 }
+UNKNOWN = "see the system's messages (dmesg), its limits (ulimit -a) and its space (df)"
 # torch has no exception class for these, so the text decides.
 NO_MEMORY = re.compile(
     r"can't allocate memory|cannot allocate memory|not enough memory|bad_alloc|out of memory|can't start new thread"
@@ -151,13 +152,15 @@ def _notes(error: BaseException | None) -> list[str]:
 
 def _describe_file_error(error: OSError) -> str:
     """The file, the system's message, and the remedy."""
-    where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else Path.cwd()
+    is_named = isinstance(error.filename, str | bytes)
+    where = Path(os.fsdecode(error.filename)) if is_named else Path.cwd()
+    place = where if is_named else f"a file that the system does not name (in {where})"
     if error.errno in SPACE:
         with suppress(OSError):
             folder = next(parent for parent in [where, *where.absolute().parents] if parent.is_dir())
             free = shutil.disk_usage(folder).free / 1e6
-            return f"{where}: {error.strerror} ({free:,.0f} MB free there); {_again('make room or give write access')}"
-    return f"{where}: {error.strerror}; {_again(REMEDIES.get(error.errno or 0, 'correct this'))}"
+            return f"{place}: {error.strerror} ({free:,.0f} MB free there); {_again('make room or give write access')}"
+    return f"{place}: {error.strerror}; {_again(REMEDIES.get(error.errno or 0, UNKNOWN))}"
 
 
 def _again(remedy: str) -> str:

@@ -25,16 +25,22 @@ def environment() -> dict[str, str]:
     return environ
 
 
-def output(*command: str, cwd: Path | None = None, environ: dict[str, str] | None = None) -> str:
-    """The standard output of a command. Raises UserError with its last line of stderr if the command fails."""
+def output(*command: str, cwd: Path | None = None, environ: dict[str, str] | None = None, remedy: str = "") -> str:
+    """The standard output of a command.
+
+    Raises UserError with its last line of stderr, and with `remedy`, if the command fails.
+    """
     done = subprocess.run(command, cwd=cwd, env=environ or environment(), capture_output=True, text=True, check=False)
     if done.returncode:
-        message = (done.stderr.strip() or "no message").splitlines()[-1]
+        # DVC quotes the lines of a file that it cannot read, each after a bar.
+        lines = [line for line in done.stderr.splitlines() if line.strip() and "│" not in line] or ["no message"]
         program = " ".join(command[2:] if command[0] == sys.executable else command)
-        raise UserError(f"{program} ended with exit status {done.returncode}: {message}")
+        raise UserError(
+            "; ".join(filter(None, [f"{program} ended with exit status {done.returncode}: {lines[-1]}", remedy]))
+        )
     return done.stdout
 
 
-def dvc(*arguments: str, cwd: Path | None = None, environ: dict[str, str] | None = None) -> str:
+def dvc(*arguments: str, cwd: Path | None = None, environ: dict[str, str] | None = None, remedy: str = "") -> str:
     """The standard output of DVC. Raises UserError as `output` does."""
-    return output(sys.executable, "-m", "dvc", *arguments, cwd=cwd, environ=environ)
+    return output(sys.executable, "-m", "dvc", *arguments, cwd=cwd, environ=environ, remedy=remedy)

@@ -79,6 +79,7 @@ def check(claim: Claim) -> None:
     The outputs of training and evaluation, and of stages that read them, may be missing, except eval.json.
     """
     config, claims = claim.config, claim.claims
+    folder.raise_if_any([*folder.outside(claims), *folder.foreign_commands(STAGES)])
     of_both = comparison.outputs(claims, STAGES)
     readers = [name for name, stage in claims.items() if of_both.keys() & stage["deps"].keys()]
     missing = {*of_both, *comparison.outputs(claims, readers)} - {f"{config.paths.metrics}/eval.json"}

@@ -1,24 +1,50 @@
 """Compares this folder with its commit and with dvc.lock. What is not as claimed is named, in one sentence each."""
 
 import json
-from pathlib import Path
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.base import integrity, programs
+from pipeline.base import dvc_lock, integrity, programs
 from pipeline.base.dvc_lock import LOCK, Claims
 from pipeline.base.errors import UserError
 from pipeline.config.params import Params
 
 DECISIVE = (LOCK.as_posix(), "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  # and the deps of the stages
 MOST_FAULTS = 10  # in one message
+COMMANDS = [f"exec setpriv --pdeathsig TERM python -m pipeline.{part}{{stage}}" for part in ("", "launch ")]
+NOT_DVCS = f"{LOCK} or dvc.yaml is not as DVC writes it; take both from an earlier commit, or dvc repro, then commit"
 ANY_STAGE = "dvc checkout restores it, dvc repro makes it again"
 
 
 def check(config: Params, claims: Claims) -> None:
     """Raise UserError if this folder is not what the commit and its dvc.lock say. Reads every byte of the outputs."""
+    raise_if_any(outside(claims))
     raise_if_any(uncommitted(claims))
     raise_if_any(unclean(config, claims, set(), ANY_STAGE))
     raise_if_any(integrity.damage(claims))
+
+
+def outside(claims: Claims) -> list[str]:
+    """One sentence per output that is outside this folder: no stage writes there, so nobody can repeat it."""
+    return [
+        f"{LOCK}: the output {path!r:.200} of {name} is outside this folder, and the paths of params.yaml are inside; "
+        f"take {LOCK} from an earlier commit, or dvc repro, then commit"
+        for name, claim in claims.items()
+        for path in claim["outs"]
+        if not _is_inside(path)
+    ]
+
+
+def foreign_commands(stages: Iterable[str]) -> list[str]:
+    """One sentence per stage whose command in dvc.lock is not of the form that this project's stages have."""
+    commands = dvc_lock.commands()
+    return [
+        f"the stage {name} runs a command that is not this project's: {commands[name]!r:.200}; its own is: "
+        f"{COMMANDS[0].format(stage=name)}, or pipeline.launch {name}"
+        for name in stages
+        if commands[name] not in [command.format(stage=name) for command in COMMANDS]
+    ]
 
 
 def raise_if_any(faults: list[str]) -> None:
@@ -32,7 +58,7 @@ def raise_if_any(faults: list[str]) -> None:
 def uncommitted(claims: Claims, *others: str) -> list[str]:
     """One sentence per file that decides bytes, or is one of `others`, and that is not as in the commit."""
     deps = {path for claim in claims.values() for path in claim["deps"]}
-    decisive = {*DECISIVE, *others, *(path for path in deps if not Path(path).is_absolute())}
+    decisive = {*DECISIVE, *others, *filter(_is_inside, deps)}
     listed = programs.output("git", "status", "--porcelain", "-z", "--no-renames", "--", *sorted(decisive)).split("\0")
     changed = {line[3:] for line in listed if line}  # a file that only the index lost has two lines
     return [f"{path}: differs from the commit; commit it, or restore it" for path in sorted(changed)]
@@ -44,8 +70,10 @@ def unclean(config: Params, claims: Claims, unneeded: set[str], remedy: str) -> 
     Outputs and folders in `unneeded` may be missing or changed. `remedy` brings data back. To be called after
     `uncommitted`: tracked files are as in the commit.
     """
-    stale, changed = _of_stages(json.loads(programs.dvc("status", "--json")), claims, _data(config, claims))
-    data = json.loads(programs.dvc("data", "status", "--granular", "--json"))
+    stale, changed = _of_stages(
+        json.loads(programs.dvc("status", "--json", remedy=NOT_DVCS)), claims, _data(config, claims)
+    )
+    data = json.loads(programs.dvc("data", "status", "--granular", "--json", remedy=NOT_DVCS))
     for how, paths in data.get("uncommitted", {}).items():
         # DVC lists a changed folder and its changed files, but for a missing folder only the folder.
         missing = set() if how == "modified" else {path.rstrip("/") for path in paths if path.endswith("/")}
@@ -69,6 +97,11 @@ def _data(config: Params, claims: Claims) -> set[str]:
     """The paths of inputs and outputs that Git does not track."""
     outs = {path for claim in claims.values() for path in claim["outs"]}
     return {*outs, config.paths.inbox, config.paths.pretrained}
+
+
+def _is_inside(path: str) -> bool:
+    """Whether a path in dvc.lock is of a file in this folder."""
+    return not (PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts)
 
 
 def _inside(path: str, folders: set[str]) -> bool:
