@@ -121,8 +121,8 @@ def tested(names: Sequence[str], tables: Sequence[Table]) -> str:
     """McNemar's test of the predictions of two revisions on the same images, in words."""
     found = significance.compare(*([row["label"] == row["prediction"] for row in table] for table in tables))
     counted = (
-        f"{found.first_alone} that only {names[0]} has right, {found.second_alone} that only {names[1]} has right; "
-        f"McNemar's exact test, level {100 * significance.LEVEL:g} %"
+        f"{found.first_alone} images that only {names[0]} has right, {found.second_alone} that only {names[1]} has "
+        f"right; McNemar's exact test, level {100 * significance.LEVEL:g} %"
     )
     better, worse = (names[1], names[0]) if found.points > 0 else (names[0], names[1])
     difference = f"{abs(found.points):.1f} points more on these {found.images} images"
@@ -132,7 +132,7 @@ def tested(names: Sequence[str], tables: Sequence[Table]) -> str:
         said = f"{better} is better than {worse}: {difference}, which chance does not explain (p = {found.p:.2g})"
     else:
         said = f"{better} has {difference} than {worse}; chance can do as much (p = {found.p:.2g})"
-    return f"{said}; {counted}"
+    return f"{said}: {counted}"
 
 
 def two(first: Revision, second: Revision, known: Mapping[str, tuple[str, str]], paths: Paths) -> Iterator[str]:

@@ -102,15 +102,17 @@ def test_of_two_the_better_one_is_named_and_whether_it_is_shown() -> None:
     """With the difference in points, p, and how many images each has right alone."""
     few, many = answers(*[True] * 3, *[False] * 7), answers(*[False] * 1, *[True] * 9)
     said = compare.tested(("x", "y"), (few, many))
-    assert said.startswith("y has 60.0 points more on these 10 images than x; chance can do as much (p = 0.07); ")
-    assert "1 that only x has right, 7 that only y has right; McNemar's exact test, level 5 %" in said
+    assert said.startswith("y has 60.0 points more on these 10 images than x; chance can do as much (p = 0.07): ")
+    assert "1 images that only x has right, 7 that only y has right; McNemar's exact test, level 5 %" in said
     assert "better" not in said  # it would contradict what follows
     assert compare.tested(("y", "x"), (many, few)).startswith("y has 60.0 points more")
     shown = compare.tested(("x", "y"), (answers(*[False] * 9), answers(*[True] * 9)))
     assert shown.startswith("y is better than x: 100.0 points more on these 9 images, ")
-    assert "(p = 0.0039); 0 that only x has right" in shown
+    assert "(p = 0.0039): 0 images that only x has right" in shown
     assert "can do as much" not in shown
-    assert compare.tested(("x", "y"), (few, few)).startswith("x and y are equally accurate on these 10 images; 0 that")
+    assert compare.tested(("x", "y"), (few, few)).startswith(
+        "x and y are equally accurate on these 10 images: 0 images that"
+    )
 
 
 def test_without_the_same_test_images_there_is_no_test() -> None:

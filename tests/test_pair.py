@@ -64,6 +64,9 @@ def test_every_figure_has_the_difference_and_shares_have_their_interval() -> Non
     assert "<small>0.158 to 0.750</small>" in rows["test accuracy"]  # Wilson's, of 3 of 7
     assert cells["exported epoch"] == ["2", "4", "+2"]
     assert cells["seconds of training"] == ["30", "50", "+20"]
+    faster = replace(SECOND, figures={**FIRST.figures, "seconds": 29.6})
+    row = pair.compared(FIRST, faster, "", []).partition('<th scope="row">seconds of training</th>')[2]
+    assert re.findall(r"<td>([^<]*)", row.partition("</tr>")[0]) == ["30", "30", "+0"]
     timeless = replace(SECOND, figures={key: value for key, value in SECOND.figures.items() if key != "seconds"})
     row = pair.compared(FIRST, timeless, "", []).partition('<th scope="row">seconds of training</th>')[2]
     assert re.findall(r"<td>([^<]*)", row.partition("</tr>")[0]) == ["30", "–", "–"]

@@ -190,7 +190,8 @@ def _difference(first: Run, second: Run, key: str) -> str:
     """How much more the second one has."""
     if not (key in first.figures and key in second.figures):
         return UNKNOWN
-    return f"{second.figures[key] - first.figures[key]:+,{_decimals(key)}}"
+    difference = second.figures[key] - first.figures[key]
+    return f"{round(difference, 0 if key in WHOLE else 4) + 0.0:+,{_decimals(key)}}"  # + 0.0: no "-0"
 
 
 def _decimals(key: str) -> str:
