@@ -367,5 +367,5 @@ def test_every_command_begins_and_ends_alike() -> None:
             "predict",
             "stage",
             "training.runs",
-        )  # fmt: skip
+        )
     }
