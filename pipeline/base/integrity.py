@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,9 +92,10 @@ def sha256_once(path: Path, memory: Path) -> str:
     if now != before:
         with path.open("rb") as written:  # see save_memory
             os.fsync(written.fileno())
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        # In place, because two starts may write it at the same time. A cut file counts as an empty one.
-        memory.write_text(json.dumps(now), encoding="utf-8")
+        with suppress(OSError):  # a disk that is full or read-only: the next start reads the file again
+            memory.parent.mkdir(parents=True, exist_ok=True)
+            # In place, because two starts may write it at the same time. A cut file counts as an empty one.
+            memory.write_text(json.dumps(now), encoding="utf-8")
     return str(now[str(path)][0])
 
 
