@@ -1,5 +1,6 @@
 """data/corrections.csv: labels that a person corrects, and images that a person leaves out."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -128,11 +129,13 @@ def test_exclude_cannot_be_a_class_at_the_same_time() -> None:
 
 
 def test_a_missing_table_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    """It belongs to the project; the message has both ways to have it again."""
-    with pytest.raises(
-        UserError, match=r"no such file; .*git checkout .*: echo path,label,reason > .*corrections.csv$"
-    ):
-        corrections.read(tmp_path / "corrections.csv")
+    """It belongs to the project; the message has both ways to have it again. A pipe in its place is no table."""
+    path = tmp_path / "corrections.csv"
+    for is_there in (False, True):
+        if is_there:
+            os.mkfifo(path)
+        with pytest.raises(UserError, match=r"git checkout .*: echo path,label,reason > .*corrections.csv$"):
+            corrections.read(path)
 
 
 # ---- what split makes of it ----
@@ -237,4 +240,4 @@ def test_dvc_runs_split_again_after_a_correction(tmp_path: Path) -> None:
     assert "corrections.csv: line 2: label 'clemat' is no class (did you mean 'clematis'?)" in refused.stderr
     (project / corrections.FILE).unlink()
     refused = call(project, "python", "-m", "pipeline.repro", check=False)
-    assert refused.stderr.startswith("repro: data/corrections.csv: no such file; needed: the table of corrections")
+    assert refused.stderr.startswith("repro: data/corrections.csv: ")

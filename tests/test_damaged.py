@@ -143,7 +143,19 @@ def one_pixel(path: Path) -> None:
     os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
-BY_ANYBODY: tuple[Damage, ...] = (cut, emptied, a_folder, its_folder_a_file, Path.unlink)
+def a_pipe(path: Path) -> None:
+    """Nobody writes into it: opening it would wait for ever."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    """A link to a device: reading it would never end."""
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+BY_ANYBODY: tuple[Damage, ...] = (cut, emptied, a_folder, its_folder_a_file, Path.unlink, a_pipe, endless)
 VIEW = {"packed_size": 40, "resize": 36, "crop": 32, "grey": "full"}
 DAMAGES: dict[str, tuple[Damage, ...]] = {
     "models/model.json": (

@@ -151,10 +151,12 @@ def test_links_are_followed(inbox: Path) -> None:
 
 
 def test_what_cannot_be_listed_is_refused(inbox: Path) -> None:
-    """A broken link, a pipe, a name that is not UTF-8, a missing folder and an empty one are named."""
+    """A broken link, a pipe, a link to what may never end, a name that is not UTF-8, and missing or empty folders."""
     odd: tuple[tuple[Callable[[], None], str], ...] = (
         (lambda: (inbox / "cats/z.jpg").symlink_to("nowhere"), r"z\.jpg: neither a file nor a folder \(a broken link"),
         (lambda: os.mkfifo(inbox / "cats/z.jpg"), r"z\.jpg: neither a file nor a folder"),
+        (lambda: (inbox / "cats/z.jpg").symlink_to("/proc/self/mem"), r"z\.jpg: a link to /proc/\d+/mem"),
+        (lambda: (inbox / "cats/z.jpg").symlink_to("/dev/zero"), r"z\.jpg: neither a file nor a folder"),
         ((inbox / "cats/\udcff.jpg").touch, r"the name is not UTF-8"),
     )
     for make, what in odd:

@@ -45,6 +45,8 @@ def checkout(path: Path) -> str:
 def reading(path: Path, remedy: str, *damaged: type[Exception]) -> Iterator[None]:
     """A block that reads `path`. Raises UserError for a missing or damaged file, and for errors of types `damaged`."""
     types: tuple[type[Exception], ...] = (ValueError, csv.Error, *damaged)
+    if path.exists() and not (path.is_file() or path.is_dir()):  # reading it could wait for ever, or never end
+        raise UserError(f"{path}: a pipe or a device stands where a file belongs; rm {path}, then {remedy}")
     try:
         yield
     except FileNotFoundError:

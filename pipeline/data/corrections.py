@@ -49,10 +49,9 @@ NONE = Table()
 
 def read(path: Path = FILE) -> Table:
     """The corrections. Raises UserError for a table that is missing or cannot be read."""
-    try:
-        unread, lines = user_table.parsed(str(path), path.read_bytes(), COLUMNS)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise UserError(missing(path)) from None
+    if not path.is_file():
+        raise UserError(missing(path))
+    unread, lines = user_table.parsed(str(path), path.read_bytes(), COLUMNS)
     return Table(lines, unread)
 
 
@@ -60,7 +59,7 @@ def missing(path: Path = FILE) -> str:
     """The message for a table that is not there."""
     header = EMPTY.strip()
     return (
-        f"{path}: no such file; needed: the table of corrections, at least its first line; git checkout {path} brings "
+        f"{path}: no such plain file; needed: the table of corrections, at least its first line; git checkout {path} brings "
         f"it back, or write one without a correction: echo {header} > {path}"
     )
 

@@ -172,6 +172,8 @@ def _decoded(
     again when there is enough.
     """
     length = decoders.file_size(path)
+    if length == 0 and not sha256:
+        raise Unusable(decoders.EMPTY)  # not read: a file of /proc has this length, and may never end
     with decoders.content(path, length, sha256) as content:
         if length == 0:
             raise Unusable(decoders.EMPTY)

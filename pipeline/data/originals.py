@@ -19,6 +19,7 @@ from pipeline.data import folders
 
 MANIFEST = ".manifest.csv"  # in paths.images; no file of an archive or an inbox has this name: hidden names are junk
 HEADER = ("path", "bytes", "sha256")
+KERNEL = (("proc",), ("sys",))  # top folders whose files are on no disk, and may have no end
 LICENSE = "LICENSE.txt"  # is copied beside the manifest: reports name the photographers
 
 
@@ -137,7 +138,7 @@ def _walk(folder: Path, top: Path, above: tuple[Path, ...]) -> Iterator[str]:
     """The paths of the files and folders below `folder` relative to `top`, without junk and what `dvc add` wrote.
 
     `above` has the folders that lead to it. Raises UserError for a link to one of them, for what is neither a file nor
-    a folder, and for a name that split.csv cannot hold.
+    a folder, for a link to what is on no disk, and for a name that split.csv cannot hold.
     """
     here = folder.resolve()
     if here in above:
@@ -150,6 +151,8 @@ def _walk(folder: Path, top: Path, above: tuple[Path, ...]) -> Iterator[str]:
         if files.is_junk(Path(entry.name)) or folders.is_from_dvc_add(path, top):
             continue
         folders.check_name(path, name)
+        if entry.is_symlink() and path.resolve().parts[1:2] in KERNEL:
+            raise UserError(f"{path}: a link to {path.resolve()}, which may never end; remove the link")
         if entry.is_dir():
             yield f"{name}/"
             yield from _walk(path, top, (*above, here))
