@@ -60,11 +60,12 @@ def labels(result: split.Result) -> dict[str, str]:
     [
         'path,label,reason\ncat/1.png,dog,is a dog\n"cat/2, b.png",exclude,\n',
         '\ufeffpath,label,reason\r\n./cat/1.png , dog ,is a dog\r\n,,\r\n"cat/2, b.png",exclude,\r\n',
+        '\ufeffpath;label;reason\r\ncat/1.png;dog;"is a; dog"\r\n;;\r\ncat/2, b.png;exclude;\r\n',
         'REASON,path,label\nis a dog,cat\\1.png,dog\n,"cat/2, b.png",exclude',
     ],
 )
 def test_a_table_is_read_in_every_usual_form(content: str, tmp_path: Path) -> None:
-    """A BOM, Windows line ends and paths, quotes, spaces, empty lines, and any order of columns."""
+    """A BOM, Windows line ends and paths, semicolons, quotes, spaces, empty lines, and any order of columns."""
     corrected = corrections.apply(read(content, tmp_path), LAYOUT)
     assert [file.label for file in corrected.layout.image_files] == ["dog", "cat", "dog", "dog"]
     assert corrected.reasons == {"cat/2, b.png": "excluded by hand"}
@@ -93,7 +94,8 @@ def test_what_changes_nothing_or_is_not_read_is_said(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("", "no column path and label in its first line (''); needed: path, label, optionally reason, with commas"),
-        ("path;label;reason\ncat/1.png;dog;\n", "no column path and label in its first line ('path;label;reason'); "),
+        ("path;label,reason\ncat/1.png;dog,\n", "no column path and label in its first line ('path;label, reason'); "),
+        ("path;label\ncat/1.png,dog\n", "line 2: 1 cells; needed: 2 in each line, as in the first"),
         ("path,label,label\n", "two columns with one name in its first line"),
         ("path,label,reason\ncat/1.png,dog\n", "line 2: 2 cells; needed: 3 in each line, as in the first"),
         ('path,label\n"cat/1.png,dog\n', "not a table with commas: unexpected end of data; write it again"),

@@ -27,6 +27,7 @@ def refusal(content: str | bytes, names: list[str] = FILES) -> str:
         'path,label\na.png,x\nb/c.png,y\n"d e,f.JPG",x\n',
         'label,path\nx,a.png\ny,b/c.png\nx,"d e,f.JPG"\n',
         '\ufeff Path , LABEL \r\n\r\na.png, x\r\n./b/c.png,y \r\n,\r\n"d e,f.JPG",x',
+        "\ufeffpath;label\r\na.png;x\r\nb/c.png;y\r\nd e,f.JPG;x\r\n",
         'path,label\nb\\c.png,y\n"d e,f.JPG","x"\n.\\a.png,x',
     ],
 )
@@ -67,7 +68,8 @@ def test_what_is_not_used_is_noted() -> None:
     [
         ("", "no column path and label in its first line (''); needed: path, label, optionally split and group"),
         ("path,class\na.png,x\n", "no column label in its first line ('path, class'); needed: "),
-        ("path;label\na.png;x\n", "no column path and label in its first line ('path;label'); needed: "),
+        ("path;label,group\na.png;x,\n", "no column path and label in its first line ('path;label, group'); needed: "),
+        ("path;label\na.png,x\n", "line 2: 1 cells; needed: 2 in each line, as in the first"),
         ("path,label,Path\n", "two columns with one name in its first line"),
         ("path,label\na.png\n", "line 2: 1 cells; needed: 2 in each line, as in the first"),
         ("path,label\na.png,x\n\nd e,f.JPG,x\n", "line 4: 3 cells; needed: 2 in each line, as in the first"),

@@ -1,6 +1,7 @@
 """A table that a user writes, such as labels.csv: its columns, its lines, and what is wrong with them.
 
-It is UTF-8 with commas. The first line names the columns, in any order.
+It is UTF-8 with commas. The first line names the columns, in any order. Semicolons between all cells are read, too:
+Excel writes them where the comma is the decimal sign.
 """
 
 import csv
@@ -53,7 +54,9 @@ def parsed(table: str, content: bytes, columns: Columns) -> tuple[list[str], lis
 
 def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
     """The cells of each line that is not empty, with its number. Raises csv.Error."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    first = text.lstrip().partition("\n")[0]
+    separator = ";" if ";" in first and "," not in first else ","
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     for cells in reader:
         if any(map(str.strip, cells)):
             yield reader.line_num, cells
