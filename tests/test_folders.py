@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.base.errors import UserError
 from pipeline.data import folders, inbox, originals
-from pipeline.data.layout import Layout, split_of
+from pipeline.data.layout import Layout, formulas, split_of
 from pipeline.data.split_table import SPLITS
 from tests.helpers.datasets import do_split, put, splits_by_path, two_classes
 
@@ -196,6 +196,17 @@ def test_classes_that_differ_in_case_or_blanks_are_named(
     (tmp_path / "labels.csv").write_text("\n".join(["path,label", *rows]) + "\n")
     noted = [note for note in layout_of(tmp_path).notes if "one name in labels.csv" in note]
     assert len(noted) == len(groups)
+
+
+@pytest.mark.parametrize("name", ["=1+2", "+1", "-1", "@home", "\tcat"])
+def test_names_that_a_spreadsheet_runs_are_noted(tmp_path: Path, name: str) -> None:
+    """A cell of a table would begin with such a name. It stays as it is, and the note has it."""
+    laid_out(tmp_path, f"{name}/1.png", "dog/=2.png")
+    found = layout_of(tmp_path)
+    assert name in found.classes
+    (note,) = found.notes
+    assert repr(name) in note
+    assert not list(formulas(["dog", "dog/=2.png"]))
 
 
 @pytest.mark.parametrize("tops", [("train", "valid"), ("TRAIN", "Test"), ("Training",)])

@@ -59,8 +59,8 @@ def missing(path: Path = FILE) -> str:
     """The message for a table that is not there."""
     header = EMPTY.strip()
     return (
-        f"{path}: no such plain file; needed: the table of corrections, at least its first line; git checkout {path} brings "
-        f"it back, or write one without a correction: echo {header} > {path}"
+        f"{path}: no such plain file; needed: the table of corrections, at least its first line; git checkout {path} "
+        f"brings it back, or write one without a correction: echo {header} > {path}"
     )
 
 

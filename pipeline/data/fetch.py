@@ -34,11 +34,22 @@ class Purpose:
     stage: str  # whose name is before each line
     key: str  # of the params, with which an error begins
     remedy: str
+    too_long: str  # what limits the length, and the remedy
 
 
 GO_ON = "to go on without the network: fetch that file elsewhere and"
-ARCHIVE = Purpose("download", "data.url", f"{GO_ON} set data.url: file:///path/to/it")
-WEIGHTS = Purpose("weights", "train.weights", f"{GO_ON} name it in train.weights")
+ARCHIVE = Purpose(
+    "download",
+    "data.url",
+    f"{GO_ON} set data.url: file:///path/to/it",
+    "data.max_bytes; raise it if the archive is so large, or correct data.url",
+)
+WEIGHTS = Purpose(
+    "weights",
+    "train.weights",
+    f"{GO_ON} name it in train.weights",
+    "no published weights have more; something answers in the place of their server",
+)
 
 
 def obtain_archive(url: str, sha256: str, archives: Path, waits: Sequence[float] = WAITS, most: int = NO_LIMIT) -> Path:
@@ -122,6 +133,9 @@ def _local_path(url: str) -> Path:
 def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose, most: int) -> None:
     """Download to `target`, with the tries and errors of `download`."""
     shown = without_secrets(url)
+    endless = UserError(
+        f"{purpose.key}: {shown!r} sends more than {most} bytes; nothing was kept; allowed: up to that: {purpose.too_long}"
+    )
     print(f"{purpose.stage}: getting {shown}", file=sys.stderr)
     for attempt, wait in enumerate([*waits, None], start=1):
         try:
@@ -134,7 +148,7 @@ def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose, most:
                     # decompressed here.
                     headers={"Accept-Encoding": "identity"},
                 )
-                client(url, Limited(file, most, f"{shown!r} sends more than {most} bytes"), None)
+                client(url, Limited(file, most, endless), None)
             return
         except (requests.RequestException, ValueError) as error:  # ValueError: a length that is no number
             if isinstance(error, requests.HTTPError) and error.response is not None:
@@ -153,17 +167,14 @@ def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose, most:
 class Limited:
     """What pooch writes to: a file that takes at most so many bytes. An answer may have no end."""
 
-    def __init__(self, file: BinaryIO, most: int, fault: str) -> None:
-        self._file, self._left, self._fault = file, most, fault
+    def __init__(self, file: BinaryIO, most: int, refusal: UserError) -> None:
+        self._file, self._left, self._refusal = file, most, refusal
 
     def write(self, content: bytes) -> None:
         """Write to the file. Raises UserError if that would be too much."""
         self._left -= len(content)
         if self._left < 0:
-            raise UserError(
-                f"data.max_bytes: {self._fault}; allowed: up to that; nothing was kept; raise it if the archive is "
-                f"so large, or correct data.url"
-            )
+            raise self._refusal
         self._file.write(content)
 
     def flush(self) -> None:

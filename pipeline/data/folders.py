@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.data import labels
-from pipeline.data.layout import ImageFile, Layout, alike, looks_like_image, named, split_of, unused
+from pipeline.data.layout import ImageFile, Layout, alike, formulas, looks_like_image, named, split_of, unused
 from pipeline.data.split_table import SPLITS
 
 OTHER_TABLES = {  # a table of another tool → how it becomes labels.csv
@@ -92,7 +92,8 @@ def interpret(folder: str, names: Sequence[str], read: Callable[[str], bytes]) -
     else:
         found = _of_folders(where, inside, top, notes, empty)
         remedy = "put their images into one of these folders, and remove the others"
-    return replace(found, notes=(*found.notes, *alike(found.classes, remedy)))
+    odd = (*alike(found.classes, remedy), *formulas((*found.classes, *(file.path for file in found.image_files))))
+    return replace(found, notes=(*found.notes, *odd))
 
 
 def _of_folders(where: str, names: Sequence[str], top: str, notes: list[str], empty: Sequence[str]) -> Layout:

@@ -5,7 +5,7 @@ folders.py reads it from folders, labels.py from a table.
 
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -22,6 +22,7 @@ SUFFIXES = frozenset({
     ".heic", ".heif", ".avif", ".jxl", ".jp2", ".j2k", ".dcm",
 })  # fmt: skip
 MOST_NAMED = 20  # classes in one sentence
+FORMULA = ("=", "+", "-", "@", "\t")  # with these a cell begins that a spreadsheet runs [OWASP, CSV injection]
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,18 @@ def alike(classes: Sequence[str], remedy: str) -> Iterator[str]:
                 f"these are {len(group)} classes, and differ only in case, blanks or accents: {named(names)}; if they "
                 f"are one class, {remedy}"
             )
+
+
+def formulas(names: Iterable[str]) -> Iterator[str]:
+    """A note on the names of classes and files that a spreadsheet would run as a formula; none without such names.
+
+    They stand in the tables as they are, because programs join the tables by them.
+    """
+    if first := next((name for name in names if name.startswith(FORMULA)), ""):
+        yield (
+            f"names that begin with {' '.join(FORMULA[:4])} or a tab (first: {first!r:.100}): a spreadsheet takes them "
+            f"for formulas when it opens a table of metrics; rename them, or import the table as text"
+        )
 
 
 def named(names: Sequence[str]) -> str:
