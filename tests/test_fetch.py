@@ -91,7 +91,8 @@ def test_a_download_that_is_too_long_ends(tmp_path: Path, length: int | None) ->
             while True:
                 request.wfile.write(BODY)
 
-    with server(answer) as (url, asked), pytest.raises(UserError, match=r"^data\.url: .* 1000 bytes.*allowed: .*data\.max_bytes"):
+    refusal = r"^data\.url: .* 1000 bytes.*allowed: .*data\.max_bytes"
+    with server(answer) as (url, asked), pytest.raises(UserError, match=refusal):
         fetch.obtain_archive(url, BODY_SHA256, tmp_path, NO_WAITS, 1000)
     assert len(asked) == 1
     assert list(tmp_path.iterdir()) == []

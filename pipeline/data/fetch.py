@@ -133,8 +133,9 @@ def _local_path(url: str) -> Path:
 def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose, most: int) -> None:
     """Download to `target`, with the tries and errors of `download`."""
     shown = without_secrets(url)
-    endless = UserError(
-        f"{purpose.key}: {shown!r} sends more than {most} bytes; nothing was kept; allowed: up to that: {purpose.too_long}"
+    endless = (
+        f"{purpose.key}: {shown!r} sends more than {most} bytes; nothing was kept; allowed: up to that: "
+        f"{purpose.too_long}"
     )
     print(f"{purpose.stage}: getting {shown}", file=sys.stderr)
     for attempt, wait in enumerate([*waits, None], start=1):
@@ -167,14 +168,14 @@ def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose, most:
 class Limited:
     """What pooch writes to: a file that takes at most so many bytes. An answer may have no end."""
 
-    def __init__(self, file: BinaryIO, most: int, refusal: UserError) -> None:
-        self._file, self._left, self._refusal = file, most, refusal
+    def __init__(self, file: BinaryIO, most: int, fault: str) -> None:
+        self._file, self._left, self._fault = file, most, fault
 
     def write(self, content: bytes) -> None:
         """Write to the file. Raises UserError if that would be too much."""
         self._left -= len(content)
         if self._left < 0:
-            raise self._refusal
+            raise UserError(self._fault)
         self._file.write(content)
 
     def flush(self) -> None:
