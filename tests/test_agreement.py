@@ -65,7 +65,9 @@ def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
     assert not (first / "models").exists()
 
 
-@pytest.mark.parametrize("damage", [shutil.rmtree, lambda folder: one_pixel(folder / "images.npy")], ids=str)
+@pytest.mark.parametrize(
+    "damage", [shutil.rmtree, lambda folder: one_pixel(folder / "images.npy")], ids=["gone", "changed"]
+)
 def test_a_node_without_its_data_ends_the_others_too(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     """One node has no packed images, or a changed pixel, and says so. The other one does not wait, and says the same.
 
