@@ -125,20 +125,25 @@ def fitting(models: Path, described: Description, device: str) -> tuple[Any, str
     `export` keeps no file that gives another class for a test image. The file has the hash of its weights.
     """
     path, weights = models / ONNX, models / WEIGHTS
+    reason, model = "", None
     if device != "cpu":
-        return None, f"--device is {device}"
-    if described.arithmetic == "portable":
-        return None, f"train.arithmetic was portable; --model {path} is faster, with other last digits"
-    if not path.is_file() or path.stat().st_size == 0:
-        return None, f"{path} is missing or empty; to be faster: evaluate.onnx: true, then dvc repro (or dvc pull)"
-    try:
-        model = opened(path)
-    except UserError as error:
-        return None, f"of an error: {error}"
-    labels = (model.classes, model.view)
-    if not weights.is_file() or model.weights != files.sha256(weights) or labels != (described.classes, described.view):
-        return None, f"{path} is of another model; to be faster: dvc repro export, or dvc checkout"
-    return model, ""
+        reason = f"--device is {device}"
+    elif described.arithmetic == "portable":
+        reason = f"train.arithmetic was portable; --model {path} is faster, with other last digits"
+    elif not path.is_file() or path.stat().st_size == 0:
+        reason = f"{path} is missing or empty; to be faster: evaluate.onnx: true, then dvc repro (or dvc pull)"
+    elif not weights.is_file():
+        reason = f"nothing says that {path} is of this model without that file; --model {path} needs no other"
+    else:
+        try:
+            model = opened(path)
+        except UserError as error:
+            reason = f"of an error: {error}"
+        else:
+            labels = (described.classes, described.view, files.sha256(weights))
+            if (model.classes, model.view, model.weights) != labels:
+                reason = f"{path} is of another model; to be faster: dvc repro export, or dvc checkout"
+    return model, reason
 
 
 def by_torch(request: Request, models: Path, config: Params, refused: list[UserError]) -> Iterator[Answer]:

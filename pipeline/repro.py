@@ -13,6 +13,7 @@ them: when the prompt is back, or a container ends, an interrupted training has 
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from pipeline.evaluation import summary
 
 DVC = Path(".dvc")
 WHOLE = {"-p", "--pipeline", "-P", "--all-pipelines", "-R", "--recursive"}  # with these, targets name no single stage
+SINGLE = re.compile(r"-[A-Za-z]*s[A-Za-z]*")  # short options of DVC, with -s among them
 WITHOUT_CACHE = {"--no-commit", "--dry", "--help", "-h"}  # with these, DVC neither writes nor reads its cache
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
@@ -59,11 +61,10 @@ def run(arguments: list[str]) -> int:
             return status if status >= 0 else 128 - status
 
 
-def report(sentences: list[str]) -> bool:
-    """Print one line per sentence to stderr. Returns whether there was one."""
+def report(sentences: list[str]) -> None:
+    """Print one line per sentence to stderr."""
     for sentence in sentences:
         print(f"repro: {sentence}", file=sys.stderr)
-    return bool(sentences)
 
 
 def check_params(stages: frozenset[str], arguments: list[str]) -> Params:
@@ -125,12 +126,13 @@ def repro(arguments: list[str]) -> int:
 def reached(arguments: list[str]) -> frozenset[str]:
     """The stages that `dvc repro` with these arguments brings up to date; all, if it names none."""
     graph = dvc_lock.graph()
-    stages = {argument for argument in arguments if not argument.startswith("-")}
+    stages = {argument.removeprefix("dvc.yaml:") for argument in arguments if not argument.startswith("-")}
     if not stages or not stages <= graph.keys() or not WHOLE.isdisjoint(arguments):
         return frozenset(graph)
     if "--downstream" in arguments:
         graph = {stage: {reader for reader, read in graph.items() if stage in read} for stage in graph}
-    waiting = list(stages) if {"-s", "--single-item"}.isdisjoint(arguments) else []
+    is_single = any(argument == "--single-item" or SINGLE.fullmatch(argument) for argument in arguments)
+    waiting = [] if is_single else list(stages)
     while waiting:
         new = graph[waiting.pop()] - stages
         stages |= new

@@ -22,7 +22,7 @@ from pipeline.base import linux
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import document, machine, params, validity
 from pipeline.config.machine import Machine
-from pipeline.config.params import Params
+from pipeline.config.params import Data, Params
 from pipeline.planning import presets, survey
 from pipeline.planning.presets import NAMES
 from pipeline.planning.survey import Survey
@@ -133,7 +133,7 @@ def offer(now: Situation) -> None:
 def chosen(now: Situation, photos: str) -> str:
     """The preset that the person at the terminal chooses; empty for none, or without a terminal."""
     offer(now)
-    if not now.found.images:
+    if not now.found.images and now.config.data.url == Data().url:
         print("", *WITHOUT_PHOTOS, sep="\n")
         return ""
     command = f"python -m pipeline.start {presets.RECOMMENDED}{f' --photos {shlex.quote(photos)}' if photos else ''}"

@@ -2,10 +2,12 @@
 
 import hashlib
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -55,6 +57,30 @@ def test_a_download_says_where_it_is(
     first, *others = capfd.readouterr().err.splitlines()
     assert first == f"download: getting {url}"
     assert re.fullmatch(r"download: [\d.]+ of 0\.3 MB, [\d.,]+ MB/s, \d+ s", others[0])
+
+
+def test_a_terminal_sees_a_bar(tmp_path: Path) -> None:
+    """With the bytes so far and all bytes. It stands on stderr; 1 second: another Python starts."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    code = (
+        "import sys, pathlib; from pipeline.data import fetch; "
+        "fetch.download(sys.argv[1], pathlib.Path('got'), sys.argv[2])"
+    )
+    environ = {key: value for key, value in os.environ.items() if key != "CI"}
+    with server(lambda request, n: reply(request, BODY)) as (url, _):
+        command = [sys.executable, "-c", code, url, BODY_SHA256]
+        environ["PYTHONPATH"] = str(PROJECT)
+        done = subprocess.run(command, cwd=tmp_path, env=environ, stderr=theirs, check=False)
+    os.close(theirs)
+    said = ""
+    with suppress(OSError):  # the end
+        while part := os.read(ours, 10_000):
+            said += part.decode()
+    os.close(ours)
+    assert done.returncode == 0, said
+    assert "100%" in said
+    assert (tmp_path / "got").read_bytes() == BODY
 
 
 def test_a_silent_download_says_that_it_lives(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base import files, integrity
+from pipeline.base import dvc_lock, files, integrity
 from pipeline.config import params
 from pipeline.config.params import Paths
 from pipeline.data import split_table
@@ -91,7 +91,8 @@ ALL = DATA | {"weights", "train"} | LAST
         (["prepare"], DATA),
         (["prepare", "weights"], DATA | {"weights"}),
         (["--single-item", "train"], {"train"}),
-        (["-s", "report"], {"report"}),
+        (["-sf", "report"], {"report"}),
+        (["dvc.yaml:prepare"], DATA),
         (["--pipeline", "split"], ALL),
         (["data/packed"], ALL),
     ],
@@ -99,6 +100,13 @@ ALL = DATA | {"weights", "train"} | LAST
 def test_what_a_run_brings_up_to_date(arguments: list[str], stages: set[str]) -> None:
     """By dvc.yaml, with DVC's own options. Only these outputs are checked, and only their figures are shown."""
     assert reached(arguments) == stages
+
+
+def test_a_stage_of_ones_own_may_have_no_deps(tmp_path: Path) -> None:
+    """DVC allows it. What another stage reads inside its output makes it an earlier stage."""
+    path = tmp_path / "dvc.yaml"
+    path.write_text("stages:\n  mine: {cmd: x, outs: [a]}\n  other: {cmd: y, deps: [a/b], outs: [c: {cache: false}]}\n")
+    assert dvc_lock.graph(path) == {"mine": set(), "other": {"mine"}}
 
 
 def test_the_report_is_named_last() -> None:

@@ -107,7 +107,7 @@ def _stages(path: Path) -> dict[str, dict[str, Any]]:
     """The stages of a dvc.yaml, each with its deps as text."""
     try:
         stages = YAML(typ="safe", pure=True).load(path)["stages"]
-        return {stage: entry | {"deps": [str(dep) for dep in entry["deps"]]} for stage, entry in stages.items()}
+        return {stage: entry | {"deps": [str(dep) for dep in entry.get("deps", [])]} for stage, entry in stages.items()}
     except FileNotFoundError:
         raise UserError(f"{path}: not found; run from the project's folder, where it lies") from None
     except (YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError):

@@ -6,8 +6,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
-from tqdm import tqdm
-
 RESULT_BYTES = 2**28  # the most bytes that finished results may take while they wait for the reader
 
 Item = TypeVar("Item")
@@ -28,6 +26,8 @@ def ordered_map(
     At most 4 items per worker are under way, so memory does not grow with the number of items. `result_bytes` is the
     size of one result: if the results under way would take more than RESULT_BYTES, fewer items are under way.
     """
+    from tqdm import tqdm  # here, because predict imports this module and needs no bar
+
     pool, remaining = ThreadPoolExecutor(workers), iter(items)
     under_way = max(1, min(4 * workers, RESULT_BYTES // max(result_bytes, 1)))
     try:

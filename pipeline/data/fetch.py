@@ -186,7 +186,7 @@ class Limited:
 def progress(stage: str) -> Iterator["tqdm[Any] | ProgressLines"]:
     """What pooch takes for a progress bar: one on a terminal, else lines. It moves on also while no byte comes."""
     is_bar = sys.stderr.isatty() and not os.environ.get("CI")
-    bar: Any = tqdm(ncols=79, unit="B", unit_scale=True) if is_bar else ProgressLines(stage)
+    bar: Any = Bar(ncols=79, unit="B", unit_scale=True) if is_bar else ProgressLines(stage)
     ended = threading.Event()
 
     def move_on() -> None:
@@ -200,6 +200,14 @@ def progress(stage: str) -> Iterator["tqdm[Any] | ProgressLines"]:
     finally:
         ended.set()
         thread.join()
+        bar.close()
+
+
+class Bar(tqdm):  # type: ignore[type-arg]
+    """A progress bar that is true: pooch asks for its truth before it sets the total, and tqdm has none without it."""
+
+    def __bool__(self) -> bool:
+        return True
 
 
 class ProgressLines:

@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 
+from pipeline.base import linux
 from pipeline.base.errors import UserError
 from pipeline.data.layout import ImageFile, Layout, are, in_one_line
 
@@ -65,7 +66,10 @@ def _searched(paths: Sequence[str], expression: str) -> list[str]:
     """
     question = json.dumps([SEARCH_SECONDS, expression, paths])
     command = [sys.executable, "-I", "-S", "-c", SEARCH]  # in a session of its own: Ctrl-C ends it through this process
-    done = subprocess.run(command, input=question, capture_output=True, text=True, start_new_session=True, check=False)
+    done = subprocess.run(
+        command, input=question, capture_output=True, text=True, start_new_session=True, check=False,
+        preexec_fn=linux.die_with_parent,
+    )  # fmt: skip
     names = [json.loads(line) for line in done.stdout.splitlines()]
     if done.returncode == -signal.SIGXCPU:
         raise UserError(

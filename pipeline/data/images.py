@@ -185,6 +185,7 @@ def _decoded(
             with budget.reserve(needed) as grow:
                 source, image = content, decoders.opened(content, min_side, max_pixels)
                 if is_copied:
+                    del image  # its memory is reserved once
                     source = originals.copy(content, path, sha256)
                     image = decoders.opened(source, min_side, max_pixels)
                 stored = image.size

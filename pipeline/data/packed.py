@@ -8,6 +8,7 @@ import hashlib
 import io
 import math
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipeline.base.errors import UserError
 from pipeline.data import split_table
 
 IMAGES, DIGEST = "images.npy", "digest.json"
+LARGE = 4e9  # bytes to read; from this size on, a message comes first
 MEMORY = programs.TEMPORARY / "packed.json"  # the digest of images.npy, by its inode, size and times
 
 
@@ -109,7 +111,15 @@ def check_pixels(data: Packed, folder: Path) -> None:
     not read here.
     """
     path = folder / IMAGES
-    if not integrity.is_compared(folder) and (actual := integrity.sha256_once(path, MEMORY)) != data.digest:
+    if integrity.is_compared(folder):
+        return
+    if data.images.nbytes > LARGE:
+        print(
+            f"{path}: comparing {data.images.nbytes / 1e9:.0f} GB with {folder / DIGEST}, if it has changed since the "
+            f"last time; if other processes do not wait so long, raise run.timeout_seconds",
+            file=sys.stderr,
+        )
+    if (actual := integrity.sha256_once(path, MEMORY)) != data.digest:
         raise UserError(
             f"{path}: its SHA-256 is {actual}, but {folder / DIGEST} says {data.digest}; {schema.checkout(folder)}"
         )

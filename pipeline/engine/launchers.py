@@ -31,7 +31,7 @@ from pipeline.engine.distributed import ENDED_NOTE, PEER_DIED
 from pipeline.engine.forwarding import supervised
 from pipeline.engine.watchdog import Watch
 
-SRUN_SECONDS = 15  # in which srun ends its other processes after a failure; SIGKILL does not wait for KillWait
+SRUN_SECONDS = 25  # in which srun ends its other processes after a failure; SIGKILL does not wait for KillWait
 
 
 class NodeLost(UserError):
@@ -198,6 +198,8 @@ def _wait_for_srun(process: subprocess.Popen[bytes], watch: Watch) -> int:
             return process.wait(1)
         # By listing the folder: over NFS a file of another node can be invisible for a minute under its own name.
         waited += any(note.parent.glob(f"{note.name}*"))
+    if (code := process.poll()) is not None:
+        return code
     watch.end("srun", f"waited {waited} s for a node that does not answer, after a process had failed (see above)")
     process.wait()
     raise NodeLost(f"{watch.named['srun']}; submit the job again, on nodes that reach each other")
