@@ -211,7 +211,10 @@ CASES = (
     ),
     Case("labels.csv, twice", FLAT | table(HEADER, *listed("photos/"), "photos/00.png,cat"), says=("is there twice",)),
     Case(
-        "labels.csv, semicolons", FLAT | table("path;label", "photos/00.png;cat"), says=("no column path and label",)
+        "labels.csv, semicolons",
+        FLAT | table(*(line.replace(",", ";") for line in (HEADER, *listed("photos/")))),
+        (12, 3, 5),
+        ("layout: labels.csv",),
     ),
 )  # fmt: skip
 

@@ -248,7 +248,7 @@ def test_a_loss_that_one_process_sees_broken_is_refused_by_all() -> None:
 def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
     """1 × B and 2 × B/2 of a model without BatchNorm agree to rounding after eight steps; so do loss and counts."""
     for size, parallel in ((1, "single"), (2, "ddp")):
-        run_ranks(size, "steps", str(tmp_path), parallel, "none", "1")
+        run_ranks(size, "steps", str(tmp_path), parallel, "cross_entropy", "none", "1")
     one, two = (torch.load(tmp_path / f"{size}-1.pt") for size in (1, 2))
     assert one["sums"][1:].tolist() == two["sums"][1:].tolist()
     assert one["sums"][0] == pytest.approx(two["sums"][0].item(), rel=1e-6)
