@@ -12,9 +12,11 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 STOPPED = 75  # exit status: saved, run again to go on (EX_TEMPFAIL of sysexits.h)
 INTERRUPTED = "no incomplete output is left; run again to go on"
@@ -59,8 +61,49 @@ def without_secrets(text: str) -> str:
     return QUERY.sub(r"\1…", USER.sub("…@", text))
 
 
+Kind = Literal[
+    "unknown",  # a key or a name that does not exist
+    "value",  # a value that is not allowed
+    "pair",  # two values that do not work together
+    "machine",  # this machine, or what is installed on it, cannot do it
+    "missing",  # a file, a folder or a line is not there
+    "damaged",  # the content of a file is not what it has to be
+    "differs",  # something is not equal to what it has to equal: a commit, a record, another node
+    "busy",  # another process works there
+    "failed",  # a program or another process has ended with an error
+]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A value that is refused. As a text it is one line: key, value, reason, what is allowed, and the remedy.
+
+    Raises ValueError for a fault that tells a person neither what is allowed nor what to do.
+    """
+
+    key: str  # the dotted name of a setting, an option of a command, or the path of a file
+    value: str  # what stands there, as a person has written it; for a file: what is wrong with it
+    kind: Kind
+    reason: str = ""  # why it is refused, if the value alone does not say it
+    allowed: str = ""  # what may stand there instead
+    remedy: str = ""  # what to do
+
+    def __post_init__(self) -> None:
+        if not (self.key and self.value and (self.allowed or self.remedy)):
+            raise ValueError(f"a fault needs a key, a value, and what is allowed or a remedy: {self!r}")
+
+    def __str__(self) -> str:
+        allowed = self.allowed and f"allowed: {self.allowed}"
+        said = f"{self.key}: {': '.join(filter(None, (self.value, self.reason)))}"
+        return " ".join("; ".join(filter(None, (said, allowed, self.remedy))).split())
+
+
 class UserError(Exception):
-    """A mistake of the user, or a damaged file. The text has key or file, value, what is allowed, and the remedy."""
+    """A mistake of the user, or a damaged file. The text has one line for each fault."""
+
+    def __init__(self, *faults: Fault | str) -> None:
+        super().__init__("\n".join(map(str, faults)))
+        self.faults = tuple(fault for fault in faults if isinstance(fault, Fault))
 
 
 class Stopped(Exception):
