@@ -7,35 +7,34 @@
 One test split has few images, so its accuracy has a wide interval. Here split.folds is N, and the pipeline runs N times
 with split.fold from 0 to N - 1: each image is a test image once. --seeds K repeats that with K seeds of the training.
 
-Each run is in a working copy of the project (.dvc/tmp/folds/), with the project's DVC cache. A finished stage is
+Each run is in a work copy of the project (.dvc/tmp/reruns/folds/), with the project's DVC cache. A finished stage is
 restored from the run cache, and an interrupted training goes on from its checkpoint: if this command is killed, run it
 again. Your folder, with its params.yaml and dvc.lock, stays as it is. Written: metrics/folds/ and reports/folds.html.
 """
 
 import argparse
-import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import cache_repair, files, killed_dvc, locks, programs
-from pipeline.base.errors import UserError, exit_status
+from pipeline.base import cache_repair, files, integrity, killed_dvc, locks
+from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from pipeline.data import layout
 from pipeline.planning import survey
 from pipeline.planning.survey import Survey
-from pipeline.studies import answers, copies, jobs, record
-from pipeline.studies.copies import Copy, Project
-from pipeline.studies.jobs import Job
+from pipeline.reruns import runner, workcopy
+from pipeline.reruns.runner import Job, Slot
+from pipeline.reruns.workcopy import WorkCopy
+from pipeline.studies import answers, record
 from pipeline.studies.record import Record
 
-FOLDER = programs.TEMPORARY / "folds"
+FOLDER = workcopy.FOLDER / "folds"
 FOLDS = 5
-MOST_FOLDS, MOST_SEEDS, MOST_JOBS = 100, 100, 64
+MOST_FOLDS, MOST_SEEDS = 100, 100
 BEFORE, STAGES = ("download", "weights"), ("prepare", "train", "evaluate")
 DIFFERENT = 3  # exit status
 
@@ -47,36 +46,37 @@ class Study:
     values: Mapping[str, Any]  # dotted key → value: what the params of this folder are changed by
     folds: int
     seeds: Sequence[int]
-    at_once: int  # trainings
+    slots: Sequence[Slot]  # one for each training at a time
 
     def changes(self, seed: int, fold: int) -> dict[str, Any]:
         """The params of one training that are not those of this folder."""
         return {**self.values, "split.folds": self.folds, "split.fold": fold, "train.seed": seed}
 
 
-def study(config: Params, folds: int | None, seeds: int | None, at_once: int, recipe: Record | None) -> Study:
+def study(config: Params, folds: int | None, seeds: int | None, jobs: int, recipe: Record | None) -> Study:
     """The study that the options ask for. A recipe gives its own params, folds and seeds.
 
     Raises UserError for an option that is not allowed, and for params that cannot run on this machine.
     """
     if recipe:
         if folds or seeds:
-            raise UserError("--recipe: it says how many folds and seeds; leave out --folds and --seeds")
-        chosen = Study(recipe.params, params.changed(config, recipe.params).split.folds, recipe.seeds, at_once)
+            options = [f"--folds {folds}"] * bool(folds) + [f"--seeds {seeds}"] * bool(seeds)
+            raise UserError(
+                Fault(
+                    "--recipe", " × ".join(options), "pair", "the recipe says both", remedy="leave out --folds, --seeds"
+                )
+            )
+        values, folds, numbers = recipe.params, params.changed(config, recipe.params).split.folds, recipe.seeds
     else:
         folds = folds or (config.split.folds if config.split.folds > 1 else FOLDS)
-        chosen = Study({}, folds, [(config.train.seed + k) % 2**32 for k in range(seeds or 1)], at_once)
-    for option, value, low, high in (
-        ("--folds", chosen.folds, 2, MOST_FOLDS),
-        ("--seeds", len(chosen.seeds), 1, MOST_SEEDS),
-        ("--jobs", at_once, 1, MOST_JOBS),
-    ):
+        values, numbers = {}, [(config.train.seed + k) % 2**32 for k in range(seeds or 1)]
+    for option, value, low, high in (("--folds", folds, 2, MOST_FOLDS), ("--seeds", len(numbers), 1, MOST_SEEDS)):
         if not low <= value <= high:
-            raise UserError(f"{option}: {value}; allowed: {low} to {high}")
-    changed = params.changed(config, chosen.changes(chosen.seeds[0], chosen.folds - 1))
+            raise UserError(Fault(option, str(value), "value", allowed=f"{low} to {high}"))
+    changed = params.changed(config, {**values, "split.folds": folds, "split.fold": folds - 1})
     if faults := validity.faults(changed, machine.read()):
-        raise UserError("\n".join(faults))
-    return chosen
+        raise UserError(*faults)
+    return Study(values, folds, numbers, runner.slots(changed, jobs))
 
 
 def check_images(found: Survey, folds: int) -> None:
@@ -84,41 +84,42 @@ def check_images(found: Survey, folds: int) -> None:
     if found.images and not found.in_all_folds:
         given = found.images - found.given.get("", 0)
         raise UserError(
-            f"--folds: {given:,} of {found.images:,} images in {found.where} have a split already (folders, "
-            f"labels.csv); allowed: none, because each image is a test image of one fold; remove that split"
+            Fault(
+                "--folds",
+                f"{given:,} of {found.images:,} images in {found.where} have a split already (folders, labels.csv)",
+                "pair",
+                allowed="none, because each image is a test image of one fold",
+                remedy="remove that split",
+            )
         )
     if few := [label for label, images in found.sizes.items() if images < folds]:
         sizes = layout.named([f"class {label!r} has {found.sizes[label]} images" for label in sorted(few)])
         raise UserError(
-            f"--folds: {folds}, but {sizes}; needed: at least {folds}, a test image for each fold; take fewer folds "
-            f"(make folds FOLDS={min(found.sizes.values())}), add images, or remove the class"
-            f"{'es' if len(few) > 1 else ''}"
+            Fault(
+                "--folds",
+                f"{folds}, but {sizes}",
+                "value",
+                allowed=f"at least {folds} images in each class, a test image for each fold",
+                remedy=f"take fewer folds (make folds FOLDS={min(found.sizes.values())}), add images, or remove the "
+                f"class{'es' if len(few) > 1 else ''}",
+            )
         )
 
 
-def copies_of(chosen: Study, project: Project) -> dict[tuple[int, int], Copy]:
-    """A working copy of the project for each seed and fold, with the images and weights of the first one."""
-    print(f"folds: {chosen.folds}, seeds: {len(chosen.seeds)}; working copies in {FOLDER}/", flush=True)
-    made = {
-        (seed, fold): copies.make(project, FOLDER / f"seed{seed}-fold{fold}", chosen.changes(seed, fold))
+def copies_of(chosen: Study) -> dict[tuple[int, int], WorkCopy]:
+    """A work copy of the project for each seed and fold, with the images and weights of the first one."""
+    print(f"folds: {chosen.folds}, seeds: {len(chosen.seeds)}; work copies in {FOLDER}/", flush=True)
+    copies = {
+        (seed, fold): workcopy.of_project(FOLDER / f"seed{seed}-fold{fold}", chosen.changes(seed, fold))
         for seed in chosen.seeds
         for fold in range(chosen.folds)
     }
-    first, *others = made.values()
-    do([Job("images and weights", first.folder, BEFORE)], 1)
+    first, *others = copies.values()
+    runner.run_well([Job("images and weights", first.folder, BEFORE)], chosen.slots[:1], "folds")
     for other in others:
         for output in (first.config.paths.images, first.config.paths.weights):
             files.link(other.folder / output, first.folder / output)
-    return made
-
-
-def do(work: Sequence[Job], at_once: int) -> None:
-    """Run jobs, and print how far they are."""
-    began = time.monotonic()
-    for number, job in enumerate(jobs.finished(work, at_once, "folds"), start=1):
-        left = (time.monotonic() - began) / number * (len(work) - number)
-        about = f"; about {left / 60:.0f} min to go" if left > 60 else ""
-        print(f"folds: {job.name}: done ({number} of {len(work)}){about}", flush=True)
+    return copies
 
 
 def repair(cache: Path) -> bool:
@@ -152,19 +153,20 @@ def folds(arguments: argparse.Namespace) -> int:
         check_images(survey.survey(config), chosen.folds)
     repeat = f"RECIPE={arguments.recipe}" if recipe else f"FOLDS={chosen.folds} SEEDS={len(chosen.seeds)}"
     with locks.held(FOLDER, "runs make folds"):
-        project = copies.project()
-        repair(project.cache)
-        made = copies_of(chosen, project)
-        first = {fold: copy for (seed, fold), copy in made.items() if seed == chosen.seeds[0]}
-        do([Job(f"fold {fold}: split", copy.folder, ("split",)) for fold, copy in first.items()], chosen.at_once)
+        cache = integrity.cache_folder()
+        repair(cache)
+        copies = copies_of(chosen)
+        first = {fold: copy for (seed, fold), copy in copies.items() if seed == chosen.seeds[0]}
+        splits = [Job(f"fold {fold}: split", copy.folder, ("split",)) for fold, copy in first.items()]
+        runner.run_well(splits, chosen.slots, "folds")
         answers.check(first)
-        named = [(f"seed {seed}, fold {fold}", copy.folder) for (seed, fold), copy in made.items()]
-        do([Job(name, folder, ("split", *STAGES)) for name, folder in named], chosen.at_once)
-        if repair(project.cache):
+        named = [(f"seed {seed}, fold {fold}", copy.folder) for (seed, fold), copy in copies.items()]
+        runner.run_well([Job(name, folder, ("split", *STAGES)) for name, folder in named], chosen.slots, "folds")
+        if repair(cache):
             raise UserError(cache_repair.DURING)
-        pooled = answers.read(made)
-        found = answers.write(config, made, pooled, f"make folds {repeat}")
-        status = judged(recipe, found, arguments.recipe) if recipe else 0
+        pooled = answers.read(copies)
+        record_here = answers.write(config, copies, pooled, f"make folds {repeat}")
+        status = judged(recipe, record_here, arguments.recipe) if recipe else 0
         files.remove(FOLDER)
     return status
 
@@ -178,9 +180,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, metavar="J", default=1, help="trainings at the same time (default: 1)")
     parser.add_argument("--recipe", metavar="NAME", help=f"repeat {record.RECIPES}/NAME.json")
     arguments = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
-    return exit_status("folds", lambda: folds(arguments), interrupted="run again to go on")
+    runner.stop_on_signals("what has ended is kept: run again to go on")
+    return exit_status("folds", lambda: folds(arguments))
 
 
 if __name__ == "__main__":

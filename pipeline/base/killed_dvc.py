@@ -1,7 +1,9 @@
 """What a killed DVC leaves: a lock of its own that nobody holds, and a cut dvc.lock. And whether a DVC still works."""
 
 import json
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -22,6 +24,18 @@ def works(folder: Path) -> bool:
         except (psutil.Error, OSError):  # the process has ended
             continue
     return False
+
+
+def workers(folder: Path) -> list[int]:
+    """The IDs of the processes of DVC, and of this project, that work in `folder` or below it."""
+    pids = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # it has ended, or is another user's
+            words = process.cmdline()
+            is_own = is_dvc(words) or any(word.startswith("pipeline.") for word in words)
+            if is_own and process.pid != os.getpid() and Path(process.cwd()).is_relative_to(folder):
+                pids.append(process.pid)
+    return pids
 
 
 def is_dvc(words: Sequence[str]) -> bool:

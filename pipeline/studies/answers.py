@@ -11,14 +11,14 @@ from pipeline.evaluation import label_errors, pooled
 from pipeline.evaluation.pooled import Figures, Pooled
 from pipeline.reporting import settings, thumbnails
 from pipeline.reporting.gallery import Album
+from pipeline.reruns.workcopy import WorkCopy
 from pipeline.studies import folds_page, record
-from pipeline.studies.copies import Copy
 from pipeline.studies.record import Record
 
-Made = Mapping[tuple[int, int], Copy]  # the working copy of each (seed, fold)
+Made = Mapping[tuple[int, int], WorkCopy]  # the work copy of each (seed, fold)
 
 
-def check(made: Mapping[int, Copy]) -> None:
+def check(made: Mapping[int, WorkCopy]) -> None:
     """Raise UserError unless each image is a test image of exactly one fold. `made`: the copy of each fold."""
     tested: dict[str, int] = {}
     kept: set[str] = set()
@@ -85,7 +85,7 @@ def write(config: Params, made: Made, found: Pooled, command: str) -> Record:
     return record_of
 
 
-def _album(copy: Copy, wanted: Mapping[str, bool]) -> Album:
+def _album(copy: WorkCopy, wanted: Mapping[str, bool]) -> Album:
     """The thumbnails of these images, and who took them."""
     images, inbox = copy.folder / copy.config.paths.images, copy.folder / copy.config.paths.inbox
     workers = copy.config.run.decoding_threads

@@ -1,0 +1,112 @@
+"""Work copies of the project, in which DVC runs stages with other params, or those of a commit.
+
+A work copy shares DVC's cache with the project, and with it the run cache: DVC restores a stage that has run before,
+in a work copy or in the project. A work copy is no Git repository, and the project's own files stay as they are.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import files, integrity, killed_dvc, programs
+from pipeline.config import document, params
+from pipeline.config.params import Params
+
+FOLDER = programs.TEMPORARY / "reruns"  # of all work copies that are kept for a next start
+CODE = "pipeline"
+COMPILED = "pipeline/loader/__pycache__/*.nb?"  # by numba, which compares the source's hash
+RUNS = frozenset({"runs"})  # what stays if a work copy is made again: the checkpoints of interrupted trainings
+POLL = 0.2  # seconds between two looks whether a process still works in a folder
+
+
+@dataclass(frozen=True)
+class WorkCopy:
+    """The folder of a work copy, and its params."""
+
+    folder: Path
+    config: Params
+
+
+def project_files(project: Path = Path()) -> list[Path]:
+    """The project's files, relative to it: what Git tracks, as it is now, and code that is not committed yet.
+
+    A file that is removed, and a submodule, is not among them.
+    """
+    tracked = programs.output("git", "ls-files", "-z", cwd=project)
+    new = programs.output("git", "ls-files", "-z", "--others", "--exclude-standard", "--", CODE, cwd=project)
+    names = [Path(name) for name in f"{tracked}{new}".split("\0") if name]
+    compiled = [path.relative_to(project) for path in project.glob(COMPILED)]
+    return [*(name for name in names if (project / name).is_symlink() or (project / name).is_file()), *compiled]
+
+
+def copy_files(names: Iterable[Path], project: Path, folder: Path) -> None:
+    """Copy these files of the project into the folder, with their times."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(project / name, folder / name, follow_symlinks=False)
+
+
+def check_out(commit: str, folder: Path) -> None:
+    """Write every file of a commit of the project in the current folder into `folder`.
+
+    Raises UserError if Git does not know the commit.
+    """
+    index = {**programs.environment(), "GIT_INDEX_FILE": str(folder.absolute() / ".index")}
+    folder.mkdir(parents=True, exist_ok=True)
+    programs.output("git", "read-tree", commit, environ=index)
+    programs.output("git", "checkout-index", "--all", "--force", f"--prefix={folder.absolute()}/", environ=index)
+    files.remove(folder / ".index")
+
+
+def of_project(folder: Path, values: Mapping[str, Any], keep: Collection[str] = RUNS) -> WorkCopy:
+    """Make the folder a work copy of the project in the current folder, with other params (dotted key → value).
+
+    `keep`: names in the folder that stay as they are. Everything else there is removed. Raises UserError for params
+    with faults.
+    """
+    clear(folder, keep)
+    copy_files(project_files(), Path(), folder)
+    return _connect(folder, values)
+
+
+def of_commit(folder: Path, commit: str, values: Mapping[str, Any], keep: Collection[str] = RUNS) -> WorkCopy:
+    """Make the folder a work copy of a commit, as `of_project` does."""
+    clear(folder, keep)
+    check_out(commit, folder)
+    return _connect(folder, values)
+
+
+def clear(folder: Path, keep: Collection[str]) -> None:
+    """Remove everything in a folder, except what has one of these names, as soon as no process works there.
+
+    A killed command leaves processes that save their state.
+    """
+    announced = 0
+    while pids := killed_dvc.workers(folder.resolve()):
+        if pids[0] != announced:
+            announced = pids[0]
+            print(f"waiting for process {announced}, which still works in {folder}", flush=True)
+        time.sleep(POLL)
+    for path in folder.glob("*"):
+        if path.name not in keep:
+            files.remove(path)
+
+
+def _connect(folder: Path, values: Mapping[str, Any]) -> WorkCopy:
+    """Set the params, and let the copy use the project's cache and read the user's own files where they are.
+
+    DVC in a work copy uses no Git: Git ignores the folder. Outputs are no links to the cache: two DVCs that replace
+    equal outputs by links at the same time can fail.
+    """
+    document.rewrite(folder / params.FILE, values)
+    config = params.load(folder / params.FILE)
+    for own in (config.paths.inbox, config.paths.pretrained, config.paths.archives):
+        if not Path(own).is_absolute() and Path(own).is_dir():
+            files.link(folder / own, Path(own))
+    cache = os.path.relpath(integrity.cache_folder().resolve(), (folder / ".dvc").resolve())
+    files.write_text(folder / ".dvc/config.local", f'[core]\n    no_scm = true\n[cache]\n    dir = "{cache}"\n')
+    return WorkCopy(folder, config)
