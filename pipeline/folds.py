@@ -66,7 +66,8 @@ def study(config: Params, folds: int | None, seeds: int | None, jobs: int, recip
                     "--recipe", " × ".join(options), "pair", "the recipe says both", remedy="leave out --folds, --seeds"
                 )
             )
-        values, folds, numbers = recipe.params, params.changed(config, recipe.params).split.folds, recipe.seeds
+        values = {key: value for key, value in recipe.params.items() if value != "any"}  # elastic: processes as here
+        folds, numbers = params.changed(config, values).split.folds, recipe.seeds
     else:
         folds = folds or (config.split.folds if config.split.folds > 1 else FOLDS)
         values, numbers = {}, [(config.train.seed + k) % 2**32 for k in range(seeds or 1)]

@@ -25,7 +25,7 @@ from pipeline.config import params
 from pipeline.config.params import Params
 from tests.conftest import on_cpu, read_params
 from tests.helpers.datasets import noise_image
-from tests.helpers.projects import call, commit, copy_project, edited, verify, verify_environment
+from tests.helpers.projects import call, commit, copy_project, edited, link_code, verify, verify_environment
 from tests.helpers.trainings import wait_for
 
 SETTINGS: dict[str, Any] = {
@@ -197,6 +197,7 @@ def config(**changes: Any) -> Params:
 def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file with the accuracies of two seeds."""
     monkeypatch.chdir(tmp_path)
+    link_code(tmp_path)
     seeds.write(seeds.path(config()), config(), CLAIMS, {0: 0.5, 1: 0.6})
     return seeds.path(config())
 

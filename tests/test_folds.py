@@ -30,7 +30,7 @@ from pipeline.studies.copies import Copy
 from pipeline.studies.record import Part, Record
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers.datasets import put
-from tests.helpers.projects import call, copy_project
+from tests.helpers.projects import call, copy_project, link_code
 from tests.helpers.trainings import wait_for
 
 SMALL: dict[str, Any] = {
@@ -242,6 +242,7 @@ def test_several_seeds_are_one_record(
     is suspected by the mean of all seeds.
     """
     monkeypatch.chdir(tmp_path)
+    link_code(tmp_path)
     monkeypatch.setattr(answers, "_album", lambda *_: Album({}, {}))
     config = params.parse(on_cpu(raw))
     made = {}

@@ -26,6 +26,7 @@ from pipeline.data import corrections
 from pipeline.models import pretrained
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers import starts
+from tests.helpers.projects import link_code
 
 OUTPUTS = ("data", "models", "metrics", "reports")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk or to become another user")
@@ -71,8 +72,7 @@ def outputs(folder: Path) -> dict[str, str]:
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
     """Every stage run once on drawn images, training on two processes, and the seconds each took."""
     folder, seconds = tmp_path_factory.mktemp("done"), {}
-    for shared in ("pipeline", "requirements", "docker", "dvc.yaml"):
-        (folder / shared).symlink_to(PROJECT / shared)
+    link_code(folder)
     params = on_cpu(
         read_params(), data__source="synthetic", data__synthetic={"count": 60, "size": 48, "seed": 0},
         split__phash_distance=0, split__folds=1, train__model="resnet18", train__parallel="ddp", run__processes=2,

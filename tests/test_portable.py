@@ -21,6 +21,7 @@ from pipeline.config.machine import Machine
 from pipeline.data import corrections
 from pipeline.engine import environment
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
+from tests.helpers.projects import link_code
 from tests.test_network import operators_of_a_step
 from tests.test_structure import stages
 
@@ -51,8 +52,7 @@ print(hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in drawn)).h
 def project(folder: Path) -> Path:
     """A folder in which the stages can run: 50 drawn images, a small model, two steps."""
     folder.mkdir()
-    for name in ("pipeline", "requirements", "docker", "dvc.yaml"):
-        (folder / name).symlink_to(PROJECT / name)
+    link_code(folder)
     small = {
         "data__source": "synthetic", "data__synthetic__count": 50, "data__synthetic__size": 40, "prepare__size": 40,
         "train__arithmetic": "portable", "train__epochs": 1, "train__batch_size": 20, "train__optimizer": "adamw",

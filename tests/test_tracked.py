@@ -19,6 +19,7 @@ from pipeline.base import files
 from pipeline.config import params
 from pipeline.data import corrections, synthetic
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
+from tests.helpers.projects import link_code
 from tests.test_structure import MODULES, closure, stages
 
 OTHERWISE: dict[str, Any] = {  # not tracked: other values; with all of them at once, all outputs keep their bytes
@@ -106,8 +107,7 @@ def pipeline(folder: Path, changes: dict[str, Any]) -> Path:
     it writes.
     """
     folder.mkdir()
-    for name in ("pipeline", "requirements", "docker", "dvc.yaml"):
-        (folder / name).symlink_to(PROJECT / name)
+    link_code(folder)
     small = on_cpu(read_params(), data__source="archive", data__url="file://{folder}/flowers.tgz", run__workers=1)
     change(small, data__sha256=files.sha256(folder.parent / "flowers.tgz"), split__phash_distance=0)
     raw = change(small, **{leaf.replace(".", "__"): value for leaf, value in changes.items()})

@@ -26,8 +26,9 @@ from pipeline.loader.dataset import Dataset
 from pipeline.models import network
 from pipeline.training import board_images, results, state, validation
 from pipeline.training.job import Job
-from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
+from tests.conftest import change, on_cpu, read_params, write_params
 from tests.helpers import starts
+from tests.helpers.projects import link_code
 from tests.helpers.ranks import run_ranks
 from tests.test_damaged import ALONE
 
@@ -52,8 +53,7 @@ def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -
     files.write_csv(folder / "data/split.csv", header, rows)
     with files.atomic_folder(folder / "data/packed") as packing:
         packed.write(packing, iter(images), count, side)
-    for name in ("pipeline", "requirements", "docker", "dvc.yaml"):
-        (folder / name).symlink_to(PROJECT / name)
+    link_code(folder)
     write_params(folder / "params.yaml", change(on_cpu(read_params()), **{"train__epochs": 2, **changes}))
     return folder
 

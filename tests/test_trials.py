@@ -13,6 +13,7 @@ from pipeline.config import params
 from pipeline.studies import experiments, trials
 from pipeline.studies.ranges import Sweep
 from tests.conftest import on_cpu, read_params, write_params
+from tests.helpers.projects import link_code
 
 SHARED = {"data/split.csv": "a", "pipeline/train.py": "b"}
 TRAINED = {"val_accuracy": 0.5, "val_loss": 1.5, "exported_epoch": 3, "something": "else"}
@@ -51,6 +52,7 @@ def test_an_elastic_training_is_the_same_with_any_number_of_processes() -> None:
 def test_the_users_own_weights_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By their content, not their name alone; a missing file is refused."""
     monkeypatch.chdir(tmp_path)
+    link_code(tmp_path)
     own: dict[str, Any] = {"train__weights": "mine.safetensors"}
     with pytest.raises(UserError, match=r"^train.weights: mine.safetensors not found"):
         name(**own)

@@ -6,6 +6,7 @@ Also keeps a backup of dvc.lock, because DVC rewrites that file in place: a DVC 
 import re
 import subprocess
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,16 @@ def data(stage: str, paths: Mapping[str, str], path: Path = Path("dvc.yaml")) ->
     return {Path(paths[found[1]] + found[2]).as_posix() for found in parts if found}
 
 
+def tracked(stage: str, path: Path = Path("dvc.yaml")) -> list[tuple[str, str]]:
+    """The params of a stage in dvc.yaml: the file, and the dotted name of a setting in it or of a table of settings.
+
+    Raises UserError if dvc.yaml is missing or not readable.
+    """
+    entries = _stages(path)[stage].get("params", [])
+    tables = [entry if isinstance(entry, dict) else {"params.yaml": [entry]} for entry in entries]
+    return [(file, name) for table in tables for file, names in table.items() for name in names]
+
+
 def graph(path: Path = Path("dvc.yaml")) -> dict[str, set[str]]:
     """Stage → the stages whose outputs it reads. Raises UserError if dvc.yaml is missing or not readable."""
     stages = _stages(path)
@@ -106,12 +117,17 @@ def _deps(stage: str, path: Path) -> list[str]:
 def _stages(path: Path) -> dict[str, dict[str, Any]]:
     """The stages of a dvc.yaml, each with its deps as text."""
     try:
-        stages = YAML(typ="safe", pure=True).load(path)["stages"]
-        return {stage: entry | {"deps": [str(dep) for dep in entry.get("deps", [])]} for stage, entry in stages.items()}
+        return _parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: not found; run from the project's folder, where it lies") from None
     except (YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
         raise UserError(f"{path}: not readable; restore it (git checkout {path.name})") from None
+
+
+@lru_cache(maxsize=1)  # a study asks for each of its trainings, and parsing takes 0.2 s
+def _parsed(text: str) -> dict[str, dict[str, Any]]:
+    stages = YAML(typ="safe", pure=True).load(text)["stages"]
+    return {stage: entry | {"deps": [str(dep) for dep in entry.get("deps", [])]} for stage, entry in stages.items()}
 
 
 def backup() -> None:

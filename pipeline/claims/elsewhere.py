@@ -4,8 +4,6 @@ A finished seed stays in FOLDER, with the hashes of its outputs. A training that
 checkpoint there. Both belong to the code, params, data, versions and hardware that made them, by a digest.
 """
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from pipeline.claims.seeds import STAGES
 from pipeline.config import document, machine, params, validity
 from pipeline.config.params import Params
 from pipeline.engine.world import World
-from pipeline.training import checkpoint, provenance, runs
+from pipeline.training import checkpoint, identity, provenance, runs
 
 FOLDER = programs.TEMPORARY / "seeds"
 REMEDY = "dvc pull brings it, python -m pipeline.repro prepare weights makes it again"
@@ -98,11 +96,11 @@ def place(claim: Claim) -> Path:
     config, world = claim.config, World.from_env({}, claim.config.train.device)
     parts: dict[str, Any] = {
         "deps": {name: claim.claims[name]["deps"] for name in STAGES},
-        "params": {**seeds.decisive(config), "evaluate": config.evaluate.model_dump(mode="json")},
+        "params": seeds.decisive(config),
         "versions": provenance.versions(),
         "hardware": provenance.hardware(world, config.train.threads, config.train.arithmetic),
     }
-    return FOLDER / hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return FOLDER / identity.digest(parts)[:16]
 
 
 def finished(config: Params, seed: int, kept: Path, copy: Clone) -> Result:

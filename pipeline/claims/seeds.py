@@ -17,7 +17,8 @@ from scipy import optimize, stats
 from pipeline.base import files, schema
 from pipeline.base.dvc_lock import Claims, Hashes
 from pipeline.base.errors import UserError
-from pipeline.config.params import Params, Train
+from pipeline.config.params import Params
+from pipeline.training import identity
 
 STAGES = ("train", "evaluate")  # those whose outputs depend on the kind of processor
 MOST_SHOWN = 10  # settings in one message
@@ -101,8 +102,7 @@ def path(config: Params) -> Path:
 
 def decisive(config: Params) -> dict[str, Any]:
     """The params that decide the accuracy, except the seed, by dotted name. Those of data are in the inputs' hashes."""
-    train = {f"train.{key}": value for key, value in config.train.model_dump(mode="json").items() if key != "seed"}
-    return train | {"run.processes": "any" if config.train.parallel == "elastic" else config.run.processes}
+    return {key: value for key, value in identity.settings(config, STAGES).items() if key != "train.seed"}
 
 
 def inputs(claims: Claims) -> Hashes:
@@ -130,11 +130,9 @@ def recorded(config: Params, claims: Claims, claimed: float) -> Recorded:
         raise UserError(
             f"{file}: too few seeds ({len(found.seeds)}); allowed: {FEWEST} or more; make it again: {RECORD}"
         )
-    defaults = {f"train.{key}": value for key, value in Train().model_dump(mode="json").items()}
-    del defaults["train.seed"]
     differing = [
         f"{key} {there.get(key)!r}, now {here.get(key)!r}"
-        for there, here in ((defaults | found.params, decisive(config)), (found.inputs, inputs(claims)))
+        for there, here in ((decisive(Params()) | found.params, decisive(config)), (found.inputs, inputs(claims)))
         for key in sorted(there.keys() | here.keys())
         if there.get(key) != here.get(key)
     ]

@@ -14,10 +14,11 @@ from pipeline.base.dvc_lock import Hashes
 from pipeline.config import document
 from pipeline.config.params import Params
 from pipeline.evaluation.pooled import Figures
+from pipeline.training import identity
 
 RECIPES = Path("results/recipes")
 VARIED = {"split.fold", "train.seed"}  # what a study sets itself
-UNUSED = {"evaluate.mistakes", "evaluate.onnx"}  # change no figure
+STAGES = ("split", "prepare", "train", "evaluate")
 DIGITS = 10  # of a figure
 MOST_SHOWN = 5
 
@@ -53,10 +54,8 @@ class Record:
 
 
 def decisive(config: Params) -> dict[str, Any]:
-    """The params that decide the figures, by dotted key. What varies within a study is left out, and so are paths."""
-    document_of = config.model_dump(mode="json", include={"split", "prepare", "train", "evaluate"})
-    values = {key: value for key, value in document.leaves(document_of) if key not in VARIED | UNUSED}
-    return values | {"run.processes": config.run.processes}
+    """The params that decide the figures, by dotted key. What varies within a study is left out."""
+    return {key: value for key, value in identity.settings(config, STAGES).items() if key not in VARIED}
 
 
 def of(config: Params, splits: Sequence[str], figures: Figures, outs: Mapping[tuple[int, int], Hashes]) -> Record:

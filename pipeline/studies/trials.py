@@ -1,6 +1,5 @@
 """Trials of a sweep as experiments: their params, names and results, and which is the best by validation."""
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pipeline.data.layout import columns, padded
 from pipeline.evaluation import metrics
 from pipeline.studies import experiments
 from pipeline.studies.ranges import Sweep, Trial
+from pipeline.training import identity
 
 MOST_SHOWN = 5  # trials whose faults are shown
 LETTERS = 8  # hexadecimal digits of the digest in a name
@@ -114,13 +114,12 @@ def name(study: str, word: str, config: Params, shared: Mapping[str, str], own: 
     `word`: what the experiment is in this study; `own`: the hashes of the user's own weights files.
     """
     decisive = {
-        "train": config.train.model_dump(mode="json"), "evaluate.batch_size": config.evaluate.batch_size,
-        "processes": "any" if config.train.parallel == "elastic" else config.run.processes,
-        "weights": [own[path] for path in own_weights(config.train.weights)], "shared": dict(shared),
-    }  # fmt: skip
-    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+        "settings": identity.settings(config, ["train"]),
+        "weights": [own[path] for path in own_weights(config.train.weights)],
+        "shared": dict(shared),
+    }
     letters = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in study).strip("-")
-    return f"{letters or 'sweep'}-{word}-{digest[:LETTERS]}"
+    return f"{letters or 'sweep'}-{word}-{identity.digest(decisive)[:LETTERS]}"
 
 
 def own_weights(weights: str) -> list[str]:

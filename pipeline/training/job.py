@@ -13,7 +13,7 @@ from pipeline.engine.rendezvous import Store
 from pipeline.engine.world import World
 from pipeline.loader import storage
 from pipeline.loader.dataset import Dataset
-from pipeline.training import runs
+from pipeline.training import identity, runs
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def check_inputs(config: Params, world: World, facts: Facts) -> tuple[Packed, st
         )
     parts = runs.decisive(config, data.digest)
     facts |= runs.facts(config, parts, world)
-    return data, runs.fingerprint(parts)
+    return data, identity.digest(parts)
 
 
 def open_dataset(config: Params, data: Packed, world: World) -> Dataset:

@@ -14,8 +14,6 @@ provenance.json are written into a folder of the same name in the project itself
     python -m pipeline.training.runs --clean   removes the folders of finished runs, and of runs that no start resumes
 """
 
-import hashlib
-import json
 import os
 import sys
 from dataclasses import dataclass
@@ -30,7 +28,7 @@ from pipeline.data import packed
 from pipeline.engine import environment
 from pipeline.engine.agreement import Facts
 from pipeline.engine.world import World
-from pipeline.training import checkpoint, provenance
+from pipeline.training import checkpoint, identity, provenance
 
 CHECKPOINT, FINGERPRINT = "checkpoint.pt", "fingerprint"
 BUSY = "is training this run"  # says of the process that holds the lock
@@ -44,19 +42,12 @@ def decisive(config: Params, packed_digest: str) -> dict[str, Any]:
     file therefore does not end an interrupted run.
     """
     return {
-        "train": config.train.model_dump(mode="json"),
-        "processes": "any" if config.train.parallel == "elastic" else config.run.processes,
+        "settings": identity.settings(config, ["train"]),
         "packed": packed_digest,
-        "evaluate.batch_size": config.evaluate.batch_size,  # validation uses batches of this size
         "weights": {path.name: files.sha256(path) for path in sorted(Path(config.paths.weights).glob("*.safetensors"))},
         "split": files.sha256(Path(config.paths.split)),
         "files": {path.as_posix(): files.sha256(path) for path in dvc_lock.code("train")},
     }
-
-
-def fingerprint(parts: dict[str, Any]) -> str:
-    """The SHA-256 (hexadecimal) of what `decisive` returns."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def folder_of(config: Params, digest: str) -> Path:
@@ -100,8 +91,7 @@ def facts(config: Params, parts: dict[str, Any], world: World) -> Facts:
     kind = "train.parallel: 'elastic' needs processes of one kind; take such, or train.parallel: ddp"
     return {
         "give every node the same params.yaml, then run again": {
-            **{f"train.{name}": value for name, value in parts["train"].items()},
-            "evaluate.batch_size": parts["evaluate.batch_size"],
+            **parts["settings"],
             **{f"run.{name}": value for name, value in config.run.model_dump(exclude=may_differ).items()},
         },
         "give every node the same data (dvc repro prepare, or a copy), then run again": {
@@ -169,7 +159,7 @@ def clean(config: Params) -> str:
     inputs = (Path(config.paths.packed), Path(config.paths.split))
     current = ""  # nothing is packed, so nothing can be resumed
     if all(path.exists() for path in inputs):  # a damaged input is an error: the current run is then unknown
-        current = fingerprint(decisive(config, packed.load(*inputs).digest))
+        current = identity.digest(decisive(config, packed.load(*inputs).digest))
     removed, freed = 0, 0
     for folder in sorted(Path(config.paths.runs).glob("*/")):
         if (

@@ -24,6 +24,12 @@ def copy_project(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+def link_code(folder: Path) -> None:
+    """Put links to the project's code, dvc.yaml and versions into a folder, for stages that run there without Git."""
+    for name in ("pipeline", "requirements", "docker", "dvc.yaml"):
+        (folder / name).symlink_to(PROJECT / name)
+
+
 def call(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run a command in the copy, with this environment's programs and no module of this checkout."""
     done = workspace.call(folder, *command)

@@ -1,0 +1,37 @@
+"""What decides the bytes of a stage's outputs: the settings that dvc.yaml tracks, and the digest of all that decides.
+
+A fingerprint, an experiment's name, a study's record and a claim's figures take their params from here.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import dvc_lock
+from pipeline.config import document, params
+from pipeline.config.params import Params
+
+
+def settings(config: Params, stages: Iterable[str]) -> dict[str, Any]:
+    """Dotted key → value of every setting that dvc.yaml tracks for these stages, without those of stages before them.
+
+    dvc.yaml names params.yaml, which `config` stands for, or a file of pipeline/tracked/ by the value of a setting:
+    a link to params.yaml, or the one value for which nothing changes (elastic: any number of processes).
+    Raises UserError if dvc.yaml or such a file is missing or not readable.
+    """
+    values = dict(document.leaves(config.model_dump(mode="json")))
+    result: dict[str, Any] = {}
+    for file, name in (entry for stage in stages for entry in dvc_lock.tracked(stage)):
+        path = Path(re.sub(r"\$\{([\w.]+)\}", lambda key: str(values[key[1]]), file))
+        is_params = path == params.FILE or path.is_symlink()
+        leaves = values if is_params else dict(document.leaves(document.read(path)))
+        result |= {key: value for key, value in leaves.items() if key == name or key.startswith(f"{name}.")}
+    return result
+
+
+def digest(parts: Any) -> str:
+    """The SHA-256 (hexadecimal) of values of JSON; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,64 @@
+"""What decides the bytes is written once: a setting is in an identity exactly if an output can change with it."""
+
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from benchmarks.harness.workspace import STAGES
+from pipeline.claims import seeds
+from pipeline.config import document, params
+from pipeline.config.params import Params
+from pipeline.studies import record
+from pipeline.training import identity
+from tests.test_tracked import LEAVES, tracked
+
+TEXT = {  # another value of a setting that is text, without a list of its values
+    "data.url": "file:///x.zip", "data.sha256": "0" * 64, "split.group": "folder", "train.model": "resnet50",
+    "train.weights": "imagenet", "run.rendezvous": "localhost:1",
+}  # fmt: skip
+VALUES: dict[str, Any] = dict(document.leaves(Params().model_dump(mode="json")))
+ASKED = [(stage,) for stage in STAGES] + [seeds.STAGES, record.STAGES]
+
+
+def other(leaf: str) -> Any:
+    """Another value than the default one, which the setting may have."""
+    section: type[BaseModel] = Params
+    *sections, name = leaf.split(".")
+    for key in sections:
+        section = section.model_fields[key].annotation  # type: ignore[assignment]
+    value, kinds = VALUES[leaf], get_args(section.model_fields[name].annotation)
+    if isinstance(value, str):
+        return next((kind for kind in kinds if kind != value), None) or TEXT.get(leaf, "elsewhere")
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, list):
+        return [value[0] / 2, value[1]]
+    return value + 1 if isinstance(value, int) else value / 2 or 0.5
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "elastic"])
+@pytest.mark.parametrize("stages", ASKED, ids="+".join)
+def test_a_setting_changes_an_identity_exactly_if_an_output_can_change(stages: tuple[str, ...], parallel: str) -> None:
+    """test_tracked.py shows that no output depends on another one. Elastic: the number of processes changes none."""
+    config = params.changed(Params(), {"train.parallel": parallel})
+    plain = identity.digest(identity.settings(config, stages))
+    decisive = {
+        leaf
+        for leaf in LEAVES
+        if identity.digest(identity.settings(params.changed(config, {leaf: other(leaf)}), stages)) != plain
+    }
+    unused = {"run.processes"} if parallel == "elastic" else set()
+    assert decisive == {leaf for stage in stages for leaf in tracked(stage)} - unused
+
+
+def test_an_identity_has_the_values_of_the_params() -> None:
+    """By dotted key, as JSON has them: a list for a tuple. The one that decides nothing has the same word for all."""
+    values = identity.settings(Params(), ["train"])
+    assert values == {key: VALUES[key] for key in values}
+    elastic = params.changed(Params(), {"train.parallel": "elastic", "run.processes": 3})
+    assert identity.settings(elastic, ["train"]) == values | {"train.parallel": "elastic", "run.processes": "any"}
+
+
+def test_the_order_of_keys_changes_no_digest() -> None:
+    assert identity.digest({"a": 1, "b": [2]}) == identity.digest({"b": [2], "a": 1}) != identity.digest({"a": 1})
