@@ -17,16 +17,19 @@ from pathlib import Path
 from dvc.exceptions import DvcException
 from torch import Tensor
 
-from pipeline.base import files, programs, schema
+from pipeline.base import files, programs
 from pipeline.base.errors import UserError, exit_status
 from pipeline.claims import revisions
 from pipeline.claims.revisions import HERE
 from pipeline.config import document, params
 from pipeline.config.model_names import weights_file
 from pipeline.config.params import Params
+from pipeline.evaluation import figures
+from pipeline.evaluation.figures import TrainFigures
 from pipeline.models import description, exported, network, pretrained
 from pipeline.models.description import Description
 
+REMEDY = "take another revision, or train there again (dvc repro)"
 DIGITS = 12  # of the SHA-256 of models/model.safetensors, in the name of the file
 
 
@@ -38,15 +41,6 @@ class Trained:
     weights: dict[str, Tensor]
     digest: str  # the SHA-256 of model.safetensors
     accuracy: float  # of validation
-
-
-@dataclass(frozen=True)
-class Metrics:
-    """The part of train.json that is read."""
-
-    __pydantic_config__ = schema.OPEN
-
-    val_accuracy: float
 
 
 def fetch(revision: str, names: list[str], folder: Path) -> None:
@@ -69,26 +63,23 @@ def fetch(revision: str, names: list[str], folder: Path) -> None:
         ) from None
 
 
-def accuracy(path: Path) -> float:
-    """The validation accuracy in a train.json. Raises UserError if the file is damaged."""
-    return schema.json_of(path, Metrics, "train a model (dvc repro)").val_accuracy
-
-
 def trained(config: Params, revision: str) -> Trained:
     """The model of a revision. Raises UserError if it cannot be had, or is damaged."""
     names = [f"{config.paths.models}/{name}" for name in ("model.json", "model.safetensors")]
+    metrics = f"{config.paths.metrics}/{figures.FILES[TrainFigures]}"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        fetch(revision, [*names, f"{config.paths.metrics}/train.json"], folder)
+        fetch(revision, [*names, metrics], folder)
         try:
             described, net = description.load(folder), exported.load(folder).net
         except UserError as error:
             raise UserError(f"{revision}: {str(error).replace(f'{folder}/', '')}") from None
+        text = (folder / figures.FILES[TrainFigures]).read_bytes()
         return Trained(
             described=described,
             weights=network.export_state(net),
             digest=files.sha256(folder / "model.safetensors"),
-            accuracy=accuracy(folder / "train.json"),
+            accuracy=figures.of_text(text, TrainFigures, f"{metrics} of {revision}", REMEDY).val_accuracy,
         )
 
 

@@ -8,7 +8,7 @@ predictions): the same bytes for every number of processes. Every test image is 
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import astuple
 from pathlib import Path
@@ -25,7 +25,8 @@ from pipeline.data.layout import columns, padded
 from pipeline.data.packed import Packed
 from pipeline.engine import agreement, determinism, distributed, rendezvous, watchdog
 from pipeline.engine.world import World
-from pipeline.evaluation import inference, metrics
+from pipeline.evaluation import figures, inference, metrics
+from pipeline.evaluation.figures import EvalFigures
 from pipeline.evaluation.metrics import ClassFigures
 from pipeline.loader import storage
 from pipeline.models import exported
@@ -52,9 +53,9 @@ def check_model_fits_data(config: Params, model: ExportedModel, data: Packed) ->
 def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[np.float64]) -> str:
     """Write the stage's outputs from the log-probabilities [len(rows), classes]; returns the figures as a table."""
     folder, classes, labels = Path(config.paths.metrics), data.classes, data.labels[rows]
-    figures = metrics.summary(found, labels, config.evaluate.bins)
+    measured = metrics.summary(found, labels, config.evaluate.bins)
     by_class = metrics.class_table(metrics.confusion(found.argmax(1), labels, len(classes)), classes)
-    files.write_json(folder / "eval.json", figures)
+    figures.write(folder, measured)
     files.write_csv(folder / "per_class.csv", ("class", "images", "precision", "recall", "f1"), map(astuple, by_class))
     pairs = [(classes[label], classes[guess]) for label, guess in zip(labels, found.argmax(1), strict=True)]
     # One row per image: DVC's template `confusion` counts the rows of each pair itself.
@@ -72,10 +73,10 @@ def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[
             for row, pair, probabilities in zip(rows, pairs, np.exp(found).tolist(), strict=True)
         ),
     )
-    return table(figures, by_class)
+    return table(measured, by_class)
 
 
-def table(figures: Mapping[str, float], by_class: Sequence[ClassFigures]) -> str:
+def table(measured: EvalFigures, by_class: Sequence[ClassFigures]) -> str:
     """The figures of eval.json and per_class.csv as a table to be read."""
     width = max(columns(name) for name in [*(row.name for row in by_class), "class"])
     return "\n".join(
@@ -85,10 +86,10 @@ def table(figures: Mapping[str, float], by_class: Sequence[ClassFigures]) -> str
                 f"{padded(row.name, width)}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.images:6d}"
                 for row in by_class
             ),
-            f"test accuracy {figures['accuracy']:.3f} (95 %: {figures['accuracy_low']:.3f} to "
-            f"{figures['accuracy_high']:.3f}), "
-            f"balanced {figures['balanced_accuracy']:.3f}, macro F1 {figures['macro_f1']:.3f}, "
-            f"nll {figures['nll']:.3f}, ece {figures['ece']:.3f}, {sum(row.images for row in by_class)} test images",
+            f"test accuracy {measured.accuracy:.3f} (95 %: {measured.accuracy_low:.3f} to "
+            f"{measured.accuracy_high:.3f}), balanced {measured.balanced_accuracy:.3f}, "
+            f"macro F1 {measured.macro_f1:.3f}, nll {measured.nll:.3f}, ece {measured.ece:.3f}, "
+            f"{sum(row.images for row in by_class)} test images",
         ]
     )
 

@@ -21,6 +21,7 @@ from pipeline.base.errors import UserError, exit_status
 from pipeline.config import document, machine, params
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
+from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.studies import experiments, following, queueing, ranges, sweep_page, tpe, trials
 from pipeline.studies.experiments import Queue
 from pipeline.studies.following import Order
@@ -140,7 +141,9 @@ def in_turn(study: Study, queue: Queue) -> list[Done]:
 
 def result(study: Study, trial: Trial, name: str, finished: Mapping[str, str]) -> Done:
     """What a trial gave: one result, or none."""
-    return Done(trial, name, (trials.result(finished[name], study.config),) if name in finished else ())
+    if name not in finished:
+        return Done(trial, name, ())
+    return Done(trial, name, (trials.figures_of(finished[name], study.config, TrainFigures),))
 
 
 def conclude(study: Study, ended: Sequence[Done], name: str, finished: Mapping[str, str]) -> None:
@@ -148,7 +151,7 @@ def conclude(study: Study, ended: Sequence[Done], name: str, finished: Mapping[s
     paths = study.config.paths
     if name not in finished:
         raise UserError(f"the best trial could not be tested; why: dvc queue logs {name}; then run again")
-    tested = trials.on_test(finished[name], study.config)
+    tested = trials.figures_of(finished[name], study.config, EvalFigures)
     counted = files.read_csv(Path(paths.metrics) / "images.csv")
     images = {split: sum(int(row[split]) for row in counted) for split in ("val", "test")}
     words = trials.verdict(ended, tested, images)

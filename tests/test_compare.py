@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from pipeline import compare
-from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.claims import revisions
 from pipeline.claims.revisions import Revision
 from pipeline.config import params
 from pipeline.continue_from import fetch
+from pipeline.evaluation import figures
 from tests.conftest import PROJECT, change, read_params, write_params
+from tests.helpers.measured import eval_figures, train_figures
 from tests.helpers.projects import call, commit, copy_project
 
 FIGURES = {"val_accuracy": 0.9, "accuracy": 0.8, "macro_f1": 0.75}
@@ -229,12 +230,13 @@ def test_params_older_than_a_setting_are_those_of_the_run(tmp_path: Path, monkey
     outs = [{"path": "metrics/eval.json", "md5": "0" * 32}]
     stages = {"train": {"cmd": "", "params": {"params.yaml": {"train": raw["train"]}}, "outs": outs}}
     write_params(folder / "dvc.lock", {"schema": "2.0", "stages": stages})
-    files.write_json(folder / "metrics/eval.json", {"accuracy": 0.5})
-    files.write_json(folder / "metrics/train.json", {"val_accuracy": 0.25})
+    ours, theirs = train_figures(0.25), eval_figures(0.5)
+    for one in (ours, theirs):
+        figures.write(folder / "metrics", one)
     commit(folder)
     monkeypatch.chdir(folder)
     found = revisions.read("HEAD", {}, params.load().paths)
-    assert (found.state, found.figures) == ("", {"accuracy": 0.5, "val_accuracy": 0.25})
+    assert (found.state, found.figures) == ("", figures.by_name(ours) | figures.by_name(theirs))
     assert found.params["train.label_smoothing"] == read_params()["train"]["label_smoothing"]
     write_params(folder / "params.yaml", change(raw, train__lr=123.0))
     assert revisions.read("workspace", {}, params.load().paths).state == "not run with these params"
@@ -244,15 +246,21 @@ def test_figures_of_the_model_before_are_not_those_of_this_one(tmp_path: Path, m
     """After a training that ran alone, eval.json is of the model before: the revision has no test accuracy."""
     folder = copy_project(tmp_path / "project")
     monkeypatch.chdir(folder)
-    files.write_json(folder / "metrics/eval.json", {"accuracy": 0.5})
-    files.write_json(folder / "metrics/train.json", {"val_accuracy": 0.25})
+    ours, theirs = train_figures(0.25), eval_figures(0.5)
+    for one in (ours, theirs):
+        figures.write(folder / "metrics", one)
     weights = "models/model.safetensors"
-    for evaluated, figures in (("1" * 32, {"accuracy": 0.5, "val_accuracy": 0.25}), ("2" * 32, {"val_accuracy": 0.25})):
+    of_both = figures.by_name(ours) | figures.by_name(theirs)
+    for evaluated, expected in (("1" * 32, of_both), ("2" * 32, figures.by_name(ours))):
         train = [{"path": path, "md5": "1" * 32} for path in (weights, "metrics/train.json")]
         evaluate = {"deps": [{"path": weights, "md5": evaluated}], "outs": [{"path": "metrics/eval.json", "md5": "3"}]}
         stages = {"train": {"cmd": "", "outs": train}, "evaluate": {"cmd": "", **evaluate}}
         write_params(folder / "dvc.lock", {"schema": "2.0", "stages": stages})
-        assert revisions.read("workspace", {}, params.load().paths).figures == figures
+        assert revisions.read("workspace", {}, params.load().paths).figures == expected
+    (folder / "metrics/train.json").write_text("{}")
+    with pytest.raises(UserError) as error:
+        revisions.read("workspace", {}, params.load().paths)
+    assert [(fault.key, fault.kind) for fault in error.value.faults] == [("metrics/train.json of workspace", "damaged")]
 
 
 def test_a_revision_that_does_not_exist_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

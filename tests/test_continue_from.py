@@ -12,8 +12,7 @@ import torch
 from ruamel.yaml import YAML
 
 from pipeline.base import files
-from pipeline.base.errors import UserError
-from pipeline.continue_from import Trained, accuracy, write
+from pipeline.continue_from import Trained, write
 from pipeline.loader import augment
 from pipeline.models import pretrained
 from pipeline.models.description import Description, View
@@ -54,17 +53,6 @@ def test_the_file_follows_from_the_model_alone(tmp_path: Path) -> None:
     assert pretrained.classes_of(paths[0]) == ("a", "b")
     read = safetensors.torch.load_file(paths[0])
     assert all(read[name].equal(weights[name]) for name in weights)
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"val_loss": 1.0}', '{"val_accuracy": "high"}'])
-def test_damaged_metrics_are_refused(tmp_path: Path, content: str) -> None:
-    """The message names the file, and how to get it back."""
-    path = tmp_path / "train.json"
-    path.write_text('{"exported_epoch": 2, "val_loss": 1.0, "val_accuracy": 0.75}')
-    assert accuracy(path) == 0.75
-    path.write_text(content)
-    with pytest.raises(UserError, match=r"train\.json.*dvc repro"):
-        accuracy(path)
 
 
 def history(folder: Path) -> list[dict[str, str]]:

@@ -42,7 +42,7 @@ def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 def test_figures_are_plain_numbers() -> None:
     """A summary has float alone, and a row of a class int and float; no numbers of numpy."""
     figures = metrics.summary(np.log([[0.75, 0.25], [0.5, 0.5]]), np.array([0, 1]), bins=15)
-    assert {type(value) for value in figures.values()} == {float}
+    assert {type(value) for value in astuple(figures)} == {float}
     (row, _) = metrics.class_table(np.array([[1, 0], [1, 0]]), ["a", "b"])
     assert [type(value) for value in astuple(row)] == [str, int, float, float, float]
 
@@ -55,13 +55,13 @@ def test_figures_equal_scikit_learns(case: Case) -> None:
     names = [f"c{i}" for i in range(k)]
     found, predictions = metrics.summary(log_probabilities, labels, bins=15), log_probabilities.argmax(1)
 
-    assert found["accuracy"] == pytest.approx(accuracy_score(labels, predictions))
+    assert found.accuracy == pytest.approx(accuracy_score(labels, predictions))
     recall = [np.mean(predictions[labels == c] == c) for c in np.unique(labels)]
-    assert found["balanced_accuracy"] == pytest.approx(np.mean(recall))
+    assert found.balanced_accuracy == pytest.approx(np.mean(recall))
     interval = binomtest(int((labels == predictions).sum()), len(labels)).proportion_ci(method="wilson")
-    assert found["accuracy_low"] == pytest.approx(interval.low, abs=1e-12)
-    assert found["accuracy_high"] == pytest.approx(interval.high, abs=1e-12)
-    assert found["macro_f1"] == pytest.approx(
+    assert found.accuracy_low == pytest.approx(interval.low, abs=1e-12)
+    assert found.accuracy_high == pytest.approx(interval.high, abs=1e-12)
+    assert found.macro_f1 == pytest.approx(
         f1_score(labels, predictions, labels=range(k), average="macro", zero_division=0)
     )
     by_class = precision_recall_fscore_support(labels, predictions, labels=range(k), zero_division=0)
@@ -72,7 +72,7 @@ def test_figures_equal_scikit_learns(case: Case) -> None:
         assert (row.precision, row.recall, row.f1, row.images) == pytest.approx(values)
     # scikit-learn clips probabilities away from 0, which a log-probability does not need.
     if log_probabilities.min() > math.log(np.finfo(np.float64).eps):
-        assert found["nll"] == pytest.approx(log_loss(labels, np.exp(log_probabilities), labels=range(k)))
+        assert found.nll == pytest.approx(log_loss(labels, np.exp(log_probabilities), labels=range(k)))
 
 
 @given(cases())
@@ -97,8 +97,8 @@ def test_balanced_accuracy_equals_scikit_learns() -> None:
 def test_the_likelihood_of_a_sure_mistake_is_finite() -> None:
     """An image whose true class has a probability below the smallest float still has its exact log-likelihood."""
     found = metrics.summary(np.array([[0.0, -2000.0]]), np.array([1]), bins=10)
-    assert found["nll"] == 2000
-    assert found["ece"] == 1
+    assert found.nll == 2000
+    assert found.ece == 1
 
 
 @given(st.integers(1, 5000).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))
@@ -163,4 +163,4 @@ def test_one_bin_measures_over_confidence(case: Case) -> None:
     log_probabilities, labels = case
     found = metrics.summary(log_probabilities, labels, bins=1)
     mean = np.exp(log_probabilities.max(1)).mean()
-    assert found["ece"] == pytest.approx(abs(mean - found["accuracy"]), abs=1e-12)
+    assert found.ece == pytest.approx(abs(mean - found.accuracy), abs=1e-12)

@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 
 import numpy as np
@@ -63,8 +63,8 @@ def test_figures_of_one_seed_are_those_of_all_images(tmp_path: Path) -> None:
     tables = put(tmp_path, made := content())
     found = pooled.figures(answers := pooled.read(tables, LABELS), bins=15)
     expected = metrics.summary(answers.log_probs[0], answers.labels, 15)
-    assert {key: getattr(found, key) for key in expected} == pytest.approx(expected, rel=1e-11)
-    assert (found.accuracy, found.accuracy_low) == (expected["accuracy"], expected["accuracy_low"])
+    assert [getattr(found, key) for key in asdict(expected)] == pytest.approx(astuple(expected), rel=1e-11)
+    assert (found.accuracy, found.interval) == (expected.accuracy, expected.interval)
     assert found.accuracy_of_mean == found.accuracy
     right = [sum(row[1] == row[2] for row in rows) for rows in made.values()]
     assert [(part.fold, part.images, part.right) for part in found.parts] == [(k, 10, right[k]) for k in range(3)]
@@ -82,7 +82,7 @@ def test_more_seeds_give_no_narrower_interval(tmp_path: Path) -> None:
     alone = [pooled.figures(one_seed(answers, k), bins=15) for k in range(3)]
     for key in ("accuracy", "balanced_accuracy", "macro_f1", "nll", "ece"):
         assert getattr(found, key) == pytest.approx(statistics.mean(getattr(one, key) for one in alone))
-    assert (found.accuracy_low, found.accuracy_high) == metrics.wilson(found.accuracy * 30, 30)
+    assert found.interval == metrics.wilson(found.accuracy * 30, 30)
     assert found.over_seeds == pooled.spread([one.accuracy for one in alone])
     assert found.over_folds.count == len(found.parts) == 9
     assert found.parts == tuple(part for one in alone for part in one.parts)

@@ -8,6 +8,7 @@ from pipeline import compare, evaluate
 from pipeline.data import split_report
 from pipeline.data.layout import Layout, columns
 from pipeline.evaluation import metrics
+from tests.helpers.measured import eval_figures
 
 
 def report(classes: dict[str, tuple[int, int, int, int]], *excluded: tuple[str, str], **counts: Any) -> list[str]:
@@ -73,10 +74,8 @@ def test_tables_are_straight_with_letters_of_all_widths() -> None:
     """What a terminal draws in two columns counts as two, and what it draws over another letter as none."""
     assert {name: columns(name) for name in WIDE} == WIDE
     split = report({name: (100 - k, 1, 1, 0) for k, name in enumerate(WIDE)})[2:-1]
-    figures = dict.fromkeys(
-        ("accuracy", "accuracy_low", "accuracy_high", "balanced_accuracy", "macro_f1", "nll", "ece"), 0
-    )
-    tested = evaluate.table(figures, [metrics.ClassFigures(name, 9, 0.5, 0.5, 0.5) for name in WIDE]).splitlines()[:-1]
+    by_class = [metrics.ClassFigures(name, 9, 0.5, 0.5, 0.5) for name in WIDE]
+    tested = evaluate.table(eval_figures(0.5), by_class).splitlines()[:-1]
     compared = list(compare.plain([[name, "0.5", *[""] * 4, "train.lr=1"] for name in WIDE]))
     for table in (split, tested, compared):
         assert len({columns(line) for line in table}) == 1

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
+from pipeline.evaluation.figures import TrainFigures
 from pipeline.studies import sweep_page, trials
 from pipeline.studies.ranges import Range, Sweep, Trial
-from pipeline.studies.trials import Done, OnTest, Result
+from pipeline.studies.trials import Done
 from tests.helpers import browser as browsers
 from tests.helpers.browser import Scheme, needs_chromium, on_every_screen, opened, readable
+from tests.helpers.measured import eval_figures, train_figures
 
 HOSTILE = "<b onclick=alert(1)>"
 LR = Range.model_validate({"from": 0.001, "to": 0.1, "scale": "log"})
@@ -21,19 +23,19 @@ SWEEP = Sweep(
 )
 
 
-def done(number: int, lr: float, model: str, *results: Result) -> Done:
+def done(number: int, lr: float, model: str, *results: TrainFigures) -> Done:
     return Done(Trial(number, {"train.lr": lr, "train.model": model, "train.nesterov": True}), f"s-{number}", results)
 
 
 ENDED = [
-    done(1, 0.01, "resnet18", Result(0.5, 0.5, 3)),
+    done(1, 0.01, "resnet18", train_figures(0.5, 0.5, 3)),
     done(2, 0.1, "resnet18"),  # failed
-    done(3, 0.001, HOSTILE, Result(0.75, 1.5, 3)),
-    done(4, 0.05, "resnet18", Result(0.75, 1.25, 2)),
-    done(5, 0.02, "resnet18", Result(0.75, 1.25, 2)),
+    done(3, 0.001, HOSTILE, train_figures(0.75, 1.5, 3)),
+    done(4, 0.05, "resnet18", train_figures(0.75, 1.25, 2)),
+    done(5, 0.02, "resnet18", train_figures(0.75, 1.25, 2)),
 ]
 BEST_FIRST = trials.ranked(ENDED)
-VERDICT = trials.verdict(BEST_FIRST, OnTest(0.625, 0.4, 0.8), {"val": 40, "test": 80})
+VERDICT = trials.verdict(BEST_FIRST, eval_figures(0.625, 0.4, 0.8), {"val": 40, "test": 80})
 PAGE = sweep_page.written(SWEEP, BEST_FIRST, VERDICT, "s-best-1")
 DESKTOP, PHONE = PAGE.split('<div class="phone">')
 
@@ -55,7 +57,7 @@ def test_the_best_is_the_one_with_the_highest_validation_accuracy() -> None:
 
 
 def test_the_loss_of_a_training_that_went_wrong_is_short() -> None:
-    assert trials.short(done(1, 0.9, "resnet18", Result(0.25, 2.399e26, 1)))[1] == "2.4e+26"
+    assert trials.short(done(1, 0.9, "resnet18", train_figures(0.25, 2.399e26, 1)))[1] == "2.4e+26"
 
 
 def test_the_verdict_warns_of_the_selection() -> None:
@@ -67,7 +69,7 @@ def test_the_verdict_warns_of_the_selection() -> None:
     assert "0.7500 (95 % interval 0.5981 to 0.8581, 40 images)" in first
     assert second.startswith("This figure is too good: it is the highest of 4 on the same images.")
     assert "of this trial alone: 0.6250 (95 % interval 0.4000 to 0.8000, 80 images)" in third
-    assert "too good" not in trials.verdict(BEST_FIRST[:1], OnTest(0.5, 0.4, 0.6), {"val": 40, "test": 80})[1]
+    assert "too good" not in trials.verdict(BEST_FIRST[:1], eval_figures(0.5, 0.4, 0.6), {"val": 40, "test": 80})[1]
 
 
 def test_the_page_has_every_trial_and_a_line_for_each_result() -> None:
@@ -133,7 +135,7 @@ def test_a_phone_shows_every_axis_without_scrolling(browser: Browser, tmp_path: 
 def test_the_drawing_of_one_setting_does_not_fill_the_page(browser: Browser, tmp_path: Path) -> None:
     """Its letters are not much larger than those of the text."""
     one = Sweep("one", "random", 4, 0, {"train.lr": LR})
-    alone = [Done(Trial(1, {"train.lr": 0.01}), "s-1", (Result(0.5, 1.5, 3),))]
+    alone = [Done(Trial(1, {"train.lr": 0.01}), "s-1", (train_figures(0.5, 1.5, 3),))]
     path = tmp_path / "sweep.html"
     path.write_text(sweep_page.written(one, alone, VERDICT, "s-best-1"))
     with opened(browser, path, width=1280) as page:

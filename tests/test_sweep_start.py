@@ -17,12 +17,13 @@ from pipeline.config import machine, params
 from pipeline.studies import experiments, following, queueing
 from pipeline.studies.following import Order
 from pipeline.studies.ranges import Sweep, Trial
-from pipeline.studies.trials import Done, Result
+from pipeline.studies.trials import Done
 from tests.conftest import on_cpu, read_params, write_params
+from tests.helpers.measured import train_figures
 
 TRIALS = [Trial(number, {"train.lr": lr}) for number, lr in ((1, 0.1), (2, 0.2), (3, 0.3))]
 GRID = Sweep("s", "grid", 3, 0, {"train.lr": (0.1, 0.2, 0.3)})
-RESULTS = {1: (Result(0.5, 1.0, 1),), 2: (Result(0.75, 1.0, 1),), 3: ()}
+RESULTS = {1: (train_figures(0.5, 1.0, 1),), 2: (train_figures(0.75, 1.0, 1),), 3: ()}
 
 
 @pytest.fixture

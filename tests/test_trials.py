@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 from pipeline.base import dvc_lock, files
 from pipeline.base.errors import UserError
 from pipeline.config import params
+from pipeline.evaluation.figures import TrainFigures
 from pipeline.studies import experiments, trials
 from pipeline.studies.ranges import Sweep
 from tests.conftest import on_cpu, read_params, write_params
+from tests.helpers.measured import train_figures
 from tests.helpers.projects import link_code
 
 SHARED = {"data/split.csv": "a", "pipeline/train.py": "b"}
-TRAINED = {"val_accuracy": 0.5, "val_loss": 1.5, "exported_epoch": 3, "something": "else"}
 
 
 def name(shared: dict[str, str] = SHARED, study: str = "s", **changes: Any) -> str:
@@ -94,9 +96,13 @@ def test_data_and_code_are_known_by_their_hashes(tmp_path: Path, monkeypatch: py
 
 
 def test_damaged_figures_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the commit, and how to try the trial again. What else the file has is not read."""
-    config, texts = params.parse(read_params()), iter([json.dumps(TRAINED), "{}"])
+    """With the commit, and how to try the trial again."""
+    config, texts = params.parse(read_params()), iter([json.dumps(asdict(train_figures(0.5, 1.5, 3))), "{}"])
     monkeypatch.setattr(experiments, "text_of", lambda *_: next(texts))
-    assert trials.result("0" * 40, config) == trials.Result(0.5, 1.5, 3)
-    with pytest.raises(UserError, match=r"^metrics/train.json of 000000000000: damaged; remove the experiment"):
-        trials.result("0" * 40, config)
+    assert trials.figures_of("0" * 40, config, TrainFigures) == train_figures(0.5, 1.5, 3)
+    with pytest.raises(UserError) as error:
+        trials.figures_of("0" * 40, config, TrainFigures)
+    assert [(fault.key, fault.kind) for fault in error.value.faults] == [
+        ("metrics/train.json of 000000000000", "damaged")
+    ]
+    assert "dvc exp remove" in error.value.faults[0].remedy

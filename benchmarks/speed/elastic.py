@@ -32,6 +32,8 @@ from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Learner, Totals
 from pipeline.engine.world import World, share
+from pipeline.evaluation import figures
+from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.models import network
 
 SHARDS = 8
@@ -178,8 +180,8 @@ def accuracy(archive: str, sha256: str) -> Iterator[dict[str, Any]]:
             for parallel in ("ddp", "elastic"):
                 train(folder, {"train": {"seed": seed, "parallel": parallel}})
                 call(folder, sys.executable, "-m", "pipeline.launch", "evaluate")
-                row[f"{parallel}_val"] = json.loads((folder / "metrics/train.json").read_text())["val_accuracy"]
-                row[f"{parallel}_test"] = json.loads((folder / "metrics/eval.json").read_text())["accuracy"]
+                row[f"{parallel}_val"] = figures.read(folder / "metrics", TrainFigures).val_accuracy
+                row[f"{parallel}_test"] = figures.read(folder / "metrics", EvalFigures).accuracy
             yield row
 
 

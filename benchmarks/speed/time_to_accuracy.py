@@ -7,7 +7,6 @@ is below the target after the last epoch has failed. The report has the model, s
 tutorial from which this project began: ResNet-34, 30 epochs, 0.806 in 270 s on one GPU.)
 """
 
-import json
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from typing import Any
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row
+from pipeline.evaluation import figures
+from pipeline.evaluation.figures import TrainFigures
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def run(folder: Path, seed: int, target: float) -> Row:
     first = min(time for tag, _, time in events if tag == "crops")  # written after the first step
     last = max(time for tag, _, time in events if tag == "accuracy/val")
     workspace.forget_runs(folder)
-    accuracy = json.loads((folder / "metrics/train.json").read_text())["val_accuracy"]
+    accuracy = figures.read(folder / "metrics", TrainFigures).val_accuracy
     return {
         "accuracy": accuracy,
         "reached": accuracy >= target,

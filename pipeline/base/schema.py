@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 
 
 def _different(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -55,10 +55,8 @@ def reading(path: Path, remedy: str, *damaged: type[Exception]) -> Iterator[None
         raise UserError(f"{path}: a folder stands where a file belongs; rm -r {path}, then {remedy}") from None
     except NotADirectoryError:
         raise UserError(f"{path}: {path.parent} is not a folder; rm {path.parent}, then {remedy}") from None
-    except ValidationError as error:
-        raise UserError(f"{path}: damaged: {_first(error)}; {remedy}") from None
     except types as error:
-        raise UserError(f"{path}: damaged: {_short(str(error))}; {remedy}") from None
+        raise UserError(damage(str(path), error, remedy)) from None
 
 
 def json_of(path: Path, schema: type[Schema], remedy: str) -> Schema:
@@ -77,13 +75,10 @@ def checked(value: Any, schema: type[Schema]) -> Schema:
     return TypeAdapter(schema).validate_python(value)
 
 
-def _first(error: ValidationError) -> str:
-    """The first fault that pydantic found, with its key."""
-    fault = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(map(str, fault["loc"]))
-    return _short(f"{where}: {fault['msg']}" if where else fault["msg"])
-
-
-def _short(message: str) -> str:
-    """A message in one line of at most 200 characters."""
-    return " ".join(message.split())[:200]
+def damage(name: str, error: Exception, remedy: str) -> Fault:
+    """The fault of a file that was read with this error; of the faults that pydantic found, the first with its key."""
+    reason = str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        reason = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    return Fault(name, f"damaged: {' '.join(reason.split())[:200]}", "damaged", remedy=remedy)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config.params import Params
-from pipeline.evaluation import metrics
 from pipeline.models.description import Description
 from pipeline.reporting.audit import Audit
 from pipeline.reporting.outcome import Outcome
@@ -32,12 +31,3 @@ class Facts:
     def right(self) -> int:
         """The test images that get the right class."""
         return sum(answer.is_right for answer in self.outcome.answers)
-
-    @property
-    def accuracy(self) -> float:
-        return self.right / self.test_images
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the accuracy."""
-        return metrics.wilson(self.right, self.test_images)

@@ -33,8 +33,9 @@ def card(facts: Facts) -> str:
 
 def front_matter(facts: Facts) -> Iterator[str]:
     """What the Hub reads: the task, the library, and the figures. The owner of the weights may add a license."""
-    figures, (low, high) = facts.outcome.figures, facts.interval
-    named = {"accuracy": facts.accuracy, "balanced_accuracy": figures.balanced_accuracy, "f1": figures.macro_f1}
+    figures = facts.outcome.figures
+    low, high = figures.interval
+    named = {"accuracy": figures.accuracy, "balanced_accuracy": figures.balanced_accuracy, "f1": figures.macro_f1}
     yield "---"
     yield f"library_name: {'timm' if hub.in_timm(facts.model.model) else 'torchvision'}"
     yield "pipeline_tag: image-classification"
@@ -63,7 +64,8 @@ def summary(facts: Facts) -> Iterator[str]:
     model, train = facts.model, facts.config.train
     weights = {"none": "from random weights", "imagenet": "from weights pretrained on ImageNet"}
     begin = weights.get(train.weights, "from the weights of another model")
-    low, high = facts.interval
+    figures = facts.outcome.figures
+    low, high = figures.interval
     yield f"# {model.model} for {len(model.classes):,} classes"
     yield ""
     yield (
@@ -71,7 +73,7 @@ def summary(facts: Facts) -> Iterator[str]:
         f"{facts.audit.total('train'):,} images with the pipeline Perennial ([how to repeat it](#how-to-repeat-it))."
     )
     yield (
-        f"Of {facts.test_images:,} test images, {facts.accuracy:.1%} get the right class (95 % interval: "
+        f"Of {facts.test_images:,} test images, {figures.accuracy:.1%} get the right class (95 % interval: "
         f"{low:.1%} to {high:.1%})."
     )
 
@@ -79,13 +81,13 @@ def summary(facts: Facts) -> Iterator[str]:
 def quality(facts: Facts) -> Iterator[str]:
     """The figures, and those of the classes, with intervals."""
     found, counts = facts.outcome.figures, facts.outcome.counts
-    low, high = facts.interval
+    low, high = found.interval
     yield "## How good it is"
     yield ""
     yield from table(
         ("figure", "value", "meaning"),
         [
-            ("accuracy", f"{facts.accuracy:.4f} ({low:.4f} to {high:.4f})", "share of right answers, 95 % interval"),
+            ("accuracy", f"{found.accuracy:.4f} ({low:.4f} to {high:.4f})", "share of right answers, 95 % interval"),
             ("balanced accuracy", f"{found.balanced_accuracy:.4f}", "mean recall of the classes"),
             ("macro F1", f"{found.macro_f1:.4f}", "mean F1 of the classes"),
             ("negative log-likelihood", f"{found.nll:.4f}", "0 is perfect; confident mistakes cost most"),

@@ -17,6 +17,8 @@ from pipeline.claims.seeds import STAGES
 from pipeline.config import document, machine, params, validity
 from pipeline.config.params import Params
 from pipeline.engine.world import World
+from pipeline.evaluation import figures
+from pipeline.evaluation.figures import EvalFigures
 from pipeline.training import checkpoint, identity, provenance, runs
 
 FOLDER = programs.TEMPORARY / "seeds"
@@ -35,15 +37,6 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """The part of eval.json that is read."""
-
-    __pydantic_config__ = schema.OPEN
-
-    accuracy: float
-
-
-@dataclass(frozen=True)
 class Claim:
     """The commit's params and dvc.lock, and the test accuracy that it claims."""
 
@@ -58,8 +51,7 @@ class Claim:
 
 def accuracy(config: Params, top: Path) -> float:
     """The test accuracy in the eval.json of a project's folder."""
-    path = top / config.paths.metrics / "eval.json"
-    return schema.json_of(path, Evaluated, f"restore it: git checkout {path.relative_to(top)}").accuracy
+    return figures.read(top / config.paths.metrics, EvalFigures).accuracy
 
 
 def claimed() -> Claim:

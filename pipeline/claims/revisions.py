@@ -19,8 +19,11 @@ from pipeline.base.errors import UserError
 from pipeline.config import document, params
 from pipeline.config.params import Paths
 from pipeline.data.split_table import SPLITS
+from pipeline.evaluation import figures
+from pipeline.evaluation.figures import EvalFigures, TrainFigures
 
 HERE = "workspace"  # DVC's word for what is in this folder now
+REMEDY = "name another revision, or make the file again there (dvc repro)"
 FAILED, OTHER_PARAMS, NO_RUN = "failed", "not run with these params", "no run"
 Table = list[dict[str, str]]
 
@@ -65,20 +68,23 @@ def read(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Revis
         stages = dvc_lock.read(lock)
         outs = {path: md5 for stage in stages.values() for path, md5 in stage["outs"].items()}
         ran_with = dvc_lock.params(lock)
-    content = [_text(source, f"{paths.metrics}/{file}") for file in ("train.json", "eval.json")]
+    texts = {kind: _text(source, f"{paths.metrics}/{file}") for kind, file in figures.FILES.items()}
     weights = f"{paths.models}/model.safetensors"
     model = outs.get(weights, "")
-    trained = content[0] and f"{paths.metrics}/train.json" in outs
+    trained = texts[TrainFigures] and f"{paths.metrics}/train.json" in outs
     # After a training that ran alone, eval.json is missing, or is of the model before.
     of_model = stages.get("evaluate", {}).get("deps", {}).get(weights, model) == model
-    tested = content[1] and f"{paths.metrics}/eval.json" in outs and of_model
+    tested = texts[EvalFigures] and f"{paths.metrics}/eval.json" in outs and of_model
     if not (trained or tested):
         return Revision(name, NO_RUN, settings)
     if any(value != _at(raw, key) for key, value in ran_with.items()):
         return Revision(name, OTHER_PARAMS, settings)
-    own = [part for part, is_own in zip(content, (True, tested), strict=True) if part and is_own]
-    figures = {key: value for part in own for key, value in json.loads(part).items()}
-    return Revision(name, "", settings, figures, _images(source, paths), model, _timing(Path(paths.runs), model))
+    measured: dict[str, float] = {}
+    for kind, text in texts.items():
+        if text and (tested or kind is TrainFigures):
+            file = f"{paths.metrics}/{figures.FILES[kind]} of {name}"
+            measured |= figures.by_name(figures.of_text(text, kind, file, REMEDY))
+    return Revision(name, "", settings, measured, _images(source, paths), model, _timing(Path(paths.runs), model))
 
 
 def table(name: str, known: Mapping[str, tuple[str, str]], paths: Paths, file: str) -> Table:

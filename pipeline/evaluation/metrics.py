@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.evaluation.figures import EvalFigures
+
 Z = 1.959963984540054  # a standard normal value lies within ±Z with a chance of 95 %
 
 
@@ -36,20 +38,20 @@ class ClassFigures:
     f1: float
 
 
-def summary(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64], bins: int) -> dict[str, float]:
+def summary(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64], bins: int) -> EvalFigures:
     """The figures that one compares, of log-probabilities [n, classes] and labels [n], n >= 1."""
     counts = confusion(log_probabilities.argmax(1), labels, log_probabilities.shape[1])
     right, total = int(counts.trace()), len(labels)
     low, high = wilson(right, total)
-    return {
-        "accuracy": right / total,
-        "accuracy_low": low,
-        "accuracy_high": high,
-        "balanced_accuracy": balanced_accuracy(counts),
-        "macro_f1": float(per_class(counts)[2].mean()),
-        "nll": negative_log_likelihood(log_probabilities, labels),
-        "ece": calibration_error(calibration(log_probabilities, labels, bins)),
-    }
+    return EvalFigures(
+        accuracy=right / total,
+        accuracy_low=low,
+        accuracy_high=high,
+        balanced_accuracy=balanced_accuracy(counts),
+        macro_f1=float(per_class(counts)[2].mean()),
+        nll=negative_log_likelihood(log_probabilities, labels),
+        ece=calibration_error(calibration(log_probabilities, labels, bins)),
+    )
 
 
 def class_table(counts: NDArray[np.int64], classes: Sequence[str]) -> list[ClassFigures]:

@@ -9,7 +9,7 @@ import csv
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pipeline.base import schema
 from pipeline.base.errors import UserError
 from pipeline.evaluation import metrics
+from pipeline.evaluation.figures import EvalFigures
 
 AGAIN = "run the folds again (make folds)"
 ONCE = "each image must be tested once; a class may have too few images: take fewer folds, or set split.stratify: true"
@@ -73,17 +74,10 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Figures:
+class Figures(EvalFigures):
     """How good the answers are. The figures of a seed are over all images; with several seeds they are means."""
 
     images: int
-    accuracy: float
-    accuracy_low: float
-    accuracy_high: float
-    balanced_accuracy: float
-    macro_f1: float
-    nll: float
-    ece: float
     accuracy_of_mean: float  # of the class with the highest mean probability over seeds
     over_folds: Spread  # the accuracies of `parts`
     over_seeds: Spread  # the accuracy over all images of each seed
@@ -125,7 +119,7 @@ def figures(pooled: Pooled, bins: int) -> Figures:
         for seed, hit in zip(pooled.seeds, hits, strict=True)
         for fold in np.unique(pooled.folds)
     )
-    by_seed = [metrics.summary(found, pooled.labels, bins) for found in pooled.log_probs]
+    by_seed = [asdict(metrics.summary(found, pooled.labels, bins)) for found in pooled.log_probs]
     mean = {key: math.fsum(one[key] for one in by_seed) / len(by_seed) for key in by_seed[0]}
     mean |= {key: round(mean[key], DIGITS) for key in OF_LOGARITHMS}
     right = int(hits.sum())

@@ -1,6 +1,5 @@
 """What a person wants to know after the last stage: how good the model is, where to look, and what to do next."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,8 @@ from pipeline.base import dvc_lock, files, integrity
 from pipeline.config.params import Paths
 from pipeline.data import layout, split_report, split_table
 from pipeline.data.split_table import SPLITS
-from pipeline.evaluation import metrics
+from pipeline.evaluation import figures, metrics
+from pipeline.evaluation.figures import EvalFigures
 
 Rows = Sequence[tuple[str, str]]  # what it is, and its text
 
@@ -75,24 +75,28 @@ def summary(paths: Paths, *, reported: bool = True, earlier: Rows = ()) -> str:
 
     `reported`: the page in paths.reports is of the same run; it is named at the end. `earlier`: see `since`.
     """
-    table, figures = Path(paths.metrics) / "images.csv", Path(paths.metrics) / "eval.json"
-    if not (table.is_file() and figures.is_file()):
+    folder = Path(paths.metrics)
+    table = folder / "images.csv"
+    if not (table.is_file() and (folder / figures.FILES[EvalFigures]).is_file()):
         return ""
-    classes, found = files.read_csv(table), json.loads(figures.read_bytes())
-    interval = f"95 % interval: {found['accuracy_low']:.4f} to {found['accuracy_high']:.4f}"
+    classes, measured = files.read_csv(table), figures.read(folder, EvalFigures)
+    low, high = measured.interval
     number = {column: sum(int(row[column]) for row in classes) for column in (*SPLITS, "excluded")}
     few = split_report.few_tested({row["class"]: {"test": int(row["test"])} for row in classes})
     kept = sum(number[name] for name in SPLITS)
     splits = ", ".join(f"{number[name]:,} {name}" for name in SPLITS)
     rows = [
         ("images", f"{kept:,} of {kept + number['excluded']:,} are used: {splits}"),
-        ("test accuracy", f"{found['accuracy']:.4f} ({interval}, {number['test']:,} images)"),
+        (
+            "test accuracy",
+            f"{measured.accuracy:.4f} (95 % interval: {low:.4f} to {high:.4f}, {number['test']:,} images)",
+        ),
         *earlier,
         *([("note", few)] if few else []),
-        ("balanced accuracy", f"{found['balanced_accuracy']:.4f}"),
-        ("macro F1", f"{found['macro_f1']:.4f}"),
-        ("negative log-likelihood", f"{found['nll']:.4f}"),
-        ("calibration error", f"{found['ece']:.4f}"),
+        ("balanced accuracy", f"{measured.balanced_accuracy:.4f}"),
+        ("macro F1", f"{measured.macro_f1:.4f}"),
+        ("negative log-likelihood", f"{measured.nll:.4f}"),
+        ("calibration error", f"{measured.ece:.4f}"),
         ("", ""),
         ("the split", f"{paths.split} (each image: train, val, test, or why it is not used)"),
         ("plots", "dvc plots show"),

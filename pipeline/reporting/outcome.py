@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.base import files, schema
-from pipeline.evaluation import metrics
+from pipeline.evaluation import figures, metrics
+from pipeline.evaluation.figures import EvalFigures
 
 
 @dataclass(frozen=True)
@@ -34,24 +35,12 @@ def answer(path: str, actual: int, predicted: int, chances: Sequence[float]) -> 
 
 
 @dataclass(frozen=True)
-class Figures:
-    """The part of eval.json that the page shows."""
-
-    __pydantic_config__ = schema.OPEN
-
-    balanced_accuracy: schema.Share
-    macro_f1: schema.Share
-    nll: float
-    ece: schema.Share
-
-
-@dataclass(frozen=True)
 class Outcome:
     """Everything that was measured."""
 
     classes: tuple[str, ...]
     answers: list[Answer]  # of all test images, in the order of split.csv
-    figures: Figures
+    figures: EvalFigures
     bins: list[tuple[float, float, int, float]]  # of the calibration: low, high, images, accuracy
     history: dict[str, list[float]]  # a column of history.csv → its value in each epoch
 
@@ -71,7 +60,7 @@ def read(folder: Path, classes: Sequence[str], epoch: int) -> Outcome:
     return Outcome(
         tuple(classes),
         _answers(folder / "predictions.csv", classes),
-        schema.json_of(folder / "eval.json", Figures, schema.checkout(folder / "eval.json")),
+        figures.read(folder, EvalFigures),
         _bins(folder / "calibration.csv"),
         _history(folder / "history.csv", epoch),
     )

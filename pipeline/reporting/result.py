@@ -67,16 +67,17 @@ def trained(config: Params, model: Description, audit: Audit, outcome: Outcome) 
 
 def quality(outcome: Outcome) -> str:
     """The accuracy with its interval, and the other figures."""
-    counts, total = outcome.counts, len(outcome.answers)
+    counts, total, figures = outcome.counts, len(outcome.answers), outcome.figures
     right, largest = int(counts.trace()), int(counts.sum(1).max())
-    low, high = metrics.wilson(right, total)
+    low, high = figures.interval
     return markup.section(
         "quality",
         "How good is it?",
-        f'<p class="hero"><b>{percent(right / total)}</b> <span>of the test images get the right class: {right:,} of '
-        f"{total:,}. Chance alone can move this figure: its 95&nbsp;% interval is {percent(low)} to {percent(high)}. "
-        f"The same answer for every image, the most frequent class, gets {percent(largest / total)}.</span></p>",
-        tiles([(f"{getattr(outcome.figures, key) + 0.0:.3f}", *said) for key, *said in MEANINGS]),
+        f'<p class="hero"><b>{percent(figures.accuracy)}</b> <span>of the test images get the right class: '
+        f"{right:,} of {total:,}. Chance alone can move this figure: its 95&nbsp;% interval is {percent(low)} to "
+        f"{percent(high)}. The same answer for every image, the most frequent class, gets "
+        f"{percent(largest / total)}.</span></p>",
+        tiles([(f"{getattr(figures, key) + 0.0:.3f}", *said) for key, *said in MEANINGS]),
     )
 
 

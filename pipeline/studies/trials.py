@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from pipeline.base import dvc_lock, files, schema
+from pipeline.base import dvc_lock, files
 from pipeline.base.errors import UserError
 from pipeline.config import document, params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
 from pipeline.data.layout import columns, padded
-from pipeline.evaluation import metrics
+from pipeline.evaluation import figures, metrics
+from pipeline.evaluation.figures import EvalFigures, Figures, TrainFigures
 from pipeline.studies import experiments
 from pipeline.studies.ranges import Sweep, Trial
 from pipeline.training import identity
@@ -26,38 +25,16 @@ FIGURES = ("val_accuracy", "val_loss", "exported_epoch")
 
 
 @dataclass(frozen=True)
-class Result:
-    """What a trial gave. Without a result it has failed."""
-
-    __pydantic_config__ = schema.OPEN
-
-    val_accuracy: schema.Share
-    val_loss: float
-    exported_epoch: schema.Count
-
-
-@dataclass(frozen=True)
 class Done:
     """A trial that has ended."""
 
     trial: Trial
     experiment: str
-    results: tuple[Result, ...]  # one, or none if it has failed
+    results: tuple[TrainFigures, ...]  # one, or none if it has failed
 
     @property
     def figures(self) -> tuple[object, ...]:
         return tuple(getattr(self.results[0], name) for name in FIGURES) if self.results else ("",) * len(FIGURES)
-
-
-@dataclass(frozen=True)
-class OnTest:
-    """The test of the best one."""
-
-    __pydantic_config__ = schema.OPEN
-
-    accuracy: schema.Share
-    accuracy_low: schema.Share
-    accuracy_high: schema.Share
 
 
 def check_written(raw: dict[str, Any], keys: Iterable[str]) -> None:
@@ -127,23 +104,11 @@ def own_weights(weights: str) -> list[str]:
     return [] if weights in ("none", "imagenet") else [weights]
 
 
-def result(revision: str, config: Params) -> Result:
-    """The figures of a finished trial, of this commit."""
-    return _figures(revision, Path(config.paths.metrics) / "train.json", Result)
-
-
-def on_test(revision: str, config: Params) -> OnTest:
-    """The figures of an experiment on the test images."""
-    return _figures(revision, Path(config.paths.metrics) / "eval.json", OnTest)
-
-
-def _figures(revision: str, path: Path, kind: type[schema.Schema]) -> schema.Schema:
-    try:
-        return TypeAdapter(kind).validate_json(experiments.text_of(revision, path))
-    except ValidationError:
-        raise UserError(
-            f"{path} of {revision[:12]}: damaged; remove the experiment (dvc exp remove NAME), then run again"
-        ) from None
+def figures_of(revision: str, config: Params, kind: type[Figures]) -> Figures:
+    """The figures of an experiment, of this commit. Raises UserError if they are damaged."""
+    path = Path(config.paths.metrics) / figures.FILES[kind]
+    remedy = "remove the experiment (dvc exp remove NAME), then run again"
+    return figures.of_text(experiments.text_of(revision, path), kind, f"{path} of {revision[:12]}", remedy)
 
 
 def ranked(ended: Sequence[Done]) -> list[Done]:
@@ -197,7 +162,7 @@ def short(done: Done) -> list[str]:
     return [f"{one.val_accuracy:.4f}", loss, f"{one.exported_epoch}"]
 
 
-def verdict(best_first: Sequence[Done], tested: OnTest, images: Mapping[str, int]) -> list[str]:
+def verdict(best_first: Sequence[Done], tested: EvalFigures, images: Mapping[str, int]) -> list[str]:
     """What the sweep says about its best trial, in sentences."""
     best, (result,) = best_first[0], best_first[0].results
     low, high = metrics.wilson(round(result.val_accuracy * images["val"]), images["val"])

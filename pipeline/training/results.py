@@ -9,6 +9,8 @@ from torch import Tensor
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config.params import Params
+from pipeline.evaluation import figures
+from pipeline.evaluation.figures import TrainFigures
 from pipeline.loader import augment
 from pipeline.models import exported
 from pipeline.models.description import Description, View
@@ -54,14 +56,16 @@ def write(config: Params, classes: tuple[str, ...], weights: dict[str, Tensor], 
         epoch=epoch,
         arithmetic=settings.arithmetic,
     )
-    by_patience = {"stopped_early": schedule.should_stop(progress.history, settings.patience)}
     exported.save(Path(config.paths.models), weights, description)
-    files.write_json(
-        metrics / "train.json",
-        {
-            "exported_epoch": epoch,
-            **{name: row[name] for name in ("train_loss", "train_accuracy", "val_loss", "val_accuracy")},
-            **(by_patience if settings.patience else {}),
-        },
+    figures.write(
+        metrics,
+        TrainFigures(
+            exported_epoch=epoch,
+            train_loss=row["train_loss"],
+            train_accuracy=row["train_accuracy"],
+            val_loss=row["val_loss"],
+            val_accuracy=row["val_accuracy"],
+            stopped_early=schedule.should_stop(progress.history, settings.patience) if settings.patience else None,
+        ),
     )
     files.write_csv(metrics / "history.csv", HISTORY, ([row[name] for name in HISTORY] for row in progress.history))
