@@ -22,7 +22,7 @@ from pipeline.claims.revisions import Revision, Table
 from pipeline.config import params
 from pipeline.config.params import Paths
 from pipeline.data.layout import columns, padded
-from pipeline.evaluation import metrics, significance
+from pipeline.evaluation import metrics
 
 HEAD = ("experiment", "validation (95 %)", "test (95 %)", "macro F1", "seconds", "images/s", "changed params")
 WIDTH = 110
@@ -119,16 +119,16 @@ def untested(names: Sequence[str], tables: Sequence[Table]) -> str:
 
 def tested(names: Sequence[str], tables: Sequence[Table]) -> str:
     """McNemar's test of the predictions of two revisions on the same images, in words."""
-    found = significance.compare(*([row["label"] == row["prediction"] for row in table] for table in tables))
+    found = metrics.mcnemar(*([row["label"] == row["prediction"] for row in table] for table in tables))
     counted = (
         f"{found.first_alone} images that only {names[0]} has right, {found.second_alone} that only {names[1]} has "
-        f"right; McNemar's exact test, level {100 * significance.LEVEL:g} %"
+        f"right; McNemar's exact test, level {100 * metrics.LEVEL:g} %"
     )
     better, worse = (names[1], names[0]) if found.points > 0 else (names[0], names[1])
     difference = f"{abs(found.points):.1f} points more on these {found.images} images"
     if not found.points:
         said = f"{names[0]} and {names[1]} are equally accurate on these {found.images} images"
-    elif found.shown:
+    elif found.is_significant:
         said = f"{better} is better than {worse}: {difference}, which chance does not explain (p = {found.p:.2g})"
     else:
         said = f"{better} has {difference} than {worse}; chance can do as much (p = {found.p:.2g})"

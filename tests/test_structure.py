@@ -50,7 +50,7 @@ OWNERS = {  # a library → the modules that import it
         "training.board_images",
     },
     "imagehash": {"data.duplicates"},
-    "scipy": {"claims.seeds", "data.duplicates", "evaluation.significance"},
+    "scipy": {"claims.seeds", "data.duplicates", "evaluation.metrics"},
     "pooch": {"data.fetch"}, "requests": {"data.fetch"}, "tarfile": {"data.archive"}, "zipfile": {"data.archive"},
     "timm": {"models.timm_models"},
     "torchvision": {"models.network", "models.pretrained"}, "tensorboard": set(),

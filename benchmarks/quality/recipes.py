@@ -24,7 +24,7 @@ from pipeline.base.errors import UserError
 from pipeline.cards import markdown
 from pipeline.data import split_table
 from pipeline.data.split_table import DUPLICATE
-from pipeline.evaluation import metrics, significance
+from pipeline.evaluation import metrics
 from pipeline.studies import record
 from pipeline.studies.record import Record
 
@@ -48,7 +48,7 @@ def right(row: Mapping[str, str]) -> bool:
 def step(name: str, study: Record, first: Record, of_both: tuple[Answers, Answers]) -> Row:
     """A row of the table: the step, its figures, and the difference to the first step on the same images."""
     there, here = of_both
-    test = significance.compare([right(there[path]) for path in there], [right(here[path]) for path in there])
+    test = metrics.mcnemar([right(there[path]) for path in there], [right(here[path]) for path in there])
     figures = study.figures
     return {
         "name": name,
@@ -95,8 +95,8 @@ def duplicates(studies: Path) -> Row:
         of_affected = sum(right(chosen[path]) for path in both)
         rows[name] = {"images": len(chosen), "right": hits, "low": low, "high": high, "affected_right": of_affected}
     others = [path for path in ruled if path not in affected]
-    test = significance.compare([right(ruled[p]) for p in both], [right(ignored[p]) for p in both])
-    rest = significance.compare([right(ruled[p]) for p in others], [right(ignored[p]) for p in others])
+    test = metrics.mcnemar([right(ruled[p]) for p in both], [right(ignored[p]) for p in both])
+    rest = metrics.mcnemar([right(ruled[p]) for p in others], [right(ignored[p]) for p in others])
     return {
         "rows": rows,
         "affected": len(both),
