@@ -56,7 +56,7 @@ def main(name: str, work: Callable[[Params], None]) -> int:
             except UserError as error:
                 raise UserError("\n".join([str(error), *removed_outputs(name)])) from None
             if not note:  # for the processes of a launcher, the launcher has checked this
-                integrity.mark_compared(integrity.check(name, config.paths.model_dump()))
+                integrity.mark_compared(integrity.check(name))
             work(config)
         except Stopped as stopped:
             if not note:

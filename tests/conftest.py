@@ -15,6 +15,7 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
+from pipeline.config.params import Params, Paths
 from tests.helpers import starts
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -144,6 +145,14 @@ def change(raw: dict[str, Any], **changes: Any) -> dict[str, Any]:
             table = table[section]
         table[key] = value
     return raw
+
+
+def below(folder: Path, config: Params) -> Params:
+    """The params with their paths below `folder`, for calls from another working folder. Constants, too: an attribute
+    of the copy hides that of the class."""
+    names = ("inbox", *Paths.__class_vars__)
+    paths = config.paths.model_copy(update={name: str(folder / getattr(config.paths, name)) for name in names})
+    return config.model_copy(update={"paths": paths})
 
 
 def on_cpu(raw: dict[str, Any], **changes: Any) -> dict[str, Any]:

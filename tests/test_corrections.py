@@ -29,7 +29,7 @@ LAYOUT = Layout(
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     """Two classes of ten images."""
-    return two_classes(tmp_path / "images")
+    return two_classes(tmp_path / "data/images")
 
 
 def read(content: str | bytes, folder: Path) -> Table:
@@ -206,10 +206,10 @@ def test_the_new_label_reaches_the_tables_and_the_packed_images(
     small: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """split.csv, images.csv, excluded.csv, findings.csv, the packed labels, and the lines on the terminal."""
-    monkeypatch.chdir(small.parent)
+    monkeypatch.chdir(small.parents[1])
     text = "path,label,reason\ncat/3.png,dog,\ncat/4.png,exclude,blurred\ncat/5.png,exclude,a mouse\n"
     files.write_text(corrections.FILE, text)
-    config = params.parse(on_cpu(raw, paths__images="images", split__min_side=16, prepare__size=16))
+    config = params.parse(on_cpu(raw, split__min_side=16, prepare__size=16))
     split.run(config)
     prepare.run(config)
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))

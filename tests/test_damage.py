@@ -12,7 +12,6 @@ import pytest
 
 from pipeline.base import cache_repair, dvc_lock, integrity
 from pipeline.base.errors import UserError
-from pipeline.config import params
 from pipeline.data import packed
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, copy_project
@@ -338,9 +337,8 @@ def test_a_folder_is_hashed_as_dvc_does(project: Path, monkeypatch: pytest.Monke
 def test_without_dvc_nothing_is_compared(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage that a user starts by hand compares nothing with dvc.lock."""
     monkeypatch.chdir(project)
-    paths = params.load().paths
     flip(project / "data/split.csv")
-    assert integrity.check("prepare", paths.model_dump()) == []
+    assert integrity.check("prepare") == []
     monkeypatch.setenv(integrity.UNDER_DVC, "prepare")
     with pytest.raises(UserError, match=r"data/split\.csv: not what dvc\.lock says of data/split\.csv; python -m"):
-        integrity.check("prepare", paths.model_dump())
+        integrity.check("prepare")

@@ -24,7 +24,7 @@ from pipeline.data.originals import Originals
 from pipeline.evaluation import metrics
 from pipeline.models import exported, network
 from pipeline.training import results, state
-from tests.conftest import on_cpu, read_params, write_params
+from tests.conftest import below, on_cpu, read_params, write_params
 from tests.helpers import starts
 
 CLASSES = ("daisy", "rose", "tulip")
@@ -58,7 +58,7 @@ def make(folder: Path) -> Params:
         lines.append((path, CLASSES[colour], part, "", *size, "", "", ""))
     lines.append(("rose/broken.png", "rose", "", "truncated", 0, 0, "", "", ""))
     files.write_csv(folder / config.paths.split, split_table.HEADER, sorted(lines))
-    config = inside(folder, config)
+    config = below(folder, config)
     paths = config.paths
     images = Originals(Path(paths.images), {})
     prepare.prepare(images, Path(paths.split), Path(paths.packed), config.prepare, workers=2)
@@ -67,12 +67,6 @@ def make(folder: Path) -> Params:
     data = packed.load(Path(paths.packed), Path(paths.split))
     results.write(config, data.classes, weights, state.Progress(step=1, history=history))
     return config
-
-
-def inside(folder: Path, config: Params) -> Params:
-    """The params with their paths below `folder`, for calls from another working folder."""
-    paths = {name: str(folder / path) for name, path in config.paths.model_dump().items()}
-    return config.model_copy(update={"paths": config.paths.model_copy(update=paths)})
 
 
 def run(folder: Path, processes: int) -> subprocess.CompletedProcess[str]:
@@ -104,7 +98,7 @@ def copy(evaluated: Path, tmp_path: Path) -> Path:
 
 
 def config_of(folder: Path) -> Params:
-    return inside(folder, params.load(folder / "params.yaml"))
+    return below(folder, params.load(folder / "params.yaml"))
 
 
 def figures_in(folder: Path) -> dict[str, float]:

@@ -96,8 +96,8 @@ def test_a_file_that_is_far_too_long_is_not_read(tmp_path: Path) -> None:
         ({"run__rendezvous": "node0:99999"},
          "run.rendezvous: 'node0:99999' is not allowed; allowed: host:port, with a port from 0 to 65535"),
         ({"run__rendezvous": "node0:65536"}, "run.rendezvous: 'node0:65536' is not allowed; allowed: host:port, with"),
-        ({"paths__images": "a" * 201}, f"paths.images: '{'a' * 199}… (203 characters) is not allowed; allowed: a path"),
-        ({"paths__images": "/".join(["a"] * 501)}, "… (1,003 characters) is not allowed; allowed: at most 1000 char"),
+        ({"paths__inbox": "a" * 201}, f"paths.inbox: '{'a' * 199}… (203 characters) is not allowed; allowed: a path"),
+        ({"paths__inbox": "/".join(["a"] * 501)}, "… (1,003 characters) is not allowed; allowed: at most 1000 char"),
         ({"data__url": "file:///" + "a" * 5000}, "… (5,010 characters) is not allowed; allowed: at most 2000"),
     ],
 )  # fmt: skip
@@ -125,54 +125,37 @@ def test_every_port_there_is_can_be_met_at(raw: dict[str, Any], port: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    "inbox",
     [
-        ({"paths__images": "data/packed"},
-         "paths.images: 'data/packed' is the same as paths.packed ('data/packed'), which must contain nothing "
-         "else; allowed: a path outside it"),
-        ({"paths__archives": "data/images/archives"},
-         "paths.archives: 'data/images/archives' is inside paths.images ('data/images'), which must contain nothing "
-         "else; allowed: a path outside it"),
-        ({"paths__split": "data/weights/split.csv"},
-         "paths.split: 'data/weights/split.csv' is inside paths.weights ('data/weights'), which must contain nothing "
-         "else; allowed: a path outside it"),
-        ({"paths__metrics": "data/split.csv"},
-         "paths.metrics: 'data/split.csv' is the same as paths.split ('data/split.csv'), which must contain nothing "
-         "else; allowed: a path outside it"),
-        ({"paths__images": "pipeline/images"},
-         "paths.images: 'pipeline/images': the project's own files are there; allowed: another path, such as "
-         "data/images"),
-        ({"paths__inbox": "/home/me/project/data/images"},
-         "paths.inbox: 'data/images' is the same as paths.images ('data/images'), which must contain nothing else; "
-         "allowed: a path outside it"),
-        ({"paths__inbox": "/home/me/photos/../project/pipeline"},
-         "paths.inbox: 'pipeline': the project's own files are there; allowed: another path, such as data/inbox"),
-        ({"paths__inbox": "/home/me/project/"},
-         "paths.inbox: '/home/me/project/' holds this project itself, with its outputs; allowed: a folder that holds "
-         "only your images"),
-        ({"paths__inbox": "/home/me"},
-         "paths.inbox: '/home/me' holds this project itself, with its outputs; allowed: a folder that holds only your "
-         "images"),
-        ({"run__processes": 20, "train__parallel": "ddp", "train__batch_size": 20},
-         "run.processes: 20 on a node are more than 8 for each core here (2); allowed: 1 to 16; more than 2 are not "
-         "faster"),
+        "data", "data/images", "data/images/mine", "models", "pipeline", "runs/x", "/home/me/project/data/images",
+        "/home/me/photos/../project/pipeline", "/home/me/project/", "/home/me",
     ],
 )  # fmt: skip
-def test_what_would_be_in_the_way_is_refused(raw: dict[str, Any], changes: dict[str, Any], sentence: str) -> None:
-    """Refused: paths inside one another or inside the project, and far more processes than cores."""
-    assert validity.faults(params.parse(on_cpu(raw, **changes)), HERE) == [sentence]
+def test_an_inbox_holds_nothing_of_the_project(raw: dict[str, Any], inbox: str) -> None:
+    """Refused: a folder inside the project's own, one that holds them, and one that holds the project itself."""
+    [sentence] = validity.faults(params.parse(on_cpu(raw, paths__inbox=inbox)), HERE)
+    assert sentence.startswith(f"paths.inbox: {inbox!r}: ")
 
 
-def test_metrics_models_and_reports_may_lie_together(raw: dict[str, Any]) -> None:
-    """Folders that no stage clears may be shared."""
-    together = on_cpu(
-        raw, paths__metrics="out", paths__models="out", paths__reports="out/seen", paths__split="out/s.csv"
-    )
-    assert validity.faults(params.parse(together), HERE) == []
+@pytest.mark.parametrize("inbox", ["data/inbox", "data/photos", "mine", "/home/me/project/data/photos", "/home/photos"])
+def test_an_inbox_of_its_own_is_allowed(raw: dict[str, Any], inbox: str) -> None:
+    """Inside the project, or anywhere else."""
+    assert validity.faults(params.parse(on_cpu(raw, paths__inbox=inbox)), HERE) == []
+
+
+def test_far_more_processes_than_cores_are_refused(raw: dict[str, Any]) -> None:
+    """They would only wait for each other."""
+    crowded = on_cpu(raw, run__processes=20, train__parallel="ddp", train__batch_size=20)
+    assert validity.faults(params.parse(crowded), HERE) == [
+        "run.processes: 20 on a node are more than 8 for each core here (2); allowed: 1 to 16; more than 2 are not "
+        "faster"
+    ]
 
 
 def test_the_projects_own_files_are_known() -> None:
-    """validity.TAKEN has every name that Git tracks at the top of the project, except data."""
+    """validity.TAKEN has every path of the params, and every name that Git tracks at the top, except data."""
+    paths = {getattr(params.Paths, name) for name in params.Paths.__class_vars__}
+    assert paths | {"data/corrections.csv"} <= validity.TAKEN
     listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
     tops = {name.split("/")[0] for name in listed.splitlines()}
     if not tops:
@@ -195,7 +178,7 @@ KEYS = (
     "paths",
     "run",
     "lr",
-    "images",
+    "inbox",
     "<<",
     "1",
     "~",

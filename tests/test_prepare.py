@@ -157,21 +157,21 @@ def test_a_killed_run_leaves_nothing_and_the_next_gives_the_same_bytes(
     packable: Path, raw: dict[str, Any], tmp_path: Path
 ) -> None:
     """SIGKILL leaves no packed folder; the next run succeeds, with the bytes of an uninterrupted run."""
-    (tmp_path / "images").symlink_to(packable / "images")
-    (tmp_path / "split.csv").symlink_to(packable / "split.csv")
-    changes = {"paths__images": "images", "paths__split": "split.csv", "paths__packed": "packed", "prepare__size": 256}
-    write_params(tmp_path / "params.yaml", on_cpu(raw, **changes))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/images").symlink_to(packable / "images")
+    (tmp_path / "data/split.csv").symlink_to(packable / "split.csv")
+    write_params(tmp_path / "params.yaml", on_cpu(raw, prepare__size=256))
     command = [sys.executable, "-m", "pipeline.prepare"]
     process = subprocess.Popen(command, cwd=tmp_path)
-    growing = tmp_path / ".packed.partial/images.npy"
+    growing = tmp_path / "data/.packed.partial/images.npy"
     while process.poll() is None and not (growing.exists() and growing.stat().st_size > 2**20):
         pass
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert growing.exists()
-    assert not (tmp_path / "packed").exists()
+    assert not (tmp_path / "data/packed").exists()
     subprocess.run(command, cwd=tmp_path, check=True)
-    assert content(tmp_path / "packed") == do_prepare(packable, tmp_path / "uninterrupted", size=256)
+    assert content(tmp_path / "data/packed") == do_prepare(packable, tmp_path / "uninterrupted", size=256)
     assert not growing.parent.exists()
 
 

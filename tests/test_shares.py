@@ -45,7 +45,7 @@ def test_the_shares_of_a_fold_are_said() -> None:
 @pytest.fixture
 def with_copies(tmp_path: Path) -> Path:
     """Two classes of ten images; one has a copy in its class, and one in the other class."""
-    folder = two_classes(tmp_path / "images")
+    folder = two_classes(tmp_path / "data/images")
     first, second = sorted((folder / "cat").iterdir())[:2]
     shutil.copyfile(first, folder / "cat/copy.png")
     shutil.copyfile(second, folder / "dog/copy.png")
@@ -79,8 +79,8 @@ def test_split_says_which_fold_it_is(
     with_copies: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only with several folds."""
-    monkeypatch.chdir(with_copies.parent)
+    monkeypatch.chdir(with_copies.parents[1])
     files.write_text(corrections.FILE, corrections.EMPTY)
     for folds in (1, 2):
-        split.run(params.parse(on_cpu(raw, paths__images="images", split__folds=folds, split__min_side=16)))
+        split.run(params.parse(on_cpu(raw, split__folds=folds, split__min_side=16)))
         assert ("split.fold: 0, of 2 folds" in capsys.readouterr().out) == (folds == 2)

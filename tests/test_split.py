@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # pytest und
 def small(tmp_path: Path) -> Path:
     """Two classes of ten images, and beside them a table of corrections without a line."""
     files.write_text(tmp_path / corrections.FILE, corrections.EMPTY)
-    return two_classes(tmp_path / "images")
+    return two_classes(tmp_path / "data/images")
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +200,7 @@ def test_the_stage_writes_the_table_and_the_counts(
 ) -> None:
     """`run` writes split.csv, one row per file, and the tables of counts; running again writes the same bytes."""
     monkeypatch.chdir(tmp_path)
-    config = params.parse(on_cpu(raw, paths__images="images", split__min_side=16))
+    config = params.parse(on_cpu(raw, split__min_side=16))
     split.run(config)
     written = sorted([Path(config.paths.split), *Path(config.paths.metrics).iterdir()])
     tables = ["excluded.csv", "findings.csv", "images.csv", "suspects.csv"]
@@ -218,8 +218,8 @@ def test_the_terminal_shows_how_many_files_are_excluded(
 ) -> None:
     """The first line has the number of files, of each split, and of those excluded, and where their reasons are."""
     (small / "dog/empty.png").write_bytes(b"")
-    monkeypatch.chdir(small.parent)
-    split.run(params.parse(on_cpu(raw, paths__images="images", split__min_side=16)))
+    monkeypatch.chdir(small.parents[1])
+    split.run(params.parse(on_cpu(raw, split__min_side=16)))
     of = Counter(row["split"] for row in files.read_csv(Path("data/split.csv")))
     lines = capsys.readouterr().out.splitlines()
     assert lines[-8:-6] == [
@@ -238,8 +238,8 @@ def test_the_table_says_what_each_image_is(small: Path, raw: dict[str, Any], mon
     noise_image(77).resize((40, 24)).save(small / "dog/wide.png")
     put(small / "dog/z near.png", 101, side=48)
     (small / "dog/empty.png").write_bytes(b"")
-    monkeypatch.chdir(small.parent)
-    split.run(params.parse(on_cpu(raw, paths__images="images", split__min_side=16)))
+    monkeypatch.chdir(small.parents[1])
+    split.run(params.parse(on_cpu(raw, split__min_side=16)))
     table = {row["path"]: row for row in files.read_csv(Path("data/split.csv"))}
     wide, near, empty = (table[f"dog/{name}.png"] for name in ("wide", "z near", "empty"))
     with Image.open(small / "dog/wide.png") as image:
@@ -301,12 +301,11 @@ def test_the_stage_hands_every_setting_on(raw: dict[str, Any], monkeypatch: pyte
         "split__seed": 7, "split__fractions": {"train": 0.5, "val": 0.25, "test": 0.25}, "split__folds": 5,
         "split__fold": 3, "split__phash_distance": 4, "split__min_side": 21, "split__max_pixels": 22,
         "split__max_unreadable": 23, "split__group": "p(.)", "split__stratify": True, "run__workers": 6,
-        "paths__images": "elsewhere",
     }  # fmt: skip
     with pytest.raises(UserError, match="seen"):
         split.run(params.parse(change(raw, **changes)))
     assert taken == [
-        Originals(Path("elsewhere"), {}),
+        Originals(Path("data/images"), {}),
         settings(
             7,
             0.25,

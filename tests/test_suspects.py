@@ -196,15 +196,15 @@ def test_split_lists_and_counts_them_and_leaves_none_out(
 ) -> None:
     """suspects.csv, findings.csv and the lines on the terminal agree; the same bytes with another number of threads."""
     for number in range(16):
-        put(tmp_path / "images" / ("cat", "dog")[number % 2] / f"{number}.png", number, side=40)
-    scaled(photo(3), 0.2).save(tmp_path / "images/cat/night, new moon.png")
-    scaled(photo(4), 0.25).save(tmp_path / "images/dog/night.png")
-    (tmp_path / "images/dog/copy.png").write_bytes((tmp_path / "images/dog/night.png").read_bytes())
+        put(tmp_path / "data/images" / ("cat", "dog")[number % 2] / f"{number}.png", number, side=40)
+    scaled(photo(3), 0.2).save(tmp_path / "data/images/cat/night, new moon.png")
+    scaled(photo(4), 0.25).save(tmp_path / "data/images/dog/night.png")
+    (tmp_path / "data/images/dog/copy.png").write_bytes((tmp_path / "data/images/dog/night.png").read_bytes())
     files.write_text(tmp_path / "data/corrections.csv", "path,label,reason\n")
     monkeypatch.chdir(tmp_path)
     tables = []
     for workers in (1, 3):
-        split.run(params.parse(on_cpu(raw, paths__images="images", split__min_side=16, run__workers=workers)))
+        split.run(params.parse(on_cpu(raw, split__min_side=16, run__workers=workers)))
         tables.append(Path("metrics/suspects.csv").read_bytes())
     assert tables[0] == tables[1]
     rows = suspects.read(Path("metrics/suspects.csv"))

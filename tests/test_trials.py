@@ -87,7 +87,8 @@ def test_data_and_code_are_known_by_their_hashes(tmp_path: Path, monkeypatch: py
     paths = params.parse(read_params()).paths
     outs = [{"path": path, "md5": f"md5 of {path}"} for path in (paths.split, paths.packed, paths.models)]
     write_params(tmp_path / dvc_lock.LOCK, {"stages": {"all": {"outs": outs}}})
-    write_params(tmp_path / "dvc.yaml", {"stages": {"train": {"deps": ["code", "${paths.packed}"]}}})
+    written, read = {"outs": [paths.packed]}, {"deps": ["code", paths.packed]}
+    write_params(tmp_path / "dvc.yaml", {"stages": {"prepare": written, "train": read}})
     (tmp_path / "code").mkdir()
     (tmp_path / "code/one.py").write_text("1")
     expected = {path: f"md5 of {path}" for path in (paths.split, paths.packed)}

@@ -3,7 +3,6 @@
 Also keeps a backup of dvc.lock, because DVC rewrites that file in place: a DVC that is killed leaves it cut.
 """
 
-import re
 import subprocess
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
@@ -62,21 +61,18 @@ def commands(path: Path = LOCK) -> dict[str, Any]:
 
 
 def code(stage: str, path: Path = Path("dvc.yaml")) -> list[Path]:
-    """The files of the project among a stage's deps in dvc.yaml, sorted: code, lock and pins, no data.
+    """The files of the project among a stage's deps in dvc.yaml, sorted: code, lock and pins, no output of a stage.
 
     Raises UserError if dvc.yaml is missing or not readable.
     """
-    named = [Path(dep) for dep in _deps(stage, path) if not dep.startswith("${")]
+    outs = [out for written in _stages(path).values() for out in _outs(written)]
+    named = [dep for dep in deps(stage, path) if not _reads([dep], outs)]
     return sorted(file for dep in named for file in (dep.rglob("*.py") if dep.is_dir() else [dep]))
 
 
-def data(stage: str, paths: Mapping[str, str], path: Path = Path("dvc.yaml")) -> set[str]:
-    """The data among a stage's deps in dvc.yaml. `paths` is the section of that name in the params.
-
-    Raises UserError if dvc.yaml is missing or not readable.
-    """
-    parts = [re.fullmatch(r"\$\{paths\.(\w+)\}(.*)", dep) for dep in _deps(stage, path)]
-    return {Path(paths[found[1]] + found[2]).as_posix() for found in parts if found}
+def deps(stage: str, path: Path = Path("dvc.yaml")) -> list[Path]:
+    """The deps of a stage in dvc.yaml. Raises UserError if dvc.yaml is missing or not readable."""
+    return [Path(dep) for dep in _stages(path)[stage]["deps"]]
 
 
 def tracked(stage: str, path: Path = Path("dvc.yaml")) -> list[tuple[str, str]]:
@@ -107,11 +103,6 @@ def _outs(stage: Mapping[str, Any]) -> list[Path]:
     """What a stage of dvc.yaml writes: an output is a path, or a table with the path as its only key."""
     written = [out for kind in ("outs", "metrics", "plots") for out in stage.get(kind, [])]
     return [Path(next(iter(out)) if isinstance(out, dict) else out) for out in written]
-
-
-def _deps(stage: str, path: Path) -> list[str]:
-    deps: list[str] = _stages(path)[stage]["deps"]
-    return deps
 
 
 def _stages(path: Path) -> dict[str, dict[str, Any]]:

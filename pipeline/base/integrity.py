@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -232,7 +232,7 @@ def damage(claims: dvc_lock.Claims) -> list[str]:
     return sentences
 
 
-def check(stage: str, paths: Mapping[str, str]) -> list[str]:
+def check(stage: str) -> list[str]:
     """Compare the outputs of other stages that `stage` reads with dvc.lock. Raises UserError if one differs.
 
     An output of a later stage beside them does not count: that stage makes it again.
@@ -240,13 +240,13 @@ def check(stage: str, paths: Mapping[str, str]) -> list[str]:
     """
     if UNDER_DVC not in os.environ or not dvc_lock.LOCK.is_file():
         return []
-    inputs = dvc_lock.data(stage, paths)
+    inputs = dvc_lock.deps(stage)
     outs = {
         path: md5
         for maker, claim in dvc_lock.read().items()
         if maker != stage
         for path, md5 in claim["outs"].items()
-        if path in inputs or any(path.startswith(f"{folder}/") for folder in inputs)
+        if any(Path(path).is_relative_to(one) for one in inputs)
     }
     outputs, _ = inspect_outputs(outs, load_memory())
     if differing := [output for output in outputs if output.differs]:

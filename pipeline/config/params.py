@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -54,16 +54,12 @@ Side = Annotated[int, Field(ge=16, le=1024)]
 LONGEST_NAME, LONGEST_PATH, LONGEST_URL = 200, 1000, 2000
 NAME = rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{LONGEST_NAME - 1}}}"
 RELATIVE_PATH = rf"^{NAME}(/{NAME})*$"
-RelativePath = Annotated[str, Field(pattern=RELATIVE_PATH, max_length=LONGEST_PATH)]
 ANY_FOLDER = rf"{RELATIVE_PATH}|^/.+$"
 URL = r"^(https|file)://\S+$"
 SHA256 = r"^[0-9a-f]{64}$"
 WEIGHTS = rf"^(none|imagenet)$|{RELATIVE_PATH}"
 HOST_PORT = r"^\S{1,255}:(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[0-5]?[0-9]{1,4})$"
 PATTERNS = {  # the regular expressions, in words
-    RELATIVE_PATH: (
-        f"a path inside the project, of letters, digits, '.', '_', '-' and '/', with names of at most {LONGEST_NAME}"
-    ),
     ANY_FOLDER: (
         "a path inside the project, of letters, digits, '.', '_', '-' and '/', or the path of any folder from / on, "
         "such as /home/me/photos"
@@ -82,17 +78,19 @@ class Section(BaseModel):
 
 
 class Paths(Section):
+    """Where everything is, relative to the project. Only the inbox is a setting; dvc.yaml names the others, too."""
+
     inbox: Annotated[str, Field(pattern=ANY_FOLDER, max_length=LONGEST_PATH)] = "data/inbox"
-    pretrained: RelativePath = "data/pretrained"
-    archives: RelativePath = "data/archives"
-    images: RelativePath = "data/images"
-    weights: RelativePath = "data/weights"
-    split: RelativePath = "data/split.csv"
-    packed: RelativePath = "data/packed"
-    models: RelativePath = "models"
-    metrics: RelativePath = "metrics"
-    reports: RelativePath = "reports"
-    runs: RelativePath = "runs"
+    pretrained: ClassVar[str] = "data/pretrained"  # weights that the user puts there
+    archives: ClassVar[str] = "data/archives"  # downloaded archives, named by their SHA-256; never versioned
+    images: ClassVar[str] = "data/images"
+    weights: ClassVar[str] = "data/weights"
+    split: ClassVar[str] = "data/split.csv"
+    packed: ClassVar[str] = "data/packed"
+    models: ClassVar[str] = "models"
+    metrics: ClassVar[str] = "metrics"
+    reports: ClassVar[str] = "reports"
+    runs: ClassVar[str] = "runs"  # working checkpoints, TensorBoard events, provenance; never versioned
 
 
 class Synthetic(Section):

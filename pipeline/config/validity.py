@@ -1,13 +1,13 @@
 """Which params can run on which machine. `faults` is a pure function, and every stage calls it before any work."""
 
 import difflib
-import itertools
 import math
 import posixpath
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from pipeline.base.errors import Fault
 from pipeline.config import combinations, resolution
 from pipeline.config.machine import Machine
 from pipeline.config.model_names import INSTALL_TIMM, MODELS, TIMM
@@ -19,12 +19,11 @@ INSTEAD_OF_APEX = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp,
 # On a GPU the backward pass of their adaptive_avg_pool2d is not deterministic. A test finds them by tracing all models.
 NONDETERMINISTIC_MODELS = ("alexnet", "vgg")
 MOST_ON_A_CORE = 8  # processes per core: more of them only wait for each other, and each takes 0.4 GB
-# Paths that must contain nothing else: a stage replaces or clears them, or they hold the user's own files.
-ALONE = ("inbox", "pretrained", "archives", "images", "weights", "split", "packed", "runs")
-TAKEN = frozenset({  # the names at the top of the project; a test compares them
+TAKEN = frozenset({  # where the project's own files are, and what the stages write; a test compares them
     "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "README.zh.md",
     "SECURITY.md", "benchmarks", "docker", "docs", "dvc.lock", "dvc.yaml", "params.yaml", "pipeline", "pyproject.toml",
-    "requirements", "results", "tests",
+    "requirements", "results", "tests", "models", "metrics", "reports", "runs", "data/archives", "data/corrections.csv",
+    "data/images", "data/packed", "data/pretrained", "data/split.csv", "data/weights",
 })  # fmt: skip
 LOWEST_CAPABILITY = (7, 5)  # Turing, the oldest GPU that the locked torch has code for; a test asks torch
 NO_APEX = {
@@ -48,11 +47,11 @@ def faults(params: Params, machine: Machine) -> list[str]:
         _model(params.train, machine),
         resolution.faults(params.train),
         _ranges(params.train),
-        _paths(params.paths, machine.project),
+        _inbox(params.paths.inbox, machine.project),
         _weights(params.train, params.paths),
         _split(params.split),
     )
-    return [sentence for rule in rules for sentence in rule]
+    return [str(fault) for rule in rules for fault in rule]
 
 
 def _image(machine: Machine) -> Iterator[str]:
@@ -203,27 +202,16 @@ def _ranges(train: Train) -> Iterator[str]:
         yield "train.nesterov: true needs momentum (train.momentum: 0); allowed: false, or train.momentum > 0"
 
 
-def _paths(paths: Paths, project: str) -> Iterator[str]:
-    """Paths that are the same, or inside one another, or where the project's own files are."""
-    by_key = {key: _from(project, path) for key, path in paths.model_dump().items()}
-    if project and PurePosixPath(project).is_relative_to(by_key["inbox"]) and by_key["inbox"].is_absolute():
-        yield (
-            f"paths.inbox: '{paths.inbox}' holds this project itself, with its outputs; allowed: a folder that holds "
-            f"only your images"
-        )
+def _inbox(inbox: str, project: str) -> Iterator[Fault]:
+    """An inbox that is inside the project's own files, or holds some of them."""
+    path = _from(project, inbox)
+    if path.is_absolute() and project and PurePosixPath(project).is_relative_to(path):
+        reason = "it holds this project itself, with its outputs"
+    elif any(path.is_relative_to(taken) or PurePosixPath(taken).is_relative_to(path) for taken in TAKEN):
+        reason = "the project's own files are there"
+    else:
         return
-    for key, path in by_key.items():
-        if path.parts[0] in TAKEN:
-            yield f"paths.{key}: '{path}': the project's own files are there; allowed: another path, such as data/{key}"
-    for one, other in itertools.combinations(by_key, 2):
-        for key, holder in ((one, other), (other, one)):
-            if holder in ALONE and by_key[key].is_relative_to(by_key[holder]):
-                how = "the same as" if by_key[key] == by_key[holder] else "inside"
-                yield (
-                    f"paths.{key}: '{by_key[key]}' is {how} paths.{holder} ('{by_key[holder]}'), which must "
-                    f"contain nothing else; allowed: a path outside it"
-                )
-                break  # equal paths are reported once
+    yield Fault("paths.inbox", repr(inbox), "value", reason, "a folder that holds only your images, such as data/inbox")
 
 
 def _from(project: str, path: str) -> PurePosixPath:

@@ -12,7 +12,7 @@ from pipeline.config.params import Params
 from pipeline.data import packed
 from pipeline.models.description import Description, View
 from pipeline.training.state import HISTORY
-from tests.conftest import on_cpu, read_params, write_params
+from tests.conftest import below, on_cpu, read_params, write_params
 from tests.helpers.datasets import noise_image, put
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -23,9 +23,7 @@ PER_CLASS = 24
 
 def config_in(folder: Path) -> Params:
     """The params of a folder, with their paths below it."""
-    config = params.load(folder / "params.yaml")
-    paths = {name: str(folder / path) for name, path in config.paths.model_dump().items()}
-    return config.model_copy(update={"paths": config.paths.model_copy(update=paths)})
+    return below(folder, params.load(folder / "params.yaml"))
 
 
 def draw(folder: Path) -> None:
@@ -78,7 +76,7 @@ def make(folder: Path) -> Params:
     raw["split"]["fractions"] = {"train": 0.4, "val": 0.2, "test": 0.4}
     folder.mkdir(exist_ok=True)
     write_params(folder / "params.yaml", raw)
-    draw(folder / raw["paths"]["images"])
+    draw(folder / params.Paths.images)
     return finish(folder)
 
 
