@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup start demo repro compare folds sweep verify test test-packages test-code test-all test-gpu mutants lint format bench doctor tensorboard lock \
+.PHONY: help setup start demo repro compare folds sweep verify test test-packages test-code test-all test-gpu lint format bench doctor tensorboard lock \
 	clean clean-runs image image-repro image-test
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
@@ -89,10 +89,6 @@ test-packages:
 # Third: what only a GPU can show. Several tests run at once on many cores, without -n.
 test-gpu: setup  ## what only an NVIDIA GPU can show (tests/gpu), with a report; a second start resumes
 	@python -m pytest tests/gpu --gpu-report benchmarks/results
-
-MODULE ?= data.duplicates data.assignment loader.sampler loader.random_params split evaluation.metrics training.schedule
-mutants: setup  ## small wrong changes that a module's own tests do not notice: make mutants MODULE=training.schedule N=60
-	@python -m tests.mutants $(MODULE) $(if $(N),--count $(N)) $(if $(SEED),--seed $(SEED))
 
 lint: setup  ## Python, types, Dockerfiles, shell, YAML, workflows, compose file
 	@ruff check --quiet . && ruff format --check --quiet . && mypy
