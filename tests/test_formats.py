@@ -287,7 +287,7 @@ def test_what_is_odd_is_said_with_the_first_file_and_the_remedy(world: World) ->
     )
     named = sorted({case.reason for case in MADE if case.reason.startswith("unsupported format")})
     assert [line.startswith(f"{reason}: ") for line, reason in zip(others, named, strict=True)] == [True] * len(named)
-    assert "unsupported format: JPEG XL: convert it, for example: magick photo.jxl photo.png" in others
+    assert f"unsupported format: JPEG XL: {formats.CONVERT}" in others
 
 
 def test_predict_refuses_a_format_by_name_and_with_its_remedy(world: World) -> None:
@@ -295,24 +295,22 @@ def test_predict_refuses_a_format_by_name_and_with_its_remedy(world: World) -> N
     path = world.folder / world.row(next(case for case in CASES if case.name == "JPEG XL.jxl")).image_file.path
     with pytest.raises(UserError) as refusal:
         decode(path)
-    assert str(refusal.value) == (
-        f"{path}: unsupported format: JPEG XL; allowed: a whole image as JPEG, PNG, GIF, BMP, WEBP, TIFF, PPM, AVIF, "
-        "JPEG 2000, HEIC; convert it, for example: magick photo.jxl photo.png, or leave it out"
-    )
+    assert f"{path}: unsupported format: JPEG XL; " in str(refusal.value)
+    assert formats.CONVERT in str(refusal.value)
 
 
 @pytest.mark.parametrize(
     ("position", "magic", "kind"),
     [*formats.UNSUPPORTED, *formats.VIDEOS, *formats.SIDECARS],
-    ids=lambda value: value.name if isinstance(value, formats.Format) else repr(value),
+    ids=repr,
 )
-def test_every_listed_format_is_named(tmp_path: Path, position: int, magic: bytes, kind: formats.Format) -> None:
+def test_every_listed_format_is_named(tmp_path: Path, position: int, magic: bytes, kind: str) -> None:
     """A file with these bytes has the name as its reason. An image of a format that is not decoded has a remedy."""
     (tmp_path / "a").write_bytes(bytes(position) + magic + bytes(100))
     is_image = (position, magic, kind) in formats.UNSUPPORTED
     reason = images.inspect_image(tmp_path / "a", 8, 10**6, id).reason
-    assert reason == (of(kind.name) if is_image else beside(kind.name))
-    assert formats.remedy(kind.name).startswith(("convert it", "save its", "export it")) == is_image
+    assert reason == (of(kind) if is_image else beside(kind))
+    assert bool(formats.remedy(kind)) == is_image
 
 
 @needs_heif

@@ -77,7 +77,7 @@ def opened(content: BinaryIO, min_side: int, max_pixels: int) -> Image.Image:
     with reasons(content):
         image = Image.open(content, formats=decoder)
     if _is_raw(image, head):
-        raise Unusable(f"{UNSUPPORTED}: {formats.RAW.name}")
+        raise Unusable(f"{UNSUPPORTED}: {formats.RAW}")
     if image.width * image.height > max_pixels:
         raise Unusable(TOO_LARGE, image.size)
     if min(image.size) < min_side:
@@ -182,10 +182,10 @@ def kind(reason: str) -> str:
 
 def _named(head: bytes) -> str:
     """The reason of a file that no decoder knows."""
-    if (image := formats.unsupported(head)) is not formats.UNKNOWN:
-        return f"{UNSUPPORTED}: {image.name}"
-    if (other := formats.beside_a_photo(head)) is not formats.UNKNOWN:
-        return f"{BESIDE}: {other.name}"
+    if image := formats.unsupported(head):
+        return f"{UNSUPPORTED}: {image}"
+    if other := formats.beside_a_photo(head):
+        return f"{BESIDE}: {other}"
     return NOT_AN_IMAGE
 
 

@@ -5,31 +5,17 @@ A name is for people. Decoders are chosen in data/decoders.py.
 
 import io
 import re
-from dataclasses import dataclass
 from typing import BinaryIO
 
 HEAD = 1024  # the first bytes of a file, of which a format is known
 
-
-@dataclass(frozen=True)
-class Format:
-    """A kind of file."""
-
-    name: str
-    remedy: str = ""  # how it becomes an image that is decoded
-
-
-MAGICK = "convert it, for example: magick photo.{0} photo.png"
-JPEG_XL = Format("JPEG XL", MAGICK.format("jxl"))
-RAW = Format("camera raw", "convert it with the program of the camera, or with darktable or RawTherapee")
-UNKNOWN = Format("")
+JPEG_XL, RAW = "JPEG XL", "camera raw"
+CONVERT = "convert it to PNG; docs/data.md has a program for each format"
 
 AVIF, HEIC, JPEG_2000 = "AVIF", "HEIC", "JPEG 2000"
 # A HEIC where its decoder, an optional package, is not installed. A test compares the version with the lock.
-HEIC_LEFT_OUT = Format(
-    HEIC,
-    "install its decoder: pip install pillow-heif==1.8.1 (GPL 2; docs/data.md has the container), or convert it, for "
-    "example: magick photo.heic photo.jpg",
+INSTALL_HEIC = (
+    "install its decoder: pip install pillow-heif==1.8.1 (GPL 2; docs/data.md has the container), or convert it"
 )
 ISO_IMAGES = {  # brands of ISO 14496-12 containers → the format; the first line that has a brand of the file counts
     AVIF: {b"avif", b"avis"},
@@ -40,26 +26,26 @@ ISO_IMAGES = {  # brands of ISO 14496-12 containers → the format; the first li
 UNSUPPORTED = (
     (0, b"\xff\x0a", JPEG_XL),
     (0, b"\0\0\0\x0cJXL \r\n\x87\n", JPEG_XL),
-    (128, b"DICM", Format("DICOM", "convert it, for example with dcm2img of DCMTK, and choose its grey window there")),
-    (0, b"%PDF-", Format("PDF", "save its pages as images, for example: pdftoppm -png file.pdf page")),
-    (0, b"%!PS", Format("PostScript", MAGICK.format("eps"))),
-    (0, b"8BPS", Format("Photoshop", MAGICK.format("psd"))),
-    (0, b"gimp xcf", Format("GIMP", "export it from GIMP as PNG")),
-    (0, b"\0\0\1\0", Format("Windows icon", MAGICK.format("ico"))),
-    (0, b"II\xbc\1", Format("JPEG XR", MAGICK.format("jxr"))),
-    (0, b"v/1\1", Format("OpenEXR", MAGICK.format("exr"))),
-    (0, b"#?RADIANCE", Format("Radiance HDR", MAGICK.format("hdr"))),
-    (0, b"qoif", Format("QOI", MAGICK.format("qoi"))),
-    (0, b"DDS ", Format("DirectDraw surface", MAGICK.format("dds"))),
-    (0, b"SIMPLE  =", Format("FITS", "convert it, for example with astropy")),
-    (344, b"n+1\0", Format("NIfTI", "save its slices as images, for example with nibabel")),
+    (128, b"DICM", "DICOM"),
+    (0, b"%PDF-", "PDF"),
+    (0, b"%!PS", "PostScript"),
+    (0, b"8BPS", "Photoshop"),
+    (0, b"gimp xcf", "GIMP"),
+    (0, b"\0\0\1\0", "Windows icon"),
+    (0, b"II\xbc\1", "JPEG XR"),
+    (0, b"v/1\1", "OpenEXR"),
+    (0, b"#?RADIANCE", "Radiance HDR"),
+    (0, b"qoif", "QOI"),
+    (0, b"DDS ", "DirectDraw surface"),
+    (0, b"SIMPLE  =", "FITS"),
+    (344, b"n+1\0", "NIfTI"),
     (0, b"FUJIFILMCCD-RAW", RAW),
     (0, b"IIU\0", RAW),
     (0, b"IIRO", RAW),
     (0, b"IIRS", RAW),
     (0, b"FOVb", RAW),
 )
-VIDEO = Format("video")
+VIDEO = "video"
 VIDEOS = (
     *((4, atom, VIDEO) for atom in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")),  # MP4, QuickTime
     (8, b"AVI LIST", VIDEO),
@@ -68,15 +54,15 @@ VIDEOS = (
     (0, b"\0\0\1\xb3", VIDEO),
 )
 SIDECARS = (  # what phones and photo programs write beside a photo
-    (0, b"bplist00", Format("property list (AAE)")),
-    (0, b"<x:xmpmeta", Format("XMP")),
-    (0, b"<?xpacket", Format("XMP")),
+    (0, b"bplist00", "property list (AAE)"),
+    (0, b"<x:xmpmeta", "XMP"),
+    (0, b"<?xpacket", "XMP"),
 )
 SIDECAR_TEXTS = (  # in text that may begin with a declaration
-    (re.compile(rb"<!DOCTYPE plist|<plist[ >]"), Format("property list (AAE)")),
-    (re.compile(rb'^\s*\{\s*"'), Format("JSON")),
+    (re.compile(rb"<!DOCTYPE plist|<plist[ >]"), "property list (AAE)"),
+    (re.compile(rb'^\s*\{\s*"'), "JSON"),
 )
-SVG = (re.compile(rb"<svg[\s>]|<!DOCTYPE svg"), Format("SVG", MAGICK.format("svg")))
+SVG = (re.compile(rb"<svg[\s>]|<!DOCTYPE svg"), "SVG")
 
 
 def decodable(head: bytes) -> str:
@@ -87,22 +73,22 @@ def decodable(head: bytes) -> str:
     return next((name for name, of_format in ISO_IMAGES.items() if of_format & brands), "")
 
 
-def unsupported(head: bytes) -> Format:
-    """The format of an image that is not decoded; UNKNOWN if it is none of these."""
+def unsupported(head: bytes) -> str:
+    """The format of an image that is not decoded; empty if it is none of these."""
     if b"crx " in _brands(head):  # CR3
         return RAW
     return _listed(head, UNSUPPORTED, _in_text(head, (SVG,)))
 
 
-def beside_a_photo(head: bytes) -> Format:
-    """A video or a sidecar: a file that people have beside photos, and that is none; UNKNOWN if it is none of these."""
+def beside_a_photo(head: bytes) -> str:
+    """A video or a sidecar: a file that people have beside photos, and that is none; empty if it is none of these."""
     return _listed(head, (*VIDEOS, *SIDECARS), _in_text(head, SIDECAR_TEXTS))
 
 
 def remedy(name: str) -> str:
     """How an image of a format that is not decoded becomes one that is; empty for another name."""
-    kinds = (*(kind for _, _, kind in UNSUPPORTED), SVG[1], HEIC_LEFT_OUT)
-    return next((kind.remedy for kind in kinds if kind.name == name), "")
+    others = {SVG[1], *(kind for _, _, kind in UNSUPPORTED)}
+    return INSTALL_HEIC if name == HEIC else CONVERT if name in others else ""
 
 
 def is_cut(content: BinaryIO) -> bool:
@@ -130,14 +116,14 @@ def _brands(head: bytes) -> set[bytes]:
     return {box[:4], *(box[start : start + 4] for start in range(8, len(box), 4))}
 
 
-def _listed(head: bytes, table: tuple[tuple[int, bytes, Format], ...], otherwise: Format) -> Format:
+def _listed(head: bytes, table: tuple[tuple[int, bytes, str], ...], otherwise: str) -> str:
     """The format whose first bytes these are."""
     return next((kind for position, magic, kind in table if head[position:].startswith(magic)), otherwise)
 
 
-def _in_text(head: bytes, table: tuple[tuple[re.Pattern[bytes], Format], ...]) -> Format:
+def _in_text(head: bytes, table: tuple[tuple[re.Pattern[bytes], str], ...]) -> str:
     """The format of a text that begins like XML or JSON."""
     text = head.removeprefix(b"\xef\xbb\xbf")
     if not text.lstrip().startswith((b"<", b"{")):
-        return UNKNOWN
-    return next((kind for pattern, kind in table if pattern.search(text)), UNKNOWN)
+        return ""
+    return next((kind for pattern, kind in table if pattern.search(text)), "")

@@ -98,7 +98,7 @@ def is_beside(path: Path) -> bool:
         return False
     with path.open("rb") as content:
         head = content.read(formats.HEAD)
-    return not formats.decodable(head) and formats.beside_a_photo(head) is not formats.UNKNOWN
+    return not formats.decodable(head) and bool(formats.beside_a_photo(head))
 
 
 def is_empty(inbox: Path) -> bool:
