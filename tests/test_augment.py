@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipeline.engine.parallel import Share
 from pipeline.loader import augment, random_params
 from pipeline.loader.random_params import AugmentParams
-from tests.test_resample import crops, random_boxes, random_images
+from tests.helpers.crops import cropped, random_boxes, random_images
 
 
 def jitter(n: int, strength: float = 0.4, seed: int = 0) -> NDArray[np.float32]:
@@ -81,7 +81,7 @@ def test_rectangles_are_set_to_the_mean_colour() -> None:
 def test_with_everything_off_training_sees_the_plain_crops() -> None:
     """The very bits of `crops`, and neither images nor labels are touched by a mix that mixes nothing."""
     images, boxes, flips = random_images(4, 64), random_boxes(4, 64), torch.arange(4) % 2 == 0
-    plain = crops(images, boxes, flips, 48)
+    plain = cropped(images, boxes, flips, 48)
     off = AugmentParams(
         boxes.numpy(), flips.numpy(), jitter(4, strength=0.0), random_params.erase_boxes(0, 0, 4, 48, 0.0)
     )

@@ -19,8 +19,8 @@ from pipeline.loader import resample
 from pipeline.loader.resample import Crops
 from pipeline.loader.resample_cuda import SOURCE
 from tests.conftest import PROJECT
+from tests.helpers.crops import AS_IT_IS, LAYOUTS, NORMALIZED, drawn_crops, exact, random_images
 from tests.helpers.emulation import Emulator, emulator
-from tests.test_resample import AS_IT_IS, LAYOUTS, NORMALIZED, drawn_crops, random_images
 
 
 @pytest.fixture(scope="module")
@@ -41,27 +41,29 @@ def test_the_kernels_have_the_bits_of_the_loop(emulated: Emulator, side: int, ou
     """1,020 drawn crops of six pairs of sizes, with and without normalization, in both layouts."""
     images, crops = random_images(5, side), drawn_crops(20 if side == 256 else 200, 5, side, out, seed=side)
     for normalization in (AS_IT_IS, NORMALIZED):
-        loops = resample.by_loops(images, crops.rows, *resample.filters(crops, side), *normalization)
+        loops = resample.by_loops(images, crops, *normalization)
         assert torch.equal(made(emulated, images, crops, normalization), loops)
 
 
 @pytest.mark.slow("1,000 pairs of sizes take half a minute; make test has 1,020 crops of six pairs")
 @settings(max_examples=1000)
 @given(side=st.integers(16, 90), out=st.integers(16, 90), n=st.integers(1, 4), seed=st.integers(0, 2**32))
-def test_the_kernels_have_the_bits_of_the_products(emulated: Emulator, side: int, out: int, n: int, seed: int) -> None:
+def test_the_kernels_have_the_bits_of_exact_arithmetic(
+    emulated: Emulator, side: int, out: int, n: int, seed: int
+) -> None:
     """1,000 drawn pairs of sizes, images and boxes."""
     images, crops = random_images(2, side, seed), drawn_crops(n, 2, side, out, seed)
-    products = resample.by_products(images, crops.rows, *resample.filters(crops, side), *NORMALIZED)
-    assert torch.equal(made(emulated, images, crops, NORMALIZED), products)
+    expected = exact(images, crops, *NORMALIZED)
+    assert torch.equal(made(emulated, images, crops, NORMALIZED), expected)
 
 
 def test_filters_of_the_largest_sizes_fit_into_whole_numbers(emulated: Emulator) -> None:
     """The largest image and crop that params.yaml allows: the same bits, so no number overflows."""
     for side, out in ((1024, 1024), (1024, 16), (32, 1024)):
         images, crops = torch.full((1, side, side, 3), 255, dtype=torch.uint8), drawn_crops(2, 1, side, out, seed=0)
-        products = resample.by_products(images, crops.rows, *resample.filters(crops, side), *AS_IT_IS)
-        assert torch.equal(made(emulated, images, crops, AS_IT_IS), products)
-        assert (products == 255).all()
+        expected = exact(images, crops, *AS_IT_IS)
+        assert torch.equal(made(emulated, images, crops, AS_IT_IS), expected)
+        assert (expected == 255).all()
 
 
 def architectures() -> list[str]:
@@ -110,10 +112,10 @@ def test_the_driver_gets_the_kernel_and_its_arguments(emulated: Emulator, monkey
     ):
         monkeypatch.setattr(place, name, fake)
     images, crops = random_images(2, 40), drawn_crops(9, 2, 40, 33, seed=0)
-    products = resample.by_products(images, crops.rows, *resample.filters(crops, 40), *NORMALIZED)
+    expected = exact(images, crops, *NORMALIZED)
     try:
         for _ in range(2):
-            assert torch.equal(resample.by_kernels(images, crops, *NORMALIZED, torch.contiguous_format), products)
+            assert torch.equal(resample.by_kernels(images, crops, *NORMALIZED, torch.contiguous_format), expected)
     finally:
         kernels._loaded.cache_clear()
         kernels._module.cache_clear()

@@ -26,7 +26,6 @@ from pipeline.models import network
 from tests.helpers.emulation import emulator
 from tests.helpers.graphs import RehearsedGraph
 from tests.helpers.launches import Launches
-from tests.test_resample import NORMALIZED, drawn_crops, random_images
 from tests.test_steps import ALONE
 
 
@@ -34,7 +33,7 @@ from tests.test_steps import ALONE
 def test_a_batch_takes_few_launches(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, memory_format: str
 ) -> None:
-    """With the augmentations of params.yaml, two launches make a batch; the matrix products take more than 100."""
+    """With the augmentations of params.yaml, two launches make a batch."""
     emulated = emulator(tmp_path_factory.mktemp("emulated"))
     settings = params.load().train.model_copy(update={"batch_size": 16, "crop": 32, "memory_format": memory_format})
     data = ours.noise(64, 40, 4)
@@ -47,14 +46,6 @@ def test_a_batch_takes_few_launches(
     assert all(torch.equal(*pair) for pair in zip(made, expected, strict=True))
     assert emulated.launched == ["weigh", "cut"] * 3
     assert counted.total <= 3 * 8, counted.by_name.most_common()  # 10 for each batch, with the two kernels
-
-
-def test_the_matrix_products_take_many_launches() -> None:
-    """What the kernels replace: more than 100 launches for each batch."""
-    images, crops = random_images(5, 40), drawn_crops(16, 5, 40, 32, seed=0)
-    with (counted := Launches()):
-        resample.by_products(images, crops.rows, *resample.filters(crops, 40), *NORMALIZED)
-    assert counted.total > 100
 
 
 @pytest.mark.parametrize(("parallel", "most"), [("single", 60), ("elastic", 400)])

@@ -1,8 +1,7 @@
-"""Resampling is exact, the same in both forms, and what Pillow and torchvision do."""
+"""Resampling is exact, and what Pillow and torchvision do."""
 
 import io
 import tarfile
-import tracemalloc
 from fractions import Fraction
 from itertools import accumulate
 from pathlib import Path
@@ -19,27 +18,7 @@ from torch import Tensor
 from pipeline.loader import augment, center, random_params, resample
 from pipeline.loader.random_params import CropRange
 from pipeline.loader.resample import Crops
-
-
-def random_images(n: int, side: int, seed: int = 0) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (n, side, side, 3), dtype=np.uint8))
-
-
-def random_boxes(n: int, side: int, seed: int = 0) -> Tensor:
-    sizes = np.random.default_rng(seed).integers(50, 500, (n, 2)).astype(np.int32)
-    boxes, _ = random_params.crop_boxes(seed, 0, sizes, side, CropRange((0.08, 1.0), (3 / 4, 4 / 3), 0.5))
-    return torch.from_numpy(boxes)
-
-
-def drawn_crops(n: int, images: int, side: int, out: int, seed: int) -> Crops:
-    """Boxes of any place and size of 1 pixel or more, some at the edges, some as large as the image; any rows."""
-    random = np.random.default_rng(seed)
-    whole = side * center.GRID
-    start = random.integers(0, whole - center.GRID, (n, 2), endpoint=True)
-    end = random.integers(start + center.GRID, whole, endpoint=True)
-    start, end = np.where(random.random((n, 2)) < 0.2, 0, start), np.where(random.random((n, 2)) < 0.2, whole, end)
-    boxes, rows, flips = np.concatenate([start, end], 1), random.integers(0, images, n), random.random(n) < 0.5
-    return Crops(torch.from_numpy(rows), torch.from_numpy(boxes), torch.from_numpy(flips), out)
+from tests.helpers.crops import AS_IT_IS, NORMALIZED, cropped, drawn_crops, exact, random_boxes, random_images
 
 
 def no_flips(n: int) -> Tensor:
@@ -52,55 +31,24 @@ def pixels(normalized: Tensor) -> Tensor:
     return (normalized * std + mean) * 255
 
 
-AS_IT_IS = torch.zeros(3), torch.ones(3)
-NORMALIZED = augment.normalization(torch.device("cpu"))
-LAYOUTS = (torch.contiguous_format, torch.channels_last)
-
-
-def filters_of(boxes: Tensor, flips: Tensor, side: int, out: int) -> tuple[resample.Filter, resample.Filter]:
-    """Of the columns and of the lines."""
-    columns = resample.triangle(boxes[:, 0], boxes[:, 2], side, out).mirrored(flips)
-    return columns, resample.triangle(boxes[:, 1], boxes[:, 3], side, out)
-
-
-def crops(images: Tensor, boxes: Tensor, flips: Tensor, out: int) -> Tensor:
-    """`augment.crops` of all images."""
-    return augment.crops(images, torch.arange(len(images)), boxes.numpy(), flips.numpy(), out)
-
-
-@given(side=st.integers(16, 80), out=st.integers(16, 80), seed=st.integers(0, 10**6))
-def test_no_rounding_is_left_to_an_order(side: int, out: int, seed: int) -> None:
-    """Sums in float64, taken in another order, give the very bits of the float32 result."""
-    images, boxes, flips = random_images(3, side, seed), random_boxes(3, side, seed), torch.tensor([True, False, True])
-    filters = filters_of(boxes, flips, side, out)
-    columns, lines = (resample._dense(one, side).double() for one in filters)
-    across = torch.einsum("nyxc,nox->nyoc", images.double().flip(2), columns.flip(2))
-    quarters = torch.round(across * 4) / 4  # half to even, as the float unit rounds
-    both = torch.einsum("nyoc,npy->ncpo", quarters.flip(1), lines.flip(2)).float()
-    assert torch.equal(resample.by_products(images, torch.arange(3), *filters, *AS_IT_IS), both)
-
-
 # Compiling takes seconds for each pair of sizes: a few of every kind.
 @pytest.mark.parametrize(("side", "out"), [(256, 224), (80, 64), (40, 96), (16, 16), (33, 17), (300, 20)])
-def test_both_forms_have_the_same_bits(side: int, out: int) -> None:
-    """Loops and products, for boxes that are shrunk and enlarged, at the edges, and mirrored; rows in any order."""
-    images, rows, n = random_images(5, side), torch.tensor([4, 0, 0, 2, 3, 1, 4, 2]), 8
-    boxes, flips = random_boxes(n, side), torch.arange(n) % 2 == 0
-    boxes[-2:] = torch.tensor([[0, 0, side, side], [side * 255, side * 254, side * 256, side * 256]])
-    filters, normalization = filters_of(boxes, flips, side, out), augment.normalization(torch.device("cpu"))
-    loops = resample.by_loops(images, rows, *filters, *normalization)
-    assert torch.equal(loops, resample.by_products(images, rows, *filters, *normalization))
-    assert torch.equal(loops, resample.resample(images, resample.Crops(rows, boxes, flips, out), *normalization))
+def test_no_rounding_is_left_to_an_order(side: int, out: int) -> None:
+    """The loop has the bits of sums in float64, taken in another order; boxes of every kind, with and without
+    normalization."""
+    images, crops = random_images(5, side), drawn_crops(20, 5, side, out, seed=side)
+    for normalization in (AS_IT_IS, NORMALIZED):
+        assert torch.equal(resample.resample(images, crops, *normalization), exact(images, crops, *normalization))
 
 
 def test_a_crop_does_not_depend_on_its_neighbours_or_on_threads() -> None:
     """Alone or in a batch, with one thread or two: the same bits."""
     images, boxes = random_images(6, 64), random_boxes(6, 64)
-    together = crops(images, boxes, no_flips(6), 48)
+    together = cropped(images, boxes, no_flips(6), 48)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(3 - min(before, 2))
-        alone = [crops(images[k : k + 1], boxes[k : k + 1], no_flips(1), 48) for k in range(6)]
+        alone = [cropped(images[k : k + 1], boxes[k : k + 1], no_flips(1), 48) for k in range(6)]
     finally:
         torch.set_num_threads(before)
     assert torch.equal(together, torch.cat(alone))
@@ -143,7 +91,7 @@ def test_the_whole_square_at_its_own_size_is_the_square() -> None:
     """Resampling nothing changes nothing; mirroring mirrors."""
     images = random_images(2, 40)
     boxes = torch.tensor([[0, 0, 40 * 256, 40 * 256]] * 2)
-    made = pixels(crops(images, boxes, torch.tensor([False, True]), 40)).round()
+    made = pixels(cropped(images, boxes, torch.tensor([False, True]), 40)).round()
     assert torch.equal(made[0], images[0].permute(2, 0, 1).float())
     assert torch.equal(made[1], images[1].permute(2, 0, 1).flip(2).float())
 
@@ -152,7 +100,7 @@ def test_the_whole_square_at_its_own_size_is_the_square() -> None:
 def test_it_is_pillows_box_resize(out: int) -> None:
     """For any box, Pillow's resize(BILINEAR, box=…) gives the same pixels up to the rounding of its two passes."""
     images, boxes = random_images(8, 64), random_boxes(8, 64)
-    ours = pixels(crops(images, boxes, no_flips(8), out))
+    ours = pixels(cropped(images, boxes, no_flips(8), out))
     for image, box, crop in zip(images.numpy(), boxes.tolist(), ours, strict=True):
         placed = tuple(corner / center.GRID for corner in box)
         theirs = Image.fromarray(image).resize((out, out), Image.Resampling.BILINEAR, box=placed)
@@ -174,7 +122,7 @@ def test_real_photos_look_as_torchvision_makes_them(mini: Path) -> None:
     tensors = [F.pil_to_tensor(photo) for photo in photos]
 
     boxes = torch.from_numpy(center.eval_boxes(sizes, 256, 256, 224))
-    ours = pixels(crops(packed, boxes, no_flips(len(photos)), 224))
+    ours = pixels(cropped(packed, boxes, no_flips(len(photos)), 224))
     theirs = torch.stack([F.center_crop(F.resize(t, [256], antialias=True), [224]) for t in tensors]).float()
     moved = torch.stack([F.center_crop(F.resize(t.roll(2, 2), [256], antialias=True), [224]) for t in tensors]).float()
     error = (ours - theirs).abs().mean()
@@ -182,7 +130,7 @@ def test_real_photos_look_as_torchvision_makes_them(mini: Path) -> None:
     assert error < 0.5 * (moved - theirs).abs().mean()
 
     random, _ = random_params.crop_boxes(0, 0, sizes, 256, CropRange((0.08, 1.0), (3 / 4, 4 / 3), 0.0))
-    ours = pixels(crops(packed, torch.from_numpy(random), no_flips(len(photos)), 128))
+    ours = pixels(cropped(packed, torch.from_numpy(random), no_flips(len(photos)), 128))
     errors = []
     for tensor, (width, height), box, crop in zip(tensors, sizes.tolist(), random.tolist(), ours, strict=True):
         left, right = (round(box[k] * width / 65536) for k in (0, 2))
@@ -192,58 +140,12 @@ def test_real_photos_look_as_torchvision_makes_them(mini: Path) -> None:
     assert torch.stack(errors).mean() < 5
 
 
-def test_memory_is_used_again_when_nobody_holds_it() -> None:
-    """A result's memory serves a later one once the result and all views of it are gone, and never before."""
-    images, boxes = random_images(6, 40), random_boxes(6, 40)
-
-    def cut(count: int) -> Tensor:
-        return crops(images[:count], boxes[:count], no_flips(count), 32)
-
-    expected = cut(6).clone()
-    held = [cut(6), cut(3)[1:], cut(5).permute(0, 2, 3, 1), cut(6).flatten()[7:]]
-    again = [cut(count) for count in (6, 1, 4, 6, 6, 2)]
-    places = [tensor.untyped_storage().data_ptr() for tensor in (*held, *again)]
-    assert len(set(places)) == len(places)
-    assert torch.equal(held[0], expected)
-    assert torch.equal(held[1], expected[1:3])
-    assert torch.equal(held[2].permute(0, 3, 1, 2), expected[:5])
-    assert torch.equal(held[3], expected.flatten()[7:])
-    del held, again
-    cut(6)
-    tracemalloc.start()  # sees what NumPy asks the system for
-    try:
-        for count in (6, 1, 4, 6):
-            cut(count)
-        _, reused = tracemalloc.get_traced_memory()
-        kept = [cut(6)[0] for _ in range(9)]  # a view holds all of its batch
-        _, fresh = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert reused < expected.nbytes
-    assert fresh > 5 * expected.nbytes
-    assert all(torch.equal(crop, expected[0]) for crop in kept)
-
-
-def test_what_a_backward_pass_needs_is_not_written_over() -> None:
-    """A graph of operations holds its inputs, also when no name in Python does."""
-    images, boxes = random_images(2, 40), random_boxes(2, 40)
-    weight = torch.ones(1, 3, 32, 32, requires_grad=True)
-
-    def gradient(between: int) -> Tensor:
-        total = (crops(images, boxes, no_flips(2), 32) * weight).sum()
-        for seed in range(between):
-            crops(random_images(2, 40, seed), random_boxes(2, 40, seed), no_flips(2), 32)
-        return torch.autograd.grad(total, weight)[0]
-
-    assert torch.equal(gradient(between=9), gradient(between=0))
-
-
 @given(st.integers(0, 2**32), st.integers(16, 40), st.integers(16, 48), st.integers(16, 48))
 def test_numpy_cuts_the_same_pixels_for_one_image(seed: int, side: int, crop: int, resize: int) -> None:
-    """The centre crop without torch has the bits of the other forms, of any shape, smaller or enlarged."""
+    """The centre crop without torch has the bits of exact arithmetic, of any shape, smaller or enlarged."""
     random = np.random.default_rng(seed)
     image, size = random.integers(0, 256, (1, side, side, 3), np.uint8), random.integers(1, 500, (1, 2), np.int32)
     boxes = center.eval_boxes(size, side, max(crop, resize), crop)
     crops = Crops(torch.zeros(1, dtype=torch.int64), torch.from_numpy(boxes), torch.zeros(1, dtype=torch.bool), crop)
-    expected = resample.resample(torch.from_numpy(image), crops, torch.zeros(3), torch.ones(3))[0]
+    expected = exact(torch.from_numpy(image), crops, *AS_IT_IS)[0]
     assert np.array_equal(center.cut(image[0], boxes[0], crop), expected.numpy())

@@ -57,7 +57,7 @@ OWNERS = {  # a library → the modules that import it
     "safetensors": {"models.exported", "models.pretrained"},
     "apex": {"engine.apex"}, "dvc": {"claims.revisions", "continue_from", "studies.experiments", "studies.queueing"},
     "optuna": {"studies.tpe"}, "sklearn": set(),
-    "numba": {"loader.compiled"}, "cuda": {"engine.kernels"},
+    "numba": {"loader.resample"}, "cuda": {"engine.kernels"},
     "onnx": {"models.onnx_export"}, "onnxscript": {"models.onnx_export"},
     "onnxruntime": {"models.onnx_file"}, "transformers": set(),
     "ctypes": {"base.linux", "config.machine", "engine.kernels"},

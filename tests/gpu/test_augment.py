@@ -10,8 +10,8 @@ from pipeline.loader import augment, resample
 from pipeline.loader.resample import Crops
 from pipeline.loader.storage import ImageStore
 from tests.gpu.training import Figures
+from tests.helpers.crops import LAYOUTS, NORMALIZED, drawn_crops, random_images
 from tests.test_augment import drawn, mixes
-from tests.test_resample import LAYOUTS, NORMALIZED, drawn_crops, random_images
 
 
 @pytest.mark.gpu(needs="cuda")
@@ -30,12 +30,12 @@ def test_a_gpu_makes_the_same_bits(world: World) -> Figures:
 
 
 @pytest.mark.gpu(needs="cuda")
-def test_kernels_and_products_make_the_bits_of_the_loop(world: World) -> Figures:
-    """For three pairs of sizes and 300 boxes each: the two kernels in both memory formats, and the matrix products."""
+def test_kernels_make_the_bits_of_the_loop(world: World) -> Figures:
+    """For three pairs of sizes and 300 boxes each: the two kernels in both memory formats."""
     mean, scale = (values.to(world.device) for values in NORMALIZED)
     for side, out in ((256, 224), (80, 96), (256, 32)):
         images, crops = random_images(5, side), drawn_crops(300, 5, side, out, seed=side)
-        loops = resample.by_loops(images, crops.rows, *resample.filters(crops, side), *NORMALIZED)
+        loops = resample.by_loops(images, crops, *NORMALIZED)
         rows, boxes, flips = (tensor.to(world.device) for tensor in (crops.rows, crops.boxes, crops.flips))
         moved = Crops(rows, boxes, flips, out)
         images = images.to(world.device)
@@ -43,8 +43,6 @@ def test_kernels_and_products_make_the_bits_of_the_loop(world: World) -> Figures
             made = resample.by_kernels(images, moved, mean, scale, layout)
             assert made.is_contiguous(memory_format=layout)
             assert torch.equal(made.cpu(), loops), f"{side} to {out} pixels, {layout}: the kernels' bits differ"
-        products = resample.by_products(images, rows, *resample.filters(moved, side), mean, scale)
-        assert torch.equal(products.cpu(), loops), f"{side} to {out} pixels: the products' bits differ"
     return {}
 
 
