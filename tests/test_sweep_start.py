@@ -20,6 +20,7 @@ from pipeline.studies.ranges import Sweep, Trial
 from pipeline.studies.trials import Done
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers.measured import train_figures
+from tests.helpers.projects import link_code
 
 TRIALS = [Trial(number, {"train.lr": lr}) for number, lr in ((1, 0.1), (2, 0.2), (3, 0.3))]
 GRID = Sweep("s", "grid", 3, 0, {"train.lr": (0.1, 0.2, 0.3)})
@@ -30,6 +31,7 @@ RESULTS = {1: (train_figures(0.5, 1.0, 1),), 2: (train_figures(0.75, 1.0, 1),), 
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project's folder, as far as a sweep looks at it before DVC runs."""
     (tmp_path / ".dvc").mkdir()
+    link_code(tmp_path)
     write_params(tmp_path / "params.yaml", on_cpu(read_params()))
     monkeypatch.chdir(tmp_path)
     return tmp_path
