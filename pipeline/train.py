@@ -15,7 +15,6 @@ from contextlib import ExitStack
 from torch import Tensor
 
 from pipeline import stage
-from pipeline.base import locks
 from pipeline.base.errors import Stopped
 from pipeline.config.params import Params
 from pipeline.engine import agreement, determinism, distributed, loop, rendezvous, stopping, watchdog
@@ -23,7 +22,7 @@ from pipeline.engine.choices import PARALLELS
 from pipeline.engine.loop import Batch, Totals
 from pipeline.engine.world import World
 from pipeline.loader.batches import train_batches
-from pipeline.training import monitor, opening, provenance, results, runs, schedule
+from pipeline.training import monitor, opening, results, schedule
 from pipeline.training.checks import check_losses_finite, explain_torch_errors
 from pipeline.training.job import Job, check_inputs, open_dataset
 from pipeline.training.notes import ending, notes
@@ -111,27 +110,21 @@ def run(config: Params) -> None:
         held.enter_context(watchdog.launcher_roused(timeout))
         held.enter_context(explain_torch_errors(settings))
         with agreement.agreed(met, world) as facts:
-            data, digest = check_inputs(config, world, facts)
-            folder = runs.folder_of(config, digest)
-            board = runs.board_of(folder)
+            data, this_run = check_inputs(config, world, facts)
             if world.is_main:
-                for one in dict.fromkeys((folder, board)):
-                    held.enter_context(locks.held(one, runs.BUSY))
+                held.enter_context(this_run.locked())
         store = held.enter_context(distributed.process_group(world, timeout, met))
         if world.is_main:
-            runs.prepare_run(folder, digest)
+            this_run.begin()
             for note in notes(settings, data.counts("train")):
                 print(f"train: {note}", file=sys.stderr)
-        job = Job(config, open_dataset(config, data, world), world, store, folder, board)
+        job = Job(config, open_dataset(config, data, world), world, store, this_run)
         weights, progress, taken = train(job)
         if world.is_main:
             for note in ending(settings, progress.history):
                 print(f"train: {note}", file=sys.stderr)
             results.write(config, data.classes, weights, progress)
-            if taken or not (folder / provenance.FILE).is_file():  # otherwise the run that trained it has written it
-                provenance.write(folder, config, world, started, taken * settings.batch_size)
-                runs.keep_provenance(folder)
-            runs.drop_finished_checkpoint(folder)
+            this_run.finish(config, world, started, taken * settings.batch_size)
             print(f"train: {results.closing(config, progress)}", file=sys.stderr)
 
 

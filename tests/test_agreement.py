@@ -19,7 +19,8 @@ from pipeline.config import params
 from pipeline.engine import agreement, environment
 from pipeline.engine.agreement import Facts
 from pipeline.engine.world import World
-from pipeline.training import provenance, runs
+from pipeline.training import identity, provenance
+from pipeline.training.job import common_facts
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.test_damaged import one_pixel
 from tests.test_nodes import TRAIN, nodes, start
@@ -107,12 +108,12 @@ def test_processes_of_other_versions_or_of_other_kinds_are_refused(
     small_world(tmp_path, train__parallel="elastic")
     monkeypatch.chdir(tmp_path)
     config, world = params.load(), World(0, 0, 2, torch.device("cpu"))
-    one = runs.facts(config, runs.decisive(config, "packed"), world)
+    one = common_facts(config, identity.training_parts(config, "packed"), world)
     assert both(one, one) == ["", ""]
     with monkeypatch.context() as patch:
         patch.setattr(metadata, "version", lambda name: f"0.0 of {name}")
         patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-        other = runs.facts(config, runs.decisive(config, "packed"), world)
+        other = common_facts(config, identity.training_parts(config, "packed"), world)
     host = os.uname().nodename
     said = both(one, other)
     assert said[0] == said[1]
@@ -123,7 +124,7 @@ def test_processes_of_other_versions_or_of_other_kinds_are_refused(
     assert "cpu_capability: process 1 of 2" in said[0]
     assert "train.parallel: 'elastic' needs processes of one kind; take such, or train.parallel: ddp" in said[0]
     ddp = config.model_copy(update={"train": config.train.model_copy(update={"parallel": "ddp"})})
-    assert runs.facts(ddp, runs.decisive(ddp, "packed"), world).popitem()[1] == {}
+    assert common_facts(ddp, identity.training_parts(ddp, "packed"), world).popitem()[1] == {}
 
 
 def test_many_differences_are_counted() -> None:

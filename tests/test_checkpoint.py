@@ -17,6 +17,7 @@ from pipeline.engine.loop import Learner, Totals
 from pipeline.loader.dataset import Dataset
 from pipeline.training import checkpoint, resume, runs, state
 from pipeline.training.job import Job
+from pipeline.training.runs import Run
 from tests.conftest import change, on_cpu, read_params
 from tests.test_damaged import ALONE, Bomb
 
@@ -32,7 +33,7 @@ def job(folder: Path) -> Job:
     """A job of STEPS steps for saving and resuming, which need no images and no store."""
     config: Any = params.parse(change(on_cpu(read_params()), train__epochs=STEPS, train__batch_size=2))
     packed = SimpleNamespace(rows=lambda split: range(2))
-    return Job(config, cast(Dataset, SimpleNamespace(packed=packed)), ALONE, HashStore(), folder, folder)
+    return Job(config, cast(Dataset, SimpleNamespace(packed=packed)), ALONE, HashStore(), Run(folder, ""))
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from pipeline.engine.world import World
 from pipeline.loader import augment
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
-from pipeline.training import runs
+from pipeline.training.runs import Run
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
@@ -188,7 +188,7 @@ DAMAGES: dict[str, tuple[Damage, ...]] = {
 READERS: dict[str, Callable[[], object]] = {
     "models": lambda: exported.load(Path("models")),
     "data": lambda: packed.load(Path("data/packed"), Path("data/split.csv")),
-    "runs": lambda: runs.recorded(Path("runs/1")),
+    "runs": lambda: Run(Path("runs/1"), "").is_recorded(),
 }
 CASES = [
     (path, damage)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline.config import params
 from pipeline.engine import elastic
 from pipeline.engine.world import share
-from pipeline.training import identity, runs
+from pipeline.training import identity
 from tests.conftest import change, read_params, write_params
 from tests.helpers.ranks import run_ranks
 from tests.helpers.trainings import messages, rank_processes, start, wait_for_epoch
@@ -125,6 +125,6 @@ def test_the_number_of_processes_is_in_the_fingerprint_of_the_others_only(
     for parallel, count in itertools.product(("ddp", "elastic"), (1, 2)):
         raw = change(read_params(folder / "params.yaml"), train__parallel=parallel, run__processes=count)
         write_params(folder / "params.yaml", raw)
-        found[parallel, count] = identity.digest(runs.decisive(params.load(), "packed"))
+        found[parallel, count] = identity.digest(identity.training_parts(params.load(), "packed"))
     assert found["ddp", 1] != found["ddp", 2]
     assert found["elastic", 1] == found["elastic", 2]

@@ -211,7 +211,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     for process in held_up:
         process.resume()
     assert second.returncode != 0
-    held = int((next(folder.glob("runs/*/pid"))).read_text())
+    held = int(next(folder.glob("runs/*/holder")).read_text().split()[0])
     assert f"process {held} is training this run; wait for it, or end it, then run again" in second.stderr
     assert held in [rank.pid for rank in rank_processes(first)] or first.poll() is not None
     assert first.wait(600) == 0

@@ -12,7 +12,7 @@ from PIL import Image
 
 from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
-from pipeline.training import runs
+from pipeline.training.runs import Run
 from tests.conftest import MINI_SHA256, change, read_params, write_params
 from tests.helpers.projects import call, copy_project
 
@@ -105,7 +105,7 @@ def test_forced_again_gives_the_same_bytes(real: Path, monkeypatch: pytest.Monke
     assert "epoch 1/1" in forced.stderr
     assert (real / "dvc.lock").read_bytes() == before
     monkeypatch.chdir(real)
-    runs.prepare_run(Path("runs/another"), "another")
+    Run(Path("runs/another"), "another").begin()
     assert list(real.glob("runs/*/provenance.json"))
     assert not list(real.glob("runs/*/*checkpoint.pt"))
 

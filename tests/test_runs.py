@@ -1,14 +1,20 @@
 """The folder of a run: a name that a person reads, a fingerprint that is compared as a whole."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 
+from pipeline.base import locks
+from pipeline.base.errors import UserError
 from pipeline.claims import comparison
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.training import provenance, runs
+from pipeline.training.runs import Run, find_run
 from tests.conftest import change, on_cpu, read_params
+from tests.test_damaged import ALONE
 
 DIGEST, TWIN = "0123456789abcdef" * 4, "01234567" + "f" * 56  # the first eight digits are the same
 
@@ -24,30 +30,30 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
 
 def test_the_name_has_model_precision_parallel_and_experiment(config: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     """And eight digits; a slash of timm's names becomes a hyphen."""
-    assert runs.folder_of(config, DIGEST) == Path("runs/resnet18-fp32-single-01234567")
+    assert find_run(config, DIGEST).folder == Path("runs/resnet18-fp32-single-01234567")
     monkeypatch.setenv("DVC_EXP_NAME", "calm-wren")
     timm = config.train.model_copy(update={"model": "timm/resnet10t"})
     config = config.model_copy(update={"train": timm})
-    assert runs.folder_of(config, DIGEST) == Path("runs/timm-resnet10t-fp32-single-calm-wren-01234567")
+    assert find_run(config, DIGEST).folder == Path("runs/timm-resnet10t-fp32-single-calm-wren-01234567")
 
 
 def test_a_start_in_another_experiment_finds_the_same_run(config: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fingerprint decides, so an interrupted run goes on under the name that it began with."""
     monkeypatch.setenv("DVC_EXP_NAME", "first")
-    begun = runs.folder_of(config, DIGEST)
-    runs.prepare_run(begun, DIGEST)
+    begun = find_run(config, DIGEST)
+    begun.begin()
     monkeypatch.setenv("DVC_EXP_NAME", "second")
-    assert runs.folder_of(config, DIGEST) == begun
+    assert find_run(config, DIGEST) == begun
 
 
 def test_a_run_with_the_same_digits_is_another_run(config: Params) -> None:
     """The whole fingerprint is compared; the name of the second run gets more digits."""
-    first = runs.folder_of(config, DIGEST)
-    runs.prepare_run(first, DIGEST)
-    second = runs.folder_of(config, TWIN)
-    assert second == Path(f"runs/resnet18-fp32-single-{TWIN[:16]}")
-    runs.prepare_run(second, TWIN)
-    assert (runs.folder_of(config, DIGEST), runs.folder_of(config, TWIN)) == (first, second)
+    first = find_run(config, DIGEST)
+    first.begin()
+    second = find_run(config, TWIN)
+    assert second.folder == Path(f"runs/resnet18-fp32-single-{TWIN[:16]}")
+    second.begin()
+    assert (find_run(config, DIGEST), find_run(config, TWIN)) == (first, second)
 
 
 def test_a_queued_experiment_keeps_its_record_in_the_project(
@@ -59,16 +65,34 @@ def test_a_queued_experiment_keeps_its_record_in_the_project(
     monkeypatch.chdir(copy)
     monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     monkeypatch.setenv("DVC_EXP_NAME", "calm")
-    folder = runs.folder_of(config, DIGEST)
-    board = runs.board_of(folder)
+    run = find_run(config, DIGEST)
+    board = run.board
     assert board == tmp_path / "runs/resnet18-fp32-single-calm-01234567"
-    runs.prepare_run(folder, DIGEST)
-    (folder / provenance.FILE).write_text("{}\n")
-    runs.keep_provenance(folder)
-    assert (board / provenance.FILE).read_text() == "{}\n"
+    for needed in (Path(config.paths.models) / "model.safetensors", provenance.LOCKED_PACKAGES):
+        needed.parent.mkdir()
+        needed.touch()
+    with run.locked():
+        run.begin()
+        run.checkpoint.touch()
+        with pytest.raises(UserError) as refused, Run(board, DIGEST).locked():
+            pass
+        assert refused.value.faults[0].kind == "busy"
+        run.finish(config, ALONE, time.monotonic(), 1)
+    assert (board / provenance.FILE).read_bytes() == (run.folder / provenance.FILE).read_bytes()
     assert (board / runs.FINGERPRINT).read_text() == f"{DIGEST}\n"
+    assert not (board / runs.CHECKPOINT).exists()
     monkeypatch.chdir(tmp_path)
-    assert runs.board_of(folder) == folder
+    assert run.board == run.folder
+
+
+def test_what_another_process_holds_is_left_alone(config: Params, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be a training, or a launcher of an evaluation under Slurm: the holder says what it does."""
+    for name in ("held", "free"):
+        Path("runs", name).mkdir(parents=True)
+    with locks.held(Path("runs/held"), "does what it says"):
+        runs.clean(config)
+    assert [folder.name for folder in Path("runs").iterdir()] == ["held"]
+    assert f"runs/held: process {os.getpid()} does what it says" in capsys.readouterr().err
 
 
 def test_a_repetition_finds_the_run_whatever_its_experiment_was(

@@ -26,6 +26,7 @@ from pipeline.loader.dataset import Dataset
 from pipeline.models import network
 from pipeline.training import board_images, results, state, validation
 from pipeline.training.job import Job
+from pipeline.training.runs import Run
 from tests.conftest import change, on_cpu, read_params, write_params
 from tests.helpers import starts
 from tests.helpers.projects import link_code
@@ -105,7 +106,7 @@ def test_a_run_leaves_what_it_promises(trained: Path) -> None:
     (run,) = (trained / "runs").iterdir()
     events, *others = sorted(path.name for path in run.iterdir())
     assert events.startswith("events.out.tfevents.")
-    assert others == ["fingerprint", "lock", "pid", "provenance.json"]
+    assert others == ["fingerprint", "holder", "lock", "provenance.json"]
     digest = (run / "fingerprint").read_text().strip()
     assert (run.name, len(digest)) == (f"shufflenet_v2_x0_5-fp32-ddp-{digest[:8]}", 64)
     provenance = json.loads((run / "provenance.json").read_text())
@@ -207,7 +208,7 @@ def test_the_best_epoch_has_a_finite_validation_loss(tmp_path: Path, monkeypatch
     the best of the others is. If there is no other, the last epoch is refused.
     """
     config = params.parse(on_cpu(read_params(), train__export="best"))
-    job = Job(config, cast(Dataset, None), ALONE, HashStore(), tmp_path, tmp_path)
+    job = Job(config, cast(Dataset, None), ALONE, HashStore(), Run(tmp_path, ""))
     learner = state.make_learner(config, {"a": 1, "b": 1}, ALONE)
     totals, progress = Totals.zero(ALONE.device, 1), state.Progress()
     found = iter([(math.nan, 0.9), (1.0, 0.5), (math.nan, 0.8), (2.0, 0.4)])

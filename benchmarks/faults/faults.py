@@ -178,7 +178,7 @@ def outputs(folder: Path, stage: str) -> dict[str, str]:
 
 def names(folder: Path) -> set[str]:
     """The names of all files, except those that each attempt writes anew."""
-    of_attempts = {"pid", "lock"}
+    of_attempts = {"holder", "lock"}
     paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir() or path.name.startswith("."))
     return {
         str(path)

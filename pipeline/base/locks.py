@@ -7,29 +7,30 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 
 
 @contextmanager
 def held(folder: Path, doing: str) -> Iterator[None]:
     """Inside the block this process holds the lock of the folder. The kernel frees the lock of a dead process.
 
-    Raises UserError if another process holds it; `doing` says what that one does ("is training this run"). Raises
-    OSError, with the file's name, if the file system has no locks: a plain file instead of a lock would outlive the
-    process.
+    `doing` says what this process does ("is training this run"), to others that want the lock. Raises UserError if
+    another process holds it, and OSError, with the file's name, if the file system has no locks: a plain file instead
+    of a lock would outlive the process.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    holder, lock = folder / "pid", FileLock(folder / "lock", timeout=0, fallback_to_soft=False)
+    holder, lock = folder / "holder", FileLock(folder / "lock", timeout=0, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
-        pid = holder.read_text().strip() if holder.exists() else "unknown"
-        raise UserError(f"{folder}: process {pid} {doing}; wait for it, or end it, then run again") from None
+        other = holder.read_text(encoding="utf-8").strip() if holder.exists() else "unknown"
+        remedy = "wait for it, or end it, then run again"
+        raise UserError(Fault(str(folder), f"process {other}", "busy", remedy=remedy)) from None
     except OSError as error:
         error.filename = error.filename or str(folder / "lock")
         raise
     try:
-        holder.write_text(f"{os.getpid()}\n")
+        holder.write_text(f"{os.getpid()} {doing}\n", encoding="utf-8")
         yield
     finally:
         lock.release()

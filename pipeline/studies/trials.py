@@ -71,8 +71,7 @@ def shown(value: object) -> str:
 def data(config: Params) -> dict[str, str]:
     """What all trials share besides the params: the hashes of the split and of the packed images, and of the code."""
     outs = {path: md5 for claims in dvc_lock.read().values() for path, md5 in claims["outs"].items()}
-    code = {path.as_posix(): files.sha256(path) for path in dvc_lock.code("train")}
-    return {path: outs[path] for path in (config.paths.split, config.paths.packed)} | code
+    return {path: outs[path] for path in (config.paths.split, config.paths.packed)} | identity.code("train")
 
 
 def weights(config: Params, sweep: Sweep) -> dict[str, str]:

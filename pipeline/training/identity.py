@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import dvc_lock
+from pipeline.base import dvc_lock, files
 from pipeline.config import document, params
 from pipeline.config.params import Params
 
@@ -30,6 +30,25 @@ def settings(config: Params, stages: Iterable[str]) -> dict[str, Any]:
         leaves = values if is_params else dict(document.leaves(document.read(path)))
         result |= {key: value for key, value in leaves.items() if key == name or key.startswith(f"{name}.")}
     return result
+
+
+def code(stage: str) -> dict[str, str]:
+    """Path → SHA-256 (hexadecimal) of each file of the project that dvc.yaml lists for this stage."""
+    return {path.as_posix(): files.sha256(path) for path in dvc_lock.code(stage)}
+
+
+def training_parts(config: Params, packed_digest: str) -> dict[str, Any]:
+    """Everything that changes the bytes of the model: tracked params, packed images, split, weights, code, versions.
+
+    Code is the files that dvc.yaml lists for the train stage. A change of another file does not end an interrupted run.
+    """
+    return {
+        "settings": settings(config, ["train"]),
+        "packed": packed_digest,
+        "weights": {path.name: files.sha256(path) for path in sorted(Path(config.paths.weights).glob("*.safetensors"))},
+        "split": files.sha256(Path(config.paths.split)),
+        "files": code("train"),
+    }
 
 
 def digest(parts: Any) -> str:

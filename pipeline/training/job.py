@@ -3,17 +3,20 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.base.errors import UserError
 from pipeline.config.params import Params
 from pipeline.data import packed
 from pipeline.data.packed import Packed
+from pipeline.engine import environment
 from pipeline.engine.agreement import Facts
 from pipeline.engine.rendezvous import Store
 from pipeline.engine.world import World
 from pipeline.loader import storage
 from pipeline.loader.dataset import Dataset
-from pipeline.training import identity, runs
+from pipeline.training import identity, provenance, runs
+from pipeline.training.runs import Run
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,7 @@ class Job:
     dataset: Dataset
     world: World
     store: Store  # of small values, which all processes see
-    folder: Path  # of the run: see runs.py
-    board: Path  # where TensorBoard's events go: the same folder, except in a queued experiment
+    run: Run
 
     @property
     def rows(self) -> int:
@@ -33,8 +35,8 @@ class Job:
         return len(self.dataset.packed.rows("train"))
 
 
-def check_inputs(config: Params, world: World, facts: Facts) -> tuple[Packed, str]:
-    """The packed images and the fingerprint of this run. Adds what all processes must have in common to `facts`.
+def check_inputs(config: Params, world: World, facts: Facts) -> tuple[Packed, Run]:
+    """The packed images, and the run. Adds what all processes must have in common to `facts`.
 
     Raises UserError if this process cannot begin.
     """
@@ -48,9 +50,36 @@ def check_inputs(config: Params, world: World, facts: Facts) -> tuple[Packed, st
             f"train.batch_size: {config.train.batch_size} is more than the training images ({rows}); "
             f"allowed: 1 to {rows}"
         )
-    parts = runs.decisive(config, data.digest)
-    facts |= runs.facts(config, parts, world)
-    return data, identity.digest(parts)
+    parts = identity.training_parts(config, data.digest)
+    facts |= common_facts(config, parts, world)
+    return data, runs.find_run(config, identity.digest(parts))
+
+
+def common_facts(config: Params, parts: dict[str, Any], world: World) -> Facts:
+    """What all processes of a training must have in common, by the remedy if they differ.
+
+    That is everything in `parts`, which identity.training_parts returns, and what would let the run hang.
+    """
+    may_differ = {"node_rank", "rendezvous", "workers", "residency"}
+    versions, variables = provenance.versions(), environment.numeric_variables(environment.at_start())
+    hardware = provenance.hardware(world, config.train.threads, config.train.arithmetic)
+    kind = "train.parallel: 'elastic' needs processes of one kind; take such, or train.parallel: ddp"
+    return {
+        "give every node the same params.yaml, then run again": {
+            **parts["settings"],
+            **{f"run.{name}": value for name, value in config.run.model_dump(exclude=may_differ).items()},
+        },
+        "give every node the same data (dvc repro prepare, or a copy), then run again": {
+            "SHA-256 of paths.packed": parts["packed"],
+            "SHA-256 of paths.split": parts["split"],
+            **{f"SHA-256 of {name} in paths.weights": digest for name, digest in parts["weights"].items()},
+        },
+        "check out the same commit on every node, then run again": parts["files"],
+        "install the same packages on every node (requirements/lock.txt, or the image), then run again": versions,
+        "set it alike on every node, or unset it, then run again": variables,
+        # Otherwise the bits of an elastic run would depend on which process computes which shard.
+        kind: hardware if config.train.parallel == "elastic" else {},
+    }
 
 
 def open_dataset(config: Params, data: Packed, world: World) -> Dataset:

@@ -42,9 +42,9 @@ class Monitor:
     """Shows steps and epochs. On all processes but rank 0 it shows nothing."""
 
     def __init__(self, job: Job, first_step: int, steps: int) -> None:
-        """The events go to job.board. They replace events of earlier attempts from `first_step` on."""
+        """The events go to the run's board. They replace events of earlier attempts from `first_step` on."""
         shown = job.world.is_main
-        self._writer: Any = SummaryWriter(str(job.board), purge_step=first_step) if shown else _Silent()
+        self._writer: Any = SummaryWriter(str(job.run.board), purge_step=first_step) if shown else _Silent()
         self._bar = tqdm(initial=first_step, total=steps, unit="step", disable=None if shown else True)
         self._shown, self._job = shown, job
         self._seen, self._step, self._time = [0.0, 0.0, 0.0], first_step, time.perf_counter()

@@ -12,7 +12,7 @@ from pipeline.base.errors import UserError
 from pipeline.engine import agreement, distributed
 from pipeline.engine.loop import Learner, Totals
 from pipeline.loader import sampler
-from pipeline.training import checkpoint, provenance, runs
+from pipeline.training import checkpoint, provenance
 from pipeline.training.job import Job
 from pipeline.training.state import Progress
 
@@ -38,7 +38,7 @@ def save_checkpoint(job: Job, learner: Learner, totals: Totals, progress: Progre
     if not job.world.is_main:
         return
     checkpoint.save(
-        job.folder / runs.CHECKPOINT,
+        job.run.checkpoint,
         {
             **learner.state_dict(),
             "totals": sums,
@@ -72,7 +72,7 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
 
     Raises UserError if the checkpoint is damaged, or was made on hardware that gives other bits.
     """
-    path = job.folder / runs.CHECKPOINT
+    path = job.run.checkpoint
     # Rank 0 reads for all: with several nodes only the first one has the checkpoint.
     state = distributed.broadcast_object(newest_checkpoint(path) if job.world.is_main else None)
     if state is None:
@@ -90,9 +90,9 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
         if errors.describe_system_error(error):
             raise
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: not what this run saves ({reason}); to begin anew: rm -r {job.folder}") from None
+        raise UserError(f"{path}: not what this run saves ({reason}); to begin anew: rm -r {job.run.folder}") from None
     if job.world.is_main:
-        print(f"train: going on from step {saved.progress.step} ({job.folder})", file=sys.stderr)
+        print(f"train: going on from step {saved.progress.step} ({job.run.folder})", file=sys.stderr)
     return saved.progress
 
 
@@ -101,6 +101,6 @@ def check_hardware(job: Job, saved: dict[str, Any]) -> None:
     here = provenance.hardware(job.world, job.config.train.threads, job.config.train.arithmetic)
     for name, before, now in agreement.differences(saved, here):
         raise UserError(
-            f"{job.folder}: begun with {name} {before}, here it is {now}, so the bytes could not be the same; "
-            f"go on where it was begun, or begin anew: rm -r {job.folder}"
+            f"{job.run.folder}: begun with {name} {before}, here it is {now}, so the bytes could not be the same; "
+            f"go on where it was begun, or begin anew: rm -r {job.run.folder}"
         )

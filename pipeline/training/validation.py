@@ -51,6 +51,6 @@ def end_epoch(job: Job, learner: Learner, totals: Totals, progress: Progress, le
         progress.best_weights = export_weights(learner, settings)
     every = job.config.run.save_every_epochs
     if job.world.is_main and every and epoch % every == 0:
-        exported.save_weights(job.folder / f"epoch-{epoch:04}.safetensors", export_weights(learner, settings))
+        exported.save_weights(job.run.folder / f"epoch-{epoch:04}.safetensors", export_weights(learner, settings))
     totals.sums.zero_()
     return predictions
