@@ -6,12 +6,10 @@ The tables: images.csv (per class and split), excluded.csv (per reason), suspect
 at), findings.csv (duplicates and everything else).
 
 The steps: find the image files (data/folders.py), apply the corrections that a person wrote (data/corrections.py),
-inspect each image, exclude broken files and exact duplicates, group near duplicates (data/duplicates.py), and assign
-each group to a split (data/assignment.py). If the folders or a table already give a split, it is kept, and a missing
-part is cut from train.
+inspect each image, exclude broken files and exact duplicates (data/duplicates.py), and assign the others to splits
+(data/splitting.py).
 """
 
-import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -25,9 +23,8 @@ from pipeline import stage
 from pipeline.base import files, linux, threads
 from pipeline.base.errors import UserError
 from pipeline.config import params
-from pipeline.config.params import Duplicates, Params
+from pipeline.config.params import Params
 from pipeline.data import (
-    assignment,
     corrections,
     duplicates,
     findings,
@@ -36,14 +33,14 @@ from pipeline.data import (
     images,
     originals,
     split_report,
+    splitting,
     suspects,
 )
-from pipeline.data.assignment import Cut, Group
-from pipeline.data.duplicates import NearDuplicates
 from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile, Layout
 from pipeline.data.originals import Originals
 from pipeline.data.split_table import HEADER, SPLITS
+from pipeline.data.splitting import Assignment, Cut
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,9 @@ class Row:
     """A row of split.csv."""
 
     image_file: ImageFile
-    split: str  # empty if excluded
     reason: str  # empty if kept
     info: ImageInfo
+    split: str  # empty if excluded
     group: str  # the group's key; empty if excluded
 
 
@@ -75,77 +72,27 @@ def split(
     uncorrected = folders.interpret(str(source.root), source.entries(), source.read)
     corrected = corrections.apply(table, uncorrected)
     layout = corrected.layout
-    image_files, cut = layout.image_files, assignment.find_cut(layout.image_files)
+    image_files, cut = layout.image_files, splitting.find_cut(layout.image_files)
     names = groups.named_groups(layout, settings.group)
     inspected = inspect(source, image_files, settings, workers)
     infos = [corrected.info(file, info) for file, info in zip(image_files, inspected, strict=True)]
     check_unreadable_count(image_files, infos, settings.max_unreadable)
     reasons = duplicates.exclusions(image_files, infos, settings.duplicates)
     usable = [row for row, reason in enumerate(reasons) if not reason]
-    kept = Kept([image_files[row] for row in usable], [infos[row] for row in usable], [names[row] for row in usable])
-    assignment.check_class_sizes(layout.classes, kept.image_files, cut)
-
-    near = find_near(kept, [file.given_split for file in kept.image_files], settings)
-    keys, found = make_groups(kept, near, settings.duplicates)
-    splits, moved = assign(keys, kept.image_files, cut, settings)
-    if settings.duplicates == "ignore" or (cut.given == "" and len(cut.splits) < len(SPLITS)):  # now each has a split
-        near = find_near(kept, splits, settings)
-    chosen = dict(zip(usable, zip(splits, keys, strict=True), strict=True))
+    kept, kept_names = [image_files[row] for row in usable], [names[row] for row in usable]
+    splitting.check_class_sizes(layout.classes, kept, cut)
+    assigned = splitting.assign_images(kept, [infos[row] for row in usable], kept_names, cut, settings)
+    split_and_group = dict(zip(usable, zip(assigned.splits, assigned.keys, strict=True), strict=True))
     rows = [
-        Row(image_file, split, reason, info, key)
-        for number, (image_file, reason, info) in enumerate(zip(image_files, reasons, infos, strict=True))
-        for split, key in [chosen.get(number, ("", ""))]
+        Row(file, reason, info, *split_and_group.get(number, ("", "")))
+        for number, (file, reason, info) in enumerate(zip(image_files, reasons, infos, strict=True))
     ]
-    counts = summary(layout.classes, rows, near, found, moved) | cut_counts(rows, cut)
+    counts = summary(layout.classes, rows, assigned) | cut_counts(rows, cut)
     counts |= {"corrections": corrected.counts} if corrected.counts else {}
     if not any(names) and settings.group == "none":
         return Result(rows, counts, layout)
-    of_groups, notes = groups.report(kept.image_files, kept.names, splits)
+    of_groups, notes = groups.report(kept, kept_names, assigned.splits)
     return Result(rows, counts | {"groups": of_groups}, replace(layout, notes=(*layout.notes, *notes)))
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The images that are not excluded; element i of each field belongs to image i."""
-
-    image_files: list[ImageFile]
-    infos: list[ImageInfo]
-    names: groups.Names  # of their named groups
-
-
-def find_near(kept: Kept, splits: Sequence[str], settings: params.Split) -> NearDuplicates:
-    """The near duplicates, and how many pairs of them are in different splits. An empty split counts as train."""
-    hashes = np.array([info.phash for info in kept.infos], np.uint64)
-    numbers = np.array([SPLITS.index(split or "train") for split in splits], np.int64)
-    return duplicates.near_duplicates(hashes, numbers, settings.phash_distance)
-
-
-def make_groups(kept: Kept, near: NearDuplicates, rule: Duplicates) -> tuple[list[str], list[Group]]:
-    """The group key of each image, and all groups: images that are near, or in one named group, are together.
-
-    With the rule `ignore`, only a named group is together.
-    """
-    links = [link for rows in groups.rows_of(kept.names).values() for link in itertools.pairwise(rows)]
-    left, right = np.array(links, np.int64).reshape(-1, 2).T
-    before = near.component if rule == "together" else np.arange(len(kept.infos))
-    component = duplicates.joined(before, left, right)
-    identities = groups.identities(kept.names, duplicates.alone(kept.image_files, kept.infos))
-    return assignment.make_groups(component.tolist(), [file.label for file in kept.image_files], identities)
-
-
-def assign(
-    keys: Sequence[str], image_files: Sequence[ImageFile], cut: Cut, settings: params.Split
-) -> tuple[list[str], int]:
-    """The split of each image of these groups, and how many were moved so that each class is in each split."""
-    if not cut.splits:
-        return [file.given_split for file in image_files], 0
-    from_train = [row for row, file in enumerate(image_files) if file.given_split not in ("val", "test")]
-    among = assignment.groups_of([keys[row] for row in from_train], [image_files[row].label for row in from_train])
-    fixed = assignment.fixed_splits(keys, image_files, cut)
-    split_of, moved = assignment.assign(among, settings, cut.splits, fixed)
-    return [
-        split_of[key] if cut.includes(file) else file.given_split for key, file in zip(keys, image_files, strict=True)
-    ], moved
 
 
 def cut_counts(rows: Sequence[Row], cut: Cut) -> dict[str, Any]:
@@ -191,25 +138,23 @@ def check_unreadable_count(image_files: Sequence[ImageFile], infos: Sequence[Ima
         )
 
 
-def summary(
-    classes: Sequence[str], rows: Sequence[Row], near: NearDuplicates, found: Sequence[Group], moved: int
-) -> dict[str, Any]:
+def summary(classes: Sequence[str], rows: Sequence[Row], assigned: Assignment) -> dict[str, Any]:
     """The number of images per class and split, of duplicates, and of what else was found."""
     exact = duplicates.exact_groups([row.info for row in rows])
-    sizes = [sum(group.labels.values()) for group in found]
+    sizes = Counter(assigned.keys)
     by_class = Counter((row.image_file.label, row.split or "excluded") for row in rows)
     return {
         "images": len(rows),
-        "kept": sum(sizes),
+        "kept": len(assigned.keys),
         "classes": {label: {split: by_class[label, split] for split in (*SPLITS, "excluded")} for label in classes},
         "splits": {split: sum(row.split == split for row in rows) for split in SPLITS},
         "exact_duplicate_pairs": sum(len(same) * (len(same) - 1) // 2 for same in exact),
         "conflicts": sum(len({rows[row].image_file.label for row in same}) > 1 for same in exact),
-        "near_duplicate_pairs": near.pairs,
-        "near_duplicate_groups": int((np.bincount(near.component) > 1).sum()),
-        "largest_group": max(sizes),
-        "near_duplicates_across_splits": near.pairs_across,
-        "moved_to_fill": moved,
+        "near_duplicate_pairs": assigned.near.pairs,
+        "near_duplicate_groups": int((np.bincount(assigned.near.component) > 1).sum()),
+        "largest_group": max(sizes.values()),
+        "near_duplicates_across_splits": assigned.near.pairs_across,
+        "moved_to_fill": assigned.moved,
         **findings.counts([row.info for row in rows]),
     }
 
@@ -240,6 +185,12 @@ def as_kept(row: Row) -> suspects.Kept:
     return suspects.Kept(file.path, file.label, row.split, info.width, info.height, info.look)
 
 
+def fold_line(settings: params.Split) -> str:
+    """Which fold this is, and its shares, in words."""
+    train, val, test = (f"{name} {float(100 * share):.3g} %" for name, share in splitting.shares(settings).items())
+    return f"split.fold: {settings.fold}, of {settings.folds} folds (0 to {settings.folds - 1}): {train}, {val}, {test}"
+
+
 def remedy(paths: params.Paths) -> str:
     """What to do with suspicious images."""
     return (
@@ -265,7 +216,7 @@ def run(config: Params) -> None:
         f"split: {len(rows):,} files: {', '.join(f'{number[name]:,} {name}' for name in SPLITS)}; "
         f"{number['']:,} excluded, each with its reason in {paths.split}"
     )
-    folds = [assignment.fold_line(config.split)] if config.split.folds > 1 else []
+    folds = [fold_line(config.split)] if config.split.folds > 1 else []
     few = [split_report.few_tested(counts["classes"])] if config.split.folds == 1 else []
     odd = findings.lines([(row.image_file.path, row.info) for row in rows])
     doubtful = suspects.lines(suspicious, f"{paths.metrics}/{suspects.NAME} has all; {remedy(paths)}")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline import split
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.data import assignment, corrections
+from pipeline.data import corrections, splitting
 from tests.conftest import on_cpu
 from tests.helpers.datasets import do_split, left_out, put, settings, splits_by_path, two_classes
 
@@ -21,7 +21,7 @@ from tests.helpers.datasets import do_split, left_out, put, settings, splits_by_
 def test_of_several_folds_each_tests_one_part(folds: int, val: int, test: int) -> None:
     """Test has 1 / folds, whatever fractions.test is; train : val is as the fractions say; the sum is 1."""
     chosen = settings(val=val / 100, test=test / 100, folds=folds)
-    share = assignment.shares(chosen)
+    share = splitting.shares(chosen)
     assert share["test"] == Fraction(1, folds)
     assert share["train"] * val == share["val"] * (100 - val - test)
     assert sum(share.values()) == 1
@@ -29,15 +29,15 @@ def test_of_several_folds_each_tests_one_part(folds: int, val: int, test: int) -
 
 def test_ten_folds_are_the_default_fractions() -> None:
     """So fold 0 of 10 has the images of the default params."""
-    assert assignment.intervals(settings(folds=10)) == assignment.intervals(settings(folds=1))
-    assert assignment.shares(settings(folds=1)) == {
+    assert splitting.intervals(settings(folds=10)) == splitting.intervals(settings(folds=1))
+    assert splitting.shares(settings(folds=1)) == {
         "train": Fraction(8, 10), "val": Fraction(1, 10), "test": Fraction(1, 10),
     }  # fmt: skip
 
 
 def test_the_shares_of_a_fold_are_said() -> None:
     """The number of the fold begins at 0, so the last one is named, too."""
-    assert assignment.fold_line(settings(folds=5, fold=2)) == (
+    assert split.fold_line(settings(folds=5, fold=2)) == (
         "split.fold: 2, of 5 folds (0 to 4): train 71.1 %, val 8.89 %, test 20 %"
     )
 

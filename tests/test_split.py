@@ -13,13 +13,13 @@ from pipeline import split
 from pipeline.base import files, threads
 from pipeline.base.errors import UserError
 from pipeline.config import params
-from pipeline.data import assignment, corrections, duplicates
-from pipeline.data.assignment import Group
+from pipeline.data import corrections, duplicates, splitting
 from pipeline.data.duplicates import NearDuplicates
 from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile
 from pipeline.data.originals import Originals
 from pipeline.data.split_table import HEADER, SPLITS
+from pipeline.data.splitting import Assignment
 from tests.conftest import change, on_cpu
 from tests.helpers.datasets import (
     Counts,
@@ -95,10 +95,10 @@ def test_a_photo_added_moves_no_other(photos: Path, mini_split: tuple[Rows, Coun
 
 def test_ten_folds_test_every_photo_once(mini_split: tuple[Rows, Counts]) -> None:
     """Over ten folds each group is in test exactly once, and no photo is moved to fill a split."""
-    groups = {row.group: assignment.Group(row.group, {row.image_file.label: 1}) for row in mini_split[0] if row.split}
+    groups = {row.group: splitting.Group(row.group, {row.image_file.label: 1}) for row in mini_split[0] if row.split}
     tested: Counter[str] = Counter()
     for fold in range(10):
-        assigned, moved = assignment.assign(list(groups.values()), settings(seed=3, fold=fold))
+        assigned, moved = splitting.assign(list(groups.values()), settings(seed=3, fold=fold))
         assert moved == 0
         tested.update(key for key, name in assigned.items() if name == "test")
     assert tested == Counter(dict.fromkeys(groups, 1))
@@ -115,11 +115,11 @@ def test_what_is_moved_to_fill_is_counted(small: Path) -> None:
     for seed in range(3):
         put(small / f"dog/{seed}.png", 100 + seed)
     rows, counts = do_split(small)
-    spans = assignment.intervals(settings())
+    spans = splitting.intervals(settings())
     moved = [
         row
         for row in rows
-        if not spans[row.split][0] <= assignment.position(row.info.pixels, settings()) < spans[row.split][1]
+        if not spans[row.split][0] <= splitting.position(row.info.pixels, settings()) < spans[row.split][1]
     ]
     assert counts["moved_to_fill"] == len(moved) > 0
 
@@ -256,9 +256,8 @@ def test_each_count_has_its_name(small: Path) -> None:
     for name in ("cat/0 again.png", "dog/0.png"):
         shutil.copy(small / "cat/0.png", small / name)
     rows, _ = do_split(small)
-    groups = [Group("a", {"cat": 5}), Group("b", {"cat": 2}), Group("c", {"dog": 1})]
     near = NearDuplicates(np.array([0, 0, 0, 0, 0, 1, 1, 2]), 11, 13)  # the images of these groups
-    counts = split.summary(["cat", "dog"], rows, near, groups, 17)
+    counts = split.summary(["cat", "dog"], rows, Assignment([], [*"aaaaabbc"], near, 17))
     assert {name: value for name, value in counts.items() if isinstance(value, int)} == {
         "images": 22, "kept": 8, "exact_duplicate_pairs": 3, "conflicts": 1, "near_duplicate_pairs": 11,
         "near_duplicate_groups": 2, "largest_group": 5, "near_duplicates_across_splits": 13, "moved_to_fill": 17,
@@ -269,7 +268,7 @@ def test_each_count_has_its_name(small: Path) -> None:
 def test_a_perceptual_hash_of_zero_is_a_hash() -> None:
     """Zero is written as a hash; only an image that was not decoded has an empty cell."""
     decoded, not_decoded = ImageInfo("", 40, 24, "ab" * 32, phash=0), ImageInfo("truncated", 40, 24)
-    rows = [split.Row(ImageFile("a/b.png", "a", ""), "", "", info, "") for info in (decoded, not_decoded)]
+    rows = [split.Row(ImageFile("a/b.png", "a", ""), "", info, "", "") for info in (decoded, not_decoded)]
     cells = [dict(zip(HEADER, split.cells(row), strict=True)) for row in rows]
     assert [row["phash"] for row in cells] == ["0" * 16, ""]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config.params import Params, Split
-from pipeline.data import assignment, corrections, folders, formats, originals
-from pipeline.data.assignment import Cut
+from pipeline.data import corrections, folders, formats, originals, splitting
 from pipeline.data.layout import looks_like_image
 from pipeline.data.split_table import SPLITS
+from pipeline.data.splitting import Cut
 
 NO_SPLIT = Cut("", SPLITS)  # no image has a given split
 DRAWN_CLASSES = 5  # of data.source: synthetic; a test compares it
@@ -41,7 +41,7 @@ class Survey:
 
     def parts(self, settings: Split) -> dict[str, int]:
         """The images of train, val and test: as the layout gives them, the others about as `settings` says."""
-        share = assignment.shares(settings)
+        share = splitting.shares(settings)
         free = self.given.get(self.cut.given, 0) if self.cut.splits else 0
         added = {split: round(free * share[split]) for split in self.cut.splits if split != "train"}
         added["train"] = free - sum(added.values())
@@ -79,8 +79,8 @@ def of_folder(folder: Path, table: corrections.Table = corrections.NONE) -> Surv
     photos = [
         file for file in layout.image_files if file.path not in corrected.reasons and not is_beside(folder / file.path)
     ]
-    cut = assignment.find_cut(layout.image_files)
-    assignment.check_class_sizes(layout.classes, photos, cut)
+    cut = splitting.find_cut(layout.image_files)
+    splitting.check_class_sizes(layout.classes, photos, cut)
     return Survey(
         where=str(folder),
         classes=len(layout.classes),

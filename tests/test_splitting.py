@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.base.errors import UserError
 from pipeline.config.params import Split
-from pipeline.data import assignment
+from pipeline.data import splitting
 from pipeline.data.layout import ImageFile
 from pipeline.data.split_table import SPLITS
 from tests.helpers.datasets import do_split, put, settings
@@ -25,8 +25,9 @@ any_settings = st.builds(settings, seed=st.integers(0, 99), fold=st.integers(0, 
 
 def test_a_group_has_the_smallest_pixel_hash_as_its_key() -> None:
     """The key of each image, and the groups sorted by key with their images per class."""
-    group_keys, groups = assignment.make_groups([5, 2, 5, 2, 7], list("abbaa"), list("edcfb"))
+    group_keys = splitting.group_keys([5, 2, 5, 2, 7], list("edcfb"))
     assert group_keys == list("cdcdb")
+    groups = splitting.groups_of(group_keys, list("abbaa"))
     assert [group.key for group in groups] == list("bcd")
     assert [group.labels for group in groups] == [{"a": 1}, {"a": 1, "b": 1}, {"a": 1, "b": 1}]
 
@@ -34,8 +35,8 @@ def test_a_group_has_the_smallest_pixel_hash_as_its_key() -> None:
 @given(st.sets(keys, min_size=120, max_size=150), st.sets(keys, max_size=20), any_settings)
 def test_groups_added_move_no_other(before: set[str], added: set[str], chosen: Split) -> None:
     """A group's split does not depend on the other groups, if no split is empty."""
-    few, moved_few = assignment.assign([assignment.Group(key, {"a": 1}) for key in sorted(before)], chosen)
-    many, moved_many = assignment.assign([assignment.Group(key, {"a": 1}) for key in sorted(before | added)], chosen)
+    few, moved_few = splitting.assign([splitting.Group(key, {"a": 1}) for key in sorted(before)], chosen)
+    many, moved_many = splitting.assign([splitting.Group(key, {"a": 1}) for key in sorted(before | added)], chosen)
     if moved_few == moved_many == 0:
         assert {key: many[key] for key in few} == few
     else:
@@ -49,8 +50,8 @@ def test_every_position_is_tested_once_over_all_folds(key: str, seed: int, folds
     for fold in range(folds):
         share = 1 / folds if folds > 1 else 0.3
         chosen = settings(seed, (1 - share) / 2, share, folds, fold)
-        where = assignment.position(key, chosen)
-        matching = [name for name, (start, end) in assignment.intervals(chosen).items() if start <= where < end]
+        where = splitting.position(key, chosen)
+        matching = [name for name, (start, end) in splitting.intervals(chosen).items() if start <= where < end]
         assert len(matching) == 1
         tested += matching == ["test"]
     assert tested == 1 or folds == 1
@@ -59,7 +60,7 @@ def test_every_position_is_tested_once_over_all_folds(key: str, seed: int, folds
 def test_the_fractions_hold_on_average() -> None:
     """Of 20,000 groups the splits get 0.7, 0.1 and 0.2, within four standard deviations."""
     chosen = settings(seed=1, val=0.1, test=0.2, folds=1, fold=0)
-    splits, _ = assignment.assign([assignment.Group(str(n), {"a": 1}) for n in range(20_000)], chosen)
+    splits, _ = splitting.assign([splitting.Group(str(n), {"a": 1}) for n in range(20_000)], chosen)
     counts = Counter(splits.values())
     for name, share in (("train", 0.7), ("val", 0.1), ("test", 0.2)):
         assert abs(counts[name] / 20_000 - share) < 4 * (share * (1 - share) / 20_000) ** 0.5
@@ -67,8 +68,8 @@ def test_the_fractions_hold_on_average() -> None:
 
 def test_another_seed_gives_another_split() -> None:
     """Seeds 0 and 1 assign 200 groups differently."""
-    groups = [assignment.Group(str(n), {"a": 1}) for n in range(200)]
-    first, second = (assignment.assign(groups, settings(seed))[0] for seed in (0, 1))
+    groups = [splitting.Group(str(n), {"a": 1}) for n in range(200)]
+    first, second = (splitting.assign(groups, settings(seed))[0] for seed in (0, 1))
     assert first != second
 
 
@@ -78,26 +79,26 @@ def test_another_seed_gives_another_split() -> None:
 )
 def test_a_tiny_class_is_in_every_split(drawn: list[tuple[str, int]], chosen: Split) -> None:
     """Three groups of a class are enough for an image in each split; moved images are counted."""
-    groups = [assignment.Group(key, {"a": size}) for key, size in sorted(drawn)]
-    splits, moved = assignment.assign(groups, chosen)
+    groups = [splitting.Group(key, {"a": size}) for key, size in sorted(drawn)]
+    splits, moved = splitting.assign(groups, chosen)
     assert set(splits.values()) == set(SPLITS)
     by_chance = {
         group.key: next(
             name
-            for name, (start, end) in assignment.intervals(chosen).items()
-            if start <= assignment.position(group.key, chosen) < end
+            for name, (start, end) in splitting.intervals(chosen).items()
+            if start <= splitting.position(group.key, chosen) < end
         )
         for group in groups
     }
     assert moved == sum(group.labels["a"] for group in groups if by_chance[group.key] != splits[group.key])
-    assert assignment.assign(groups, chosen) == (splits, moved)
+    assert splitting.assign(groups, chosen) == (splits, moved)
 
 
 def test_the_distance_to_an_interval_is_that_on_the_circle() -> None:
     """A position just below 1 is near an interval from 0; one just above 0 is near an interval to 1."""
-    assert assignment._distance(Fraction(99, 100), (Fraction(0), Fraction(1, 10))) == Fraction(1, 100)
-    assert assignment._distance(Fraction(3, 10), (Fraction(0), Fraction(1, 10))) == Fraction(2, 10)
-    assert assignment._distance(Fraction(5, 100), (Fraction(2, 10), Fraction(1))) == Fraction(5, 100)
+    assert splitting._distance(Fraction(99, 100), (Fraction(0), Fraction(1, 10))) == Fraction(1, 100)
+    assert splitting._distance(Fraction(3, 10), (Fraction(0), Fraction(1, 10))) == Fraction(2, 10)
+    assert splitting._distance(Fraction(5, 100), (Fraction(2, 10), Fraction(1))) == Fraction(5, 100)
 
 
 def filled(monkeypatch: pytest.MonkeyPatch, placed: Placed, *shared: str) -> tuple[dict[str, str], int]:
@@ -106,13 +107,13 @@ def filled(monkeypatch: pytest.MonkeyPatch, placed: Placed, *shared: str) -> tup
     The groups named in `shared` have one more image, of class b.
     """
     monkeypatch.setattr(
-        assignment, "position", lambda key, _: Fraction(placed[key][0]) if key in placed else Fraction(1, 2)
+        splitting, "position", lambda key, _: Fraction(placed[key][0]) if key in placed else Fraction(1, 2)
     )
     groups = [
-        assignment.Group(key, {"a": size} | ({"b": 1} if key in shared else {})) for key, (_, size) in placed.items()
+        splitting.Group(key, {"a": size} | ({"b": 1} if key in shared else {})) for key, (_, size) in placed.items()
     ]
-    b = [assignment.Group(f"b{n}", {"b": 1}) for n in range(3)] if shared else []
-    splits, moved = assignment.assign([*groups, *b], settings(folds=1))
+    b = [splitting.Group(f"b{n}", {"b": 1}) for n in range(3)] if shared else []
+    splits, moved = splitting.assign([*groups, *b], settings(folds=1))
     return {key: splits[key] for key in placed}, moved - (2 if shared else 0)
 
 
@@ -154,23 +155,23 @@ def test_of_equally_near_groups_the_smallest_key_is_moved(monkeypatch: pytest.Mo
 def test_a_position_is_the_seeded_hash_turned_by_the_fold() -> None:
     """The first 8 bytes of the SHA-256 of "seed key" over 2^64, minus fold / folds; the intervals have exact ends."""
     first = Fraction(int(hashlib.sha256(b"5 abc").hexdigest()[:16], 16), 2**64)
-    assert assignment.position("abc", settings(seed=5)) == first
-    assert assignment.position("abc", settings(5, 0.1, 0.25, 4, 3)) == (first + Fraction(1, 4)) % 1
-    assert assignment.intervals(settings(0, 0.1, 0.2, 5, 0)) == {
+    assert splitting.position("abc", settings(seed=5)) == first
+    assert splitting.position("abc", settings(5, 0.1, 0.25, 4, 3)) == (first + Fraction(1, 4)) % 1
+    assert splitting.intervals(settings(0, 0.1, 0.2, 5, 0)) == {
         "test": (0, Fraction(1, 5)), "val": (Fraction(1, 5), Fraction(3, 10)), "train": (Fraction(3, 10), 1),
     }  # fmt: skip
-    six_digits = assignment.intervals(settings(val=0.234569, test=0.123457, folds=1))
+    six_digits = splitting.intervals(settings(val=0.234569, test=0.123457, folds=1))
     assert six_digits["val"] == (Fraction(123457, 10**6), Fraction(358026, 10**6))
 
 
 def test_near_duplicates_in_two_classes_fill_no_split() -> None:
     """Only groups of one class are moved; a class with fewer than three of them is refused."""
-    shared = [assignment.Group(str(n), {"a": 1, "b": 1}) for n in range(4)]
-    of_b = [assignment.Group(f"{n} of b", {"b": 1}) for n in range(200)]
-    lone = [group for group in shared if assignment.position(group.key, settings()) >= Fraction(2, 10)]
+    shared = [splitting.Group(str(n), {"a": 1, "b": 1}) for n in range(4)]
+    of_b = [splitting.Group(f"{n} of b", {"b": 1}) for n in range(200)]
+    lone = [group for group in shared if splitting.position(group.key, settings()) >= Fraction(2, 10)]
     assert lone
     with pytest.raises(UserError, match=r"class 'a' has \d images in 0 groups of its own"):
-        assignment.assign([*lone, *of_b], settings())
+        splitting.assign([*lone, *of_b], settings())
 
 
 @pytest.mark.parametrize(
@@ -186,9 +187,9 @@ def test_near_duplicates_in_two_classes_fill_no_split() -> None:
 def test_a_class_needs_three_images_or_one_in_each_given_split(splits: list[str], fault: str) -> None:
     """Only usable images count; the message names the class and the split."""
     image_files = [ImageFile("a.png", "a", split) for split in splits]
-    cut = assignment.Cut("train", ()) if "val" in fault or "test" in splits else assignment.Cut("", SPLITS)
+    cut = splitting.Cut("train", ()) if "val" in fault or "test" in splits else splitting.Cut("", SPLITS)
     with nullcontext() if not fault else pytest.raises(UserError, match=fault):
-        assignment.check_class_sizes(["a"], image_files, cut)
+        splitting.check_class_sizes(["a"], image_files, cut)
 
 
 def test_every_class_with_too_few_images_is_named() -> None:
@@ -197,8 +198,8 @@ def test_every_class_with_too_few_images_is_named() -> None:
     with pytest.raises(
         UserError, match=r"'b' .* in val, class 'd' .* in val; needed.*; class 'c' has 1 images .* fold"
     ):
-        assignment.check_class_sizes(
-            "abcd", [f for f in given if (f.label, f.given_split) != ("b", "val")], assignment.find_cut(given)
+        splitting.check_class_sizes(
+            "abcd", [f for f in given if (f.label, f.given_split) != ("b", "val")], splitting.find_cut(given)
         )
 
 
@@ -214,20 +215,20 @@ def test_a_given_split_needs_each_class_in_each_split(tmp_path: Path) -> None:
 
 def test_a_missing_split_takes_its_fraction_of_train() -> None:
     """The interval of a given split belongs to train; the groups in the other intervals are assigned as ever."""
-    groups = [assignment.Group(str(n), {"a": 1}) for n in range(300)]
-    everything, _ = assignment.assign(groups, settings())
+    groups = [splitting.Group(str(n), {"a": 1}) for n in range(300)]
+    everything, _ = splitting.assign(groups, settings())
     for missing, given_split in (("test", "val"), ("val", "test")):
-        assigned, moved = assignment.assign(groups, settings(), ("train", missing))
+        assigned, moved = splitting.assign(groups, settings(), ("train", missing))
         assert moved == 0
         assert assigned == {key: "train" if name == given_split else name for key, name in everything.items()}
 
 
 def test_every_group_of_train_is_tested_once_over_all_folds() -> None:
     """Also if val is given and test is cut from train."""
-    groups = [assignment.Group(str(n), {"a": 1}) for n in range(300)]
+    groups = [splitting.Group(str(n), {"a": 1}) for n in range(300)]
     tested: Counter[str] = Counter()
     for fold in range(10):
-        assigned, _ = assignment.assign(groups, settings(fold=fold), ("train", "test"))
+        assigned, _ = splitting.assign(groups, settings(fold=fold), ("train", "test"))
         tested.update(key for key, name in assigned.items() if name == "test")
     assert tested == Counter(group.key for group in groups)
 
@@ -245,37 +246,37 @@ def test_every_group_of_train_is_tested_once_over_all_folds() -> None:
 )
 def test_what_is_not_given_is_cut(given_splits: list[str], cut: tuple[str, tuple[str, ...]]) -> None:
     """Images without a split are assigned to train and to what no image is given for; else train is cut."""
-    assert assignment.find_cut([ImageFile("a", "a", name) for name in given_splits]) == assignment.Cut(*cut)
+    assert splitting.find_cut([ImageFile("a", "a", name) for name in given_splits]) == splitting.Cut(*cut)
 
 
 def test_a_group_with_a_given_image_is_not_cut() -> None:
     """A near duplicate of a given val or test image stays in train; without a split it goes to the given image's."""
     of_folders = [ImageFile("", "a", name) for name in ("train", "val", "train", "train")]
-    assert assignment.fixed_splits(list("ppqr"), of_folders, assignment.find_cut(of_folders)) == {"p": "train"}
+    assert splitting.fixed_splits(list("ppqr"), of_folders, splitting.find_cut(of_folders)) == {"p": "train"}
     of_table = [ImageFile("", "a", name) for name in ("", "val", "", "test", "val", "", "train", "")]
-    assert assignment.fixed_splits(list("ppqqqrrs"), of_table, assignment.find_cut(of_table)) == {
+    assert splitting.fixed_splits(list("ppqqqrrs"), of_table, splitting.find_cut(of_table)) == {
         "p": "val", "q": "test", "r": "train",
     }  # fmt: skip
 
 
 def test_a_fixed_group_is_not_moved_to_fill_a_split() -> None:
     """It counts as an image of the class in its split; another group fills the empty one."""
-    groups = [assignment.Group(key, {"a": 1}) for key in "pqr"]
+    groups = [splitting.Group(key, {"a": 1}) for key in "pqr"]
     for key in "pqr":
-        splits, _ = assignment.assign(groups, settings(), ("train", "test"), {key: "train"})
+        splits, _ = splitting.assign(groups, settings(), ("train", "test"), {key: "train"})
         assert splits[key] == "train"
         assert "test" in splits.values()
     with pytest.raises(UserError, match=r"class 'a' has 3 images in 0 groups of its own .* at least 1, for test; add"):
-        assignment.assign(groups, settings(), ("train", "test"), dict.fromkeys("pqr", "train"))
+        splitting.assign(groups, settings(), ("train", "test"), dict.fromkeys("pqr", "train"))
 
 
 def test_a_class_needs_images_to_cut() -> None:
     """With train and val given, two images in train are enough, for train and test."""
     image_files = [ImageFile("", "a", name) for name in ("train", "train", "val")]
-    cut = assignment.find_cut(image_files)
-    assignment.check_class_sizes(["a"], image_files, cut)
+    cut = splitting.find_cut(image_files)
+    splitting.check_class_sizes(["a"], image_files, cut)
     with pytest.raises(UserError, match=r"class 'a' has 1 images to use in train; needed: at least 2, one each for tr"):
-        assignment.check_class_sizes(["a"], image_files[1:], cut)
+        splitting.check_class_sizes(["a"], image_files[1:], cut)
 
 
 Classes = dict[str, list[int]]  # class → the sizes of its groups
@@ -284,10 +285,10 @@ sizes = st.lists(st.integers(1, 6), min_size=30, max_size=60)
 classes = st.dictionaries(st.sampled_from("abcd"), sizes, min_size=1)
 
 
-def groups_of(drawn: Classes) -> list[assignment.Group]:
+def groups_of(drawn: Classes) -> list[splitting.Group]:
     """Groups of one class each, with keys that say which they are."""
     return [
-        assignment.Group(f"{label}{number}", {label: size})
+        splitting.Group(f"{label}{number}", {label: size})
         for label, of_class in drawn.items()
         for number, size in enumerate(of_class)
     ]
@@ -298,8 +299,8 @@ def test_stratified_classes_have_the_fractions(drawn: Classes, chosen: Split) ->
     """Up to the size of the largest group of the class; with single images the number is rounded down or up."""
     groups = groups_of(drawn)
     chosen = chosen.model_copy(update={"stratify": True})
-    splits, moved = assignment.assign(groups, chosen)
-    assert splits == assignment.assign(groups[::-1], chosen)[0]
+    splits, moved = splitting.assign(groups, chosen)
+    assert splits == splitting.assign(groups[::-1], chosen)[0]
     counts: Counter[tuple[str, str]] = Counter()
     for group in groups:
         for label, size in group.labels.items():
@@ -315,7 +316,7 @@ def test_stratified_folds_test_every_group_once(drawn: Classes, seed: int) -> No
     """The parts that are tested in ten folds are disjoint, and together they are everything."""
     tested: Counter[str] = Counter()
     for fold in range(10):
-        positions = assignment.stratified_positions(groups_of(drawn), settings(seed, fold=fold))
+        positions = splitting.stratified_positions(groups_of(drawn), settings(seed, fold=fold))
         tested.update(key for key, where in positions.items() if where < Fraction(1, 10))
     assert tested == Counter(group.key for group in groups_of(drawn))
 
@@ -325,8 +326,8 @@ def test_an_image_added_to_a_stratified_class_moves_few(number: int, others: int
     """At most two at each border of a part, all of this class; without `stratify` none."""
     chosen = chosen.model_copy(update={"stratify": True})
     before = groups_of({"a": [1] * number, "b": [1] * others})
-    first, _ = assignment.assign(before, chosen)
-    then, _ = assignment.assign([*before, assignment.Group("added", {"a": 1})], chosen)
+    first, _ = splitting.assign(before, chosen)
+    then, _ = splitting.assign([*before, splitting.Group("added", {"a": 1})], chosen)
     moved = [key for key in first if first[key] != then[key]]
     assert len(moved) <= 6
     assert all(key.startswith("a") for key in moved)
@@ -335,14 +336,14 @@ def test_an_image_added_to_a_stratified_class_moves_few(number: int, others: int
 def test_many_small_stratified_classes_are_not_all_rounded_down() -> None:
     """Of 500 classes with 14 images, a tenth of all images is in test, though no class has 1.4 there."""
     groups = groups_of({f"{number:03}": [1] * 14 for number in range(500)})
-    positions = assignment.stratified_positions(groups, settings())
+    positions = splitting.stratified_positions(groups, settings())
     assert abs(sum(where < Fraction(1, 10) for where in positions.values()) - 700) < 40
 
 
 def test_a_stratified_group_of_two_classes_counts_for_the_larger() -> None:
     """It is placed among the groups of the class of most of its images; of equal ones, the first name."""
-    groups = [assignment.Group(str(n), {"b": 3, "a": 1} if n % 2 else {"b": 1, "a": 1}) for n in range(40)]
-    positions = assignment.stratified_positions(groups, settings(folds=1))
+    groups = [splitting.Group(str(n), {"b": 3, "a": 1} if n % 2 else {"b": 1, "a": 1}) for n in range(40)]
+    positions = splitting.stratified_positions(groups, settings(folds=1))
     assert set(positions) == {group.key for group in groups}
     in_test = [key for key, where in positions.items() if where < Fraction(1, 10)]
     assert sorted(int(key) % 2 for key in in_test) == [0, 0, 1, 1]
@@ -355,8 +356,8 @@ def test_stratified_positions_are_those_of_the_formula() -> None:
         return Fraction(int(hashlib.sha256(f"5 {text}".encode()).hexdigest()[:16], 16), 2**64)
 
     first, second = sorted([("x", 1), ("y", 3)], key=lambda group: hashed(group[0]))
-    positions = assignment.stratified_positions(
-        [assignment.Group(key, {"a": size}) for key, size in (second, first)], settings(seed=5, fold=2)
+    positions = splitting.stratified_positions(
+        [splitting.Group(key, {"a": size}) for key, size in (second, first)], settings(seed=5, fold=2)
     )
     start = hashed("class a")
     assert positions == {
@@ -368,17 +369,17 @@ def test_stratified_positions_are_those_of_the_formula() -> None:
 @given(st.integers(3, 12), any_settings)
 def test_stratified_groups_of_several_classes_fill_a_split(number: int, chosen: Split) -> None:
     """Patients with images of both classes: three are enough for both classes in every split."""
-    groups = [assignment.Group(f"p{n}", {"a": 1 + n % 2, "b": 2}) for n in range(number)]
-    splits, moved = assignment.assign(groups, chosen.model_copy(update={"stratify": True}))
+    groups = [splitting.Group(f"p{n}", {"a": 1 + n % 2, "b": 2}) for n in range(number)]
+    splits, moved = splitting.assign(groups, chosen.model_copy(update={"stratify": True}))
     assert set(splits.values()) == set(SPLITS)
     assert 0 <= moved <= sum(sum(group.labels.values()) for group in groups)
 
 
 def test_a_group_of_one_class_is_moved_before_one_of_several() -> None:
     """Also with `stratify`; a group that is the last of one of its classes in a split stays."""
-    mixed = [assignment.Group(f"m{n}", {"a": 9, "b": 9}) for n in range(3)]
-    own = [assignment.Group(f"a{n}", {"a": 1}) for n in range(3)]
+    mixed = [splitting.Group(f"m{n}", {"a": 9, "b": 9}) for n in range(3)]
+    own = [splitting.Group(f"a{n}", {"a": 1}) for n in range(3)]
     for seed in range(30):
         chosen = settings(seed).model_copy(update={"stratify": True})
-        splits, _ = assignment.assign([*mixed, *own], chosen)
+        splits, _ = splitting.assign([*mixed, *own], chosen)
         assert {splits[group.key] for group in mixed} == set(SPLITS)  # for class b, which has no others

@@ -1,4 +1,4 @@
-"""Which split an image belongs to.
+"""The algorithm of the split: a pure function from images to the split of each.
 
 Near duplicates form a group, and a group stays together. Its split follows from a seeded hash of its content alone. So
 an image changes its split only when a near duplicate of it is added. The price: the fractions hold on average only.
@@ -10,6 +10,7 @@ has no near duplicate elsewhere.
 """
 
 import hashlib
+import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,16 @@ from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
+import numpy as np
+
 from pipeline.base.errors import UserError
 from pipeline.config.params import Split
+from pipeline.data import duplicates
+from pipeline.data.duplicates import NearDuplicates
+from pipeline.data.groups import Names, identities, rows_of
+from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile, as_list, named
 from pipeline.data.split_table import SPLITS
-
-NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,47 @@ class Group:
 
     key: str  # the smallest pixel hash among them
     labels: Mapping[str, int]  # class → number of images
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where images belong. Element i of a list belongs to image i."""
+
+    splits: list[str]
+    keys: list[str]  # of their groups
+    near: NearDuplicates
+    moved: int  # images, so that each class is in each split
+
+
+def assign_images(
+    image_files: Sequence[ImageFile], infos: Sequence[ImageInfo], names: Names, cut: Cut, settings: Split
+) -> Assignment:
+    """The split of each image. Images that are near, or in one named group, are together.
+
+    With `split.duplicates: ignore`, only a named group is together. Raises UserError as `assign` does.
+    """
+    labels, splits = [file.label for file in image_files], [file.given_split for file in image_files]
+    near, moved = _find_near(infos, splits, settings), 0
+    links = [link for rows in rows_of(names).values() for link in itertools.pairwise(rows)]
+    left, right = np.array(links, np.int64).reshape(-1, 2).T
+    before = near.component if settings.duplicates == "together" else np.arange(len(infos))
+    component = duplicates.joined(before, left, right)
+    keys = group_keys(component.tolist(), identities(names, duplicates.alone(image_files, infos)))
+    if cut.splits:
+        from_train = [row for row, split in enumerate(splits) if split not in ("val", "test")]
+        among = groups_of([keys[row] for row in from_train], [labels[row] for row in from_train])
+        split_of, moved = assign(among, settings, cut.splits, fixed_splits(keys, image_files, cut))
+        splits = [split_of[key] if split == cut.given else split for key, split in zip(keys, splits, strict=True)]
+    if settings.duplicates == "ignore" or (cut.given == "" and len(cut.splits) < len(SPLITS)):  # now each has a split
+        near = _find_near(infos, splits, settings)
+    return Assignment(splits, keys, near, moved)
+
+
+def _find_near(infos: Sequence[ImageInfo], splits: Sequence[str], settings: Split) -> NearDuplicates:
+    """The near duplicates, and how many pairs of them are in different splits. An empty split counts as train."""
+    hashes = np.array([info.phash for info in infos], np.uint64)
+    numbers = np.array([SPLITS.index(split or "train") for split in splits], np.int64)
+    return duplicates.near_duplicates(hashes, numbers, settings.phash_distance)
 
 
 def find_cut(image_files: Sequence[ImageFile]) -> Cut:
@@ -67,19 +113,12 @@ def fixed_splits(keys: Sequence[str], image_files: Sequence[ImageFile], cut: Cut
     return {key: cut.given or max(splits, key=SPLITS.index) for key, splits in given.items()}
 
 
-def make_groups(
-    component: Sequence[int], labels: Sequence[str], pixels: Sequence[str]
-) -> tuple[list[str], list[Group]]:
-    """The group key of each image, and all groups sorted by key.
-
-    Images with the same number in `component` form a group; `labels` and `pixels` are their classes and pixel hashes.
-    """
-    members = defaultdict(list)
-    for image, number in enumerate(component):
-        members[number].append(image)
-    key_of = {number: min(pixels[image] for image in group) for number, group in members.items()}
-    keys = [key_of[number] for number in component]
-    return keys, groups_of(keys, labels)
+def group_keys(component: Sequence[int], hashes: Sequence[str]) -> list[str]:
+    """The key of each image's group: the smallest hash of those with the same number in `component`."""
+    smallest: dict[int, str] = {}
+    for number, digest in zip(component, hashes, strict=True):
+        smallest[number] = min(digest, smallest.get(number, digest))
+    return [smallest[number] for number in component]
 
 
 def groups_of(keys: Sequence[str], labels: Sequence[str]) -> list[Group]:
@@ -140,12 +179,6 @@ def shares(settings: Split) -> dict[str, Fraction]:
     return {"train": 1 - val - test, "val": val, "test": test}
 
 
-def fold_line(settings: Split) -> str:
-    """Which fold this is, and its shares, in words."""
-    train, val, test = (f"{name} {float(100 * share):.3g} %" for name, share in shares(settings).items())
-    return f"split.fold: {settings.fold}, of {settings.folds} folds (0 to {settings.folds - 1}): {train}, {val}, {test}"
-
-
 def intervals(settings: Split) -> dict[str, tuple[Fraction, Fraction]]:
     """The interval [from, to) of the circle that belongs to each split: test, then val, then train."""
     share = shares(settings)
@@ -154,7 +187,10 @@ def intervals(settings: Split) -> dict[str, tuple[Fraction, Fraction]]:
 
 
 def assign(
-    groups: Sequence[Group], settings: Split, splits: Sequence[str] = SPLITS, fixed: Mapping[str, str] = NOTHING
+    groups: Sequence[Group],
+    settings: Split,
+    splits: Sequence[str] = SPLITS,
+    fixed: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[dict[str, str], int]:
     """The split of each group by key, and how many images were moved so that every class is in each of `splits`.
 
