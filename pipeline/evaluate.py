@@ -53,7 +53,7 @@ def check_model_fits_data(config: Params, model: ExportedModel, data: Packed) ->
 def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[np.float64]) -> str:
     """Write the stage's outputs from the log-probabilities [len(rows), classes]; returns the figures as a table."""
     folder, classes, labels = Path(config.paths.metrics), data.classes, data.labels[rows]
-    measured = metrics.summary(found, labels, config.evaluate.bins)
+    measured = metrics.summary(found, labels)
     by_class = metrics.class_table(metrics.confusion(found.argmax(1), labels, len(classes)), classes)
     figures.write(folder, measured)
     files.write_csv(folder / "per_class.csv", ("class", "images", "precision", "recall", "f1"), map(astuple, by_class))
@@ -63,7 +63,7 @@ def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[
     files.write_csv(
         folder / "calibration.csv",
         ("low", "high", "count", "confidence", "accuracy"),
-        map(astuple, metrics.calibration(found, labels, config.evaluate.bins)),
+        map(astuple, metrics.calibration(found, labels)),
     )
     files.write_csv(
         folder / "predictions.csv",

@@ -35,7 +35,7 @@ def run(config: Params) -> None:
     model = description.load(Path(paths.models))
     measured = outcome.read(Path(paths.metrics), model.classes, model.epoch)
     found = audit.of(split_table.all_rows(Path(paths.split)), suspects.read(Path(paths.metrics) / suspects.NAME))
-    chosen = gallery.choose(measured.answers, config.evaluate.mistakes)
+    chosen = gallery.choose(measured.answers)
     source = originals.opened(Path(paths.images), Path(paths.inbox))
     workers = config.run.decoding_threads
     pictures = thumbnails.pictures(source, wanted(chosen, found), config.prepare.grey, workers, "report")

@@ -131,7 +131,7 @@ def test_every_test_image_is_counted_once(evaluated: Path) -> None:
     assert probabilities.sum(1) == pytest.approx(1)
     assert [CLASSES[best] for best in probabilities.argmax(1)] == [row["prediction"] for row in rows]
     written = figures_in(evaluated)
-    expected = metrics.summary(np.log(probabilities), labels, bins=15)
+    expected = metrics.summary(np.log(probabilities), labels)
     assert len(lines) == 23
     assert written["accuracy"] == expected.accuracy
     by_class = metrics.class_table(metrics.confusion(probabilities.argmax(1), labels, 3), CLASSES)

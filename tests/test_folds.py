@@ -392,6 +392,6 @@ def test_records_that_differ_say_in_what(tmp_path: Path) -> None:
 def test_a_record_has_every_param_that_decides(raw: dict[str, Any]) -> None:
     """And neither the seed nor the fold, which vary within a study; dvc.lock has the same keys as `evaluate`."""
     values = record.decisive(params.parse(raw))
-    assert {"train.lr", "split.seed", "prepare.size", "evaluate.bins", "run.processes"} <= values.keys()
+    assert {"train.lr", "split.seed", "prepare.size", "evaluate.batch_size", "run.processes"} <= values.keys()
     assert not values.keys() & {"train.seed", "split.fold", "paths.images", "run.workers"}
     assert dvc_lock.LOCK.name == "dvc.lock"

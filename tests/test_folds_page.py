@@ -16,7 +16,7 @@ from pipeline.data import corrections, credits, originals, split_table
 from pipeline.evaluation import label_errors, metrics, pooled
 from pipeline.evaluation.pooled import Pooled
 from pipeline.reporting import settings, thumbnails
-from pipeline.reporting.gallery import Album
+from pipeline.reporting.gallery import MOST_ANSWERS, Album
 from pipeline.studies import folds_page
 from pipeline.studies.folds_page import Content
 from tests.helpers import browser as browsers
@@ -54,13 +54,13 @@ def content(project: Path, seeds: tuple[int, ...] = (0,)) -> Content:
     config, found = reports.config_in(project), answers(project, seeds)
     errors = label_errors.find(found.probabilities, found.labels)
     source = originals.opened(Path(config.paths.images), Path(config.paths.inbox))
-    chosen = folds_page.chosen(found, config.evaluate.mistakes)
+    chosen = folds_page.chosen(found)
     wanted = folds_page.wanted(chosen, found, errors)
     pictures = thumbnails.pictures(source, wanted, config.prepare.grey, 2, "folds")
     return Content(
         config=config,
         pooled=found,
-        figures=pooled.figures(found, config.evaluate.bins),
+        figures=pooled.figures(found),
         chosen=chosen,
         found=errors,
         album=Album(pictures, credits.credits(Path(config.paths.images) / originals.LICENSE)),
@@ -133,18 +133,19 @@ def test_the_gallery_begins_with_the_most_confident_mistake(shown: Content) -> N
     """Then the others; the right answers begin with the least confident one. Of equal ones the first path is first."""
     probabilities, labels = shown.pooled.probabilities, shown.pooled.labels
     guesses, sure = probabilities.argmax(1), probabilities.max(1)
-    picked = folds_page.chosen(shown.pooled, 5)
+    picked = folds_page.chosen(shown.pooled)
     wrong = sorted(np.flatnonzero(guesses != labels), key=lambda row: -sure[row])
     right = sorted(np.flatnonzero(guesses == labels), key=lambda row: sure[row])
-    assert [one.path for one in picked.mistakes] == [shown.pooled.paths[row] for row in wrong[:5]]
-    assert [one.path for one in picked.unsure] == [shown.pooled.paths[row] for row in right[:5]]
+    assert [one.path for one in picked.mistakes] == [shown.pooled.paths[row] for row in wrong[:MOST_ANSWERS]]
+    assert [one.path for one in picked.unsure] == [shown.pooled.paths[row] for row in right[:MOST_ANSWERS]]
     assert (picked.mistakes_in_all, picked.right_in_all) == (len(wrong), len(right))
     first = picked.mistakes[0]
     assert first.probabilities[0] == probabilities[wrong[0], labels[wrong[0]]]
     assert first.probabilities[2] == sorted(probabilities[wrong[0]])[-2]
     equal = replace(shown.pooled, by_seed=np.full((1, 96, 4), 0.25))
-    tied = folds_page.chosen(equal, 200)
-    assert [one.path for one in tied.mistakes] == [p for p, k in zip(equal.paths, labels, strict=True) if k != 0]
+    tied = folds_page.chosen(equal)
+    others = [path for path, label in zip(equal.paths, labels, strict=True) if label != 0]
+    assert [one.path for one in tied.mistakes] == others[:MOST_ANSWERS]
 
 
 def test_every_label_error_is_there_with_both_classes(shown: Content, written: Path) -> None:
@@ -177,16 +178,14 @@ def test_a_page_of_very_many_stays_small(shown: Content) -> None:
         tuple(f"class {j}" for j in range(k)), tuple(f"{j:05d}.jpg" for j in range(n)), labels, labels, (0,), right
     )
     errors = [label_errors.LabelError(row, int(labels[row]), (int(labels[row]) + 1) % k, 0.1, 0.9) for row in range(n)]
-    large = replace(
-        shown, pooled=found, found=errors, figures=pooled.figures(found, 15), album=NO_PICTURES, settings=[]
-    )
+    large = replace(shown, pooled=found, found=errors, figures=pooled.figures(found), album=NO_PICTURES, settings=[])
     page = folds_page.page(large)
     assert "20,000 labels of 20,000" in page
     assert "The first 100 are shown; metrics/folds/label_errors.csv has all." in page
     assert "the first 100 of 1,000" in page
     assert "The 30 most frequent of 1,000 confusions" in page
     assert len(page) < 200_000
-    assert len(folds_page.wanted(folds_page.chosen(found, 10), found, errors)) <= 120
+    assert len(folds_page.wanted(folds_page.chosen(found), found, errors)) <= 120
 
 
 # ---- in a browser ----

@@ -41,7 +41,7 @@ def log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def test_figures_are_plain_numbers() -> None:
     """A summary has float alone, and a row of a class int and float; no numbers of numpy."""
-    figures = metrics.summary(np.log([[0.75, 0.25], [0.5, 0.5]]), np.array([0, 1]), bins=15)
+    figures = metrics.summary(np.log([[0.75, 0.25], [0.5, 0.5]]), np.array([0, 1]))
     assert {type(value) for value in astuple(figures)} == {float}
     (row, _) = metrics.class_table(np.array([[1, 0], [1, 0]]), ["a", "b"])
     assert [type(value) for value in astuple(row)] == [str, int, float, float, float]
@@ -53,7 +53,7 @@ def test_figures_equal_scikit_learns(case: Case) -> None:
     log_probabilities, labels = case
     k = log_probabilities.shape[1]
     names = [f"c{i}" for i in range(k)]
-    found, predictions = metrics.summary(log_probabilities, labels, bins=15), log_probabilities.argmax(1)
+    found, predictions = metrics.summary(log_probabilities, labels), log_probabilities.argmax(1)
 
     assert found.accuracy == pytest.approx(accuracy_score(labels, predictions))
     recall = [np.mean(predictions[labels == c] == c) for c in np.unique(labels)]
@@ -96,7 +96,7 @@ def test_balanced_accuracy_equals_scikit_learns() -> None:
 
 def test_the_likelihood_of_a_sure_mistake_is_finite() -> None:
     """An image whose true class has a probability below the smallest float still has its exact log-likelihood."""
-    found = metrics.summary(np.array([[0.0, -2000.0]]), np.array([1]), bins=10)
+    found = metrics.summary(np.array([[0.0, -2000.0]]), np.array([1]))
     assert found.nll == 2000
     assert found.ece == 1
 
@@ -161,9 +161,9 @@ def test_calibration_table(case: Case, bins: int) -> None:
 def test_one_bin_measures_over_confidence(case: Case) -> None:
     """With a single bin the calibration error is the distance between mean confidence and accuracy."""
     log_probabilities, labels = case
-    found = metrics.summary(log_probabilities, labels, bins=1)
-    mean = np.exp(log_probabilities.max(1)).mean()
-    assert found.ece == pytest.approx(abs(mean - found.accuracy), abs=1e-12)
+    error = metrics.calibration_error(metrics.calibration(log_probabilities, labels, bins=1))
+    mean, accuracy = np.exp(log_probabilities.max(1)).mean(), (log_probabilities.argmax(1) == labels).mean()
+    assert error == pytest.approx(abs(mean - accuracy), abs=1e-12)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))

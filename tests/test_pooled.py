@@ -61,8 +61,8 @@ def test_every_image_has_the_answer_of_its_fold(tmp_path: Path) -> None:
 def test_figures_of_one_seed_are_those_of_all_images(tmp_path: Path) -> None:
     """The same as of one test set of all images; the folds are counted one by one."""
     tables = put(tmp_path, made := content())
-    found = pooled.figures(answers := pooled.read(tables, LABELS), bins=15)
-    expected = metrics.summary(answers.log_probs[0], answers.labels, 15)
+    found = pooled.figures(answers := pooled.read(tables, LABELS))
+    expected = metrics.summary(answers.log_probs[0], answers.labels)
     assert [getattr(found, key) for key in asdict(expected)] == pytest.approx(astuple(expected), rel=1e-11)
     assert (found.accuracy, found.interval) == (expected.accuracy, expected.interval)
     assert found.accuracy_of_mean == found.accuracy
@@ -78,8 +78,8 @@ def test_more_seeds_give_no_narrower_interval(tmp_path: Path) -> None:
     """Figures are means over seeds, and the interval is that of the images, which are the same for every seed."""
     tables = put(tmp_path, content((1, 2, 3)))
     answers = pooled.read(tables, LABELS)
-    found = pooled.figures(answers, bins=15)
-    alone = [pooled.figures(one_seed(answers, k), bins=15) for k in range(3)]
+    found = pooled.figures(answers)
+    alone = [pooled.figures(one_seed(answers, k)) for k in range(3)]
     for key in ("accuracy", "balanced_accuracy", "macro_f1", "nll", "ece"):
         assert getattr(found, key) == pytest.approx(statistics.mean(getattr(one, key) for one in alone))
     assert found.interval == metrics.wilson(found.accuracy * 30, 30)
@@ -110,7 +110,7 @@ def test_several_seeds_answer_together() -> None:
     of_first = [[0.9, 0.1], [0.6, 0.4]]
     of_second = [[0.4, 0.6], [0.1, 0.9]]
     found = pooled.figures(
-        Pooled(("a", "b"), ("1", "2"), np.array([0, 1]), np.array([0, 1]), (3, 4), np.array([of_first, of_second])), 15
+        Pooled(("a", "b"), ("1", "2"), np.array([0, 1]), np.array([0, 1]), (3, 4), np.array([of_first, of_second]))
     )
     assert (found.accuracy, found.accuracy_of_mean) == (0.5, 1.0)
 
@@ -123,7 +123,7 @@ for images in range(2, 300):
     answers = random.dirichlet([1.0] * 3, (2, images))
     labels = np.arange(images) % 3
     found = pooled.Pooled(("a", "b", "c"), tuple(map(str, labels)), labels, labels % 2, (1, 2), answers)
-    print(pooled.figures(found, 15), pooled.table(found))
+    print(pooled.figures(found), pooled.table(found))
 """
 
 
@@ -144,7 +144,7 @@ def test_a_probability_of_0_keeps_the_log_likelihood_finite(tmp_path: Path) -> N
     """A model that is sure and wrong gets a bad figure, not an infinite one, which JSON does not have."""
     path, label = next(iter(LABELS.items()))
     tables = put(tmp_path, {(0, 0): [(path, label, "daisy", 0.0, 1.0, 0.0), *drawn(0, 0, 1)[1:]]})
-    assert 24 < pooled.figures(pooled.read(tables, LABELS), bins=15).nll < 27
+    assert 24 < pooled.figures(pooled.read(tables, LABELS)).nll < 27
 
 
 def test_an_image_is_tested_exactly_once_with_each_seed(tmp_path: Path) -> None:

@@ -183,17 +183,18 @@ def test_the_figures_are_those_of_the_tables(finished: Path, written: Path) -> N
         assert f'<th scope="row"><bdi>{shown}</bdi></th><td>{images}</td>' in text
 
 
-def test_the_gallery_begins_with_the_worst(finished: Path) -> None:
-    """As many mistakes as evaluate.mistakes says, the most confident first; and right answers, the least so first."""
+def test_the_gallery_begins_with_the_worst(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most MOST_ANSWERS mistakes, the most confident first; and right answers, the least so first."""
     config = reports.config_in(finished)
     found = outcome.read(Path(config.paths.metrics), sorted(CLASSES), 1)
-    chosen = gallery.choose(found.answers, config.evaluate.mistakes)
+    monkeypatch.setattr(gallery, "MOST_ANSWERS", 6)
+    chosen = gallery.choose(found.answers)
     rows = {row["path"]: row for row in files.read_csv(finished / "metrics/predictions.csv")}
     sure = [float(rows[answer.path][f"p_{rows[answer.path]['prediction']}"]) for answer in chosen.mistakes]
     unsure = [float(rows[answer.path][f"p_{rows[answer.path]['label']}"]) for answer in chosen.unsure]
     assert sure == sorted(sure, reverse=True)
     assert unsure == sorted(unsure)
-    assert len(unsure) == config.evaluate.mistakes
+    assert len(unsure) == 6
     assert chosen.mistakes_in_all + chosen.right_in_all == len(rows)
 
 
@@ -439,7 +440,7 @@ def test_the_page_of_a_perfect_model_says_so(finished: Path) -> None:
     read = outcome.read(Path(config.paths.metrics), sorted(CLASSES), 1)
     answers = [replace(answer, predicted=answer.actual) for answer in read.answers]
     perfect = replace(read, answers=answers, figures=replace(read.figures, nll=-0.0))
-    chosen = gallery.choose(perfect.answers, 6)
+    chosen = gallery.choose(perfect.answers)
     assert "There is no mistake." in gallery.images(chosen, read.classes, gallery.Album({}, {}))
     assert 'class="miss"' not in result.confusion(perfect.classes, perfect.counts, chosen.pairs)
     assert "<b>0.000</b><span>negative log-likelihood" in result.quality(perfect)

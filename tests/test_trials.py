@@ -40,7 +40,7 @@ def test_a_trial_whose_model_differs_is_another_experiment(changes: dict[str, An
     assert name(**changes) != name()
 
 
-@pytest.mark.parametrize("changes", [{"run__workers": 5}, {"evaluate__mistakes": 3}, {"split__seed": 9}])
+@pytest.mark.parametrize("changes", [{"run__workers": 5}, {"split__seed": 9}])
 def test_a_trial_whose_model_is_the_same_is_the_same_experiment(changes: dict[str, Any]) -> None:
     """The split is known by the hash of its table."""
     assert name(**changes) == name()

@@ -192,8 +192,6 @@ class Train(Section):
 
 class Evaluate(Section):
     batch_size: Batch = 64
-    bins: Annotated[int, Field(ge=1, le=10_000)] = 15
-    mistakes: Annotated[int, Field(ge=1, le=200)] = 24
     onnx: bool = True
 
 

@@ -15,6 +15,7 @@ from pipeline.evaluation.figures import EvalFigures
 
 Z = 1.959963984540054  # a standard normal value lies within ±Z with a chance of 95 %
 LEVEL = 0.05  # of significance
+BINS = 15  # of the calibration, as in the paper
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Comparison:
         return self.p < LEVEL
 
 
-def summary(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64], bins: int) -> EvalFigures:
+def summary(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> EvalFigures:
     """The figures that one compares, of log-probabilities [n, classes] and labels [n], n >= 1."""
     counts = confusion(log_probabilities.argmax(1), labels, log_probabilities.shape[1])
     right, total = int(counts.trace()), len(labels)
@@ -71,7 +72,7 @@ def summary(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64], b
         balanced_accuracy=balanced_accuracy(counts),
         macro_f1=float(per_class(counts)[2].mean()),
         nll=negative_log_likelihood(log_probabilities, labels),
-        ece=calibration_error(calibration(log_probabilities, labels, bins)),
+        ece=calibration_error(calibration(log_probabilities, labels)),
     )
 
 
@@ -114,7 +115,7 @@ def negative_log_likelihood(log_probabilities: NDArray[np.float64], labels: NDAr
     return float(-log_probabilities[np.arange(len(labels)), labels].sum() / len(labels))
 
 
-def calibration(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64], bins: int) -> list[Bin]:
+def calibration(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64], bins: int = BINS) -> list[Bin]:
     """The calibration table: `bins` bins of equal width over (0, 1], without the empty ones [Guo et al. 2017]."""
     confidence = np.exp(log_probabilities.max(1))
     right = log_probabilities.argmax(1) == labels

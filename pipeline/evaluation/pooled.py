@@ -110,8 +110,8 @@ def read(tables: Mapping[tuple[int, int], Path], labels: Mapping[str, str]) -> P
     return Pooled(classes, paths, numbers, folds[0], seeds, probabilities)
 
 
-def figures(pooled: Pooled, bins: int) -> Figures:
-    """All figures. `bins`: of the calibration, as evaluate.bins."""
+def figures(pooled: Pooled) -> Figures:
+    """All figures."""
     images, guesses = len(pooled.paths), pooled.by_seed.argmax(2)
     hits = guesses == pooled.labels
     parts = tuple(
@@ -119,7 +119,7 @@ def figures(pooled: Pooled, bins: int) -> Figures:
         for seed, hit in zip(pooled.seeds, hits, strict=True)
         for fold in np.unique(pooled.folds)
     )
-    by_seed = [asdict(metrics.summary(found, pooled.labels, bins)) for found in pooled.log_probs]
+    by_seed = [asdict(metrics.summary(found, pooled.labels)) for found in pooled.log_probs]
     mean = {key: math.fsum(one[key] for one in by_seed) / len(by_seed) for key in by_seed[0]}
     mean |= {key: round(mean[key], DIGITS) for key in OF_LOGARITHMS}
     right = int(hits.sum())

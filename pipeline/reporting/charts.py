@@ -13,7 +13,6 @@ from pipeline.reporting.markup import text
 WIDTH, HEIGHT = 380, 240  # units; on a phone one unit is about one pixel
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 30, 38  # margins of the plot
 MOST_POINTS = 400  # of a line; a longer one is thinned
-MOST_BINS = 25  # bars with a number above them
 FAR = 3  # a value beyond so many times the 90th percentile is cut off, because it would flatten the others
 LEGEND = (8, 94, 192)  # where its entries begin: two lines, and the exported epoch
 DASHES = ("solid", "dashed")
@@ -120,8 +119,7 @@ def bars(anchor: str, title: str, bins: Sequence[tuple[float, float, int, float]
         size = f'width="{_round(right - left - 1)}" height="{_round(max(y.start - head, 1))}"'
         parts.append(f'<rect class="bar" x="{_round(left + 0.5)}" y="{_round(min(head, y.start - 1))}" {size}/>')
     parts.append(_stroke("diagonal", (x.start, y.start), (x.end, y.end)))
-    if len(bins) <= MOST_BINS:
-        parts += [_count(x.at((low + high) / 2), y.at(accuracy), images) for low, high, images, accuracy in bins]
+    parts += [_count(x.at((low + high) / 2), y.at(accuracy), images) for low, high, images, accuracy in bins]
     images = sum(count for _, _, count, _ in bins)
     described = f"{title}: {images:,} images in {len(bins)} bins. The dashed line is where a bar should end."
     return _figure(anchor, title, described, parts, "")

@@ -12,6 +12,7 @@ from pipeline.reporting.markup import are, code, isolated, name, paragraph, perc
 from pipeline.reporting.outcome import Answer
 from pipeline.reporting.thumbnails import NO_PICTURE, Thumbnail
 
+MOST_ANSWERS = 24  # mistakes, and as many right answers
 MOST_ROWS = 200  # classes in the table of counts
 MEASURES = {  # issue → what its number is
     "dark": "The brightness, from 0 to 1, that 99 % of the pixels do not exceed",
@@ -47,11 +48,11 @@ class Chosen:
         return frozenset((answer.actual, answer.predicted) for answer in (*self.mistakes, *self.unsure))
 
 
-def choose(answers: Sequence[Answer], most: int) -> Chosen:
-    """The `most` most confident mistakes and the `most` least confident right answers; ties in the order of answers."""
+def choose(answers: Sequence[Answer]) -> Chosen:
+    """The most confident mistakes and the least confident right answers; ties in the order of answers."""
     mistakes = sorted((one for one in answers if not one.is_right), key=lambda one: -one.probabilities[1])
     unsure = sorted((one for one in answers if one.is_right), key=lambda one: one.probabilities[1])
-    return Chosen(mistakes[:most], len(mistakes), unsure[:most], len(unsure))
+    return Chosen(mistakes[:MOST_ANSWERS], len(mistakes), unsure[:MOST_ANSWERS], len(unsure))
 
 
 def images(chosen: Chosen, classes: Sequence[str], album: Album, whole: str = "metrics/predictions.csv") -> str:
@@ -83,7 +84,7 @@ def _how_many(shown: int, in_all: int, one: str, several: str, whole: str) -> st
         return f"There is no {one}."
     if shown == in_all:
         return f"All {are(in_all, one, several)}." if in_all > 1 else f"The only {one}."
-    return f"{shown:,} of {are(in_all, one, several)}; {whole} has all. evaluate.mistakes is how many are shown."
+    return f"{shown:,} of {are(in_all, one, several)}; {whole} has all."
 
 
 def _answer(answer: Answer, classes: Sequence[str], album: Album, seen: set[str]) -> str:

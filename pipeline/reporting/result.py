@@ -248,5 +248,3 @@ def _reading(outcome: Outcome) -> Iterator[str]:
     yield "A bar has the images whose answer got a probability in its range. It should end at the dashed line: "
     yield "of answers with 80&nbsp;%, 80&nbsp;% should be right. Below the line the model is too sure, above it not "
     yield "sure enough. Bars of few images say little."
-    if len(outcome.bins) > charts.MOST_BINS:
-        yield f" With more than {charts.MOST_BINS} bars the numbers are left out; metrics/calibration.csv has them."

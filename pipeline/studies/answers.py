@@ -63,12 +63,12 @@ def write(config: Params, made: Made, found: Pooled, command: str) -> Record:
     `command` gives the same bytes again; the page has it. Returns the record.
     """
     folder, first = Path(config.paths.metrics) / "folds", next(iter(made.values()))
-    figures = pooled.figures(found, first.config.evaluate.bins)
+    figures = pooled.figures(found)
     record_of = _recorded(made, figures)
     wrong = label_errors.find(found.probabilities, found.labels)
     files.write_csv(folder / "predictions.csv", *pooled.table(found))
     files.write_csv(folder / "label_errors.csv", *label_errors.table(wrong, found.paths, found.classes))
-    chosen = folds_page.chosen(found, config.evaluate.mistakes)
+    chosen = folds_page.chosen(found)
     content = folds_page.Content(
         config=first.config,
         pooled=found,

@@ -70,7 +70,7 @@ def page(content: Content) -> str:
     return frame(title, title, PARTS, body, script)
 
 
-def chosen(pooled: Pooled, most: int) -> Chosen:
+def chosen(pooled: Pooled) -> Chosen:
     """The answers that the page shows; see `gallery.choose`."""
     numbers = pooled.labels.tolist()
     answers = [
@@ -79,7 +79,7 @@ def chosen(pooled: Pooled, most: int) -> Chosen:
             pooled.paths, numbers, pooled.probabilities.argmax(1).tolist(), pooled.probabilities.tolist(), strict=True
         )
     ]
-    return gallery.choose(answers, most)
+    return gallery.choose(answers)
 
 
 def wanted(chosen: Chosen, pooled: Pooled, found: Sequence[LabelError]) -> dict[str, bool]:

@@ -72,7 +72,7 @@ def finish(folder: Path, *, epochs: int = 6, seed: int = 0) -> Params:
 
 def make(folder: Path) -> Params:
     """A whole folder: params, drawn images, and everything that the report reads."""
-    raw = on_cpu(read_params(), data__source="inbox", split__min_side=16, split__folds=1, evaluate__mistakes=6)
+    raw = on_cpu(read_params(), data__source="inbox", split__min_side=16, split__folds=1)
     raw["split"]["fractions"] = {"train": 0.4, "val": 0.2, "test": 0.4}
     folder.mkdir(exist_ok=True)
     write_params(folder / "params.yaml", raw)
