@@ -30,27 +30,25 @@ def train(**lines: Any) -> Train:
 
 
 def test_each_side_has_an_equal_share_of_the_epochs() -> None:
-    """From 96 to 160 by 32 in 30 epochs: ten epochs each. One epoch has the full side. Without crop_from all have."""
-    rising = train(crop=160, crop_from=96, crop_step=32, epochs=30)
+    """From 96 to 160 in 30 epochs: ten epochs each. One epoch has the full side. Without crop_from all have."""
+    rising = train(crop=160, crop_from=96, epochs=30)
     assert resolution.sides(rising) == [96, 128, 160]
     assert resolution.used(rising.model_copy(update={"epochs": 2})) == [128, 160]
     assert [resolution.side_of_epoch(rising, epoch) for epoch in range(30)] == [96] * 10 + [128] * 10 + [160] * 10
     assert resolution.side_of_epoch(train(crop=160, crop_from=96, epochs=1), 0) == 160
-    constant = train(crop=160, crop_step=16, epochs=9)
+    constant = train(crop=160, epochs=9)
     assert {resolution.side_of_epoch(constant, epoch) for epoch in range(9)} == {160}
 
 
-@given(
-    epochs=st.integers(1, 200), steps=st.integers(0, 20), step=st.sampled_from([8, 16, 32]), first=st.integers(16, 64)
-)
-def test_the_side_never_falls_and_ends_at_crop(epochs: int, steps: int, step: int, first: int) -> None:
+@given(epochs=st.integers(1, 200), first=st.integers(16, 64), more=st.integers(0, 640))
+def test_the_side_never_falls_and_ends_at_crop(epochs: int, first: int, more: int) -> None:
     """Whatever the number of sides and epochs; with as many epochs as sides or more, every side occurs."""
-    rising = train(crop=first + steps * step, crop_from=first, crop_step=step, epochs=epochs)
+    rising = train(crop=first + more, crop_from=first, epochs=epochs)
     found = [resolution.side_of_epoch(rising, epoch) for epoch in range(epochs)]
     assert found == sorted(found)
     assert found[-1] == rising.crop
     assert set(found) <= set(resolution.sides(rising))
-    assert epochs <= steps or set(found) == set(resolution.sides(rising))
+    assert epochs < len(resolution.sides(rising)) or set(found) == set(resolution.sides(rising))
 
 
 @given(rows=st.integers(1, 500), epochs=st.integers(1, 8), data=st.data())
@@ -73,7 +71,7 @@ def dataset(folder: Path) -> Dataset:
 def test_the_shapes_of_every_step(tmp_path: Path, lines: dict[str, Any]) -> None:
     """Nine steps in two epochs of 4 and 5. Each share has its images at the step's side: those of one process, to the
     bit. From step 6 on they are those of a training that begins there."""
-    folder = small_world(tmp_path, train__crop_from=16, train__crop_step=16, **lines)
+    folder = small_world(tmp_path, train__crop_from=16, **lines)
     settings, images = params.load(folder / "params.yaml").train, dataset(folder)
     whole = list(train_batches(images, settings, WHOLE, 0))
     halves = [list(train_batches(images, settings, Share(range(rank, rank + 1), 2), 0)) for rank in (0, 1)]
@@ -89,7 +87,7 @@ def test_full_sides_are_those_of_a_training_without_the_option(tmp_path: Path) -
     """In the epochs at the full side no bit of a batch differs; before, the same images are cut smaller."""
     folder = small_world(tmp_path, **MIXED)
     settings, images = params.load(folder / "params.yaml").train, dataset(folder)
-    rising = settings.model_copy(update={"crop_from": 24, "crop_step": 8})
+    rising = settings.model_copy(update={"crop_from": 24})
     pairs = [
         *zip(*(train_batches(images, which, WHOLE, 0) for which in (settings, rising)), strict=True),
     ]

@@ -28,7 +28,7 @@ FURTHER_STATE = pytest.mark.slow("further kinds of state and numbers of processe
         ),
         # A stop in the middle of the epochs at the smaller side, or after it.
         pytest.param(
-            2, {"train__crop_from": 16, "train__crop_step": 8, "train__mixup": 0.2, "train__cutmix": 1.0,
+            2, {"train__crop_from": 16, "train__mixup": 0.2, "train__cutmix": 1.0,
                 "train__erasing": 0.5, "train__epochs": 12}, marks=FURTHER_STATE,
         ),
         pytest.param(

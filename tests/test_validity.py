@@ -57,7 +57,7 @@ BARRED = {
 def test_no_pair_of_choices_is_left_open() -> None:
     """Every pair of choices is tried: it is refused exactly if BARRED has it."""
     usual = {key: options[0] for key, options in CHOICES.items()} | {
-        "train__device": "cuda", "train__shards": 4, "train__crop_step": 16, "run__rendezvous": "node0:29400",
+        "train__device": "cuda", "train__shards": 4, "run__rendezvous": "node0:29400",
     }  # fmt: skip
     refused = set()
     for (key, options), (other, others) in itertools.combinations(CHOICES.items(), 2):
@@ -121,22 +121,17 @@ def test_no_pair_of_choices_is_left_open() -> None:
         ({"train__precision": "bf16", "train__crop": 16}, CPU_ONLY,
          "train.precision: 'bf16' × train.crop: 16 on the CPU: convolutions of maps of one pixel are not the same "
          "every time; allowed: fp32, a crop of at least 32, or train.deterministic: false"),
-        ({"train__precision": "bf16", "train__crop_from": 16, "train__crop_step": 8, "train__epochs": 9}, CPU_ONLY,
+        ({"train__precision": "bf16", "train__crop_from": 16, "train__epochs": 9}, CPU_ONLY,
          "train.precision: 'bf16' × train.crop_from: 16 on the CPU: convolutions of maps of one pixel are not the same "
          "every time; allowed: fp32, a crop of at least 32, or train.deterministic: false"),
         ({"train__crop": 224, "train__crop_from": 192, "train__model": "vit_b_16"}, CPU_ONLY,
          "train.crop_from: 192 × train.model: 'vit_b_16': this model takes images of one size; allowed: 0, or "
          "another model"),
-        ({"train__crop_from": 17, "train__crop_step": 8}, CPU_ONLY,
-         "train.crop_from: 17 does not rise to train.crop (32) in steps of train.crop_step (8); "
-         "allowed: 0, or train.crop less a multiple of train.crop_step, at least 16, such as 24"),
-        ({"train__crop_from": 32, "train__crop_step": 32}, CPU_ONLY,
-         "train.crop_from: 32 does not rise to train.crop (32) in steps of train.crop_step (32); "
-         "allowed: 0, or train.crop less a multiple of train.crop_step, at least 16"),
-        ({"train__crop_from": 8, "train__crop_step": 8}, CPU_ONLY,
-         "train.crop_from: 8 does not rise to train.crop (32) in steps of train.crop_step (8); "
-         "allowed: 0, or train.crop less a multiple of train.crop_step, at least 16, such as 24"),
-        ({"train__crop_from": 16, "train__crop_step": 16, "train__compile": True}, CPU_ONLY,
+        ({"train__crop_from": 32}, CPU_ONLY,
+         "train.crop_from: 32; allowed: 0, or from 16 to below train.crop (32)"),
+        ({"train__crop_from": 15}, CPU_ONLY,
+         "train.crop_from: 15; allowed: 0, or from 16 to below train.crop (32)"),
+        ({"train__crop_from": 16, "train__compile": True}, CPU_ONLY,
          "train.compile: true × train.crop_from: 16: every side would be compiled by itself, which takes longer than "
          "small images save; allowed: one of the two"),
         ({"train__compile": True}, Machine(0, "missing", False),

@@ -153,7 +153,6 @@ class Train(Section):
     gradient_checkpointing: bool = False
     crop: Side = 224
     crop_from: Annotated[int, Field(ge=0, le=1024)] = 0
-    crop_step: Annotated[int, Field(ge=8, le=1024)] = 32
     eval_crop: Side = 224
     eval_resize: Side = 256
     crop_scale: tuple[Scale, Scale] = (0.08, 1.0)

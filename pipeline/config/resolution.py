@@ -6,15 +6,17 @@ All are pure functions of the params. Small images cost less, and the last epoch
 
 from collections.abc import Iterator
 
+from pipeline.base.errors import Fault
 from pipeline.config.params import Train
 
 FIXED_SIDE, FIXED_SIDE_MODELS = 224, ("vit_", "maxvit")  # these learn an embedding for every patch position
 SMALLEST = 16  # pixels, as of train.crop
+STEP = 32  # pixels from one side to the next; the last one may be smaller
 
 
 def sides(train: Train) -> list[int]:
     """The sides in pixels, ascending. The last is `train.crop`, and without `train.crop_from` the only one."""
-    return [*range(train.crop_from or train.crop, train.crop, train.crop_step), train.crop]
+    return [*range(train.crop_from or train.crop, train.crop, STEP), train.crop]
 
 
 def side_of_epoch(train: Train, epoch: int) -> int:
@@ -33,7 +35,7 @@ def key_of(train: Train, side: int) -> str:
     return "crop" if side == train.crop else "crop_from"
 
 
-def faults(train: Train) -> Iterator[str]:
+def faults(train: Train) -> Iterator[Fault | str]:
     """The sides that do not go with each other or with the model, one sentence each."""
     cut = [(key_of(train, side), side) for side in (sides(train)[0], train.crop)]
     for key, side in dict([*cut, ("eval_crop", train.eval_crop)]).items():
@@ -43,15 +45,9 @@ def faults(train: Train) -> Iterator[str]:
                 f"train.{key}: {side} × train.model: {train.model!r}: this model takes images of one size; "
                 f"allowed: {allowed}, or another model"
             )
-    if train.crop_from and not (
-        SMALLEST <= train.crop_from < train.crop and (train.crop - train.crop_from) % train.crop_step == 0
-    ):
-        near = train.crop - train.crop_step
-        yield (
-            f"train.crop_from: {train.crop_from} does not rise to train.crop ({train.crop}) in steps of "
-            f"train.crop_step ({train.crop_step}); allowed: 0, or train.crop less a multiple of train.crop_step, at "
-            f"least {SMALLEST}{f', such as {near}' if near >= SMALLEST else ''}"
-        )
+    if train.crop_from and not SMALLEST <= train.crop_from < train.crop:
+        below = f"0, or from {SMALLEST} to below train.crop ({train.crop})"
+        yield Fault("train.crop_from", str(train.crop_from), "pair", allowed=below)
     if train.eval_crop > train.eval_resize:
         yield (
             f"train.eval_crop: {train.eval_crop} does not fit into train.eval_resize ({train.eval_resize}); "

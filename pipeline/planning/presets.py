@@ -118,7 +118,6 @@ def _training(recipe: Recipe, images: int, batch: int) -> Values:
     return sizes(recipe.size) | {
         "train.model": recipe.model,
         "train.crop_from": recipe.crop_from,
-        "train.crop_step": 32,
         "train.crop_scale": list(recipe.crop_scale),
         "train.mixup": recipe.mixup,
         "train.cutmix": 0.0,
