@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
+from torchvision.utils import make_grid
 from tqdm import tqdm
 
 from pipeline.config import params
 from pipeline.engine.loop import Batch, Totals
 from pipeline.loader import augment
-from pipeline.training import board_images
 from pipeline.training.job import Job
 
 with warnings.catch_warnings():  # its import touches interfaces that its dependencies deprecate
@@ -24,7 +23,7 @@ with warnings.catch_warnings():  # its import touches interfaces that its depend
     from torch.utils.tensorboard import SummaryWriter
     from torch.utils.tensorboard.summary import hparams
 
-GRID_IMAGES = 16
+GRID_IMAGES, GRID_COLUMNS = 16, 4
 TOGETHER = {  # in one chart each, under Custom Scalars
     "training and validation": {name: ["Multiline", [f"{name}/train", f"{name}/val"]] for name in ("loss", "accuracy")}
 }
@@ -61,11 +60,12 @@ class Monitor:
             self._writer.file_writer.add_summary(event)
 
     def images(self, batch: Batch) -> None:
-        """Write the first training crops of this attempt to TensorBoard, with their classes."""
+        """Write the first training crops of this attempt to TensorBoard."""
         if self._shown:
-            names = [self._job.dataset.packed.classes[label] for label in batch.labels[:GRID_IMAGES].tolist()]
-            grid = board_images.crops(_pixels(batch.images[:GRID_IMAGES]), names)
-            self._writer.add_image("crops", grid, batch.step, dataformats="HWC")
+            images = batch.images[:GRID_IMAGES].float()
+            mean, std = (images.new_tensor(values)[:, None, None] for values in (augment.MEAN, augment.STD))
+            grid = make_grid((images * std + mean).clamp(0, 1), nrow=GRID_COLUMNS)
+            self._writer.add_image("crops", grid, batch.step)
 
     def step(self, batch: Batch, learning_rate: float, totals: Totals, due: bool) -> None:
         """Advance the bar. When `due`, read the totals from the device, which waits for it, and show them."""
@@ -95,8 +95,8 @@ class Monitor:
             self._writer.add_scalar("loss/val", row["val_loss"], step)
             counts = np.zeros((len(data.classes),) * 2, np.int64)
             np.add.at(counts, (data.labels[data.rows("val")], predictions.numpy()), 1)
-            picture = board_images.confusion(counts, data.classes)
-            self._writer.add_image("confusion/val", picture, step, dataformats="HWC")
+            shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)  # white: all images of a class (row)
+            self._writer.add_image("confusion/val", shares, step, dataformats="HW")
             tqdm.write(
                 f"epoch {row['epoch']}/{self._job.config.train.epochs}: loss {row['train_loss']:.4f}, "
                 f"validation loss {row['val_loss']:.4f}, validation accuracy {row['val_accuracy']:.4f}",
@@ -136,11 +136,3 @@ def settings(job: Job) -> dict[str, bool | float | str]:
         "run.processes": config.run.processes,
     }
     return {name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in named.items()}
-
-
-def _pixels(images: Tensor) -> NDArray[np.uint8]:
-    """Normalized images [n, 3, h, w] as uint8 [n, h, w, 3]."""
-    mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in (augment.MEAN, augment.STD))
-    scaled = (images.float() * std + mean).clamp(0, 1).mul(255).byte()
-    pixels: NDArray[np.uint8] = scaled.permute(0, 2, 3, 1).contiguous().to("cpu").numpy()
-    return pixels
