@@ -9,7 +9,6 @@ predictions): the same bytes for every number of processes. Every test image is 
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import astuple
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from pipeline.config.params import Params
 from pipeline.data import packed
 from pipeline.data.layout import columns, padded
 from pipeline.data.packed import Packed
-from pipeline.engine import agreement, determinism, distributed, rendezvous, watchdog
+from pipeline.engine import agreement, determinism, distributed, rendezvous
 from pipeline.engine.world import World
 from pipeline.evaluation import figures, inference, metrics
 from pipeline.evaluation.figures import EvalFigures
@@ -115,25 +114,23 @@ def run(config: Params) -> None:
     """
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
     world = World.from_env(os.environ, config.train.device)
-    with ExitStack() as held:
-        held.enter_context(watchdog.launcher_roused(config.run.timeout_seconds))
-        met = rendezvous.connect_store(world, config.run.timeout_seconds)
-        with agreement.agreed(met, world) as facts:
-            data, rows, model = ready(config, world)
-            # They are of one machine and one launcher, so they have the same files; its GPUs may be of different kinds.
-            facts["let evaluate see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = provenance.hardware(
-                world, config.train.threads, model.arithmetic
-            )
-        with distributed.process_group(world, config.run.timeout_seconds, met):
-            image_store, _ = storage.open_images(
-                data.images, config.run.residency, world.device, config.run.processes // config.run.nodes
-            )
-            found = inference.predict_log_probs(
-                model, image_store, data.sizes, rows, batch_size=config.evaluate.batch_size, world=world
-            )
-        if world.is_main:
-            print(write(config, data, rows, found))
-            print(f"evaluate: figures in {config.paths.metrics}/")
+    met = rendezvous.connect_store(world, config.run.timeout_seconds)
+    with agreement.agreed(met, world) as facts:
+        data, rows, model = ready(config, world)
+        # They are of one machine and one launcher, so they have the same files; its GPUs may be of different kinds.
+        facts["let evaluate see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = provenance.hardware(
+            world, config.train.threads, model.arithmetic
+        )
+    with distributed.process_group(world, config.run.timeout_seconds, met):
+        image_store, _ = storage.open_images(
+            data.images, config.run.residency, world.device, config.run.processes // config.run.nodes
+        )
+        found = inference.predict_log_probs(
+            model, image_store, data.sizes, rows, batch_size=config.evaluate.batch_size, world=world
+        )
+    if world.is_main:
+        print(write(config, data, rows, found))
+        print(f"evaluate: figures in {config.paths.metrics}/")
 
 
 def main() -> int:

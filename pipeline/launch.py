@@ -15,8 +15,7 @@ from pipeline.config import machine, validity
 from pipeline.config.params import Arithmetic, Params, Run, Train
 from pipeline.engine import environment
 from pipeline.engine.distributed import ENDED_NOTE
-from pipeline.engine.forwarding import FORWARDED
-from pipeline.engine.launchers import LAUNCHERS, NodeLost
+from pipeline.engine.launchers import FORWARDED, LAUNCHERS, NodeLost
 from pipeline.models import description, timm_models
 
 STAGES = ("train", "evaluate")

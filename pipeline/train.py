@@ -17,7 +17,7 @@ from torch import Tensor
 from pipeline import stage
 from pipeline.base.errors import Stopped
 from pipeline.config.params import Params
-from pipeline.engine import agreement, determinism, distributed, loop, rendezvous, stopping, watchdog
+from pipeline.engine import agreement, determinism, distributed, loop, rendezvous, stopping
 from pipeline.engine.choices import PARALLELS
 from pipeline.engine.loop import Batch, Totals
 from pipeline.engine.world import World
@@ -107,7 +107,6 @@ def run(config: Params) -> None:
     world = World.from_env(os.environ, settings.device)
     met = rendezvous.connect_store(world, timeout)
     with ExitStack() as held:
-        held.enter_context(watchdog.launcher_roused(timeout))
         held.enter_context(explain_torch_errors(settings))
         with agreement.agreed(met, world) as facts:
             data, this_run = check_inputs(config, world, facts)

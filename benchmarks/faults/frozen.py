@@ -55,7 +55,7 @@ class Case:
     """The processes to freeze, the params, the signals to the launcher, and the expected output."""
 
     name: str
-    frozen: tuple[str, ...]  # "launcher", or the rank of a process
+    frozen: tuple[str, ...]  # ranks of processes
     output: str  # a pattern
     params: tuple[str, ...] = ()  # of CHANGES
     terms: int = 0  # how often TERM is sent to the launcher
@@ -69,16 +69,11 @@ class Case:
 
 
 SILENT = r"process {0} of {1} \(pid \d+\).* (was silent for|was stopped).*\(state T\)"
-# A training of a few seconds completes meanwhile; a longer one saves and stops: see tests/test_watchdog.py.
-LAUNCHER_SAVED = SAVED.format(r"its launcher \(pid \d+\) was silent for \d+ s: stopped")
-LAUNCHER = rf"the launcher \(pid \d+\) was silent for \d+ s|{LAUNCHER_SAVED}"
 CASES = (
     Case("torchrun, process 0", ("0",), SILENT.format(0, 2)),
     Case("torchrun, process 1", ("1",), SILENT.format(1, 2)),
     Case("spawn, process 0", ("0",), SILENT.format(0, 2), ("spawn",)),
     Case("spawn, process 1", ("1",), SILENT.format(1, 2), ("spawn",)),
-    Case("torchrun, the launcher", ("launcher",), LAUNCHER, status=(0, 75)),
-    Case("spawn, the launcher", ("launcher",), LAUNCHER, ("spawn",), status=(0, 75)),
     Case("one process", ("0",), SILENT.format(0, 1), ("one",)),
     Case("all processes", ("0", "1"), f"(?s){SILENT.format(0, 2)}.*{SILENT.format(1, 2)}"),
     Case("all processes, then TERM", ("0", "1"), f"(?s){SILENT.format(0, 2)}.*{SAVED.format('SIGTERM;')}", (), 1,
@@ -86,7 +81,6 @@ CASES = (
     Case("one process, then TERM", ("0",), f"(?s){SILENT.format(0, 1)}.*{SAVED.format('SIGTERM;')}", ("one",), 1,
          status=(75,)),
     Case("evaluate, process 0", ("0",), SILENT.format(0, 2), stage="evaluate"),
-    Case("evaluate, the launcher", ("launcher",), LAUNCHER, stage="evaluate", status=(0,)),
 )  # fmt: skip
 
 
@@ -153,9 +147,8 @@ def freeze(folder: Path, case: Case, command: list[str], limit: float = MOST_SEC
         processes = ranks(launcher) if launcher else []
     if launcher is None:
         raise RuntimeError(f"{case.name}: the command ended too early:\n{log.read_text()}")
-    by_name = {"launcher": launcher, **{str(rank): process for rank, process in enumerate(processes)}}
-    for name in case.frozen:
-        by_name[name].suspend()
+    for rank in case.frozen:
+        processes[int(rank)].suspend()
     began = time.monotonic()
     for _ in range(case.terms):
         launcher.send_signal(signal.SIGTERM)

@@ -1,7 +1,8 @@
 """The ways to start the processes of a run: torchrun, multiprocessing, and Slurm's srun.
 
 torchrun and `spawn` set the same variables in every process (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
-and find a free port. Slurm sets its own (see world.py and rendezvous.py).
+and find a free port. Slurm sets its own (see world.py and rendezvous.py). Each launcher hands the signals that it
+receives to its processes, and lets a Watch look after them (`supervised`).
 """
 
 import logging
@@ -13,9 +14,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -28,9 +31,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from pipeline.base.errors import UserError
 from pipeline.config.params import Run
 from pipeline.engine.distributed import ENDED_NOTE, PEER_DIED
-from pipeline.engine.forwarding import supervised
+from pipeline.engine.stopping import GRACE_SECONDS, SIGNALS
 from pipeline.engine.watchdog import Watch
 
+# The signals that asked this launcher to stop, and that its processes have received → when (time.monotonic())
+FORWARDED: dict[int, float] = {}
 SRUN_SECONDS = 25  # in which srun ends its other processes after a failure; SIGKILL does not wait for KillWait
 
 
@@ -247,6 +252,48 @@ def first_to_end(codes: dict[int, int], watch: Watch, run: Run) -> str:
 
 def _status(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+
+@contextmanager
+def supervised(pids: Callable[[], Mapping[str, int]], timeout_seconds: int, waits: bool = True) -> Iterator[Watch]:
+    """In the block, the processes `pids()` (process ids by name) are watched, and SIGNALS go to them.
+
+    The launcher ends when they end. A signal before there are any ends the launcher; a signal right after they have
+    stopped is ignored. Each signal is forwarded once: when DVC is terminated, a second one follows, and would meet
+    processes that are saving. A second one kills the processes that are stopped. Ctrl-Z stops the processes too,
+    because torchrun's are not in the terminal's job. `waits`: see Watch.
+    """
+    watch = Watch(pids, timeout_seconds, waits)
+
+    def forward(number: int, _: FrameType | None) -> None:
+        if not pids():
+            # The processes have stopped, and this launcher is about to say so. After GRACE_SECONDS it hangs.
+            if any(time.monotonic() - then < GRACE_SECONDS for then in FORWARDED.values()):
+                return
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        watch.forward(number, again=number in FORWARDED)
+        FORWARDED.setdefault(number, time.monotonic())
+
+    def pause(_: int, __: FrameType | None) -> None:
+        _send(signal.SIGSTOP, [*pids().values(), os.getpid()])
+        _send(signal.SIGCONT, pids().values())  # runs after somebody has continued this process
+
+    handlers = dict.fromkeys(SIGNALS, forward) | {signal.SIGTSTP: pause}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield watch
+    finally:
+        watch.close()
+        for number, handler in before.items():
+            # After a request to stop the command still has to say how the processes stopped.
+            signal.signal(number, signal.SIG_IGN if FORWARDED else handler)
+
+
+def _send(number: int, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 # name → starts the processes of (module, run)

@@ -2,7 +2,7 @@
 
 One thread per process watches three things:
 - signals (TERM, INT, USR1, HUP): the handler only writes a byte to a socket;
-- the launcher: if it is dead or stopped, the process wants to stop and save;
+- the launcher: if it is dead, the process wants to stop and save;
 - the other processes on this machine: if one is dead, this process leaves at once, because an exchange with the dead
   one would never end.
 
@@ -61,9 +61,8 @@ class Stopping:
         self._wake_write.setblocking(False)
         self._before = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
-        self._launcher = os.getppid()
         self._peers = self._meet()
-        self._watched = {self._wake_read.fileno(): -1, _watchable(self._launcher): world.rank}
+        self._watched = {self._wake_read.fileno(): -1, _watchable(os.getppid()): world.rank}
         for rank, (host, pid) in enumerate(self._peers):
             if rank != world.rank and host == os.uname().nodename:
                 self._watched[_watchable(pid)] = rank
@@ -120,8 +119,6 @@ class Stopping:
                 os.close(descriptor)
         self._wake_read.close()
         self._wake_write.close()
-        if "launcher" in self._why and watchdog.stopped(self._launcher):
-            watchdog.proceed(self._launcher)  # everything is saved; the launcher must report it
 
     def blame(self, error: RuntimeError) -> None:
         """Leave and name the silent processes, if another process made the exchange fail; otherwise return."""
@@ -142,7 +139,7 @@ class Stopping:
         poll = select.poll()
         for descriptor in self._watched:
             poll.register(descriptor, select.POLLIN)
-        launcher, looks, held = watchdog.Silence(self._launcher), 0, 0
+        held = 0
         while not self._done:
             for descriptor, _ in poll.poll(1000 // LOOKS):
                 rank = self._watched[descriptor]
@@ -154,13 +151,7 @@ class Stopping:
                     poll.unregister(descriptor)
                 elif not self._done:
                     self._leave(rank, "ended")
-            looks, self._unanswered = looks + 1, self._unanswered + 1
-            if looks % LOOKS == 0 and launcher.stopped < self._timeout:
-                launcher.look()
-                if launcher.stopped == self._timeout:
-                    self._request(
-                        f"its launcher (pid {launcher.pid}) was silent for {self._timeout} s: stopped (state T)"
-                    )
+            self._unanswered += 1
             if self._unanswered > self._timeout * LOOKS and not self._done:
                 self._leave(0, f"was silent for {self._timeout} s")
             held = held + 1 if self._holding and self._stop is None else 0
@@ -238,8 +229,6 @@ class Stopping:
             if not (local and watchdog.state(pid) == "Z"):
                 break
             time.sleep(1 / LOOKS)
-        if watchdog.stopped(self._launcher):
-            watchdog.proceed(self._launcher)
         process = f"process {rank} of {self._world.size} (pid {pid}) on {host}"
         distributed.exit_because(f"train: {process} {how}", self._world, rank)
 

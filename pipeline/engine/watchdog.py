@@ -8,14 +8,11 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
-
-from pipeline.engine import distributed
 
 # A waiting process gets more than the timeout: its exchange ends at the timeout, and names the process it waited for.
 MARGIN_SECONDS = 10
@@ -37,12 +34,6 @@ def stopped(pid: int) -> bool:
 def ended(pid: int) -> bool:
     """Whether the process has ended; its exit status may still be unread."""
     return state(pid) in ("", "Z", "X")
-
-
-def proceed(pid: int) -> None:
-    """Continue a stopped process."""
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
 
 
 def work(pid: int) -> tuple[int, ...]:
@@ -142,7 +133,8 @@ class Watch:
 
     def _wake(self, name: str, pid: int) -> None:
         print(f"launch: {name} (pid {pid}) was stopped (state T); it goes on, to save", file=sys.stderr)
-        proceed(pid)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
     def _run(self) -> None:
         while not self._over.wait(1):
@@ -160,41 +152,3 @@ class Watch:
                     self.end(name, f"was silent for {silence.stopped} s: it was stopped (state T)")
                 elif silence.idle >= self._seconds + MARGIN_SECONDS:
                     self.end(name, f"was silent for {silence.idle} s: it only waited (run.timeout_seconds)")
-
-
-@contextmanager
-def launcher_roused(seconds: int) -> Iterator[None]:
-    """In the block and at its end, continue a launcher that is stopped for too long, and print a message.
-
-    The launcher keeps the store through which the processes meet, and must report how they ended. A training stops and
-    saves for the same reason (see stopping.py). It must come first, so MARGIN_SECONDS are added within the block.
-    """
-    silence, over = Silence(os.getppid()), threading.Event()
-
-    def look(most: int) -> bool:
-        """Whether it is stopped, but not for too long yet."""
-        silence.look()
-        if silence.stopped > most:
-            print(
-                f"the launcher (pid {silence.pid}) was silent for {most} s: it was stopped (state T); it goes on",
-                file=sys.stderr,
-            )
-            proceed(silence.pid)
-        return 0 < silence.stopped <= most
-
-    def watch() -> None:
-        while not over.wait(1):
-            look(seconds + MARGIN_SECONDS)
-
-    if distributed.ENDED_NOTE not in os.environ:  # the parent is not a launcher
-        yield
-        return
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        while look(seconds):
-            time.sleep(1)

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 
-from pipeline.engine.forwarding import supervised
+from pipeline.engine.launchers import supervised
 
 
 def main() -> None:
