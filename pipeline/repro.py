@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from pipeline.base import cache_repair, dvc_lock, integrity, killed_dvc, linux, programs
-from pipeline.base.errors import UserError, exit_status
+from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from pipeline.data import corrections, originals
@@ -82,7 +82,7 @@ def check_params(stages: frozenset[str], arguments: list[str]) -> Params:
             [sys.executable, "-m", "dvc", "status", "--quiet"], capture_output=True, check=False
         ).returncode
         if up_to_date != 0:
-            raise UserError("\n".join(faults))
+            raise UserError(*faults)
     return config
 
 
@@ -90,11 +90,12 @@ def check_photos(config: Params, stages: frozenset[str]) -> None:
     """Raise UserError if DVC could not hash the user's photos or table of corrections, which these stages read."""
     inbox = Path(config.paths.inbox)
     if "download" in stages and config.data.source == "folder" and not inbox.is_dir():
-        raise UserError(
-            f"paths.inbox: {inbox} is not a folder here (data.source: folder); set it to the folder with the images; "
-            f"without them, train and evaluate can run on what dvc pull brings: "
-            f"python -m pipeline.repro --allow-missing evaluate"
+        allowed = "the folder with the images, for data.source: folder"
+        remedy = (
+            "without it, train and evaluate can run on what dvc pull brings: "
+            "python -m pipeline.repro --allow-missing evaluate"
         )
+        raise UserError(Fault("paths.inbox", str(inbox), "missing", "not a folder here", allowed, remedy))
     if "download" in stages and inbox.is_dir():
         originals.listed(inbox)
     if "split" in stages and not corrections.FILE.is_file():

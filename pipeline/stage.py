@@ -18,7 +18,7 @@ def checked() -> Params:
     """The params of this folder. Raises UserError if they cannot run on this machine."""
     config = params.load()
     if faults := validity.faults(config, machine.read()):
-        raise UserError("\n".join(faults))
+        raise UserError(*faults)
     return config
 
 
@@ -54,7 +54,7 @@ def main(name: str, work: Callable[[Params], None]) -> int:
             try:
                 config = checked()
             except UserError as error:
-                raise UserError("\n".join([str(error), *removed_outputs(name)])) from None
+                raise UserError(str(error), *removed_outputs(name)) from None
             if not note:  # for the processes of a launcher, the launcher has checked this
                 integrity.mark_compared(integrity.check(name))
             work(config)

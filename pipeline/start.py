@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import linux
-from pipeline.base.errors import UserError, exit_status
+from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.config import document, machine, params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Data, Params
@@ -43,7 +43,8 @@ def source(config: Params, photos: str = "") -> dict[str, Any]:
     if photos:
         folder, project = Path(photos).expanduser().resolve(), Path.cwd()
         if not folder.is_dir():
-            raise UserError(f"{photos}: not a folder; needed: the folder with your images, one folder per class in it")
+            allowed = "the folder with your images, one folder per class in it"
+            raise UserError(Fault("--photos", photos, "missing", "not a folder", allowed))
         inside = folder.is_relative_to(project) and folder != project
         return {"data.source": "folder", "paths.inbox": str(folder.relative_to(project) if inside else folder)}
     if config.data.source == "archive" and not survey.is_empty(Path(config.paths.inbox)):
@@ -91,8 +92,8 @@ def accepted(name: str, now: Situation, new: dict[str, Any]) -> Params:
     """The params with the values of a preset. Raises UserError if other settings do not go with the preset."""
     changed = params.changed(now.config, new)
     if not presets.missing(name, now.here) and (faults := validity.faults(changed, now.here)):
-        remedy = f"nothing is written: other settings in {params.FILE} do not go with the preset {name}; {UNDO}"
-        raise UserError("\n".join([*faults, remedy]))
+        reason = f"these settings in {params.FILE} do not go with it"
+        raise UserError(*faults, Fault("preset", name, "pair", reason, remedy=f"nothing is written; {UNDO}"))
     return changed
 
 
@@ -162,10 +163,8 @@ def start(asked: str, photos: str) -> int:
     if not name:
         return 0
     if name not in (possible := presets.possible(now.here)):
-        raise UserError(
-            f"the preset {name} {presets.missing(name, now.here)}; nothing is written; allowed here: "
-            f"{', '.join(possible)}"
-        )
+        reason = presets.missing(name, now.here)
+        raise UserError(Fault("preset", name, "machine", reason, ", ".join(possible), "nothing is written"))
     new = values(name, now)
     changed = accepted(name, now, new)
     print(f"\npreset   {name}")

@@ -21,7 +21,7 @@ from torch.optim import SGD
 from torch.overrides import TorchFunctionMode
 
 from pipeline.base.errors import UserError
-from pipeline.config import model_names, validity
+from pipeline.config import model_names, rules
 from pipeline.models import network
 from tests.conftest import PROJECT
 from tests.helpers.operators import Operators
@@ -297,8 +297,8 @@ def refused_by_torch() -> set[str]:
 
 @pytest.mark.slow("a step of each of 80 models is traced; make test has the refusals of those it finds")
 def test_the_models_without_a_deterministic_backward_pass_are_those_that_are_refused() -> None:
-    """Every model is traced; on a GPU torch refuses an operator of exactly those that validity.py names."""
+    """Every model is traced; on a GPU torch refuses an operator of exactly those that rules.py names."""
     refused = refused_by_torch()
     assert {"adaptive_avg_pool2d_backward", "adaptive_max_pool2d_backward", "avg_pool3d_backward"} <= refused
     found = [name for name in model_names.MODELS if operators_of_a_step(name) & refused]
-    assert found == [name for name in model_names.MODELS if name.startswith(validity.NONDETERMINISTIC_MODELS)]
+    assert found == [name for name in model_names.MODELS if rules.NONDETERMINISTIC.holds(name)]

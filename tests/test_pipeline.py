@@ -198,7 +198,7 @@ def test_a_refused_run_writes_nothing(tmp_path: Path) -> None:
     folder = copy_project(tmp_path / "refused", train__device="cuda", run__processes=64)
     refused = call(folder, "dvc", "repro", check=False)
     assert refused.returncode != 0
-    assert "download: train.device: 'cuda' needs" in refused.stderr or "download: run.processes: 64" in refused.stderr
+    assert "download: train.device: " in refused.stderr or "download: run.processes: " in refused.stderr
     assert "Traceback" not in refused.stderr
     assert not (folder / "dvc.lock").exists()
     assert not (folder / "data/images").exists()

@@ -197,30 +197,17 @@ def test_no_model_calls_another_operator() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "allowed"),
-    [
-        ("device", "cuda", "cpu"), ("precision", "bf16", "fp32"), ("precision", "fp16", "fp32"),
-        ("compile", True, "false"), ("deterministic", False, "true"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_portable_is_refused(key: str, value: object, allowed: str) -> None:
-    """The sentence names both settings and the remedy. With native arithmetic the same choice is accepted."""
+    ("key", "value"),
+    [("device", "cuda"), ("precision", "bf16"), ("precision", "fp16"), ("compile", True), ("deterministic", False)],
+)
+def test_what_cannot_be_portable_is_refused(key: str, value: object) -> None:
+    """With native arithmetic the same choice is accepted."""
     here = Machine(1, "usable", compiler=True, compute_capabilities=((9, 0),), cuda_driver=13, cores=2)
     chosen = {"train__arithmetic": "portable", f"train__{key}": value}
     (fault,) = validity.faults(params.parse(change(on_cpu(read_params()), **chosen)), here)
-    shown = repr(value) if isinstance(value, str) else str(value).lower()
-    assert fault.startswith(f"train.{key}: {shown} × train.arithmetic: 'portable': ")
-    assert fault.endswith(f"; allowed: {allowed}, or train.arithmetic: native")
+    assert (fault.key, fault.kind) == (f"train.{key}", "pair")
     chosen["train__arithmetic"] = "native"
     assert not validity.faults(params.parse(change(on_cpu(read_params()), **chosen)), here)
-
-
-def test_an_older_cpu_is_refused() -> None:
-    """A CPU without AVX2 or FMA, or of another architecture."""
-    here = Machine(0, "missing", compiler=True, cpu_lacks=("AVX2", "FMA"))
-    config = params.parse(change(on_cpu(read_params()), train__arithmetic="portable"))
-    (fault,) = validity.faults(config, here)
-    assert "needs an x86-64 CPU with AVX2 and FMA (this one lacks AVX2 and FMA); allowed here: native" in fault
 
 
 def test_what_a_cpu_lacks_is_read_from_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from pipeline.studies.trials import Done
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers.measured import train_figures
 from tests.helpers.projects import link_code
+from tests.helpers.refusals import refuses
 
 TRIALS = [Trial(number, {"train.lr": lr}) for number, lr in ((1, 0.1), (2, 0.2), (3, 0.3))]
 GRID = Sweep("s", "grid", 3, 0, {"train.lr": (0.1, 0.2, 0.3)})
@@ -91,7 +92,7 @@ def test_both_ends_of_a_range_must_be_allowed(folder: Path) -> None:
     """A search that learns may choose them; they are checked before it begins."""
     tried = {"search": "tpe", "trials": 2, "params": {"train.lr": [0.1], "train.epochs": {"from": 1, "to": 10**12}}}
     write_params(folder / "s.yaml", tried)
-    with pytest.raises(UserError, match=r"train.epochs: 1000000000000 is not allowed"):
+    with refuses(("train.epochs", "value")):
         sweep.prepared(Path("s.yaml"), 1)
 
 

@@ -183,7 +183,7 @@ def test_a_stage_uses_every_setting_that_it_tracks(stage: str) -> None:
     The report and the card show each one that they track: test_report.py and test_card.py compare them.
     """
     paths = closure(f"pipeline.{stage}") - {
-        MODULES[f"pipeline.config.{name}"].relative_to(PROJECT) for name in ("params", "validity", "combinations")
+        MODULES[f"pipeline.config.{name}"].relative_to(PROJECT) for name in ("params", "validity", "rules")
     }
     nodes = [node for path in paths for node in ast.walk(ast.parse((PROJECT / path).read_text()))]
     used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}

@@ -1,8 +1,9 @@
 """Every way of running: launcher × parallel × precision × sync_bn × memory_format × device.
 
-A cell runs, or is refused in these words. CPU cells run here; those that need a GPU are run by tests/gpu.
+A cell runs, or the rows of pipeline/config/rules.py refuse it. CPU cells run here; those that need a GPU are run by
+tests/gpu.
 
-    python -m tests.test_ways        writes the table of ways in README.md and README.zh.md anew
+    python -m tests.test_ways        writes the tables in README.md, README.zh.md and docs/ways.md anew
 """
 
 import itertools
@@ -16,9 +17,10 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 
-from benchmarks.harness.phrases import READMES, Say, fill, marked, part
+from benchmarks.harness.phrases import READMES, Say, english, fill, marked, part
 from pipeline.base import files
-from pipeline.config import params, validity
+from pipeline.base.errors import Fault
+from pipeline.config import params, rules, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Train
 from pipeline.engine.choices import CLASS_WEIGHTS, LOSSES, OPTIMIZERS, PARALLELS, PRECISIONS, SYNC_BNS
@@ -56,105 +58,8 @@ CELLS = [
 ]
 
 
-def faults(cell: Cell, machine: Machine) -> list[str]:
+def faults(cell: Cell, machine: Machine) -> list[Fault]:
     return validity.faults(with_lines(**cell.lines()), machine)
-
-
-def expected(cell: Cell, machine: Machine) -> list[str]:
-    """The refusals of a cell, written independently of the code."""
-    launcher, parallel, precision, sync_bn, memory_format, device = cell
-    cpu, alone, said = device == "cpu", parallel in ("single", "dp"), []
-    if not cpu and not machine.cuda_devices and launcher != "slurm":
-        said.append(
-            "train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); "
-            "make start writes params that suit this machine; allowed here: cpu"
-        )
-    if cpu and precision == "tf32":
-        said.append("train.precision: 'tf32' needs train.device: cuda; allowed on the CPU: fp32, bf16, fp16")
-    if cpu and parallel == "dp":
-        said.append("train.parallel: 'dp' needs train.device: cuda; allowed on the CPU: single, ddp, elastic")
-    if cpu and sync_bn == "torch":
-        said.append("train.sync_bn: 'torch' needs train.device: cuda; allowed on the CPU: none")
-    instead = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
-    for key, value in (("precision", precision), ("parallel", parallel), ("sync_bn", sync_bn)):
-        if value[0] != "O" and "apex" not in value:
-            continue
-        if cpu:
-            said.append(
-                f"train.{key}: '{value}' needs train.device: cuda, because Apex does nothing on a CPU; {instead}"
-            )
-        if machine.apex == "missing":
-            said.append(
-                f"train.{key}: '{value}' needs Apex, which is not installed; make start writes params that suit this "
-                f"machine; or use the container (make image); {instead}"
-            )
-    if parallel == "apex_ddp" and memory_format == "channels_last":
-        said.append(
-            "train.memory_format: 'channels_last' × train.parallel: 'apex_ddp' mixes up the gradients of "
-            "convolutions; allowed: contiguous, or train.parallel: ddp"
-        )
-    if parallel == "dp" and precision[0] == "O":
-        said.append(
-            f"train.precision: '{precision}' × train.parallel: 'dp': Apex changes the first replica only; "
-            "allowed: a native precision, or train.parallel: ddp"
-        )
-    if sync_bn != "none" and alone:
-        said.append(
-            f"train.sync_bn: '{sync_bn}' × train.parallel: '{parallel}': there is only one process; "
-            "allowed: none, or train.parallel: ddp with several"
-        )
-    return said + expected_of_half_precision(cell) + (expected_of_elastic(cell) if parallel == "elastic" else [])
-
-
-def expected_of_half_precision(cell: Cell) -> list[str]:
-    """The refusals of pairs that give wrong numbers in half precision."""
-    _, parallel, precision, sync_bn, _, _ = cell
-    said = []
-    if parallel == "apex_ddp" and precision == "bf16":
-        said.append(
-            "train.precision: 'bf16' × train.parallel: 'apex_ddp': Apex DDP does not reduce bf16 gradients; "
-            "allowed: any other precision, or train.parallel: ddp"
-        )
-    if parallel == "dp" and precision == "bf16":
-        said.append(
-            "train.precision: 'bf16' × train.parallel: 'dp': torch runs the replicas' autocast in fp16, "
-            "without a loss scale; allowed: any other native precision, or train.parallel: ddp"
-        )
-    if (sync_bn, precision) == ("apex", "bf16"):
-        said.append(
-            "train.sync_bn: 'apex' × train.precision: 'bf16': Apex's kernels have no bf16; "
-            "allowed: torch, or another precision"
-        )
-    if (sync_bn, precision) == ("torch", "O3"):
-        said.append(
-            "train.sync_bn: 'torch' × train.precision: 'O3': its counts of values overflow in half precision; "
-            "allowed: apex, or another precision"
-        )
-    return said
-
-
-def expected_of_elastic(cell: Cell) -> list[str]:
-    """The further refusals of elastic."""
-    said = []
-    if cell.precision[0] == "O":
-        said.append(
-            f"train.precision: '{cell.precision}' × train.parallel: 'elastic': Apex keeps its own gradients; "
-            "allowed: a native precision, or train.parallel: ddp"
-        )
-    if cell.sync_bn != "none":
-        said.append(
-            f"train.sync_bn: '{cell.sync_bn}' × train.parallel: 'elastic': BatchNorm uses the images of one shard, "
-            "which are in one process; allowed: none, or train.parallel: ddp"
-        )
-    return said
-
-
-@pytest.mark.parametrize("machine", [CPU_ONLY, TWO_GPUS], ids=["cpu_only", "two_gpus"])
-def test_every_cell_runs_or_is_refused_in_these_words(machine: Machine) -> None:
-    """On a machine without a GPU, and on one with two and a usable Apex: 1,440 cells each."""
-    assert len(CELLS) == 3 * 5 * 8 * 3 * 2 * 2
-    for cell in CELLS:
-        assert faults(cell, machine) == expected(cell, machine), cell
 
 
 # Slurm's cells are run by tests/test_nodes.py: they need its variables, or srun.
@@ -259,5 +164,23 @@ def test_the_readme_has_the_table(language: str) -> None:
     assert part(PROJECT, language, BLOCK) == table(READMES[language]), "run: python -m tests.test_ways"
 
 
+def pairs(say: Say) -> str:
+    """The table of docs/ways.md: every row of the rules."""
+    lines = ["| choice | not with | why | allowed instead |", "|---|---|---|---|"]
+    for row in rules.PAIRS:
+        first, *others = (f"`{key}`: {rules.words(values)}" for key, values in row.conditions.items())
+        lines.append(f"| {first} | {'; '.join(others)} | {row.reason} | {row.allowed} |")
+    return "\n".join(lines)
+
+
+PAIRS, WAYS = marked("pairs"), "docs/ways.md"
+
+
+def test_the_page_of_the_ways_has_every_row() -> None:
+    """Its table of what does not work together is the one made here."""
+    assert part(PROJECT, WAYS, PAIRS) == pairs(english), "run: python -m tests.test_ways"
+
+
 if __name__ == "__main__":
     fill(PROJECT, BLOCK, table)
+    fill(PROJECT, PAIRS, pairs, {WAYS: english})

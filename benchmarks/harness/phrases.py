@@ -4,7 +4,7 @@ A part is made once, from one set of figures, by code that says its phrases with
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 Say = Callable[..., str]  # a phrase, and the values of its places → the phrase in one language
@@ -102,9 +102,11 @@ def part(folder: Path, readme: str, block: re.Pattern[str]) -> str:
     return found(block, (folder / readme).read_text()).group()
 
 
-def fill(folder: Path, block: re.Pattern[str], make: Callable[[Say], str]) -> None:
-    """Write a generated part anew, in each README. Raises ValueError without its marks."""
-    for readme, say in READMES.items():
+def fill(
+    folder: Path, block: re.Pattern[str], make: Callable[[Say], str], documents: Mapping[str, Say] = READMES
+) -> None:
+    """Write a generated part anew, in each README or other document. Raises ValueError without its marks."""
+    for readme, say in documents.items():
         text = (folder / readme).read_text()
         start, end = found(block, text).span()
         (folder / readme).write_text(f"{text[:start]}{make(say)}{text[end:]}")

@@ -76,7 +76,7 @@ def changes(way: Way, devices: int) -> workspace.Changes:
 def refused(folder: Path, way: Way, devices: int) -> str:
     """Why a way cannot run here; empty if it can."""
     workspace.set_params(folder, changes(way, devices))
-    return next(iter(validity.faults(params.load(folder / "params.yaml"), machine.read())), "")
+    return str(next(iter(validity.faults(params.load(folder / "params.yaml"), machine.read())), ""))
 
 
 def run(folder: Path, way: Way, devices: int, cuda: bool) -> Row:

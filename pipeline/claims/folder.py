@@ -1,13 +1,13 @@
 """Compares this folder with its commit and with dvc.lock. What is not as claimed is named, in one sentence each."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.base import dvc_lock, integrity, programs
 from pipeline.base.dvc_lock import LOCK, Claims
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
 
 DECISIVE = (LOCK.as_posix(), "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  # and the deps of the stages
@@ -47,12 +47,12 @@ def foreign_commands(stages: Iterable[str]) -> list[str]:
     ]
 
 
-def raise_if_any(faults: list[str]) -> None:
+def raise_if_any(faults: Sequence[Fault | str]) -> None:
     """Raise UserError with the first ten faults and the number of the others, if there are any."""
     if len(faults) > MOST_FAULTS:
         faults = [*faults[:MOST_FAULTS], f"… and {len(faults) - MOST_FAULTS:,} more"]
     if faults:
-        raise UserError("\n".join(faults))
+        raise UserError(*faults)
 
 
 def uncommitted(claims: Claims, *others: str) -> list[str]:

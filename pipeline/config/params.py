@@ -6,7 +6,6 @@ A setting that is missing in params.yaml has its default value. `Params()` has a
 params.yaml that comes with the project. `validity.py` checks what depends on two settings, or on the machine.
 """
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.base import linux
-from pipeline.base.errors import UserError, exit_status, without_secrets
+from pipeline.base.errors import Fault, UserError, exit_status, without_secrets
 from pipeline.config import document
 
 FILE = Path("params.yaml")
@@ -227,23 +226,20 @@ class Params(Section):
 
 
 def load(path: Path = FILE) -> Params:
-    """Read and check the params. Raises UserError: one line per fault, with its path, its value and what is allowed."""
+    """Read and check the params. Raises UserError with every fault."""
     return parse(document.read(path))
 
 
 def parse(raw: Any) -> Params:
     """Check a params document. Raises UserError as `load` does."""
     if not isinstance(raw, dict):
-        raise UserError(
-            f"{FILE}: {document.shortened(raw)} is not a table of sections; allowed: {', '.join(Params.model_fields)}"
-        )
-    document.check_plain_values(raw)
+        allowed = f"a table of {', '.join(Params.model_fields)}"
+        raise UserError(Fault(str(FILE), document.shortened(raw), "damaged", allowed=allowed))
     raw = document.completed(raw, Params().model_dump(mode="json"))
-    try:  # JSON has no tuples: its strict mode takes a list for a tuple, and still takes no text for a number
-        return Params.model_validate_json(json.dumps(raw))
+    try:
+        return Params.model_validate(document.with_tuples(raw))
     except ValidationError as error:
-        faults = error.errors(include_url=False)
-        raise UserError("\n".join(document.sentence(fault, Params, PATTERNS) for fault in faults)) from None
+        raise UserError(*(document.fault(one, Params, PATTERNS) for one in error.errors(include_url=False))) from None
 
 
 def changed(config: Params, values: Mapping[str, Any]) -> Params:
@@ -274,7 +270,8 @@ def missing(path: Path = FILE) -> str:
 def print_params(arguments: Sequence[str]) -> int:
     """Print the params of this folder as JSON; 0. Raises UserError for params with faults, and for any argument."""
     if arguments:
-        raise UserError(f"{' '.join(arguments)!r} is not allowed; allowed: python -m pipeline.config.params, alone")
+        allowed = "python -m pipeline.config.params, alone"
+        raise UserError(Fault("arguments", " ".join(arguments), "unknown", allowed=allowed))
     config = load()
     if note := missing():
         print(f"params: {note}", file=sys.stderr)

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pipeline.base.errors import Fault
 from pipeline.config.params import Train
 
-FIXED_SIDE, FIXED_SIDE_MODELS = 224, ("vit_", "maxvit")  # these learn an embedding for every patch position
 SMALLEST = 16  # pixels, as of train.crop
 STEP = 32  # pixels from one side to the next; the last one may be smaller
 
@@ -35,21 +34,11 @@ def key_of(train: Train, side: int) -> str:
     return "crop" if side == train.crop else "crop_from"
 
 
-def faults(train: Train) -> Iterator[Fault | str]:
-    """The sides that do not go with each other or with the model, one sentence each."""
-    cut = [(key_of(train, side), side) for side in (sides(train)[0], train.crop)]
-    for key, side in dict([*cut, ("eval_crop", train.eval_crop)]).items():
-        if side != FIXED_SIDE and train.model.startswith(FIXED_SIDE_MODELS):
-            allowed = 0 if key == "crop_from" else FIXED_SIDE
-            yield (
-                f"train.{key}: {side} × train.model: {train.model!r}: this model takes images of one size; "
-                f"allowed: {allowed}, or another model"
-            )
+def faults(train: Train) -> Iterator[Fault]:
+    """The sides that do not go with each other."""
     if train.crop_from and not SMALLEST <= train.crop_from < train.crop:
         below = f"0, or from {SMALLEST} to below train.crop ({train.crop})"
-        yield Fault("train.crop_from", str(train.crop_from), "pair", allowed=below)
+        yield Fault("train.crop_from", str(train.crop_from), "value", allowed=below)
     if train.eval_crop > train.eval_resize:
-        yield (
-            f"train.eval_crop: {train.eval_crop} does not fit into train.eval_resize ({train.eval_resize}); "
-            f"allowed: up to {train.eval_resize}"
-        )
+        allowed = f"up to train.eval_resize ({train.eval_resize})"
+        yield Fault("train.eval_crop", str(train.eval_crop), "value", allowed=allowed)

@@ -1,4 +1,8 @@
-"""Which params can run on which machine. `faults` is a pure function, and every stage calls it before any work."""
+"""Which params can run on which machine. `faults` is a pure function, and every stage calls it before any work.
+
+The pairs of choices that work on no machine are rows of rules.py. Here is what depends on the machine, and what relates
+two numbers.
+"""
 
 import difflib
 import math
@@ -8,16 +12,14 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from pipeline.base.errors import Fault
-from pipeline.config import combinations, resolution
+from pipeline.config import resolution, rules
+from pipeline.config.document import shortened
 from pipeline.config.machine import Machine
 from pipeline.config.model_names import INSTALL_TIMM, MODELS, TIMM
 from pipeline.config.params import APEX_LEVELS, Params, Paths, Run, Split, Train
 
-CPU_PRECISIONS = ("fp32", "bf16", "fp16")
 START = "make start writes params that suit this machine"
 INSTEAD_OF_APEX = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
-# On a GPU the backward pass of their adaptive_avg_pool2d is not deterministic. A test finds them by tracing all models.
-NONDETERMINISTIC_MODELS = ("alexnet", "vgg")
 MOST_ON_A_CORE = 8  # processes per core: more of them only wait for each other, and each takes 0.4 GB
 TAKEN = frozenset({  # where the project's own files are, and what the stages write; a test compares them
     "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "README.zh.md",
@@ -33,17 +35,15 @@ NO_APEX = {
 }
 
 
-def faults(params: Params, machine: Machine) -> list[str]:
-    """Every reason why these params cannot run on this machine, one sentence each; empty if they can."""
-    rules = (
+def faults(params: Params, machine: Machine) -> list[Fault]:
+    """Every reason why these params cannot run on this machine; empty if they can."""
+    checks = (
         _image(machine),
         _hardware(params.train, params.run, machine),
         _apex(params.train, machine),
-        combinations.pairs(params.train),
-        combinations.half_precision(params.train),
-        combinations.portable(params.train),
+        rules.faults(params),
         _processes(params.train, params.run, machine),
-        combinations.elastic(params.train, params.run),
+        _parts(params.train, params.run),
         _model(params.train, machine),
         resolution.faults(params.train),
         _ranges(params.train),
@@ -51,14 +51,14 @@ def faults(params: Params, machine: Machine) -> list[str]:
         _weights(params.train, params.paths),
         _split(params.split),
     )
-    return [str(fault) for rule in rules for fault in rule]
+    return [fault for check in checks for fault in check]
 
 
-def _image(machine: Machine) -> Iterator[str]:
+def _image(machine: Machine) -> Iterator[Fault]:
     if machine.stale:
-        yield (
-            f"{', '.join(machine.stale)}: not the file that this container's image was built from; allowed: the same "
-            f"file; build the image again: make image"
+        reason = "not the file that this container's image was built from"
+        yield Fault(
+            ", ".join(machine.stale), "changed", "differs", reason, "the same file", "build it again: make image"
         )
 
 
@@ -67,139 +67,112 @@ def _elsewhere(run: Run, machine: Machine) -> bool:
     return run.launcher == "slurm" and not machine.slurm_step
 
 
-def _hardware(train: Train, run: Run, machine: Machine) -> Iterator[str]:
-    if train.device == "cuda" and machine.cuda_devices == 0 and not _elsewhere(run, machine):
-        yield f"train.device: 'cuda' needs an NVIDIA GPU and its driver (found: none); {START}; allowed here: cpu"
-    if train.device == "cuda" and machine.cuda_devices and machine.cuda_driver < machine.cuda_of_torch:
-        yield (
-            f"train.device: 'cuda': the NVIDIA driver knows CUDA up to {machine.cuda_driver}, the installed torch "
-            f"needs {machine.cuda_of_torch}; install a newer driver; allowed here: cpu"
-        )
-    too_old = sorted({name for name in machine.compute_capabilities if name < LOWEST_CAPABILITY})
-    if train.device == "cuda" and too_old:
-        versions = ", ".join(f"{major}.{minor}" for major, minor in too_old)
-        lowest = ".".join(map(str, LOWEST_CAPABILITY))
-        yield (
-            f"train.device: 'cuda': a GPU of compute capability {versions} is visible, the installed torch has code "
-            f"for {lowest} and later; hide it (CUDA_VISIBLE_DEVICES), or take another GPU; allowed here: cpu"
-        )
-    if train.device == "cuda" and train.deterministic and train.model.startswith(NONDETERMINISTIC_MODELS):
-        yield (
-            f"train.model: {train.model!r} × train.deterministic: true on a GPU: its adaptive_avg_pool2d has no "
-            f"deterministic backward pass; allowed: another model, or train.deterministic: false"
-        )
+def _hardware(train: Train, run: Run, machine: Machine) -> Iterator[Fault]:
+    for reason, remedy in _gpus(run, machine) if train.device == "cuda" else ():
+        yield Fault("train.device", "'cuda'", "machine", reason, "cpu", remedy)
     if train.arithmetic == "portable" and machine.cpu_lacks:
-        yield (
-            f"train.arithmetic: 'portable' needs an x86-64 CPU with AVX2 and FMA (this one lacks "
-            f"{' and '.join(machine.cpu_lacks)}); allowed here: native"
-        )
-    if train.device == "cpu" and train.precision == "tf32":
-        yield f"train.precision: 'tf32' needs train.device: cuda; allowed on the CPU: {', '.join(CPU_PRECISIONS)}"
-    if train.device == "cpu" and train.parallel == "dp":
-        yield "train.parallel: 'dp' needs train.device: cuda; allowed on the CPU: single, ddp, elastic"
-    if train.device == "cpu" and train.sync_bn == "torch":
-        yield "train.sync_bn: 'torch' needs train.device: cuda; allowed on the CPU: none"
-    smallest = resolution.side_of_epoch(train, 0)
-    if train.device == "cpu" and train.precision == "bf16" and train.deterministic and smallest < 32:
-        yield (
-            f"train.precision: 'bf16' × train.{resolution.key_of(train, smallest)}: {smallest} on the CPU: "
-            f"convolutions of maps of one pixel are not the same every time; allowed: fp32, a crop of at least 32, or "
-            f"train.deterministic: false"
-        )
+        reason = f"it needs an x86-64 CPU with AVX2 and FMA, and this one lacks {' and '.join(machine.cpu_lacks)}"
+        yield Fault("train.arithmetic", "'portable'", "machine", reason, "native")
     if train.compile and not machine.compiler:
-        yield "train.compile: true needs a C++ compiler (found: none); allowed here: false, or install g++"
-    if train.cuda_graphs and train.device == "cpu":
-        yield "train.cuda_graphs: true needs train.device: cuda; allowed on the CPU: false"
+        yield Fault("train.compile", "true", "machine", "it needs a C++ compiler", "false", "install g++")
 
 
-def apex_choices(train: Train) -> list[str]:
-    """The settings of `train` that need Apex, as `train.key: value`."""
+def _gpus(run: Run, machine: Machine) -> Iterator[tuple[str, str]]:
+    """Why this machine cannot train on a GPU, and the remedy."""
+    if machine.cuda_devices == 0 and not _elsewhere(run, machine):
+        yield "it needs an NVIDIA GPU and its driver, and none is found", START
+    if machine.cuda_devices and machine.cuda_driver < machine.cuda_of_torch:
+        needed = f"the installed torch needs {machine.cuda_of_torch}"
+        yield f"the NVIDIA driver knows CUDA up to {machine.cuda_driver}, {needed}", "install a newer driver"
+    if too_old := sorted({name for name in machine.compute_capabilities if name < LOWEST_CAPABILITY}):
+        versions, lowest = (
+            ", ".join(f"{major}.{minor}" for major, minor in too_old),
+            ".".join(map(str, LOWEST_CAPABILITY)),
+        )
+        reason = (
+            f"a GPU of compute capability {versions} is visible, the installed torch has code for {lowest} and later"
+        )
+        yield reason, "hide it (CUDA_VISIBLE_DEVICES), or take another GPU"
+
+
+def apex_choices(train: Train) -> dict[str, str]:
+    """The settings of `train` that need Apex (train.key → value)."""
     choices = (
         ("precision", train.precision, train.precision in APEX_LEVELS),
         ("parallel", train.parallel, train.parallel == "apex_ddp"),
         ("sync_bn", train.sync_bn, train.sync_bn == "apex"),
         ("optimizer", train.optimizer, train.optimizer == "fused_sgd"),
     )
-    return [f"train.{key}: {value!r}" for key, value, apex in choices if apex]
+    return {f"train.{key}": value for key, value, apex in choices if apex}
 
 
-def _apex(train: Train, machine: Machine) -> Iterator[str]:
-    for choice in apex_choices(train):
-        if train.device == "cpu":
-            yield f"{choice} needs train.device: cuda, because Apex does nothing on a CPU; {INSTEAD_OF_APEX}"
-        if machine.apex != "usable":
-            yield (
-                f"{choice} needs {NO_APEX[machine.apex]}; {START}; or use the container (make image); {INSTEAD_OF_APEX}"
-            )
+def _apex(train: Train, machine: Machine) -> Iterator[Fault]:
+    if machine.apex == "usable" or train.device == "cpu":  # rules.py refuses Apex on a CPU
+        return
+    remedy = f"{START}; or use the container (make image); {INSTEAD_OF_APEX}"
+    for key, value in apex_choices(train).items():
+        yield Fault(key, shortened(value), "machine", f"it needs {NO_APEX[machine.apex]}", remedy=remedy)
 
 
-def _processes(train: Train, run: Run, machine: Machine) -> Iterator[str]:
-    if train.parallel in ("single", "dp") and run.processes > 1:
-        yield (
-            f"run.processes: {run.processes} × train.parallel: {train.parallel!r} would train that many models; "
-            f"allowed: 1; for several processes: train.parallel: ddp"
-        )
-    if train.sync_bn != "none" and train.parallel not in ("single", "dp") and run.processes == 1:
-        yield (
-            f"train.sync_bn: {train.sync_bn!r} × run.processes: 1: there is nothing to synchronize; "
-            f"allowed: none, or more processes"
-        )
+def _processes(train: Train, run: Run, machine: Machine) -> Iterator[Fault]:
     if run.processes % run.nodes:
-        yield (
-            f"run.processes: {run.processes} does not divide by run.nodes ({run.nodes}); "
-            f"allowed: a multiple of {run.nodes}"
-        )
+        reason, allowed = f"it does not divide by run.nodes ({run.nodes})", f"a multiple of {run.nodes}"
+        yield Fault("run.processes", str(run.processes), "value", reason, allowed)
     if run.node_rank >= run.nodes:
-        yield f"run.node_rank: {run.node_rank} is not one of {run.nodes} nodes; allowed: 0 to {run.nodes - 1}"
-    if run.nodes > 1 and run.launcher == "spawn":
-        yield (
-            f"run.nodes: {run.nodes} × run.launcher: 'spawn', which starts processes on one node; "
-            f"allowed: 1, or torchrun or slurm"
-        )
-    if run.nodes > 1 and run.launcher == "torchrun" and run.rendezvous.endswith(":0"):
-        yield (
-            f"run.rendezvous: {run.rendezvous!r} × run.nodes: {run.nodes}: every node needs the address of node 0; "
-            f"allowed: host:port of node 0, such as node0:29400"
-        )
+        yield Fault("run.node_rank", f"{run.node_rank} of {run.nodes} nodes", "value", allowed=f"0 to {run.nodes - 1}")
     here = run.processes // run.nodes
+    on_a_node = f"{here} on a node"
     if train.device == "cuda" and 0 < machine.cuda_devices < here and not _elsewhere(run, machine):
         remedy = "CUDA_VISIBLE_DEVICES chooses them"
         if run.launcher == "slurm":
             remedy = "ask for GPUs by node (--gres=gpu:4, not --gpus-per-task), or add --gpu-bind=none"
-        yield (
-            f"run.processes: {here} on a node is more than the GPUs visible here ({machine.cuda_devices}); "
-            f"allowed: 1 to {machine.cuda_devices}; {remedy}"
-        )
-    if train.device == "cpu" and here > MOST_ON_A_CORE * machine.cores:
-        yield (
-            f"run.processes: {here} on a node are more than {MOST_ON_A_CORE} for each core here ({machine.cores}); "
-            f"allowed: 1 to {MOST_ON_A_CORE * machine.cores}; more than {machine.cores} are not faster"
-        )
-    parts = run.processes * train.accumulation_steps
-    if train.parallel != "elastic" and train.batch_size % parts:
-        near = train.batch_size - train.batch_size % parts
-        yield (
-            f"train.batch_size: {train.batch_size} does not divide by run.processes × train.accumulation_steps "
-            f"({parts}); allowed: a multiple of {parts}, such as {near or parts}"
-        )
+        reason = f"more than the GPUs visible here ({machine.cuda_devices})"
+        yield Fault("run.processes", on_a_node, "machine", reason, f"1 to {machine.cuda_devices}", remedy)
+    most = MOST_ON_A_CORE * machine.cores
+    if train.device == "cpu" and here > most:
+        reason = f"more than {MOST_ON_A_CORE} for each core here ({machine.cores})"
+        remedy = f"more than {machine.cores} are not faster"
+        yield Fault("run.processes", on_a_node, "machine", reason, f"1 to {most}", remedy)
+    if run.min_processes not in (0, here):
+        reason, allowed = "not the number of processes per node", f"{here}, or 0 to stop when a node is lost"
+        yield Fault("run.min_processes", str(run.min_processes), "value", reason, allowed)
 
 
-def _model(train: Train, machine: Machine) -> Iterator[str]:
+def _parts(train: Train, run: Run) -> Iterator[Fault]:
+    """Batches that cannot be divided over processes, parts or shards."""
+    batch, shards, parts = train.batch_size, train.shards, run.processes * train.accumulation_steps
+    if train.parallel != "elastic" and batch % parts:
+        reason = f"it does not divide by run.processes × train.accumulation_steps ({parts})"
+        allowed = f"a multiple of {parts}, such as {batch - batch % parts or parts}"
+        yield Fault("train.batch_size", str(batch), "value", reason, allowed)
+    if train.parallel != "elastic":
+        return
+    if run.processes > shards:
+        reason, allowed = f"more than train.shards ({shards})", f"1 to {shards}, or more shards"
+        yield Fault("run.processes", str(run.processes), "value", reason, allowed)
+    if batch % shards or batch < 2 * shards:
+        reason = f"each of train.shards ({shards}) needs the same number of images, at least two for BatchNorm"
+        near = max(2, round(batch / shards)) * shards
+        allowed = f"{2 * shards} or a larger multiple of {shards}, such as {near}"
+        yield Fault("train.batch_size", str(batch), "value", reason, allowed)
+
+
+def _model(train: Train, machine: Machine) -> Iterator[Fault]:
+    model = shortened(train.model)
     if train.model.startswith(TIMM):  # models/timm_models.py knows the names and sizes
         if not machine.timm:
-            yield f"train.model: {train.model!r} needs timm, which is not installed; {INSTALL_TIMM}"
+            yield Fault("train.model", model, "machine", "it needs timm, which is not installed", remedy=INSTALL_TIMM)
     elif train.model not in MODELS:
         near = difflib.get_close_matches(train.model, MODELS, n=3)
         guess = f"did you mean {', '.join(near)}?" if near else "torchvision.models.list_models() names them"
-        yield f"train.model: {train.model!r} is not one of torchvision's {len(MODELS)} classification models; {guess}"
+        reason = f"not one of torchvision's {len(MODELS)} classification models"
+        yield Fault("train.model", model, "unknown", reason, remedy=guess)
 
 
-def _ranges(train: Train) -> Iterator[str]:
+def _ranges(train: Train) -> Iterator[Fault]:
     for key, (low, high) in (("crop_scale", train.crop_scale), ("crop_ratio", train.crop_ratio)):
         if low > high:
-            yield f"train.{key}: [{low}, {high}] is in the wrong order; allowed: [minimum, maximum]"
-    if train.nesterov and train.momentum == 0 and train.optimizer in ("sgd", "fused_sgd"):
-        yield "train.nesterov: true needs momentum (train.momentum: 0); allowed: false, or train.momentum > 0"
+            yield Fault(f"train.{key}", f"[{low}, {high}]", "value", "in the wrong order", "[minimum, maximum]")
 
 
 def _inbox(inbox: str, project: str) -> Iterator[Fault]:
@@ -221,34 +194,23 @@ def _from(project: str, path: str) -> PurePosixPath:
     return plain.relative_to(project) if inside else plain
 
 
-def _weights(train: Train, paths: Paths) -> Iterator[str]:
-    if train.weights == "imagenet" and train.model.startswith(TIMM):
-        yield (
-            f"train.weights: 'imagenet' × train.model: {train.model!r}: these weights have no address with a hash; "
-            f"allowed: none, or a file: fetch model.safetensors of the model from huggingface.co/timm, put it into "
-            f"{paths.pretrained}/ and name it"
-        )
+def _weights(train: Train, paths: Paths) -> Iterator[Fault]:
     if train.weights not in ("none", "imagenet") and not train.weights.startswith(f"{paths.pretrained}/"):
-        yield (
-            f"train.weights: {train.weights!r} is not in a folder that DVC tracks; "
-            f"allowed: none, imagenet, or a file in {paths.pretrained}/"
-        )
+        reason, allowed = "not in a folder that DVC tracks", f"none, imagenet, or a file in {paths.pretrained}/"
+        yield Fault("train.weights", shortened(train.weights), "value", reason, allowed)
 
 
-def _split(split: Split) -> Iterator[str]:
+def _split(split: Split) -> Iterator[Fault]:
     parts = split.fractions
     if not math.isclose(parts.train + parts.val + parts.test, 1, abs_tol=1e-9):
-        yield (
-            f"split.fractions: {parts.train} + {parts.val} + {parts.test} is not 1; "
-            f"allowed: three fractions that sum to 1, such as 0.8, 0.1, 0.1"
-        )
+        fractions = f"{parts.train} + {parts.val} + {parts.test}"
+        allowed = "three fractions that sum to 1, such as 0.8, 0.1, 0.1"
+        yield Fault("split.fractions", fractions, "value", "the sum is not 1", allowed)
     if split.group not in ("none", "folder") and (fault := _fault_of_expression(split.group)):
-        yield (
-            f"split.group: {split.group!r:.100}: {fault}; allowed: none, folder, or a regular expression with exactly "
-            f"one group in parentheses, such as patient([0-9]+)"
-        )
+        allowed = "none, folder, or a regular expression with exactly one group in parentheses, such as patient([0-9]+)"
+        yield Fault("split.group", shortened(split.group), "value", fault, allowed)
     if split.fold >= split.folds:
-        yield f"split.fold: {split.fold} with split.folds: {split.folds}; allowed: 0 to {split.folds - 1}"
+        yield Fault("split.fold", f"{split.fold} of {split.folds} folds", "value", allowed=f"0 to {split.folds - 1}")
 
 
 def _fault_of_expression(text: str) -> str:

@@ -9,13 +9,13 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.config import document
 from pipeline.config.params import Section, Seed, Train
 
@@ -96,80 +96,84 @@ class Trial:
 
 
 def read(path: Path) -> Sweep:
-    """The content of a file of ranges. Raises UserError: one line per fault, with file, key, value, and the remedy."""
+    """The content of a file of ranges. Raises UserError; the key of each fault begins with the path of the file."""
     if not path.is_file():
-        raise UserError(f"{path}: not found; allowed: a file of ranges; {EXAMPLE}")
+        raise UserError(Fault(str(path), "not found", "missing", allowed="a file of ranges", remedy=EXAMPLE))
     raw = document.read(path)
     if not isinstance(raw, dict):
-        raise UserError(f"{path}: {document.shortened(raw)} is not a table; allowed: search, params, …; {EXAMPLE}")
-    document.check_plain_values(raw)
+        allowed = "a table of search, params, …"
+        raise UserError(Fault(str(path), document.shortened(raw), "damaged", allowed=allowed, remedy=EXAMPLE))
+    try:
+        return _sweep(path.stem, raw)
+    except UserError as error:
+        raise UserError(*(replace(fault, key=f"{path}: {fault.key}") for fault in error.faults)) from None
+
+
+def _sweep(name: str, raw: dict[str, Any]) -> Sweep:
+    """A sweep of this name with the content of a file. Raises UserError; the key of a fault is the key in the file."""
     try:
         file = File.model_validate(raw)
     except ValidationError as error:
-        faults = [document.sentence(fault, File, {}) for fault in error.errors(include_url=False)]
-        raise UserError("\n".join(f"{path}: {fault}; {EXAMPLE}" for fault in faults)) from None
+        faults = [document.fault(one, File, {}) for one in error.errors(include_url=False)]
+        raise UserError(*(replace(fault, remedy=fault.remedy or EXAMPLE) for fault in faults)) from None
     faults = [*_faults_of_trials(file), *(fault for key in file.params for fault in _faults_of_key(key))]
     faults += [fault for key, value in file.params.items() for fault in _faults_of_axis(key, value, file.search)]
     if not file.params:
-        faults.append("params: {} is not allowed; allowed: settings and their values, such as train.lr: [0.01, 0.1]")
+        faults.append(Fault("params", "{}", "value", allowed="settings and their values, as train.lr: [0.01, 0.1]"))
     if faults:
-        raise UserError("\n".join(f"{path}: {fault}" for fault in faults))
+        raise UserError(*faults)
     axes = {key: _axis(value) for key, value in file.params.items()}
     number = math.prod(len(axis) for axis in axes.values() if isinstance(axis, tuple))
-    sweep = Sweep(path.stem, file.search, file.trials or number, file.seed, axes)
+    sweep = Sweep(name, file.search, file.trials or number, file.seed, axes)
     if file.search == "grid" and number > MOST:
-        raise UserError(f"{path}: params: {number:,} combinations; allowed: up to {MOST:,}; remove values, or random")
+        remedy = "remove values, or search: random"
+        raise UserError(Fault("params", f"{number:,} combinations", "value", allowed=f"up to {MOST:,}", remedy=remedy))
     if file.search != "grid" and sweep.trials > (most := combinations(sweep)):
-        raise UserError(
-            f"{path}: trials: {sweep.trials} is more than the {most} combinations of params; allowed: 1 to {most}, or "
-            f"search: grid without this line"
-        )
+        allowed = f"1 to {most}, the combinations of params; or search: grid without this line"
+        raise UserError(Fault("trials", str(sweep.trials), "value", allowed=allowed))
     return sweep
 
 
-def _faults_of_trials(file: File) -> Iterator[str]:
+def _faults_of_trials(file: File) -> Iterator[Fault]:
     if file.search == "grid" and file.trials is not None:
-        yield (
-            f"trials: {file.trials} × search: grid, which tries every combination; remove this line, or search: random"
-        )
+        remedy = "remove this line, or search: random"
+        yield Fault("trials", f"{file.trials} × search: grid", "pair", "a grid has every combination", remedy=remedy)
     if file.search != "grid" and file.trials is None:
-        yield f"trials: missing × search: {file.search}; allowed: 1 to {MOST}, such as trials: 12"
+        yield Fault("trials", f"missing × search: {file.search}", "missing", allowed=f"1 to {MOST}, such as trials: 12")
 
 
-def _faults_of_key(key: str) -> Iterator[str]:
-    section = key.partition(".")[0]
-    if reason := REASONS.get(key, REASONS.get(section, "")):
-        yield f"params: {key} cannot be tried: {reason}; allowed: train.<setting>"
-    elif key.removeprefix(SECTION) not in Train.model_fields or not key.startswith(SECTION):
-        near = difflib.get_close_matches(key.removeprefix(SECTION), Train.model_fields, n=1)
-        guess = f"; did you mean {SECTION}{near[0]}?" if near else ""
-        yield f"params: {key}: unknown setting{guess}; allowed: train.<setting> of params.yaml"
+def _faults_of_key(key: str) -> Iterator[Fault]:
+    allowed, name = "train.<setting> of params.yaml", key.removeprefix(SECTION)
+    if reason := REASONS.get(key, REASONS.get(key.partition(".")[0], "")):
+        yield Fault("params", key, "value", reason, allowed)
+    elif name not in Train.model_fields or not key.startswith(SECTION):
+        near = difflib.get_close_matches(name, Train.model_fields, n=1)
+        yield Fault("params", key, "unknown", "", allowed, f"did you mean {SECTION}{near[0]}?" if near else "")
 
 
-def _faults_of_axis(key: str, value: Any, search: Search) -> Iterator[str]:
+def _faults_of_axis(key: str, value: Any, search: Search) -> Iterator[Fault]:
+    shown = document.shortened(value)
     if isinstance(value, list):
         if not value or len({repr(one) for one in value}) < len(value):
-            yield f"params: {key}: {document.shortened(value)} is not allowed; allowed: different values"
+            yield Fault(key, shown, "value", allowed="different values")
         return
     if not isinstance(value, dict):
-        yield (
-            f"params: {key}: {document.shortened(value)} is not allowed; allowed: a list such as [0.1, 0.2], or a "
-            f"range such as {{from: 0.01, to: 0.1, scale: log}}"
-        )
+        allowed = "a list such as [0.1, 0.2], or a range such as {from: 0.01, to: 0.1, scale: log}"
+        yield Fault(key, shown, "value", allowed=allowed)
         return
     try:
         found = Range.model_validate(value)
     except ValidationError as error:
-        faults = (document.sentence(fault, Range, {}) for fault in error.errors(include_url=False))
-        # pydantic knows the field by a name that Python allows
-        yield from (f"params: {key}.{fault}".replace("allowed: start, ", "allowed: from, ") for fault in faults)
+        for fault in (document.fault(one, Range, {}) for one in error.errors(include_url=False)):
+            # pydantic knows the field by a name that Python allows
+            yield replace(fault, key=f"{key}.{fault.key}", allowed=fault.allowed.replace("start, ", "from, "))
         return
     if not found.start < found.to:
-        yield f"params: {key}: from: {found.start} is not below to: {found.to}; exchange them, or give a list"
+        yield Fault(key, f"from {found.start} to {found.to}", "value", remedy="exchange them, or give a list")
     if found.scale == "log" and found.start <= 0:
-        yield f"params: {key}: from: {found.start} × scale: log; allowed: more than 0, or scale: linear"
+        yield Fault(key, f"from: {found.start} × scale: log", "pair", allowed="from above 0, or scale: linear")
     if search == "grid":
-        yield f"params: {key}: a range × search: grid; allowed: a list of values, or search: random"
+        yield Fault(key, "a range × search: grid", "pair", allowed="a list of values, or search: random")
 
 
 def _axis(value: Any) -> Axis:
@@ -201,7 +205,8 @@ def random(sweep: Sweep, trials: int) -> list[Trial]:
         known = [trial.values for trial in found]
         values = next((one for one in drawn if one not in known), None)
         if values is None:
-            raise UserError(f"trials: {trials}: only {len(found)} different ones were found; ask for fewer")
+            reason = f"only {len(found)} different ones are there"
+            raise UserError(Fault("trials", str(trials), "value", reason, remedy="ask for fewer"))
         found.append(Trial(number, values))
     return found
 
