@@ -24,19 +24,9 @@ from pipeline.base import files, linux, threads
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import (
-    corrections,
-    duplicates,
-    findings,
-    folders,
-    groups,
-    images,
-    originals,
-    split_report,
-    splitting,
-    suspects,
-)
-from pipeline.data.images import ImageInfo
+from pipeline.data import corrections, duplicates, findings, groups, originals, split_report, splitting, suspects
+from pipeline.data.folders import interpret
+from pipeline.data.images import ImageInfo, inspect_image
 from pipeline.data.layout import ImageFile, Layout
 from pipeline.data.originals import Originals
 from pipeline.data.split_table import HEADER, SPLITS
@@ -69,7 +59,7 @@ def split(
 
     Raises UserError for a layout, names, corrections, broken images or classes that the user has to fix.
     """
-    uncorrected = folders.interpret(str(source.root), source.entries(), source.read)
+    uncorrected = interpret(str(source.root), source.entries(), source.read)
     corrected = corrections.apply(table, uncorrected)
     layout = corrected.layout
     image_files, cut = layout.image_files, splitting.find_cut(layout.image_files)
@@ -114,13 +104,11 @@ def inspect(
 ) -> list[ImageInfo]:
     """What is known of each image file, after decoding it once."""
 
-    def inspect_image(image_file: ImageFile) -> ImageInfo:
+    def inspect_one(image_file: ImageFile) -> ImageInfo:
         path, sha256 = source.file(image_file.path)
-        return images.inspect_image(
-            path, settings.min_side, settings.max_pixels, duplicates.perceptual_hash, sha256=sha256
-        )
+        return inspect_image(path, settings.min_side, settings.max_pixels, duplicates.perceptual_hash, sha256=sha256)
 
-    return list(threads.ordered_map(inspect_image, image_files, workers, "split"))
+    return list(threads.ordered_map(inspect_one, image_files, workers, "split"))
 
 
 def check_unreadable_count(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo], most: int) -> None:
@@ -191,14 +179,6 @@ def fold_line(settings: params.Split) -> str:
     return f"split.fold: {settings.fold}, of {settings.folds} folds (0 to {settings.folds - 1}): {train}, {val}, {test}"
 
 
-def remedy(paths: params.Paths) -> str:
-    """What to do with suspicious images."""
-    return (
-        f"look at them in {paths.reports}/index.html; to correct a label or to leave an image out, write a line into "
-        f"{corrections.FILE}"
-    )
-
-
 def run(config: Params) -> None:
     linux.share_freed_memory()
     paths = config.paths
@@ -219,7 +199,11 @@ def run(config: Params) -> None:
     folds = [fold_line(config.split)] if config.split.folds > 1 else []
     few = [split_report.few_tested(counts["classes"])] if config.split.folds == 1 else []
     odd = findings.lines([(row.image_file.path, row.info) for row in rows])
-    doubtful = suspects.lines(suspicious, f"{paths.metrics}/{suspects.NAME} has all; {remedy(paths)}")
+    remedy = (
+        f"{paths.metrics}/{suspects.NAME} has all; look at them in {paths.reports}/index.html; "
+        f"to correct a label or to leave an image out, write a line into {corrections.FILE}"
+    )
+    doubtful = suspects.lines(suspicious, remedy)
     for line in [*folds, *split_report.lines(layout, counts, excluded(rows)), *filter(None, few), *odd, *doubtful]:
         print(f"split: {line}")
 

@@ -148,8 +148,8 @@ def _fingerprint_in(folder: Path) -> str:
     return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
 
 
-def clean(config: Params) -> str:
-    """Remove the runs that no start with these params resumes and no living process holds. Returns a summary."""
+def clean(config: Params) -> int:
+    """Remove the runs that no start with these params resumes and no living process holds; 0."""
     inputs = (Path(config.paths.packed), Path(config.paths.split))
     current = "none"  # nothing is packed, so nothing can be resumed
     if all(path.exists() for path in inputs):  # a damaged input is an error: the current run is then unknown
@@ -165,19 +165,15 @@ def clean(config: Params) -> str:
                 removed += 1
         except UserError as held:
             print(f"runs: left alone: {held}", file=sys.stderr)
-    return f"runs: {removed} folders removed, {freed / 1e6:,.1f} MB freed"
+    print(f"runs: {removed} folders removed, {freed / 1e6:,.1f} MB freed")
+    return 0
 
 
 def main() -> int:
     if sys.argv[1:] != ["--clean"]:
         print("usage: python -m pipeline.training.runs --clean", file=sys.stderr)
         return 2
-
-    def cleaned() -> int:
-        print(clean(params.load()))
-        return 0
-
-    return exit_status("runs", cleaned)
+    return exit_status("runs", lambda: clean(params.load()))
 
 
 if __name__ == "__main__":
