@@ -12,15 +12,13 @@ This process forwards signals to DVC and the stage. If it is killed, they are te
 them: when the prompt is back, or a container ends, an interrupted training has saved its state.
 """
 
-import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import FrameType
 
-from pipeline.base import cache_repair, dvc_lock, integrity, killed_dvc, linux, programs
+from pipeline.base import cache_repair, children, dvc_lock, integrity, killed_dvc, linux, programs
 from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
@@ -37,28 +35,13 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 def run(arguments: list[str]) -> int:
     """Run `dvc repro` until it and all processes that it started have ended. Returns its exit status."""
     linux.adopt_orphans()
-    # DVC has its own process group, so Ctrl-C reaches only this process, which forwards it once.
-    dvc = subprocess.Popen(
-        [sys.executable, "-m", "dvc", "repro", *arguments],
-        env=programs.environment(),
-        process_group=0,
-        preexec_fn=linux.die_with_parent,  # noqa: PLW1509  (this process has one thread)
-    )
-
-    def forward(number: int, _: FrameType | None) -> None:
-        try:
-            os.killpg(dvc.pid, number)
-        except ProcessLookupError:
-            return
-
+    # Ctrl-C reaches this process alone, which forwards it once.
+    dvc = children.start([sys.executable, "-m", "dvc", "repro", *arguments], env=programs.environment())
     for number in FORWARDED:
-        signal.signal(number, forward)
+        signal.signal(number, lambda number, _: children.send(dvc, number))
     status = dvc.wait()
-    while True:
-        try:
-            os.wait()
-        except ChildProcessError:
-            return status if status >= 0 else 128 - status
+    children.wait_for_all()
+    return status if status >= 0 else 128 - status
 
 
 def report(sentences: list[str]) -> None:

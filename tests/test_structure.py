@@ -36,6 +36,7 @@ LAYERS = (
     "cards",
     "training",
     "planning",
+    "reruns",
     "claims",
     "studies",
     "",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import linux, threads
+from pipeline.base import children, linux, threads
 from pipeline.base.errors import UserError
 from pipeline.config import machine
 from pipeline.config.params import Params
@@ -72,13 +72,11 @@ def _answer(question: Path, variables: dict[str, str], processes: int) -> str:
     """What rank 0 of the processes prints. If one fails, the others are ended and UserError is raised."""
     command = [sys.executable, "-m", "pipeline.planning.trial", str(question)]
     started = [
-        subprocess.Popen(
+        children.start(
             command,
             env=variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
             text=True,
-            process_group=0,  # Ctrl-C reaches this process alone, and ends them with it
-            preexec_fn=linux.die_with_parent,  # noqa: PLW1509  (this process has one thread)
         )
         for rank in range(processes)
     ]
@@ -87,7 +85,7 @@ def _answer(question: Path, variables: dict[str, str], processes: int) -> str:
             time.sleep(0.05)
         if any(statuses):
             raise UserError("no estimate: a training step with these params fails here, see above")
-        return started[0].communicate()[0]
+        return str(started[0].communicate()[0])
     finally:
         for process in started:
             with process:

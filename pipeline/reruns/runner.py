@@ -5,30 +5,36 @@ to end, and they save their state. The same command then goes on: DVC's run cach
 work copy keeps the checkpoints of a training.
 """
 
+import errno
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from pipeline.base import linux, programs
+from pipeline.base import children, linux, programs
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.config import machine
 from pipeline.config.params import Params
 
 LOG = "log.txt"  # in a work copy: what DVC and its stages print
-PROGRESS = re.compile(r"(epoch \d|download: .*(%|unpack)|.*: unpacked)")  # lines of a log that say how far a stage is
+# Lines of a log that say how far a run is.
+PROGRESS = re.compile(r"epoch \d|download: .*(%|unpack)|.*: unpacked|Running stage ")
 PAUSE = 10.0  # seconds between two such lines of one run, at least
 LOOK = 0.2  # seconds between two looks at the processes
 LAST_LINES = 3  # of a log, in the message of a failure
 LONG = 60  # seconds: a shorter rest is not announced
+FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))  # what a log says of a full disk
+LITTLE = 2**20  # bytes: with less room, a log may not say it
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MOST = 64  # runs at the same time
 
@@ -66,8 +72,9 @@ class _Running:
 
     job: Job
     slot: Slot
-    process: subprocess.Popen[bytes]
-    read: int  # bytes of its log
+    process: subprocess.Popen[Any]
+    began: int  # bytes that its log had before
+    read: int  # bytes of its log that were read
     shown: float = 0.0  # time of its last message
 
 
@@ -80,7 +87,8 @@ def slots(config: Params, parallel: int) -> list[Slot]:
     if config.train.device == "cpu" or parallel == 1:
         return [Slot(share, ()) for share in shares]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = visible.split(",") if visible else [str(k) for k in range(machine.read().cuda_devices)]
+    count = machine.read().cuda_devices
+    gpus = (visible.split(",") if visible else [str(k) for k in range(count)])[:count]
     each = config.run.processes // config.run.nodes
     if parallel * each > len(gpus):
         reason = f"each run has {each} GPU{'s' if each > 1 else ''} of its own, and {len(gpus)} are visible here"
@@ -88,19 +96,21 @@ def slots(config: Params, parallel: int) -> list[Slot]:
     return [Slot(share, tuple(gpus[k * each : (k + 1) * each])) for k, share in enumerate(shares)]
 
 
-def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Iterator[Ended]:
+def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Generator[Ended]:
     """Run the jobs, one in each slot at a time, and yield each when it has ended.
 
     `command` begins the messages. If the caller leaves the loop, or at a signal, the runs are asked to end, and have
     saved their state when this function ends.
     """
     linux.adopt_orphans()
+    others = children.pids()
     waiting, running, free = deque(jobs), list[_Running](), list(reversed(places))
     began, count = time.monotonic(), 0
     try:
         while waiting or running:
             while waiting and free:
-                running.append(_start(waiting.popleft(), free.pop()))
+                with _signals_wait():
+                    running.append(_start(waiting.popleft(), free.pop()))
             time.sleep(LOOK)
             for one in list(running):
                 status = one.process.poll()
@@ -113,76 +123,97 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Iterat
                     about = f"; about {rest / 60:.0f} min to go" if rest > LONG else ""
                     state = "failed" if status else "done"
                     print(f"{command}: {one.job.name}: {state} ({count} of {len(jobs)}){about}", flush=True)
-                    yield Ended(one.job, (_failure(one.job, status),) if status else ())
+                    yield Ended(one.job, (_failure(one, status),) if status else ())
     finally:
-        _end(running)
+        with _signals_wait():
+            for one in running:
+                children.send(one.process, signal.SIGTERM)
+            children.wait_for_all(others)
 
 
 def run_well(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> None:
     """Run the jobs as `run_all` does. Raises UserError for the first one that fails; the others are ended."""
-    for ended in run_all(jobs, places, command):
-        if ended.failures:
-            raise UserError(*ended.failures)
+    with closing(run_all(jobs, places, command)) as runs:
+        for ended in runs:
+            if ended.failures:
+                raise UserError(*ended.failures)
 
 
-def stop_on_signals(sentence: str) -> None:
-    """Have the first signal of SIGNALS raise Stopped with this sentence, and later ones do nothing: runs still save."""
+def stop_on_signals(sentence: str, kind: type[BaseException] = Stopped) -> None:
+    """Have the first signal of SIGNALS raise Stopped with this sentence, and later ones do nothing: runs still save.
+
+    A signal that this process ignores stays ignored (nohup). `kind`: another exception than Stopped.
+    """
 
     def stop(number: int, _: FrameType | None) -> None:
         for each in SIGNALS:
             signal.signal(each, signal.SIG_IGN)
-        raise Stopped(f"stopped by {signal.Signals(number).name}; {sentence}")
+        raise kind(f"stopped by {signal.Signals(number).name}; {sentence}")
 
     for each in SIGNALS:
-        signal.signal(each, stop)
+        if signal.getsignal(each) != signal.SIG_IGN:
+            signal.signal(each, stop)
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Inside the block the signals wait; the first one arrives after it.
+
+    Not with a mask: libraries have threads, and the system gives a signal to any thread that does not mask it.
+    """
+    arrived: list[int] = []
+    handlers = {each: signal.signal(each, lambda number, _: arrived.append(number)) for each in SIGNALS}
+    try:
+        yield
+    finally:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    for number in arrived[:1]:
+        signal.raise_signal(number)
 
 
 def _start(job: Job, slot: Slot) -> _Running:
-    """Start DVC in a process group of its own: Ctrl-C reaches this process alone, which ends the group."""
-
-    def prepare() -> None:
-        linux.die_with_parent()
-        os.sched_setaffinity(0, slot.cores)
-
+    """Start DVC for a job."""
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(slot.gpus)} if slot.gpus else {}
     with (job.folder / LOG).open("ab") as log:
-        process = subprocess.Popen(
+        process = children.start(
             [sys.executable, "-m", "dvc", "repro", *job.options, *job.stages],
+            slot.cores,
             cwd=job.folder,
             env={**programs.environment(), **gpus, **job.environ},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            process_group=0,
-            preexec_fn=prepare,  # noqa: PLW1509  (this process has one thread)
         )
-        return _Running(job, slot, process, log.tell())
+        return _Running(job, slot, process, log.tell(), log.tell())
 
 
 def _show_progress(one: _Running, command: str) -> None:
     """Print the newest line of a log that says how far the run is, but not too often."""
     if time.monotonic() - one.shown < PAUSE:
         return
-    new = (one.job.folder / LOG).read_bytes()[one.read :]
+    new = _log(one.job, one.read)
+    new = new[: new.rfind(b"\n") + 1]
     if lines := [line for line in new.decode(errors="replace").splitlines() if PROGRESS.match(line)]:
         print(f"{command}: {one.job.name}: {lines[-1]}", flush=True)
         one.read, one.shown = one.read + len(new), time.monotonic()
 
 
-def _failure(job: Job, status: int) -> Fault:
-    log = job.folder / LOG
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    said = " | ".join(lines[-LAST_LINES:])
-    return Fault(job.name, f"dvc repro ended with exit status {status}", "failed", said, remedy=f"all it said: {log}")
+def _log(job: Job, start: int) -> bytes:
+    """The bytes of a log from a place on."""
+    with (job.folder / LOG).open("rb") as log:
+        log.seek(start)
+        return log.read()
 
 
-def _end(running: Sequence[_Running]) -> None:
-    """End these runs and all their children, and wait until the last one has saved its state."""
-    for one in running:
-        with suppress(ProcessLookupError):
-            os.killpg(one.process.pid, signal.SIGTERM)
-    while running:
-        try:
-            os.wait()
-        except ChildProcessError:
-            return
+def _failure(one: _Running, status: int) -> Fault:
+    """Why a run ended with an exit status that is not 0, with the last lines of its log."""
+    job, text = one.job, _log(one.job, one.began).decode(errors="replace")
+    said = " | ".join([line.strip() for line in text.splitlines() if line.strip()][-LAST_LINES:])
+    remedy = f"all it said: {job.folder / LOG}"
+    if any(sentence in text for sentence in FULL) or shutil.disk_usage(job.folder).free < LITTLE:
+        return Fault(
+            job.name, f"the disk of {job.folder} is full", "machine", said, "", f"make room, then run again; {remedy}"
+        )
+    how = f"exit status {status}" if status > 0 else signal.Signals(-status).name
+    return Fault(job.name, f"dvc repro ended with {how}", "failed", said, remedy=remedy)

@@ -20,6 +20,11 @@ FOLDER = programs.TEMPORARY / "reruns"  # of all work copies that are kept for a
 CODE = "pipeline"
 COMPILED = "pipeline/loader/__pycache__/*.nb?"  # by numba, which compares the source's hash
 RUNS = frozenset({"runs"})  # what stays if a work copy is made again: the checkpoints of interrupted trainings
+OWN = (
+    "inbox",
+    "pretrained",
+    "archives",
+)  # in paths: the user's own folders, in no commit unless `dvc add` puts them in
 POLL = 0.2  # seconds between two looks whether a process still works in a folder
 
 
@@ -44,9 +49,10 @@ def project_files(project: Path = Path()) -> list[Path]:
 
 
 def copy_files(names: Iterable[Path], project: Path, folder: Path) -> None:
-    """Copy these files of the project into the folder, with their times."""
+    """Copy these files of the project into the folder, with their times. What has these names there is replaced."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        files.remove(folder / name)
         shutil.copy2(project / name, folder / name, follow_symlinks=False)
 
 
@@ -57,7 +63,7 @@ def check_out(commit: str, folder: Path) -> None:
     """
     index = {**programs.environment(), "GIT_INDEX_FILE": str(folder.absolute() / ".index")}
     folder.mkdir(parents=True, exist_ok=True)
-    programs.output("git", "read-tree", commit, environ=index)
+    programs.output("git", "read-tree", "--end-of-options", commit, environ=index)
     programs.output("git", "checkout-index", "--all", "--force", f"--prefix={folder.absolute()}/", environ=index)
     files.remove(folder / ".index")
 
@@ -70,14 +76,23 @@ def of_project(folder: Path, values: Mapping[str, Any], keep: Collection[str] = 
     """
     clear(folder, keep)
     copy_files(project_files(), Path(), folder)
-    return _connect(folder, values)
+    return _connect(folder, values, OWN)
 
 
-def of_commit(folder: Path, commit: str, values: Mapping[str, Any], keep: Collection[str] = RUNS) -> WorkCopy:
-    """Make the folder a work copy of a commit, as `of_project` does."""
+def of_commit(
+    folder: Path,
+    commit: str,
+    values: Mapping[str, Any],
+    keep: Collection[str] = RUNS,
+    own: Collection[str] = OWN,
+) -> WorkCopy:
+    """Make the folder a work copy of a commit, as `of_project` does.
+
+    `own`: which of the user's own folders it reads where they are; in the other ones it has what the commit has.
+    """
     clear(folder, keep)
     check_out(commit, folder)
-    return _connect(folder, values)
+    return _connect(folder, values, own)
 
 
 def clear(folder: Path, keep: Collection[str]) -> None:
@@ -85,18 +100,23 @@ def clear(folder: Path, keep: Collection[str]) -> None:
 
     A killed command leaves processes that save their state.
     """
-    announced = 0
-    while pids := killed_dvc.workers(folder.resolve()):
-        if pids[0] != announced:
-            announced = pids[0]
-            print(f"waiting for process {announced}, which still works in {folder}", flush=True)
-        time.sleep(POLL)
+    wait_for_workers(folder)
     for path in folder.glob("*"):
         if path.name not in keep:
             files.remove(path)
 
 
-def _connect(folder: Path, values: Mapping[str, Any]) -> WorkCopy:
+def wait_for_workers(folder: Path) -> None:
+    """Wait until no process of DVC or of this project works in a folder, or below it. Prints for which it waits."""
+    announced = 0
+    while folder.is_dir() and (pids := killed_dvc.workers(folder.resolve())):
+        if pids[0] != announced:
+            announced = pids[0]
+            print(f"waiting for process {announced}, which still works in {folder}", flush=True)
+        time.sleep(POLL)
+
+
+def _connect(folder: Path, values: Mapping[str, Any], own: Collection[str]) -> WorkCopy:
     """Set the params, and let the copy use the project's cache and read the user's own files where they are.
 
     DVC in a work copy uses no Git: Git ignores the folder. Outputs are no links to the cache: two DVCs that replace
@@ -104,9 +124,9 @@ def _connect(folder: Path, values: Mapping[str, Any]) -> WorkCopy:
     """
     document.rewrite(folder / params.FILE, values)
     config = params.load(folder / params.FILE)
-    for own in (config.paths.inbox, config.paths.pretrained, config.paths.archives):
-        if not Path(own).is_absolute() and Path(own).is_dir():
-            files.link(folder / own, Path(own))
+    for path in (Path(getattr(config.paths, name)) for name in own):
+        if not path.is_absolute() and path.is_dir():
+            files.link(folder / path, path)
     cache = os.path.relpath(integrity.cache_folder().resolve(), (folder / ".dvc").resolve())
     files.write_text(folder / ".dvc/config.local", f'[core]\n    no_scm = true\n[cache]\n    dir = "{cache}"\n')
     return WorkCopy(folder, config)

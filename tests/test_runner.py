@@ -1,0 +1,246 @@
+"""Stages in work copies: how many run at once, what each may use, and what becomes of them at a failure or a signal."""
+
+import ast
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.base.errors import STOPPED, UserError
+from pipeline.config import machine, params
+from pipeline.reruns import runner
+from pipeline.reruns.runner import Job, Slot
+from tests.conftest import PROJECT, on_cpu
+from tests.helpers.choices import TWO_GPUS
+from tests.helpers.trainings import wait_for
+
+# In a job's folder it runs instead of DVC: `python -m dvc` looks there first. Its arguments are those of `dvc repro`.
+STAND_IN = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+what, top = sys.argv[-1], Path("..")
+
+def wait_for(condition):
+    while not condition():
+        time.sleep(0.02)
+
+def save(*_):
+    Path("asked").touch()
+    wait_for(lambda: (top / "may save").exists())
+    Path("saved").touch()
+    sys.exit(75)
+
+if what == "pair":  # ends when two of this kind have begun
+    Path("begun").touch()
+    begun = time.monotonic()
+    wait_for(lambda: len([*top.glob("*/begun")]) > 1)
+    time.sleep(0.2)
+    said = {"cores": sorted(os.sched_getaffinity(0)), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    Path("said.json").write_text(json.dumps(said | {"begun": begun, "ended": time.monotonic()}))
+elif what == "long":
+    signal.signal(signal.SIGTERM, save)
+    Path("runs").touch()
+    time.sleep(1000)
+elif what == "dies":  # and its child, which saves, does not
+    subprocess.Popen(["setpriv", "--pdeathsig", "TERM", sys.executable, "-m", "dvc", "long"])
+    wait_for(Path("runs").exists)
+    os.kill(os.getpid(), signal.SIGKILL)
+elif what == "fails":
+    wait_for((top / "long/runs").exists)
+    sys.exit("first\\n\\nlast")
+elif what == "full":
+    sys.exit(OSError(28, os.strerror(28)))
+"""
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from pipeline.base.errors import exit_status
+from pipeline.reruns import runner
+from pipeline.reruns.runner import Job, Slot
+places = [Slot(frozenset(cores), tuple(gpus)) for cores, gpus in json.loads(sys.argv[1])]
+jobs = [Job(name, Path(name), (what,)) for name, what in json.loads(sys.argv[2])]
+runner.stop_on_signals("run again to go on")
+def work():
+    print([(ended.job.name, [(fault.key, fault.kind) for fault in ended.failures]) for ended in runner.run_all(
+        jobs, places, "test")] if sys.argv[3] == "all" else runner.run_well(jobs, places, "test"))
+    return 0
+sys.exit(exit_status("test", work))
+"""
+ANYWHERE: list[tuple[list[int], list[str]]] = [(sorted(os.sched_getaffinity(0)), [])]
+
+
+def start(
+    top: Path, work: dict[str, str], places: Any = ANYWHERE, until: str = "well", **options: Any
+) -> subprocess.Popen[str]:
+    """A process that runs these jobs: name → what the stand-in does."""
+    for name in work:
+        (top / name).mkdir()
+        (top / name / "dvc.py").write_text(STAND_IN)
+    command = [sys.executable, "-c", PROGRAM, json.dumps(places), json.dumps([*work.items()]), until]
+    environ = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    return subprocess.Popen(command, cwd=top, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            **options)  # fmt: skip
+
+
+def test_each_has_its_cores_and_gpus_and_no_more_run_at_once_than_there_are_slots(tmp_path: Path) -> None:
+    """Nor fewer, while jobs wait: each of these ends only when two have begun."""
+    first, *_, last = sorted(os.sched_getaffinity(0))
+    names = ("a", "b", "c", "d")
+    process = start(tmp_path, dict.fromkeys(names, "pair"), [([first], ["3", "4"]), ([last], ["5", "6"])])
+    _, error = process.communicate()
+    assert process.returncode == 0, error
+    said = [json.loads((tmp_path / name / "said.json").read_text()) for name in names]
+    used = {(tuple(one["cores"]), one["gpus"]) for one in said}
+    assert used == {((first,), "3,4"), ((last,), "5,6")}
+    for one in said:
+        assert sum(other["begun"] <= one["begun"] < other["ended"] for other in said) <= 2
+
+
+def test_a_failed_run_is_yielded_with_its_fault_and_the_others_go_on(tmp_path: Path) -> None:
+    """A full disk is called one, from what the log says."""
+    work = {"bad": "full", "good": "pair", "other": "pair"}
+    process = start(tmp_path, work, ANYWHERE * 3, "all")
+    said, error = process.communicate()
+    assert process.returncode == 0, error
+    ended = dict(ast.literal_eval(said.splitlines()[-1]))
+    assert ended == {"bad": [("bad", "machine")], "good": [], "other": []}
+
+
+def test_a_failure_ends_the_others_which_save_their_state(tmp_path: Path) -> None:
+    """The command ends when the last one has saved; what waits is not begun."""
+    (tmp_path / "may save").touch()
+    process = start(tmp_path, {"long": "long", "bad": "fails", "later": "long"}, ANYWHERE * 2)
+    _, error = process.communicate()
+    assert process.returncode == 1
+    assert error.startswith("test: bad: ")
+    assert "first | last" in error
+    assert (tmp_path / "long/saved").exists()
+    assert not (tmp_path / "later/runs").exists()
+
+
+def test_what_a_killed_dvc_leaves_has_saved_when_the_command_ends(tmp_path: Path) -> None:
+    """DVC is killed; its stage is not, and saves after that."""
+    process = start(tmp_path, {"killed": "dies"})
+    wait_for(lambda: (tmp_path / "killed/asked").exists() or process.poll() is not None, "the stage was not asked")
+    assert process.poll() is None
+    (tmp_path / "may save").touch()
+    _, error = process.communicate()
+    assert process.returncode == 1
+    assert "SIGKILL" in error
+    assert (tmp_path / "killed/saved").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_second_signal_changes_nothing(number: signal.Signals, tmp_path: Path) -> None:
+    """The first one asks the runs to end. Ctrl-C while they save is not heard: exit status 75, and all is saved."""
+    process = start(tmp_path, {"one": "long", "two": "long"}, ANYWHERE * 2)
+    both = [tmp_path / "one", tmp_path / "two"]
+    wait_for(lambda: all((one / "runs").exists() for one in both) or process.poll() is not None, "nothing runs")
+    process.send_signal(number)
+    wait_for(lambda: all((one / "asked").exists() for one in both) or process.poll() is not None, "not asked")
+    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
+    assert process.poll() is None
+    (tmp_path / "may save").touch()
+    _, error = process.communicate()
+    assert (process.returncode, error) == (STOPPED, f"test: stopped by {number.name}; run again to go on\n")
+    assert all((one / "saved").exists() for one in both)
+
+
+def test_a_signal_during_the_end_of_a_failure_waits(tmp_path: Path) -> None:
+    """One run has failed, the other one saves, and Ctrl-C comes: the command waits for it all the same."""
+    process = start(tmp_path, {"long": "long", "bad": "fails"}, ANYWHERE * 2)
+    wait_for(lambda: (tmp_path / "long/asked").exists() or process.poll() is not None, "not asked")
+    process.send_signal(signal.SIGINT)
+    assert process.poll() is None
+    (tmp_path / "may save").touch()
+    process.communicate()
+    assert process.returncode == STOPPED
+    assert (tmp_path / "long/saved").exists()
+
+
+def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
+    """A terminal that closes sends SIGHUP: a command under nohup goes on. TERM stops it."""
+    (tmp_path / "may save").touch()
+    process = start(tmp_path, {"one": "long"}, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    wait_for(lambda: (tmp_path / "one/runs").exists() or process.poll() is not None, "nothing runs")
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate()
+    assert process.returncode == STOPPED
+    assert "SIGTERM" in error
+
+
+def test_a_disk_without_room_for_a_log_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the log cannot say it."""
+    (tmp_path / runner.LOG).touch()
+    running = runner._Running(Job("fold 1", tmp_path, ()), Slot(frozenset(), ()), None, 0, 0)  # type: ignore[arg-type]
+    assert runner._failure(running, 1).kind == "failed"
+    monkeypatch.setattr(runner, "LITTLE", 2**62)
+    assert (runner._failure(running, 1).key, runner._failure(running, 1).kind) == ("fold 1", "machine")
+    assert os.strerror(errno.ENOSPC) in runner.FULL
+
+
+def test_the_newest_line_of_progress_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the name of the job; not the lines of the start before, no line that is not complete, each line once."""
+    monkeypatch.setattr(runner, "PAUSE", 0.0)
+    log = tmp_path / runner.LOG
+    log.write_text("epoch 1/9: of the start before\n")
+    job, read = Job("seed 0, fold 1", tmp_path, ()), len(log.read_text())
+    running = runner._Running(job, Slot(frozenset(), ()), None, read, read)  # type: ignore[arg-type]
+    runner._show_progress(running, "folds")
+    assert capsys.readouterr().out == ""
+    with log.open("a") as more:
+        more.write("epoch 2/9: loss 1.5\nepoch 3/9: loss 1.2\nsomething else\nepoch 4/")
+    runner._show_progress(running, "folds")
+    runner._show_progress(running, "folds")
+    assert capsys.readouterr().out == "folds: seed 0, fold 1: epoch 3/9: loss 1.2\n"
+    with log.open("a") as more:
+        more.write("9: loss 1.1\n")
+    runner._show_progress(running, "folds")
+    assert capsys.readouterr().out == "folds: seed 0, fold 1: epoch 4/9: loss 1.1\n"
+
+
+# ---- what each may use
+
+
+def test_the_cores_are_divided_among_the_runs(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its share. Where there are fewer cores than runs, some share one."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2, 4, 5, 7})
+    config = params.parse(on_cpu(raw))
+    shares = [set(slot.cores) for slot in runner.slots(config, 2)]
+    assert set.union(*shares) == {1, 2, 4, 5, 7}
+    assert sorted(map(len, shares)) == [2, 3]
+    assert [len(slot.cores) for slot in runner.slots(config, 6)] == [1] * 6
+    assert all(slot.gpus == () for slot in runner.slots(config, 6))
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, ["0,1", "2,3"]), ("7,5,3,1,0", ["7,5", "3,1"]), ("GPU-a,GPU-b,2,3,9,none", ["GPU-a,GPU-b", "2,3"])],
+)
+def test_the_gpus_are_divided_among_the_runs(
+    visible: str | None, expected: list[str], raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run has as many as it has processes, of those that are visible here; too many runs are refused."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(machine, "read", lambda: replace(TWO_GPUS, cuda_devices=5))
+    raw["train"] |= {"device": "cuda", "parallel": "ddp"}
+    raw["run"]["processes"] = 2
+    config = params.parse(raw)
+    assert [",".join(slot.gpus) for slot in runner.slots(config, 2)] == expected
+    assert runner.slots(config, 1)[0].gpus == ()
+    with pytest.raises(UserError) as refused:
+        runner.slots(config, 3)
+    assert [(fault.key, fault.value, fault.kind) for fault in refused.value.faults] == [("--jobs", "3", "machine")]
