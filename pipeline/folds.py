@@ -13,9 +13,11 @@ again. Your folder, with its params.yaml and dvc.lock, stays as it is. Written: 
 """
 
 import argparse
+import math
+import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,8 @@ from pipeline.base import cache_repair, files, integrity, killed_dvc, locks
 from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
-from pipeline.data import layout
-from pipeline.planning import survey
+from pipeline.data import corrections, layout
+from pipeline.planning import estimate, survey
 from pipeline.planning.survey import Survey
 from pipeline.reruns import runner, workcopy
 from pipeline.reruns.runner import Job, Slot
@@ -81,7 +83,7 @@ def study(config: Params, folds: int | None, seeds: int | None, jobs: int, recip
 
 
 def check_images(found: Survey, folds: int) -> None:
-    """Raise UserError if not every image can be a test image once: known before any stage runs, from the folders."""
+    """Raise UserError if not every image can be a test image once: known before an image is decoded."""
     if found.images and not found.in_all_folds:
         given = found.images - found.given.get("", 0)
         raise UserError(
@@ -105,6 +107,23 @@ def check_images(found: Survey, folds: int) -> None:
                 f"class{'es' if len(few) > 1 else ''}",
             )
         )
+
+
+def announce(config: Params, found: Survey, chosen: Study) -> None:
+    """Print how long the study takes, from a few training steps on the cores that one training has. Takes seconds.
+
+    Raises UserError if not every image can be a test image, or if a training step fails.
+    """
+    check_images(found, chosen.folds)
+    trainings, parallel, cores = chosen.folds * len(chosen.seeds), len(chosen.slots), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, chosen.slots[0].cores)
+    try:
+        one = estimate.measured_parts(params.changed(config, chosen.changes(chosen.seeds[0], 0)), found)
+    finally:
+        os.sched_setaffinity(0, cores)
+    rounds = math.ceil(trainings / parallel)
+    time = estimate.total(config, [replace(part, seconds=part.seconds * rounds) for part in one])
+    print(f"folds: {trainings} trainings, {parallel} at a time: {time}", flush=True)
 
 
 def copies_of(chosen: Study) -> dict[tuple[int, int], WorkCopy]:
@@ -150,13 +169,18 @@ def folds(arguments: argparse.Namespace) -> int:
     config, path = params.load(), arguments.recipe and record.RECIPES / f"{arguments.recipe}.json"
     recipe = record.read(path) if path else None
     chosen = study(config, arguments.folds, arguments.seeds, arguments.jobs, recipe)
-    if config.data.source != "archive":  # before the stage download, paths.images may have those of another source
-        check_images(survey.survey(config), chosen.folds)
+    is_here = config.data.source != "archive"  # else paths.images may have images of another source
+    if is_here:
+        announce(config, survey.survey(config), chosen)
     repeat = f"RECIPE={arguments.recipe}" if recipe else f"FOLDS={chosen.folds} SEEDS={len(chosen.seeds)}"
     with locks.held(FOLDER, "runs make folds"):
         cache = integrity.cache_folder()
+        workcopy.wait_for_workers(FOLDER)
         repair(cache)
         copies = copies_of(chosen)
+        if not is_here:
+            images = next(iter(copies.values())).folder / config.paths.images
+            announce(config, survey.of_folder(images, corrections.read()), chosen)
         first = {fold: copy for (seed, fold), copy in copies.items() if seed == chosen.seeds[0]}
         splits = [Job(f"fold {fold}: split", copy.folder, ("split",)) for fold, copy in first.items()]
         runner.run_well(splits, chosen.slots, "folds")
