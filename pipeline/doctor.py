@@ -104,7 +104,7 @@ def timm(config: Params, here: Machine) -> Iterator[Finding]:
     if config.train.model.startswith(TIMM) and here.timm:  # validity.py has reported it, if timm is missing
         from pipeline.models import timm_models
 
-        yield Finding("timm", importlib.metadata.version("timm"), timm_models.fault(config.train))
+        yield Finding("timm", importlib.metadata.version("timm"), "\n".join(map(str, timm_models.faults(config.train))))
 
 
 def shared_memory(config: Params, size: int) -> Finding:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from pipeline import stage
 from pipeline.base import files, linux, threads
-from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import images, originals, packed, split_table
@@ -30,9 +29,7 @@ def prepare(source: Originals, split_csv: Path, output: Path, settings: params.P
         try:
             return images.resize_to_square(path, size, int(row["width"]) * int(row["height"]), settings.grey, sha256)
         except FileNotFoundError:
-            raise UserError(
-                f"{path}: in {split_csv}, but not there; run the split stage again (dvc repro does)"
-            ) from None
+            raise originals.gone(path) from None
 
     with files.atomic_folder(output) as partial:
         resized = threads.ordered_map(resize, rows, workers, "prepare", result_bytes=3 * size**2)

@@ -21,7 +21,7 @@ import numpy as np
 
 from pipeline import stage
 from pipeline.base import files, linux, threads
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import corrections, duplicates, findings, groups, originals, split_report, splitting, suspects
@@ -118,12 +118,9 @@ def check_unreadable_count(image_files: Sequence[ImageFile], infos: Sequence[Ima
     if len(unusable) > most:
         first = ", ".join(f"{path} ({reason})" for path, reason in unusable[:5])
         rest = ", …" if len(unusable) > 5 else ""
-        remedies = "".join(f"; {remedy}" for remedy in findings.remedies(found))
-        raise UserError(
-            f"split.max_unreadable: {len(unusable)} images of {len(image_files)} cannot be used, allowed: {most}; "
-            f"{first}{rest}; repair, convert or remove them, or raise split.max_unreadable"
-            f"{remedies}"
-        )
+        reason = f"{len(unusable)} images of {len(image_files)} cannot be used: {first}{rest}"
+        remedy = "; ".join(["repair, convert or remove them, or raise split.max_unreadable", *findings.remedies(found)])
+        raise UserError(Fault("split.max_unreadable", str(most), "damaged", reason, remedy=remedy))
 
 
 def summary(classes: Sequence[str], rows: Sequence[Row], assigned: Assignment) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.base import files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Kind, UserError
 from pipeline.data.archive import DEEPEST, unpack
+from tests.helpers.refusals import refuses
 from tests.helpers.sources import PHOTOS, contents, member, tar_bytes, zip_bytes
 
 UNPACKED = {name.removeprefix("top/"): content for name, content in PHOTOS.items()}
@@ -31,13 +32,12 @@ def unpacked(content: bytes, base: Path, limits: tuple[int, int] = ROOMY) -> dic
     return contents(base / "images")
 
 
-def refusal(content: bytes, base: Path, limits: tuple[int, int] = ROOMY) -> str:
-    """The error message of an archive, one line; checks that no file is left."""
-    with pytest.raises(UserError) as refused:
+def is_refused(content: bytes, base: Path, kind: Kind, key: str = "data.url", limits: tuple[int, int] = ROOMY) -> str:
+    """Check that an archive is refused, and that no file is left. Returns the reason."""
+    with refuses((key, kind)) as error:
         unpacked(content, base, limits)
     assert [path.name for path in base.iterdir()] == ["archive"]
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
+    return error.value.faults[0].reason
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def link(name: str) -> zipfile.ZipInfo:
 
 
 ATTACKS = [
-    pytest.param(tar_bytes(PHOTOS, (member(name, kind, target=target), b"")), name, what, id=f"tar: {what}: {name}")
+    pytest.param(tar_bytes(PHOTOS, (member(name, kind, target=target), b"")), name, id=f"tar: {what}: {name}")
     for name, kind, target, what in [
         ("/tmp/x.jpg", tarfile.REGTYPE, "", "outside"),
         ("top/../../x.jpg", tarfile.REGTYPE, "", "outside"),
@@ -111,7 +111,7 @@ ATTACKS = [
         ("top/daisy/\udcff.jpg", tarfile.REGTYPE, "", "not named in UTF-8"),
     ]
 ] + [
-    pytest.param(zip_bytes(PHOTOS, (info, b"target")), info.filename, what, id=f"zip: {what}: {info.filename}")
+    pytest.param(zip_bytes(PHOTOS, (info, b"target")), info.filename, id=f"zip: {what}: {info.filename}")
     for info, what in [
         (zipfile.ZipInfo("/tmp/x.jpg"), "outside"),
         (zipfile.ZipInfo("top/../../x.jpg"), "outside"),
@@ -121,12 +121,10 @@ ATTACKS = [
 ]
 
 
-@pytest.mark.parametrize(("content", "name", "what"), ATTACKS)
-def test_nothing_lands_outside(content: bytes, name: str, what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("content", "name"), ATTACKS)
+def test_nothing_lands_outside(content: bytes, name: str, tmp_path: Path) -> None:
     """An entry outside the folder, a link, a device or a second entry is refused by name; nothing is unpacked."""
-    said = refusal(content, tmp_path)
-    assert f"its entry {name!r} is " in said
-    assert what in said
+    assert repr(name) in is_refused(content, tmp_path, "value")
 
 
 @pytest.mark.parametrize("pack", [tar_bytes, zip_bytes])
@@ -135,28 +133,27 @@ def test_a_path_of_very_many_folders_is_refused(
     pack: Callable[[dict[str, bytes]], bytes], depth: int, tmp_path: Path
 ) -> None:
     """Python makes such folders with a function that calls itself for each. The message has the begin of the path."""
-    said = refusal(pack({**PHOTOS, "a/" * depth + "a.jpg": b"x"}), tmp_path)
-    assert "its entry 'a/a/" in said
-    assert f"more than {DEEPEST} folders" in said
-    assert len(said) < 500
+    reason = is_refused(pack({**PHOTOS, "a/" * depth + "a.jpg": b"x"}), tmp_path, "value")
+    assert "'a/a/" in reason
+    assert len(reason) < 200
 
 
 def test_a_zip_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     """The message shows its bytes."""
-    said = refusal(zip_bytes({"daisy/Xx.png": b"x"}).replace(b"Xx", b"\xff\xfe"), tmp_path)
-    assert r"its entry 'daisy/\udcff\udcfe.png' is not named in UTF-8" in said
+    content = zip_bytes({"daisy/Xx.png": b"x"}).replace(b"Xx", b"\xff\xfe")
+    assert r"'daisy/\udcff\udcfe.png'" in is_refused(content, tmp_path, "value")
 
 
 @pytest.mark.parametrize("pack", [tar_bytes, zip_bytes])
 def test_more_entries_or_bytes_than_allowed_are_refused(
     pack: Callable[[dict[str, bytes]], bytes], tmp_path: Path
 ) -> None:
-    """The limits are exact, and the message names the key to raise."""
+    """The limits are exact."""
     content, size = pack(PHOTOS), sum(map(len, PHOTOS.values()))
     assert unpacked(content, tmp_path, (len(PHOTOS), size)) == UNPACKED
     files.remove(tmp_path / "images")
-    assert "data.max_files: " in refusal(content, tmp_path, (len(PHOTOS) - 1, size))
-    assert "data.max_bytes: " in refusal(content, tmp_path, (len(PHOTOS), size - 1))
+    is_refused(content, tmp_path, "value", "data.max_files", (len(PHOTOS) - 1, size))
+    is_refused(content, tmp_path, "value", "data.max_bytes", (len(PHOTOS), size - 1))
 
 
 def test_bytes_are_counted(tmp_path: Path) -> None:
@@ -168,13 +165,17 @@ def test_bytes_are_counted(tmp_path: Path) -> None:
     content = (tmp_path / "x.tar").read_bytes()
     real.unlink()
     (tmp_path / "x.tar").unlink()
-    assert "data.max_bytes: " in refusal(content, tmp_path, (10, 5_000_000))
+    is_refused(content, tmp_path, "value", "data.max_bytes", (10, 5_000_000))
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8bnot gzip", b"PK\x03\x04not zip", bytes(10240)])
-def test_what_is_no_archive_is_refused(content: bytes, tmp_path: Path) -> None:
-    """A file that is no archive, or holds no file, is refused with what is allowed."""
-    assert refusal(content, tmp_path).startswith("data.url: ")
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [(bytes(10240), "missing")]
+    + [(content, "damaged") for content in (b"", b"no archive", b"\x1f\x8bnot gzip", b"PK\x03\x04not zip")],
+)
+def test_what_is_no_archive_is_refused(content: bytes, kind: Kind, tmp_path: Path) -> None:
+    """A file that is no archive, or holds no file."""
+    is_refused(content, tmp_path, kind)
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress])
@@ -188,7 +189,7 @@ def test_a_truncated_tar_is_refused(
     whole += bytes(-len(whole) % 512)
     content = compress(whole + bytes(512))
     cut = content[: int(share * (len(content) - (511 if compress is bytes else 0)))]
-    assert "cannot be unpacked" in refusal(cut, tmp_path_factory.mktemp("cut"))
+    is_refused(cut, tmp_path_factory.mktemp("cut"), "damaged")
 
 
 @settings(deadline=None)
@@ -196,7 +197,7 @@ def test_a_truncated_tar_is_refused(
 def test_a_truncated_zip_is_refused(share: float, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A zip cut at any point is refused as damaged."""
     content = zip_bytes(PHOTOS)
-    assert "cannot be unpacked" in refusal(content[: int(share * len(content))], tmp_path_factory.mktemp("cut"))
+    is_refused(content[: int(share * len(content))], tmp_path_factory.mktemp("cut"), "damaged")
 
 
 @pytest.mark.parametrize("content", [tar_bytes(PHOTOS), gzip.compress(tar_bytes(PHOTOS)), zip_bytes(PHOTOS)])
@@ -220,4 +221,4 @@ def test_a_broken_header_is_not_taken_for_the_end(tmp_path: Path) -> None:
     """A tar with a broken header in the middle is refused, not unpacked up to there."""
     content = bytearray(tar_bytes(PHOTOS))
     content[content.index(b"top/rose/b.jpg")] ^= 1
-    assert "cannot be unpacked: a header is broken" in refusal(bytes(content), tmp_path)
+    is_refused(bytes(content), tmp_path, "damaged")

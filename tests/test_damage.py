@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.base import cache_repair, dvc_lock, integrity
-from pipeline.base.errors import UserError
 from pipeline.data import packed
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, copy_project
+from tests.helpers.refusals import refuses
 
 
 def flip(path: Path) -> None:
@@ -165,11 +165,8 @@ def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
     refused = call(project, "dvc", "repro", check=False)
     assert refused.returncode != 0
     (line,) = (line for line in refused.stderr.splitlines() if line.startswith("train: "))
-    assert line.startswith(
-        "train: data/packed/images.npy: not what dvc.lock says of data/packed; damaged in DVC's cache"
-    )
+    assert line.startswith("train: data/packed/images.npy: ")
     assert str(stored(project, "data/packed", "images.npy").relative_to(project)) in line
-    assert "python -m pipeline.repro" in line
     assert (project / "dvc.lock").read_bytes() == lock
     again = repro(project)
     assert "Running stage 'prepare'" in again.stdout
@@ -194,11 +191,10 @@ def test_outputs_of_stages_that_are_not_asked_for_stay(project: Path) -> None:
 
 def test_what_differed_before_a_run_was_not_damaged_during_it() -> None:
     """If DVC does not bring an output back, the disk is not blamed; what a run itself damages is said of the run."""
-    with pytest.raises(UserError, match="remove them") as before:
+    with refuses((cache_repair.THEM, "differs")):
         cache_repair.check(["models: differs"], ["models: differs"])
-    with pytest.raises(UserError, match="disk") as during:
+    with refuses((cache_repair.THEM, "damaged")):
         cache_repair.check(["models: differs"], ["models: differs", "data/packed: differs"])
-    assert str(before.value) == cache_repair.BEFORE != str(during.value)
     cache_repair.check(["models: differs"], [])
 
 
@@ -294,7 +290,6 @@ def test_an_image_removed_by_hand_is_named_and_can_be_meant(project: Path) -> No
     refused = call(project, "dvc", "repro", "--downstream", "split", check=False)
     assert refused.returncode != 0
     assert "split: data/images/" in refused.stderr
-    assert "if the change is intended: dvc commit" in refused.stderr
     call(project, "dvc", "commit", "--force", "download")
     call(project, "dvc", "repro", "--single-item", "split")
 
@@ -330,8 +325,8 @@ def test_a_folder_is_hashed_as_dvc_does(project: Path, monkeypatch: pytest.Monke
     assert [output.path for output in found if output.differs or not output.actual] == []
     assert integrity.damage(dvc_lock.read(Path("dvc.lock"))) == []
     flip(stored(project, "models/model.json"))
-    (said,) = integrity.damage(dvc_lock.read(Path("dvc.lock")))
-    assert said.endswith(f"damaged in DVC's cache (models/model.json); {integrity.REMEDY}")
+    (fault,) = integrity.damage(dvc_lock.read(Path("dvc.lock")))
+    assert (fault.key, fault.kind) == (str(stored(Path(), "models/model.json")), "damaged")
 
 
 def test_without_dvc_nothing_is_compared(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,5 +335,5 @@ def test_without_dvc_nothing_is_compared(project: Path, monkeypatch: pytest.Monk
     flip(project / "data/split.csv")
     assert integrity.check("prepare") == []
     monkeypatch.setenv(integrity.UNDER_DVC, "prepare")
-    with pytest.raises(UserError, match=r"data/split\.csv: not what dvc\.lock says of data/split\.csv; python -m"):
+    with refuses(("data/split.csv", "differs")):
         integrity.check("prepare")

@@ -11,8 +11,8 @@ import pytest
 
 from pipeline import download, weights
 from pipeline.base import files
-from pipeline.base.errors import UserError
 from tests.conftest import MINI_SHA256, PROJECT
+from tests.helpers.refusals import refuses
 from tests.helpers.sources import archive_project, contents, fill, project, tar_bytes
 
 NO_WEIGHTS = {"none.txt": b"No pretrained weights are asked for (train.weights: none).\n"}
@@ -31,7 +31,7 @@ def test_real_photos_unpack_and_stay_until_the_next_complete_set(
     assert classes == {"daisy": 127, "dandelion": 180, "roses": 128, "sunflowers": 140, "tulips": 160}
     assert sorted(path.name for path in images.iterdir() if path.is_file()) == ["LICENSE.txt"]
 
-    with pytest.raises(UserError, match=r"data\.max_files"):
+    with refuses(("data.max_files", "value")):
         download.run(archive_project(tmp_path, mini, max_files=100))
     assert len(list(images.rglob("*.jpg"))) == 735
     assert sorted(path.name for path in images.parent.iterdir()) == ["images"]

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base.errors import UserError
 from pipeline.data import folders, groups
 from pipeline.data.layout import ImageFile, Layout
 from tests.helpers.datasets import do_split, put, splits_by_path
+from tests.helpers.refusals import refuses
 
 
 def layout(*paths: str, depth: int | None = 0) -> Layout:
@@ -39,7 +39,7 @@ def test_the_folder_is_below_the_class_folder_at_any_depth() -> None:
 
 def test_the_folder_needs_class_folders() -> None:
     """labels.csv has none: refused, with what is allowed."""
-    with pytest.raises(UserError, match=r"split\.group: 'folder' with labels\.csv, .*or a column group in labels\.csv"):
+    with refuses(("split.group", "pair")):
         groups.named_groups(layout("1.png", depth=None), "folder")
 
 
@@ -53,8 +53,9 @@ def test_a_search_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     """An expression whose search doubles its steps with each letter: the key, the expression and the path are named."""
     monkeypatch.setattr(groups, "SEARCH_SECONDS", 1)
     paths = ["a/1.png", f"b/{'a' * 60}!.png", "c/2.png"]
-    with pytest.raises(UserError, match=r"split\.group: '\(\(\?:a\+\)\+\)\$': .*'b/aaa.*; allowed: "):
+    with refuses(("split.group", "value")) as error:
         groups.named_groups(layout(*paths), "((?:a+)+)$")
+    assert "'b/aaa" in error.value.faults[0].reason
 
 
 def patients(folder: Path, number: int = 12) -> Path:

@@ -2,9 +2,10 @@
 
 import pytest
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Kind
 from pipeline.data import folders, labels
 from pipeline.data.layout import ImageFile, Layout
+from tests.helpers.refusals import refuses
 
 FILES = ["a.png", "b/c.png", "d e,f.JPG"]
 
@@ -13,12 +14,6 @@ def read(content: str | bytes, names: list[str] = FILES, top: str = "") -> Layou
     """The layout of a folder `images` with these files and this table."""
     raw = content if isinstance(content, bytes) else content.encode()
     return folders.interpret("images", [*(top + name for name in names), f"{top}labels.csv"], lambda _: raw)
-
-
-def refusal(content: str | bytes, names: list[str] = FILES) -> str:
-    with pytest.raises(UserError) as caught:
-        read(content, names)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -64,34 +59,40 @@ def test_what_is_not_used_is_noted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "line", "kind"),
     [
-        ("", "no column path and label in its first line (''); needed: path, label, optionally split and group"),
-        ("path,class\na.png,x\n", "no column label in its first line ('path, class'); needed: "),
-        ("path;label,group\na.png;x,\n", "no column path and label in its first line ('path;label, group'); needed: "),
-        ("path;label\na.png,x\n", "line 2: 1 cells; needed: 2 in each line, as in the first"),
-        ("path,label,Path\n", "two columns with one name in its first line"),
-        ("path,label\na.png\n", "line 2: 1 cells; needed: 2 in each line, as in the first"),
-        ("path,label\na.png,x\n\nd e,f.JPG,x\n", "line 4: 3 cells; needed: 2 in each line, as in the first"),
-        ('path,label\n"a.png,x\n', "not a table with commas: unexpected end of data; write it again"),
-        (b"path,label\na.png,caf\xe9\n", "not UTF-8 (byte 20); save it as UTF-8"),
-        ("path,label\nz.png,x\n", "line 2: 'z.png': no such file; correct or remove these lines"),
-        ("path,label\n../a.png,x\n/a.png,x\n", "line 2: '../a.png': no such file, line 3: '/a.png': no such file; "),
-        ("path,label\nb/,x\n", "line 2: 'b/': no such file; "),
-        ("path,label\na.png,x\n./a.png,x\n", "line 3: 'a.png' is there twice; "),
-        ("path,label\na.png, \n", "line 2: 'a.png' has no label; "),
-        ("path,label\na.png,x\0y\n", "line 2: 'x\\x00y': a control character; "),
-        ("path,label,split\na.png,x,holdout\n",
-         "line 2: split 'holdout'; allowed: train, training, val, valid, validation, dev, test, testing, or nothing; "),
-        ("path,label\na.png,x\n", "1 classes; needed: at least 2 in the column label"),
-        ("path,label\n" + "".join(f"{n},x\n" for n in range(7)), "line 6: '4': no such file and 2 more; correct"),
+        ("", 0, "damaged"),
+        ("path,class\na.png,x\n", 0, "damaged"),
+        ("path;label,group\na.png;x,\n", 0, "damaged"),
+        ("path;label\na.png,x\n", 2, "damaged"),
+        ("path,label,Path\n", 0, "damaged"),
+        ("path,label\na.png\n", 2, "damaged"),
+        ("path,label\na.png,x\n\nd e,f.JPG,x\n", 4, "damaged"),
+        ('path,label\n"a.png,x\n', 0, "damaged"),
+        (b"path,label\na.png,caf\xe9\n", 0, "damaged"),
+        ("path,label\nz.png,x\n", 2, "value"),
+        ("path,label\n../a.png,x\n", 2, "value"),
+        ("path,label\n/a.png,x\n", 2, "value"),
+        ("path,label\nb/,x\n", 2, "value"),
+        ("path,label\na.png,x\n./a.png,x\n", 3, "value"),
+        ("path,label\na.png, \n", 2, "value"),
+        ("path,label\na.png,x\0y\n", 2, "value"),
+        ("path,label,split\na.png,x,holdout\n", 2, "value"),
+        ("path,label\na.png,x\n", 0, "missing"),
     ],
 )  # fmt: skip
-def test_a_fault_is_named_with_its_line(content: str | bytes, said: str) -> None:
-    """The table, the line, what is wrong, and what is needed."""
-    message = refusal(content, [*FILES, "b/"])
-    assert message.startswith("images/labels.csv: ")
-    assert said in message
+def test_a_fault_is_named_with_its_line(content: str | bytes, line: int, kind: Kind) -> None:
+    """The table, and the line if it is one."""
+    with refuses((f"images/labels.csv:{line}" if line else "images/labels.csv", kind)):
+        read(content, [*FILES, "b/"])
+
+
+def test_the_first_five_faults_are_named() -> None:
+    """The last one has the number of the others."""
+    lines: list[tuple[object, Kind]] = [(f"images/labels.csv:{number}", "value") for number in range(2, 7)]
+    with refuses(*lines, ("images/labels.csv", "damaged")) as error:
+        read("path,label\n" + "".join(f"{n},x\n" for n in range(7)))
+    assert error.value.faults[-1].value.startswith("2 ")
 
 
 def test_the_name_of_the_table_is_known() -> None:

@@ -14,9 +14,9 @@ from PIL import Image
 
 from pipeline import download, prepare, split
 from pipeline.base import files
-from pipeline.base.errors import UserError
 from pipeline.data import decoders, images, originals
 from pipeline.data.layout import ImageFile
+from tests.helpers.refusals import refuses
 from tests.helpers.sources import fill, project
 
 PHOTOS = {
@@ -54,16 +54,14 @@ def test_the_manifest_has_every_file_with_its_hash(inbox: Path) -> None:
     assert source.file("cats/ä 1.jpg") == (inbox / "cats/ä 1.jpg", hashlib.sha256(b"one").hexdigest())
 
 
-@pytest.mark.parametrize(
-    ("change", "word"), [(lambda path: path.write_bytes(b"new"), "changed"), (Path.unlink, "removed")]
-)
-def test_a_file_that_is_not_as_listed_is_refused(inbox: Path, change: Callable[[Path], object], word: str) -> None:
+@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"new"), Path.unlink], ids=["changed", "removed"])
+def test_a_file_that_is_not_as_listed_is_refused(inbox: Path, change: Callable[[Path], object]) -> None:
     """A photo that was changed or removed after download is named; other photos can be read. DVC alone does not list
     the files again if this one is behind a link to a folder.
     """
     source = listed(inbox)
     change(inbox / "cats/b.jpg")
-    with pytest.raises(UserError, match=rf"cats/b\.jpg: {word} after .* download listed it .*; run dvc repro --force"):
+    with refuses((inbox / "cats/b.jpg", "differs")):
         source.read("cats/b.jpg")
     assert source.read("dogs/c.jpg") == b"three"
 
@@ -122,7 +120,7 @@ def test_a_changed_file_that_is_no_image_is_refused(inbox: Path, size: int) -> N
     source = listed(inbox)
     (inbox / "cats/b.png").write_bytes(b"\0\0\0\x20ftypisom".ljust(size, b"\0"))
     for most_pixels in (1, 10**6):
-        with pytest.raises(originals.Changed, match=r"cats/b\.png: changed"):
+        with refuses((inbox / "cats/b.png", "differs")):
             images.inspect_image(inbox / "cats/b.png", 1, most_pixels, id, sha256=source.hashes["cats/b.png"])
 
 
@@ -146,36 +144,35 @@ def test_links_are_followed(inbox: Path) -> None:
     (inbox / ".cache/again").symlink_to(inbox)  # hidden, so it is not followed
     assert originals.linked_folders(inbox) == ["birds"]
     (inbox / "cats/again").symlink_to(inbox)
-    with pytest.raises(UserError, match=r"cats/again: a link to a folder that it is in; remove the link"):
+    with refuses((inbox / "cats/again", "value")):
         listed(inbox)
 
 
 def test_what_cannot_be_listed_is_refused(inbox: Path) -> None:
     """A broken link, a pipe, a link to what may never end, a name that is not UTF-8, and missing or empty folders."""
-    odd: tuple[tuple[Callable[[], None], str], ...] = (
-        (lambda: (inbox / "cats/z.jpg").symlink_to("nowhere"), r"z\.jpg: neither a file nor a folder \(a broken link"),
-        (lambda: os.mkfifo(inbox / "cats/z.jpg"), r"z\.jpg: neither a file nor a folder"),
-        (lambda: (inbox / "cats/z.jpg").symlink_to("/proc/self/mem"), r"z\.jpg: a link to /proc/\d+/mem"),
-        (lambda: (inbox / "cats/z.jpg").symlink_to("/dev/zero"), r"z\.jpg: neither a file nor a folder"),
-        ((inbox / "cats/\udcff.jpg").touch, r"the name is not UTF-8"),
+    odd: tuple[tuple[Callable[[Path], object], str], ...] = (
+        (lambda path: path.symlink_to("nowhere"), "z.jpg"),
+        (os.mkfifo, "z.jpg"),
+        (lambda path: path.symlink_to("/proc/self/mem"), "z.jpg"),
+        (lambda path: path.symlink_to("/dev/zero"), "z.jpg"),
+        (Path.touch, "\udcff.jpg"),
     )
-    for make, what in odd:
-        make()
-        with pytest.raises(UserError, match=what):
+    for make, name in odd:
+        path = inbox / "cats" / name
+        make(path)
+        with refuses((path if name == "z.jpg" else ascii(str(path)), "value")):
             listed(inbox)
-        files.remove(inbox / "cats/z.jpg")
+        path.unlink()
     (inbox.parent / "empty").mkdir()
-    for folder, what in (("empty", "is empty; put images into"), ("missing", "is not a folder; set it to")):
-        with pytest.raises(UserError, match=f"paths.inbox: .*{folder} {what}"):
+    for folder in ("empty", "missing"):
+        with refuses(("paths.inbox", "missing")):
             originals.write_manifest(inbox.parent / folder, inbox.parent / "images", workers=1)
 
 
-def test_without_the_folder_the_refusal_says_how_to_go_on(inbox: Path) -> None:
-    """In a clone on another machine the photos are not there: paths.inbox, the manifest and the remedy are named."""
+def test_without_the_folder_it_is_named(inbox: Path) -> None:
+    """In a clone on another machine the photos are not there."""
     listed(inbox)
-    with pytest.raises(
-        UserError, match=r"paths.inbox: /other is not a folder, but .*manifest.csv lists .*--allow-miss"
-    ):
+    with refuses(("paths.inbox", "missing")):
         originals.opened(inbox.parent / "images", Path("/other"))
 
 
@@ -190,9 +187,9 @@ def test_a_table_of_the_data_set_is_no_manifest(inbox: Path, table: str) -> None
 
 
 def test_a_damaged_manifest_is_named(inbox: Path) -> None:
-    """A manifest without its columns is damaged, and the refusal says how to get it back."""
+    """A manifest without its columns is damaged."""
     fill(inbox.parent / "images", {originals.MANIFEST: b"name\nx\n"})
-    with pytest.raises(UserError, match=r"manifest\.csv: damaged: .*dvc checkout"):
+    with refuses((inbox.parent / "images/.manifest.csv", "damaged")):
         originals.opened(inbox.parent / "images", inbox)
 
 

@@ -35,51 +35,38 @@ def ended(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int
     return status, line
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EFBIG, errno.ENOLCK, errno.EMFILE, errno.EISDIR, errno.ETIMEDOUT])
-def test_an_error_of_the_disk_is_a_line(number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An error of a file gives its name, the system's message and the remedy."""
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.ENOLCK, errno.EMFILE, errno.EBADF])
+@pytest.mark.parametrize("named", [True, False])
+def test_an_error_of_the_system_is_a_line(
+    number: int, named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error gives the file's name and the system's message; without a name, the folder in which this was."""
     path = str(tmp_path / "file")
-    status, line = ended(OSError(number, os.strerror(number), path), capsys)
+    status, line = ended(OSError(number, os.strerror(number), *([path] if named else [])), capsys)
     assert status == 1
-    assert line.startswith(f"some: {path}: {os.strerror(number)}; ")
-    assert line.endswith(", then run again")
-
-
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EBADF, errno.EINVAL])
-def test_an_error_without_a_file_has_a_remedy(number: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """The line says that the system names no file, where this was, and what can be done."""
-    status, line = ended(OSError(number, os.strerror(number)), capsys)
-    assert status == 1
-    assert f"does not name (in {Path.cwd()}): {os.strerror(number)}" in line
-    assert line.endswith(", then run again")
-    assert any(remedy in line for remedy in ("dmesg", "make room"))
+    assert line.startswith("some: ")
+    assert f"{path if named else Path.cwd()}" in line
+    assert os.strerror(number) in line
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "setting"),
     [
-        (MemoryError(), ("no memory is left", "train.batch_size", "run.residency: disk", "ulimit -v")),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), ("no memory is left", "run.workers")),
-        (RuntimeError("can't start new thread"), ("no memory is left", "run.workers")),
-        (
-            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
-            ("no memory is left", "accumulation_steps"),
-        ),
-        (ImportError("libx.so: failed to map segment from shared object"), ("no memory is left", "ulimit -v")),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), ("the GPU's memory", "batch_size")),
-        (
-            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
-            ("the GPU's memory", "accumulation_steps"),
-        ),
+        (MemoryError(), "run.workers"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "run.workers"),
+        (RuntimeError("can't start new thread"), "run.workers"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "run.workers"),
+        (ImportError("libx.so: failed to map segment from shared object"), "run.workers"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), "train.gradient_checkpointing"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "train.gradient_checkpointing"),
     ],
 )
-def test_a_memory_that_is_full_is_named(
-    error: BaseException, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_memory_that_is_full_is_named(error: BaseException, setting: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Full memory of the host or of a GPU is named, with the settings that need less."""
     status, line = ended(error, capsys)
     assert status == 1
-    assert all(word in line for word in words)
+    assert setting in line
+    assert "train.batch_size" in line
 
 
 def test_other_ends_keep_their_status(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +143,7 @@ def test_imports_without_memory_are_a_line() -> None:
     done = subprocess.run(["bash", "-c", limited], cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
-    assert "train: no memory is left: " in done.stderr
+    assert "run.workers" in done.stderr
 
 
 def test_an_interrupt_during_imports_is_a_line(tmp_path: Path) -> None:

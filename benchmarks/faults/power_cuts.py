@@ -95,7 +95,7 @@ def run_checked(*command: str | Path) -> None:
 def look() -> str:
     """What a run left in the current folder: the hash of dvc.lock, and each damaged file or cache object."""
     damaged = integrity.damage(dvc_lock.read(dvc_lock.LOCK))
-    return " ".join([files.sha256(dvc_lock.LOCK), *damaged])
+    return " ".join([files.sha256(dvc_lock.LOCK), *map(str, damaged)])
 
 
 class Disk:

@@ -22,15 +22,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from pipeline.base import dvc_lock, files, integrity, linux
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.base.integrity import Hashed, Output
 
 NAME = re.compile(r"[0-9a-f]{30}(\.dir)?")  # of an object, in a folder of two more digits
 LARGE = 4e9  # bytes to read; from this size on, a message comes first
 IDLE_SECONDS = 60  # nobody fills an empty folder that is older than this
 PROTECTED = 0o444  # the mode that DVC gives to files in its cache
-DURING = "the files above were damaged during the run: the disk or the memory may be failing; run again"
-BEFORE = "the files above are not what dvc.lock says, as before this run; remove them, then make repro brings them back"
+THEM = "the files above"
+DURING = Fault(THEM, "damaged during this run", "damaged", "the disk or the memory may be failing", remedy="run again")
+BEFORE = Fault(THEM, "not what dvc.lock says, as before", "differs", remedy="remove them; make repro brings them back")
 
 
 def repair(cache: Path, stages: Collection[str]) -> list[str]:

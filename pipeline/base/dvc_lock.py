@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from pipeline.base import files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import damaged, missing
 
 LOCK = Path("dvc.lock")
 BACKUP = Path(".dvc/tmp/dvc.lock.whole")  # beside DVC's own working files: Git ignores it
@@ -34,9 +34,9 @@ def read(path: Path = LOCK) -> Claims:
             for stage, content in stages.items()
         }
     except FileNotFoundError:
-        raise UserError(f"{path}: not found; it is written by the first run: dvc repro") from None
+        raise missing(path, "the first run writes it: dvc repro") from None
     except (YAMLError, ValueError, AttributeError, KeyError, TypeError, RecursionError, IsADirectoryError):
-        raise UserError(f"{path}: not readable; restore it (git checkout {path.name}), or run the pipeline") from None
+        raise damaged(path, "not readable", f"restore it (git checkout {path.name}), or run the pipeline") from None
 
 
 def _string(value: Any) -> str:
@@ -110,9 +110,9 @@ def _stages(path: Path) -> dict[str, dict[str, Any]]:
     try:
         return _parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{path}: not found; run from the project's folder, where it lies") from None
+        raise missing(path, "run from the project's folder, where it lies") from None
     except (YAMLError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
-        raise UserError(f"{path}: not readable; restore it (git checkout {path.name})") from None
+        raise damaged(path, "not readable", f"restore it (git checkout {path.name})") from None
 
 
 @lru_cache(maxsize=1)  # a study asks for each of its trainings, and parsing takes 60 ms

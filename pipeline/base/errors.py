@@ -22,24 +22,6 @@ STOPPED = 75  # exit status: saved, run again to go on (EX_TEMPFAIL of sysexits.
 INTERRUPTED = "no incomplete output is left; run again to go on"
 
 SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
-REMEDIES = {
-    errno.EIO: "the disk or its connection failed; dmesg shows the system's messages; repair it",
-    errno.EFBIG: "the file is larger than allowed here; raise the limit (ulimit -f), or use another file system",
-    errno.EMFILE: "raise the limit of open files (ulimit -n), or lower run.workers",
-    errno.ENFILE: "raise the system's limit of open files (sysctl fs.file-max), or end other programs",
-    errno.EISDIR: "a folder stands where a file belongs; move it away",
-    errno.ENOTDIR: "a file stands where a folder belongs; move it away",
-    errno.EEXIST: "a file stands where a folder belongs; move it away",
-    errno.ENOTEMPTY: "another program writes there; end it",
-    errno.ENOENT: "something removed it while it was needed; end that program",
-    errno.ESTALE: "the network file system lost it; mount it again",
-    errno.EAGAIN: "raise the limit of processes (ulimit -u, or a container's pids), or lower run.workers",
-    errno.EPIPE: "the reading program ended before everything was written; let it read to the end",
-    **dict.fromkeys(
-        (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP),
-        "this file system has no locks; mount it with locks, or move the project",
-    ),
-}
 UNKNOWN = "see the system's messages (dmesg), its limits (ulimit -a) and its space (df)"
 # torch has no exception class for these, so the text decides.
 NO_MEMORY = re.compile(
@@ -104,6 +86,16 @@ class UserError(Exception):
     def __init__(self, *faults: Fault | str) -> None:
         super().__init__("\n".join(map(str, faults)))
         self.faults = tuple(fault for fault in faults if isinstance(fault, Fault))
+
+
+def missing(path: Path | str, remedy: str, value: str = "not found") -> UserError:
+    """The refusal of a file or folder that is not there."""
+    return UserError(Fault(str(path), value, "missing", remedy=remedy))
+
+
+def damaged(path: Path | str, reason: str, remedy: str) -> UserError:
+    """The refusal of a file whose content is not what it has to be."""
+    return UserError(Fault(str(path), "damaged", "damaged", reason, remedy=remedy))
 
 
 class Stopped(Exception):
@@ -203,7 +195,7 @@ def _describe_file_error(error: OSError) -> str:
             folder = next(parent for parent in [where, *where.absolute().parents] if parent.is_dir())
             free = shutil.disk_usage(folder).free / 1e6
             return f"{place}: {error.strerror} ({free:,.0f} MB free there); {_again('make room or give write access')}"
-    return f"{place}: {error.strerror}; {_again(REMEDIES.get(error.errno or 0, UNKNOWN))}"
+    return f"{place}: {error.strerror}; {_again(UNKNOWN)}"
 
 
 def _again(remedy: str) -> str:

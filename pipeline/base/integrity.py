@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base import dvc_lock, files, linux, programs
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 
 MEMORY = programs.TEMPORARY / "hashed.json"
 IGNORE = Path(".dvcignore")
@@ -205,31 +205,29 @@ def _damaged_objects(claimed: dict[str, str], cache: Path) -> dict[str, str]:
     }
 
 
-def _describe(output: Output, cache: Path) -> str:
-    """A sentence about an output that differs: its changed files, and their damaged objects in DVC's cache."""
+def _fault(output: Output, cache: Path) -> Fault:
+    """An output that differs: its changed files, and their damaged objects in DVC's cache."""
     claimed = claimed_files(output, cache)
     changed = changed_files(output, claimed)
     objects = _damaged_objects({path: claimed[path] for path in claimed.keys() & {*changed, output.path}}, cache)
-    also = f"; damaged in DVC's cache, too: {listed(sorted(objects))}" if objects else ""
-    return (
-        f"{listed(changed)}: not what dvc.lock says of {output.path}{also}; {REMEDY}; "
-        f"if the change is intended: dvc commit"
-    )
+    also = f"damaged in DVC's cache, too: {listed(sorted(objects))}" if objects else ""
+    value, remedy = f"not what dvc.lock says of {output.path}", f"{REMEDY}; if the change is intended: dvc commit"
+    return Fault(listed(changed), value, "differs", also, remedy=remedy)
 
 
-def damage(claims: dvc_lock.Claims) -> list[str]:
-    """Every output of a dvc.lock that is damaged, here or in DVC's cache, one sentence each. Reads every byte."""
+def damage(claims: dvc_lock.Claims) -> list[Fault]:
+    """Every output of a dvc.lock that is damaged, here or in DVC's cache. Reads every byte."""
     cache = cache_folder()
     outputs, _ = inspect_outputs({path: md5 for claim in claims.values() for path, md5 in claim["outs"].items()}, {})
-    sentences = [_describe(output, cache) for output in outputs if output.differs]
+    faults = [_fault(output, cache) for output in outputs if output.differs]
     for output in outputs:
         claimed = {output.path: output.claimed} | claimed_files(output, cache)
-        sentences += [
-            f"{stored}: damaged in DVC's cache ({path}); {REMEDY}"
+        faults += [
+            Fault(stored, "damaged in DVC's cache", "damaged", f"it is of {path}", remedy=REMEDY)
             for stored, path in _damaged_objects(claimed, cache).items()
             if not output.differs
         ]
-    return sentences
+    return faults
 
 
 def check(stage: str) -> list[str]:
@@ -251,7 +249,7 @@ def check(stage: str) -> list[str]:
     outputs, _ = inspect_outputs(outs, load_memory())
     if differing := [output for output in outputs if output.differs]:
         cache = cache_folder()
-        raise UserError("\n".join(_describe(output, cache) for output in differing))
+        raise UserError(*(_fault(output, cache) for output in differing))
     return list(outs)
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 
 TEMPORARY = Path(".dvc/tmp")  # DVC's own working files: Git and DVC ignore it
 
@@ -35,9 +35,8 @@ def output(*command: str, cwd: Path | None = None, environ: dict[str, str] | Non
         # DVC quotes the lines of a file that it cannot read, each after a bar.
         lines = [line for line in done.stderr.splitlines() if line.strip() and "│" not in line] or ["no message"]
         program = " ".join(command[2:] if command[0] == sys.executable else command)
-        raise UserError(
-            "; ".join(filter(None, [f"{program} ended with exit status {done.returncode}: {lines[-1]}", remedy]))
-        )
+        remedy = remedy or "correct what it names, then run again"
+        raise UserError(Fault(program, f"exit status {done.returncode}", "failed", lines[-1], remedy=remedy))
     return done.stdout
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault, UserError, missing
 
 
 def _different(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -42,21 +42,25 @@ def checkout(path: Path) -> str:
 
 
 @contextmanager
-def reading(path: Path, remedy: str, *damaged: type[Exception]) -> Iterator[None]:
-    """A block that reads `path`. Raises UserError for a missing or damaged file, and for errors of types `damaged`."""
-    types: tuple[type[Exception], ...] = (ValueError, csv.Error, *damaged)
+def reading(path: Path, remedy: str, *errors: type[Exception]) -> Iterator[None]:
+    """A block that reads `path`. Raises UserError for a missing or damaged file, and for errors of types `errors`."""
+    types: tuple[type[Exception], ...] = (ValueError, csv.Error, *errors)
     if path.exists() and not (path.is_file() or path.is_dir()):  # reading it could wait for ever, or never end
-        raise UserError(f"{path}: a pipe or a device stands where a file belongs; rm {path}, then {remedy}")
+        raise _not_a_file(path, "a pipe or a device", f"rm {path}, then {remedy}")
     try:
         yield
     except FileNotFoundError:
-        raise UserError(f"{path}: not found; {remedy}") from None
+        raise missing(path, remedy) from None
     except IsADirectoryError:
-        raise UserError(f"{path}: a folder stands where a file belongs; rm -r {path}, then {remedy}") from None
+        raise _not_a_file(path, "a folder", f"rm -r {path}, then {remedy}") from None
     except NotADirectoryError:
-        raise UserError(f"{path}: {path.parent} is not a folder; rm {path.parent}, then {remedy}") from None
+        raise missing(path, f"rm {path.parent}, then {remedy}", f"{path.parent} is not a folder") from None
     except types as error:
         raise UserError(damage(str(path), error, remedy)) from None
+
+
+def _not_a_file(path: Path, value: str, remedy: str) -> UserError:
+    return UserError(Fault(str(path), value, "damaged", "it has to be a file", remedy=remedy))
 
 
 def json_of(path: Path, schema: type[Schema], remedy: str) -> Schema:

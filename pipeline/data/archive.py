@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from pipeline.base import files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 
 CHUNK = 1 << 20
 
@@ -48,7 +48,7 @@ def unpack(archive: Path, folder: Path, max_files: int, max_bytes: int) -> None:
         with closing(_entries(archive)) as entries:
             for number, (name, content) in enumerate(entries, start=1):
                 if number > max_files:
-                    raise UserError(f"data.max_files: {archive} has more than {max_files} entries; allowed: raise it")
+                    raise _too_large(archive, "data.max_files", max_files)
                 path = _relative_path(archive, name)
                 if files.is_junk(path):
                     continue
@@ -57,15 +57,15 @@ def unpack(archive: Path, folder: Path, max_files: int, max_bytes: int) -> None:
                 except OSError as error:
                     if error.errno not in UNWRITABLE:
                         raise
-                    raise UserError(_bad_entry(archive, name, UNWRITABLE[error.errno])) from None
+                    raise _bad_entry(archive, name, UNWRITABLE[error.errno]) from None
                 if left < 0:
-                    raise UserError(f"data.max_bytes: {archive} unpacks to more than {max_bytes}; allowed: raise it")
+                    raise _too_large(archive, "data.max_bytes", max_bytes)
     except DAMAGED as error:
-        raise UserError(_damaged(archive, error)) from None
+        raise _damaged(archive, error) from None
     except OSError as error:
         if error.errno not in (None, errno.EINVAL):
             raise
-        raise UserError(_damaged(archive, error)) from None
+        raise _damaged(archive, error) from None
     _strip_top_folder(archive, unpacked, folder)
 
 
@@ -83,7 +83,7 @@ def _tar_entries(archive: Path, head: bytes) -> Generator[Entry, None, None]:
             for member in tar:
                 if not (member.isdir() or member.isreg()):
                     kind = "a link" if member.issym() or member.islnk() else "neither a file nor a folder"
-                    raise UserError(_bad_entry(archive, member.name, kind))
+                    raise _bad_entry(archive, member.name, kind)
                 yield member.name, tar.extractfile(member)
             # tarfile takes a broken header for the end. The true end is a block of zeros.
             stream.seek(tar.offset)
@@ -109,15 +109,15 @@ def _zip_entries(archive: Path) -> Generator[Entry, None, None]:
     try:
         opened = zipfile.ZipFile(archive, metadata_encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(_bad_entry(archive, os.fsdecode(error.object), "not named in UTF-8")) from None
+        raise _bad_entry(archive, os.fsdecode(error.object), "not named in UTF-8") from None
     with opened as zipped:
         for info in zipped.infolist():
             kind = stat.S_IFMT(info.external_attr >> 16)  # Unix's file type; 0 from other systems
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 what = "a link" if kind == stat.S_IFLNK else "neither a file nor a folder"
-                raise UserError(_bad_entry(archive, info.filename, what))
+                raise _bad_entry(archive, info.filename, what)
             if info.flag_bits & ZIP_ENCRYPTED:
-                raise UserError(_bad_entry(archive, info.filename, "encrypted"))
+                raise _bad_entry(archive, info.filename, "encrypted")
             if info.is_dir():
                 yield info.filename, None
             else:
@@ -129,13 +129,13 @@ def _relative_path(archive: Path, name: str) -> Path:
     """An entry's name as a relative path below the folder. Raises UserError if it leaves the folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
-        raise UserError(_bad_entry(archive, name, "named so that it would land outside the folder"))
+        raise _bad_entry(archive, name, "named so that it would land outside the folder")
     if len(path.parts) - 1 > DEEPEST:
-        raise UserError(_bad_entry(archive, f"{name[:100]}…", f"in more than {DEEPEST} folders"))
+        raise _bad_entry(archive, f"{name[:100]}…", f"in more than {DEEPEST} folders")
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:  # tarfile gives bytes that are not UTF-8 as surrogates
-        raise UserError(_bad_entry(archive, name, "not named in UTF-8")) from None
+        raise _bad_entry(archive, name, "not named in UTF-8") from None
     return Path(path)
 
 
@@ -163,24 +163,24 @@ def _strip_top_folder(archive: Path, unpacked: Path, folder: Path) -> None:
     if len(tops) == 1 and tops[0].is_dir() and any(path.is_dir() for path in tops[0].iterdir()):
         top = tops[0]
     if not any(path.is_file() for path in top.rglob("*")):
-        raise UserError(
-            f"data.url: {archive} holds no file; allowed: an archive with one folder per class, with images"
-        )
+        allowed = "an archive with one folder per class, with images"
+        raise UserError(Fault("data.url", str(archive), "missing", "it holds no file", allowed))
     for path in sorted(top.iterdir()):
         path.rename(folder / path.name)
     shutil.rmtree(unpacked)
 
 
-def _bad_entry(archive: Path, name: str, what: str) -> str:
-    return (
-        f"data.url: {archive}: its entry {name!r} is {what}; allowed: plain files and folders, each once, inside; "
-        f"nothing was unpacked; pack the images again"
-    )
+def _bad_entry(archive: Path, name: str, what: str) -> UserError:
+    reason, allowed = f"its entry {name!r} is {what}", "plain files and folders, each once, inside"
+    return UserError(Fault("data.url", str(archive), "value", reason, allowed, "pack the images again"))
 
 
-def _damaged(archive: Path, error: Exception) -> str:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return (
-        f"data.url: {archive} cannot be unpacked: {reason}; allowed: a whole .tar, .tgz, .tar.bz2, .tar.xz or .zip; "
-        f"nothing was unpacked; make or fetch it again, and set data.sha256 to its hash"
-    )
+def _too_large(archive: Path, key: str, most: int) -> UserError:
+    return UserError(Fault(key, str(most), "value", f"{archive} has more", remedy="raise it"))
+
+
+def _damaged(archive: Path, error: Exception) -> UserError:
+    reason = f"cannot be unpacked: {' '.join(str(error).split()) or type(error).__name__}"
+    allowed = "a whole .tar, .tgz, .tar.bz2, .tar.xz or .zip"
+    remedy = "make or fetch it again, and set data.sha256 to its hash"
+    return UserError(Fault("data.url", str(archive), "damaged", reason, allowed, remedy))

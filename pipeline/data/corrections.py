@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.data import user_table
 from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile, Layout, in_one_line
@@ -55,13 +55,10 @@ def read(path: Path = FILE) -> Table:
     return Table(lines, unread)
 
 
-def missing(path: Path = FILE) -> str:
-    """The message for a table that is not there."""
-    header = EMPTY.strip()
-    return (
-        f"{path}: no such plain file; needed: the table of corrections, at least its first line; git checkout {path} "
-        f"brings it back, or write one without a correction: echo {header} > {path}"
-    )
+def missing(path: Path = FILE) -> Fault:
+    """The fault of a table that is not there."""
+    remedy = f"bring it back (git checkout {path}), or write one without a correction: echo {EMPTY.strip()} > {path}"
+    return Fault(str(path), "no such plain file", "missing", "it is the table of corrections", remedy=remedy)
 
 
 def apply(table: Table, layout: Layout) -> Corrected:
@@ -71,16 +68,18 @@ def apply(table: Table, layout: Layout) -> Corrected:
     """
     images = {file.path: file for file in layout.image_files}
     lines: dict[str, dict[str, str]] = {}
-    faults: list[str] = []
+    faults: list[Fault] = []
     for number, cells in table.lines:
         path = user_table.path(cells["path"], images)
         if path not in images:
             guess = _did_you_mean(_similar(path, images)) if len(faults) < user_table.MOST_NAMED else ""
-            faults.append(f"line {number}: {path!r:.100}: no image of the data set{guess}")
-        elif fault := f"{path!r:.100} is there twice" if path in lines else _fault(cells, layout.classes):
-            faults.append(f"line {number}: {fault}")
+            value = f"{path!r:.100}: no image of the data set{guess}"
+        else:
+            value = f"{path!r:.100} is there twice" if path in lines else _wrong(cells, layout.classes)
+        if value:
+            faults.append(Fault(f"{FILE}:{number}", value, "value", remedy=user_table.CORRECT))
         lines[path] = cells
-    user_table.check(str(FILE), faults)
+    user_table.check(faults)
     if not lines:
         return Corrected(layout, {}, {})
     excluded = {path: _reason(cells.get("reason", "")) for path, cells in lines.items() if cells["label"] == EXCLUDE}
@@ -96,7 +95,7 @@ def apply(table: Table, layout: Layout) -> Corrected:
     return Corrected(replace(layout, image_files=files, notes=notes), excluded, counts)
 
 
-def _fault(cells: Mapping[str, str], classes: Sequence[str]) -> str:
+def _wrong(cells: Mapping[str, str], classes: Sequence[str]) -> str:
     """What is wrong with the label or the reason of a line; empty if nothing."""
     label = cells["label"]
     if not cells.get("reason", "").isprintable():

@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from PIL import AvifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, UnidentifiedImageError
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.data import formats, memory, originals
 from pipeline.data.layout import looks_like_image
 
@@ -200,8 +200,9 @@ class NotDecoded(Refused):
         name = reason.removeprefix(f"{UNSUPPORTED}: ")
         allowed = ", ".join(decoded for decoded in NAMES if decoded != name)
         remedy = formats.remedy(name)
+        whole = f"a whole image as {allowed}"
         super().__init__(
-            f"{path}: {reason}; allowed: a whole image as {allowed}; {remedy or 'convert it'}, or leave it out"
+            Fault(str(path), reason, "damaged", allowed=whole, remedy=f"{remedy or 'convert it'}, or leave it out")
         )
         self.short = f"{path}: {reason}" + (f"; {remedy}" if remedy else "")  # for a list of files
         # No image is lost if a file is left out that is none by its name, and none by its content.
@@ -209,13 +210,14 @@ class NotDecoded(Refused):
 
 
 def refusal(path: Path, error: Unusable, max_pixels: int) -> Refused:
-    """The reason in a sentence, with what is allowed and the remedy."""
+    """The reason, with what is allowed and the remedy."""
     if error.reason == TOO_LARGE:
-        return Refused(
-            f"{path}: too large ({error.size[0]} × {error.size[1]} pixels, {path.stat().st_size:,} bytes); allowed: up "
-            f"to {max_pixels:,} pixels (split.max_pixels, or predict --max-pixels) in "
-            f"{memory.largest_file(max_pixels):,} bytes; make it smaller"
+        size = f"{error.size[0]} × {error.size[1]} pixels, {path.stat().st_size:,} bytes"
+        allowed = (
+            f"up to {max_pixels:,} pixels (split.max_pixels, or predict --max-pixels) in "
+            f"{memory.largest_file(max_pixels):,} bytes"
         )
+        return Refused(Fault(str(path), "too large", "value", size, allowed, "make it smaller"))
     return NotDecoded(path, error.reason)
 
 
@@ -223,7 +225,8 @@ def file_size(path: Path) -> int:
     """The bytes of a file. Raises UserError if it is something else: a pipe could be waited for without end."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"{path}: {_not_a_file(status.st_mode)}; allowed: a file; remove it, or put the image there")
+        value, remedy = _not_a_file(status.st_mode), "remove it, or put the image there"
+        raise UserError(Fault(str(path), value, "value", allowed="a file", remedy=remedy))
     return status.st_size
 
 

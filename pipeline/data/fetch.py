@@ -17,7 +17,7 @@ import requests
 from tqdm import tqdm
 
 from pipeline.base import files
-from pipeline.base.errors import UserError, without_secrets
+from pipeline.base.errors import Fault, UserError, without_secrets
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before the second try, the third, …
 STALLED = 30  # seconds without a byte after which a try fails
@@ -62,7 +62,7 @@ def obtain_archive(url: str, sha256: str, archives: Path, waits: Sequence[float]
     if url.startswith("file://"):
         path = _local_path(url)
         if (actual := files.sha256(path)) != sha256:
-            raise UserError(_wrong_hash(str(path), actual, sha256))
+            raise _wrong_hash(str(path), actual, sha256)
         return path
     target = archives / sha256
     if target.exists() and (actual := files.sha256(target)) != sha256:
@@ -91,10 +91,9 @@ def obtain_weights(url: str, sha256_prefix: str, archives: Path, waits: Sequence
         with files.atomic_file(target) as temporary:
             _get(url, temporary, waits, WEIGHTS, WEIGHTS_BYTES)
             if not (actual := files.sha256(temporary)).startswith(sha256_prefix):
-                raise UserError(
-                    f"train.weights: {url} has SHA-256 {actual}, its name promises {sha256_prefix}…; "
-                    f"nothing was kept; try again later; {WEIGHTS.remedy}"
-                )
+                reason = f"its SHA-256 is {actual}, its name promises {sha256_prefix}…"
+                remedy = f"try again later; {WEIGHTS.remedy}"
+                raise UserError(Fault(WEIGHTS.key, url, "differs", reason, remedy=remedy))
     return target
 
 
@@ -107,16 +106,15 @@ def download(url: str, target: Path, sha256: str, waits: Sequence[float] = WAITS
     with files.atomic_file(target) as temporary:
         _get(url, temporary, waits, ARCHIVE, most)
         if (actual := files.sha256(temporary)) != sha256:
-            raise UserError(_wrong_hash(without_secrets(url), actual, sha256))
+            raise _wrong_hash(without_secrets(url), actual, sha256)
 
 
 def _local_path(url: str) -> Path:
     """The path of a file:// address. Raises UserError if there is no such file."""
     path = Path(unquote(url.removeprefix("file://")))
     if not path.is_absolute():
-        raise UserError(
-            f"data.url: {without_secrets(url)!r} has no full path; allowed: file:// and a path from the root, file:///home/…"
-        )
+        allowed = "file:// and a path from the root, file:///home/…"
+        raise UserError(Fault("data.url", without_secrets(url), "value", "no full path", allowed))
     try:
         exists = path.is_file()
     except OSError as error:
@@ -124,19 +122,15 @@ def _local_path(url: str) -> Path:
             raise
         exists = False
     if not exists:
-        raise UserError(
-            f"data.url: {without_secrets(url)!r}: there is no such file; allowed: an existing archive (a space is %20)"
-        )
+        allowed = "an existing archive (a space is %20)"
+        raise UserError(Fault("data.url", without_secrets(url), "missing", "there is no such file", allowed))
     return path
 
 
 def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose, most: int) -> None:
     """Download to `target`, with the tries and errors of `download`."""
     shown = without_secrets(url)
-    endless = (
-        f"{purpose.key}: {shown!r} sends more than {most} bytes; nothing was kept; allowed: up to that: "
-        f"{purpose.too_long}"
-    )
+    endless = Fault(purpose.key, shown, "value", f"it sends more than {most} bytes", f"up to that: {purpose.too_long}")
     print(f"{purpose.stage}: getting {shown}", file=sys.stderr)
     for attempt, wait in enumerate([*waits, None], start=1):
         try:
@@ -156,11 +150,11 @@ def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose, most:
                 error.response.close()  # pooch leaves its connection open
             reason = without_secrets(" ".join(str(error).split()))
             if not _is_temporary(error):
-                raise UserError(f"{purpose.key}: {shown!r} cannot be downloaded: {reason}; {purpose.remedy}") from None
+                failure = f"cannot be downloaded: {reason}"
+                raise UserError(Fault(purpose.key, shown, "failed", failure, remedy=purpose.remedy)) from None
             if wait is None:
-                raise UserError(
-                    f"{purpose.key}: {shown!r}: {attempt} tries failed, the last: {reason}; {purpose.remedy}"
-                ) from None
+                failure = f"{attempt} tries failed, the last: {reason}"
+                raise UserError(Fault(purpose.key, shown, "failed", failure, remedy=purpose.remedy)) from None
             print(f"{purpose.stage}: try {attempt} failed: {reason}; again in {wait:g} s", file=sys.stderr)
             time.sleep(wait)
 
@@ -168,7 +162,7 @@ def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose, most:
 class Limited:
     """What pooch writes to: a file that takes at most so many bytes. An answer may have no end."""
 
-    def __init__(self, file: BinaryIO, most: int, fault: str) -> None:
+    def __init__(self, file: BinaryIO, most: int, fault: Fault) -> None:
         self._file, self._left, self._fault = file, most, fault
 
     def write(self, content: bytes) -> None:
@@ -249,8 +243,6 @@ def _is_temporary(error: Exception) -> bool:
     return isinstance(error, requests.ConnectionError | requests.Timeout | requests.exceptions.ChunkedEncodingError)
 
 
-def _wrong_hash(where: str, actual: str, expected: str) -> str:
-    return (
-        f"data.sha256: {where} has SHA-256 {actual}, expected {expected}; "
-        f"nothing was unpacked; get the right file, or set data.sha256 if you trust this one"
-    )
+def _wrong_hash(where: str, actual: str, expected: str) -> UserError:
+    remedy = "get the right file, or set data.sha256 if you trust this one"
+    return UserError(Fault("data.sha256", expected, "differs", f"{where} has {actual}", remedy=remedy))

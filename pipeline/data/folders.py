@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from pipeline.base import files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError, missing
 from pipeline.data import labels
 from pipeline.data.layout import ImageFile, Layout, alike, formulas, looks_like_image, named, split_of, unused
 from pipeline.data.split_table import SPLITS
@@ -25,13 +25,14 @@ OTHER_TABLES = {  # a table of another tool → how it becomes labels.csv
     "_classes.csv": "it has one column per class; write labels.csv from it, with one class per image",
 }
 USUAL = "make labels.csv from it, with the columns path and label"
+TABLE = f"a table {labels.NAME} with the columns path and label"
 YOLO = {"images", "labels"}  # folders of images and of boxes, as tools for object detection write them
 
 
 def entries(folder: Path) -> list[str]:
     """The relative paths of all files and folders below `folder` without junk, sorted. That of a folder ends in /."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; run the download stage first (dvc repro does)")
+        raise missing(folder, "run the download stage first (dvc repro does)", "no such folder")
     names = []
     for path in folder.rglob("*"):
         relative = path.relative_to(folder)
@@ -43,7 +44,7 @@ def entries(folder: Path) -> list[str]:
             continue
         check_name(path, name)
         if not path.is_file():
-            raise UserError(f"{path}: neither a file nor a folder (a link?); remove it, or put the file there")
+            raise not_a_file(path)
         names.append(name)
     return sorted(names)  # code points have the order of their UTF-8 bytes
 
@@ -64,15 +65,27 @@ def is_from_dvc_add(path: Path, top: Path) -> bool:
     return path.parent == top and path.suffix == ".dvc" and path.is_file()
 
 
+def not_a_file(path: Path) -> UserError:
+    """The refusal of a broken link, a pipe or a device."""
+    value, remedy = "neither a file nor a folder (a broken link?)", "remove it, or put the file there"
+    return UserError(Fault(str(path), value, "value", remedy=remedy))
+
+
+def no_inbox(inbox: Path, remedy: str, reason: str = "it is not a folder") -> UserError:
+    """The refusal of an inbox without images."""
+    return UserError(Fault("paths.inbox", str(inbox), "missing", reason, remedy=remedy))
+
+
 def check_name(path: Path, name: str) -> None:
     """Raise UserError for a name that split.csv cannot hold."""
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
-        escaped = ascii(path.as_posix())
-        raise UserError(f"{escaped}: the name is not UTF-8; rename it (convmv -f latin1 -t utf8 does)") from None
+        remedy = "rename it (convmv -f latin1 -t utf8 does)"
+        raise UserError(Fault(ascii(path.as_posix()), "the name is not UTF-8", "value", remedy=remedy)) from None
     if "\r" in name:  # Python 3.11 and 3.12 write it to a CSV file without quotes, and read it as the end of a line
-        raise UserError(f"{path.as_posix()!r}: a carriage return in a name; rename or remove it")
+        value, remedy = "a carriage return in the name", "rename or remove it"
+        raise UserError(Fault(repr(path.as_posix()), value, "value", remedy=remedy))
 
 
 def interpret(folder: str, names: Sequence[str], read: Callable[[str], bytes]) -> Layout:
@@ -156,16 +169,14 @@ def _given_splits(where: str, tops: Sequence[str]) -> dict[str, str]:
     named = {top: split for top in sorted(tops, key=_split_order) if (split := split_of(top))}
     classes = [top for top in tops if top not in named]
     if len(set(named.values())) < len(named):
-        raise UserError(
-            f"{where}: folders {' and '.join(named)}: two spellings of one split; allowed: one folder for each of "
-            f"{', '.join(SPLITS)}; merge the folders that mean the same"
-        )
+        value, remedy = f"folders {' and '.join(named)}", "merge the folders that mean the same"
+        allowed = f"one folder for each of {', '.join(SPLITS)}"
+        raise UserError(Fault(where, value, "pair", "two spellings of one split", allowed, remedy))
     if named and classes:
         first = ", ".join(classes[:5]) + (", …" if len(classes) > 5 else "")
-        raise UserError(
-            f"{where}: {', '.join(named)} beside class folders {first}; allowed: only splits or only classes; move or "
-            f"remove one of the two (if a class has this name, rename its folder, such as to {next(iter(named))}_class)"
-        )
+        value = f"{', '.join(named)} beside class folders {first}"
+        remedy = f"move or remove one of the two, or rename a class, such as to {next(iter(named))}_class"
+        raise UserError(Fault(where, value, "pair", allowed="only splits or only classes", remedy=remedy))
     return named
 
 
@@ -174,43 +185,37 @@ def _split_order(top: str) -> tuple[int, str]:
     return SPLITS.index(split_of(top) or "test"), top
 
 
-def _without_train(where: str, names: Sequence[str], splits: dict[str, str]) -> str:
-    """The message for split folders of which none is a train folder with class folders."""
+def _without_train(where: str, names: Sequence[str], splits: dict[str, str]) -> Fault:
+    """The fault of split folders of which none is a train folder with class folders."""
     if train := next((name for name, split in splits.items() if split == "train"), ""):
-        return (
-            f"{where}: {train}/ has no class folder; needed: {train}/<class>/ with the images of each class, or a "
-            f"table {labels.NAME} with the columns path and label beside {train}/{_other_table(names)}"
-        )
-    return (
-        f"{where}: folders {' and '.join(splits)}, but no train; allowed: train with val, test or both (this split is "
-        f"kept, and a missing part is cut from train), or class folders at the top (the split is made)"
+        allowed = f"{train}/<class>/ with the images of each class, or beside {train}/ {TABLE}"
+        return Fault(where, f"{train}/ has no class folder", "missing", "", allowed, _other_table(names))
+    allowed = (
+        "train with val, test or both (this split is kept, and a missing part is cut from train), "
+        "or class folders at the top (the split is made)"
     )
+    return Fault(where, f"folders {' and '.join(splits)}, but no train", "missing", allowed=allowed)
 
 
 def _other_table(names: Sequence[str]) -> str:
-    """What to do with a table of another tool, as the end of a message; empty if there is no table."""
+    """What to do with a table of another tool; empty if there is no table."""
     table = next((name for name in names if name.endswith(".csv")), "")
-    return f"; {table}: {OTHER_TABLES.get(table.rsplit('/', 1)[-1], USUAL)}" if table else ""
+    return f"{table}: {OTHER_TABLES.get(table.rsplit('/', 1)[-1], USUAL)}" if table else ""
 
 
 def _check_classes(where: str, names: Sequence[str], classes: Sequence[str], notes: Sequence[str]) -> None:
     """Raise UserError for fewer than two classes, with these notes, and for class folders that are none."""
     for name in filter(split_of, classes):  # there is one level of folders too many
-        raise UserError(
-            f"{where}: a class folder has the name of a split, {name!r}; allowed: any other name; remove the extra "
-            f"level of folders, or rename the class"
-        )
+        value, remedy = f"class folder {name!r}", "remove the extra level of folders, or rename the class"
+        raise UserError(Fault(where, value, "value", "it has the name of a split", "any other name", remedy))
     if set(classes) == YOLO:
-        raise UserError(
-            f"{where}: folders images and labels are a layout for object detection; needed: one folder per class, or a "
-            f"table {labels.NAME} with the columns path and label"
-        )
+        value, reason = "folders images and labels", "a layout for object detection"
+        raise UserError(Fault(where, value, "value", reason, f"one folder per class, or {TABLE}"))
     if len(classes) < 2:
         there = f"only one class folder ({classes[0]!r})" if classes else "no class folder"
         remedy = "if they are inside another folder, move them one level up (in paths.inbox or the archive)"
         if not classes and any(map(looks_like_image, names)):
             remedy = f"if {where} has the images of one class, name the folder above it, which holds all classes"
-        raise UserError(
-            f"{where}: {there}; needed: at least 2, each with the images of one class, or a table {labels.NAME} with "
-            f"the columns path and label; {'; '.join([*notes, remedy])}{_other_table(names)}"
-        )
+        allowed = f"at least 2, each with the images of one class, or {TABLE}"
+        remedies = "; ".join(filter(None, [*notes, remedy, _other_table(names)]))
+        raise UserError(Fault(where, there, "missing", allowed=allowed, remedy=remedies))

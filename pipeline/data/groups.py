@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from pipeline.base import linux
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.data.layout import ImageFile, Layout, are, in_one_line
 
 SEARCH_SECONDS = 60  # of processor time, for all paths; a usual expression takes less than a second for 100,000 paths
@@ -49,10 +49,9 @@ def _in_paths(layout: Layout, setting: str) -> list[str]:
         return [""] * len(paths)
     if setting == "folder":
         if layout.class_depth is None:
-            raise UserError(
-                f"split.group: 'folder' with {layout.kind}, whose paths have no class folder; allowed: none, a regular "
-                f"expression, or a column group in {layout.kind}"
-            )
+            reason = f"the paths of {layout.kind} have no class folder"
+            allowed = f"none, a regular expression, or a column group in {layout.kind}"
+            raise UserError(Fault("split.group", "folder", "pair", reason, allowed))
         depth = layout.class_depth + 1
         return [path.split("/")[depth] if path.count("/") > depth else "" for path in paths]
     return _searched(paths, setting)
@@ -72,10 +71,9 @@ def _searched(paths: Sequence[str], expression: str) -> list[str]:
     )  # fmt: skip
     names = [json.loads(line) for line in done.stdout.splitlines()]
     if done.returncode == -signal.SIGXCPU:
-        raise UserError(
-            f"split.group: {expression!r:.100}: its search took more than {SEARCH_SECONDS} seconds of processor time, "
-            f"and reached {paths[len(names)]!r:.100}; allowed: an expression without a repetition inside a repetition"
-        )
+        reason = f"its search took more than {SEARCH_SECONDS} seconds, and reached {paths[len(names)]!r:.100}"
+        allowed = "an expression without a repetition inside a repetition"
+        raise UserError(Fault("split.group", f"{expression!r:.100}", "value", reason, allowed))
     if done.returncode:
         raise RuntimeError(f"split.group: the search ended with {done.returncode}: {done.stderr[-1000:]}")
     return names

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from pipeline.base import files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.data import folders, labels
 
 
@@ -20,29 +20,22 @@ def copy(inbox: Path, folder: Path) -> None:
         f"dvc add {inbox}/*; without the photos: dvc repro --downstream split"
     )
     if not inbox.is_dir():
-        raise UserError(f"paths.inbox: {inbox} is not a folder; {layout}")
+        raise folders.no_inbox(inbox, layout)
     images = 0
     for path in sorted(inbox.rglob("*")):
         relative = path.relative_to(inbox)
         if files.is_junk(relative) or folders.is_from_dvc_add(path, inbox):
             continue
-        _check(path, relative)
+        folders.check_name(path, relative.as_posix())
+        if path.is_symlink():
+            remedy = "copy its target there instead"
+            raise UserError(Fault(str(path), "a symbolic link", "value", allowed="files and folders", remedy=remedy))
         if path.is_dir():
             (folder / relative).mkdir()
+        elif not path.is_file():
+            raise folders.not_a_file(path)
         else:
             shutil.copyfile(path, folder / relative)
             images += len(relative.parts) > 1 or relative.name == labels.NAME
     if not images:
-        raise UserError(f"paths.inbox: {inbox} has no class folder with a file in it; {layout}")
-
-
-def _check(path: Path, relative: Path) -> None:
-    """Raise UserError for anything else than a file or folder with a name in UTF-8."""
-    if path.is_symlink():
-        raise UserError(f"{path}: a symbolic link; allowed: files and folders; copy its target there instead")
-    if not (path.is_file() or path.is_dir()):
-        raise UserError(f"{path}: neither a file nor a folder; allowed: files and folders; remove it")
-    try:
-        str(relative).encode("utf-8")
-    except UnicodeEncodeError:
-        raise UserError(f"{str(path)!r}: not named in UTF-8; rename it") from None
+        raise folders.no_inbox(inbox, layout, "it has no class folder with a file in it")

@@ -6,7 +6,7 @@ the table. The images may be in any folder.
 
 from collections.abc import Sequence
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.data import user_table
 from pipeline.data.layout import SPELLINGS, ImageFile, Layout, looks_like_image, split_of, unused
 
@@ -29,24 +29,24 @@ def layout(where: str, content: bytes, names: Sequence[str], top: str, notes: li
     faults = []
     for number, cells in lines:
         path = user_table.path(cells["path"], there)
-        if fault := _fault(cells, path, path in there, path in rows):
-            faults.append(f"line {number}: {fault}")
+        if value := _wrong(cells, path, path in there, path in rows):
+            faults.append(Fault(f"{table}:{number}", value, "value", remedy=user_table.CORRECT))
         rows[path] = cells
-    user_table.check(table, faults)
+    user_table.check(faults)
     image_files = [
         ImageFile(top + path, cells["label"], split_of(cells.get("split", "")), cells.get("group", ""))
         for path, cells in sorted(rows.items())
     ]
     classes = sorted({image_file.label for image_file in image_files})
     if len(classes) < 2:
-        raise UserError(f"{table}: {len(classes)} classes; needed: at least 2 in the column label")
+        raise UserError(Fault(table, f"{len(classes)} classes", "missing", allowed="at least 2 in the column label"))
     notes += [f"{NAME}: columns that are not read: {', '.join(unread)}"] if unread else []
     unlisted = [name for name in names if looks_like_image(name) and name not in rows]
     notes += unused(unlisted, f"not in {NAME}")
     return Layout(image_files, classes, NAME, tuple(notes), None)
 
 
-def _fault(cells: dict[str, str], path: str, is_there: bool, is_twice: bool) -> str:
+def _wrong(cells: dict[str, str], path: str, is_there: bool, is_twice: bool) -> str:
     """What is wrong with a line; empty if nothing."""
     if not is_there or path.endswith("/"):
         return f"{cells['path']!r:.100}: no such file"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from pipeline.base import files, schema, threads
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError, missing
 from pipeline.data import folders
 
 MANIFEST = ".manifest.csv"  # in paths.images; no file of an archive or an inbox has this name: hidden names are junk
@@ -77,10 +77,14 @@ def check(file: IO[bytes], path: Path, sha256: str) -> None:
 
 
 def _changed(path: Path, what: str) -> Changed:
-    return Changed(
-        f"{path}: {what} after the stage download listed it (data.source: folder); run dvc repro --force --single-item "
-        f"download, which lists the files again, then dvc repro; or restore it"
-    )
+    value = f"{what} after the stage download listed it (data.source: folder)"
+    remedy = "list the files again (dvc repro --force --single-item download), then dvc repro; or restore it"
+    return Changed(Fault(str(path), value, "differs", remedy=remedy))
+
+
+def gone(path: Path) -> UserError:
+    """The refusal of an image file that `split` saw."""
+    return missing(path, "run the split stage again (dvc repro does)", "in split.csv, but not there")
 
 
 def opened(images: Path, inbox: Path) -> Originals:
@@ -94,11 +98,11 @@ def opened(images: Path, inbox: Path) -> Originals:
     with schema.reading(manifest, schema.checkout(manifest), KeyError):
         hashes = {row["path"]: row["sha256"] for row in files.read_csv(manifest)}
     if not inbox.is_dir():
-        raise UserError(
-            f"paths.inbox: {inbox} is not a folder, but {manifest} lists images in it (data.source: folder); set "
-            f"paths.inbox to the folder with these images; train and evaluate do not need them: "
+        remedy = (
+            f"set it to the folder with the images that {manifest} lists; train and evaluate do not need them: "
             f"dvc repro --allow-missing evaluate"
         )
+        raise folders.no_inbox(inbox, remedy)
     return Originals(inbox, hashes)
 
 
@@ -108,15 +112,16 @@ def write_manifest(inbox: Path, target: Path, workers: int) -> tuple[int, int]:
     Links are followed. Raises UserError if there is no file, and for what `_walk` refuses.
     """
     if not inbox.is_dir():
-        raise UserError(f"paths.inbox: {inbox} is not a folder; set it to the folder with your images")
+        raise folders.no_inbox(inbox, "set it to the folder with your images")
     names = [
         name for name in listed(inbox) if not name.endswith("/")
     ]  # code points have the order of their UTF-8 bytes
     if not names:
-        raise UserError(
-            f"paths.inbox: {inbox} is empty; put images into {inbox}/<class>/, or name another folder; in a clone: "
+        remedy = (
+            f"put images into {inbox}/<class>/, or name another folder; in a clone: "
             f"dvc pull, if the photos were added with dvc add {inbox}/*"
         )
+        raise folders.no_inbox(inbox, remedy, "it is empty")
 
     def row(name: str) -> tuple[str, int, str]:
         path = inbox / name
@@ -142,7 +147,7 @@ def _walk(folder: Path, top: Path, above: tuple[Path, ...]) -> Iterator[str]:
     """
     here = folder.resolve()
     if here in above:
-        raise UserError(f"{folder}: a link to a folder that it is in; remove the link")
+        raise _endless(folder, "a link to a folder that it is in")
     with os.scandir(folder) as found:
         entries = list(found)
     for entry in entries:
@@ -152,14 +157,18 @@ def _walk(folder: Path, top: Path, above: tuple[Path, ...]) -> Iterator[str]:
             continue
         folders.check_name(path, name)
         if entry.is_symlink() and path.resolve().parts[1:2] in KERNEL:
-            raise UserError(f"{path}: a link to {path.resolve()}, which may never end; remove the link")
+            raise _endless(path, f"a link to {path.resolve()}, which may never end")
         if entry.is_dir():
             yield f"{name}/"
             yield from _walk(path, top, (*above, here))
         elif entry.is_file():
             yield name
         else:
-            raise UserError(f"{path}: neither a file nor a folder (a broken link?); remove it, or put the file there")
+            raise folders.not_a_file(path)
+
+
+def _endless(link: Path, value: str) -> UserError:
+    return UserError(Fault(str(link), value, "value", remedy="remove the link"))
 
 
 def linked_folders(inbox: Path) -> list[str]:

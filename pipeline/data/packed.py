@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.base import files, integrity, programs, schema
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.data import split_table
 
 IMAGES, DIGEST = "images.npy", "digest.json"
@@ -63,10 +63,8 @@ def load(folder: Path, split_csv: Path) -> Packed:
     digest = schema.json_of(folder / DIGEST, Digest, schema.checkout(folder))
     images, rows = _mapped(folder, digest), split_table.kept_rows(split_csv)
     if digest.images != len(rows):
-        raise UserError(
-            f"{folder / IMAGES}: {digest.images} images, but {split_csv} keeps {len(rows)}; "
-            f"needed: the same number; run the prepare stage again (dvc repro does)"
-        )
+        reason, remedy = f"{split_csv} keeps {len(rows)}", "run the prepare stage again (dvc repro does)"
+        raise UserError(Fault(str(folder / IMAGES), f"{digest.images} images", "differs", reason, remedy=remedy))
     classes = tuple(sorted({row["class"] for row in rows}))
     number = {name: index for index, name in enumerate(classes)}
     return Packed(
@@ -120,18 +118,16 @@ def check_pixels(data: Packed, folder: Path) -> None:
             file=sys.stderr,
         )
     if (actual := integrity.sha256_once(path, MEMORY)) != data.digest:
-        raise UserError(
-            f"{path}: its SHA-256 is {actual}, but {folder / DIGEST} says {data.digest}; {schema.checkout(folder)}"
-        )
+        reason = f"{folder / DIGEST} says {data.digest}"
+        raise UserError(Fault(str(path), f"SHA-256 {actual}", "differs", reason, remedy=schema.checkout(folder)))
 
 
 def check_packed_size(data: Packed, folder: Path, size: int) -> None:
     """Raise UserError if the images of the packed `folder` are not of `size` pixels (`prepare.size`)."""
     if (actual := data.images.shape[1]) != size:
-        raise UserError(
-            f"prepare.size: {size}, but the packed images in {folder / IMAGES} have {actual} pixels; needed: the same; "
-            f"pack again (dvc repro --force --single-item prepare), or set prepare.size to {actual}; then dvc repro"
-        )
+        reason = f"the packed images in {folder / IMAGES} have {actual} pixels"
+        remedy = "or pack again (dvc repro --force --single-item prepare); then dvc repro"
+        raise UserError(Fault("prepare.size", str(size), "differs", reason, str(actual), remedy))
 
 
 def write(folder: Path, images: Iterable[NDArray[np.uint8]], count: int, size: int) -> None:

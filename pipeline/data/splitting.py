@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Split
 from pipeline.data import duplicates
 from pipeline.data.duplicates import NearDuplicates
@@ -241,12 +241,11 @@ class _Filling:
         for split in empty:
             spare = [group for group in movable if self._empties_no_split(group)]
             if len(movable) < len(needed) or not spare:
-                raise UserError(
-                    f"class {label!r} has {self.counts[label].total()} images in {len(movable)} groups of its own "
-                    f"(near duplicates are one group, as are images of one split.group); needed: at least "
-                    f"{len(needed)}, for {as_list(needed)}; add images, set split.stratify: true or another "
-                    f"split.seed, or remove the class"
-                )
+                value = f"class {label!r} has {self.counts[label].total()} images in {len(movable)} groups of its own"
+                reason = "near duplicates are one group, as are images of one split.group"
+                allowed = f"at least {len(needed)}, for {as_list(needed)}"
+                remedy = "add images, set split.stratify: true or another split.seed, or remove the class"
+                raise UserError(Fault("classes", value, "missing", reason, allowed, remedy))
             moved += self._move(min(spare, key=lambda group: self._rank(label, group, split)), split)
         return moved
 
@@ -289,9 +288,11 @@ def check_class_sizes(classes: Sequence[str], image_files: Sequence[ImageFile], 
         if not lacking[label] and images[label] < len(cut.splits)
     ]
     remedy = f"add images, or remove the class folder{'s' if len(without) + len(few) > 1 else ''}"
-    needed = [
-        *([f"{named(without)}; needed: at least 1 in each of {', '.join(SPLITS)}"] if without else []),
-        *([f"{named(few)}; needed: at least {len(cut.splits)}, one each for {', '.join(cut.splits)}"] if few else []),
+    one, enough = f"at least 1 in each of {', '.join(SPLITS)}", f"{len(cut.splits)} or more: {', '.join(cut.splits)}"
+    faults = [
+        Fault("classes", named(classes), "missing", allowed=allowed, remedy=remedy)
+        for classes, allowed in ((without, one), (few, enough))
+        if classes
     ]
-    if needed:
-        raise UserError("; ".join([*needed, remedy]))
+    if faults:
+        raise UserError(*faults)

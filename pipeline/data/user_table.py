@@ -6,12 +6,14 @@ Excel writes them where the comma is the decimal sign.
 
 import csv
 import io
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError, damaged
 
-MOST_NAMED = 5  # faults in one message
+MOST_NAMED = 5  # lines with faults in one message
+
+CORRECT = "correct or remove this line"
 
 Line = tuple[int, dict[str, str]]  # its number in the file, and its cells by column
 
@@ -38,16 +40,20 @@ def parsed(table: str, content: bytes, columns: Columns) -> tuple[list[str], lis
         text = content.decode("utf-8-sig")
         lines = list(_lines(text))
     except UnicodeDecodeError as error:
-        raise UserError(f"{table}: not UTF-8 (byte {error.start}); save it as UTF-8") from None
+        raise damaged(table, f"not UTF-8 (byte {error.start})", "save it as UTF-8") from None
     except csv.Error as error:
-        raise UserError(f"{table}: not a table with commas: {error}; write it again") from None
+        raise damaged(table, f"not a table with commas: {error}", "write it again") from None
     header = [name.strip().lower() for name in lines[0][1]] if lines else []
     lacking = [name for name in columns.needed if name not in header]
     if lacking or len(set(header)) < len(header):
-        fault = f"no column {' and '.join(lacking)}" if lacking else "two columns with one name"
-        raise UserError(f"{table}: {fault} in its first line ({', '.join(header)!r:.100}); needed: {columns.advice}")
-    uneven = [f"line {number}: {len(cells)} cells" for number, cells in lines[1:] if len(cells) != len(header)]
-    check(table, uneven, f"needed: {len(header)} in each line, as in the first")
+        reason = f"no column {' and '.join(lacking)}" if lacking else "two columns with one name"
+        first = f"its first line is {', '.join(header)!r:.100}"
+        raise UserError(Fault(table, first, "damaged", reason, columns.advice))
+    check(
+        Fault(f"{table}:{number}", f"{len(cells)} cells", "damaged", allowed=f"{len(header)}, as in the first line")
+        for number, cells in lines[1:]
+        if len(cells) != len(header)
+    )
     unread = [name for name in header if name not in (*columns.needed, *columns.optional)]
     return unread, [(number, dict(zip(header, map(str.strip, cells), strict=True))) for number, cells in lines[1:]]
 
@@ -68,8 +74,11 @@ def path(written: str, there: Collection[str]) -> str:
     return plain if plain in there else plain.replace("\\", "/").removeprefix("./")
 
 
-def check(table: str, faults: Sequence[str], needed: str = "correct or remove these lines") -> None:
-    """Raise UserError if there are faults. It names the first five."""
-    if faults:
-        more = f" and {len(faults) - MOST_NAMED:,} more" if len(faults) > MOST_NAMED else ""
-        raise UserError(f"{table}: {', '.join(faults[:MOST_NAMED])}{more}; {needed}")
+def check(faults: Iterable[Fault]) -> None:
+    """Raise UserError if there are faults: lines of a table. It has the first five."""
+    lines = list(faults)
+    if more := len(lines[MOST_NAMED:]):
+        table = lines[0].key.rpartition(":")[0]
+        lines[MOST_NAMED:] = [Fault(table, f"{more:,} more lines", "damaged", remedy="correct them, too")]
+    if lines:
+        raise UserError(*lines)

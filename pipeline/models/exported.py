@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pipeline.base import files, schema
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError, damaged
 from pipeline.config.params import Arithmetic
 from pipeline.engine import loop
 from pipeline.loader import augment, center
@@ -57,24 +57,22 @@ def load(models: Path) -> ExportedModel:
     path, weights = models / "model.json", models / "model.safetensors"
     described = description.load(models)
     if not network.is_known(described.model):  # torchvision has others, of which one would fetch weights
-        fault = f"{described.model!r:.60} is no classification model of torchvision or timm"
-        raise UserError(f"{path}: damaged: model: {fault}; {REMEDY}")
+        raise damaged(path, f"model: {described.model!r:.60} is no model of torchvision or timm", REMEDY)
     if (described.mean, described.std) != (augment.MEAN, augment.STD):
-        raise UserError(
-            f"{path}: normalized with mean {list(described.mean)} and std {list(described.std)}; this code has "
-            f"{list(augment.MEAN)} and {list(augment.STD)}; train again (dvc repro), or use the code that trained it"
-        )
+        other = f"mean {list(described.mean)}, std {list(described.std)}"
+        reason = f"this code has mean {list(augment.MEAN)}, std {list(augment.STD)}"
+        remedy = "train again (dvc repro), or use the code that trained it"
+        raise UserError(Fault(str(path), other, "differs", reason, remedy=remedy))
     with (
         schema.reading(weights, REMEDY, SafetensorError),
         weights.open("rb"),
     ):  # it tells more than the library
         stored = safetensors.torch.load_file(weights)
     if fault := network.unusable(stored):
-        raise UserError(f"{weights}: {fault}; {REMEDY}")
-    strangers = UserError(
-        f"{weights}: not the weights of the {described.model} with {len(described.classes)} classes that "
-        f"{path} describes; restore both (dvc checkout) or train again (dvc repro)"
-    )
+        raise damaged(weights, fault, REMEDY)
+    model = f"the {described.model} with {len(described.classes)} classes of {path}"
+    remedy = "restore both (dvc checkout) or train again (dvc repro)"
+    strangers = UserError(Fault(str(weights), f"not the weights of {model}", "differs", remedy=remedy))
     if len(described.classes) not in {len(tensor) for tensor in stored.values() if tensor.ndim > 0}:
         raise strangers  # before a model of so many classes is built
     net = network.build(described.model, len(described.classes), seed=0)

@@ -17,7 +17,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.config.model_names import TIMM
 from pipeline.models import timm_models
 
@@ -104,10 +104,9 @@ def checkpointed(net: nn.Module, name: str) -> None:
     """
     blocks = _blocks(net)
     if not blocks:
-        raise UserError(
-            f"train.gradient_checkpointing: true does nothing for train.model: {name!r}, which has no blocks; "
-            f"allowed: false, or a model of blocks, such as resnet34"
-        )
+        reason = f"it does nothing for train.model: {name!r}, which has no blocks"
+        allowed = "false, or a model of blocks, such as resnet34"
+        raise UserError(Fault("train.gradient_checkpointing", "true", "pair", reason, allowed))
     for block in blocks:
         block.forward = partial(_recomputed, block.forward, block)
 

@@ -17,7 +17,7 @@ import onnx
 import torch
 from onnxscript import optimizer
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.models.description import INPUT, OUTPUT, Description
 from pipeline.models.exported import ExportedModel, with_normalization
 
@@ -37,15 +37,14 @@ def content(model: ExportedModel, described: Description, weights: str) -> bytes
     """The file model.onnx. `weights` is the SHA-256 of model.safetensors.
 
     Raises UserError if torch cannot write the model as ONNX, or if it is too large."""
-    named = f"train.model: {described.model!r}"
     size = sum(value.numel() * value.element_size() for value in model.net.state_dict().values())
     if size > MOST_BYTES:
-        raise UserError(f"{named}: {size:,} bytes; an ONNX file has at most {MOST_BYTES:,}; {REMEDY}")
+        raise _refusal(described.model, f"{size:,} bytes; an ONNX file has at most {MOST_BYTES:,}")
     try:
         graph = traced(model)
     except Exception as error:  # any error is possible inside torch's exporter
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise UserError(f"{named}: torch cannot write it as ONNX ({reason}); {REMEDY}") from None
+        raise _refusal(described.model, f"torch cannot write it as ONNX ({reason})") from None
     fix_shapes(graph)
     clean(graph)
     notes = {
@@ -58,6 +57,10 @@ def content(model: ExportedModel, described: Description, weights: str) -> bytes
     }
     graph.metadata_props.extend(onnx.StringStringEntryProto(key=key, value=notes[key]) for key in sorted(notes))
     return bytes(graph.SerializeToString(deterministic=True))
+
+
+def _refusal(model: str, reason: str) -> UserError:
+    return UserError(Fault("train.model", model, "pair", reason, remedy=REMEDY))
 
 
 def traced(model: ExportedModel) -> onnx.ModelProto:

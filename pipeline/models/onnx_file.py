@@ -12,7 +12,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from pipeline.base import schema
-from pipeline.base.errors import UserError
+from pipeline.base.errors import UserError, damaged, missing
 from pipeline.models.description import INPUT, OUTPUT, View
 
 REMEDY = "give a model.onnx that the stage export wrote (dvc repro export, or dvc pull)"
@@ -38,15 +38,13 @@ class OnnxModel:
         try:
             (logits,) = self.session.run([OUTPUT], {INPUT: pixels})
         except Exception as error:  # onnxruntime has a class of its own for every fault
-            raise _damaged(self.path, f"cannot be computed: {_reason(error)}") from None
+            raise _foreign(self.path, f"cannot be computed: {_reason(error)}") from None
         expected = (len(pixels), len(self.classes))
         if logits.shape != expected:
-            raise _damaged(self.path, f"answers of the shape {list(logits.shape)}; allowed: {list(expected)}")
+            raise _foreign(self.path, f"answers of the shape {list(logits.shape)}; allowed: {list(expected)}")
         if not np.isfinite(logits).all():
-            raise UserError(
-                f"{self.path}: the model's outputs are not finite numbers; train again with a lower train.lr "
-                "(dvc repro), or restore the file (dvc checkout)"
-            )
+            remedy = "train again with a lower train.lr (dvc repro), or restore the file (dvc checkout)"
+            raise damaged(self.path, "the model's outputs are not finite numbers", remedy)
         shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
         log_probabilities: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
         return log_probabilities
@@ -55,9 +53,9 @@ class OnnxModel:
 def load(path: Path, threads: int) -> OnnxModel:
     """Open a model on the CPU. Raises UserError if there is none, or if `export` did not write it."""
     if not path.is_file():
-        raise UserError(f"{path}: not found; {REMEDY}")
+        raise missing(path, REMEDY)
     if path.stat().st_size == 0:
-        raise UserError(f"{path}: empty, because evaluate.onnx is false; set it to true, then dvc repro")
+        raise missing(path, "set evaluate.onnx: true, then dvc repro", "empty, because evaluate.onnx is false")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = NOTHING
@@ -68,7 +66,7 @@ def load(path: Path, threads: int) -> OnnxModel:
     except OSError:
         raise
     except Exception as error:  # onnxruntime has a class of its own for every fault
-        raise _damaged(path, _reason(error)) from None
+        raise _foreign(path, _reason(error)) from None
     with schema.reading(path, REMEDY, KeyError):
         classes, view = schema.of_json(notes["classes"], schema.Names), schema.of_json(notes["view"], View)
     wanted = [(INPUT, FLOATS, [3, view.crop, view.crop])], [(OUTPUT, FLOATS, [len(classes)])]
@@ -76,7 +74,7 @@ def load(path: Path, threads: int) -> OnnxModel:
         [(end.name, end.type, end.shape[1:]) for end in side] for side in (session.get_inputs(), session.get_outputs())
     ]
     if ends != list(wanted):
-        raise _damaged(path, f"inputs and outputs are {ends}; its classes and view say {list(wanted)}")
+        raise _foreign(path, f"inputs and outputs are {ends}; its classes and view say {list(wanted)}")
     return OnnxModel(path, session, classes, view, notes.get("weights", ""))
 
 
@@ -100,5 +98,5 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def _damaged(path: Path, fault: str) -> UserError:
-    return UserError(f"{path}: damaged, or not written by export: {fault}; {REMEDY}")
+def _foreign(path: Path, reason: str) -> UserError:
+    return damaged(path, f"or not written by export: {reason}", REMEDY)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pipeline.base import errors, files, schema
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, Kind, UserError
 from pipeline.models import network
 
 FORMATS = (".pth", ".pt", ".safetensors")
@@ -46,10 +46,9 @@ def hash_prefix(url: str) -> str:
     """The digits of the SHA-256 (8 or more) in a name like resnet18-f37072fd.pth. Raises UserError without them."""
     match = re.search(r"^https://.*-([0-9a-f]{8,64})\.pth$", url)
     if not match:
-        raise UserError(
-            f"train.weights: imagenet would be fetched from {url!r}, which cannot be checked; allowed: an https:// "
-            f"address of a .pth file with 8 or more digits of its SHA-256 in its name; fetch and name a file instead"
-        )
+        reason = f"it would be fetched from {url!r}, which cannot be checked"
+        allowed = "an https:// address of a .pth file with 8 or more digits of its SHA-256 in its name"
+        raise _refusal("imagenet", "value", reason, allowed, "fetch and name a file instead")
     return match[1]
 
 
@@ -108,15 +107,13 @@ def load_into(net: nn.Module, path: Path, head: nn.Module, classes: Sequence[str
     with schema.reading(path, schema.checkout(path.parent), SafetensorError), path.open("rb"):
         state, loaded, named = net.state_dict(), safetensors.torch.load_file(path), classes_of(path)
     if fault := network.unusable(loaded):
-        raise UserError(f"train.weights: {path}: {fault}; {schema.checkout(path.parent)}")
+        raise errors.damaged(path, fault, schema.checkout(path.parent))
     name = next(name for name, module in net.named_modules() if module is head)
     head_names = [f"{name}.{part}" for part in head.state_dict()]
     note = f"{path}: {len(loaded)} tensors loaded"
     if named and any(loaded[part].shape[:1] != (len(named),) for part in head_names if part in loaded):
-        raise UserError(
-            f"train.weights: {path}: its metadata names {len(named)} classes, its head {name!r} has another number; "
-            f"write the names of all its classes, or none"
-        )
+        reason = f"its metadata names {len(named)} classes, its head {name!r} has another number"
+        raise _refusal(path, "damaged", reason, remedy="write the names of all its classes, or none")
     if named and named != tuple(classes) and _same_but_for_classes(state, loaded, head_names):
         known = [label for label in classes if label in named]
         loaded |= {part: _by_class(state[part], loaded[part], classes, named) for part in head_names}
@@ -128,10 +125,8 @@ def load_into(net: nn.Module, path: Path, head: nn.Module, classes: Sequence[str
         loaded |= {part: state[part] for part in head_names}
     if faults := _faults(state, loaded):
         more = f" and {len(faults) - MOST_NAMED} more" if len(faults) > MOST_NAMED else ""
-        raise UserError(
-            f"train.weights: {path} does not fit the model: {', '.join(faults[:MOST_NAMED])}{more}; "
-            f"allowed: weights of train.model (only the number of classes may differ), or none"
-        )
+        reason = f"it does not fit the model: {', '.join(faults[:MOST_NAMED])}{more}"
+        raise _refusal(path, "pair", reason, "weights of train.model (only the number of classes may differ), or none")
     state.update(loaded)  # keeps num_batches_tracked, which old files lack, and the versions that MNASNet needs
     net.load_state_dict(state)
     return note
@@ -140,11 +135,9 @@ def load_into(net: nn.Module, path: Path, head: nn.Module, classes: Sequence[str
 def _read(path: Path) -> dict[str, Tensor]:
     """Name → tensor of a file. No code in the file is run."""
     if path.suffix not in FORMATS:
-        raise UserError(
-            f"train.weights: {str(path)!r} has no known format; allowed: none, imagenet, {', '.join(FORMATS)}"
-        )
+        raise _refusal(path, "value", "no known format", f"none, imagenet, {', '.join(FORMATS)}")
     if not path.is_file():
-        raise UserError(f"train.weights: {str(path)!r}: there is no such file; allowed: none, imagenet, a file's path")
+        raise _refusal(path, "missing", "there is no such file", "none, imagenet, a file's path")
     with _refused(path):
         if path.suffix == ".safetensors":
             content = safetensors.torch.load_file(path)
@@ -154,11 +147,13 @@ def _read(path: Path) -> dict[str, Tensor]:
     with _refused(path):
         fault = network.unusable(tensors)
     if fault:
-        raise UserError(
-            f"train.weights: {path}: {fault}; allowed: tensors of real, finite numbers by name; save it again, as "
-            f"such, or take another file"
-        )
+        allowed = "tensors of real, finite numbers by name"
+        raise _refusal(path, "damaged", fault, allowed, "save it again, as such, or take another file")
     return tensors
+
+
+def _refusal(value: Path | str, kind: Kind, reason: str, allowed: str = "", remedy: str = "") -> UserError:
+    return UserError(Fault("train.weights", str(value), kind, reason, allowed, remedy))
 
 
 @contextmanager
@@ -174,11 +169,10 @@ def _refused(path: Path) -> Iterator[None]:
             raise
         if isinstance(error, SafetensorError | RuntimeError | EOFError | ValueError):
             reason = " ".join(str(error).partition("\n")[0].split())[:200] or "it ends too early"
-            raise UserError(f"train.weights: {path} cannot be read: {reason}; get the file again") from None
-        raise UserError(
-            f"train.weights: {path} has Python objects that are not tensors, or is damaged; reading it could run code; "
-            f"allowed: only tensors; if you trust it, load it once and save its model.state_dict() with torch.save"
-        ) from None
+            raise _refusal(path, "damaged", f"cannot be read: {reason}", remedy="get the file again") from None
+        reason = "it has Python objects that are not tensors, which could run code, or is damaged"
+        remedy = "if you trust it, load it once and save its model.state_dict() with torch.save"
+        raise _refusal(path, "damaged", reason, "only tensors", remedy) from None
 
 
 def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
@@ -188,10 +182,8 @@ def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
             content = content[key]
     if not (isinstance(content, dict) and content and all(isinstance(value, Tensor) for value in content.values())):
         keys = ", ".join(map(str, list(content)[:MOST_NAMED])) or "nothing in it" if isinstance(content, dict) else ""
-        raise UserError(
-            f"train.weights: {path} holds {f'a dict with {keys}' if keys else 'no dict'}; "
-            f"allowed: a dict of tensors by name, directly or under {' or '.join(map(repr, WRAPPED_IN))}"
-        )
+        allowed = f"a dict of tensors by name, directly or under {' or '.join(map(repr, WRAPPED_IN))}"
+        raise _refusal(path, "damaged", f"it holds {f'a dict with {keys}' if keys else 'no dict'}", allowed)
     return content
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.config import resolution
 from pipeline.config.model_names import INSTALL_TIMM, TIMM
 from pipeline.config.params import Train
@@ -22,7 +22,8 @@ def _timm() -> ModuleType:
     try:
         import timm
     except ModuleNotFoundError as error:
-        raise UserError(f"train.model: {TIMM}… needs {error.name}, which is not installed; {INSTALL_TIMM}") from None
+        reason = f"needs {error.name}, which is not installed"
+        raise UserError(Fault("train.model", f"{TIMM}…", "machine", reason, remedy=INSTALL_TIMM)) from None
     module: ModuleType = timm
     return module
 
@@ -42,38 +43,36 @@ def head(net: Any) -> Any:
     return net.get_classifier() if hasattr(net, "get_classifier") else None
 
 
-def fault(settings: Train) -> str:
+def faults(settings: Train) -> list[Fault]:
     """Why train.model, if it is one of timm's, cannot be trained with these sides; empty if it can."""
     model = settings.model
     if not model.startswith(TIMM):
-        return ""
+        return []
     if not is_known(model):
         near = difflib.get_close_matches(model.removeprefix(TIMM), _timm().list_models(), n=3)
         guess = f"did you mean {', '.join(TIMM + name for name in near)}?" if near else "timm.list_models() names them"
-        return f"train.model: {model!r}: the installed timm {_timm().__version__} has no such model; {guess}"
+        reason = f"the installed timm {_timm().__version__} has no such model"
+        return [Fault("train.model", model, "unknown", reason, remedy=guess)]
     with torch.device("meta"):
         net, other = build(model, 2).eval(), build(model, 3)
     changed = _depends_on_classes(net, other)
     if not changed or changed - _in_head(net):
-        return (
-            f"train.model: {model!r}: timm does not name one layer that gives the classes, so training could not tell "
-            f"the head from the rest; allowed: another model"
-        )
+        reason = "timm does not name one layer that gives the classes, so the head is not known"
+        return [Fault("train.model", model, "value", reason, "another model")]
     cut = [(resolution.key_of(settings, side), side) for side in resolution.used(settings)]
     for key, side in (*cut, ("eval_crop", settings.eval_crop)):
         if reason := _refuses(net, side):
             own = net.pretrained_cfg["input_size"][-1]
-            return (
-                f"train.{key}: {side} × train.model: {model!r}: the model does not take images of "
-                f"this size ({reason}); its own is {own}; allowed: {0 if key == 'crop_from' else own}, or another model"
-            )
-    return ""
+            reason = f"train.model: {model!r} does not take images of this size ({reason}); its own is {own}"
+            allowed = f"{0 if key == 'crop_from' else own}, or another model"
+            return [Fault(f"train.{key}", str(side), "pair", reason, allowed)]
+    return []
 
 
 def check(settings: Train) -> None:
     """Raise UserError if train.model is one of timm's and cannot be trained with these sides."""
-    if reason := fault(settings):
-        raise UserError(reason)
+    if refused := faults(settings):
+        raise UserError(*refused)
 
 
 def normalization_note(model: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> str:

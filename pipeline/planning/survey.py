@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.base import files
-from pipeline.base.errors import UserError
 from pipeline.config.params import Params, Split
 from pipeline.data import corrections, folders, formats, originals, splitting
 from pipeline.data.layout import looks_like_image
@@ -72,7 +71,7 @@ def of_folder(folder: Path, table: corrections.Table = corrections.NONE) -> Surv
     few images.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; needed: the folder with your images (paths.inbox)")
+        raise folders.no_inbox(folder, "set it to the folder with your images")
     layout = folders.interpret(str(folder), originals.listed(folder), lambda name: (folder / name).read_bytes())
     corrected = corrections.apply(table, layout)
     layout = corrected.layout

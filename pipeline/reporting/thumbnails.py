@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from PIL import Image
 
 from pipeline.base import threads
-from pipeline.base.errors import UserError
 from pipeline.config.params import Grey
 from pipeline.data import images
 from pipeline.data.decoders import Refused
-from pipeline.data.originals import Originals
+from pipeline.data.originals import Originals, gone
 
 SIDE = 192  # pixels of the longer side; a smaller image keeps its size
 QUALITY = 72
@@ -58,7 +57,7 @@ def of(originals: Originals, name: str, grey: Grey) -> Thumbnail:
         with images.decoded(path, draft=2 * SIDE, grey=grey, sha256=sha256) as original:
             return encoded(original.image, original.size)
     except FileNotFoundError:
-        raise UserError(f"{path}: in split.csv, but not there; run the split stage again (dvc repro does)") from None
+        raise gone(path) from None
 
 
 def of_left_out(originals: Originals, name: str, grey: Grey) -> Thumbnail:
