@@ -11,14 +11,14 @@ training depends on the file, and not on the name of a revision, which may mean 
 import argparse
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from dvc.exceptions import DvcException
 from torch import Tensor
 
 from pipeline.base import files, programs
-from pipeline.base.errors import UserError, exit_status
+from pipeline.base.errors import Fault, UserError, damaged, exit_status
 from pipeline.claims import revisions
 from pipeline.claims.revisions import HERE
 from pipeline.config import document, params
@@ -54,13 +54,14 @@ def fetch(revision: str, names: list[str], folder: Path) -> None:
             source.get_file(name, str(folder / Path(name).name))
             wanted = source.info(name).get("md5")  # of an output of DVC in a commit
             if wanted and wanted != files.md5(folder / Path(name).name):
-                raise UserError(f"{name} of {revision} is damaged in DVC's cache; make repro repairs the cache")
+                raise damaged(f"{revision}:{name}", "in DVC's cache", "make repro repairs the cache")
     except (DvcException, OSError) as error:
         reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
-        raise UserError(
-            f"{revision}: {reason}; allowed: {HERE}, or a commit, branch, tag or experiment (dvc exp show names them) "
-            f"with a model in DVC's cache or remote"
-        ) from None
+        allowed = (
+            f"{HERE}, or a commit, branch, tag or experiment (dvc exp show names them) with a model in DVC's cache or "
+            f"remote"
+        )
+        raise UserError(Fault(revision, reason, "missing", allowed=allowed)) from None
 
 
 def trained(config: Params, revision: str) -> Trained:
@@ -73,7 +74,8 @@ def trained(config: Params, revision: str) -> Trained:
         try:
             described, net = description.load(folder), exported.load(folder).net
         except UserError as error:
-            raise UserError(f"{revision}: {str(error).replace(f'{folder}/', '')}") from None
+            texts = ({k: v.replace(f"{folder}/", f"{revision}:") for k, v in asdict(f).items()} for f in error.faults)
+            raise UserError(*(Fault(**fault) for fault in texts)) from None
         text = (folder / figures.FILES[TrainFigures]).read_bytes()
         return Trained(
             described=described,
@@ -101,10 +103,8 @@ def continue_from(revision: str) -> int:
         f"validation accuracy {model.accuracy:.4f}"
     )
     if described.model != config.train.model:
-        raise UserError(
-            f"train.model: {config.train.model!r}, but the model of {revision} is {described.model!r}; needed: the "
-            f"same; set train.model to {described.model}, or take another revision"
-        )
+        reason, allowed = f"the model of {revision} is another one", f"{described.model}, or another revision"
+        raise UserError(Fault("train.model", config.train.model, "differs", reason, allowed))
     path = write(Path(config.paths.pretrained), model)
     programs.dvc("add", str(path))
     document.rewrite(params.FILE, {"train.weights": str(path)})

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline import stage
 from pipeline.base import files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError, missing
 from pipeline.config.params import Params
 from pipeline.data import packed
 from pipeline.data.layout import columns, padded
@@ -37,16 +37,13 @@ def check_model_fits_data(config: Params, model: ExportedModel, data: Packed) ->
     """Raise UserError if the model was not trained on images packed like these."""
     described, packed_size = f"{config.paths.models}/model.json", data.images.shape[1]
     if model.classes != data.classes:
-        raise UserError(
-            f"{described}: its classes are {', '.join(model.classes)}, those of {config.paths.split} are "
-            f"{', '.join(data.classes)}; they do not belong together; train again (dvc repro)"
-        )
+        value = f"its classes are {', '.join(model.classes)}"
+        reason = f"those of {config.paths.split} are {', '.join(data.classes)}"
+        raise UserError(Fault(described, value, "differs", reason, remedy="train again (dvc repro)"))
     if model.view.packed_size != packed_size:
-        raise UserError(
-            f"{described}: made for packed images of {model.view.packed_size} pixels, "
-            f"{config.paths.packed} has {packed_size}; "
-            f"they do not belong together; train again (dvc repro --force --single-item train)"
-        )
+        value = f"made for packed images of {model.view.packed_size} pixels"
+        reason, remedy = f"{config.paths.packed} has {packed_size}", "dvc repro --force --single-item train"
+        raise UserError(Fault(described, value, "differs", reason, remedy=f"train again ({remedy})"))
 
 
 def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[np.float64]) -> str:
@@ -101,7 +98,7 @@ def ready(config: Params, world: World) -> tuple[Packed, NDArray[np.int64], Expo
     packed.check_packed_size(data, Path(config.paths.packed), config.prepare.size)
     rows = data.rows("test")
     if len(rows) == 0:
-        raise UserError(f"{config.paths.split}: no test image; raise split.fractions.test, then dvc repro")
+        raise missing(config.paths.split, "raise split.fractions.test, then dvc repro", "no test image")
     model = exported.load(Path(config.paths.models))
     check_model_fits_data(config, model, data)
     return data, rows, model

@@ -14,8 +14,7 @@ from typing import Any
 
 from pipeline import stage
 from pipeline.base import files, linux
-from pipeline.base.errors import UserError
-from pipeline.config import machine
+from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
 from pipeline.data import originals
 from pipeline.engine import environment
@@ -24,13 +23,7 @@ from pipeline.models import description
 
 def set_variables(config: Params) -> None:
     """Set the variables that decide how this process computes, before it imports its libraries, as for `evaluate`."""
-    models = Path(config.paths.models)
-    arithmetic = description.load(models).arithmetic
-    if arithmetic == "portable" and (lacking := machine.cpu_lacks()):
-        raise UserError(
-            f"{models}/model.json: train.arithmetic: portable needs an x86-64 CPU with AVX2 and FMA (this one lacks "
-            f"{' and '.join(lacking)}); export on another CPU, or train again with train.arithmetic: native"
-        )
+    arithmetic = description.arithmetic_here(Path(config.paths.models))
     deterministic = config.train.deterministic or arithmetic == "portable"
     os.environ.update(environment.required_variables(config.train.threads, deterministic, arithmetic))
 
@@ -64,9 +57,8 @@ def written(config: Params, target: Path) -> dict[str, Any]:
     rows = data.rows("test")
     wanted = onnx_check.expected(Path(paths.metrics) / "predictions.csv", model.classes)
     if wanted.paths != tuple(data.paths[row] for row in rows):
-        raise UserError(
-            f"{paths.metrics}/predictions.csv: not of the test images of {paths.split}; run dvc repro evaluate first"
-        )
+        value, remedy = f"not of the test images of {paths.split}", "run dvc repro evaluate first"
+        raise UserError(Fault(f"{paths.metrics}/predictions.csv", value, "differs", remedy=remedy))
     with files.atomic_file(target) as temporary:  # so that no file stays that gives other classes
         weights = files.sha256(Path(paths.models) / "model.safetensors")
         temporary.write_bytes(onnx_export.content(model, description.load(Path(paths.models)), weights))

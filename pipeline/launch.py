@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline import stage
 from pipeline.base import locks
 from pipeline.base.errors import Fault, Stopped, UserError
-from pipeline.config import machine, validity
+from pipeline.config import validity
 from pipeline.config.params import Arithmetic, Params, Run, Train
 from pipeline.engine import environment
 from pipeline.engine.distributed import ENDED_NOTE
@@ -63,17 +63,6 @@ def set_variables(settings: Train, arithmetic: Arithmetic) -> None:
     os.environ.update(environment.required_variables(settings.threads, deterministic, arithmetic))
 
 
-def trained_arithmetic(models: Path) -> Arithmetic:
-    """The arithmetic of the exported model. Raises UserError if there is no model, or if this CPU cannot compute so."""
-    arithmetic = description.load(models).arithmetic
-    if arithmetic == "portable" and (lacking := machine.cpu_lacks()):
-        raise UserError(
-            f"{models}/model.json: train.arithmetic: portable needs an x86-64 CPU with AVX2 and FMA (this one lacks "
-            f"{' and '.join(lacking)}); evaluate on another CPU, or train again with train.arithmetic: native"
-        )
-    return arithmetic
-
-
 def check_apex(settings: Train) -> None:
     """Raise UserError if the params ask for Apex and it does not load."""
     choices = validity.apex_choices(settings)
@@ -100,9 +89,10 @@ def main() -> int:
     name = sys.argv[1]
 
     def start(config: Params) -> None:
-        # A model is measured with the arithmetic with which it was trained.
-        models = Path(config.paths.models)
-        set_variables(config.train, trained_arithmetic(models) if name == "evaluate" else config.train.arithmetic)
+        arithmetic = config.train.arithmetic
+        if name == "evaluate":  # with the arithmetic with which the model was trained
+            arithmetic = description.arithmetic_here(Path(config.paths.models))
+        set_variables(config.train, arithmetic)
         check_apex(config.train)
         timm_models.check(config.train)
         run = on_this_node(config.run) if name == "evaluate" else config.run

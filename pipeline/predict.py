@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import files, linux
-from pipeline.base.errors import UserError, exit_status
+from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.config import machine, params
 from pipeline.config.params import Params, Train
 from pipeline.engine import environment
@@ -76,7 +76,8 @@ def set_variables(settings: Train, model: Description) -> None:
 def predict(request: Request) -> int:
     """Print the answer for each image; the number of files that are not images. Raises UserError without a model."""
     if sys.stdout is None:
-        raise UserError("standard output: closed; allowed: a terminal, a file or a program; leave out >&-")
+        remedy = "leave out >&-"
+        raise UserError(Fault("standard output", "closed", "missing", "", "a terminal, a file or a program", remedy))
     config = params.load() if request.model is None else Params()
     refused, classes = list[UserError](), Counter[str]()
     each = answers(request, config, refused)
@@ -103,7 +104,7 @@ def answers(request: Request, config: Params, refused: list[UserError]) -> Itera
         return by_torch(request, models.parent, config, refused)
     if request.model is not None and not models.is_dir():
         if request.device != "cpu":
-            raise UserError(f"--device: {request.device!r}: {models} is computed on the CPU; allowed: cpu")
+            raise UserError(Fault("--device", request.device, "pair", f"{models} is computed on the CPU", "cpu"))
         return by_onnxruntime(request, opened(models), config, refused)
     model, reason = fitting(models, description.load(models), request.device)
     said = f"{models / WEIGHTS}, because {reason}" if reason else models / ONNX
@@ -149,7 +150,7 @@ def fitting(models: Path, described: Description, device: str) -> tuple[Any, str
 def by_torch(request: Request, models: Path, config: Params, refused: list[UserError]) -> Iterator[Answer]:
     """The answers of model.safetensors in a folder."""
     if request.device == "cuda" and machine.read().cuda_devices == 0:
-        raise UserError("--device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu")
+        raise UserError(Fault("--device", "cuda", "machine", "no NVIDIA GPU with its driver is found", "cpu"))
     set_variables(config.train, description.load(models))
     from pipeline.engine import determinism
     from pipeline.evaluation import classify, photos

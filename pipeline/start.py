@@ -92,8 +92,8 @@ def accepted(name: str, now: Situation, new: dict[str, Any]) -> Params:
     """The params with the values of a preset. Raises UserError if other settings do not go with the preset."""
     changed = params.changed(now.config, new)
     if not presets.missing(name, now.here) and (faults := validity.faults(changed, now.here)):
-        reason = f"these settings in {params.FILE} do not go with it"
-        raise UserError(*faults, Fault("preset", name, "pair", reason, remedy=f"nothing is written; {UNDO}"))
+        value = f"other settings do not go with the preset {name}, so nothing is written"
+        raise UserError(*faults, Fault(str(params.FILE), value, "pair", remedy=UNDO))
     return changed
 
 
@@ -163,8 +163,7 @@ def start(asked: str, photos: str) -> int:
     if not name:
         return 0
     if name not in (possible := presets.possible(now.here)):
-        reason = presets.missing(name, now.here)
-        raise UserError(Fault("preset", name, "machine", reason, ", ".join(possible), "nothing is written"))
+        raise UserError(Fault("preset", name, "machine", presets.missing(name, now.here), ", ".join(possible)))
     new = values(name, now)
     changed = accepted(name, now, new)
     print(f"\npreset   {name}")

@@ -44,7 +44,7 @@ from typing import Any
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row, Worker
 from pipeline.base import files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT, "EROFS": errno.EROFS, "KILL": -1}
 COUNTED = ("tracebacks", "false_records", "partial_outputs", "unreported_files", "leftovers", "hangs")
@@ -84,12 +84,13 @@ def build(folder: Path) -> Path:
     """Compile the library into `folder`; its path. Raises UserError if there is no compiler."""
     compiler, library = shutil.which("cc") or shutil.which("gcc"), folder / "faults.so"
     if compiler is None:
-        raise UserError("cc: not found; install a C compiler (apt-get install gcc)")
+        raise UserError(Fault("cc", "not found", "machine", remedy="install a C compiler (apt-get install gcc)"))
     source = Path(__file__).with_suffix(".c")
     command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UserError(f"{source} cannot be compiled: {done.stderr.strip()}")
+        value = "it cannot be compiled"
+        raise UserError(Fault(str(source), value, "failed", done.stderr.strip(), remedy="take another compiler"))
     return library
 
 
@@ -239,7 +240,9 @@ class Project:
                 shutil.copytree(self._done, before, symlinks=True)
                 earlier, done = outputs(self._done, name), run(self._library, name, self._done)
                 if done.status:
-                    raise UserError(f"{name} fails without a fault: {done.output}")
+                    raise UserError(
+                        Fault(name, "it fails without a fault", "failed", done.output, remedy="correct it first")
+                    )
                 right = outputs(self._done, name)
                 self._references[name] = Reference(before, earlier, right, names(self._done), done.operations)
         return self._references[stage]

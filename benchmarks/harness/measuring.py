@@ -26,7 +26,7 @@ import psutil
 
 from benchmarks.harness.phrases import READMES
 from pipeline.base import files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.config import machine as here
 
 RESULTS = Path("benchmarks/results")
@@ -279,10 +279,8 @@ class Report:
         if options.resume and self._path.exists():
             earlier = json.loads(self._path.read_text())
             if earlier.get("conditions") != conditions:
-                raise UserError(
-                    f"{self._path}: measured with another machine, environment, commit or data; remove it, or choose "
-                    f"another --out"
-                )
+                value = "measured with another machine, environment, commit or data"
+                raise UserError(Fault(str(self._path), value, "differs", remedy="remove it, or choose another --out"))
             self._content = earlier
         self._printed_head = ""
         print(f"{name}: {', '.join(f'{key} {value}' for key, value in about.items())}", flush=True)

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from ruamel.yaml import YAML
 
 from pipeline.base import files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.data import corrections, synthetic
 
 STAGES = (  # as dvc.yaml; a test compares them
@@ -153,11 +153,12 @@ def photos(options: argparse.Namespace, base: Path, count: int, side: int) -> Ph
         return draw_photos(base / "drawn.tar", count, side)
     archive = Path(unquote(options.archive.removeprefix("file://"))).resolve()
     if not archive.is_file():
-        raise UserError(f"--archive: {options.archive!r}: no such file; allowed: file:// and the path of an archive")
+        allowed = "file:// and the path of an archive"
+        raise UserError(Fault("--archive", options.archive, "missing", "no such file", allowed))
     sha256 = files.sha256(archive)
     if options.sha256 not in ("", sha256):
         raise UserError(
-            f"--sha256: {options.sha256!r} is not that of {archive}, {sha256!r}; give the right one, or none"
+            Fault("--sha256", options.sha256, "differs", f"it is not that of {archive}", f"{sha256}, or none")
         )
     return Photos(archive, sha256, archive.name)
 

@@ -20,7 +20,7 @@ from benchmarks.harness import measuring
 from benchmarks.harness.phrases import found as searched
 from benchmarks.harness.phrases import marked
 from pipeline.base import files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.cards import markdown
 from pipeline.data import split_table
 from pipeline.data.split_table import DUPLICATE
@@ -112,7 +112,8 @@ def report(studies: Path) -> Row:
     names = [name for name in STEPS if (studies / name).is_dir()]
     records = [record.read(studies / name / "summary.json") for name in names]
     if others := [name for name, one in zip(names, records, strict=True) if one.seeds != records[0].seeds]:
-        raise UserError(f"{', '.join(others)}: not the seeds of {names[0]} {records[0].seeds}; record them with these")
+        value = f"not the seeds of {names[0]} {records[0].seeds}"
+        raise UserError(Fault(", ".join(others), value, "differs", remedy="record them with these"))
     read = [answers(studies / name) for name in names]
     rows = [
         step(name, study, records[0], (read[0], found)) for name, study, found in zip(names, records, read, strict=True)

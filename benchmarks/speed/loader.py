@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row, Worker
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.data import split_table
 
 OURS, OURS_THREADS, OURS_GPU, PREPARE = "ours", "ours, one thread per core", "ours on the GPU", "prepare, once"
@@ -63,7 +63,8 @@ def worker(name: str, folder: Path, batch: int) -> None:
     with ours.ready(folder, device="cuda" if cuda else "cpu", threads=threads) as ready:
         epoch, rows = ready.rows // batch, ready.dataset.packed.rows("train")
         if epoch == 0:
-            raise UserError(f"--archive: {ready.rows} training photos, less than one batch; needed: {batch}")
+            value = f"{ready.rows} training photos, less than one batch"
+            raise UserError(Fault("--archive", value, "value", allowed=f"{batch} or more"))
         images = Path(ready.config.paths.images).resolve()
         files = [(str(images / ready.dataset.packed.paths[row]), int(ready.dataset.packed.labels[row])) for row in rows]
         loaded: dict[int, Iterator[torch.Tensor]] = {}

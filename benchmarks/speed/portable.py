@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report
 from pipeline.base import files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.data import packed, split_table
 from pipeline.engine import environment
 
@@ -136,7 +136,7 @@ def main() -> int:
     options = parser.parse_args()
     with measuring.exit_on_user_error("portable"):
         if shutil.which("qemu-x86_64") is None:
-            raise UserError("qemu-x86_64: not installed; apt-get install qemu-user")
+            raise UserError(Fault("qemu-x86_64", "not installed", "machine", remedy="apt-get install qemu-user"))
         cpus = CPUS[:1] if options.tiny else CPUS
         cases = TINY if options.tiny else CASES + (VIT if options.vit else ())
         report = Report("portable", options, emulator=version(), cpus=", ".join(cpus))

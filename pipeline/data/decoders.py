@@ -204,7 +204,6 @@ class NotDecoded(Refused):
         super().__init__(
             Fault(str(path), reason, "damaged", allowed=whole, remedy=f"{remedy or 'convert it'}, or leave it out")
         )
-        self.short = f"{path}: {reason}" + (f"; {remedy}" if remedy else "")  # for a list of files
         # No image is lost if a file is left out that is none by its name, and none by its content.
         self.is_other = kind(reason) in (NOT_AN_IMAGE, BESIDE) and not looks_like_image(path.name)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from pipeline.base.errors import UserError, describe_system_error
+from pipeline.base.errors import Fault, UserError, describe_system_error
 from pipeline.engine import rendezvous
 from pipeline.engine.rendezvous import Store
 from pipeline.engine.world import World
@@ -53,18 +53,21 @@ def agreed(store: Store, world: World) -> Iterator[Facts]:
     for rank, message in enumerate(messages):
         if message["fault"]:
             process = f"process {rank} of {world.size} (on {message['host']})"
-            raise UserError(f"{process} cannot begin, so none does: {message['fault']}")
+            value, remedy = "cannot begin, so none does", "then start all again"
+            raise UserError(Fault(process, value, "failed", message["fault"], remedy=remedy))
     for rank, message in enumerate(messages):
-        if lines := _against(messages[0], rank, message, world.size):
-            rest = [f"and {len(lines) - MOST} more"] if len(lines) > MOST else []
-            raise UserError("\n".join(lines[:MOST] + rest))
+        if faults := _against(messages[0], rank, message, world.size):
+            if more := len(faults[MOST:]):
+                process, value = f"process {rank} of {world.size}", f"{more} more differences from process 0"
+                faults[MOST:] = [Fault(process, value, "differs", remedy="correct the first ones")]
+            raise UserError(*faults)
 
 
-def _against(first: dict[str, Any], rank: int, other: dict[str, Any], size: int) -> list[str]:
-    """The differences between a process and process 0, one line per fact."""
+def _against(first: dict[str, Any], rank: int, other: dict[str, Any], size: int) -> list[Fault]:
+    """The differences between a process and process 0, one for each fact."""
+    where, process_0 = f"in process {rank} of {size} (on {other['host']})", f"process 0 (on {first['host']})"
     return [
-        f"{name}: process {rank} of {size} (on {other['host']}) has {theirs}, process 0 (on {first['host']}) has "
-        f"{ours}; {remedy}"
+        Fault(name, f"{theirs} {where}", "differs", f"{process_0} has {ours}", remedy=remedy)
         for remedy in dict.fromkeys([*first["facts"], *other["facts"]])
         for name, ours, theirs in differences(first["facts"].get(remedy, {}), other["facts"].get(remedy, {}))
     ]

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Arithmetic
 
 # Families of variables, by the library that reads them. So a variable that a later version adds is covered too.
@@ -93,6 +93,6 @@ def _checked(allowed: Mapping[str, tuple[str, ...]], setting: str) -> dict[str, 
     values = {variable: os.environ.get(variable, (*choices, "")[0]) for variable, choices in allowed.items()}
     for variable, value in values.items():
         if variable in os.environ and value not in allowed[variable]:
-            choices = f"allowed: {', '.join(allowed[variable])}, or unset it" if allowed[variable] else "unset it"
-            raise UserError(f"{variable}: {value!r} contradicts {setting}; {choices}")
+            reason, choices = f"it contradicts {setting}", ", ".join(allowed[variable])
+            raise UserError(Fault(variable, repr(value), "pair", reason, choices, "unset it"))
     return {variable: value for variable, value in values.items() if value}

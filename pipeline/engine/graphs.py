@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.engine.elastic import copy
 from pipeline.engine.loop import Learner
 from pipeline.engine.parallel import ParallelModel
@@ -181,4 +181,4 @@ def _not_recorded(error: BaseException) -> Exception:
     if isinstance(error, torch.OutOfMemoryError):
         return error
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return UserError(f"train.cuda_graphs: true: this model cannot be recorded ({reason}); allowed for it: false")
+    return UserError(Fault("train.cuda_graphs", "true", "pair", f"this model cannot be recorded ({reason})", "false"))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 
 THREADS = 256  # per block
 REMEDY = "install the packages of requirements/lock.txt (make setup), or a newer NVIDIA driver; make doctor shows both"
@@ -90,6 +90,5 @@ def _answered(function: str, *arguments: Any) -> tuple[Any, ...]:
 
 def _failed(function: str, reason: str) -> UserError:
     """The error for a function of cuda.bindings that failed."""
-    return UserError(
-        f"train.device: cuda: {function} failed ({(reason.splitlines() or ['no reason given'])[0]}); {REMEDY}"
-    )
+    first = (reason.splitlines() or ["no reason given"])[0]
+    return UserError(Fault("train.device", "cuda", "machine", f"{function} failed ({first})", remedy=REMEDY))

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,7 +29,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Run
 from pipeline.engine.distributed import ENDED_NOTE, PEER_DIED
 from pipeline.engine.stopping import GRACE_SECONDS, SIGNALS
@@ -74,9 +75,14 @@ def torchrun(module: str, run: Run) -> None:
             rank: failure.exitcode
             for rank, failure in sorted(error.failures.items(), key=lambda item: item[1].timestamp)
         }
-        raise UserError(first_to_end(codes, watch, run)) from None
+        raise UserError(*first_to_end(codes, watch, run)) from None
     except (RendezvousError, DistError) as error:
-        raise UserError(f"run.rendezvous: {run.rendezvous!r}: the nodes cannot meet there: {error}") from None
+        raise UserError(_not_met(run, f"the nodes cannot meet there: {error}")) from None
+
+
+def _not_met(run: Run, reason: str) -> Fault:
+    remedy = "start node 0; let nothing else listen on this port; give every node the same params"
+    return Fault("run.rendezvous", run.rendezvous, "failed", reason, remedy=remedy)
 
 
 def _rendezvous(run: Run) -> dict[str, Any]:
@@ -119,13 +125,8 @@ def _meeting(watch: Watch, run: Run) -> Iterator[None]:
     def give_up() -> None:
         if watch.seen():
             return
-        print(
-            f"launch: run.rendezvous: {run.rendezvous!r}: the nodes did not meet there within {seconds} s "
-            "(run.timeout_seconds); is node 0 started, does nothing else listen on this port, and does every node have "
-            "the same params?",
-            file=sys.stderr,
-            flush=True,
-        )
+        fault = _not_met(run, f"the nodes did not meet there within {seconds} s (run.timeout_seconds)")
+        print(f"launch: {fault}", file=sys.stderr, flush=True)
         shutil.rmtree(Path(os.environ[ENDED_NOTE]).parent, ignore_errors=True)
         os._exit(1)
 
@@ -160,7 +161,7 @@ def spawn(module: str, run: Run) -> None:
     except mp.ProcessExitedException as error:
         codes = {rank: process.exitcode for rank, process in enumerate(context.processes) if process.exitcode}
         first = {error.error_index: error.exit_code}
-        raise UserError(first_to_end(first | codes, watch, run)) from None
+        raise UserError(*first_to_end(first | codes, watch, run)) from None
 
 
 def _run_module(rank: int, module: str, shared: dict[str, str]) -> None:
@@ -178,17 +179,16 @@ def slurm(module: str, run: Run) -> None:
     NodeLost if the end of a process is not known because its node cannot be reached.
     """
     if "SLURM_JOB_ID" not in os.environ or shutil.which("srun") is None:
-        raise UserError(
-            "run.launcher: 'slurm' needs a Slurm job and srun (found: none); start it in one: sbatch or salloc with "
-            f"--nodes={run.nodes} --ntasks={run.processes}; or take torchrun"
-        )
+        options = f"--nodes={run.nodes} --ntasks={run.processes}"
+        remedy = f"start it in a job: sbatch or salloc with {options}; or take torchrun"
+        raise UserError(Fault("run.launcher", "slurm", "machine", "no Slurm job, or no srun", remedy=remedy))
     with (
         subprocess.Popen([*srun(run, os.environ), sys.executable, "-m", module]) as process,
         supervised(lambda: {"srun": process.pid}, run.timeout_seconds, waits=False) as watch,
     ):
         code = _wait_for_srun(process, watch)
     if code:
-        raise UserError("; ".join(watch.named.values()) or f"srun ended with {_status(code)}; see above")
+        raise UserError(*(watch.named.values() or [_ended("srun", f"ended with {_status(code)}")]))
 
 
 def _wait_for_srun(process: subprocess.Popen[bytes], watch: Watch) -> int:
@@ -207,7 +207,7 @@ def _wait_for_srun(process: subprocess.Popen[bytes], watch: Watch) -> int:
         return code
     watch.end("srun", f"waited {waited} s for a node that does not answer, after a process had failed (see above)")
     process.wait()
-    raise NodeLost(f"{watch.named['srun']}; submit the job again, on nodes that reach each other")
+    raise NodeLost(replace(watch.named["srun"], remedy="submit the job again, on nodes that reach each other"))
 
 
 def srun(run: Run, environ: Mapping[str, str]) -> list[str]:
@@ -233,21 +233,25 @@ def _children(run: Run) -> dict[str, int]:
     return pids
 
 
-def first_to_end(codes: dict[int, int], watch: Watch, run: Run) -> str:
-    """The message that names the process that ended first, and how it ended.
+def first_to_end(codes: dict[int, int], watch: Watch, run: Run) -> list[Fault]:
+    """The process that ended first, and how it ended.
 
     In this order: the processes that the launcher killed, the one that other processes saw end, the first that failed.
     `codes`: the exit statuses by rank, in the order in which they were seen. On a busy machine this order says little.
     """
     if watch.named:
-        return "; ".join(watch.named.values())
+        return list(watch.named.values())
     note = Path(os.environ[ENDED_NOTE])
     noted = int(note.read_text() or "-1") if note.exists() else -1
     failed = [rank for rank, code in codes.items() if code != PEER_DIED]
     for rank in [noted] * (noted in codes) + failed:
-        return f"{_name(rank, run)} ended with {_status(codes[rank])}; see above"
+        return [_ended(_name(rank, run), f"ended with {_status(codes[rank])}")]
     process = _name(noted, run) if noted >= 0 else "a process of another node"
-    return f"{process} ended or was silent, so the others left; see above, and the messages of its node"
+    return [_ended(process, "ended or was silent, so the others left", "see above, and the messages of its node")]
+
+
+def _ended(process: str, value: str, remedy: str = "see above") -> Fault:
+    return Fault(process, value, "failed", remedy=remedy)
 
 
 def _status(code: int) -> str:

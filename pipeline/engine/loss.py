@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 
 
 def balanced_weights(counts: Mapping[str, int]) -> list[float]:
@@ -15,9 +15,8 @@ def balanced_weights(counts: Mapping[str, int]) -> list[float]:
     without a training image.
     """
     if empty := [name for name, count in counts.items() if not count]:
-        raise UserError(
-            f"train.class_weights: 'balanced': the class {empty[0]!r} has no training image; allowed: none, or an image"
-        )
+        reason = f"the class {empty[0]!r} has no training image"
+        raise UserError(Fault("train.class_weights", "balanced", "pair", reason, "none, or an image"))
     return [sum(counts.values()) / (len(counts) * count) for count in counts.values()]
 
 

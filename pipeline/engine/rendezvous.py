@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.engine.world import World, launched
 
 Store = dist.Store
@@ -50,10 +50,9 @@ def connect_store(world: World, timeout_seconds: int) -> Store:
         store: Store = next(iter(dist.rendezvous(method, world.rank, world.size, timeout=timeout)))[0]
         return store
     except dist.DistError as error:
-        raise UserError(
-            f"run.timeout_seconds: {timeout_seconds}: process {world.rank} of {world.size} did not meet the others in "
-            f"this time ({first_line(error)}); see their messages"
-        ) from None
+        reason = f"process {world.rank} of {world.size} did not meet the others in this time ({first_line(error)})"
+        fault = Fault("run.timeout_seconds", str(timeout_seconds), "failed", reason, remedy="see their messages")
+        raise UserError(fault) from None
 
 
 def gather_messages(store: Store, world: World, name: str, text: str) -> list[str]:
@@ -72,10 +71,9 @@ def _receive(store: Store, world: World, key: str, rank: int) -> str:
     try:
         return str(store.get(key).decode())
     except dist.DistError as error:
-        raise UserError(
-            f"process {rank} of {world.size} sent no message within run.timeout_seconds, or its store is gone "
-            f"({first_line(error)}); see its own messages"
-        ) from None
+        value = f"no message within run.timeout_seconds, or its store is gone ({first_line(error)})"
+        fault = Fault(f"process {rank} of {world.size}", value, "failed", remedy="see its own messages")
+        raise UserError(fault) from None
 
 
 def first_line(error: Exception) -> str:

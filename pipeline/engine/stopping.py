@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol, TypeVar
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.engine import distributed, rendezvous, watchdog
 from pipeline.engine.rendezvous import Store
 from pipeline.engine.world import World
@@ -238,10 +238,12 @@ def _watchable(pid: int) -> int:
     try:
         return os.pidfd_open(pid)
     except PermissionError:
-        raise UserError(
-            "pidfd_open is not permitted here, so processes cannot see that another one ends; allow it: a seccomp "
-            "profile with pidfd_open (Docker 20.10 or later), or docker run --security-opt seccomp=unconfined"
-        ) from None
+        reason = "processes could not see that another one ends"
+        remedy = (
+            "allow it: a seccomp profile with pidfd_open (Docker 20.10 or later), "
+            "or docker run --security-opt seccomp=unconfined"
+        )
+        raise UserError(Fault("pidfd_open", "not permitted here", "machine", reason, remedy=remedy)) from None
 
 
 @contextmanager

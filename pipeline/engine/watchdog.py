@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from pipeline.base.errors import Fault
+
 # A waiting process gets more than the timeout: its exchange ends at the timeout, and names the process it waited for.
 MARGIN_SECONDS = 10
 
@@ -95,7 +97,7 @@ class Watch:
     """
 
     def __init__(self, pids: Callable[[], Mapping[str, int]], seconds: int, waits: bool = True) -> None:
-        self.named: dict[str, str] = {}  # name → the message about a process that was killed
+        self.named: dict[str, Fault] = {}  # name → the fault of a process that was killed
         self._pids, self._seconds, self._waits = pids, seconds, waits
         self._silences: dict[str, Silence] = {}
         self._asked = False  # a signal has been forwarded
@@ -116,7 +118,7 @@ class Watch:
         """Kill one of the processes at once."""
         with suppress(ProcessLookupError, KeyError):
             pid = self._silences[name].pid if name in self._silences else self._pids()[name]
-            self.named[name] = f"{name} (pid {pid}) {why}, and was killed"
+            self.named[name] = Fault(f"{name} (pid {pid})", f"{why}, and was killed", "failed", remedy="see above")
             os.kill(pid, signal.SIGKILL)
 
     def forward(self, number: int, again: bool) -> None:

@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.engine import distributed, loop
 from pipeline.engine.choices import PRECISIONS
 from pipeline.engine.precision import Precision, allow_tf32
@@ -49,5 +49,6 @@ def predict_log_probs(
     outputs = logits(net, images, center_crops(exported.view, sizes, rows), batch_size, world, precision)
     log_probs: NDArray[np.float64] = torch.log_softmax(outputs.double(), 1).numpy()
     if not np.isfinite(log_probs).all():
-        raise UserError("the model's outputs are not finite numbers; train again with a lower train.lr (dvc repro)")
+        value, remedy = "not finite numbers", "train again with a lower train.lr (dvc repro)"
+        raise UserError(Fault("the model's outputs", value, "damaged", remedy=remedy))
     return log_probs

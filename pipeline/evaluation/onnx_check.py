@@ -12,12 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.base import files, schema, threads
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.data import images
 from pipeline.data.originals import Originals
 from pipeline.data.packed import Packed
 from pipeline.loader import center
 from pipeline.models.exported import ExportedModel, with_normalization
+from pipeline.models.onnx_export import REMEDY
 from pipeline.models.onnx_file import OnnxModel
 
 # Two programs add in another order, and so round differently: probabilities in fp32 differ by about 1e-6 [measured].
@@ -78,18 +79,15 @@ def limit(wanted: Expected, found: NDArray[np.float64], classes: Sequence[str]) 
             for i in changed[:MOST_NAMED]
         )
         more = f"; and {len(changed) - MOST_NAMED:,} more" if len(changed) > MOST_NAMED else ""
-        raise UserError(
-            f"model.onnx gives another class for {len(changed):,} of {len(found):,} test images: {named}{more}"
-        )
+        value = f"another class for {len(changed):,} of {len(found):,} test images"
+        raise UserError(Fault("model.onnx", value, "differs", f"{named}{more}", remedy=REMEDY))
     differences = np.abs(found - wanted.probabilities).max(1)
     worst = int(differences.argmax())
     for bound in LIMITS:
         if differences[worst] < bound:
             return bound
-    raise UserError(
-        f"model.onnx: {wanted.paths[worst]}: a probability differs by {differences[worst]:.4f}; allowed: less than "
-        f"{LIMITS[-1]}"
-    )
+    value, allowed = f"a probability differs by {differences[worst]:.4f}", f"less than {LIMITS[-1]}"
+    raise UserError(Fault("model.onnx", value, "differs", f"of {wanted.paths[worst]}", allowed, REMEDY))
 
 
 def with_their_preprocessing(

@@ -3,7 +3,7 @@
 import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.base import files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.data import decoders, images
 from pipeline.data.decoders import NotDecoded
 from pipeline.data.layout import are
@@ -48,7 +48,7 @@ def load_image(path: Path, view: View, max_pixels: int) -> LoadedImage:
     try:
         return LoadedImage(path, *images.square_and_size(path, view.packed_size, max_pixels, view.grey))
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}; give the path of an image") from None
+        raise _unreadable(path, error) from None
 
 
 def image_paths(path: Path) -> list[Path]:
@@ -64,7 +64,7 @@ def image_paths(path: Path) -> list[Path]:
         if (file.is_symlink() or not file.is_dir()) and not files.is_junk(file.relative_to(path))
     )
     if not paths:
-        raise UserError(f"{path}: no file in this folder; give images, or a folder with some")
+        raise _without_images(path)
     return paths
 
 
@@ -78,8 +78,9 @@ def load_images(
     """
 
     def refuse(error: UserError) -> None:
-        text = error.short if isinstance(error, NotDecoded) else str(error)
-        print(f"predict: {visible(text)}", file=sys.stderr)
+        for fault in error.faults:
+            said = replace(fault, allowed="") if isinstance(error, NotDecoded) else fault
+            print(f"predict: {visible(str(said))}", file=sys.stderr)
         refused.append(error)
 
     for argument in arguments:
@@ -89,7 +90,7 @@ def load_images(
             refuse(error)
             continue
         except OSError as error:
-            refuse(UserError(f"{argument}: {error.strerror}; give the path of an image"))
+            refuse(_unreadable(argument, error))
             continue
         others = []  # files of a folder that are no images
         for path in paths:
@@ -101,14 +102,22 @@ def load_images(
                 else:
                     refuse(error)
         if others and len(others) == len(paths):
-            refuse(UserError(f"{argument}: no image in this folder; give images, or a folder with some"))
+            refuse(_without_images(argument))
         elif others:
             number = are(len(others), "file", "files")
             said = visible(f"{argument}: {number} left out: not an image (first: {others[0]})")
             print(f"predict: {said}", file=sys.stderr)
     if any(isinstance(error, NotDecoded) for error in refused):
         allowed = ", ".join(decoders.NAMES)
-        print(f"predict: allowed: a whole image as {allowed}; convert the others, or leave them out", file=sys.stderr)
+        print(f"predict: allowed: a whole image as {allowed}", file=sys.stderr)
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(Fault(str(path), str(error.strerror), "missing", remedy="give the path of an image"))
+
+
+def _without_images(folder: Path) -> UserError:
+    return UserError(Fault(str(folder), "no image in this folder", "missing", remedy="give images, or another folder"))
 
 
 def number_of_files(arguments: Sequence[Path]) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.base import schema
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.evaluation import metrics
 from pipeline.evaluation.figures import EvalFigures
 
@@ -100,10 +100,12 @@ def read(tables: Mapping[tuple[int, int], Path], labels: Mapping[str, str]) -> P
         for path, label, chances in _rows(table, len(classes)):
             if labels.get(path) != label:
                 known = f"of class {labels[path]}" if path in labels else "not there"
-                raise UserError(f"{table}: {path} is of class {label}, but {known} in the split; {AGAIN}")
+                reason = f"it is {known} in the split"
+                raise UserError(Fault(str(table), f"{path} is of class {label}", "differs", reason, remedy=AGAIN))
             row = row_of[path]
             if tested[row] >= 0:
-                raise UserError(f"{path}: a test image of fold {tested[row]} and of fold {fold}; {ONCE}")
+                value = f"a test image of fold {tested[row]} and of fold {fold}"
+                raise UserError(Fault(path, value, "differs", remedy=ONCE))
             tested[row], probabilities[seeds.index(seed), row] = fold, chances
     _check(paths, seeds, folds)
     numbers = np.array([number[labels[path]] for path in paths], np.int64)
@@ -157,10 +159,10 @@ def _classes(tables: Mapping[tuple[int, int], Path], labels: Mapping[str, str]) 
     first, *others = ((path, _header(path)) for _, path in sorted(tables.items()))
     for path, header in others:
         if header != first[1]:
-            raise UserError(f"{path}: its classes are not those of {first[0]}; {AGAIN}")
+            raise UserError(Fault(str(path), f"its classes are not those of {first[0]}", "differs", remedy=AGAIN))
     classes = tuple(name.removeprefix("p_") for name in first[1][3:])
     if set(classes) != set(labels.values()):
-        raise UserError(f"{first[0]}: its classes are not those of the split; {AGAIN}")
+        raise UserError(Fault(str(first[0]), "its classes are not those of the split", "differs", remedy=AGAIN))
     return classes
 
 
@@ -189,13 +191,11 @@ def _check(paths: Sequence[str], seeds: Sequence[int], folds: NDArray[np.int64])
     """Raise UserError if an image is not in the same fold [S, N] with every seed, or in none (-1)."""
     for seed, tested in zip(seeds, folds, strict=True):
         if len(missing := np.flatnonzero(tested < 0)):
-            raise UserError(
-                f"{paths[missing[0]]}: a test image of no fold with seed {seed} (as {len(missing):,} of {len(paths):,} "
-                f"images); {ONCE}"
-            )
+            value = f"a test image of no fold with seed {seed}"
+            reason = f"so are {len(missing):,} of {len(paths):,} images"
+            raise UserError(Fault(paths[missing[0]], value, "missing", reason, remedy=ONCE))
         if len(moved := np.flatnonzero(tested != folds[0])):
             row = moved[0]
-            raise UserError(
-                f"{paths[row]}: in fold {tested[row]} with seed {seed}, but in fold {folds[0, row]} with seed "
-                f"{seeds[0]}; a seed of the training must not change the split; {AGAIN}"
-            )
+            value = f"in fold {tested[row]} with seed {seed}, but in fold {folds[0, row]} with seed {seeds[0]}"
+            reason = "a seed of the training must not change the split"
+            raise UserError(Fault(paths[row], value, "differs", reason, remedy=AGAIN))

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 
 Residency = Literal["auto", "device", "host", "disk"]
 MAX_SHARE = 0.5  # of the free memory, that the images of all processes of this machine may take
@@ -92,10 +92,9 @@ def open_images(
         if device.type == "cuda":
             chosen = next((memory for memory in ("device", "host") if images.nbytes <= fits[memory]), "disk")
     elif where != "disk" and images.nbytes > fits[where]:
-        raise UserError(
-            f"run.residency: {where!r} needs {images.nbytes / 1e9:.1f} GB, but {fits[where] / 1e9:.1f} GB fit there "
-            f"({MAX_SHARE:.0%} of what is free, shared by the processes); allowed here: auto, disk"
-        )
+        fit = f"{fits[where] / 1e9:.1f} GB fit there ({MAX_SHARE:.0%} of what is free, shared by the processes)"
+        reason = f"it needs {images.nbytes / 1e9:.1f} GB, but {fit}"
+        raise UserError(Fault("run.residency", where, "machine", reason, "auto, disk"))
     store = _mapped(images, device)
     if chosen == "device":
         store = ImageStore(store.images.to(device, copy=True), device)

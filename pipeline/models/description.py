@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.base import schema
+from pipeline.base.errors import Fault, UserError
+from pipeline.config import machine
 from pipeline.config.params import Arithmetic, Grey, Params
 
 REMEDY = "train a model (dvc repro) or fetch a shared one (dvc pull)"
@@ -51,6 +53,17 @@ class Description:
     export: Literal["last", "best", "ema"]
     epoch: schema.Count
     arithmetic: Arithmetic = "native"  # of the training; evaluate and predict use it too; older files do not have it
+
+
+def arithmetic_here(models: Path) -> Arithmetic:
+    """The arithmetic of the exported model. Raises UserError if there is no model, or if this CPU cannot compute so."""
+    arithmetic = load(models).arithmetic
+    if arithmetic == "portable" and (lacking := machine.cpu_lacks()):
+        value = "train.arithmetic: portable"
+        reason = f"it needs an x86-64 CPU with AVX2 and FMA; this one lacks {' and '.join(lacking)}"
+        remedy = "take another CPU, or train again with train.arithmetic: native"
+        raise UserError(Fault(f"{models}/model.json", value, "machine", reason, remedy=remedy))
+    return arithmetic
 
 
 def load(models: Path) -> Description:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base import children, linux, threads
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.config import machine
 from pipeline.config.params import Params
 from pipeline.data import duplicates, images
@@ -84,7 +84,8 @@ def _answer(question: Path, variables: dict[str, str], processes: int) -> str:
         while None in (statuses := [process.poll() for process in started]) and not any(statuses):
             time.sleep(0.05)
         if any(statuses):
-            raise UserError("no estimate: a training step with these params fails here, see above")
+            value = "a training step with these params fails here"
+            raise UserError(Fault("estimate", value, "failed", remedy="see above"))
         return str(started[0].communicate()[0])
     finally:
         for process in started:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.config import resolution
 from pipeline.config.params import Train
 from pipeline.engine import determinism, distributed
@@ -23,17 +23,21 @@ def explain_torch_errors(settings: Train) -> Iterator[None]:
             raise
         side = resolution.side_of_epoch(settings, 0)
         key = resolution.key_of(settings, side)
-        raise UserError(
-            f"train.batch_size: {settings.batch_size}: a microbatch is one image, and the last layers of "
-            f"{settings.model!r} see one value per channel at train.{key}: {side}. BatchNorm needs two; "
-            f"raise train.batch_size or train.{key}, or lower run.processes or train.accumulation_steps"
-        ) from None
+        reason = (
+            f"a microbatch is one image, and the last layers of {settings.model!r} see one value per channel at "
+            f"train.{key}: {side}. BatchNorm needs two"
+        )
+        remedy = f"raise it or train.{key}, or lower run.processes or train.accumulation_steps"
+        fault = Fault("train.batch_size", str(settings.batch_size), "pair", reason, remedy=remedy)
+        raise UserError(fault) from None
     except RuntimeError as error:
         if operator := determinism.nondeterministic_operator(error):
-            raise UserError(
-                f"train.deterministic: true × train.model: {settings.model!r}: {operator} has no deterministic version "
-                f"on train.device: {settings.device!r}; allowed: false (the bytes are then not promised), another model"
-            ) from None
+            reason = (
+                f"{operator}, which train.model: {settings.model!r} needs, has no deterministic version on "
+                f"train.device: {settings.device!r}"
+            )
+            allowed = "false (the bytes are then not promised), or another model"
+            raise UserError(Fault("train.deterministic", "true", "pair", reason, allowed)) from None
         raise
 
 
@@ -43,7 +47,10 @@ def check_losses_finite(totals: Totals, settings: Train) -> None:
     All processes call this and all raise: if one left alone, the others would wait for it in an exchange.
     """
     if (step := int(distributed.all_reduce_max(totals.broken_step.clone()))) >= 0:
-        raise UserError(
-            f"the loss of step {step} is not finite; nothing is exported; lower train.lr ({settings.lr}) "
-            f"or lengthen train.warmup_epochs ({settings.warmup_epochs})"
-        )
+        raise not_finite(f"the loss of step {step}", settings)
+
+
+def not_finite(loss: str, settings: Train) -> UserError:
+    """The refusal to export a model with this loss."""
+    reason, remedy = f"{loss} is not finite", f"lower it, or lengthen train.warmup_epochs ({settings.warmup_epochs})"
+    return UserError(Fault("train.lr", str(settings.lr), "value", f"{reason}; nothing is exported", remedy=remedy))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
 from pipeline.data import packed
 from pipeline.data.packed import Packed
@@ -46,10 +46,8 @@ def check_inputs(config: Params, world: World, facts: Facts) -> tuple[Packed, Ru
     packed.check_packed_size(data, Path(config.paths.packed), config.prepare.size)
     rows = len(data.rows("train"))
     if config.train.batch_size > rows:
-        raise UserError(
-            f"train.batch_size: {config.train.batch_size} is more than the training images ({rows}); "
-            f"allowed: 1 to {rows}"
-        )
+        reason = f"more than the training images ({rows})"
+        raise UserError(Fault("train.batch_size", str(config.train.batch_size), "pair", reason, f"1 to {rows}"))
     parts = identity.training_parts(config, data.digest)
     facts |= common_facts(config, parts, world)
     return data, runs.find_run(config, identity.digest(parts))

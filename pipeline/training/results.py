@@ -7,14 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from pipeline.base import files
-from pipeline.base.errors import UserError
 from pipeline.config.params import Params
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import TrainFigures
 from pipeline.loader import augment
 from pipeline.models import exported
 from pipeline.models.description import Description, View
-from pipeline.training import schedule
+from pipeline.training import checks, schedule
 from pipeline.training.state import HISTORY, Progress
 
 
@@ -42,10 +41,7 @@ def write(config: Params, classes: tuple[str, ...], weights: dict[str, Tensor], 
     row = exported_row(config, progress)
     epoch = row["epoch"]
     if not math.isfinite(row["val_loss"]):
-        raise UserError(
-            f"the validation loss of epoch {epoch} is {row['val_loss']}; nothing is exported; lower train.lr "
-            f"({settings.lr}) or lengthen train.warmup_epochs ({settings.warmup_epochs})"
-        )
+        raise checks.not_finite(f"the validation loss of epoch {epoch}", settings)
     description = Description(
         model=settings.model,
         classes=classes,

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from pipeline.base import errors, schema
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.engine import agreement, distributed
 from pipeline.engine.loop import Learner, Totals
 from pipeline.loader import sampler
@@ -63,7 +63,7 @@ def newest_checkpoint(path: Path) -> dict[str, Any] | None:
             damaged.append(str(candidate))
             print(f"train: {candidate} is damaged; the one before it is used", file=sys.stderr)
     if damaged:
-        raise UserError(f"{', '.join(damaged)}: damaged, and there is no other; to begin anew: rm -r {path.parent}")
+        raise errors.damaged(", ".join(damaged), "there is no other", f"to start again: rm -r {path.parent}")
     return None
 
 
@@ -90,7 +90,9 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
         if errors.describe_system_error(error):
             raise
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: not what this run saves ({reason}); to begin anew: rm -r {job.run.folder}") from None
+        raise errors.damaged(
+            path, f"not what this run saves ({reason})", f"to start again: rm -r {job.run.folder}"
+        ) from None
     if job.world.is_main:
         print(f"train: going on from step {saved.progress.step} ({job.run.folder})", file=sys.stderr)
     return saved.progress
@@ -99,8 +101,10 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
 def check_hardware(job: Job, saved: dict[str, Any]) -> None:
     """Raise UserError if the checkpoint was made on other hardware, or under other numeric variables."""
     here = provenance.hardware(job.world, job.config.train.threads, job.config.train.arithmetic)
-    for name, before, now in agreement.differences(saved, here):
-        raise UserError(
-            f"{job.run.folder}: begun with {name} {before}, here it is {now}, so the bytes could not be the same; "
-            f"go on where it was begun, or begin anew: rm -r {job.run.folder}"
-        )
+    remedy = f"go on where it was begun, or start again: rm -r {job.run.folder}"
+    faults = [
+        Fault(str(job.run.folder), f"begun with {name} {before}", "differs", f"here it is {now}", remedy=remedy)
+        for name, before, now in agreement.differences(saved, here)
+    ]
+    if faults:  # the bytes could not be the same
+        raise UserError(*faults)
