@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup start demo repro compare folds sweep verify test test-packages test-code test-all test-gpu lint format bench doctor tensorboard lock \
+.PHONY: help setup start demo repro compare folds sweep verify test test-packages test-code test-all test-gpu lint format docs bench doctor tensorboard lock \
 	clean clean-runs image image-repro image-test
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
@@ -103,6 +103,9 @@ lint: setup  ## Python, types, Dockerfiles, shell, YAML, workflows, compose file
 
 format: setup  ## format the code, and fix what ruff can fix
 	@ruff check --fix . && ruff format .
+
+docs: setup  ## write the generated parts of the documents anew
+	@python -m tests.documents
 
 bench: setup  ## measure what needs no GPU, 15 minutes on 2 idle cores (photos: ARCHIVE=file:///…); python -m benchmarks lists
 	@for name in $(BENCHMARKS); do \

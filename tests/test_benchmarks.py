@@ -1,4 +1,4 @@
-"""Each benchmark runs with its tiny preset; the GPU command can be resumed; README has the right figures."""
+"""Each benchmark runs with its tiny preset; the GPU command can be resumed; a table has them."""
 
 import argparse
 import json
@@ -14,10 +14,10 @@ import pytest
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
-from benchmarks.harness.phrases import READMES, part
-from benchmarks.speed import gpu, growth, portable, readme
+from benchmarks.speed import gpu, growth, portable
 from pipeline.base.errors import UserError
 from tests.conftest import PROJECT
+from tests.documents import figures
 
 # name → the rows and figures that its report must have
 PROMISED: dict[str, tuple[set[str], set[str]]] = {
@@ -179,15 +179,14 @@ def test_a_report_names_the_commit_and_whether_the_code_differs(
     assert measuring.commit() == ""
     measuring.RESULTS.mkdir(parents=True)
     report = measuring.RESULTS / "loader_cpu.json"
-    for path in (Path("code.py"), *map(Path, READMES), report):
+    for path in (Path("code.py"), Path("README.md"), report):
         path.write_text("before")
     identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
     for arguments in (["init"], ["add", "."], [*identity, "commit", "-m", "All"]):
         subprocess.run(["git", *arguments], check=True, capture_output=True)
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     report.write_text("after")
-    for name in READMES:
-        Path(name).write_text("after")
+    Path("README.md").write_text("after")
     assert measuring.commit() == head
     Path("code.py").write_text("after")
     assert measuring.commit() == f"{head}-dirty"
@@ -199,25 +198,18 @@ def test_linear_growth_is_one() -> None:
     assert growth.linear([float(times**2) for times in growth.TIMES]) > 3
 
 
-@pytest.mark.parametrize("language", READMES)
-def test_the_readme_has_the_figures_of_the_reports(language: str) -> None:
-    """Its table, in both languages, is that of the reports in benchmarks/results."""
-    made = readme.table(PROJECT / measuring.RESULTS, READMES[language])
-    assert part(PROJECT, language, readme.BLOCK) == made, "run: python -m benchmarks readme"
-
-
 def test_the_table_names_the_machine_and_takes_no_tiny_preset(tmp_path: Path) -> None:
     """Each line refers to the machine and commit of its figures; a report of the tiny preset is refused."""
     report = Report("prepare", asked(tmp_path, tiny=False), photos="some")
     for name in ("ours", "Pillow", "torchvision"):
         report.add(name, {"images_per_s": 1234.5})
     report.conclude(throughput={"Pillow": 1.0, "torchvision": 0.5})
-    table = readme.table(tmp_path)
+    table = figures.table(tmp_path)
     assert "all cores [1] | 1,234 photos/s | decode and resize alone: Pillow 1,234 (ours: 1.00 of it), " in table
-    assert table.splitlines()[-1] == f"[1] {readme.machine(measuring.machine())}"
+    assert table.splitlines()[-1] == f"[1] {figures.machine(measuring.machine())}"
     Report("prepare", asked(tmp_path), photos="some").conclude()
     with pytest.raises(ValueError, match="of the tiny preset"):
-        readme.table(tmp_path)
+        figures.table(tmp_path)
 
 
 def test_the_list_names_what_can_be_run() -> None:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks.harness.phrases import PHRASES
 from tests.conftest import PROJECT
+from tests.documents.phrases import PHRASES
 
 CHINESE = sorted(path.relative_to(PROJECT) for folder in ("", "docs") for path in (PROJECT / folder).glob("*.zh.md"))
 TWINS = {Path(str(path).replace(".zh.md", ".md")): path for path in CHINESE}

@@ -368,3 +368,17 @@ def test_every_command_begins_and_ends_alike() -> None:
             "training.runs",
         )
     }
+
+
+def test_the_drawing_of_the_layers_is_the_folders() -> None:
+    """docs/architecture.md draws the layers in their order, from the top, each with its files."""
+    text = (
+        (PROJECT / "docs/architecture.md").read_text().partition("<!-- layers -->")[2].partition("<!-- /layers -->")[0]
+    )
+    drawn = dict(re.findall(r"^([a-z]+) .*\n((?:[ │]{5,}[\w ]+\n)+)", text, re.MULTILINE))
+    folders = {layer or "commands": PROJECT / "pipeline" / layer for layer in reversed(LAYERS)}
+    assert list(drawn) == list(folders)
+    for layer, folder in folders.items():
+        assert set(re.findall(r"\w+", drawn[layer])) == {path.stem for path in folder.glob("*.py")} - {"__init__"}, (
+            layer
+        )

@@ -2,8 +2,6 @@
 
 A cell runs, or the rows of pipeline/config/rules.py refuse it. CPU cells run here; those that need a GPU are run by
 tests/gpu.
-
-    python -m tests.test_ways        writes the tables in README.md, README.zh.md and docs/ways.md anew
 """
 
 import itertools
@@ -17,7 +15,6 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 
-from benchmarks.harness.phrases import READMES, Say, english, fill, marked, part
 from pipeline.base import files
 from pipeline.base.errors import Fault
 from pipeline.config import params, rules, validity
@@ -26,6 +23,7 @@ from pipeline.config.params import Train
 from pipeline.engine.choices import CLASS_WEIGHTS, LOSSES, OPTIMIZERS, PARALLELS, PRECISIONS, SYNC_BNS
 from pipeline.engine.launchers import LAUNCHERS, srun
 from tests.conftest import PROJECT
+from tests.documents.phrases import Say
 from tests.helpers import starts
 from tests.helpers.choices import CPU_ONLY, MEMORY_FORMAT, PARALLEL, PRECISION, SYNC_BN, TWO_GPUS, with_lines
 from tests.test_train import small_world
@@ -155,32 +153,10 @@ def table(say: Say) -> str:
     return "\n".join(lines)
 
 
-BLOCK = marked("ways")
-
-
-@pytest.mark.parametrize("language", READMES)
-def test_the_readme_has_the_table(language: str) -> None:
-    """Its table of ways, in both languages, is the one made here."""
-    assert part(PROJECT, language, BLOCK) == table(READMES[language]), "run: python -m tests.test_ways"
-
-
-def pairs(say: Say) -> str:
+def pairs(_: Say) -> str:
     """The table of docs/ways.md: every row of the rules."""
     lines = ["| choice | not with | why | allowed instead |", "|---|---|---|---|"]
     for row in rules.PAIRS:
         first, *others = (f"`{key}`: {rules.words(values)}" for key, values in row.conditions.items())
         lines.append(f"| {first} | {'; '.join(others)} | {row.reason} | {row.allowed} |")
     return "\n".join(lines)
-
-
-PAIRS, WAYS = marked("pairs"), "docs/ways.md"
-
-
-def test_the_page_of_the_ways_has_every_row() -> None:
-    """Its table of what does not work together is the one made here."""
-    assert part(PROJECT, WAYS, PAIRS) == pairs(english), "run: python -m tests.test_ways"
-
-
-if __name__ == "__main__":
-    fill(PROJECT, BLOCK, table)
-    fill(PROJECT, PAIRS, pairs, {WAYS: english})

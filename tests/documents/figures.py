@@ -1,18 +1,12 @@
-"""The README's table of figures, made from the reports in benchmarks/results, in both languages.
-
-python -m benchmarks readme      writes it anew
-"""
+"""The README's table of figures, made from the reports in benchmarks/results."""
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.measuring import RESULTS
-from benchmarks.harness.phrases import Say, english, fill, marked
+from tests.documents.phrases import Say, english
 
-BLOCK = marked("figures: python -m benchmarks readme")
 SIDE = 224
 Report = Mapping[str, Any]
 Line = tuple[str, str, str]  # what is measured, our figure, and what it is compared with
@@ -183,12 +177,3 @@ def table(results: Path, say: Say = english) -> str:
     head = [f"| {' | '.join(titles)} |", "|---|---|---|"]
     names = [f"[{number}] {where}" for number, where in enumerate(machines, 1)]
     return "\n".join([*head, *lines, "", "<br>".join(names)])
-
-
-def main() -> int:
-    fill(Path(), BLOCK, lambda say: table(RESULTS, say))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,15 +3,13 @@
 A part is made once, from one set of figures, by code that says its phrases with `english` or `chinese`.
 """
 
-import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 
 Say = Callable[..., str]  # a phrase, and the values of its places → the phrase in one language
 
 PHRASES = {
     ", ": "，",
-    # the figures (benchmarks/speed/readme.py)
+    # the figures (figures.py)
     "what": "项目",
     "here": "本项目",
     "for comparison, in the same run": "同一次运行中的对照",
@@ -55,7 +53,7 @@ PHRASES = {
     "training with loading, images/s": "连同加载的训练速度，每秒图片数",
     "seconds per epoch, {devices} devices": "每轮秒数，{devices} 个设备",
     "{parallel} by {launcher} {seconds:.1f}": "{parallel}（{launcher}）{seconds:.1f}",
-    # the results (tests/test_readme.py)
+    # the results (results.py)
     "data": "数据",
     "images": "图片数",
     "trained from scratch": "从头训练",
@@ -90,30 +88,3 @@ def chinese(phrase: str, **values: object) -> str:
 
 
 READMES: dict[str, Say] = {"README.md": english, "README.zh.md": chinese}
-
-
-def marked(name: str) -> re.Pattern[str]:
-    """What is between the marks of a generated part: a comment that begins with its name, and one with /name."""
-    return re.compile(rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- /{name.partition(':')[0]} -->)", re.DOTALL)
-
-
-def part(folder: Path, readme: str, block: re.Pattern[str]) -> str:
-    """A generated part as it is in a README. Raises ValueError without its marks."""
-    return found(block, (folder / readme).read_text()).group()
-
-
-def fill(
-    folder: Path, block: re.Pattern[str], make: Callable[[Say], str], documents: Mapping[str, Say] = READMES
-) -> None:
-    """Write a generated part anew, in each README or other document. Raises ValueError without its marks."""
-    for readme, say in documents.items():
-        text = (folder / readme).read_text()
-        start, end = found(block, text).span()
-        (folder / readme).write_text(f"{text[:start]}{make(say)}{text[end:]}")
-
-
-def found(block: re.Pattern[str], text: str) -> re.Match[str]:
-    """Where a generated part is in a text. Raises ValueError without its marks."""
-    if (match := block.search(text)) is None:
-        raise ValueError(f"no text matches {block.pattern}")
-    return match

@@ -1,1 +1,0 @@
-"""Figures of quality: what a recipe reaches, and what a rule of the data brings."""

@@ -1,0 +1,8 @@
+"""Write the generated parts of the documents anew: `make docs`."""
+
+from tests.conftest import PROJECT
+from tests.documents import parts
+
+if __name__ == "__main__":
+    for name in parts.DOCUMENTS:
+        (PROJECT / name).write_text(parts.filled(name))
