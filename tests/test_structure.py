@@ -16,7 +16,7 @@ from ruamel.yaml import YAML
 import pipeline
 from benchmarks.harness import workspace
 from pipeline.base import dvc_lock
-from tests.conftest import PROJECT, limited, read_params
+from tests.conftest import PROJECT, limited
 
 MODULES = {
     path.relative_to(PROJECT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
@@ -166,51 +166,6 @@ def test_a_stage_depends_on_what_it_imports(stage: str) -> None:
 def test_the_benchmarks_know_every_stage() -> None:
     """The stages that are killed, damaged and measured are those of dvc.yaml, in its order."""
     assert tuple(stages()) == workspace.STAGES
-
-
-def tracked(table: dict[str, Any], name: str) -> Any:
-    """What params.yaml has under a dotted name."""
-    for key in name.split("."):
-        table = table[key]
-    return table
-
-
-def leaves(value: Any, name: str = "") -> Iterator[str]:
-    """The dotted names of everything in nested tables that is no table."""
-    if not isinstance(value, dict):
-        yield name
-        return
-    for key, inner in value.items():
-        yield from leaves(inner, f"{name}.{key}" if name else key)
-
-
-def params_of(stage: str) -> list[str]:
-    """What a stage tracks of params.yaml, as dvc.yaml names it."""
-    return [name for name in stages()[stage]["params"] if isinstance(name, str)]
-
-
-@pytest.mark.parametrize("stage", sorted(stages()))
-def test_no_tracked_table_holds_a_key_that_the_run_cache_leaves_out(stage: str) -> None:
-    """DVC's run cache compares no key called size or nfiles inside a table: such a key is tracked by its full name,
-    also if its table is tracked."""
-    raw = read_params()
-    inside = [f"{name}.{leaf}" for name in params_of(stage) for leaf in leaves(tracked(raw, name)) if leaf]
-    unseen = {name for name in inside if name.split(".")[-1] in ("size", "nfiles")}
-    assert unseen - set(params_of(stage)) == set()
-    assert "size" not in params_of(stage)
-
-
-def test_every_param_is_tracked_but_for_those_that_decide_no_byte() -> None:
-    """A key that is added to a section which dvc.yaml names key by key is not forgotten there."""
-    raw = read_params()
-    seen = {
-        ".".join(part for part in (name, leaf) if part)
-        for stage in stages()
-        for name in params_of(stage)
-        for leaf in leaves(tracked(raw, name))
-    }
-    left_out = {name for name in leaves(raw) if name not in seen and not name.startswith(("paths.", "run."))}
-    assert left_out == {"data.url"}
 
 
 def test_the_fingerprint_covers_the_code_that_train_imports(monkeypatch: pytest.MonkeyPatch) -> None:
