@@ -19,6 +19,7 @@ from pipeline.training import checkpoint, resume, runs, state
 from pipeline.training.job import Job
 from pipeline.training.runs import Run
 from tests.conftest import change, on_cpu, read_params
+from tests.helpers.refusals import refuses
 from tests.test_damaged import ALONE, Bomb
 
 STEPS = 4
@@ -67,9 +68,11 @@ def test_a_checkpoint_with_another_content_is_named(
     if not changes:
         assert resumed(tmp_path).step == 3
         return
-    with pytest.raises(UserError, match=r"begin anew: rm -r ") as refused:
+    with pytest.raises(UserError) as refused:
         resumed(tmp_path)
-    assert "\n" not in str(refused.value)
+    (fault,) = refused.value.faults
+    assert fault.kind in ("damaged", "differs")  # of other hardware
+    assert fault.key.startswith(str(tmp_path))
 
 
 @pytest.mark.parametrize("step", [0, STEPS])
@@ -87,7 +90,7 @@ def test_a_checkpoint_that_something_else_wrote_is_damaged(tmp_path: Path, conte
         torch.save({"model": Bomb()} if content == "bomb" else [1, 2], buffer)
         content = buffer.getvalue()
     (tmp_path / runs.CHECKPOINT).write_bytes(content + hashlib.sha256(content).digest())
-    with pytest.raises(UserError, match=r"checkpoint\.pt: damaged, .*rm -r "):
+    with refuses((tmp_path / runs.CHECKPOINT, "damaged")):
         resume.newest_checkpoint(tmp_path / runs.CHECKPOINT)
     (tmp_path / runs.CHECKPOINT).replace(checkpoint.previous(tmp_path / runs.CHECKPOINT))
     checkpoint.save(tmp_path / runs.CHECKPOINT, {"step": 1})
@@ -110,5 +113,5 @@ def test_a_checkpoint_is_written_in_one_pass(
 def test_a_checkpoint_that_is_a_folder_is_named(tmp_path: Path) -> None:
     """A folder is not treated as a missing checkpoint."""
     (tmp_path / runs.CHECKPOINT).mkdir()
-    with pytest.raises(UserError, match=r"checkpoint\.pt: .*rm -r "):
+    with refuses((tmp_path / runs.CHECKPOINT, "damaged")):
         resume.newest_checkpoint(tmp_path / runs.CHECKPOINT)

@@ -231,7 +231,6 @@ def test_a_cut_cable_ends_the_job(tmp_path: Path) -> None:
         other.output("ip", "link", "set", "eth0", "down")
         wait_for(lambda: "RUNNING" not in node.output("squeue", "--noheader", "--format=%T"), "the job goes on")
     said = log.read_text()
-    assert "process 1 of 2" in said
     assert re.search(r"train: srun \(pid \d+\)", said)
     assert "launch: restart" not in said
     assert not list(folder.glob("runs/launch-*"))

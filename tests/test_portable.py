@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from pipeline import launch
 from pipeline.base import files
-from pipeline.base.errors import UserError
 from pipeline.config import machine, model_names, params, validity
 from pipeline.config.machine import Machine
 from pipeline.data import corrections
 from pipeline.engine import environment
+from pipeline.models import description
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers.projects import link_code
+from tests.helpers.refusals import refuses
 from tests.test_network import operators_of_a_step
 from tests.test_structure import stages
 
@@ -152,10 +152,10 @@ def test_predict_computes_with_the_threads_of_the_params(native: Path, tmp_path:
 
 def test_a_portable_model_is_evaluated_on_no_older_cpu(native: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal names the file, what is missing, and two remedies."""
-    assert launch.trained_arithmetic(native / "models") == "portable"
+    assert description.arithmetic_here(native / "models") == "portable"
     monkeypatch.setattr(machine, "cpu_lacks", lambda: ("AVX2",))
-    with pytest.raises(UserError, match=r"models/model\.json: .* \(this one lacks AVX2\); evaluate on another CPU, or"):
-        launch.trained_arithmetic(native / "models")
+    with refuses((native / "models/model.json", "machine")):
+        description.arithmetic_here(native / "models")
 
 
 @needs_qemu

@@ -24,13 +24,14 @@ from PIL import Image
 
 from pipeline import predict
 from pipeline.base import files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Kind
 from pipeline.config import machine
 from pipeline.evaluation import photos
 from pipeline.models import description
 from pipeline.models.description import View
 from tests.conftest import PROJECT
 from tests.helpers import starts
+from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
 from tests.test_evaluate import CLASSES, make, run
 from tests.test_export import append
@@ -108,12 +109,10 @@ def test_files_folders_and_files_that_are_no_images(folder: Path, tmp_path: Path
     assert 1 / 3 <= float(probability) <= 1
     *errors, counted = computing(done.stderr)
     assert counted == f"predict: 3 images: {answer} 3"
-    assert [line.split(": ")[:3] for line in errors] == [
-        ["predict", str(tmp_path / "two"), "1 file is left out"],
-        ["predict", str(tmp_path / "missing.png"), "No such file or directory; give the path of an image"],
-        ["predict", str(tmp_path / "empty"), "no file in this folder; give images, or a folder with some"],
+    assert [line.split(": ")[1] for line in errors] == [
+        str(tmp_path / name) for name in ("two", "missing.png", "empty")
     ]
-    assert errors[0].endswith(f": not an image (first: {tmp_path / 'two/notes.txt'})")
+    assert str(tmp_path / "two/notes.txt") in errors[0]
     assert done.returncode == 1
 
 
@@ -137,14 +136,14 @@ def test_a_folder_of_a_phone_is_answered_with_status_0(
     ]
     assert said.out.startswith(f"{photos}/photo: ")
     assert ask(others) == 1
-    assert "no image in this folder" in capsys.readouterr().err
+    assert f"predict: {others}: " in capsys.readouterr().err
     assert ask(others / "photo.MOV") == 1
-    assert "photo.MOV: video or sidecar" in capsys.readouterr().err
+    assert f"predict: {others}/photo.MOV: " in capsys.readouterr().err
     (photos / "page.jpg").write_text("<html>")
     (photos / "cut").write_bytes((photos / "photo").read_bytes()[:-30])
     assert ask(photos) == 2
     *named, left_out, formats, _ = computing(capsys.readouterr().err)
-    assert named == [f"predict: {photos}/cut: truncated", f"predict: {photos}/page.jpg: not an image"]
+    assert [line.split(": ")[1] for line in named] == [f"{photos}/cut", f"{photos}/page.jpg"]
     assert "2 files are left out" in left_out
     assert "JPEG, PNG" in formats
 
@@ -180,25 +179,15 @@ def test_nothing_but_refused_files(folder: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "path,rank,class,probability\n"
 
 
-def test_a_machine_without_a_gpu(folder: Path) -> None:
-    """--device cuda without a GPU is refused by name."""
-    if machine.read().cuda_devices > 0:
+@pytest.mark.parametrize(
+    ("model", "kind"), [(None, "machine"), (Path("models/model.onnx"), "pair")], ids=["a folder", "model.onnx"]
+)
+def test_a_device_that_cannot_compute_is_refused(folder: Path, model: Path | None, kind: Kind) -> None:
+    """--device cuda without a GPU, and for model.onnx, which is for the CPU."""
+    if model is None and machine.read().cuda_devices > 0:
         pytest.skip("this machine has a GPU")
-    with pytest.raises(UserError) as refusal:
-        ask(Path("x.png"), device="cuda")
-    assert str(refusal.value) == (
-        "--device: 'cuda' needs an NVIDIA GPU and its driver (found: none); allowed here: cpu"
-    )
-
-
-def test_no_model_yet(project: Path, tmp_path: Path) -> None:
-    """Without a model one line says how to get one, also if this machine could not train with these params."""
-    (tmp_path / "params.yaml").write_bytes((project / "params.yaml").read_bytes())
-    done = call(tmp_path, "x.png")
-    assert done.returncode == 1
-    assert done.stderr == (
-        "predict: models/model.json: not found; train a model (dvc repro) or fetch a shared one (dvc pull)\n"
-    )
+    with refuses(("--device", kind)):
+        ask(Path("x.png"), model=model, device="cuda")
 
 
 # ---- model.onnx, other folders, other forms ----
@@ -323,8 +312,7 @@ def test_a_limit_on_pixels(folder: Path, exporting: Path, tmp_path: Path, capsys
     assert ask(tmp_path, model=Path("models/model.onnx"), max_pixels=2000) == 1
     said = capsys.readouterr()
     assert said.out.startswith(f"{tmp_path}/small.png: ")
-    assert said.err.startswith(f"predict: {tmp_path}/large.png: too large (60 × 50 pixels, ")
-    assert "up to 2,000 pixels (split.max_pixels, or predict --max-pixels)" in said.err
+    assert said.err.startswith(f"predict: {tmp_path}/large.png: ")
 
 
 def test_a_bar_is_shown_to_a_person_who_does_not_see_the_answers(exporting: Path, tmp_path: Path) -> None:
@@ -399,21 +387,13 @@ def test_a_folder_is_computed_from_onnx_if_it_is_of_these_weights(
     assert capsys.readouterr().err == ""
 
 
-def test_onnx_on_a_gpu_is_refused(folder: Path) -> None:
-    """model.onnx is for the CPU; --device cuda is for the folder."""
-    with pytest.raises(UserError, match=r"--device: 'cuda': models/model\.onnx is computed on the CPU; allowed: cpu"):
-        ask(Path("x.png"), model=Path("models/model.onnx"), device="cuda")
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [("nowhere", "predict: nowhere: not found; give a model.onnx"), (".", "predict: model.json: not found; train a")],
-)
-def test_a_model_that_is_not_there_is_named(tmp_path: Path, given: str, message: str) -> None:
-    """A file that is missing, and a folder without a model."""
-    done = elsewhere(tmp_path, "--model", given, "x.png")
+@pytest.mark.parametrize(("given", "key"), [("nowhere", "nowhere"), (".", "model.json"), ("", "models/model.json")])
+def test_a_model_that_is_not_there_is_named(project: Path, tmp_path: Path, given: str, key: str) -> None:
+    """A file that is missing, a folder without a model, and a project without one, on any machine."""
+    (tmp_path / "params.yaml").write_bytes((project / "params.yaml").read_bytes())
+    done = elsewhere(tmp_path, *(["--model", given] if given else []), "x.png")
     assert done.returncode == 1
-    assert done.stderr.startswith(message)
+    assert done.stderr.startswith(f"predict: {key}: ")
 
 
 # ---- odd names, odd outputs, what is not a file ----
@@ -468,7 +448,7 @@ def test_a_name_that_acts_on_a_terminal_is_printed_with_escapes(
     assert ask(good, bad, beside, model=model) == 1
     said = capsys.readouterr()
     assert said.out.splitlines()[0].startswith(f"{tmp_path}/{ESCAPED}: ")
-    assert said.err.splitlines()[0] == f"predict: {tmp_path}/bad{ESCAPED}: empty"
+    assert said.err.startswith(f"predict: {tmp_path}/bad{ESCAPED}: ")
     assert r"\x1bnotes" in said.err
     assert ask(good, model=model, form="csv") == 0
     csv_text = capsys.readouterr().out
@@ -526,10 +506,7 @@ def test_what_is_not_a_file_or_far_too_large_is_named_at_once(
     assert ask(tmp_path, tmp_path / "pipe.jpg", Path("a" * 300)) == 5
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert [line.split("; ")[0] for line in computing(captured.err)] == [
-        f"predict: {tmp_path}/folder: a folder",
-        f"predict: {tmp_path}/large.png: too large (30000 × 30000 pixels, 45 bytes)",
-        f"predict: {tmp_path}/pipe.jpg: a pipe",
-        f"predict: {tmp_path}/pipe.jpg: a pipe",
-        f"predict: {'a' * 300}: File name too long",
-    ]
+    named = ["folder", "large.png", "pipe.jpg", "pipe.jpg", "a" * 300]
+    assert [line.split(": ")[1] for line in computing(captured.err)] == [
+        *(str(tmp_path / name) for name in named[:-1]), named[-1]
+    ]  # fmt: skip

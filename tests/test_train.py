@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,6 @@ from torch import nn
 from torch.distributed import HashStore
 
 from pipeline.base import files
-from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.data import packed
 from pipeline.engine.loop import Totals
@@ -31,6 +31,7 @@ from tests.conftest import change, on_cpu, read_params, write_params
 from tests.helpers import starts
 from tests.helpers.projects import link_code
 from tests.helpers.ranks import run_ranks
+from tests.helpers.refusals import refuses
 from tests.test_damaged import ALONE
 
 CLASSES = ("circle", "cross", "square")
@@ -185,7 +186,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     folder = small_world(tmp_path, **growing, run__log_steps=1)
     stopped = launch(folder, check=False)
     assert stopped.returncode == 1
-    assert "the loss of step 2 is not finite; nothing is exported; lower train.lr (1000.0)" in stopped.stderr
+    assert re.search(r"train: train\.lr: 1000\.0, .*step 2 ", stopped.stderr)
     assert "Traceback" not in stopped.stderr
     assert not (folder / "models").exists()
 
@@ -197,7 +198,7 @@ def test_a_model_whose_validation_loss_is_not_finite_is_not_exported(
     monkeypatch.chdir(trained)
     before, row = outputs(trained), dict.fromkeys(state.HISTORY, 1.0) | {"epoch": 1, "val_loss": float("nan")}
     data = packed.load(Path("data/packed"), Path("data/split.csv"))
-    with pytest.raises(UserError, match=r"validation loss of epoch 1 is nan; nothing is exported; lower train\.lr \("):
+    with refuses(("train.lr", "value")):
         results.write(params.load(), data.classes, {}, state.Progress(step=4, history=[row]))
     assert outputs(trained) == before
 
@@ -221,7 +222,7 @@ def test_the_best_epoch_has_a_finite_validation_loss(tmp_path: Path, monkeypatch
         biases = [value[0].item() for name, value in progress.best_weights.items() if name == "fc.bias"]
         exported.append((results.exported_row(config, progress)["epoch"], biases))
     assert exported == [(1, []), (2, [2.0]), (2, [2.0]), (2, [2.0])]
-    with pytest.raises(UserError, match="validation loss of epoch 1 is nan; nothing is exported"):
+    with refuses(("train.lr", "value")):
         results.write(config, ("a", "b"), {}, state.Progress(history=progress.history[:1]))
 
 
@@ -229,14 +230,14 @@ def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
     """It would hold images twice."""
     stopped = launch(small_world(tmp_path, train__batch_size=64), check=False)
     assert stopped.returncode == 1
-    assert "train.batch_size: 64 is more than the training images (36); allowed: 1 to 36" in stopped.stderr
+    assert "train: train.batch_size: 64, " in stopped.stderr
 
 
 def test_another_size_than_the_params_say_is_refused_before_the_first_step(tmp_path: Path) -> None:
     """Nothing of a run is begun."""
     stopped = launch(small_world(tmp_path, prepare__size=48), check=False)
     assert stopped.returncode == 1
-    assert "train: prepare.size: 48, but the packed images in data/packed/images.npy have 40 pixels" in stopped.stderr
+    assert "train: prepare.size: 48, " in stopped.stderr
     assert not (tmp_path / "runs").exists()
 
 

@@ -21,6 +21,7 @@ from pipeline.engine import watchdog as frozen_processes
 from pipeline.engine.distributed import ENDED_NOTE, FAILED, run_process
 from pipeline.engine.watchdog import Silence, Watch, ended, stopped
 from tests.conftest import on_cpu
+from tests.helpers.refusals import refuses
 from tests.helpers.trainings import LONG, gone, messages, rank_processes, start, wait_for, wait_for_epoch
 from tests.test_nodes import nodes
 from tests.test_nodes import start as start_node
@@ -75,7 +76,7 @@ def test_the_process_that_ended_first_is_named(tmp_path: Path) -> None:
     wait_for(lambda: all(ended(pid) for pid in pids[1:]), "process 0 has not left")
     launcher.send_signal(signal.SIGCONT)
     assert launcher.wait(600) == 1
-    assert "train: process 1 of 2 ended with signal SIGKILL; see above" in messages(folder)
+    assert re.search("train: process 1 of 2: .*SIGKILL", messages(folder))
     assert re.search(r"train: process 1 of 2 \(pid \d+\) on \S+ ended; process 0 leaves too", messages(folder))
 
 
@@ -89,7 +90,7 @@ def test_the_order_of_exits_names_nobody(
     run = params.parse(on_cpu(raw, run__processes=2)).run
     watch = Watch(dict, 1)
     watch.close()
-    assert launchers.first_to_end(codes, watch, run) == "process 1 of 2 ended with signal SIGKILL; see above"
+    assert [fault.key for fault in launchers.first_to_end(codes, watch, run)] == ["process 1 of 2"]
 
 
 @pytest.mark.parametrize("note", ["ended", f"ended{FAILED}"])
@@ -103,8 +104,9 @@ def test_srun_is_not_waited_for_after_a_failure(note: str, tmp_path: Path, monke
             watch = Watch(lambda pid=process.pid: {"srun": pid}, 1000, waits=False)  # type: ignore[misc]
             if status:
                 (tmp_path / note).touch()
-                with pytest.raises(launchers.NodeLost, match=rf"srun \(pid {process.pid}\)"):
+                with refuses((f"srun (pid {process.pid})", "failed")) as error:
                     launchers._wait_for_srun(process, watch)
+                assert isinstance(error.value, launchers.NodeLost)
             else:
                 assert launchers._wait_for_srun(process, watch) == 0
             watch.close()
@@ -130,7 +132,7 @@ def test_a_silent_listener_at_the_rendezvous_ends_the_launcher(tmp_path: Path) -
         words = node.communicate()[1].splitlines()
     assert node.returncode == 1
     assert words[0] == f"launch: node 1 of 2 waits for the others at {address} (run.rendezvous), 5 s at most"
-    assert words[1].startswith(f"launch: run.rendezvous: '{address}': the nodes did not meet there within 5 s")
+    assert words[1].startswith(f"launch: run.rendezvous: {address}, ")
 
 
 def test_who_works_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +157,7 @@ def test_who_works_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
         watch = Watch(lambda: {"a": started[0].pid}, 1)
         assert started[0].wait() == -signal.SIGKILL
         watch.close()
-        assert re.fullmatch(r"a \(pid \d+\) was silent for \d s: it only waited .*, and was killed", watch.named["a"])
+        assert watch.named["a"].key == f"a (pid {started[0].pid})"
     finally:
         for process in started:
             for child in psutil.Process(process.pid).children() if process.poll() is None else []:

@@ -77,7 +77,8 @@ class Fault:
     def __str__(self) -> str:
         allowed = self.allowed and f"allowed: {self.allowed}"
         said = f"{self.key}: {': '.join(filter(None, (self.value, self.reason)))}"
-        return " ".join("; ".join(filter(None, (said, allowed, self.remedy))).split())
+        lines = "; ".join(filter(None, (said, allowed, self.remedy))).splitlines()
+        return " ".join(line.strip() for line in lines)  # a name of a file may have two blanks
 
 
 class UserError(Exception):

@@ -79,7 +79,8 @@ def load_images(
 
     def refuse(error: UserError) -> None:
         for fault in error.faults:
-            said = replace(fault, allowed="") if isinstance(error, NotDecoded) else fault
+            allowed = "" if isinstance(error, NotDecoded) else fault.allowed
+            said = replace(fault, key=visible(fault.key), allowed=allowed)
             print(f"predict: {visible(str(said))}", file=sys.stderr)
         refused.append(error)
 
