@@ -48,9 +48,9 @@ def bring_images(config: Params, images: Path) -> str:
     """
     data = config.data
     if data.source == "archive":
-        path = fetch.obtain_archive(data.url, data.sha256, Path(config.paths.archives), most=data.max_bytes)
+        path = fetch.obtain_archive(data.url, data.sha256, Path(config.paths.archives), most=archive.MOST_BYTES)
         with files.atomic_folder(images) as folder:
-            archive.unpack(path, folder, data.max_files, data.max_bytes)
+            archive.unpack(path, folder)
         return without_secrets(data.url)
     if data.source == "inbox":
         with files.atomic_folder(images) as folder:
@@ -58,8 +58,8 @@ def bring_images(config: Params, images: Path) -> str:
         return config.paths.inbox
     drawn = data.synthetic
     with files.atomic_folder(images) as folder:
-        synthetic.draw(folder, drawn.count, drawn.size, drawn.seed, config.run.decoding_threads)
-    return f"synthetic flowers (seed {drawn.seed})"
+        synthetic.draw(folder, drawn.count, drawn.size, 0, config.run.decoding_threads)
+    return "synthetic flowers"
 
 
 def main() -> int:

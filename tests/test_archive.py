@@ -152,8 +152,8 @@ def test_more_entries_or_bytes_than_allowed_are_refused(
     content, size = pack(PHOTOS), sum(map(len, PHOTOS.values()))
     assert unpacked(content, tmp_path, (len(PHOTOS), size)) == UNPACKED
     files.remove(tmp_path / "images")
-    is_refused(content, tmp_path, "value", "data.max_files", (len(PHOTOS) - 1, size))
-    is_refused(content, tmp_path, "value", "data.max_bytes", (len(PHOTOS), size - 1))
+    is_refused(content, tmp_path, "damaged", f"{tmp_path}/archive", (len(PHOTOS) - 1, size))
+    is_refused(content, tmp_path, "damaged", f"{tmp_path}/archive", (len(PHOTOS), size - 1))
 
 
 def test_bytes_are_counted(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_bytes_are_counted(tmp_path: Path) -> None:
     content = (tmp_path / "x.tar").read_bytes()
     real.unlink()
     (tmp_path / "x.tar").unlink()
-    is_refused(content, tmp_path, "value", "data.max_bytes", (10, 5_000_000))
+    is_refused(content, tmp_path, "damaged", f"{tmp_path}/archive", (10, 5_000_000))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small project on drawn flowers, run by `python -m pipeline.repro`."""
     folder = copy_project(
         tmp_path_factory.mktemp("damage") / "project",
-        data__source="synthetic", data__synthetic={"count": 50, "size": 40, "seed": 0}, split__phash_distance=0,
+        data__source="synthetic", data__synthetic={"count": 50, "size": 40}, split__phash_distance=0,
     )  # fmt: skip
     repro(folder)
     return folder

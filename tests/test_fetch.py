@@ -107,7 +107,7 @@ def test_a_silent_download_says_that_it_lives(
 
 @pytest.mark.parametrize("length", [None, len(BODY)], ids=["no length", "length"])
 def test_a_download_that_is_too_long_ends(tmp_path: Path, length: int | None) -> None:
-    """A body of more than data.max_bytes, which may be without end, is refused, and nothing is kept."""
+    """A body of more bytes than are allowed, which may be without end, is refused with the key, and nothing is kept."""
 
     def answer(request: BaseHTTPRequestHandler, n: int) -> None:
         request.send_response(200)

@@ -74,7 +74,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, floa
     folder, seconds = tmp_path_factory.mktemp("done"), {}
     link_code(folder)
     params = on_cpu(
-        read_params(), data__source="synthetic", data__synthetic={"count": 60, "size": 48, "seed": 0},
+        read_params(), data__source="synthetic", data__synthetic={"count": 60, "size": 48},
         split__phash_distance=0, split__folds=1, train__model="resnet18", train__parallel="ddp", run__processes=2,
         split__fractions={"train": 0.6, "val": 0.2, "test": 0.2},
     )  # fmt: skip

@@ -156,7 +156,7 @@ def test_the_number_of_processes_is_tracked_unless_the_way_is_elastic(real: Path
 def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
     """Sizes A, B, A, B with a warm run cache: the drawn and the packed images always have the requested size."""
     small, large = (32, 40), (48, 40)  # prepare.size, data.synthetic.size
-    drawn = {"count": 50, "seed": 0}
+    drawn = {"count": 50}
     folder = copy_project(tmp_path / "sizes", data__source="synthetic", split__phash_distance=0)
     for packed, side in (small, large, small, large, (48, 80), small):
         changes = {"prepare__size": packed, "data__synthetic": {**drawn, "size": side}}

@@ -26,7 +26,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small project on drawn flowers, run and committed; the tests copy it."""
     folder = copy_project(
         tmp_path_factory.mktemp("verify") / "project",
-        data__source="synthetic", data__synthetic={"count": 60, "size": 40, "seed": 0}, split__phash_distance=0,
+        data__source="synthetic", data__synthetic={"count": 60, "size": 40}, split__phash_distance=0,
         train__lr=0.01,
     )  # fmt: skip
     call(folder, "dvc", "repro")

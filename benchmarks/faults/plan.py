@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.harness.workspace import STAGES
 
 PARAMS: dict[str, dict[str, Any]] = {
-    "data": {"source": "synthetic", "synthetic": {"count": 120, "size": 48, "seed": 0}},
+    "data": {"source": "synthetic", "synthetic": {"count": 120, "size": 48}},
     "split": {"phash_distance": 0, "folds": 1, "fractions": {"train": 0.4, "val": 0.4, "test": 0.2}},
     "prepare": {"size": 64},
     "train": {

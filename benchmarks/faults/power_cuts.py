@@ -36,7 +36,7 @@ from benchmarks.harness.workspace import call, copy_project, environment
 from pipeline.base import dvc_lock, files, integrity
 
 PARAMS: dict[str, dict[str, Any]] = {
-    "data": {"source": "synthetic", "synthetic": {"count": 50, "size": 40, "seed": 0}},
+    "data": {"source": "synthetic", "synthetic": {"count": 50, "size": 40}},
     "split": {"phash_distance": 0, "folds": 1, "fractions": {"train": 0.6, "val": 0.2, "test": 0.2}},
     "prepare": {"size": 40},
     "train": {

@@ -55,7 +55,7 @@ def main() -> int:
     waits = {BEFORE: 0, AFTER: params.load().run.epoch_checkpoint_seconds}
     with tempfile.TemporaryDirectory(prefix="checkpoints-") as temporary:
         base = Path(temporary).resolve()
-        drawn = {"source": "synthetic", "synthetic": {"count": preset.images, "size": 2 * preset.side, "seed": 0}}
+        drawn = {"source": "synthetic", "synthetic": {"count": preset.images, "size": 2 * preset.side}}
         report = Report(
             "checkpoints",
             options,

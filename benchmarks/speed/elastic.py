@@ -38,7 +38,7 @@ from pipeline.models import network
 
 SHARDS = 8
 SMALL: dict[str, dict[str, Any]] = {  # for hashes: drawn flowers, a few steps
-    "data": {"source": "synthetic", "synthetic": {"count": 120, "size": 48, "seed": 0}},
+    "data": {"source": "synthetic", "synthetic": {"count": 120, "size": 48}},
     "split": {"phash_distance": 0},
     "prepare": {"size": 64},
     "train": {

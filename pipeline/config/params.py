@@ -95,7 +95,6 @@ class Paths(Section):
 class Synthetic(Section):
     count: Annotated[int, Field(ge=50, le=1_000_000)] = 600
     size: Annotated[int, Field(ge=32, le=1024)] = 96
-    seed: Seed = 0
 
 
 class Data(Section):
@@ -104,8 +103,6 @@ class Data(Section):
         "https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz"
     )
     sha256: Annotated[str, Field(pattern=SHA256)] = "4c54ace7911aaffe13a365c34f650e71dd5bf1be0a58b464e5a7183e3e595d9c"
-    max_files: Count = 200_000
-    max_bytes: Annotated[int, Field(ge=1, le=10**15)] = 50_000_000_000
     synthetic: Synthetic = Synthetic()
 
 

@@ -31,10 +31,13 @@ FROM_LIBRARIES = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAErr
 DAMAGED = (*FROM_LIBRARIES, EOFError, NotImplementedError, OverflowError, ValueError)
 UNWRITABLE = {errno.EEXIST: "there twice", errno.ENOTDIR: "there twice", errno.ENAMETOOLONG: "too long a name"}
 
+# Above these an archive is taken for a wrong or hostile one. ImageNet has 1.3 million files and 150 GB.
+MOST_FILES, MOST_BYTES = 2_000_000, 500_000_000_000
+
 Entry = tuple[str, IO[bytes] | None]  # a name and its content; None for a folder
 
 
-def unpack(archive: Path, folder: Path, max_files: int, max_bytes: int) -> None:
+def unpack(archive: Path, folder: Path, max_files: int = MOST_FILES, max_bytes: int = MOST_BYTES) -> None:
     """Unpack a tar (plain, gzip, bzip2, xz) or zip into an empty folder, without junk.
 
     If one top folder holds all class folders, it is left out. Sizes in headers are not trusted: entries and bytes are
@@ -48,7 +51,7 @@ def unpack(archive: Path, folder: Path, max_files: int, max_bytes: int) -> None:
         with closing(_entries(archive)) as entries:
             for number, (name, content) in enumerate(entries, start=1):
                 if number > max_files:
-                    raise _too_large(archive, "data.max_files", max_files)
+                    raise _too_large(archive, f"has more than {max_files:,} entries")
                 path = _relative_path(archive, name)
                 if files.is_junk(path):
                     continue
@@ -59,7 +62,7 @@ def unpack(archive: Path, folder: Path, max_files: int, max_bytes: int) -> None:
                         raise
                     raise _bad_entry(archive, name, UNWRITABLE[error.errno]) from None
                 if left < 0:
-                    raise _too_large(archive, "data.max_bytes", max_bytes)
+                    raise _too_large(archive, f"unpacks to more than {max_bytes:,} bytes")
     except DAMAGED as error:
         raise _damaged(archive, error) from None
     except OSError as error:
@@ -67,6 +70,11 @@ def unpack(archive: Path, folder: Path, max_files: int, max_bytes: int) -> None:
             raise
         raise _damaged(archive, error) from None
     _strip_top_folder(archive, unpacked, folder)
+
+
+def _too_large(archive: Path, reason: str) -> UserError:
+    remedy = "if it is the right one, unpack it, and name its folder: data.source: folder, paths.inbox"
+    return UserError(Fault(str(archive), reason, "damaged", remedy=remedy))
 
 
 def _entries(archive: Path) -> Generator[Entry, None, None]:
@@ -173,10 +181,6 @@ def _strip_top_folder(archive: Path, unpacked: Path, folder: Path) -> None:
 def _bad_entry(archive: Path, name: str, what: str) -> UserError:
     reason, allowed = f"its entry {name!r} is {what}", "plain files and folders, each once, inside"
     return UserError(Fault("data.url", str(archive), "value", reason, allowed, "pack the images again"))
-
-
-def _too_large(archive: Path, key: str, most: int) -> UserError:
-    return UserError(Fault(key, str(most), "value", f"{archive} has more", remedy="raise it"))
 
 
 def _damaged(archive: Path, error: Exception) -> UserError:

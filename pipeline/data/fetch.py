@@ -42,7 +42,7 @@ ARCHIVE = Purpose(
     "download",
     "data.url",
     f"{GO_ON} set data.url: file:///path/to/it",
-    "data.max_bytes; raise it if the archive is so large, or correct data.url",
+    "no archive that is taken has more (pipeline/data/archive.py: MOST_BYTES); correct data.url",
 )
 WEIGHTS = Purpose(
     "weights",
