@@ -22,10 +22,10 @@ from pipeline.engine.world import World
 from pipeline.training import identity, provenance
 from pipeline.training.job import common_facts
 from tests.conftest import PROJECT, change, read_params, write_params
+from tests.helpers.datasets import one_pixel
+from tests.helpers.nodes import TRAIN, nodes, start
 from tests.helpers.refusals import refuses
-from tests.test_damaged import one_pixel
-from tests.test_nodes import TRAIN, nodes, start
-from tests.test_train import launch, outputs, small_world
+from tests.helpers.trainings import launch, outputs, small_world
 
 
 def failures(*started: subprocess.Popen[str]) -> list[str]:

@@ -16,7 +16,7 @@ from pipeline.models import description, hub
 from pipeline.reporting import settings
 from tests.conftest import change, read_params, write_params
 from tests.helpers import reports
-from tests.test_tracked import tracked
+from tests.helpers.settings import tracked
 
 EXPORTED = {
     "onnx": True, "images": 40, "near_ties": 0, "probabilities_differ_less_than": 0.0001,

@@ -20,7 +20,8 @@ from pipeline.training.job import Job
 from pipeline.training.runs import Run
 from tests.conftest import change, on_cpu, read_params
 from tests.helpers.refusals import refuses
-from tests.test_damaged import ALONE, Bomb
+from tests.helpers.trainings import ALONE
+from tests.test_damaged import Bomb
 
 STEPS = 4
 

@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 from pipeline import doctor
 from pipeline.config import machine, params, validity
 from tests.conftest import PROJECT, on_cpu
-from tests.test_train import small_world
+from tests.helpers.trainings import small_world
 
 DOCKER = PROJECT / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()

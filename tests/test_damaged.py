@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,15 +21,14 @@ from pipeline.base import dvc_lock, files, integrity
 from pipeline.base.errors import UserError
 from pipeline.claims import comparison
 from pipeline.data import packed, split_table
-from pipeline.engine.world import World
 from pipeline.loader import augment
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
 from pipeline.training.runs import Run
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
+from tests.helpers.datasets import one_pixel
 from tests.helpers.refusals import refuses
 
-ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 SPLIT = """path,class,split,reason,width,height,pixels,phash,group
 a/1.png,a,train,,60,40,x,y,z
 a/2.png,a,val,,60,40,x,y,z
@@ -135,13 +133,6 @@ class Bomb:
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch exploded",)
-
-
-def one_pixel(path: Path) -> None:
-    """Change the last pixel. The file keeps its size and its time."""
-    facts, content = path.stat(), path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
 def a_pipe(path: Path) -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness import workspace
 from pipeline import demo
 from pipeline.base import files
 from pipeline.config import params
 from tests.conftest import PROJECT
-from tests.test_structure import stages
 
 RESULTS = PROJECT / "results/demo"
 RECORDED = json.loads((PROJECT / demo.OUTPUTS).read_bytes())
@@ -17,12 +17,7 @@ RECORDED = json.loads((PROJECT / demo.OUTPUTS).read_bytes())
 
 def test_the_record_has_every_output_of_every_stage() -> None:
     """results/demo/outputs.json names exactly what dvc.yaml declares as outputs and metrics."""
-    declared = {
-        entry if isinstance(entry, str) else next(iter(entry))
-        for stage in stages().values()
-        for kind in ("outs", "metrics")
-        for entry in stage.get(kind, [])
-    }
+    declared = {name for stage in workspace.STAGES for name in workspace.declared(stage)}
     assert set(RECORDED) == declared
 
 

@@ -12,7 +12,7 @@ from pipeline.config import params
 from pipeline.engine import determinism
 from pipeline.training import checks
 from tests.conftest import on_cpu
-from tests.test_train import launch, small_world
+from tests.helpers.trainings import launch, small_world
 
 
 def test_deterministic_mode_refuses_what_it_cannot_vouch_for(tmp_path: Path) -> None:

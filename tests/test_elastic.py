@@ -18,8 +18,7 @@ from pipeline.engine.world import share
 from pipeline.training import identity
 from tests.conftest import change, read_params, write_params
 from tests.helpers.ranks import run_ranks
-from tests.helpers.trainings import messages, rank_processes, start, wait_for_epoch
-from tests.test_train import launch, outputs, small_world
+from tests.helpers.trainings import launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
 
 STEPS, SHARDS, IMAGES = 4, 4, 12
 

@@ -19,7 +19,7 @@ from pipeline.engine.graphs import Graphs
 from pipeline.engine.loop import Batch, Learner, Totals
 from pipeline.models import network
 from tests.helpers.graphs import RehearsedGraph
-from tests.test_steps import ALONE
+from tests.helpers.trainings import ALONE
 
 CLASSES = 3
 

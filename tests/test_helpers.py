@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.helpers import starts
-from tests.test_train import outputs, small_world
+from tests.helpers.trainings import outputs, small_world
 
 TRAIN = [sys.executable, "-m", "pipeline.launch", "train"]
 SAY = """

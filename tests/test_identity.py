@@ -11,7 +11,7 @@ from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.studies import record
 from pipeline.training import identity
-from tests.test_tracked import LEAVES, tracked
+from tests.helpers.settings import LEAVES, tracked
 
 TEXT = {  # another value of a setting that is text, without a list of its values
     "data.url": "file:///x.zip", "data.sha256": "0" * 64, "split.group": "folder", "train.model": "resnet50",

@@ -1,7 +1,5 @@
 """Images of every kind become upright 8-bit RGB; for any other file there is a reason."""
 
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
 from pipeline.data import decoders, images
-from tests.helpers.datasets import decode
+from tests.helpers.datasets import decode, png_with_size
 from tests.helpers.refusals import refuses
 
 # pytest makes warnings errors again; the module itself ignores Pillow's warnings about odd metadata
@@ -196,14 +194,6 @@ def test_equal_bytes_of_another_shape_are_other_pixels(tmp_path: Path) -> None:
         inspect_image(saved(tmp_path / f"{w}.png", Image.new("RGB", (w, h), "red"))) for w, h in ((20, 10), (10, 20))
     )
     assert wide.pixels != tall.pixels
-
-
-def png_with_size(width: int, height: int, content: bytes = b"") -> bytes:
-    """A PNG with this size in its header, and with this content as compressed pixels."""
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
-    data = struct.pack(">I", len(content)) + b"IDAT" + content + struct.pack(">I", zlib.crc32(b"IDAT" + content))
-    return b"\x89PNG\r\n\x1a\n" + chunk + data
 
 
 def test_a_size_beyond_the_limits_is_read_from_the_header(tmp_path: Path) -> None:

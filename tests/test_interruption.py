@@ -17,8 +17,18 @@ from pipeline.engine import stopping
 from pipeline.training import checkpoint
 from tests.conftest import PROJECT
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import LONG, gone, messages, rank_processes, start, wait_for, wait_for_epoch
-from tests.test_train import launch, outputs, small_world
+from tests.helpers.trainings import (
+    LONG,
+    gone,
+    launch,
+    messages,
+    outputs,
+    rank_processes,
+    small_world,
+    start,
+    wait_for,
+    wait_for_epoch,
+)
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from pipeline.models import network
 from tests.helpers.emulation import emulator
 from tests.helpers.graphs import RehearsedGraph
 from tests.helpers.launches import Launches
-from tests.test_steps import ALONE
+from tests.helpers.trainings import ALONE
 
 
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])

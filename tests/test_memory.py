@@ -18,8 +18,7 @@ from pipeline.base import threads
 from pipeline.base.errors import UserError
 from pipeline.data import decoders, images, memory
 from pipeline.data.memory import MemoryBudget
-from tests.helpers.datasets import decode, needs_heif
-from tests.test_images import png_with_size
+from tests.helpers.datasets import decode, needs_heif, png_with_size
 
 MARGIN = 12_000_000  # bytes: strips, and what Python takes in between
 

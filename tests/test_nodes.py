@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,36 +16,13 @@ import psutil
 import pytest
 
 from pipeline.engine import rendezvous
-from tests.helpers import slurm, starts
-from tests.helpers.trainings import wait_for
-from tests.test_train import launch, outputs, small_world
+from tests.helpers import slurm
+from tests.helpers.nodes import TRAIN, TWO, nodes, start
+from tests.helpers.trainings import launch, outputs, small_world, wait_for
 
-TWO: dict[str, Any] = {
-    "train__parallel": "ddp", "run__processes": 2, "train__epochs": 6, "run__epoch_checkpoint_seconds": 0,
-}  # fmt: skip
 ELASTIC: dict[str, Any] = {
     "train__parallel": "elastic", "train__shards": 4, "train__epochs": 16, "train__model": "mobilenet_v3_small",
 }  # fmt: skip
-TRAIN = [sys.executable, "-m", "pipeline.launch", "train"]
-
-
-def free_port() -> int:
-    """A port without a listener."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def nodes(top: Path, **changes: Any) -> list[Path]:
-    """Two folders, one for each node of a training."""
-    lines = {**TWO, "run__nodes": 2, "run__rendezvous": f"127.0.0.1:{free_port()}", **changes}
-    return [small_world(top / f"node{rank}", **lines, run__node_rank=rank) for rank in (0, 1)]
-
-
-def start(folder: Path, command: list[str], **environment: str) -> subprocess.Popen[str]:
-    """Start a command in a folder and a new process group. Its standard error is a pipe."""
-    environ = {**os.environ, **environment}
-    return starts.Popen(command, 2, cwd=folder, env=environ, stderr=subprocess.PIPE, start_new_session=True)
 
 
 def start_to_strike(folder: Path) -> subprocess.Popen[str]:

@@ -28,8 +28,7 @@ from pipeline.loader.dataset import Dataset
 from pipeline.models import exported, network
 from pipeline.training import schedule
 from tests.helpers import starts
-from tests.helpers.trainings import wait_for
-from tests.test_train import outputs, small_world
+from tests.helpers.trainings import outputs, small_world, wait_for
 
 ALONE = World(0, 0, 1, torch.device("cpu"))
 LEARNING = {"model": "resnet18", "epochs": 3}  # of so few images the usual small model learns nothing

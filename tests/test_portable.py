@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness import workspace
 from pipeline.base import files
 from pipeline.config import machine, model_names, params, validity
 from pipeline.config.machine import Machine
@@ -23,7 +24,6 @@ from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 from tests.helpers.projects import link_code
 from tests.helpers.refusals import refuses
 from tests.test_network import operators_of_a_step
-from tests.test_structure import stages
 
 QEMU = shutil.which("qemu-x86_64")
 needs_qemu = pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")
@@ -117,8 +117,8 @@ def test_an_emulated_cpu_writes_the_same_bytes(native: Path, tmp_path: Path, cpu
     folder = project(tmp_path / "emulated")
     for stage in STAGES:
         emulated(folder, cpu, *stage)
-    declared = [entry for stage in stages().values() for kind in ("outs", "metrics") for entry in stage.get(kind, [])]
-    assert len(outputs(native)) == len(declared) - 3  # the images, the packed images and the weights are folders
+    entries = [name for stage in workspace.STAGES for name in workspace.declared(stage)]
+    assert len(outputs(native)) == len(entries) - 3  # the images, the packed images and the weights are folders
     assert outputs(folder) == outputs(native)
     question = ("--json", "data/images/aster")
     answer = run(native, sys.executable, "-m", "pipeline.predict", *question)

@@ -31,11 +31,11 @@ from pipeline.models import description
 from pipeline.models.description import View
 from tests.conftest import PROJECT
 from tests.helpers import starts
+from tests.helpers.datasets import png_with_size
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
 from tests.test_evaluate import CLASSES, make, run
 from tests.test_export import append
-from tests.test_images import png_with_size
 
 
 @pytest.fixture(scope="module")

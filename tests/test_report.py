@@ -26,7 +26,7 @@ from tests.helpers import browser as browsers
 from tests.helpers import reports
 from tests.helpers.browser import Scheme, assert_links_have_targets, needs_chromium, on_every_screen, opened, readable
 from tests.helpers.reports import CHINESE, CLASSES, HEBREW
-from tests.test_tracked import tracked
+from tests.helpers.settings import tracked
 
 PARTS = (
     "quality", "trained", "curves", "classes", "confusion", "calibration", "images", "data", "settings", "environment",

@@ -17,7 +17,7 @@ from pipeline.loader.batches import train_batches
 from pipeline.loader.dataset import Dataset
 from pipeline.training.schedule import finished_epoch
 from tests.conftest import change, on_cpu, read_params
-from tests.test_train import small_world
+from tests.helpers.trainings import small_world
 
 MIXED: dict[str, Any] = {
     "train__mixup": 0.3, "train__cutmix": 1.0, "train__erasing": 0.5, "train__color_jitter": 0.3,

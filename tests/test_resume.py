@@ -11,8 +11,7 @@ from ruamel.yaml import YAML
 
 from pipeline.base import files
 from pipeline.training.schedule import best_epoch, should_stop
-from tests.helpers.trainings import messages, rank_processes, start, wait_for_epoch
-from tests.test_train import launch, outputs, small_world
+from tests.helpers.trainings import launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
 
 FURTHER_STATE = pytest.mark.slow("further kinds of state and numbers of processes; make test has one of the six")
 

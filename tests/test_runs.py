@@ -14,7 +14,7 @@ from pipeline.config.params import Params
 from pipeline.training import provenance, runs
 from pipeline.training.runs import Run, find_run
 from tests.conftest import change, on_cpu, read_params
-from tests.test_damaged import ALONE
+from tests.helpers.trainings import ALONE
 
 DIGEST, TWIN = "0123456789abcdef" * 4, "01234567" + "f" * 56  # the first eight digits are the same
 

@@ -11,12 +11,10 @@ from pipeline.engine import loop
 from pipeline.engine.choices import LOSSES, OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Learner, Totals
-from pipeline.engine.world import World
 from pipeline.models import network
 from tests.helpers.ranks import run_ranks
+from tests.helpers.trainings import ALONE
 from tests.ranks.steps import small_model
-
-ALONE = World(0, 0, 1, torch.device("cpu"))
 
 
 def some_batches(count: int) -> Iterator[Batch]:

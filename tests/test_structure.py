@@ -8,20 +8,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
 import pipeline
-from benchmarks.harness import workspace
+from benchmarks.harness.workspace import STAGE_TABLES, STAGES
 from pipeline.base import dvc_lock
 from tests.conftest import PROJECT, limited
-
-MODULES = {
-    path.relative_to(PROJECT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__"): path
-    for path in sorted((PROJECT / "pipeline").rglob("*.py"))
-}
+from tests.helpers.modules import MODULES, closure, imports, modules_of
 
 # The folders of pipeline/, from the lowest layer to the highest. "" is the top of pipeline/: the commands.
 LAYERS = (
@@ -62,23 +56,6 @@ OWNERS = {  # a library → the modules that import it
 }  # fmt: skip
 TORCH_DISTRIBUTED = {"engine.rendezvous", "engine.distributed", "engine.launchers"}  # stores, exchanges, torchrun
 APEX_USERS = {"engine.choices", "launch", "doctor"}  # import engine.apex, inside a function
-
-
-def imports(path: Path) -> set[str]:
-    """Every module that a file imports, anywhere in it, absolutely and dotted."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            found |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
-
-
-def modules_of(path: Path) -> set[str]:
-    """The modules of the project that a file imports, without packages."""
-    return {name for name in imports(path) if name in MODULES and MODULES[name].name != "__init__.py"}
 
 
 def layer(module: str) -> str:
@@ -126,26 +103,10 @@ def test_no_module_imports_itself_through_others() -> None:
     assert not imported, f"in a circle, or above one: {sorted(imported)}"
 
 
-def closure(module: str) -> set[Path]:
-    """The files that a module imports, directly and through others, and the packages they lie in."""
-    found, todo = set(), {module}
-    while todo:
-        name = todo.pop()
-        found.add(name)
-        found |= {name.rpartition(".")[0]} if "." in name else set()
-        todo |= modules_of(MODULES[name]) - found
-    return {MODULES[name].relative_to(PROJECT) for name in found}
-
-
-def stages() -> dict[str, Any]:
-    table: dict[str, Any] = YAML(typ="safe", pure=True).load(PROJECT / "dvc.yaml")["stages"]
-    return table
-
-
-@pytest.mark.parametrize("stage", sorted(stages()))
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_depends_on_what_it_imports(stage: str) -> None:
     """The Python files among a stage's deps are exactly those its processes import, and the lock is one of them."""
-    deps = [Path(dep) for dep in stages()[stage]["deps"]]
+    deps = [Path(dep) for dep in STAGE_TABLES[stage]["deps"]]
     assert Path("requirements/lock.txt") in deps
     named = {
         file.relative_to(PROJECT)
@@ -153,7 +114,7 @@ def test_a_stage_depends_on_what_it_imports(stage: str) -> None:
         if dep.parts[0] == "pipeline"
         for file in ((PROJECT / dep).rglob("*.py") if (PROJECT / dep).is_dir() else [PROJECT / dep])
     }
-    starts = {"pipeline." + stage} | ({"pipeline.launch"} if "launch" in stages()[stage]["cmd"] else set())
+    starts = {"pipeline." + stage} | ({"pipeline.launch"} if "launch" in STAGE_TABLES[stage]["cmd"] else set())
     imported = set().union(*(closure(start) for start in starts))
     for folder in (PROJECT / dep for dep in deps if (PROJECT / dep).is_dir()):
         # Some modules of the engine are imported only when they are asked for, Apex's among them.
@@ -165,7 +126,7 @@ def test_a_stage_depends_on_what_it_imports(stage: str) -> None:
 
 def test_the_benchmarks_know_every_stage() -> None:
     """The stages that are killed, damaged and measured are those of dvc.yaml, in its order."""
-    assert tuple(stages()) == workspace.STAGES
+    assert tuple(STAGE_TABLES) == STAGES
 
 
 def test_the_fingerprint_covers_the_code_that_train_imports(monkeypatch: pytest.MonkeyPatch) -> None:

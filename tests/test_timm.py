@@ -22,8 +22,7 @@ from pipeline.loader import augment, storage
 from pipeline.models import exported, network, pretrained, timm_models
 from tests.conftest import PROJECT, on_cpu, read_params
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import messages, rank_processes, start, wait_for_epoch
-from tests.test_train import launch, outputs, small_world
+from tests.helpers.trainings import launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
 
 needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="needs timm (make setup)")
 HAS_TIMM, HAS_NONE = (machine.Machine(0, "missing", True, timm=timm) for timm in (True, False))

@@ -6,21 +6,19 @@ import subprocess
 import sys
 import tarfile
 import textwrap
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
 from pipeline.config import params
 from pipeline.data import corrections, synthetic
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
+from tests.helpers.modules import MODULES, closure
 from tests.helpers.projects import link_code
-from tests.test_structure import MODULES, closure, stages
+from tests.helpers.settings import LEAVES, keys, tracked
 
 OTHERWISE: dict[str, Any] = {  # not tracked: other values; with all of them at once, all outputs keep their bytes
     "paths.inbox": "elsewhere/inbox",
@@ -40,32 +38,6 @@ IN_A_STAGE = {  # not tracked for this stage, but for an earlier one; the test t
     ("evaluate", "prepare.size"): "test_prepare.py::test_packed_images_of_another_size_than_the_params_say_are_refused",
     ("evaluate", "run.processes"): "test_evaluate.py::test_the_number_of_processes_changes_no_byte",
 }
-
-
-def leaves(section: type[BaseModel] = params.Params, prefix: str = "") -> Iterator[str]:
-    """The dotted names of all settings."""
-    for name, field in section.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from leaves(kind, f"{prefix}{name}.")
-        else:
-            yield prefix + name
-
-
-LEAVES = list(leaves())
-
-
-@cache
-def names(stage: str) -> frozenset[str]:
-    """The settings and tables of settings that dvc.yaml names for a stage."""
-    entries = [entry if isinstance(entry, dict) else {"": [entry]} for entry in stages()[stage]["params"]]
-    return frozenset(name for entry in entries for listed in entry.values() for name in listed)
-
-
-@cache
-def tracked(stage: str) -> frozenset[str]:
-    """The settings for which DVC runs the stage again when they change."""
-    return frozenset(leaf for leaf in LEAVES if any(leaf == key or leaf.startswith(f"{key}.") for key in names(stage)))
 
 
 RECORDER = """
@@ -158,7 +130,7 @@ def test_a_setting_is_tracked_or_shown_to_change_nothing(leaf: str) -> None:
 @pytest.mark.parametrize("stage", STAGES)
 def test_no_tracked_table_holds_a_key_that_the_run_cache_leaves_out(stage: str) -> None:
     """DVC's run cache compares no key called size or nfiles inside a table: such a key is tracked by its full name."""
-    assert {leaf for leaf in tracked(stage) if leaf.rpartition(".")[2] in ("size", "nfiles")} <= names(stage)
+    assert {leaf for leaf in tracked(stage) if leaf.rpartition(".")[2] in ("size", "nfiles")} <= keys(stage)
 
 
 def test_the_tables_name_settings_and_tests_that_are_there() -> None:

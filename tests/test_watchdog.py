@@ -21,11 +21,10 @@ from pipeline.engine import watchdog as frozen_processes
 from pipeline.engine.distributed import ENDED_NOTE, FAILED, run_process
 from pipeline.engine.watchdog import Silence, Watch, ended, stopped
 from tests.conftest import on_cpu
+from tests.helpers.nodes import nodes
+from tests.helpers.nodes import start as start_node
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import LONG, gone, messages, rank_processes, start, wait_for, wait_for_epoch
-from tests.test_nodes import nodes
-from tests.test_nodes import start as start_node
-from tests.test_train import small_world
+from tests.helpers.trainings import LONG, gone, messages, rank_processes, small_world, start, wait_for, wait_for_epoch
 
 TRAIN = [sys.executable, "-m", "pipeline.launch", "train"]
 # A case of `python -m benchmarks frozen`, which has more → processes, run.timeout_seconds, exit status.

@@ -26,7 +26,7 @@ from tests.conftest import PROJECT
 from tests.documents.phrases import Say
 from tests.helpers import starts
 from tests.helpers.choices import CPU_ONLY, MEMORY_FORMAT, PARALLEL, PRECISION, SYNC_BN, TWO_GPUS, with_lines
-from tests.test_train import small_world
+from tests.helpers.trainings import small_world
 
 
 class Cell(NamedTuple):

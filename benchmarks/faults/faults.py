@@ -48,21 +48,6 @@ from pipeline.base.errors import Fault, UserError
 
 ERRORS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EDQUOT": errno.EDQUOT, "EROFS": errno.EROFS, "KILL": -1}
 COUNTED = ("tracebacks", "false_records", "partial_outputs", "unreported_files", "leftovers", "hangs")
-TABLES = ("per_class.csv", "confusion.csv", "calibration.csv", "predictions.csv")
-OUTPUTS = {  # of each stage; a folder ends in /
-    "download": ("data/images/",),
-    "split": ("data/split.csv", *(f"metrics/{name}.csv" for name in ("images", "excluded", "findings", "suspects"))),
-    "prepare": ("data/packed/",),
-    "weights": ("data/weights/",),
-    "train": (
-        *(f"models/{name}" for name in ("model.safetensors", "model.json", "config.json")),
-        *(f"metrics/{name}" for name in ("train.json", "history.csv")),
-    ),
-    "evaluate": (*(f"metrics/{name}" for name in ("eval.json", *TABLES)),),
-    "export": ("models/model.onnx", "metrics/export.json"),
-    "card": ("models/README.md",),
-    "report": ("reports/index.html",),
-}
 SMALL: workspace.Changes = {
     "split": {"phash_distance": 0, "min_side": 16, "folds": 1, "fractions": {"train": 0.5, "val": 0.3, "test": 0.2}},
     "prepare": {"size": 32},
@@ -174,7 +159,7 @@ def digest(path: Path) -> str:
 
 def outputs(folder: Path, stage: str) -> dict[str, str]:
     """The digest of each output."""
-    return {name: digest(folder / name) for name in OUTPUTS[stage]}
+    return {name: digest(folder / name) for name in workspace.declared(stage)}
 
 
 def names(folder: Path) -> set[str]:
@@ -197,10 +182,10 @@ def hidden(folder: Path) -> list[Path]:
 
 def write_earlier_outputs(folder: Path, stage: str) -> None:
     """Replace the outputs of the stage by other bytes."""
-    for name in OUTPUTS[stage]:
+    for name in workspace.declared(stage):
         path = folder / name
         files.remove(path)
-        path = path / "old" if name.endswith("/") else path
+        path = path if path.suffix else path / "old"  # a name without a suffix is a folder's
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("of an earlier run\n")
 

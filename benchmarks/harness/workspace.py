@@ -21,9 +21,8 @@ from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.data import corrections, synthetic
 
-STAGES = (  # as dvc.yaml; a test compares them
-    "download", "split", "prepare", "weights", "train", "evaluate", "export", "card", "report",
-)  # fmt: skip
+STAGE_TABLES: Mapping[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__).parents[2] / "dvc.yaml")["stages"]
+STAGES = tuple(STAGE_TABLES)
 Changes = Mapping[str, Mapping[str, Any]]  # section → key → value
 NEEDED = ("pipeline", "requirements", "docker")  # folders that a stage reads, beside params.yaml and dvc.yaml
 LEFT_OUT = ("tests/", "docs/", "results/", "dvc.lock")  # a copy begins without a run
@@ -55,6 +54,12 @@ def run_checked(folder: Path, *command: str) -> None:
     done = call(folder, *command)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+
+
+def declared(stage: str) -> list[str]:
+    """The outputs and metrics of a stage in dvc.yaml."""
+    entries = [entry for kind in ("outs", "metrics") for entry in STAGE_TABLES[stage].get(kind, [])]
+    return [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
 
 
 def set_params(folder: Path, params: Changes) -> None:

@@ -1,6 +1,9 @@
 """Small data sets for tests: settings of the split, images of noise, what the split makes of a folder, decoding."""
 
 import importlib.util
+import os
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +86,18 @@ def decode(path: Path, max_pixels: int = images.NO_LIMIT, draft: int = 0) -> ima
     """The decoded image of a file."""
     with images.decoded(path, max_pixels, draft) as result:
         return result.image
+
+
+def one_pixel(path: Path) -> None:
+    """Change the last pixel. The file keeps its size and its time."""
+    facts, content = path.stat(), path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+def png_with_size(width: int, height: int, content: bytes = b"") -> bytes:
+    """A PNG with this size in its header, and with this content as compressed pixels."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
+    data = struct.pack(">I", len(content)) + b"IDAT" + content + struct.pack(">I", zlib.crc32(b"IDAT" + content))
+    return b"\x89PNG\r\n\x1a\n" + chunk + data

@@ -1,5 +1,6 @@
 """Trainings as processes of their own, to be watched and interrupted."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,8 +9,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+import torch
 
+from pipeline.base import files
+from pipeline.data import packed
+from pipeline.engine.world import World
+from tests.conftest import change, on_cpu, read_params, write_params
+from tests.helpers import starts
+from tests.helpers.projects import link_code
+
+ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+CLASSES = ("circle", "cross", "square")
 # 108 steps: long enough to be hit in the middle. A kill loses at most one epoch.
 LONG: dict[str, Any] = {"train__epochs": 24, "run__log_steps": 2, "run__epoch_checkpoint_seconds": 0}
 
@@ -66,3 +78,47 @@ def gone(folder: Path) -> bool:
         except (psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):
             continue
     return True
+
+
+def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -> Path:
+    """A folder with params and a packed data set of three easy kinds of images, as prepare would leave it."""
+    random = np.random.default_rng(0)
+    images = random.integers(0, 80, (count, side, side, 3), dtype=np.uint8)
+    names = [CLASSES[k % 3] for k in range(count)]
+    for square, name in zip(images, names, strict=True):
+        y, x = (np.indices((side, side)) - side // 2) // 2
+        shape = {"circle": x * x + y * y < 40, "cross": (x == y) | (x == -y), "square": abs(x) + 0 * y < 4}[name]
+        square[shape] += 150
+    splits = ["train" if k % 10 < 6 else "val" if k % 10 < 8 else "test" for k in range(count)]
+    header = ("path", "class", "split", "reason", "width", "height", "pixels", "phash", "group")
+    rows = [
+        (f"{c}/{k:03}.png", c, s, "", 60, 50, "", "", "") for k, (c, s) in enumerate(zip(names, splits, strict=True))
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_csv(folder / "data/split.csv", header, rows)
+    with files.atomic_folder(folder / "data/packed") as packing:
+        packed.write(packing, iter(images), count, side)
+    link_code(folder)
+    write_params(folder / "params.yaml", change(on_cpu(read_params()), **{"train__epochs": 2, **changes}))
+    return folder
+
+
+def launch(folder: Path, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+    """`python -m pipeline.launch train`, as DVC runs it, with these environment variables besides."""
+    processes = read_params(folder / "params.yaml")["run"]["processes"]
+    environ = {**os.environ, **variables}
+    done = starts.run([sys.executable, "-m", "pipeline.launch", "train"], ranks=processes, cwd=folder, env=environ)
+    assert not check or done.returncode == 0, done.stderr
+    return done
+
+
+def outputs(folder: Path) -> dict[str, str]:
+    """What the stage wrote, by its SHA-256: pytest would compare megabytes that differ line by line, for hours."""
+    names = (
+        "models/model.safetensors",
+        "models/model.json",
+        "models/config.json",
+        "metrics/train.json",
+        "metrics/history.csv",
+    )
+    return {name: files.sha256(folder / name) for name in names}
