@@ -16,6 +16,7 @@ from tqdm import tqdm
 from pipeline.config import params
 from pipeline.engine.loop import Batch, Totals
 from pipeline.loader import augment
+from pipeline.training import identity
 from pipeline.training.job import Job
 
 with warnings.catch_warnings():  # its import touches interfaces that its dependencies deprecate
@@ -55,7 +56,9 @@ class Monitor:
         text = params.FILE.read_text(encoding="utf-8") if params.FILE.is_file() else ""
         self._writer.add_text("params", f"```yaml\n{text}\n```", first_step)
         self._writer.add_custom_scalars(TOGETHER)
-        self._session = hparams(settings(self._job), dict.fromkeys(FIGURES, 0.0))
+        decisive = identity.settings(self._job.config, ["train"])
+        plain = {name: str(value) if isinstance(value, list) else value for name, value in decisive.items()}
+        self._session = hparams(plain, dict.fromkeys(FIGURES, 0.0))
         for event in self._session[:2]:  # the experiment, and the session's start
             self._writer.file_writer.add_summary(event)
 
@@ -125,14 +128,3 @@ def opened(job: Job, first_step: int, steps: int) -> Iterator[Monitor]:
         yield monitor
     finally:
         monitor.close()
-
-
-def settings(job: Job) -> dict[str, bool | float | str]:
-    """The settings of a training for TensorBoard's table of hparams, which takes no lists."""
-    config = job.config
-    named = {
-        **{f"train.{name}": value for name, value in config.train.model_dump(mode="json").items()},
-        "prepare.size": config.prepare.size,
-        "run.processes": config.run.processes,
-    }
-    return {name: value if isinstance(value, bool | int | float | str) else str(value) for name, value in named.items()}
