@@ -1,6 +1,5 @@
 """train.parallel: elastic gives the same weights, bit for bit, for any number of processes, also when it changes."""
 
-import itertools
 import json
 import signal
 from pathlib import Path
@@ -12,10 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import params
 from pipeline.engine import elastic
 from pipeline.engine.world import share
-from pipeline.training import identity
 from tests.conftest import change, read_params, write_params
 from tests.helpers.ranks import run_ranks
 from tests.helpers.trainings import launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
@@ -112,18 +109,3 @@ def test_a_run_moves_to_another_number_of_processes_in_the_middle(tmp_path: Path
     assert "going on from step" in again.stderr
     assert outputs(folder) == outputs(straight)
     assert len(list((folder / "runs").iterdir())) == 1
-
-
-def test_the_number_of_processes_is_in_the_fingerprint_of_the_others_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With another number of processes, ddp begins a new run, and elastic resumes its run."""
-    folder = small_world(tmp_path, **LINES)
-    monkeypatch.chdir(folder)
-    found = {}
-    for parallel, count in itertools.product(("ddp", "elastic"), (1, 2)):
-        raw = change(read_params(folder / "params.yaml"), train__parallel=parallel, run__processes=count)
-        write_params(folder / "params.yaml", raw)
-        found[parallel, count] = identity.digest(identity.training_parts(params.load(), "packed"))
-    assert found["ddp", 1] != found["ddp", 2]
-    assert found["elastic", 1] == found["elastic", 2]

@@ -436,11 +436,3 @@ def test_records_that_differ_say_in_what(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     with pytest.raises(UserError, match=r"a.json: damaged: .*results/recipes"):
         record.read(tmp_path / "a.json")
-
-
-def test_a_record_has_every_param_that_decides(raw: dict[str, Any]) -> None:
-    """And neither the seed nor the fold, which vary within a study; dvc.lock has the same keys as `evaluate`."""
-    values = record.decisive(params.parse(raw))
-    assert {"train.lr", "split.seed", "prepare.size", "evaluate.batch_size", "run.processes"} <= values.keys()
-    assert not values.keys() & {"train.seed", "split.fold", "paths.images", "run.workers"}
-    assert dvc_lock.LOCK.name == "dvc.lock"

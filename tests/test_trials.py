@@ -46,11 +46,6 @@ def test_a_trial_whose_model_is_the_same_is_the_same_experiment(changes: dict[st
     assert name(**changes) == name()
 
 
-def test_an_elastic_training_is_the_same_with_any_number_of_processes() -> None:
-    elastic: dict[str, Any] = {"train__parallel": "elastic", "train__shards": 4}
-    assert name(**elastic, run__processes=2) == name(**elastic)
-
-
 def test_the_users_own_weights_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By their content, not their name alone; a missing file is refused."""
     monkeypatch.chdir(tmp_path)

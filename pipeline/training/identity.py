@@ -42,12 +42,15 @@ def training_parts(config: Params, packed_digest: str) -> dict[str, Any]:
 
     Code is the files that dvc.yaml lists for the train stage. A change of another file does not end an interrupted run.
     """
+    weights = sorted(Path(config.paths.weights).glob("*.safetensors"))
     return {
         "settings": settings(config, ["train"]),
-        "packed": packed_digest,
-        "weights": {path.name: files.sha256(path) for path in sorted(Path(config.paths.weights).glob("*.safetensors"))},
-        "split": files.sha256(Path(config.paths.split)),
-        "files": code("train"),
+        "data": {
+            "SHA-256 of paths.packed": packed_digest,
+            "SHA-256 of paths.split": files.sha256(Path(config.paths.split)),
+            **{f"SHA-256 of {path.name} in paths.weights": files.sha256(path) for path in weights},
+        },
+        "code": code("train"),
     }
 
 
