@@ -15,9 +15,9 @@ import pytest
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
 from benchmarks.speed import gpu, growth, portable
-from pipeline.base.errors import UserError
 from tests.conftest import PROJECT
 from tests.documents import figures
+from tests.helpers.refusals import refuses
 
 # name → the rows and figures that its report must have
 PROMISED: dict[str, tuple[set[str], set[str]]] = {
@@ -91,7 +91,7 @@ def test_the_trainings_of_the_portable_benchmark_run(tmp_path: Path, monkeypatch
     monkeypatch.chdir(PROJECT)
     (found,) = portable.hashes(portable.HERE, portable.TINY, tmp_path / "works").values()
     assert re.fullmatch("[0-9a-f]{64}", found)
-    with pytest.raises(RuntimeError, match=r"train\.model: 'unknown' is not one of torchvision's"):
+    with pytest.raises(RuntimeError, match=r"train\.model: '?unknown"):
         portable.hashes(portable.HERE, (replace(portable.TINY[0], model="unknown"),), tmp_path / "fails")
 
 
@@ -134,17 +134,17 @@ def test_rows_of_another_machine_are_not_resumed(tmp_path: Path) -> None:
     """A report of another machine, commit or data is refused and not changed."""
     Report("nothing", asked(tmp_path), photos="some").add("row", {"figure": 1.0})
     assert Report("nothing", asked(tmp_path, resume=True), photos="some").missing(["row", "other"]) == ["other"]
-    with pytest.raises(UserError, match="measured with another machine, environment, commit or data; remove it"):
+    with refuses((tmp_path / "nothing_cpu.json", "differs")):
         Report("nothing", asked(tmp_path, resume=True), photos="others")
     assert Report("nothing", asked(tmp_path), photos="others").missing(["row"]) == ["row"]
 
 
 def test_a_missing_or_wrong_archive_is_refused(tmp_path: Path) -> None:
-    """With one line, before anything is measured."""
-    with pytest.raises(UserError, match="no such file; allowed: file://"):
+    """Before anything is measured."""
+    with refuses(("--archive", "missing")):
         workspace.photos(asked(tmp_path, archive="file:///no.tgz"), tmp_path, 1, 1)
     (tmp_path / "some.tgz").write_bytes(b"some")
-    with pytest.raises(UserError, match="--sha256: '0' is not that of"):
+    with refuses(("--sha256", "differs")):
         workspace.photos(asked(tmp_path, archive=f"file://{tmp_path}/some.tgz", sha256="0"), tmp_path, 1, 1)
 
 
@@ -165,7 +165,7 @@ def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
     """Its output is in the error."""
     with (
         Worker("benchmarks.speed.prepare", "ours", str(tmp_path)) as worker,
-        pytest.raises(RuntimeError, match="not found; run from the project"),
+        pytest.raises(RuntimeError, match=r"params\.yaml"),
     ):
         worker.ask()
 

@@ -71,9 +71,8 @@ def test_a_checkpoint_with_another_content_is_named(
         return
     with pytest.raises(UserError) as refused:
         resumed(tmp_path)
-    (fault,) = refused.value.faults
-    assert fault.kind in ("damaged", "differs")  # of other hardware
-    assert fault.key.startswith(str(tmp_path))
+    faults = {(fault.key, fault.kind) for fault in refused.value.faults}
+    assert faults in ({(str(tmp_path / runs.CHECKPOINT), "damaged")}, {(str(tmp_path), "differs")})  # of the hardware
 
 
 @pytest.mark.parametrize("step", [0, STEPS])

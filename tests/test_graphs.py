@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.base.errors import UserError
 from pipeline.engine import loop
 from pipeline.engine.choices import GRADIENTS, OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.engine.ema import Ema
@@ -19,6 +18,7 @@ from pipeline.engine.graphs import Graphs
 from pipeline.engine.loop import Batch, Learner, Totals
 from pipeline.models import network
 from tests.helpers.graphs import RehearsedGraph
+from tests.helpers.refusals import refuses
 from tests.helpers.trainings import ALONE
 
 CLASSES = 3
@@ -205,7 +205,7 @@ def test_a_model_that_reads_a_value_is_refused_by_name() -> None:
     learner = plain_learner(Reading(), 0.0)
     learner = replace(learner, gradients=Graphs(partial(RehearsedGraph, learner.model)))
     model, totals = PARALLELS["single"](learner.model, ALONE, True, 1), Totals.zero(ALONE.device, 1)
-    with pytest.raises(UserError, match=r"train.cuda_graphs: true: this model cannot be recorded .*; allowed for it: "):
+    with refuses(("train.cuda_graphs", "pair")):
         list(loop.train(learner, model, vectors(1), [0.1], totals))
 
 

@@ -15,10 +15,10 @@ import pytest
 from PIL import Image
 
 from pipeline.base import threads
-from pipeline.base.errors import UserError
 from pipeline.data import decoders, images, memory
 from pipeline.data.memory import MemoryBudget
 from tests.helpers.datasets import decode, needs_heif, png_with_size
+from tests.helpers.refusals import refuses
 
 MARGIN = 12_000_000  # bytes: strips, and what Python takes in between
 
@@ -191,19 +191,16 @@ def test_what_is_not_a_file_is_refused_at_once(tmp_path: Path, what: str, monkey
         lambda path: images.resize_to_square(path, 32),
         lambda path: images.inspect_image(path, 1, 1, id),
     ):
-        with pytest.raises(UserError, match=rf"a\.jpg: {what}; allowed: a file; remove it"):
+        with refuses((tmp_path / "a.jpg", "value")) as error:
             open_image(tmp_path / "a.jpg")
+        assert error.value.faults[0].value == what
 
 
 def test_an_image_beyond_the_limit_is_refused_from_its_header(tmp_path: Path) -> None:
     """Resizing has the same limit as the split: a header with 900 megapixels is refused without decoding."""
     (tmp_path / "bomb.png").write_bytes(png_with_size(30_000, 30_000))
-    with pytest.raises(UserError) as refusal:
+    with refuses((tmp_path / "bomb.png", "value")):
         images.resize_to_square(tmp_path / "bomb.png", 32, max_pixels=10**8)
-    assert str(refusal.value) == (
-        f"{tmp_path}/bomb.png: too large (30000 × 30000 pixels, 45 bytes); allowed: up to 100,000,000 pixels "
-        "(split.max_pixels, or predict --max-pixels) in 867,108,864 bytes; make it smaller"
-    )
 
 
 def test_a_file_far_longer_than_its_image_could_be_is_not_read(tmp_path: Path) -> None:
@@ -212,5 +209,5 @@ def test_a_file_far_longer_than_its_image_could_be_is_not_read(tmp_path: Path) -
         file.write(b"RIFF\xff\xff\xff\x7fWEBPVP8 ")
         file.truncate(10**9)
     assert images.inspect_image(tmp_path / "a.webp", 1, 10**8, id) == images.ImageInfo("too large")
-    with pytest.raises(UserError, match=r"a\.webp: too large \(0 × 0 pixels, 1,000,000,000 bytes\); allowed: up to"):
+    with refuses((tmp_path / "a.webp", "value")):
         decode(tmp_path / "a.webp", 10**8)

@@ -20,11 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.overrides import TorchFunctionMode
 
-from pipeline.base.errors import UserError
 from pipeline.config import model_names, rules
 from pipeline.models import network
 from tests.conftest import PROJECT
 from tests.helpers.operators import Operators
+from tests.helpers.refusals import refuses
 
 needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="needs timm (make setup)")
 OF_TIMM = ["timm/resnet18", "timm/mobilenetv3_small_050"]
@@ -72,9 +72,7 @@ def test_every_model_has_blocks_or_is_refused_by_name() -> None:
     for name in model_names.MODELS:
         net = shape_of(name, 2)
         if name in WITHOUT_BLOCKS:
-            with pytest.raises(
-                UserError, match=f"train.model: '{name}', which has no blocks; allowed: false, or a model"
-            ):
+            with refuses(("train.gradient_checkpointing", "pair")):
                 network.checkpointed(net, name)
             continue
         network.checkpointed(net, name)

@@ -105,7 +105,8 @@ def test_a_broken_link_among_the_photos_is_named(photos: Path, tmp_path: Path) -
     link.symlink_to("nowhere.png")
     refused = call(folder, "python", "-m", "pipeline.repro", check=False)
     assert refused.returncode != 0
-    assert refused.stderr.startswith(f"repro: {link}: neither a file nor a folder")
+    assert refused.stderr.startswith(f"repro: {link}: ")
+    assert "Errno" not in refused.stdout + refused.stderr
     asked = call(folder, "python", "-m", "pipeline.repro", "--single-item", "weights")
     assert "Running stage 'weights'" in asked.stdout
 

@@ -13,5 +13,6 @@ def refuses(*expected: tuple[object, Kind]) -> Iterator[pytest.ExceptionInfo[Use
     """A block that has to raise UserError with exactly these faults: key and kind of each, in order."""
     with pytest.raises(UserError) as error:
         yield error
-    assert [(fault.key, fault.kind) for fault in error.value.faults] == [(str(key), kind) for key, kind in expected]
+    actual = [(fault.key, fault.kind) for fault in error.value.faults]
+    assert actual == [(str(key), kind) for key, kind in expected], f"{actual}: {error.value}"
     del error  # the error has this frame: a cycle would keep what the failed work has opened

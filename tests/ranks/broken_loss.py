@@ -5,14 +5,12 @@ python -m tests.ranks.broken_loss
 
 import os
 
-import pytest
-
-from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.engine import distributed
 from pipeline.engine.loop import Totals
 from pipeline.engine.world import World
 from pipeline.training import checks
+from tests.helpers.refusals import refuses
 
 
 def main() -> None:
@@ -22,8 +20,9 @@ def main() -> None:
         checks.check_losses_finite(totals, settings)
         if not world.is_main:
             totals.broken_step.fill_(7)
-        with pytest.raises(UserError, match="the loss of step 7 is not finite"):
+        with refuses(("train.lr", "value")) as error:
             checks.check_losses_finite(totals, settings)
+        assert "step 7 " in error.value.faults[0].reason
 
 
 if __name__ == "__main__":
