@@ -23,9 +23,10 @@ from typing import Any
 
 from pipeline.base import cache_repair, files, integrity, killed_dvc, locks
 from pipeline.base.errors import Fault, UserError, exit_status
+from pipeline.base.text import in_words
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
-from pipeline.data import corrections, layout
+from pipeline.data import corrections
 from pipeline.planning import estimate, survey
 from pipeline.planning.survey import Survey
 from pipeline.reruns import runner, workcopy
@@ -96,7 +97,7 @@ def check_images(found: Survey, folds: int) -> None:
             )
         )
     if few := [label for label, images in found.sizes.items() if images < folds]:
-        sizes = layout.named([f"class {label!r} has {found.sizes[label]} images" for label in sorted(few)])
+        sizes = in_words([f"class {label!r} has {found.sizes[label]} images" for label in sorted(few)])
         raise UserError(
             Fault(
                 "--folds",

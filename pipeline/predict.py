@@ -32,6 +32,7 @@ from typing import Any
 
 from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError, exit_status
+from pipeline.base.text import visible
 from pipeline.config import machine, params
 from pipeline.config.params import Params, Train
 from pipeline.engine import environment
@@ -232,12 +233,10 @@ FORMS: dict[str, tuple[str, Callable[[Answer, int | None], str]]] = {
 
 
 def printable(text: str) -> str:
-    """The text with Python's escapes for characters that act (`photos.visible`), that the output's encoding lacks, and
-    for bytes that are not UTF-8."""
-    from pipeline.evaluation import photos
-
+    """The text with Python's escapes for characters that act (`visible`), that the output's encoding lacks, and for
+    bytes that are not UTF-8."""
     encoding = sys.stdout.encoding or "utf-8"
-    return photos.visible(text).encode(encoding, "backslashreplace").decode(encoding)
+    return visible(text).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def positive(text: str) -> int:

@@ -109,9 +109,9 @@ def test_an_ordinary_name_keeps_its_bytes(name: str) -> None:
 
 
 def test_no_letter_of_a_name_hides_or_turns_others(tmp_path: Path) -> None:
-    """The card shows the numbers of control and direction characters, also of those in a class's name."""
+    """The card shows the escapes of control and direction characters, also of those in a class's name."""
     for letter in "\u202e\u2066\u200f\u061c\u200b\ufeff\u00ad\x1b\x07\x7f\x9b\ud800":
-        assert markdown.escaped(f"a{letter}b") == f"a\\\\u{ord(letter):04x}b"
+        assert markdown.escaped(f"a{letter}b") == f"a\\{ascii(letter)[1:-1]}b"
     folder = make(tmp_path / "one")
     for path in (folder / "data/split.csv", folder / "models/model.json", *(folder / "metrics").glob("*.csv")):
         path.write_text(path.read_text().replace("daisy", "dai\u202esy"))
@@ -182,8 +182,7 @@ def test_a_damaged_table_is_named(tmp_path: Path) -> None:
 
 
 def test_many_classes_and_credits_are_cut(folder: Path) -> None:
-    """A sentence and a table say how many more there are."""
-    assert markdown.in_words([f"c{number}" for number in range(25)]).endswith("c19 and 5 more")
+    """A table says how many more there are."""
     assert list(markdown.unshown(103)) == ["", "3 more classes are not shown."]
     assert list(markdown.unshown(100)) == []
     assert parts.share_interval(0, 0) == "no image"

@@ -446,7 +446,7 @@ def test_the_page_of_a_perfect_model_says_so(finished: Path) -> None:
     assert "<b>0.000</b><span>negative log-likelihood" in result.quality(perfect)
 
 
-def test_characters_that_cannot_be_seen_are_shown_as_numbers() -> None:
+def test_characters_that_cannot_be_seen_are_escaped() -> None:
     """A name cannot turn the direction of the text after it, or break a line."""
-    assert markup.text("a\u202eb\nc\x00<&\"'") == "a\\u202eb\\u000ac\\u0000&lt;&amp;&quot;&#x27;"
+    assert markup.text("a\u202eb\nc\x00<&\"'") == "a\\u202eb\\nc\\x00&lt;&amp;&quot;&#x27;"
     assert markup.name(HEBREW) == f"<bdi>{HEBREW}</bdi>"

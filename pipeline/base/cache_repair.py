@@ -24,6 +24,7 @@ from pathlib import Path
 from pipeline.base import dvc_lock, files, integrity, linux
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.integrity import Hashed, Output
+from pipeline.base.text import in_words
 
 NAME = re.compile(r"[0-9a-f]{30}(\.dir)?")  # of an object, in a folder of two more digits
 LARGE = 4e9  # bytes to read; from this size on, a message comes first
@@ -134,8 +135,7 @@ def _make_dvc_look(output: Output, cache: Path) -> str:
         with suppress(FileNotFoundError):
             os.utime(path)
     return (
-        f"{integrity.listed(changed)}: not what dvc.lock says of {output.path}: DVC takes it from its cache, "
-        f"or makes it again"
+        f"{in_words(changed)}: not what dvc.lock says of {output.path}: DVC takes it from its cache, or makes it again"
     )
 
 
@@ -161,4 +161,4 @@ def _remove_objects(damaged: list[str], outputs: list[Output], cache: Path) -> l
                 partial.chmod(PROTECTED)
         how = "put back from the output" if path.exists() else "removed"
         done[how].append(f"{name} ({owners[md5]})" if md5 in owners else name)
-    return [f"{integrity.listed(names)}: damaged in DVC's cache: {how}" for how, names in done.items() if names]
+    return [f"{in_words(names)}: damaged in DVC's cache: {how}" for how, names in done.items() if names]

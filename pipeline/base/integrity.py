@@ -22,12 +22,12 @@ from pathlib import Path
 
 from pipeline.base import dvc_lock, files, linux, programs
 from pipeline.base.errors import Fault, UserError
+from pipeline.base.text import in_words
 
 MEMORY = programs.TEMPORARY / "hashed.json"
 IGNORE = Path(".dvcignore")
 UNDER_DVC = "DVC_STAGE"  # DVC sets this variable for the commands that it runs
 COMPARED = "PERENNIAL_COMPARED"  # the variable with what `check` compared at this start: see `mark_compared`
-MOST_LISTED = 10  # paths in one message
 REMEDY = (
     "python -m pipeline.repro (make repro) removes damaged files and makes them again; "
     "with a remote: remove the files that are listed, then dvc pull"
@@ -191,12 +191,6 @@ def changed_files(output: Output, claimed: dict[str, str]) -> list[str]:
     return sorted(path for path in claimed | output.files if claimed.get(path) != output.files.get(path))
 
 
-def listed(paths: list[str]) -> str:
-    """The first ten paths and the number of the others, as text."""
-    more = f" and {len(paths) - MOST_LISTED:,} more" if len(paths) > MOST_LISTED else ""
-    return ", ".join(paths[:MOST_LISTED]) + more
-
-
 def _damaged_objects(claimed: dict[str, str], cache: Path) -> dict[str, str]:
     """Object → path, for the files (path → MD5) whose object in DVC's cache exists and is damaged."""
     paths = {str(object_of(cache, md5)): path for path, md5 in claimed.items()}
@@ -210,9 +204,9 @@ def _fault(output: Output, cache: Path) -> Fault:
     claimed = claimed_files(output, cache)
     changed = changed_files(output, claimed)
     objects = _damaged_objects({path: claimed[path] for path in claimed.keys() & {*changed, output.path}}, cache)
-    also = f"damaged in DVC's cache, too: {listed(sorted(objects))}" if objects else ""
+    also = f"damaged in DVC's cache, too: {in_words(sorted(objects))}" if objects else ""
     value, remedy = f"not what dvc.lock says of {output.path}", f"{REMEDY}; if the change is intended: dvc commit"
-    return Fault(listed(changed), value, "differs", also, remedy=remedy)
+    return Fault(in_words(changed), value, "differs", also, remedy=remedy)
 
 
 def damage(claims: dvc_lock.Claims) -> list[Fault]:

@@ -2,11 +2,11 @@
 
 import html
 import re
-import unicodedata
 from collections.abc import Iterator, Sequence
 
+from pipeline.base.text import visible
+
 MOST_ROWS = 100  # of a table of classes
-MOST_NAMED = 20  # classes in a sentence
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -23,22 +23,6 @@ def unshown(number: int) -> Iterator[str]:
         yield f"{number - MOST_ROWS:,} more classes are not shown."
 
 
-def in_words(names: Sequence[str]) -> str:
-    """Names in a sentence; of many, the first ones."""
-    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(map(escaped, names[:MOST_NAMED])) + more
-
-
 def escaped(text: str) -> str:
     """Text in which no letter is a mark of Markdown or HTML, in one line, and none hides or turns others."""
     return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", html.escape(visible(" ".join(text.split())), quote=False))
-
-
-def visible(text: str) -> str:
-    """Text with the numbers of its control and direction characters in their place, such as \\u202e."""
-    return "".join(f"\\u{ord(letter):04x}" if _is_unseen(letter) else letter for letter in text)
-
-
-def _is_unseen(letter: str) -> bool:
-    """Whether a letter is a control or format character. The two joiners stay: Persian words and emoji have them."""
-    return unicodedata.category(letter) in ("Cc", "Cf", "Cs") and letter not in "\u200c\u200d"

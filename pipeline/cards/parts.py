@@ -6,8 +6,9 @@ Every fact is computed from what the stages wrote.
 from collections import Counter
 from collections.abc import Iterator
 
+from pipeline.base.text import in_words
 from pipeline.cards.facts import Facts
-from pipeline.cards.markdown import MOST_ROWS, escaped, in_words, table, unshown
+from pipeline.cards.markdown import MOST_ROWS, escaped, table, unshown
 from pipeline.config.model_names import TIMM
 from pipeline.data import credits
 from pipeline.data.split_table import SPLITS
@@ -69,7 +70,7 @@ def summary(facts: Facts) -> Iterator[str]:
     yield f"# {model.model} for {len(model.classes):,} classes"
     yield ""
     yield (
-        f"An image classifier: {in_words(model.classes)}. Trained {begin} on "
+        f"An image classifier: {in_words([*map(escaped, model.classes)])}. Trained {begin} on "
         f"{facts.audit.total('train'):,} images with the pipeline Perennial ([how to repeat it](#how-to-repeat-it))."
     )
     yield (
@@ -223,7 +224,7 @@ def limits(facts: Facts) -> Iterator[str]:
     yield "- The test images have the same source as the training images. Other cameras, places or times can be harder."
     yield f"- It is one run, with the seed {facts.config.train.seed}. Another seed gives another accuracy."
     if few:
-        yield f"- Fewer than {FEW_IMAGES} test images, so their figures say little: {in_words(few)}."
+        yield f"- Fewer than {FEW_IMAGES} test images, so their figures say little: {in_words([*map(escaped, few)])}."
     if facts.audit.total("val") and facts.model.export == "best":
         yield "- The epoch was chosen by the validation accuracy. The test images had no part in it."
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.base.errors import Fault, UserError
+from pipeline.base.text import visible
 from pipeline.data import user_table
 from pipeline.data.images import ImageInfo
-from pipeline.data.layout import ImageFile, Layout, in_one_line
+from pipeline.data.layout import ImageFile, Layout
 from pipeline.data.split_table import BY_HAND
 from pipeline.data.user_table import Line
 
@@ -129,7 +130,7 @@ def _notes(counts: Mapping[str, int], unchanged: Sequence[str], unread: Sequence
     if unchanged:
         notes.append(
             f"{FILE}: lines that change nothing, because the label is right already: {len(unchanged):,} "
-            f"(first: {in_one_line(unchanged[0])})"
+            f"(first: {visible(unchanged[0])})"
         )
     if unread:
         notes.append(f"{FILE}: columns that are not read: {', '.join(unread)}")

@@ -16,8 +16,9 @@ from pathlib import Path, PurePosixPath
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, missing
+from pipeline.base.text import in_words
 from pipeline.data import labels
-from pipeline.data.layout import ImageFile, Layout, alike, formulas, looks_like_image, named, split_of, unused
+from pipeline.data.layout import ImageFile, Layout, alike, formulas, looks_like_image, split_of, unused
 from pipeline.data.split_table import SPLITS
 
 OTHER_TABLES = {  # a table of another tool → how it becomes labels.csv
@@ -141,7 +142,7 @@ def _empty_classes(empty: Sequence[str], depth: int) -> list[str]:
     """A note on the folders without a file that are at the level of the class folders, or above it; or no note."""
     inner = {name for name in empty if f"{PurePosixPath(name).parent}/" in empty}
     outer = [repr(name[:-1]) for name in empty if name not in inner and name.count("/") <= depth + 1]
-    return [f"an empty folder is no class: {named(outer)}; put images into it, or remove it"] if outer else []
+    return [f"an empty folder is no class: {in_words(outer)}; put images into it, or remove it"] if outer else []
 
 
 def _subfolders(names: Sequence[str], above: str = "") -> list[str]:

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 from pipeline.base import linux
 from pipeline.base.errors import Fault, UserError
-from pipeline.data.layout import ImageFile, Layout, are, in_one_line
+from pipeline.base.text import visible
+from pipeline.data.layout import ImageFile, Layout, are
 
 SEARCH_SECONDS = 60  # of processor time, for all paths; a usual expression takes less than a second for 100,000 paths
 SEARCH = """
@@ -107,8 +108,8 @@ def report(image_files: Sequence[ImageFile], names: Names, splits: Sequence[str]
     notes = [f"groups: {len(rows):,}, each in one split" if not across else f"groups: {len(rows):,}"]
     if alone:
         number = are(len(alone), "image", "images")
-        notes.append(f"{number} in no group, and a group by itself (first: {in_one_line(alone[0])})")
+        notes.append(f"{number} in no group, and a group by itself (first: {visible(alone[0])})")
     if across:
         number = are(len(across), "group", "groups")
-        notes.append(f"{number} in more than one given split (first: {in_one_line(across[0].partition(' ')[2])})")
+        notes.append(f"{number} in more than one given split (first: {visible(across[0].partition(' ')[2])})")
     return {"named": len(rows), "images_without": len(alone), "across_splits": len(across)}, notes

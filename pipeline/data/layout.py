@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from pipeline.base.text import in_words, visible
 from pipeline.data.split_table import SPLITS
 
 SPELLINGS = {  # usual names of the splits, in lower case → the split
@@ -21,7 +22,6 @@ SUFFIXES = frozenset({
     ".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm",
     ".heic", ".heif", ".avif", ".jxl", ".jp2", ".j2k", ".dcm",
 })  # fmt: skip
-MOST_NAMED = 20  # classes in one sentence
 FORMULA = ("=", "+", "-", "@", "\t")  # with these a cell begins that a spreadsheet runs [OWASP, CSV injection]
 
 
@@ -60,7 +60,7 @@ def unused(paths: list[str], why: str) -> list[str]:
     """A note that these images are not used, with their number and the first of them; no note if there is none."""
     if not paths:
         return []
-    return [f"{are(len(paths), 'image', 'images')} not used: {why} (first: {in_one_line(paths[0])})"]
+    return [f"{are(len(paths), 'image', 'images')} not used: {why} (first: {visible(paths[0])})"]
 
 
 def alike(classes: Sequence[str], remedy: str) -> Iterator[str]:
@@ -72,8 +72,8 @@ def alike(classes: Sequence[str], remedy: str) -> Iterator[str]:
         if len(group) > 1:
             names = [repr(label) if unicodedata.is_normalized("NFC", label) else ascii(label) for label in group]
             yield (
-                f"these are {len(group)} classes, and differ only in case, blanks or accents: {named(names)}; if they "
-                f"are one class, {remedy}"
+                f"these are {len(group)} classes, and differ only in case, blanks or accents: {in_words(names)}; if "
+                f"they are one class, {remedy}"
             )
 
 
@@ -89,20 +89,9 @@ def formulas(names: Iterable[str]) -> Iterator[str]:
         )
 
 
-def named(names: Sequence[str]) -> str:
-    """Names for a sentence; of many, the first ones and how many more there are."""
-    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
-
-
 def are(count: int, one: str, several: str) -> str:
     """So many things, as the begin of a sentence: `1 image is`, `1,200 images are`."""
     return f"1 {one} is" if count == 1 else f"{count:,} {several} are"
-
-
-def in_one_line(name: str) -> str:
-    """A name for a message: with escapes, if it holds a line break or another character that cannot be printed."""
-    return name if name.isprintable() else ascii(name)
 
 
 def columns(text: str) -> int:

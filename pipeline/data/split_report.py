@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pipeline.base.text import in_words, visible
 from pipeline.data import split_table
-from pipeline.data.layout import Layout, are, as_list, columns, in_one_line, named, padded
+from pipeline.data.layout import Layout, are, as_list, columns, padded
 from pipeline.data.split_table import SPLITS
 
 LARGEST, SMALLEST = 12, 4  # classes that are shown of a long list
@@ -87,7 +88,7 @@ def by_reason(excluded: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
 def _left_out(excluded: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Each reason with its number of images and the first of them, the most frequent first."""
     for reason, paths in by_reason(excluded).items():
-        yield f"left out: {len(paths):,} {reason} (first: {in_one_line(paths[0])})"
+        yield f"left out: {len(paths):,} {reason} (first: {visible(paths[0])})"
 
 
 def _table(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
@@ -105,7 +106,7 @@ def _table(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
 
 def _short(label: str) -> str:
     """A name that fits into a table and into one line."""
-    name = in_one_line(label)
+    name = visible(label)
     if columns(name) <= WIDEST:
         return name
     while columns(name) >= WIDEST:
@@ -141,7 +142,7 @@ def few_tested(classes: Mapping[str, Mapping[str, int]]) -> str:
     total = sum(of["test"] for of in classes.values())
     alone = [_short(label) for label, of in classes.items() if of["test"] == 1]
     facts = [f"{total} in all"] if total < FEW_TESTED else []
-    facts += [f"1 of {named(alone)}"] if alone else []
+    facts += [f"1 of {in_words(alone)}"] if alone else []
     return (
         f"few test images ({'; '.join(facts)}): the figures are uncertain; make folds tests every image"
         if facts

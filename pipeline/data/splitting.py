@@ -21,12 +21,13 @@ from types import MappingProxyType
 import numpy as np
 
 from pipeline.base.errors import Fault, UserError
+from pipeline.base.text import in_words
 from pipeline.config.params import Split
 from pipeline.data import duplicates
 from pipeline.data.duplicates import NearDuplicates
 from pipeline.data.groups import Names, identities, rows_of
 from pipeline.data.images import ImageInfo
-from pipeline.data.layout import ImageFile, as_list, named
+from pipeline.data.layout import ImageFile, as_list
 from pipeline.data.split_table import SPLITS
 
 
@@ -290,7 +291,7 @@ def check_class_sizes(classes: Sequence[str], image_files: Sequence[ImageFile], 
     remedy = f"add images, or remove the class folder{'s' if len(without) + len(few) > 1 else ''}"
     one, enough = f"at least 1 in each of {', '.join(SPLITS)}", f"{len(cut.splits)} or more: {', '.join(cut.splits)}"
     faults = [
-        Fault("classes", named(classes), "missing", allowed=allowed, remedy=remedy)
+        Fault("classes", in_words(classes), "missing", allowed=allowed, remedy=remedy)
         for classes, allowed in ((without, one), (few, enough))
         if classes
     ]

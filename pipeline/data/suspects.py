@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.base import files, schema
+from pipeline.base.text import visible
 from pipeline.data.appearance import Appearance
-from pipeline.data.layout import in_one_line
 
 NAME = "suspects.csv"
 HEADER = ("issue", "path", "class", "split", "value", "limit")
@@ -163,6 +163,6 @@ def lines(suspects: Sequence[Suspect], remedy: str) -> Iterator[str]:
         first.setdefault(suspect.issue, suspect.path)
     for issue, number in counts(suspects).items():
         if number:
-            yield f"suspicious, but used: {number:,} {spoken(issue)} (first: {in_one_line(first[issue])})"
+            yield f"suspicious, but used: {number:,} {spoken(issue)} (first: {visible(first[issue])})"
     if suspects:
         yield remedy

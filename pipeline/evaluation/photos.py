@@ -1,7 +1,6 @@
 """Image files as `predict` reads them: files, and folders to look through. Without torch, which is slow to import."""
 
 import sys
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,14 +11,11 @@ from numpy.typing import NDArray
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
+from pipeline.base.text import visible
 from pipeline.data import decoders, images
 from pipeline.data.decoders import NotDecoded
 from pipeline.data.layout import are
 from pipeline.models.description import View
-
-# Categories of Unicode that act on a terminal or a page instead of showing a letter: control and format characters
-# (escape sequences, U+202E), what has no letter, and breaks of a line or paragraph. Any kind of space is a letter.
-ACTING = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 Answer = dict[str, Any]  # path, class, its probability, and the probabilities of all classes in their order
 
@@ -31,16 +27,6 @@ class LoadedImage:
     path: Path
     pixels: NDArray[np.uint8]  # [S, S, 3]
     size: tuple[int, int]  # width and height of the original, upright
-
-
-def is_acting(letter: str) -> bool:
-    """Whether a character is not printed as it is, because it acts."""
-    return not letter.isprintable() and unicodedata.category(letter) in ACTING
-
-
-def visible(text: str) -> str:
-    """The text with Python's escapes for characters that act."""
-    return "".join(ascii(letter)[1:-1] if is_acting(letter) else letter for letter in text)
 
 
 def load_image(path: Path, view: View, max_pixels: int) -> LoadedImage:

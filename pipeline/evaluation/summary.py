@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.base import dvc_lock, files, integrity
+from pipeline.base.text import in_words, visible
 from pipeline.config.params import Paths
-from pipeline.data import layout, split_report, split_table
+from pipeline.data import split_report, split_table
 from pipeline.data.split_table import SPLITS
 from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures
@@ -66,7 +67,7 @@ def _changes(old: dict[str, tuple[str, str]], new: dict[str, tuple[str, str]]) -
         ("changed", {path for path in new.keys() & old.keys() if new[path] != old[path]}, new),
     ):
         if counts := Counter(table[path][0] for path in sorted(paths)):
-            of = layout.named([f"{layout.in_one_line(label)} {images:,}" for label, images in counts.most_common()])
+            of = in_words([f"{visible(label)} {images:,}" for label, images in counts.most_common()])
             yield f"{len(paths):,} {word} ({of})"
 
 

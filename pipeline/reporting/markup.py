@@ -4,13 +4,12 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-# Control characters, and those that turn the direction of the text after them. A joiner inside a word is left.
-HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+from pipeline.base.text import visible
 
 
 def text(value: object) -> str:
-    """The value as text of a page or of an attribute. A character that cannot be seen becomes its number."""
-    return html.escape(HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", str(value)))
+    """The value as text of a page or of an attribute. A character that cannot be seen becomes its escape."""
+    return html.escape(visible(str(value)))
 
 
 def name(value: str) -> str:

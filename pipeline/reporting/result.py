@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.base.text import in_words
 from pipeline.config.params import Params
 from pipeline.data.split_table import SPLITS
 from pipeline.evaluation import metrics
@@ -15,7 +16,6 @@ from pipeline.reporting.audit import Audit
 from pipeline.reporting.markup import are, code, isolated, name, paragraph, percent
 from pipeline.reporting.outcome import Outcome
 
-MOST_NAMED = 20  # classes in a sentence
 MOST_CLASSES = 100  # rows of the table of classes
 WIDEST_MATRIX = 30  # classes; with more, only the most frequent confusions are shown
 NARROW = 6  # classes whose matrix fills half of a page at most
@@ -49,11 +49,10 @@ def trained(config: Params, model: Description, audit: Audit, outcome: Outcome) 
     train, epochs = config.train, len(outcome.history["val_loss"])
     weights = {"none": "from scratch", "imagenet": "from weights pretrained on ImageNet"}
     numbers = {part: audit.total(part) for part in SPLITS}
-    names = ", ".join(map(name, model.classes[:MOST_NAMED]))
-    more = f" and {len(model.classes) - MOST_NAMED:,} more" if len(model.classes) > MOST_NAMED else ""
+    names = in_words([*map(name, model.classes)])
     facts = [
         ("Model", f"{code(model.model)}, {weights.get(train.weights, f'from {code(train.weights)}')}"),
-        ("Task", f"tell {len(model.classes):,} classes apart: {names}{more}"),
+        ("Task", f"tell {len(model.classes):,} classes apart: {names}"),
         ("Images", f"{numbers['train']:,} to learn from, {numbers['val']:,} to watch the training, "
                    f"{numbers['test']:,} to test at the end; no image is in two of these"),
         ("From", SOURCES[config.data.source]),
