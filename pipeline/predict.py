@@ -26,151 +26,43 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.base.text import visible
-from pipeline.config import machine, params
-from pipeline.config.params import Params, Train
-from pipeline.engine import environment
-from pipeline.models import description
-from pipeline.models.description import Description
+from pipeline.config import params
+from pipeline.config.params import Params
+from pipeline.evaluation import classify
+from pipeline.evaluation.classify import Answer, Request
 
-ONNX, WEIGHTS = "model.onnx", "model.safetensors"  # the files of a model that compute
 MOST_COUNTED = 20  # classes in the last line
 
-Answer = dict[str, Any]  # as `photos.answer` makes it
 
+def predict(request: Request, form: str = "text", top: int | None = None) -> int:
+    """Print the answer for each image; the number of files that are not images. Raises UserError without a model.
 
-@dataclass(frozen=True)
-class Request:
-    """What the command line asks for."""
-
-    images: tuple[Path, ...]
-    model: Path | None = None  # a folder, a model.safetensors or a model.onnx; None: the folder of params.yaml
-    form: str = "text"  # a key of FORMS
-    top: int | None = None  # so many of the most likely classes; None: one, in JSON all
-    device: str = "cpu"
-    max_pixels: int | None = None  # None: split.max_pixels
-
-
-def set_variables(settings: Train, model: Description) -> None:
-    """Set the variables that decide how this process computes, before it imports its libraries. Raises UserError.
-
-    A model of train.arithmetic: portable answers with the same bytes on every CPU that has what this needs, with the
-    same train.threads.
+    `form`: a key of FORMS. `top`: so many of the most likely classes; by default one, in JSON all.
     """
-    if model.arithmetic == "native":
-        return
-    if lacking := machine.cpu_lacks():
-        print(
-            f"predict: this CPU lacks {' and '.join(lacking)}, so the last digits may differ from another CPU's",
-            file=sys.stderr,
-        )
-        return
-    os.environ.update(environment.required_variables(settings.threads, True, model.arithmetic))
-
-
-def predict(request: Request) -> int:
-    """Print the answer for each image; the number of files that are not images. Raises UserError without a model."""
     if sys.stdout is None:
         remedy = "leave out >&-"
         raise UserError(Fault("standard output", "closed", "missing", "", "a terminal, a file or a program", remedy))
     config = params.load() if request.model is None else Params()
     refused, classes = list[UserError](), Counter[str]()
-    each = answers(request, config, refused)
-    head, as_text = FORMS[request.form]
+    each = classify.answers(request, config, refused)
+    head, as_text = FORMS[form]
     try:
         sys.stdout.write(head)
         for answer in with_progress(each, request):
-            sys.stdout.write(as_text(answer, request.top))
+            sys.stdout.write(as_text(answer, top))
             sys.stdout.flush()
             classes[answer["class"]] += 1
         sys.stdout.flush()
     except OSError as error:  # an error of an image file is a UserError, so this is the output's
         error.filename = "standard output"
         raise
-    if request.form == "text" and classes and any(path.is_dir() for path in request.images):
+    if form == "text" and classes and any(path.is_dir() for path in request.images):
         print(f"predict: {as_counts(classes)}", file=sys.stderr)
     return len(refused)
-
-
-def answers(request: Request, config: Params, refused: list[UserError]) -> Iterator[Answer]:
-    """The answers of the file that computes. It is named on stderr, unless the command names it."""
-    models = request.model or Path(config.paths.models)
-    if models.name == WEIGHTS:
-        return by_torch(request, models.parent, config, refused)
-    if request.model is not None and not models.is_dir():
-        if request.device != "cpu":
-            raise UserError(Fault("--device", request.device, "pair", f"{models} is computed on the CPU", "cpu"))
-        return by_onnxruntime(request, opened(models), config, refused)
-    model, reason = fitting(models, description.load(models), request.device)
-    said = f"{models / WEIGHTS}, because {reason}" if reason else models / ONNX
-    print(f"predict: computed from {said}", file=sys.stderr)
-    return by_torch(request, models, config, refused) if reason else by_onnxruntime(request, model, config, refused)
-
-
-def opened(path: Path) -> Any:
-    """A model.onnx (OnnxModel). Raises UserError."""
-    from pipeline.models import onnx_file
-
-    with onnx_file.ended_by_ctrl_c():
-        return onnx_file.load(path, linux.usable_cores())
-
-
-def fitting(models: Path, described: Description, device: str) -> tuple[Any, str]:
-    """The opened model.onnx of a folder (OnnxModel), and the reason if it does not compute (else empty).
-
-    `export` keeps no file that gives another class for a test image. The file has the hash of its weights.
-    """
-    path, weights = models / ONNX, models / WEIGHTS
-    reason, model = "", None
-    if device != "cpu":
-        reason = f"--device is {device}"
-    elif described.arithmetic == "portable":
-        reason = f"train.arithmetic was portable; --model {path} is faster, with other last digits"
-    elif not path.is_file() or path.stat().st_size == 0:
-        reason = f"{path} is missing or empty; to be faster: evaluate.onnx: true, then dvc repro (or dvc pull)"
-    elif not weights.is_file():
-        reason = f"nothing says that {path} is of this model without that file; --model {path} needs no other"
-    else:
-        try:
-            model = opened(path)
-        except UserError as error:
-            reason = f"of an error: {error}"
-        else:
-            labels = (described.classes, described.view, files.sha256(weights))
-            if (model.classes, model.view, model.weights) != labels:
-                reason = f"{path} is of another model; to be faster: dvc repro export, or dvc checkout"
-    return model, reason
-
-
-def by_torch(request: Request, models: Path, config: Params, refused: list[UserError]) -> Iterator[Answer]:
-    """The answers of model.safetensors in a folder."""
-    if request.device == "cuda" and machine.read().cuda_devices == 0:
-        raise UserError(Fault("--device", "cuda", "machine", "no NVIDIA GPU with its driver is found", "cpu"))
-    set_variables(config.train, description.load(models))
-    from pipeline.engine import determinism
-    from pipeline.evaluation import classify, photos
-    from pipeline.models import exported
-
-    model = exported.load(models)
-    if model.arithmetic == "portable":
-        determinism.make_deterministic(config.train.threads, deterministic=True)
-    limit = request.max_pixels or config.split.max_pixels
-    loaded = photos.load_images(request.images, model.view, limit, refused)
-    return classify.answers(model, loaded, config.evaluate.batch_size, request.device)
-
-
-def by_onnxruntime(request: Request, model: Any, config: Params, refused: list[UserError]) -> Iterator[Answer]:
-    """The answers of an opened model.onnx (OnnxModel)."""
-    from pipeline.evaluation import onnx_classify, photos
-
-    limit = request.max_pixels or config.split.max_pixels
-    return onnx_classify.answers(model, photos.load_images(request.images, model.view, limit, refused))
 
 
 def with_progress(each: Iterable[Answer], request: Request) -> Iterator[Answer]:
@@ -266,8 +158,8 @@ def main() -> int:
     for form, what in (("json", "one JSON object per line, with all classes"), ("csv", "path,rank,class,probability")):
         forms.add_argument(f"--{form}", dest="form", action="store_const", const=form, default="text", help=what)
     given = parser.parse_args()
-    request = Request(tuple(given.images), given.model, given.form, given.top, given.device, given.max_pixels)
-    return exit_status("predict", lambda: 1 if predict(request) else 0)
+    request = Request(tuple(given.images), given.model, given.device, given.max_pixels)
+    return exit_status("predict", lambda: 1 if predict(request, given.form, given.top) else 0)
 
 
 if __name__ == "__main__":

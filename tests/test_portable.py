@@ -144,8 +144,8 @@ def test_predict_computes_with_the_threads_of_the_params(native: Path, tmp_path:
     threads = (os.cpu_count() or 1) + 1
     write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), train__threads=threads))
     script = (
-        "from pathlib import Path; from pipeline import predict; "
-        "predict.predict(predict.Request((Path('data/images/aster'),))); import torch; print(torch.get_num_threads())"
+        "from pathlib import Path; from pipeline import predict; from pipeline.evaluation import classify; "
+        "predict.predict(classify.Request((Path('data/images/aster'),))); import torch; print(torch.get_num_threads())"
     )
     assert run(folder, sys.executable, "-c", script).splitlines()[-1] == str(threads)
 

@@ -26,7 +26,7 @@ from pipeline import predict
 from pipeline.base import files
 from pipeline.base.errors import Kind
 from pipeline.config import machine
-from pipeline.evaluation import photos
+from pipeline.evaluation import classify, photos
 from pipeline.models import description
 from pipeline.models.description import View
 from tests.conftest import PROJECT
@@ -68,9 +68,9 @@ def computing(errors: str, by: str = "models/model.") -> list[str]:
     return others
 
 
-def ask(*images: Path, **options: Any) -> int:
+def ask(*images: Path, form: str = "text", top: int | None = None, **options: Any) -> int:
     """Predict in this process: the number of files that are no images."""
-    return predict.predict(predict.Request(images, **options))
+    return predict.predict(classify.Request(images, **options), form, top)
 
 
 def test_a_test_image_gets_the_evaluations_probabilities(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,8 +254,9 @@ def test_onnx_needs_no_torch(exporting: Path) -> None:
         import sys
         from pathlib import Path
         from pipeline import predict
+        from pipeline.evaluation import classify
         image = next(Path("data/images").rglob("*.png"))
-        assert predict.predict(predict.Request((image,), model=Path("models/model.onnx"))) == 0
+        assert predict.predict(classify.Request((image,), model=Path("models/model.onnx"))) == 0
         sys.exit(" ".join({{*{slow}}} & sys.modules.keys()))
     """
     environ = os.environ | {"PYTHONPATH": str(PROJECT)}
@@ -373,10 +374,10 @@ def test_a_folder_is_computed_from_onnx_if_it_is_of_these_weights(
     models = shutil.copytree(exporting / "models", tmp_path / "models")
     change(models)
     described = description.load(models)
-    said = predict.fitting(models, described, "cpu")[1]
-    assert reason in said
-    assert bool(said) == bool(reason)
-    assert "--device is cuda" in predict.fitting(models, described, "cuda")[1]
+    found = classify.onnx_or_reason(models, described, "cpu")
+    assert isinstance(found, str) == bool(reason)
+    assert not reason or reason in str(found)
+    assert "--device is cuda" in str(classify.onnx_or_reason(models, described, "cuda"))
     image = next((exporting / "data/images").rglob("*.png"))
     if change is portable:  # it would set this process to another arithmetic
         return

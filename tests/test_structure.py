@@ -277,9 +277,9 @@ def test_every_command_begins_and_ends_alike() -> None:
         for name in (
             "base.errors",
             "continue_from",
+            "evaluation.classify",
             "evaluation.photos",
             "launch",
-            "predict",
             "stage",
             "training.runs",
         )

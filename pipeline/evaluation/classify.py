@@ -1,20 +1,162 @@
-"""Answers of the model in torch for image files: what `predict` prints."""
+"""Answers of a model for image files: which of its files computes, and what it says of each image.
 
+This module imports no library at its top: numpy and torch read the variables that `set_variables` sets when they are
+imported, and a model.onnx is computed by onnxruntime, without the seconds that torch needs to start.
+"""
+
+import os
+import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
+from pipeline.base import files, linux
+from pipeline.base.errors import Fault, UserError
+from pipeline.config import machine
+from pipeline.config.params import Params, Train
+from pipeline.engine import environment
+from pipeline.models import description
+from pipeline.models.description import Description
 
-from pipeline.engine.world import World
-from pipeline.evaluation import inference, photos
-from pipeline.evaluation.photos import Answer, LoadedImage
-from pipeline.loader.storage import ImageStore
-from pipeline.models.exported import ExportedModel
+if TYPE_CHECKING:
+    from pipeline.evaluation.photos import LoadedImage
+    from pipeline.models.exported import ExportedModel
+    from pipeline.models.onnx_file import OnnxModel
+
+ONNX, WEIGHTS = "model.onnx", "model.safetensors"  # the files of a model that compute
+
+Answer = dict[str, Any]  # as `photos.answer` makes it
 
 
-def answers(model: ExportedModel, loaded: Iterable[LoadedImage], batch_size: int, device: str) -> Iterator[Answer]:
+@dataclass(frozen=True)
+class Request:
+    """Which images are asked for, and what computes their answers."""
+
+    images: tuple[Path, ...]
+    model: Path | None = None  # a folder, a model.safetensors or a model.onnx; None: the folder of params.yaml
+    device: str = "cpu"
+    max_pixels: int | None = None  # None: split.max_pixels
+
+
+def answers(request: Request, config: Params, refused: list[UserError]) -> Iterator[Answer]:
+    """The answers of the file that computes. It is named on stderr, unless the request names it.
+
+    An image that is refused is added to `refused`. Raises UserError without a model.
+    """
+    models = request.model or Path(config.paths.models)
+    if models.name == WEIGHTS:
+        return by_torch(request, models.parent, config, refused)
+    if request.model is not None and not models.is_dir():
+        if request.device != "cpu":
+            raise UserError(Fault("--device", request.device, "pair", f"{models} is computed on the CPU", "cpu"))
+        return by_onnxruntime(request, opened(models), config, refused)
+    model = onnx_or_reason(models, description.load(models), request.device)
+    if isinstance(model, str):
+        print(f"predict: computed from {models / WEIGHTS}, because {model}", file=sys.stderr)
+        return by_torch(request, models, config, refused)
+    print(f"predict: computed from {models / ONNX}", file=sys.stderr)
+    return by_onnxruntime(request, model, config, refused)
+
+
+def opened(path: Path) -> "OnnxModel":
+    """A model.onnx. Raises UserError."""
+    from pipeline.models import onnx_file
+
+    with onnx_file.ended_by_ctrl_c():
+        return onnx_file.load(path, linux.usable_cores())
+
+
+def onnx_or_reason(models: Path, described: Description, device: str) -> "OnnxModel | str":
+    """The opened model.onnx of a folder, or the reason why it does not compute.
+
+    `export` keeps no file that gives another class for a test image. The file has the hash of its weights.
+    """
+    path, weights = models / ONNX, models / WEIGHTS
+    reasons = (
+        (device != "cpu", f"--device is {device}"),
+        (described.arithmetic == "portable",
+         f"train.arithmetic was portable; --model {path} is faster, with other last digits"),
+        (not path.is_file() or path.stat().st_size == 0,
+         f"{path} is missing or empty; to be faster: evaluate.onnx: true, then dvc repro (or dvc pull)"),
+        (not weights.is_file(),
+         f"nothing says that {path} is of this model without that file; --model {path} needs no other"),
+    )  # fmt: skip
+    for applies, reason in reasons:
+        if applies:
+            return reason
+    try:
+        model = opened(path)
+    except UserError as error:
+        return f"of an error: {error}"
+    if (model.classes, model.view, model.weights) != (described.classes, described.view, files.sha256(weights)):
+        return f"{path} is of another model; to be faster: dvc repro export, or dvc checkout"
+    return model
+
+
+def by_onnxruntime(request: Request, model: "OnnxModel", config: Params, refused: list[UserError]) -> Iterator[Answer]:
+    """The answers of a model.onnx. The images go through one by one, so none depends on another."""
+    import numpy as np
+
+    from pipeline.evaluation import photos
+    from pipeline.loader import center
+    from pipeline.models import onnx_file
+
+    view = model.view
+    for image in photos.load_images(request.images, view, request.max_pixels or config.split.max_pixels, refused):
+        (box,) = center.eval_boxes(np.array([image.size], np.int32), view.packed_size, view.resize, view.crop)
+        pixels = center.cut(image.pixels, box, view.crop)[None]
+        with onnx_file.ended_by_ctrl_c():
+            (log_probabilities,) = model.log_probabilities(pixels)
+        yield photos.answer(image, model.classes, np.exp(log_probabilities))
+
+
+def by_torch(request: Request, models: Path, config: Params, refused: list[UserError]) -> Iterator[Answer]:
+    """The answers of model.safetensors in a folder."""
+    if request.device == "cuda" and machine.read().cuda_devices == 0:
+        raise UserError(Fault("--device", "cuda", "machine", "no NVIDIA GPU with its driver is found", "cpu"))
+    set_variables(config.train, description.load(models))
+    from pipeline.engine import determinism
+    from pipeline.evaluation import photos
+    from pipeline.models import exported
+
+    model = exported.load(models)
+    if model.arithmetic == "portable":
+        determinism.make_deterministic(config.train.threads, deterministic=True)
+    limit = request.max_pixels or config.split.max_pixels
+    loaded = photos.load_images(request.images, model.view, limit, refused)
+    return _in_batches(model, loaded, config.evaluate.batch_size, request.device)
+
+
+def set_variables(settings: Train, model: Description) -> None:
+    """Set the variables that decide how this process computes, before it imports its libraries. Raises UserError.
+
+    A model of train.arithmetic: portable answers with the same bytes on every CPU that has what this needs, with the
+    same train.threads.
+    """
+    if model.arithmetic == "native":
+        return
+    if lacking := machine.cpu_lacks():
+        print(
+            f"predict: this CPU lacks {' and '.join(lacking)}, so the last digits may differ from another CPU's",
+            file=sys.stderr,
+        )
+        return
+    os.environ.update(environment.required_variables(settings.threads, True, model.arithmetic))
+
+
+def _in_batches(
+    model: "ExportedModel", loaded: Iterable["LoadedImage"], batch_size: int, device: str
+) -> Iterator[Answer]:
     """The answer for each image."""
+    import numpy as np
+    import torch
+
+    from pipeline.engine.world import World
+    from pipeline.evaluation import inference, photos
+    from pipeline.loader.storage import ImageStore
+
     world, remaining = World(rank=0, local_rank=0, size=1, device=torch.device(device)), iter(loaded)
     while batch := list(islice(remaining, batch_size)):
         image_store = ImageStore(torch.from_numpy(np.stack([image.pixels for image in batch])), world.device)

@@ -32,6 +32,12 @@ def code(value: object) -> str:
     return f"<code>{text(value)}</code>"
 
 
+def preformatted(*lines: str) -> str:
+    """Lines of a terminal or of a file, in its letters."""
+    body = "\n".join(map(text, lines))
+    return f'<pre tabindex="0">{body}</pre>'
+
+
 def section(anchor: str, title: str, *parts: str) -> str:
     """A part of the page with its heading; `anchor` is its address in the page."""
     body = "\n".join(part for part in parts if part)

@@ -145,37 +145,30 @@ def environment(content: Content) -> str:
 def repeat(content: Content) -> str:
     """The commands that give the same bytes again."""
     weights = dict(content.hashes)[MODEL]
-    commands = [
+    commands = markup.preformatted(
         f"git log --oneline -S {weights} -- dvc.lock   # the commit that has this model",
         "git checkout COMMIT",
         "make setup                   # the locked packages",
         "dvc pull                     # data and model, if they were pushed",
         "make verify                  # runs every stage again, and compares every byte",
         "python -m pipeline.predict IMAGE",
-    ]
-    shown = "\n".join(map(text, commands))
-    return markup.section(
-        "repeat", "How to repeat it?", f'<pre tabindex="0">{shown}</pre>',
-        paragraph("Commands of a clone of the project. docs/reproducibility.md says what is promised.", "note"),
-    )  # fmt: skip
+    )
+    note = paragraph("Commands of a clone of the project. docs/reproducibility.md says what is promised.", "note")
+    return markup.section("repeat", "How to repeat it?", commands, note)
 
 
 def following() -> str:
     """What a person can do next: commands of the project."""
-    commands = [
+    commands = markup.preformatted(
         "python -m pipeline.predict PHOTO   # the class of a photo of your own, or of each photo in a folder",
         "make folds                         # tests every image once, and lists labels that are probably wrong",
         "make sweep                         # tries other settings, ranked on the validation images",
         'make compare REVS="HEAD NAME"      # two runs on one page: is the difference more than chance?',
         "dvc push                           # sends data and model to the remote, for others and for a new machine",
-    ]
-    shown = "\n".join(map(text, commands))
-    return markup.section(
-        "next", "What next?",
-        paragraph(
-            f"Look at the mistakes first. If the label of an image is wrong, and not the answer, write a line into "
-            f"{code(corrections.FILE)} (path, label, reason; the label {code(corrections.EXCLUDE)} leaves an image "
-            f"out). Then {code('make repro')} runs again what that changes."
-        ),
-        f'<pre tabindex="0">{shown}</pre>',
-    )  # fmt: skip
+    )
+    first = paragraph(
+        f"Look at the mistakes first. If the label of an image is wrong, and not the answer, write a line into "
+        f"{code(corrections.FILE)} (path, label, reason; the label {code(corrections.EXCLUDE)} leaves an image "
+        f"out). Then {code('make repro')} runs again what that changes."
+    )
+    return markup.section("next", "What next?", first, commands)

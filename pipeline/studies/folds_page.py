@@ -185,7 +185,7 @@ def labels(pooled: Pooled, found: Sequence[LabelError], album: Album) -> str:
         f'<div id="chosen" hidden><h3>Your choices, as lines of {code(corrections.FILE)}</h3>\n'
         f'<pre tabindex="0"></pre>\n'
         f"{paragraph('The page forgets them when it is closed.', 'note')}</div>",
-        markup.folded("These suggestions as lines of this file", f'<pre tabindex="0">{_lines(pooled, shown)}</pre>'),
+        markup.folded("These suggestions as lines of this file", markup.preformatted(*_lines(pooled, shown))),
     )
 
 
@@ -200,16 +200,16 @@ def _suspect(pooled: Pooled, one: LabelError, rank: int, album: Album) -> str:
     return gallery.shot(path, lines, album, "".join(f' data-{key}="{text(value)}"' for key, value in data.items()))
 
 
-def _lines(pooled: Pooled, found: Sequence[LabelError]) -> str:
+def _lines(pooled: Pooled, found: Sequence[LabelError]) -> list[str]:
     """Suggestions, as lines of the table of corrections."""
     content = io.StringIO(newline="")
     csv.writer(content, lineterminator="\n").writerows(label_errors.corrections(found, pooled.paths, pooled.classes))
-    return "\n".join(map(text, content.getvalue().removesuffix("\n").split("\n")))
+    return content.getvalue().removesuffix("\n").split("\n")
 
 
 def repeat(command: str) -> str:
     """The command that gives the same bytes again."""
     return markup.section(
-        "repeat", "How to repeat it?", f'<pre tabindex="0">{text(command)}</pre>',
+        "repeat", "How to repeat it?", markup.preformatted(command),
         paragraph("A command of a clone of the project. docs/folds.md says what it does.", "note"),
     )  # fmt: skip
