@@ -140,7 +140,7 @@ def test_what_cannot_be_continued_is_refused_and_nothing_is_changed(trained: Pat
     write_params(trained / "params.yaml", change(read_params(trained / "params.yaml"), train__model="resnet18"))
     refused = continue_from(trained, "workspace", check=False)
     assert refused.returncode == 1
-    assert refused.stderr.startswith("continue_from: train.model: resnet18, ")
+    assert refused.stderr.startswith("continue_from: train.model: resnet18: ")
     (trained / "params.yaml").write_text(before)
     lock = YAML(typ="safe").load(call(trained, "git", "show", "HEAD:dvc.lock").stdout)
     (md5,) = (out["md5"] for out in lock["stages"]["train"]["outs"] if out["path"] == "models/model.safetensors")

@@ -20,7 +20,7 @@ def test_deterministic_mode_refuses_what_it_cannot_vouch_for(tmp_path: Path) -> 
     folder = small_world(tmp_path)
     refused = launch(folder, check=False, CUBLAS_WORKSPACE_CONFIG=":0:0")
     assert refused.returncode == 1
-    assert refused.stderr.startswith("train: CUBLAS_WORKSPACE_CONFIG: ':0:0', ")
+    assert refused.stderr.startswith("train: CUBLAS_WORKSPACE_CONFIG: ':0:0': ")
 
 
 def test_an_operator_without_a_deterministic_version_is_named(raw: dict[str, Any]) -> None:

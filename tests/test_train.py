@@ -134,7 +134,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     folder = small_world(tmp_path, **growing, run__log_steps=1)
     stopped = launch(folder, check=False)
     assert stopped.returncode == 1
-    assert re.search(r"train: train\.lr: 1000\.0, .*step 2 ", stopped.stderr)
+    assert re.search(r"train: train\.lr: 1000\.0: .*step 2 ", stopped.stderr)
     assert "Traceback" not in stopped.stderr
     assert not (folder / "models").exists()
 
@@ -178,14 +178,14 @@ def test_a_batch_larger_than_the_data_is_refused(tmp_path: Path) -> None:
     """It would hold images twice."""
     stopped = launch(small_world(tmp_path, train__batch_size=64), check=False)
     assert stopped.returncode == 1
-    assert "train: train.batch_size: 64, " in stopped.stderr
+    assert "train: train.batch_size: 64: " in stopped.stderr
 
 
 def test_another_size_than_the_params_say_is_refused_before_the_first_step(tmp_path: Path) -> None:
     """Nothing of a run is begun."""
     stopped = launch(small_world(tmp_path, prepare__size=48), check=False)
     assert stopped.returncode == 1
-    assert "train: prepare.size: 48, " in stopped.stderr
+    assert "train: prepare.size: 48: " in stopped.stderr
     assert not (tmp_path / "runs").exists()
 
 

@@ -146,8 +146,8 @@ def test_a_command_that_is_not_the_projects_is_named_before_it_runs(project: Pat
     [
         ("  - path: models/model.json", "  - path: ../models/model.json", "'../models/model.json' of train is outside"),
         ("  - path: models/model.json", "  - path: /etc/hostname", "'/etc/hostname' of train is outside"),
-        ("schema: '2.0'", "schema: '9.0'", "dvc status --json: exit status 1, invalid schema version"),
-        ("    cmd: exec", "    command: exec", "dvc status --json: exit status 1, "),
+        ("schema: '2.0'", "schema: '9.0'", "dvc status --json: exit status 1: invalid schema version"),
+        ("    cmd: exec", "    command: exec", "dvc status --json: exit status 1: "),
         ("      md5: ", "      md5: 7 #", "not readable"),
     ],
 )

@@ -131,7 +131,7 @@ def test_a_silent_listener_at_the_rendezvous_ends_the_launcher(tmp_path: Path) -
         words = node.communicate()[1].splitlines()
     assert node.returncode == 1
     assert words[0] == f"launch: node 1 of 2 waits for the others at {address} (run.rendezvous), 5 s at most"
-    assert words[1].startswith(f"launch: run.rendezvous: {address}, ")
+    assert words[1].startswith(f"launch: run.rendezvous: {address}: ")
 
 
 def test_who_works_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
