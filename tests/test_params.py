@@ -41,18 +41,6 @@ def test_lint_accepts_what_dvc_writes(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_default_params_are_the_cards() -> None:
-    """The committed params train ResNet-34 at 224 pixels for 30 epochs with Apex O1 and Apex DDP."""
-    train = params.load(PROJECT / "params.yaml").train
-    assert (train.model, train.crop, train.epochs) == ("resnet34", 224, 30)
-    assert (train.device, train.precision, train.parallel, train.memory_format) == (
-        "cuda",
-        "O1",
-        "apex_ddp",
-        "contiguous",
-    )
-
-
 def test_a_missing_setting_has_its_default_value(raw: dict[str, Any]) -> None:
     """A setting, a table and a section that params.yaml lacks have their default values."""
     whole = params.parse(raw)

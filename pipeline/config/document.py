@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 
 from pipeline.base import files
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault, UserError, without_secrets
 from pipeline.base.text import visible
 
 LONGEST_SHOWN = 200  # characters of a value in a message
@@ -110,7 +110,7 @@ def shortened(value: Any, text: Callable[[Any], str] = repr) -> str:
         return json.dumps(value)
     plain = list(value) if isinstance(value, tuple) else value
     words = text(plain) if isinstance(plain, str | float | int) else REPR.repr(plain)
-    words = visible(" ".join(words.split()))
+    words = visible(" ".join(without_secrets(words).split()))
     return words if len(words) <= LONGEST_SHOWN else f"{words[:LONGEST_SHOWN]}… ({len(words):,} characters)"
 
 

@@ -86,17 +86,14 @@ NONDETERMINISTIC = begins_with("alexnet", "vgg")
 SIDE = 224  # pixels, of a model that learns an embedding for every position of a patch
 FIXED_SIDE = begins_with("vit_", "maxvit")
 ONE_PROCESS, SYNCED = ("single", "dp"), ("torch", "apex")
-NO_APEX, ONE_SIDE = "Apex does nothing on a CPU", "this model takes images of one size"
+ONE_SIDE = "this model takes images of one size"
 
 PAIRS = (
     # The device.
-    Pair("train.precision", "tf32", "train.device", "cpu", "a CPU has no TF32", "fp32, bf16, fp16"),
-    Pair("train.precision", APEX_LEVELS, "train.device", "cpu", NO_APEX, "fp32, bf16, fp16"),
-    Pair("train.parallel", "apex_ddp", "train.device", "cpu", NO_APEX, "single, ddp, elastic"),
-    Pair("train.parallel", "dp", "train.device", "cpu", "DataParallel is for GPUs", "single, ddp, elastic"),
-    Pair("train.sync_bn", "apex", "train.device", "cpu", NO_APEX, "none"),
-    Pair("train.sync_bn", "torch", "train.device", "cpu", "torch's SyncBN is for GPUs", "none"),
-    Pair("train.optimizer", "fused_sgd", "train.device", "cpu", NO_APEX, "sgd, adam, adamw"),
+    Pair("train.precision", ("tf32", *APEX_LEVELS), "train.device", "cpu", "it is for GPUs", "fp32, bf16, fp16"),
+    Pair("train.parallel", ("dp", "apex_ddp"), "train.device", "cpu", "it is for GPUs", "single, ddp, elastic"),
+    Pair("train.sync_bn", SYNCED, "train.device", "cpu", "SyncBN is for GPUs", "none"),
+    Pair("train.optimizer", "fused_sgd", "train.device", "cpu", "Apex is for GPUs", "sgd, adam, adamw"),
     Pair("train.cuda_graphs", True, "train.device", "cpu", "CUDA graphs are for GPUs", "false"),
     # The precision. Several of these pairs would run, and give wrong numbers.
     Pair("train.precision", APEX_LEVELS, "train.parallel", "dp", "Apex changes the first replica only",

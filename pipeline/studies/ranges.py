@@ -103,35 +103,38 @@ def read(path: Path) -> Sweep:
     if not isinstance(raw, dict):
         allowed = "a table of search, params, …"
         raise UserError(Fault(str(path), document.shortened(raw), "damaged", allowed=allowed, remedy=EXAMPLE))
-    try:
-        return _sweep(path.stem, raw)
-    except UserError as error:
-        raise UserError(*(replace(fault, key=f"{path}: {fault.key}") for fault in error.faults)) from None
+    if faults := _faults(raw):
+        raise UserError(*(replace(fault, key=f"{path}: {fault.key}") for fault in faults))
+    return _sweep(path.stem, File.model_validate(raw))
 
 
-def _sweep(name: str, raw: dict[str, Any]) -> Sweep:
-    """A sweep of this name with the content of a file. Raises UserError; the key of a fault is the key in the file."""
+def _sweep(name: str, file: File) -> Sweep:
+    axes = {key: _axis(value) for key, value in file.params.items()}
+    number = math.prod(len(axis) for axis in axes.values() if isinstance(axis, tuple))
+    return Sweep(name, file.search, file.trials or number, file.seed, axes)
+
+
+def _faults(raw: dict[str, Any]) -> list[Fault]:
+    """What is wrong with the content of a file; the key of a fault is the key in the file."""
     try:
         file = File.model_validate(raw)
     except ValidationError as error:
         faults = [document.fault(one, File, {}) for one in error.errors(include_url=False)]
-        raise UserError(*(replace(fault, remedy=fault.remedy or EXAMPLE) for fault in faults)) from None
+        return [replace(fault, remedy=fault.remedy or EXAMPLE) for fault in faults]
     faults = [*_faults_of_trials(file), *(fault for key in file.params for fault in _faults_of_key(key))]
     faults += [fault for key, value in file.params.items() for fault in _faults_of_axis(key, value, file.search)]
     if not file.params:
         faults.append(Fault("params", "{}", "value", allowed="settings and their values, as train.lr: [0.01, 0.1]"))
-    if faults:
-        raise UserError(*faults)
-    axes = {key: _axis(value) for key, value in file.params.items()}
-    number = math.prod(len(axis) for axis in axes.values() if isinstance(axis, tuple))
-    sweep = Sweep(name, file.search, file.trials or number, file.seed, axes)
-    if file.search == "grid" and number > MOST:
+    return faults or [*_faults_of_number(_sweep("", file))]
+
+
+def _faults_of_number(sweep: Sweep) -> Iterator[Fault]:
+    if sweep.search == "grid" and sweep.trials > MOST:
         remedy = "remove values, or search: random"
-        raise UserError(Fault("params", f"{number:,} combinations", "value", allowed=f"up to {MOST:,}", remedy=remedy))
-    if file.search != "grid" and sweep.trials > (most := combinations(sweep)):
+        yield Fault("params", f"{sweep.trials:,} combinations", "value", allowed=f"up to {MOST:,}", remedy=remedy)
+    if sweep.search != "grid" and sweep.trials > (most := combinations(sweep)):
         allowed = f"1 to {most}, the combinations of params; or search: grid without this line"
-        raise UserError(Fault("trials", str(sweep.trials), "value", allowed=allowed))
-    return sweep
+        yield Fault("trials", str(sweep.trials), "value", allowed=allowed)
 
 
 def _faults_of_trials(file: File) -> Iterator[Fault]:
