@@ -50,7 +50,7 @@ def learner_of(model: str, precision: str, frozen: bool = False) -> Learner:
     if frozen:
         network.freeze_backbone(net)
     groups = network.parameter_groups(net, 1e-3, False)
-    optimizer = OPTIMIZERS["sgd"](groups, 0.01, 0.9, True, (0.9, 0.999))
+    optimizer = OPTIMIZERS["sgd"](groups, 0.01, 0.9, True)
     return Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS[precision]("cpu"), Ema.of(net, 0.9), 0.1)
 
 
@@ -139,7 +139,7 @@ class Shared(nn.Module):
 
 def plain_learner(net: nn.Module, clip_norm: float) -> Learner:
     groups = [{"params": list(net.parameters()), "scale": 1.0, "weight_decay": 0.0}]
-    optimizer = OPTIMIZERS["sgd"](groups, 0.1, 0.9, True, (0.9, 0.999))
+    optimizer = OPTIMIZERS["sgd"](groups, 0.1, 0.9, True)
     return Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS["fp32"]("cpu"), Ema.of(net, 0), clip_norm)
 
 

@@ -80,7 +80,7 @@ def launches_of_a_step(model: str, parallel: str, memory_format: str, graphs: bo
     """The launches of the second step of a training. A replay of a graph is not counted."""
     layout = MEMORY_FORMATS[memory_format]
     net = network.build(model, 5, 0).to(memory_format=layout)  # type: ignore[call-overload]
-    optimizer = OPTIMIZERS["sgd"](network.parameter_groups(net, 5e-4, False), 0.1, 0.9, True, (0.9, 0.999))
+    optimizer = OPTIMIZERS["sgd"](network.parameter_groups(net, 5e-4, False), 0.1, 0.9, True)
     for group in optimizer.param_groups:
         group["foreach"] = True  # torch's default on a GPU
     microbatches = {"single": 1, "elastic": 8}[parallel]

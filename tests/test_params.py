@@ -22,11 +22,11 @@ def test_params_are_written_as_dvc_writes_them(tmp_path: Path) -> None:
     """`dvc exp run -S` writes the whole file again. It changes the lines of the values that it sets, and no other."""
     path, text = tmp_path / "params.yaml", (PROJECT / "params.yaml").read_text()
     path.write_text(text)
-    apply_overrides(path, ["train.lr=0.05", "train.betas=[0.8,0.99]", "train.epochs=7", "split.fractions.val=0.2"])
+    apply_overrides(path, ["train.lr=0.05", "train.crop_scale=[0.2,0.9]", "train.epochs=7", "split.fractions.val=0.2"])
     changed = path.read_text()
-    assert params.load(path).train.betas == (0.8, 0.99)
+    assert params.load(path).train.crop_scale == (0.2, 0.9)
     assert len(set(changed.splitlines()) - set(text.splitlines())) == 5
-    apply_overrides(path, ["train.lr=0.1", "train.betas=[0.9,0.999]", "train.epochs=30", "split.fractions.val=0.1"])
+    apply_overrides(path, ["train.lr=0.1", "train.crop_scale=[0.08,1.0]", "train.epochs=30", "split.fractions.val=0.1"])
     assert path.read_text() == text
 
 

@@ -34,7 +34,7 @@ def weights_after_each_step(
     """All weights as one vector, before the first step of plain SGD and after every one; and their moving average."""
     net, precision = small_model(), PRECISIONS[precision_name]("cpu")
     groups = network.parameter_groups(net, 0.0, False)
-    optimizer = OPTIMIZERS["sgd"](groups, 1.0, 0.0, False, (0.9, 0.999))
+    optimizer = OPTIMIZERS["sgd"](groups, 1.0, 0.0, False)
     ema = Ema.of(net, ema_decay)
     learner = Learner(net, nn.CrossEntropyLoss(), optimizer, precision, ema, clip_norm)
     parallel_model = PARALLELS["single"](net, ALONE, True, 1)
@@ -111,7 +111,7 @@ def test_the_next_batch_is_made_before_the_weights_change() -> None:
     A batch that cannot be made ends the training where it is needed: after the steps before it.
     """
     net, made_with, after = small_model(), list[Tensor](), list[Tensor]()
-    optimizer = OPTIMIZERS["sgd"](network.parameter_groups(net, 0.0, False), 1.0, 0.0, False, (0.9, 0.999))
+    optimizer = OPTIMIZERS["sgd"](network.parameter_groups(net, 0.0, False), 1.0, 0.0, False)
     learner = Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS["fp32"]("cpu"), Ema.of(net, 0.0), 0.0)
 
     def stream() -> Iterator[Batch]:

@@ -106,7 +106,7 @@ def steps_of(name: str, world: World, batch: int, side: int, precision_name: str
     net = network.build("resnet34", 5, 0).to(world.device)
     precision = PRECISIONS[precision_name](world.device.type)
     groups = network.parameter_groups(net, 5e-4, False)
-    net, optimizer = precision.prepare(net, OPTIMIZERS["sgd"](groups, 0.1, 0.9, True, (0.9, 0.999)))
+    net, optimizer = precision.prepare(net, OPTIMIZERS["sgd"](groups, 0.1, 0.9, True))
     microbatches = SHARDS if name == "elastic" else world.size
     parallel_model = PARALLELS[name](net, world, True, microbatches)
     rows = parallel_model.share.take(torch.arange(batch).numpy())

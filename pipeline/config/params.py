@@ -44,7 +44,6 @@ Factor = Annotated[float, Field(gt=0, le=1000)]
 Decay = Annotated[float, Field(ge=0, le=1000)]
 Alpha = Annotated[float, Field(ge=0, le=100)]
 Norm = Annotated[float, Field(ge=0, le=1e6)]
-Ratio = Annotated[float, Field(ge=0.01, le=100)]
 Scale = Annotated[float, Field(ge=1e-6, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Side = Annotated[int, Field(ge=16, le=1024)]
@@ -152,7 +151,6 @@ class Train(Section):
     eval_crop: Side = 224
     eval_resize: Side = 256
     crop_scale: tuple[Scale, Scale] = (0.08, 1.0)
-    crop_ratio: tuple[Ratio, Ratio] = (0.75, 1.3333333333333333)
     flip: Share = 0.5
     color_jitter: Share = 0.0
     erasing: Share = 0.0
@@ -168,7 +166,6 @@ class Train(Section):
     head_lr_factor: Factor = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     nesterov: bool = True
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     weight_decay: Decay = 0.0005
     decay_norm_and_bias: bool = False
     clip_norm: Norm = 0.0

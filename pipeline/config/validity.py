@@ -170,9 +170,9 @@ def _model(train: Train, machine: Machine) -> Iterator[Fault]:
 
 
 def _ranges(train: Train) -> Iterator[Fault]:
-    for key, (low, high) in (("crop_scale", train.crop_scale), ("crop_ratio", train.crop_ratio)):
-        if low > high:
-            yield Fault(f"train.{key}", f"[{low}, {high}]", "value", "in the wrong order", "[minimum, maximum]")
+    low, high = train.crop_scale
+    if low > high:
+        yield Fault("train.crop_scale", f"[{low}, {high}]", "value", "in the wrong order", "[minimum, maximum]")
 
 
 def _inbox(inbox: str, project: str) -> Iterator[Fault]:

@@ -70,12 +70,12 @@ def _fused(groups: Groups) -> bool | None:
     return True if groups[0]["params"][0].device.type == "cpu" else None
 
 
-# name → (parameter groups, lr, momentum, nesterov, betas) → optimizer. The schedule sets the lr of every step.
-OPTIMIZERS: dict[str, Callable[[Groups, float, float, bool, tuple[float, float]], Optimizer]] = {
-    "sgd": lambda groups, lr, momentum, nesterov, betas: SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov),
-    "adam": lambda groups, lr, momentum, nesterov, betas: Adam(groups, lr=lr, betas=betas, fused=_fused(groups)),
-    "adamw": lambda groups, lr, momentum, nesterov, betas: AdamW(groups, lr=lr, betas=betas, fused=_fused(groups)),
-    "fused_sgd": lambda groups, lr, momentum, nesterov, betas: _apex().fused_sgd(groups, lr, momentum, nesterov),
+# name → (parameter groups, lr, momentum, nesterov) → optimizer. The schedule sets the lr of every step.
+OPTIMIZERS: dict[str, Callable[[Groups, float, float, bool], Optimizer]] = {
+    "sgd": lambda groups, lr, momentum, nesterov: SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov),
+    "adam": lambda groups, lr, momentum, nesterov: Adam(groups, lr=lr, fused=_fused(groups)),
+    "adamw": lambda groups, lr, momentum, nesterov: AdamW(groups, lr=lr, fused=_fused(groups)),
+    "fused_sgd": lambda groups, lr, momentum, nesterov: _apex().fused_sgd(groups, lr, momentum, nesterov),
 }
 
 # whether CUDA graphs are recorded here → (learner, parallel model, images, targets) → loss and logits of a microbatch

@@ -55,7 +55,7 @@ class CenterCrops:
 def augment_params(settings: Train, data: Packed, rows: NDArray[np.int64], step: int, side: int) -> AugmentParams:
     """The random parameters of the global batch of `step`: these rows [batch] of the packed images, cut to `side`."""
     seed, size = settings.seed, settings.batch_size
-    crops = CropRange(settings.crop_scale, settings.crop_ratio, settings.flip)
+    crops = CropRange(settings.crop_scale, random_params.CROP_RATIO, settings.flip)
     return AugmentParams(
         *random_params.crop_boxes(seed, step, data.sizes[rows], data.images.shape[1], crops),
         random_params.jitter_factors(seed, step, size, settings.color_jitter),

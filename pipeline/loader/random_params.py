@@ -15,6 +15,7 @@ from pipeline.loader.center import GRID, at_least_a_pixel
 from pipeline.loader.sampler import CROP, ERASE, JITTER, MIX
 
 ATTEMPTS = 10  # as in torchvision; then RandomResizedCrop takes a central crop, and RandomErasing erases nothing
+CROP_RATIO = (3 / 4, 4 / 3)  # of a crop's width and height, as torchvision's default [Szegedy et al. 2015]
 ERASE_SCALE = (0.02, 0.33)  # of a crop's area; this and the ratio are torchvision's defaults [Zhong et al. 2017]
 ERASE_RATIO = (0.3, 3.3)  # height / width
 

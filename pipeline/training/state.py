@@ -43,7 +43,7 @@ def make_learner(config: Params, counts: Mapping[str, int], world: World) -> Lea
         model, settings.weight_decay, settings.decay_norm_and_bias, settings.head_lr_factor
     )
     make_optimizer = OPTIMIZERS[settings.optimizer]
-    optimizer = make_optimizer(groups, settings.lr, settings.momentum, settings.nesterov, settings.betas)
+    optimizer = make_optimizer(groups, settings.lr, settings.momentum, settings.nesterov)
     precision = PRECISIONS[settings.precision](world.device.type)
     model, optimizer = precision.prepare(model, optimizer)
     if settings.compile:

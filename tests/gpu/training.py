@@ -76,7 +76,7 @@ def setup(
     """Model, device, optimizer, precision, wrapper, in the pipeline's order. `microbatches` 0: one per rank."""
     bare = make().to(world.device)
     groups = [{"params": list(bare.parameters()), "scale": 1.0, "weight_decay": 5e-4 if momentum else 0.0}]
-    updater = OPTIMIZERS[optimizer](groups, 0.05, momentum, momentum > 0, (0.9, 0.999))
+    updater = OPTIMIZERS[optimizer](groups, 0.05, momentum, momentum > 0)
     numbers = PRECISIONS[precision](world.device.type)
     bare, updater = numbers.prepare(bare, updater)
     return Setup(bare, PARALLELS[parallel](bare, world, deterministic, microbatches or world.size), updater, numbers)

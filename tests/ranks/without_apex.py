@@ -20,7 +20,7 @@ CHOICES: tuple[Callable[[], object], ...] = (
     *(partial(PRECISIONS[level], "cpu") for level in ("O0", "O1", "O2", "O3")),
     lambda: PARALLELS["apex_ddp"](nn.Identity(), ALONE, True, 1),
     lambda: SYNC_BNS["apex"](nn.Identity()),
-    lambda: OPTIMIZERS["fused_sgd"]([], 0.1, 0.9, True, (0.9, 0.999)),
+    lambda: OPTIMIZERS["fused_sgd"]([], 0.1, 0.9, True),
 )
 
 if __name__ == "__main__":
