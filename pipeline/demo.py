@@ -7,9 +7,7 @@ The demo compares the hashes of all outputs (results/demo/outputs.json), not the
 comment needs no new record. The copy stays (`cd .demo; dvc metrics show`), and a second demo has nothing to run.
 """
 
-import filecmp
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,11 +15,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import dvc_lock, files
+from pipeline.base import dvc_lock, files, programs
 from pipeline.base.errors import UserError, exit_status
 from pipeline.config import document, machine, params
 from pipeline.config.params import Arithmetic
 from pipeline.data import corrections
+from pipeline.reruns import workcopy
 
 FOLDER = Path(".demo")
 RESULTS = Path("results/demo")
@@ -33,22 +32,13 @@ COPIED = (
 
 
 def copy_project(folder: Path, arithmetic: Arithmetic = "portable") -> None:
-    """Copy every file that Git tracks to `folder`, with the demo's params and this arithmetic.
-
-    Files that are already equal are left.
-    """
-    listed = subprocess.run(["git", "ls-files", "-z"], capture_output=True, text=True, check=True).stdout
-    tracked = [Path(name) for name in listed.split("\0") if name and Path(name).is_file()]
-    for source in tracked:
-        target = folder / source
-        if target == folder / "params.yaml":
-            source = RESULTS / "params.yaml"  # noqa: PLW2901
-        if not (target.is_file() and (source.is_symlink() or filecmp.cmp(source, target, shallow=False))):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, target, follow_symlinks=False)
+    """Copy the project's files to `folder`, with the demo's params and this arithmetic. Other code there is removed."""
+    names = workcopy.project_files()
+    workcopy.copy_files(names, Path(), folder)
+    shutil.copy2(RESULTS / params.FILE, folder / params.FILE)
     files.write_text(folder / corrections.FILE, corrections.EMPTY)  # those of this folder name its own photos
     document.rewrite(folder / params.FILE, {"train.arithmetic": arithmetic})
-    for stale in set((folder / "pipeline").rglob("*.py")) - {folder / name for name in tracked}:
+    for stale in set((folder / workcopy.CODE).rglob("*.py")) - {folder / name for name in names}:
         stale.unlink()
 
 
@@ -59,15 +49,13 @@ def run(folder: Path) -> None:
     """
 
     def call(*command: str) -> None:
-        subprocess.run(command, cwd=folder, check=True)
+        subprocess.run(command, cwd=folder, env=programs.environment(), check=True)
 
     def commit(message: str) -> None:
         call("git", "add", "--all")
         if subprocess.run(["git", "diff", "--cached", "--quiet"], cwd=folder, check=False).returncode:
             call("git", "-c", "user.name=demo", "-c", "user.email=demo@localhost", "commit", "--quiet", "-m", message)
 
-    # The stages call `python`: this makes it the same Python, even if its environment is not activated.
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     if not (folder / ".git").exists():
         call("git", "init", "--quiet")
     commit("The project, with the demo's params")

@@ -4,74 +4,102 @@
     python -m pipeline.verify --stage train      one stage, from inputs that DVC's cache holds
     python -m pipeline.verify --elsewhere        for a machine on which the bytes cannot be equal: compares accuracies
     python -m pipeline.verify --record-seeds 5   writes the accuracies that --elsewhere compares with
+                                                 (both: --jobs N trains N seeds at the same time)
 
 First the folder itself is checked. Every file that decides bytes must be committed. Outputs must be as in dvc.lock: DVC
 compares their times, then every byte of them and of DVC's cache is read. dvc.lock must belong to the committed code,
-params and pins; otherwise it is stale. Then a temporary clone of the commit runs the stages by force. It reads inputs
-from this folder's cache, takes nothing from the run cache, and writes to neither. Exit status: 0 if every output has
-the claimed hash, and every stage has this project's own command; 1 if not, or if verify could not run. Another command
-is named before it runs. A copy of a file, say, would have the claimed hash, and would show nothing.
+params and pins; otherwise it is stale. Then a temporary work copy of the commit runs the stages by force. It reads
+inputs from this folder's cache, takes nothing from the run cache, and writes to neither. Exit status: 0 if every output
+has the claimed hash, and every stage has this project's own command; 1 if not, or if verify could not run. Another
+command is named before it runs. A copy of a file, say, would have the claimed hash, and would show nothing.
 
 Your own photos and pretrained weights are in a commit only after `dvc add`. Without it, the stages that read them are
 not repeated.
 
---elsewhere trains the committed params with several seeds in such a clone, beginning with the committed one. If that
+--elsewhere trains the committed params with several seeds in such copies, beginning with the committed one. If that
 seed gives the claimed bytes, it ends. Otherwise a one-sided t-test compares the test accuracies with those in
 metrics/seeds.json, which --record-seeds wrote. Exit status: 0 for the same bytes, and for accuracies that are the same
-within what seeds do; 3 if they are lower; 1 if it could not run. Both options keep finished seeds in .dvc/tmp/seeds/,
-and continue interrupted ones.
+within what seeds do; 3 if they are lower; 1 if it could not run; 75 if it was stopped. Both options keep finished seeds
+in .dvc/tmp/reruns/seeds/, and continue interrupted ones.
 """
 
 import argparse
-import signal
+import shutil
 import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-from pipeline.base import dvc_lock
+from pipeline.base import dvc_lock, programs
 from pipeline.base.dvc_lock import Claims
-from pipeline.base.errors import UserError, exit_status
-from pipeline.claims import clone, comparison, folder
-from pipeline.config import params
+from pipeline.base.errors import Fault, UserError, exit_status
+from pipeline.claims import comparison, folder, repetition
+from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
+from pipeline.reruns import runner
+from pipeline.reruns.runner import Job
+
+LOG = programs.TEMPORARY / "verify.txt"  # all that a repetition said that failed: its work copy is removed
 
 
 def verify(only: str | None) -> int:
-    """Run all stages, or the stage `only`, in a clone, and print the comparison; 0 if every output is equal, else 1.
+    """Run all stages, or the stage `only`, in a work copy, and print the comparison; 1 if an output differs, else 0.
 
-    Raises UserError if this folder is not clean, or if a stage fails in the clone.
+    Raises UserError if this folder is not clean, or if a stage fails in the copy.
     """
     config, claims = params.load(), dvc_lock.read()
     if only is not None and only not in claims:
-        raise UserError(f"--stage: {only!r} is not a stage of dvc.lock; allowed: {', '.join(claims)}")
+        raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(claims)))
+    if faults := validity.faults(config, machine.read()):
+        raise UserError(*faults)
     folder.check(config, claims)
-    arguments, repeated = plan(config, claims, only)
+    targets, options, repeated = plan(config, claims, only)
     foreign = folder.foreign_commands(repeated)
     print(*(f"verify: {sentence}\n" for sentence in foreign), sep="", end="", flush=True)
-    with clone.of_commit(config, claims, repeated) as copy:
-        clone.repeat(arguments, copy)
-        got = comparison.outputs(dvc_lock.read(copy.folder / dvc_lock.LOCK), repeated)
+    commit = programs.output("git", "rev-parse", "--short", "HEAD").strip()
+    with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
+        place = Path(temporary) / "copy"
+        print(f"verify: repeating {', '.join(repeated)} of commit {commit} in {place}", flush=True)
+        copy = repetition.make(place, config, {})
+        repetition.bring_inputs(copy, claims, repeated)
+        run(repetition.job(f"commit {commit}", copy, targets, *options), config)
+        got = comparison.outputs(dvc_lock.read(place / dvc_lock.LOCK), repeated)
         different = comparison.compare(claims, got, repeated)
-        comparison.print_tensor_differences(different, copy.folder)
-        comparison.print_provenance(Path(config.paths.runs), copy.folder / config.paths.runs)
+        comparison.print_tensor_differences(different, place)
+        comparison.print_provenance(Path(config.paths.runs), place / config.paths.runs)
     print(f"\nverify: {'differs: ' + ', '.join(different) if different else 'every output is as dvc.lock claims'}")
     if foreign:
         print(f"verify: {len(foreign)} of {len(repeated)} stages ran a command that is not this project's: see above")
     return 1 if different or foreign else 0
 
 
-def plan(config: Params, claims: Claims, only: str | None) -> tuple[list[str], list[str]]:
-    """The arguments for `dvc repro`, and the stages that it then runs. Raises UserError if `only` cannot run again."""
-    skipped = clone.unversioned(config)
+def run(job: Job, config: Params) -> None:
+    """Run a job of a work copy that is removed afterwards. Raises UserError if it fails; its log is kept."""
+    (ended,) = runner.run_all([job], runner.slots(config, 1), "verify")
+    if ended.failures:
+        log = job.folder / runner.LOG
+        shutil.copyfile(log, LOG)
+        faults = [replace(fault, remedy=fault.remedy.replace(str(log), str(LOG))) for fault in ended.failures]
+        raise UserError(*faults)
+
+
+def plan(config: Params, claims: Claims, only: str | None) -> tuple[list[str], list[str], list[str]]:
+    """The targets and the options of `dvc repro`, and the stages that it then runs.
+
+    Raises UserError if `only` cannot run again.
+    """
+    skipped = repetition.unversioned(config)
     if only in skipped:
-        raise UserError(f"{skipped[only]}: in no commit, so {only} cannot be repeated; allowed: the other stages")
+        reason = f"so the stage {only} cannot be repeated"
+        raise UserError(Fault(skipped[only], "in no commit", "missing", reason, "the other stages"))
     if only is not None:
-        return ["--single-item", only], [only]
+        return [only], ["--single-item"], [only]
     if not skipped:
-        return [], list(claims)
+        return [], [], list(claims)
     for stage, path in skipped.items():
         print(f"verify: {path}: in no commit, so {stage} cannot be repeated; the other stages can")
     first = (["split"] if "download" in skipped else ["download"]) + ([] if "weights" in skipped else ["weights"])
-    return ["--downstream", *first], [name for name in claims if name not in skipped]
+    return first, ["--downstream"], [name for name in claims if name not in skipped]
 
 
 def main() -> int:
@@ -91,20 +119,24 @@ def main() -> int:
         "--record-seeds", metavar="N", type=int, help="record the test accuracies of N seeds, for --elsewhere"
     )
     parser.add_argument("--seeds", metavar="N", type=int, help="with --elsewhere: as many seeds (default: as recorded)")
+    parser.add_argument(
+        "--jobs", metavar="N", type=int, default=1, help="with seeds: trainings at the same time (default: 1)"
+    )
     arguments = parser.parse_args()
+    count, jobs = arguments.record_seeds, arguments.jobs
     if arguments.seeds is not None and not arguments.elsewhere:
         parser.error("--seeds: only with --elsewhere")
-    for number in (signal.SIGTERM, signal.SIGHUP):  # so that these also remove the clone
-        signal.signal(number, signal.default_int_handler)
-    if not arguments.elsewhere and arguments.record_seeds is None:
-        return exit_status("verify", lambda: verify(arguments.stage), interrupted="the clone is removed")
+    if jobs != 1 and not arguments.elsewhere and count is None:
+        parser.error("--jobs: only with --elsewhere or --record-seeds")
+    if not arguments.elsewhere and count is None:
+        runner.stop_on_signals("", KeyboardInterrupt)
+        return exit_status("verify", lambda: verify(arguments.stage), interrupted="the work copy is removed")
     from pipeline.claims import elsewhere  # imports torch, which takes seconds
 
-    def with_seeds() -> int:
-        return elsewhere.judge(arguments.seeds) if arguments.elsewhere else elsewhere.record(arguments.record_seeds)
-
-    kept = "the clone is removed; what is trained is kept: run again to go on"
-    return exit_status("verify", with_seeds, interrupted=kept)
+    runner.stop_on_signals("what is trained is kept: run again to go on")
+    return exit_status(
+        "verify", lambda: elsewhere.judge(arguments.seeds, jobs) if count is None else elsewhere.record(count, jobs)
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import workspace
+from pipeline.reruns import workcopy
 from tests.conftest import PROJECT
 
 
@@ -73,13 +73,7 @@ def section(heading: str) -> str:
 
 def copied(folder: Path) -> Path:
     """A copy of the project as it is now, with numba's compiled code."""
-    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listing, cwd=PROJECT, capture_output=True, text=True, check=True).stdout.split("\0")
-    compiled = [str(path.relative_to(PROJECT)) for path in PROJECT.glob("pipeline/loader/__pycache__/*.nb?")]
-    for name in [*filter(None, names), *compiled]:
-        if (PROJECT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(PROJECT / name, folder / name, follow_symlinks=False)
+    workcopy.copy_files(workcopy.project_files(PROJECT), PROJECT, folder)
     return folder
 
 

@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from pipeline import verify as repeating
 from pipeline.base import dvc_lock, files
 from pipeline.base.errors import UserError
 from pipeline.models import exported
@@ -36,7 +37,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def project(prepared: Path, tmp_path: Path) -> Path:
-    """The prepared project, to be changed by a test; TMPDIR for its clone is beside it."""
+    """The prepared project, to be changed by a test; TMPDIR for its work copy is beside it."""
     (tmp_path / "temporary").mkdir()
     return shutil.copytree(prepared, tmp_path / "project", symlinks=True)
 
@@ -56,13 +57,10 @@ def flip_a_bit(path: Path) -> None:
 
 
 def test_a_true_claim_is_confirmed(project: Path) -> None:
-    """Every stage runs again, every output is compared, and neither the cache nor the folder changes."""
+    """Every output is made again and compared, and neither the cache nor the folder changes."""
     before, outs = cache(project), [o for claim in dvc_lock.read(project / "dvc.lock").values() for o in claim["outs"]]
     done = verify(project)
     assert done.returncode == 0, done.stderr
-    for stage in ("download", "split", "prepare", "weights", "train", "evaluate", "export", "card", "report"):
-        assert f"Running stage '{stage}'" in done.stdout
-    assert "epoch 1/1" in done.stderr
     lines = done.stdout.splitlines()
     assert len(outs) >= 10
     assert all(any(line.startswith(f"{out} ") and line.endswith("  same") for line in lines) for out in outs)
@@ -117,7 +115,7 @@ def test_a_false_claim_is_found_out(project: Path) -> None:
     assert done.returncode == 1, done.stderr
     assert f"models/model.safetensors: 1 of {len(tensors)} tensors differ, by at most 0.5 (fc.bias)" in done.stdout
     assert done.stdout.endswith("verify: differs: models/model.safetensors\n")
-    assert "Running stage 'prepare'" not in done.stdout
+    assert "data/packed" not in done.stdout
 
 
 def test_a_command_that_is_not_the_projects_is_named_before_it_runs(project: Path) -> None:
@@ -135,8 +133,8 @@ def test_a_command_that_is_not_the_projects_is_named_before_it_runs(project: Pat
     ]
     assert "'cp -r old/. metrics'" in named
     assert "pipeline.launch evaluate" in named
-    (begun,) = [line for line in lines if line.startswith("Running stage 'evaluate'")]
-    assert lines.index(named) < lines.index(begun)
+    (ended,) = [line for line in lines if line.endswith(": done (1 of 1)")]
+    assert lines.index(named) < lines.index(ended)
     assert "  differs" not in done.stdout
     assert lines[-1] == "verify: 1 of 1 stages ran a command that is not this project's: see above"
 
@@ -213,16 +211,14 @@ def test_what_is_not_in_git_is_no_claim(project: Path) -> None:
         "verify: dvc.lock: differs from the commit; commit it, or restore it\n",
     )
     done = verify(project, "--stage", "trian")
-    assert (
-        "--stage: 'trian' is not a stage of dvc.lock; "
-        "allowed: download, split, prepare, weights, train, evaluate, export, card, report" in done.stderr
-    )
+    assert "--stage: 'trian'" in done.stderr
+    assert "download, split, prepare, weights, train, evaluate, export, card, report" in done.stderr
     (project / "dvc.lock").unlink()
     assert "dvc.lock: not found" in verify(project).stderr
 
 
 def test_an_archive_that_was_downloaded_is_found(project: Path) -> None:
-    """The clone uses the archives of this folder, so download runs without a network."""
+    """The work copy uses the archives of this folder, so download runs without a network."""
     made = project.parent / "drawn.tgz"
     with tarfile.open(made, "w:gz") as archive:
         archive.add(project / "data/images", "flowers")
@@ -237,7 +233,6 @@ def test_an_archive_that_was_downloaded_is_found(project: Path) -> None:
     done = verify(project, "--stage", "download")
     assert done.returncode == 0, done.stderr
     assert f"data/archives/{sha256}" not in done.stderr
-    assert "from https://localhost:1/drawn.tgz" in done.stdout
 
 
 @pytest.mark.slow("two whole pipelines under DVC; make test confirms a claim without an inbox")
@@ -245,7 +240,7 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     """Photos in the inbox are in no commit: a message says so, and the other stages are repeated.
 
     After `dvc add` they are in the commit, and download is repeated too. Photos that are read where they are
-    are read there by the clone.
+    are read there by the work copy.
     """
     shutil.copytree(project / "data/images", project / "data/inbox", dirs_exist_ok=True)
     params = project / "params.yaml"
@@ -254,19 +249,23 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     commit(project)
     refused = verify(project, "--stage", "download")
     assert refused.returncode == 1
-    assert "data/inbox: in no commit, so download cannot be repeated; allowed: the other" in refused.stderr
+    assert refused.stderr.startswith("verify: data/inbox: in no commit")
     done = verify(project)
     assert done.returncode == 0, done.stderr
     assert "data/inbox: in no commit, so download cannot be repeated; the other stages can" in done.stdout
-    assert "Running stage 'download'" not in done.stdout
-    for stage in ("split", "prepare", "weights", "train", "evaluate", "export", "card", "report"):
-        assert f"Running stage '{stage}'" in done.stdout
+    repeated = {line.split()[0] for line in done.stdout.splitlines() if line.endswith("  same")}
+    assert repeated == {
+        out
+        for name, claim in dvc_lock.read(project / "dvc.lock").items()
+        if name != "download"
+        for out in claim["outs"]
+    }
     write_params(params, change(read_params(params), data__source="folder"))
     call(project, "dvc", "repro")
     commit(project)
     done = verify(project, "--stage", "split")
     assert done.returncode == 0, done.stderr
-    assert "Running stage 'split'" in done.stdout
+    assert "data/split.csv " in done.stdout
     write_params(params, change(read_params(params), data__source="inbox"))
     call(project, "dvc", "repro")
     commit(project)
@@ -277,7 +276,7 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     commit(project)
     done = verify(project, "--stage", "download")
     assert done.returncode == 0, done.stderr
-    assert "Running stage 'download'" in done.stdout
+    assert "data/images " in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -286,20 +285,33 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     ids=lambda number: number.name,
 )
 def test_an_interruption_leaves_nothing(project: Path, number: signal.Signals) -> None:
-    """Interrupted in the middle of training: the processes end, the clone is removed, the status is not zero."""
+    """Interrupted in the middle of training: the processes end, the copy is removed, the status is not zero."""
     temporary = project.parent / "temporary"
     command = [sys.executable, "-m", "pipeline.verify", "--stage", "train"]
     with subprocess.Popen(
         command, cwd=project, env=verify_environment(project), stderr=subprocess.PIPE, text=True
     ) as process:
-        wait_for(lambda: list(temporary.glob("*/clone/runs/*")) or process.poll() is not None, "no training")
-        (clone,) = temporary.glob("*/clone")
+        wait_for(lambda: list(temporary.glob("*/copy/runs/*")) or process.poll() is not None, "no training")
+        (copy,) = temporary.glob("*/copy")
         process.send_signal(number)
         _, said = process.communicate()
     assert process.returncode == 130
-    assert said.endswith("verify: interrupted; the clone is removed\n")
+    assert said.startswith("verify: interrupted; ")
     assert not list(temporary.glob("perennial-*"))
-    assert gone(clone)
+    assert gone(copy)
+
+
+def test_a_stage_that_fails_is_told_with_its_last_lines(project: Path) -> None:
+    """All that it said stays, though the work copy is removed."""
+    edited("pipeline/evaluate.py", "import sys\n", "import sys\n\nsys.exit('the moon is full')\n")(project)
+    call(project, "dvc", "commit", "--force")
+    commit(project)
+    done = verify(project, "--stage", "evaluate")
+    assert done.returncode == 1
+    assert "the moon is full" in done.stderr
+    log = done.stderr.split()[-1]
+    assert log == str(repeating.LOG)
+    assert "the moon is full" in (project / log).read_text()
 
 
 def test_tensors_are_compared_by_their_bytes(tmp_path: Path) -> None:

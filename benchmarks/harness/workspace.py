@@ -3,7 +3,6 @@
 import argparse
 import io
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -20,11 +19,12 @@ from ruamel.yaml import YAML
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.data import corrections, synthetic
+from pipeline.reruns import workcopy
 
 STAGE_TABLES: Mapping[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__).parents[2] / "dvc.yaml")["stages"]
 STAGES = tuple(STAGE_TABLES)
 Changes = Mapping[str, Mapping[str, Any]]  # section → key → value
-NEEDED = ("pipeline", "requirements", "docker")  # folders that a stage reads, beside params.yaml and dvc.yaml
+NEEDED = ("pipeline", "requirements", "docker", "params.yaml", "dvc.yaml")  # what a stage reads
 LEFT_OUT = ("tests/", "docs/", "results/", "dvc.lock")  # a copy begins without a run
 ONE_PROCESS: Changes = {  # runs on every machine
     "train": {"device": "cpu", "precision": "fp32", "parallel": "single"},
@@ -72,12 +72,8 @@ def set_params(folder: Path, params: Changes) -> None:
 
 def copy_project(folder: Path, params: Changes | None = None, source: Path = Path()) -> None:
     """Copy the files of the project `source` as they are now, without tests and documents, into a new repository."""
-    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listing, cwd=source, capture_output=True, text=True, check=True).stdout.split("\0")
-    for name in names:
-        if name and (source / name).is_file() and not name.startswith(LEFT_OUT):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source / name, folder / name, follow_symlinks=False)
+    names = [name for name in workcopy.project_files(source) if not name.as_posix().startswith(LEFT_OUT)]
+    workcopy.copy_files(names, source, folder)
     files.write_text(folder / corrections.FILE, corrections.EMPTY)  # those of the source name its own photos
     set_params(folder, params or {})
     run_checked(folder, "git", "init", "--quiet")
@@ -85,10 +81,7 @@ def copy_project(folder: Path, params: Changes | None = None, source: Path = Pat
 
 def create(folder: Path, *params: Changes) -> None:
     """Copy to `folder` what the stages need, with these params. It is no repository: it needs neither git nor DVC."""
-    for name in NEEDED:
-        shutil.copytree(name, folder / name)  # with numba's compiled functions
-    for name in ("params.yaml", "dvc.yaml"):
-        shutil.copy2(name, folder)
+    workcopy.copy_files([name for name in workcopy.project_files() if name.parts[0] in NEEDED], Path(), folder)
     files.write_text(folder / corrections.FILE, corrections.EMPTY)
     for changes in params:
         set_params(folder, changes)

@@ -1,27 +1,32 @@
 """Trains what the commit claims with several seeds on this machine, and records or judges their test accuracies.
 
-A finished seed stays in FOLDER, with the hashes of its outputs. A training that was interrupted continues from its
-checkpoint there. Both belong to the code, params, data, versions and hardware that made them, by a digest.
+Each seed has a work copy of the commit in FOLDER. The result of a finished seed stays there, with the hashes of its
+outputs. A training that was interrupted continues from its checkpoint. Both belong to the code, params, data, versions
+and hardware that made them, by a digest.
 """
 
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import dvc_lock, files, integrity, programs, schema
+from pipeline.base import dvc_lock, files, integrity, locks, schema
 from pipeline.base.dvc_lock import Claims, Hashes
-from pipeline.base.errors import UserError
-from pipeline.claims import clone, comparison, folder, seeds
-from pipeline.claims.clone import Clone
+from pipeline.base.errors import Fault, UserError
+from pipeline.claims import comparison, folder, repetition, seeds
 from pipeline.claims.seeds import STAGES
-from pipeline.config import document, machine, params, validity
+from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from pipeline.engine.world import World
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures
+from pipeline.reruns import runner, workcopy
+from pipeline.reruns.runner import Slot
 from pipeline.training import checkpoint, identity, provenance, runs
 
-FOLDER = programs.TEMPORARY / "seeds"
+FOLDER = workcopy.FOLDER / "seeds"
+RESULT = "result.json"  # in the work copy of a seed
 REMEDY = "dvc pull brings it, python -m pipeline.repro prepare weights makes it again"
 DIFFERENT = 3  # exit status
 
@@ -95,39 +100,73 @@ def place(claim: Claim) -> Path:
     return FOLDER / identity.digest(parts)[:16]
 
 
-def finished(config: Params, seed: int, kept: Path, copy: Clone) -> Result:
-    """The result of a seed, in the folder `kept`. It is trained in the clone, unless that has been done before.
+def trained(claim: Claim, numbers: Sequence[int], slots: Sequence[Slot]) -> dict[int, Result]:
+    """Seed → its result. The seeds that have none yet are trained, one in each slot at a time.
 
     Raises UserError if a stage fails.
     """
-    path, working = kept / "result.json", kept / "runs"
-    if path.is_file():
-        print(f"\nverify: seed {seed}: trained before, see {path}")
-    else:
-        print(f"\nverify: seed {seed}: training", flush=True)
-        document.rewrite(copy.folder / params.FILE, {"train.seed": seed})
-        working.mkdir(parents=True, exist_ok=True)
-        files.link(copy.folder / config.paths.runs, working)
-        clone.repeat(["--single-item", *STAGES], copy)
-        outs = comparison.outputs(dvc_lock.read(copy.folder / dvc_lock.LOCK), STAGES)
-        files.write_json(path, {"accuracy": accuracy(config, copy.folder), "outs": outs})
-        for run in working.glob("*/"):
-            checkpoint.remove(run / runs.CHECKPOINT)
-    result = schema.json_of(path, Result, f"remove it: rm {path}")
-    print(f"verify: seed {seed}: test accuracy {result.accuracy:.4f}", flush=True)
-    return result
+    top = place(claim)
+    missing = [seed for seed in numbers if not (top / str(seed) / RESULT).is_file()]
+    if missing:
+        print(f"verify: training seeds: {', '.join(map(str, missing))}; work copies in {top}/", flush=True)
+        train(claim, missing, slots)
+    paths = {seed: top / str(seed) / RESULT for seed in numbers}
+    results = {seed: schema.json_of(path, Result, f"remove it: rm {path}") for seed, path in paths.items()}
+    for seed, result in results.items():
+        before = "" if seed in missing else "; trained before"
+        print(f"verify: seed {seed}: test accuracy {result.accuracy:.4f}{before}", flush=True)
+    return results
 
 
-def record(count: int) -> int:
-    """Train the seeds that follow the committed one, and write the accuracies of all `count` seeds into a file; 0."""
+def train(claim: Claim, numbers: Sequence[int], slots: Sequence[Slot]) -> None:
+    """Train and test each seed in a work copy, with the inputs of the first one, and write its result there."""
+    config, top = claim.config, place(claim)
+    copies = [repetition.make(top / str(seed), config, {"train.seed": seed}, kept(config)) for seed in numbers]
+    inputs = repetition.bring_inputs(copies[0], claim.claims, STAGES)
+    for copy in copies[1:]:
+        for path in inputs:
+            files.link(copy.folder / path, copies[0].folder / path)
+    jobs = [
+        repetition.job(f"seed {seed}", copy, STAGES, "--single-item")
+        for seed, copy in zip(numbers, copies, strict=True)
+    ]
+    with closing(runner.run_all(jobs, slots, "verify")) as runs_of_seeds:
+        for ended in runs_of_seeds:
+            if ended.failures:
+                raise UserError(*ended.failures)
+            there = ended.job.folder
+            outs = comparison.outputs(dvc_lock.read(there / dvc_lock.LOCK), STAGES)
+            files.write_json(there / RESULT, {"accuracy": accuracy(config, there), "outs": outs})
+            for run in (there / config.paths.runs).glob("*/"):
+                checkpoint.remove(run / runs.CHECKPOINT)
+
+
+def kept(config: Params) -> set[str]:
+    """What stays in the work copy of a seed: its result, and its runs."""
+    return {RESULT, Path(config.paths.runs).parts[0]}
+
+
+def tidy(claim: Claim) -> None:
+    """Remove everything else from the work copies."""
+    for copy in place(claim).glob("[0-9]*"):
+        workcopy.clear(copy, kept(claim.config))
+
+
+def record(count: int, jobs: int) -> int:
+    """Train the seeds that follow the committed one, and write the accuracies of all `count` seeds into a file; 0.
+
+    `jobs`: so many at the same time.
+    """
     check_count("--record-seeds", count)
     claim = claimed()
+    slots = runner.slots(claim.config, jobs)
     folder.raise_if_any(folder.uncommitted(claim.claims, f"{claim.config.paths.metrics}/eval.json"))
     check(claim)
-    (first, *others), kept = claim.seeds(count), place(claim)
-    with clone.of_commit(claim.config, claim.claims, [*STAGES]) as copy:
-        accuracies = [finished(claim.config, seed, kept / str(seed), copy).accuracy for seed in others]
-    found = dict(zip([first, *others], [claim.accuracy, *accuracies], strict=True))
+    first, *others = claim.seeds(count)
+    with locks.held(place(claim), "trains these seeds"):
+        results = trained(claim, others, slots)
+        tidy(claim)
+    found = {first: claim.accuracy} | {seed: result.accuracy for seed, result in results.items()}
     file = seeds.path(claim.config)
     seeds.write(file, claim.config, claim.claims, found)
     summary = seeds.sample([*found.values()])
@@ -140,29 +179,34 @@ def record(count: int) -> int:
     return 0
 
 
-def judge(count: int | None) -> int:
+def judge(count: int | None, jobs: int) -> int:
     """Train the committed seeds here, and compare: the same bytes, as good as the committed ones, or different.
 
-    Returns 0, or DIFFERENT. `count` seeds are trained; by default as many as were recorded.
+    Returns 0, or DIFFERENT. `count` seeds are trained; by default as many as were recorded. The first one is trained
+    alone, the others `jobs` at the same time.
     """
     check_count("--seeds", seeds.FEWEST if count is None else count)
     claim = claimed()
     config, claims, file = claim.config, claim.claims, seeds.path(claim.config)
+    slots = runner.slots(config, jobs)
     folder.raise_if_any(folder.uncommitted(claims, f"{config.paths.metrics}/eval.json", str(file)))
     known = seeds.recorded(config, claims, claim.accuracy)
     check(claim)
-    (first, *others), kept = claim.seeds(count or len(known.seeds)), place(claim)
-    with clone.of_commit(config, claims, [*STAGES]) as copy:
-        result = finished(config, first, kept / str(first), copy)
-        different = comparison.compare(claims, result.outs, STAGES)
-        comparison.print_tensor_differences(different, copy.folder)
-        comparison.print_provenance(Path(config.paths.runs), kept / str(first) / "runs")
-        if not different:
-            print(f"\nverify: the same bytes: seed {first} gives every output of {' and '.join(STAGES)} as in dvc.lock")
-            return 0
-        accuracies = [finished(config, seed, kept / str(seed), copy).accuracy for seed in others]
+    (first, *others), top = claim.seeds(count or len(known.seeds)), place(claim)
+    with locks.held(top, "trains these seeds"):
+        results = trained(claim, [first], runner.slots(config, 1))
+        different = comparison.compare(claims, results[first].outs, STAGES)
+        comparison.print_tensor_differences(different, top / str(first))
+        comparison.print_provenance(Path(config.paths.runs), top / str(first) / config.paths.runs)
+        if different:
+            results |= trained(claim, others, slots)
+        tidy(claim)
+    if not different:
+        print(f"\nverify: the same bytes: seed {first} gives every output of {' and '.join(STAGES)} as in dvc.lock")
+        return 0
     lower, sentence = seeds.verdict(
-        seeds.sample([result.accuracy, *accuracies]), seeds.sample([seed.accuracy for seed in known.seeds])
+        seeds.sample([result.accuracy for result in results.values()]),
+        seeds.sample([seed.accuracy for seed in known.seeds]),
     )
     print(f"\nverify: {sentence}")
     return DIFFERENT if lower else 0
@@ -171,4 +215,4 @@ def judge(count: int | None) -> int:
 def check_count(option: str, count: int) -> None:
     """Raise UserError for a number of seeds that has no spread."""
     if count < seeds.FEWEST:
-        raise UserError(f"{option}: {count} is not allowed; allowed: {seeds.FEWEST} or more")
+        raise UserError(Fault(option, str(count), "value", allowed=f"{seeds.FEWEST} or more"))

@@ -120,7 +120,7 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Genera
                     free.append(one.slot)
                     count += 1
                     rest = (time.monotonic() - began) / count * (len(jobs) - count)
-                    about = f"; about {rest / 60:.0f} min to go" if rest > LONG else ""
+                    about = f"; about {rest / 60:.0f} min to go" if rest > LONG and not status else ""
                     state = "failed" if status else "done"
                     print(f"{command}: {one.job.name}: {state} ({count} of {len(jobs)}){about}", flush=True)
                     yield Ended(one.job, (_failure(one, status),) if status else ())

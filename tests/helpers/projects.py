@@ -1,7 +1,6 @@
 """Copies of the project under Git, with a CPU-sized training, for tests that need DVC."""
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,9 +14,6 @@ from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 def copy_project(folder: Path, **changes: Any) -> Path:
     """A commit of the project's files as they are now, in a new repository, with these params (section__key=value)."""
     workspace.copy_project(folder, source=PROJECT)
-    (folder / "pipeline/loader/__pycache__").mkdir()
-    for compiled in PROJECT.glob("pipeline/loader/__pycache__/*.nb?"):  # by numba, which compares the source's hash
-        shutil.copy2(compiled, folder / "pipeline/loader/__pycache__")
     write_params(folder / "params.yaml", change(on_cpu(read_params()), **changes))
     call(folder, "git", "add", "--all")
     call(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "Copy")
@@ -44,14 +40,14 @@ def commit(folder: Path) -> None:
 
 
 def verify_environment(project: Path) -> dict[str, str]:
-    """Environment variables for `pipeline.verify` in a project: the clone is made in `temporary`, beside it."""
+    """Environment variables for `pipeline.verify` in a project: its work copy is in `temporary`, beside it."""
     environ = {**os.environ, "TMPDIR": str(project.parent / "temporary")}
     environ.pop("PYTHONPATH", None)
     return environ
 
 
 def verify(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m pipeline.verify` in the project. In every case its clone is removed."""
+    """Run `python -m pipeline.verify` in the project. In every case its work copy is removed."""
     command = [sys.executable, "-m", "pipeline.verify", *arguments]
     done = subprocess.run(
         command, cwd=project, env=verify_environment(project), capture_output=True, text=True, check=False

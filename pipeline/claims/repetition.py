@@ -1,0 +1,75 @@
+"""Runs stages of the commit again: in a work copy, by force, on the inputs that DVC's cache holds."""
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import files, programs
+from pipeline.base.dvc_lock import Claims
+from pipeline.config.params import Params
+from pipeline.reruns import workcopy
+from pipeline.reruns.runner import Job
+from pipeline.reruns.workcopy import WorkCopy
+
+BY_FORCE = ("--force", "--no-run-cache", "--no-commit")  # DVC takes nothing from its cache, and writes nothing to it
+WITHOUT_PHOTOS = {"train", "evaluate"}  # the stages that read no photo and no weights of the user
+
+
+def unversioned(config: Params) -> dict[str, str]:
+    """Stage → the input of the user's own that it reads, if no commit has this input (`dvc add` puts it into one)."""
+    inputs = {}
+    own, inbox = config.data.source in ("inbox", "folder"), Path(config.paths.inbox)
+    if own and not (_in_project(inbox) and all(map(_is_added, files.visible(inbox)))):
+        inputs["download"] = config.paths.inbox
+    weights = Path(config.train.weights)
+    if config.train.weights not in ("none", "imagenet") and not _is_added(weights):
+        inputs["weights"] = config.train.weights
+    return inputs
+
+
+def _in_project(path: Path) -> bool:
+    return not path.is_absolute() and not path.is_symlink()
+
+
+def _is_added(path: Path) -> bool:
+    """Whether a file beside this path says that DVC versions it (or the path is such a file), and Git has that file."""
+    file = path if path.suffix == ".dvc" else path.with_name(f"{path.name}.dvc")
+    return bool(programs.output("git", "ls-files", "--", str(file)))
+
+
+def _own_folders(config: Params) -> list[str]:
+    """The folders of the user's own files that are inside the project."""
+    return [path for path in (config.paths.inbox, config.paths.pretrained) if not Path(path).is_absolute()]
+
+
+def make(folder: Path, config: Params, values: Mapping[str, Any], keep: Collection[str] = ()) -> WorkCopy:
+    """Make the folder a work copy of the commit, with other params, and without inputs. `keep`: as for work copies.
+
+    Archives, and photos in no commit (data.source: folder), are read where they are.
+    """
+    photos = config.data.source == "folder" and "download" in unversioned(config)
+    return workcopy.of_commit(folder, "HEAD", values, keep, ("archives", "inbox") if photos else ("archives",))
+
+
+def bring_inputs(copy: WorkCopy, claims: Claims, stages: Collection[str]) -> list[str]:
+    """Have DVC check out what these stages of a work copy read, and other stages have written. Returns the paths."""
+    outs = {path for name in claims if name not in stages for path in claims[name]["outs"]}
+    inputs = sorted(outs & {path for name in stages for path in claims[name]["deps"]})
+    if not WITHOUT_PHOTOS.issuperset(stages):
+        own = (f"{folder}/*.dvc" for folder in _own_folders(copy.config))
+        inputs += programs.output("git", "ls-files", "-z", "--", *own).split("\0")[:-1]
+    if inputs:
+        programs.dvc("checkout", *inputs, cwd=copy.folder, environ={**programs.environment(), **_variables(copy)})
+    return inputs
+
+
+def job(name: str, copy: WorkCopy, stages: Collection[str], *options: str) -> Job:
+    """The job that runs stages in a work copy by force. `options`: more of those of `dvc repro`."""
+    return Job(name, copy.folder, tuple(stages), (*BY_FORCE, *options), _variables(copy))
+
+
+def _variables(copy: WorkCopy) -> dict[str, str]:
+    """DVC's site cache is in the copy, and ends with it. A training asks Git for the commit that it belongs to."""
+    repository = programs.output("git", "rev-parse", "--absolute-git-dir").strip()
+    site = (copy.folder / programs.TEMPORARY / "site").absolute()
+    return {"DVC_SITE_CACHE_DIR": str(site), "GIT_DIR": repository, "GIT_OPTIONAL_LOCKS": "0"}
