@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.base import dvc_lock, files
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
 from pipeline.data import credits, originals, split_table
 from pipeline.evaluation import label_errors, pooled
@@ -28,15 +28,25 @@ def check(made: Mapping[int, WorkCopy]) -> None:
         for path in (row["path"] for row in rows if row["split"] == "test"):
             if path in tested:
                 raise UserError(
-                    f"{path}: a test image of fold {tested[path]} and of fold {fold}; allowed: of one; if the data set "
-                    f"gives its test images (folders, labels.csv), remove that split; if a class has few images, take "
-                    f"fewer folds, or set split.stratify: true"
+                    Fault(
+                        path,
+                        f"a test image of fold {tested[path]} and of fold {fold}",
+                        "pair",
+                        allowed="of one",
+                        remedy="if the data set gives its test images (folders, labels.csv), remove that split; if a "
+                        "class has few images, take fewer folds, or set split.stratify: true",
+                    )
                 )
             tested[path] = fold
     if missing := sorted(kept - tested.keys()):
         raise UserError(
-            f"{missing[0]}: a test image of no fold (as {len(missing):,} of {len(kept):,} images): a class has few "
-            f"images, and some were moved so that each split has one; take fewer folds, or set split.stratify: true"
+            Fault(
+                missing[0],
+                f"a test image of no fold (as {len(missing):,} of {len(kept):,} images)",
+                "missing",
+                "a class has few images, and some were moved so that each split has one",
+                remedy="take fewer folds, or set split.stratify: true",
+            )
         )
 
 
