@@ -17,33 +17,10 @@ from benchmarks.harness.measuring import Report, Worker
 from benchmarks.speed import gpu, growth, portable
 from tests.conftest import PROJECT
 from tests.documents import figures
+from tests.documents.phrases import english
 from tests.helpers.refusals import refuses
 
-# name → the rows and figures that its report must have
-PROMISED: dict[str, tuple[set[str], set[str]]] = {
-    "ceiling": (
-        {"resnet18 8 fp32", "resnet18 8 fp32 not deterministic"},
-        {"share", "cost_of_deterministic"},
-    ),
-    "peers": ({"ours fp32", "tutorial fp32", "timm bf16"}, {"times_faster", "same_precision", "epochs", "epochs_s"}),
-    "ways": ({"single", "ddp by spawn"}, {"fastest", "image"}),
-    "time_to_accuracy": ({"seed 0"}, {"target", "reached", "from_start_s", "from_first_step_s"}),
-    "pipeline": (
-        {*workspace.STAGES, "DVC itself", "total", "first step", "repro again", "status again"},
-        {"total_s", "first_step_s", "again_s", "status_s"},
-    ),
-    "loader": (
-        {"prepare, once", "ours 32", "ours, one thread per core 32", "tutorial 32", "torchvision v2 32"},
-        {"prepare_cpu_ms", "times_our_cpu"},
-    ),
-    "prepare": ({"ours", "Pillow", "torchvision"}, {"throughput"}),
-    "growth": (
-        {f"{stage} {times}×" for stage in growth.COMMANDS for times in growth.TIMES},
-        {"linear", "memory"},
-    ),
-    "memory": ({"split", "prepare", "predict"}, {"share"}),
-    "checkpoints": ({"after every epoch", "as by default"}, {"times"}),
-}
+NAMES = ("ceiling", "ways", "time_to_accuracy", "pipeline", "loader", "prepare", "growth")  # with the tiny preset
 
 
 def run(name: str, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -57,22 +34,21 @@ IN_MAKE_TEST = ("prepare", "time_to_accuracy")
 SLOW = pytest.mark.slow("half a minute each; make test has two benchmarks, which share the code of these")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in IN_MAKE_TEST else pytest.param(name, marks=SLOW) for name in PROMISED]
-)
+@pytest.mark.parametrize("name", [name if name in IN_MAKE_TEST else pytest.param(name, marks=SLOW) for name in NAMES])
 def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
-    """The JSON has the promised rows and figures, with machine, versions, commit and preset; the table has the rows."""
+    """The README's table can be made of the JSON, which names machine, versions, commit and preset."""
     done = run(name, "--tiny", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / f"{name}_cpu.json").read_text())
-    rows, figures = PROMISED[name]
-    assert report["rows"].keys() == rows
-    assert report["figures"].keys() == figures
+    assert figures.LINES[name](report | {"rows": of_all_sizes(report["rows"])}, english)
     assert report["conditions"]["preset"] == "tiny"
     assert {"cpu", "cores", "gpus", "versions", "commit", "photos"} <= report["conditions"].keys()
-    assert all(row in done.stdout for row in [*rows, *report["left_out"]])
-    if name == "ways":
-        assert (tmp_path / "ways_cpu.svg").read_text().count("<rect") == 2 + 3  # one bar per way, and one per process
+    assert all(row in done.stdout for row in [*report["rows"], *report["left_out"]])
+
+
+def of_all_sizes(rows: dict[str, Any]) -> dict[str, Any]:
+    """The rows, with those of the tiny preset also under the size that the README has."""
+    return rows | {name.replace(" 32", f" {figures.SIDE}"): row for name, row in rows.items()}
 
 
 @pytest.mark.slow("two processes that import torch; make test has three benchmarks, which share the code of this one")
@@ -215,7 +191,7 @@ def test_the_table_names_the_machine_and_takes_no_tiny_preset(tmp_path: Path) ->
 def test_the_list_names_what_can_be_run() -> None:
     """`python -m benchmarks` lists each benchmark with its first line, and no shared module."""
     done = subprocess.run([sys.executable, "-m", "benchmarks"], cwd=PROJECT, capture_output=True, text=True, check=True)
-    assert all(f"python -m benchmarks {name} " in done.stdout for name in [*PROMISED, "steps", "gpu"])
+    assert all(f"python -m benchmarks {name} " in done.stdout for name in [*NAMES, "steps", "gpu"])
     assert "measuring" not in done.stdout
 
 

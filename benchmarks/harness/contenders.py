@@ -1,4 +1,4 @@
-"""Other loaders of training images, written after their documentation: the contenders of `loader` and `peers`.
+"""Other loaders of training images, written after their documentation: the contenders of `loader`.
 
 Each reads the same files, takes random resized crops with flips, and gives batches of normalized float32 images
 [n, 3, s, s] with labels, one epoch per iteration. All use every core; torch's own has one worker process per core.
@@ -9,10 +9,8 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -30,7 +28,7 @@ class Files(Dataset[tuple[Any, int]]):
 
     def __init__(self, files: Labelled, open_: Callable[[str], Any], transform: Callable[[Any], Any] | None = None):
         self._files, self._open = files, open_
-        self.transform = transform  # timm assigns its own
+        self._transform = transform
 
     def __len__(self) -> int:
         return len(self._files)
@@ -38,7 +36,7 @@ class Files(Dataset[tuple[Any, int]]):
     def __getitem__(self, index: int) -> tuple[Any, int]:
         path, label = self._files[index]
         image = self._open(path)
-        return self.transform(image) if self.transform else image, label
+        return self._transform(image) if self._transform else image, label
 
 
 def pillow(path: str) -> Any:
@@ -103,30 +101,6 @@ def dali(files: Labelled, side: int, batch: int) -> Batches:
     return Again(batches)
 
 
-def ffcv(files: Labelled, side: int, batch: int) -> Batches:
-    """FFCV: first writes the same files, not decoded, into one file of its own format."""
-    fields, loader, transforms_, writer = (
-        importlib.import_module(f"ffcv.{name}") for name in ("fields", "loader", "transforms", "writer")
-    )
-    decoders = importlib.import_module("ffcv.fields.decoders")
-    path, threads = Path("photos.beton"), len(os.sched_getaffinity(0))
-    columns = {"image": fields.RGBImageField(write_mode="jpg"), "label": fields.IntField()}
-    writer.DatasetWriter(path, columns, num_workers=threads).from_indexed_dataset(
-        Files(files, pillow, lambda image: image)
-    )
-    mean, std = (np.array(values) * 255 for values in (MEAN, STD))
-    image = [
-        decoders.RandomResizedCropRGBImageDecoder((side, side)), transforms_.RandomHorizontalFlip(),
-        transforms_.NormalizeImage(mean, std, np.float32), transforms_.ToTensor(), transforms_.ToTorchImage(),
-    ]  # fmt: skip
-    label = [decoders.IntDecoder(), transforms_.ToTensor(), transforms_.Squeeze()]
-    batches: Batches = loader.Loader(
-        path, batch_size=batch, num_workers=threads, order=loader.OrderOption.RANDOM, drop_last=True,
-        pipelines={"image": image, "label": label},
-    )  # fmt: skip
-    return batches
-
-
 class Again:
     """An iterable that calls a function for each epoch."""
 
@@ -158,5 +132,4 @@ LOADERS = {
     "tutorial": Loader(tutorial, "torchvision"),
     "torchvision v2": Loader(tensors, "torchvision"),
     "DALI": Loader(dali, "nvidia.dali"),
-    "FFCV": Loader(ffcv, "ffcv"),
 }

@@ -1,4 +1,4 @@
-"""2. Images per second of our training, over the same training step with one batch that stays on the device.
+"""Images per second of our training, over the same training step with one batch that stays on the device.
 
     python -m benchmarks ceiling --device cuda
 

@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, in one command that can be resumed: tests/gpu, then the benchmarks 1 to 5 and 9.
+"""Everything that needs a GPU, in one command that can be resumed: tests/gpu, then the benchmarks of its speed.
 
     python -m benchmarks gpu --out FOLDER --archive file:///…/flower_photos_240.tgz --wheels FOLDER
     python -m benchmarks gpu --out FOLDER --device cpu       a dry run with tiny presets, about 3 minutes
@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-PARTS = ("tests", "steps", "ceiling", "peers", "time_to_accuracy", "ways", "loader")
+PARTS = ("tests", "steps", "ceiling", "time_to_accuracy", "ways", "loader")
 DRY_TESTS = "accumulation and fp32"  # the tests in a dry run
 STOPPED = 75  # exit status: run again to continue, as for the stages
 GRACE_SECONDS = 15  # time for a part to end

@@ -1,4 +1,4 @@
-"""7. Stages and epochs on 1, 3 and 10 times the data: time grows linearly with the data, memory does not grow.
+"""Stages and epochs on 1, 3 and 10 times the data: time grows linearly with the data, memory does not grow.
 
     python -m benchmarks growth
 

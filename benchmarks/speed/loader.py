@@ -1,11 +1,11 @@
-"""1. CPU and wall time per image to load normalized batches: our loader and the usual ones.
+"""CPU and wall time per image to load normalized batches: our loader and the usual ones.
 
     python -m benchmarks loader --archive file:///…/flower_photos_mini.tgz
 
 Ours reads the packed images, which `prepare` writes once; the row `prepare, once` has the CPU time per image for that.
 It uses one thread, as training does by default, or one thread per core. The others decode the same files in each epoch.
-A turn is complete epochs for about a second; the first turn is not counted. DALI and FFCV take part if they are
-installed (DALI: pip install nvidia-dali-cuda130; FFCV needs OpenCV and libturbojpeg).
+A turn is complete epochs for about a second; the first turn is not counted. DALI takes part if it is installed (pip
+install nvidia-dali-cuda130).
 """
 
 import resource

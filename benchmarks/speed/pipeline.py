@@ -1,4 +1,4 @@
-"""6. `dvc repro` from a local archive to metrics, and again: wall time and peak memory of each stage.
+"""`dvc repro` from a local archive to metrics, and again: wall time and peak memory of each stage.
 
     python -m benchmarks pipeline --archive file:///…/flower_photos_mini.tgz
 

@@ -1,4 +1,4 @@
-"""8. Images per second of `prepare`, and of decoding and resizing alone with libraries, on all cores.
+"""Images per second of `prepare`, and of decoding and resizing alone with libraries, on all cores.
 
     python -m benchmarks prepare --archive file:///…/flower_photos_mini.tgz
 

@@ -1,4 +1,4 @@
-"""9. Images a second and the most GPU memory of a training step, for every precision and for FusedSGD.
+"""Images a second and the most GPU memory of a training step, for every precision and for FusedSGD.
 
     python -m benchmarks steps --device cuda
 

@@ -1,4 +1,4 @@
-"""5. Seconds to a given validation accuracy, from scratch: the median over several seeds.
+"""Seconds to a given validation accuracy, from scratch: the median over several seeds.
 
     python -m benchmarks time_to_accuracy --device cuda --archive file:///…/flower_photos_240.tgz
 

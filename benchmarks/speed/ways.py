@@ -1,28 +1,21 @@
-"""4. Every way to train on several devices: seconds per epoch and memory per device, also as an image.
+"""Every way to train on several devices: seconds per epoch.
 
     python -m benchmarks ways --device cuda
 
 Each way is a real run of the train stage, twice; the ways take turns. An epoch is from the end of one validation to the
-end of the next; the first is not counted. The global batch is the same for all. Memory on the CPU is the peak resident
-memory of each process; on GPUs it is the peak of each GPU, as the driver reports it. FOLDER/ways_<device>.svg shows
-time and memory.
+end of the next; the first is not counted. The global batch is the same for all.
 """
 
-import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
-from xml.sax.saxutils import escape
 
 from benchmarks.harness import measuring, workspace
-from benchmarks.harness.measuring import Report, Row
+from benchmarks.harness.measuring import Report
 from pipeline.config import machine, params, validity
 
 Way = tuple[str, str, str]  # train.parallel, run.launcher, train.sync_bn
@@ -37,7 +30,6 @@ WAYS: tuple[Way, ...] = (
     ("elastic", "torchrun", "none"),
 )
 ALONE = ("single", "dp")  # these have one process, also on several devices
-POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -79,51 +71,13 @@ def refused(folder: Path, way: Way, devices: int) -> str:
     return str(next(iter(validity.faults(params.load(folder / "params.yaml"), machine.read())), ""))
 
 
-def run(folder: Path, way: Way, devices: int, cuda: bool) -> Row:
-    """Train once: seconds of each epoch except the first, megabytes of each device."""
+def run(folder: Path, way: Way, devices: int) -> list[float]:
+    """Train once: seconds of each epoch except the first."""
     workspace.set_params(folder, changes(way, devices))
-    before = gpu_memory() if cuda else []
-    peaks = list(before)
-    with polling(peaks) if cuda else nullcontext():
-        command = (sys.executable, "-m", "pipeline.launch", "train")
-        done = measuring.run_watched(command, folder, workspace.environment(folder.parent))
+    workspace.run_checked(folder, sys.executable, "-m", "pipeline.launch", "train")
     ends = workspace.ends_of_epochs(folder)
-    ranks = {pid: record for pid, record in sorted(done.processes.items()) if is_rank(record.command)}
     workspace.forget_runs(folder)
-    if cuda:
-        memory = [peak - idle for peak, idle in zip(peaks, before, strict=True)]
-    else:  # without short-lived forks of a rank
-        memory = [record.peak_mb for record in ranks.values() if record.parent not in ranks]
-    return {"epochs": [after - end for end, after in pairwise(ends)], "memory": memory}
-
-
-def is_rank(command: list[str]) -> bool:
-    """Whether a command line is that of a rank: started by torchrun, or by multiprocessing for `spawn`."""
-    return "pipeline.train" in command or any("spawn_main" in word for word in command)
-
-
-def gpu_memory() -> list[float]:
-    """Megabytes in use on each GPU."""
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return [float(line) for line in subprocess.check_output(query, text=True).splitlines()]
-
-
-@contextmanager
-def polling(peaks: list[float]) -> Iterator[None]:
-    """Inside the block `peaks` is updated to the peak memory of each GPU."""
-    over = threading.Event()
-
-    def poll() -> None:
-        while not over.wait(POLL_SECONDS):
-            peaks[:] = map(max, peaks, gpu_memory())
-
-    thread = threading.Thread(target=poll)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    return [after - end for end, after in pairwise(ends)]
 
 
 def main() -> int:
@@ -147,51 +101,13 @@ def main() -> int:
         wanted = report.missing(map(title, ways))
         if wanted:
             workspace.prepare(base / "copy")
-        turns: dict[str, list[Row]] = {name: [] for name in wanted}
+        epochs: dict[str, list[float]] = {name: [] for name in wanted}
         for way in [way for way in ways if title(way) in wanted] * preset.turns:
-            turns[title(way)].append(run(base / "copy", way, devices, cuda))
-        for name, of_way in turns.items():
-            seconds = median(epoch for turn in of_way for epoch in turn["epochs"])
-            memory = [round(max(each), 1) for each in zip(*(turn["memory"] for turn in of_way), strict=True)]
-            report.add(name, {"epoch_s": seconds, "memory_mb": memory})
-        image = options.out / f"ways_{options.device}.svg"
-        image.write_text(drawn(report.rows), encoding="utf-8")
-        report.conclude(fastest=min(report.rows, key=lambda name: report.rows[name]["epoch_s"]), image=image.name)
+            epochs[title(way)] += run(base / "copy", way, devices)
+        for name, seconds in epochs.items():
+            report.add(name, {"epoch_s": median(seconds)})
+        report.conclude(fastest=min(report.rows, key=lambda name: report.rows[name]["epoch_s"]))
     return 0
-
-
-# ---------------------------------------------------------------- the image
-
-LINE, LEFT, WIDTH = 22, 230, 300  # pixels: height of a line, width of the names' column, length of the longest bar
-BLUE, ORANGE = "#4878a8", "#d08040"
-
-
-def drawn(rows: dict[str, Row]) -> str:
-    """An SVG of bars: on the left seconds per epoch, on the right one bar for the memory of each device."""
-    height = LINE * (2 + len(rows))
-    slowest = max(row["epoch_s"] for row in rows.values())
-    fullest = max(max(row["memory_mb"]) for row in rows.values())
-    marks = [text(LEFT, 0, "seconds per epoch"), text(LEFT + WIDTH + 90, 0, "MB of each device")]
-    for line, (name, row) in enumerate(rows.items(), 1):
-        marks += [text(0, line, name), bar(LEFT, line, WIDTH * row["epoch_s"] / slowest, BLUE)]
-        marks.append(text(LEFT + 4 + WIDTH * row["epoch_s"] / slowest, line, f"{row['epoch_s']:.2f}"))
-        thick = 1 / len(row["memory_mb"])
-        for device, memory in enumerate(row["memory_mb"]):
-            start = LEFT + WIDTH + 90
-            marks.append(bar(start, line + device * 0.7 * thick, WIDTH * memory / fullest, ORANGE, thick))
-        marks.append(text(start + 4 + WIDTH * max(row["memory_mb"]) / fullest, line, f"{max(row['memory_mb']):,.0f}"))
-    style = 'font-family="sans-serif" font-size="12" fill="#333"'
-    size = f'width="{LEFT + 2 * WIDTH + 160}" height="{height}"'
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>', *marks, "</svg>", ""])
-
-
-def text(x: float, line: float, content: str) -> str:
-    return f'<text x="{x:.0f}" y="{LINE * line + 15:.0f}">{escape(content)}</text>'
-
-
-def bar(x: float, line: float, length: float, colour: str, thick: float = 1.0) -> str:
-    height = 0.7 * LINE * thick - 1
-    return f'<rect x="{x}" y="{LINE * line + 3:.1f}" width="{length:.1f}" height="{height:.1f}" fill="{colour}"/>'
 
 
 if __name__ == "__main__":

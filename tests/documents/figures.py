@@ -110,15 +110,6 @@ def time_to_accuracy(report: Report, say: Say) -> list[Line]:
     ]  # fmt: skip
 
 
-def peers(report: Report, say: Say) -> list[Line]:
-    rates = {name: f"{row['images_per_s']:,.0f}" for name, row in report["rows"].items()}
-    ours, others = (
-        say(", ").join(f"{name} {rate}" for name, rate in rates.items() if name.startswith("ours") is is_ours)
-        for is_ours in (True, False)
-    )
-    return [(say("training with loading, images/s"), ours, others)]
-
-
 def ways(report: Report, say: Say) -> list[Line]:
     times = {tuple(name.split(" by ")): row["epoch_s"] for name, row in report["rows"].items()}
     seconds = say(", ").join(
@@ -134,7 +125,6 @@ LINES: dict[str, Callable[[Report, Say], list[Line]]] = {
     "loader": loader,
     "prepare": prepare,
     "ceiling": ceiling,
-    "peers": peers,
     "time_to_accuracy": time_to_accuracy,
     "pipeline": pipeline,
     "growth": growth,

@@ -50,7 +50,6 @@ PHRASES = {
         "从第一步算起 {step:.1f} s，从启动算起 {start:.1f} s"
     ),
     "median; {reached} of {seeds} seeds reached it": "中位数；{seeds} 个随机种子中有 {reached} 个达到",
-    "training with loading, images/s": "连同加载的训练速度，每秒图片数",
     "seconds per epoch, {devices} devices": "每轮秒数，{devices} 个设备",
     "{parallel} by {launcher} {seconds:.1f}": "{parallel}（{launcher}）{seconds:.1f}",
     # the results (results.py)
