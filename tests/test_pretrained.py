@@ -3,8 +3,10 @@
 import io
 import json
 import os
+import time
 from collections.abc import Callable
 from copy import deepcopy
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -379,10 +381,15 @@ def test_published_weights_are_fetched_kept_repaired_and_loaded(
 
     Each line has the name of the stage.
     """
-    monkeypatch.setattr(fetch, "LINE_SECONDS", 0)
+    monkeypatch.setattr(fetch, "LINE_SECONDS", 0.01)
     content, name, prefix = published(tmp_path)
     archives = tmp_path / "archives"
-    with server(lambda request, n: reply(request, b"", 503) if n == 1 else reply(request, content)) as (base, asked):
+
+    def answer(request: BaseHTTPRequestHandler, n: int) -> None:
+        time.sleep(0.05)  # until a line says how far the download is
+        reply(request, *((b"", 503) if n == 1 else (content,)))
+
+    with server(answer) as (base, asked):
         url = base.replace("photos.tgz", name)
         kept = fetch.obtain_weights(url, prefix, archives, NO_WAITS)
         assert fetch.obtain_weights(url, prefix, archives, NO_WAITS) == kept == archives / name
@@ -392,7 +399,7 @@ def test_published_weights_are_fetched_kept_repaired_and_loaded(
         assert len(asked) == 3
     lines = capfd.readouterr().err.splitlines()
     assert {line.partition(" ")[0] for line in lines} == {"weights:"}
-    for words in (f"getting {url}", "try 1 failed", " MB/s", f"{kept} has another hash than its name"):
+    for words in (f"getting {url}", "try 1 failed", " MB/s", f"{kept} has SHA-256"):
         assert any(words in line for line in lines)
     net = network.build("shufflenet_v2_x0_5", 3, seed=0)
     pretrained.convert(kept, tmp_path / "converted")

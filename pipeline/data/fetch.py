@@ -1,6 +1,5 @@
 """Files from an address: tried again after network errors, checked against their SHA-256, and kept for the next run."""
 
-import errno
 import os
 import sys
 import threading
@@ -29,12 +28,14 @@ WEIGHTS_BYTES = 10**10  # the most of published weights; the largest of torchvis
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a file is fetched for."""
+    """What a file is fetched for, and the words of its refusals."""
 
     stage: str  # whose name is before each line
-    key: str  # of the params, with which an error begins
-    remedy: str
+    key: str  # of the params: where the address comes from
+    remedy: str  # without the network
     too_long: str  # what limits the length, and the remedy
+    hash_key: str  # of the params: where the SHA-256 comes from
+    other_hash: str  # the remedy for another file
 
 
 GO_ON = "to go on without the network: fetch that file elsewhere and"
@@ -43,12 +44,16 @@ ARCHIVE = Purpose(
     "data.url",
     f"{GO_ON} set data.url: file:///path/to/it",
     "no archive that is taken has more (pipeline/data/archive.py: MOST_BYTES); correct data.url",
+    "data.sha256",
+    "get the right file, or set data.sha256 if you trust this one",
 )
 WEIGHTS = Purpose(
     "weights",
     "train.weights",
     f"{GO_ON} name it in train.weights",
     "no published weights have more; something answers in the place of their server",
+    "train.weights",
+    f"try again later; {GO_ON} name it in train.weights",
 )
 
 
@@ -59,20 +64,11 @@ def obtain_archive(url: str, sha256: str, archives: Path, waits: Sequence[float]
     """
     for leftover in archives.glob(".*.partial"):  # from a run that was killed
         files.remove(leftover)
-    if url.startswith("file://"):
-        path = _local_path(url)
-        if (actual := files.sha256(path)) != sha256:
-            raise _wrong_hash(str(path), actual, sha256)
-        return path
-    target = archives / sha256
-    if target.exists() and (actual := files.sha256(target)) != sha256:
-        print(
-            f"{ARCHIVE.stage}: {target} has SHA-256 {actual}: damaged, removed; downloading it again", file=sys.stderr
-        )
-        files.remove(target)
-    if not target.exists():
-        download(url, target, sha256, waits, most)
-    return target
+    if not url.startswith("file://"):
+        return download(url, archives / sha256, sha256, waits, most)
+    path = _local_path(url)
+    _check_hash(path, str(path), sha256, ARCHIVE)
+    return path
 
 
 def obtain_weights(url: str, sha256_prefix: str, archives: Path, waits: Sequence[float] = WAITS) -> Path:
@@ -80,33 +76,39 @@ def obtain_weights(url: str, sha256_prefix: str, archives: Path, waits: Sequence
 
     Raises UserError if they cannot be downloaded, or have another hash.
     """
-    target = archives / PurePosixPath(url).name
-    if target.exists() and not files.sha256(target).startswith(sha256_prefix):
+    return download(url, archives / PurePosixPath(url).name, sha256_prefix, waits, WEIGHTS_BYTES, WEIGHTS)
+
+
+def download(
+    url: str,
+    target: Path,
+    sha256: str,
+    waits: Sequence[float] = WAITS,
+    most: int = NO_LIMIT,
+    purpose: Purpose = ARCHIVE,
+) -> Path:
+    """Download to `target`, unless it is there with a SHA-256 that begins so. It appears only if its hash is right.
+
+    After a lost connection, a timeout, status 429 or 5xx it is tried again, after each of `waits` seconds. Raises
+    UserError for any other error, for more than `most` bytes, for another hash, and after the last try.
+    """
+    if target.exists() and not (actual := files.sha256(target)).startswith(sha256):
         print(
-            f"{WEIGHTS.stage}: {target} has another hash than its name: damaged, removed; downloading it again",
-            file=sys.stderr,
+            f"{purpose.stage}: {target} has SHA-256 {actual}: damaged, removed; downloading it again", file=sys.stderr
         )
         files.remove(target)
     if not target.exists():
         with files.atomic_file(target) as temporary:
-            _get(url, temporary, waits, WEIGHTS, WEIGHTS_BYTES)
-            if not (actual := files.sha256(temporary)).startswith(sha256_prefix):
-                reason = f"its SHA-256 is {actual}, its name promises {sha256_prefix}…"
-                remedy = f"try again later; {WEIGHTS.remedy}"
-                raise UserError(Fault(WEIGHTS.key, url, "differs", reason, remedy=remedy))
+            _get(url, temporary, waits, purpose, most)
+            _check_hash(temporary, without_secrets(url), sha256, purpose)
     return target
 
 
-def download(url: str, target: Path, sha256: str, waits: Sequence[float] = WAITS, most: int = NO_LIMIT) -> None:
-    """Download to `target`, which appears only if its hash is right.
-
-    After a lost connection, a timeout, status 429 or 5xx it is tried again, after each of `waits` seconds. Raises
-    UserError for any other error, for more than `most` bytes, and after the last try.
-    """
-    with files.atomic_file(target) as temporary:
-        _get(url, temporary, waits, ARCHIVE, most)
-        if (actual := files.sha256(temporary)) != sha256:
-            raise _wrong_hash(without_secrets(url), actual, sha256)
+def _check_hash(path: Path, where: str, sha256: str, purpose: Purpose) -> None:
+    """Raise UserError unless the SHA-256 of a file, which comes from `where`, begins so."""
+    if not (actual := files.sha256(path)).startswith(sha256):
+        reason = f"{where} has SHA-256 {actual}"
+        raise UserError(Fault(purpose.hash_key, sha256, "differs", reason, remedy=purpose.other_hash))
 
 
 def _local_path(url: str) -> Path:
@@ -115,15 +117,9 @@ def _local_path(url: str) -> Path:
     if not path.is_absolute():
         allowed = "file:// and a path from the root, file:///home/…"
         raise UserError(Fault("data.url", without_secrets(url), "value", "no full path", allowed))
-    try:
-        exists = path.is_file()
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        exists = False
-    if not exists:
-        allowed = "an existing archive (a space is %20)"
-        raise UserError(Fault("data.url", without_secrets(url), "missing", "there is no such file", allowed))
+    if not os.path.isfile(path):  # noqa: PTH113  Path.is_file raises OSError for a name that is too long
+        reason, allowed = "there is no such file, or no access to it", "an existing archive (a space is %20)"
+        raise UserError(Fault("data.url", without_secrets(url), "missing", reason, allowed))
     return path
 
 
@@ -149,11 +145,8 @@ def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose, most:
             if isinstance(error, requests.HTTPError) and error.response is not None:
                 error.response.close()  # pooch leaves its connection open
             reason = without_secrets(" ".join(str(error).split()))
-            if not _is_temporary(error):
-                failure = f"cannot be downloaded: {reason}"
-                raise UserError(Fault(purpose.key, shown, "failed", failure, remedy=purpose.remedy)) from None
-            if wait is None:
-                failure = f"{attempt} tries failed, the last: {reason}"
+            if wait is None or not _is_temporary(error):
+                failure = f"cannot be downloaded (tries: {attempt}): {reason}"
                 raise UserError(Fault(purpose.key, shown, "failed", failure, remedy=purpose.remedy)) from None
             print(f"{purpose.stage}: try {attempt} failed: {reason}; again in {wait:g} s", file=sys.stderr)
             time.sleep(wait)
@@ -184,7 +177,7 @@ def progress(stage: str) -> Iterator["tqdm[Any] | ProgressLines"]:
     ended = threading.Event()
 
     def move_on() -> None:
-        while not ended.wait(1 if is_bar else LINE_SECONDS or 0.01):
+        while not ended.wait(1 if is_bar else LINE_SECONDS):
             bar.refresh()
 
     thread = threading.Thread(target=move_on, daemon=True)
@@ -241,8 +234,3 @@ def _is_temporary(error: Exception) -> bool:
     if isinstance(error, requests.HTTPError) and error.response is not None:
         return error.response.status_code == 429 or error.response.status_code >= 500
     return isinstance(error, requests.ConnectionError | requests.Timeout | requests.exceptions.ChunkedEncodingError)
-
-
-def _wrong_hash(where: str, actual: str, expected: str) -> UserError:
-    remedy = "get the right file, or set data.sha256 if you trust this one"
-    return UserError(Fault("data.sha256", expected, "differs", f"{where} has {actual}", remedy=remedy))
