@@ -44,7 +44,7 @@ def source(config: Params, photos: str = "") -> dict[str, Any]:
         folder, project = Path(photos).expanduser().resolve(), Path.cwd()
         if not folder.is_dir():
             allowed = "the folder with your images, one folder per class in it"
-            raise UserError(Fault("--photos", photos, "missing", "not a folder", allowed))
+            raise UserError(Fault("--photos", photos, "missing", "it is not a folder", allowed))
         inside = folder.is_relative_to(project) and folder != project
         return {"data.source": "folder", "paths.inbox": str(folder.relative_to(project) if inside else folder)}
     if config.data.source == "archive" and not survey.is_empty(Path(config.paths.inbox)):

@@ -71,7 +71,7 @@ def test_the_same_preset_again_changes_nothing(project_with_photos: Path, capsys
 def test_a_setting_that_does_not_go_with_a_preset_is_named(raw: dict[str, Any]) -> None:
     """The user's own other settings stay, and one that contradicts is refused before anything is written."""
     config = params.parse(change(raw, split__fold=5))
-    with refuses(("split.fold", "value"), ("preset", "pair")):
+    with refuses(("split.fold", "value"), (params.FILE, "pair")):
         start.accepted("quick", start.Situation(config, HERE, {}, TWO_CLASSES), presets.changes("quick", HERE, 100))
 
 
@@ -163,9 +163,8 @@ def test_a_preset_that_cannot_run_here_is_refused(project_with_photos: Path, mon
     """Without a GPU, `apex` is refused with the reason, and nothing is written."""
     before = (project_with_photos / "params.yaml").read_bytes()
     monkeypatch.setattr(start, "this_machine", lambda: HERE)
-    with refuses(("preset", "machine")) as error:
+    with refuses(("preset", "machine")):
         start.start("apex", "")
-    assert error.value.faults[0].allowed == "quick, good, best"
     assert (project_with_photos / "params.yaml").read_bytes() == before
 
 

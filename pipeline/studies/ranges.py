@@ -208,8 +208,7 @@ def random(sweep: Sweep, trials: int) -> list[Trial]:
         known = [trial.values for trial in found]
         values = next((one for one in drawn if one not in known), None)
         if values is None:
-            reason = f"only {len(found)} different ones are there"
-            raise UserError(Fault("trials", str(trials), "value", reason, remedy="ask for fewer"))
+            raise UserError(f"trials: {trials}: only {len(found)} different ones were found; ask for fewer")
         found.append(Trial(number, values))
     return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import dvc_lock, files
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import UserError
 from pipeline.config import document, params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
@@ -40,14 +40,10 @@ class Done:
 def check_written(raw: dict[str, Any], keys: Iterable[str]) -> None:
     """Raise UserError if params.yaml lacks a setting that is swept: DVC can only replace a value."""
     lines, defaults = dict(document.leaves(raw)), dict(document.leaves(Params().model_dump(mode="json")))
-    faults = []
-    for key in keys:
-        if key in defaults and key not in lines:
-            table, _, name = key.rpartition(".")
-            remedy = f"add the line with its default value: '{name}: {shown(defaults[key])}' in {table}"
-            faults.append(Fault(key, f"missing in {params.FILE}", "missing", remedy=remedy))
-    if faults:
-        raise UserError(*faults)
+    if lacking := [key for key in keys if key in defaults and key not in lines]:
+        tables = {key: key.rpartition(".")[::2] for key in lacking}
+        remedy = ", ".join(f"'{name}: {shown(defaults[key])}' in {table}" for key, (table, name) in tables.items())
+        raise UserError(f"{params.FILE} lacks {', '.join(lacking)}; add the lines with the default values: {remedy}")
 
 
 def check(config: Params, chosen: Sequence[Mapping[str, Any]], machine: Machine) -> None:
