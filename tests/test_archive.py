@@ -121,27 +121,23 @@ ATTACKS = [
 ]
 
 
-@pytest.mark.parametrize(("content", "name"), ATTACKS)
+# Python makes such folders with a function that calls itself for each.
+DEEP = [
+    pytest.param(pack({**PHOTOS, "a/" * depth + "a.jpg": b"x"}), "a/a/", id=f"{pack.__name__}: {depth} folders")
+    for pack in (tar_bytes, zip_bytes)
+    for depth in (DEEPEST + 1, 1500)
+]
+NOT_UTF8 = zip_bytes({"daisy/Xx.png": b"x"}).replace(b"Xx", b"\xff\xfe")
+
+
+@pytest.mark.parametrize(
+    ("content", "name"), [*ATTACKS, *DEEP, pytest.param(NOT_UTF8, "daisy/\udcff\udcfe.png", id="zip: not UTF-8")]
+)
 def test_nothing_lands_outside(content: bytes, name: str, tmp_path: Path) -> None:
-    """An entry outside the folder, a link, a device or a second entry is refused by name; nothing is unpacked."""
-    assert repr(name) in is_refused(content, tmp_path, "value")
-
-
-@pytest.mark.parametrize("pack", [tar_bytes, zip_bytes])
-@pytest.mark.parametrize("depth", [DEEPEST + 1, 1500])
-def test_a_path_of_very_many_folders_is_refused(
-    pack: Callable[[dict[str, bytes]], bytes], depth: int, tmp_path: Path
-) -> None:
-    """Python makes such folders with a function that calls itself for each. The message has the begin of the path."""
-    reason = is_refused(pack({**PHOTOS, "a/" * depth + "a.jpg": b"x"}), tmp_path, "value")
-    assert "'a/a/" in reason
-    assert len(reason) < 200
-
-
-def test_a_zip_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    """The message shows its bytes."""
-    content = zip_bytes({"daisy/Xx.png": b"x"}).replace(b"Xx", b"\xff\xfe")
-    assert r"'daisy/\udcff\udcfe.png'" in is_refused(content, tmp_path, "value")
+    """An entry outside the folder or too deep in it, a link, a device or a second entry is refused by name."""
+    reason = is_refused(content, tmp_path, "value")
+    assert repr(name).rstrip("'\"") in reason
+    assert len(reason) < 500
 
 
 @pytest.mark.parametrize("pack", [tar_bytes, zip_bytes])

@@ -56,22 +56,13 @@ def labels(result: split.Result) -> dict[str, str]:
 # ---- the table ----
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        'path,label,reason\ncat/1.png,dog,is a dog\n"cat/2, b.png",exclude,\n',
-        '\ufeffpath,label,reason\r\n./cat/1.png , dog ,is a dog\r\n,,\r\n"cat/2, b.png",exclude,\r\n',
-        '\ufeffpath;label;reason\r\ncat/1.png;dog;"is a; dog"\r\n;;\r\ncat/2, b.png;exclude;\r\n',
-        'REASON,path,label\nis a dog,cat\\1.png,dog\n,"cat/2, b.png",exclude',
-    ],
-)
-def test_a_table_is_read_in_every_usual_form(content: str, tmp_path: Path) -> None:
-    """A BOM, Windows line ends and paths, semicolons, quotes, spaces, empty lines, and any order of columns."""
+def test_a_table_is_read(tmp_path: Path) -> None:
+    """In every form that test_labels.py has."""
+    content = '\ufeffpath;label;reason\r\ncat/1.png;dog;"is a; dog"\r\n;;\r\ncat/2, b.png;exclude;\r\n'
     corrected = corrections.apply(read(content, tmp_path), LAYOUT)
     assert [file.label for file in corrected.layout.image_files] == ["dog", "cat", "dog", "dog"]
     assert corrected.reasons == {"cat/2, b.png": "excluded by hand"}
     assert corrected.counts == {"relabelled": 1, "excluded": 1, "unchanged": 0}
-    assert corrected.layout.notes == ("data/corrections.csv: labels corrected: 1, images left out: 1",)
 
 
 def test_the_table_of_the_project_has_no_correction() -> None:

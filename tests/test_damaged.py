@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pipeline.base import dvc_lock, files, integrity
 from pipeline.base.errors import UserError
 from pipeline.claims import comparison
-from pipeline.data import packed, split_table
+from pipeline.data import packed
 from pipeline.loader import augment
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
@@ -249,18 +249,11 @@ def test_packed_images_are_read_once_and_again_after_a_change(folder: Path, monk
         packed.check_pixels(data, place)
 
 
-FILES: dict[str, Callable[[Path], object]] = {
-    "models/model.json": (lambda folder: exported.load(folder / "models")),
-    "data/split.csv": (lambda folder: split_table.kept_rows(folder / "data/split.csv")),
-    "data/packed/digest.json": (lambda folder: packed.load(folder / "data/packed", folder / "data/split.csv")),
-}
-
-
-@pytest.mark.parametrize("path", FILES)
-def test_any_bytes_give_a_value_or_a_refusal(whole: Path, tmp_path: Path, path: str) -> None:
+@pytest.mark.parametrize("path", ["models/model.json", "data/split.csv", "data/packed/digest.json"])
+def test_any_bytes_give_a_value_or_a_refusal(folder: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For any content and any changed bytes there is no error other than UserError."""
-    folder = Path(shutil.copytree(whole, tmp_path / "any", symlinks=True))
-    content = (folder / path).read_bytes()
+    monkeypatch.chdir(folder)
+    content = Path(path).read_bytes()
     spliced = st.builds(
         lambda start, length, new: content[:start] + new + content[start + length :],
         st.integers(0, len(content)), st.integers(0, 20), st.binary(max_size=20),
@@ -269,9 +262,9 @@ def test_any_bytes_give_a_value_or_a_refusal(whole: Path, tmp_path: Path, path: 
     @settings(max_examples=100, suppress_health_check=list(HealthCheck))
     @given(st.one_of(st.binary(max_size=200), st.text(max_size=50).map(str.encode), spliced))
     def holds(damaged: bytes) -> None:
-        (folder / path).write_bytes(damaged)
+        Path(path).write_bytes(damaged)
         with suppress(UserError):
-            FILES[path](folder)
+            READERS[path.split("/", maxsplit=1)[0]]()
 
     holds()
 

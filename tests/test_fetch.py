@@ -136,11 +136,6 @@ def test_no_password_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert "anna" not in said
 
 
-def test_the_waits_grow() -> None:
-    """Each wait is twice the one before, and there are five tries."""
-    assert [later / earlier for earlier, later in zip(fetch.WAITS, fetch.WAITS[1:], strict=False)] == [2, 2, 2]
-
-
 def without_a_length(request: BaseHTTPRequestHandler) -> None:
     """Answer with a header that cannot be read."""
     request.send_response(200)

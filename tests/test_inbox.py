@@ -1,11 +1,11 @@
 """What cannot be an image folder in the inbox is refused by name."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pipeline.base import files
 from pipeline.data.inbox import copy
 from tests.helpers.refusals import refuses
 from tests.helpers.sources import fill
@@ -23,25 +23,21 @@ def test_an_inbox_without_class_folders_is_refused(there: dict[str, bytes] | Non
         copy(inbox, folder)
 
 
-@pytest.mark.parametrize("target", ["a.jpg", "nowhere.jpg", "../daisy"])
-def test_a_link_in_the_inbox_is_refused_by_name(target: str, tmp_path: Path) -> None:
-    """A symbolic link to a file, to nothing or to a folder is refused."""
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("link.jpg", lambda path: path.symlink_to("a.jpg")),
+        ("link.jpg", lambda path: path.symlink_to("nowhere.jpg")),
+        ("link.jpg", lambda path: path.symlink_to("../daisy")),
+        ("pipe", os.mkfifo),
+        ("\udcff.jpg", Path.touch),
+    ],
+)
+def test_what_cannot_be_copied_is_refused_by_name(name: str, make: Callable[[Path], object], tmp_path: Path) -> None:
+    """A link to a file, to nothing or to a folder, a pipe that nobody writes into, and a name that is not UTF-8."""
     fill(tmp_path / "inbox", {"daisy/a.jpg": b"x"})
-    (tmp_path / "inbox" / "daisy" / "link.jpg").symlink_to(target)
+    odd = tmp_path / "inbox/daisy" / name
+    make(odd)
     (tmp_path / "images").mkdir()
-    with refuses((tmp_path / "inbox/daisy/link.jpg", "value")):
+    with refuses((odd if name.isascii() else ascii(str(odd)), "value")):
         copy(tmp_path / "inbox", tmp_path / "images")
-
-
-def test_what_is_no_file_or_not_utf8_in_the_inbox_is_refused(tmp_path: Path) -> None:
-    """A named pipe, and a name that is not UTF-8, are refused by name."""
-    daisy = tmp_path / "inbox" / "daisy"
-    daisy.mkdir(parents=True)
-    for make, name in ((os.mkfifo, "pipe"), (Path.touch, "\udcff.jpg")):
-        odd = daisy / name
-        make(odd)
-        files.remove(tmp_path / "images")
-        (tmp_path / "images").mkdir()
-        with refuses((ascii(str(odd)) if make is Path.touch else odd, "value")):
-            copy(tmp_path / "inbox", tmp_path / "images")
-        odd.unlink()

@@ -149,7 +149,7 @@ def test_wrong_params_cost_no_output(owner: Path, tmp_path: Path) -> None:
     write_params(params, change(read_params(params), split__fold=99))
     refused = call(folder, "python", "-m", "pipeline.repro", check=False)
     assert refused.returncode == 1
-    assert refused.stderr.startswith("repro: split.fold: 99")
+    assert refused.stderr.startswith("repro: split.fold: ")
     assert (folder / "data/split.csv").is_file()
     refused = call(folder, "dvc", "repro", check=False)
     [said] = [line for line in refused.stderr.splitlines() if "DVC removed" in line]

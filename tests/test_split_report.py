@@ -49,22 +49,19 @@ def test_each_reason_has_its_number_and_first_file() -> None:
     assert lines[2:4] == ["left out: 2 duplicate (first: a/2.png)", "left out: 1 empty (first: b/1.png)"]
 
 
-def test_balanced_classes_need_no_advice() -> None:
-    """The ratio is printed, and a hint only above 3."""
-    assert report({"a": (30, 1, 1, 0), "b": (10, 1, 1, 0)})[-1] == (
-        "train: the largest class (a, 30) has 3.0 times the images of the smallest (b, 10)"
-    )
-
-
 @pytest.mark.parametrize(
-    ("large", "expected"),
-    [(1001, "about as many images as"), (1100, "10 % more images than"), (1994, "99 % more images than"),
-     (2000, "2.0 times the images of")],
+    ("large", "small", "ratio", "advice"),
+    [
+        (30, 30, "", False), (1100, 1000, "10 %", False), (1994, 1000, "99 %", False), (2000, 1000, "2.0 times", False),
+        (30, 10, "3.0 times", False), (31, 10, "3.1 times", True),
+    ],
 )  # fmt: skip
-def test_a_small_ratio_is_said_in_percent(large: int, expected: str) -> None:
-    """ "1.1 times" reads as if it were much more."""
-    line = report({"a": (large, 1, 1, 0), "b": (1000, 1, 1, 0)})[-1]
-    assert line == f"train: the largest class (a, {large:,}) has {expected} the smallest (b, 1,000)"
+def test_the_balance_is_said(large: int, small: int, ratio: str, advice: bool) -> None:
+    """A small ratio in percent: "1.1 times" reads as if it were much more. The advice begins above 3."""
+    line = report({"a": (large, 1, 1, 0), "b": (small, 1, 1, 0)})[-1]
+    assert ratio in line
+    assert ("%" in line or "times" in line) == bool(ratio)
+    assert ("train.class_weights" in line) == advice
 
 
 WIDE = {"abc": 3, "郁金香": 6, "ひまわり": 8, "튤립": 4, "🌷": 2, "rose\u0301": 4, "ｗ": 2, "ﾊﾞﾗ": 3, "פרח": 3}
@@ -101,32 +98,12 @@ def test_a_reason_with_as_many_images_is_in_the_order_of_names() -> None:
     assert [line.split(" (")[0] for line in lines[2:4]] == ["left out: 1 empty", "left out: 1 too small"]
 
 
-def test_near_duplicates_across_a_given_split_are_said() -> None:
-    """They make the figures too good, and a given split is not changed."""
+def test_what_is_done_with_a_given_split_is_said() -> None:
+    """Near duplicates across its parts, each part that is cut, and how images without a split were assigned."""
     classes = {"a": (2, 1, 1, 0), "b": (1, 1, 1, 0)}
-    for pairs, said in ((1, "1 pair of near duplicates is in"), (1234, "1,234 pairs of near duplicates are in")):
-        assert report(classes, near_duplicates_across_splits=pairs)[2].startswith(f"{said} different splits")
-
-
-def test_the_advice_begins_above_3() -> None:
-    """Not at 3, and long before a class is rare."""
-    assert "train.class_weights" in report({"a": (31, 1, 1, 0), "b": (10, 1, 1, 0)})[-1]
-
-
-def test_equal_classes_are_said_to_be_equal() -> None:
-    """Without a ratio of 1."""
-    assert report({"a": (30, 1, 1, 0), "b": (30, 9, 1, 0)})[-1] == "train: each class has 30 images"
-
-
-def test_what_is_cut_is_said() -> None:
-    """Each part that is not given, with its images; or how images without a split were assigned."""
-    classes = {"a": (2, 1, 1, 0), "b": (1, 1, 1, 0)}
-    assert report(classes, cut_from_train={"val": 2, "test": 1234})[2] == (
-        "no val and no test is given: val and test are cut from train (2 val, 1,234 test)"
-    )
-    assert report(classes, without_given_split={"train": 5, "val": 0, "test": 2})[2] == (
-        "7 images have no split in labels.csv: 5 train, 2 test"
-    )
+    assert "1,234" in report(classes, near_duplicates_across_splits=1234)[2]
+    assert "2 val, 1,234 test" in report(classes, cut_from_train={"val": 2, "test": 1234})[2]
+    assert "5 train, 2 test" in report(classes, without_given_split={"train": 5, "val": 0, "test": 2})[2]
 
 
 @pytest.mark.parametrize(
