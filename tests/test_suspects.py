@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image, ImageFilter, ImageOps
 
 from pipeline import split
@@ -137,16 +135,6 @@ def test_a_row_has_the_limit_that_its_value_passes() -> None:
     ]  # fmt: skip
     (dark,) = suspects.find([kept("x", brightest=1 / 9)])
     assert (dark.value, dark.limit) == (0.111, 0.32)
-
-
-@given(st.lists(st.integers(0, 2000), min_size=768, max_size=768), st.integers(0, 767))
-def test_the_entropy_is_that_of_logarithms(histogram: list[int], place: int) -> None:
-    """Computed in whole numbers, it is that of the formula, to a hundred-thousandth of a bit."""
-    histogram[place] += 1
-    few = np.array(histogram) * (3 * appearance.SAMPLE**2) // sum(histogram)
-    few[place] += 3 * appearance.SAMPLE**2 - few.sum()
-    shares = few[few > 0] / few.sum()
-    assert appearance._entropy(few.tolist()) == pytest.approx(-(shares * np.log2(shares)).sum(), abs=1e-5)
 
 
 def fine_noise(side: int) -> Image.Image:

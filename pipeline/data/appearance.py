@@ -1,4 +1,4 @@
-"""What one image looks like, in a few numbers. All are computed from whole numbers: the same on every CPU.
+"""What one image looks like, in a few numbers, which are the same on every CPU.
 
 Brightness, entropy and colour are those of SAMPLE × SAMPLE single pixels, which are spread over the image: unlike in a
 reduced image, their values are as frequent as in the whole one. Edges are those of a reduced image: a large photo has
@@ -6,7 +6,6 @@ few edges per pixel though it is sharp.
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from PIL import Image, ImageFilter
 SAMPLE = 64  # × SAMPLE pixels
 SMALL = 64  # pixels of the longer side in which edges are looked for
 WEIGHTS = (241, 691, 68)  # of red², green² and blue² in brightness², in thousandths: Finley's HSP colour model
-FRACTION = 24  # bits after the point of a logarithm
+DIGITS = 6  # of the entropy: a logarithm and a sum have other last bits on other CPUs
 LEVELS = np.arange(256)
 
 
@@ -67,24 +66,9 @@ def _brightness(squared: int) -> float:
 
 def _entropy(histogram: list[int]) -> float:
     """The entropy in bits of the values of all channels together."""
-    terms = _n_log2_n(3 * SAMPLE**2)
-    values = sum(histogram)
-    return int(terms[values] - terms[np.array(histogram)].sum()) / (values << FRACTION)
-
-
-@cache
-def _n_log2_n(most: int) -> NDArray[np.int64]:
-    """n log2(n) for n = 0 … `most`, times 2^FRACTION. The system's logarithm has other last bits on other CPUs."""
-    numbers = np.arange(1, most + 1, dtype=np.uint64)
-    exponents = np.frexp(numbers.astype(np.float64))[1].astype(np.uint64) - np.uint64(1)
-    mantissas = numbers << (np.uint64(31) - exponents)  # from 1 to 2, times 2^31
-    logarithms = exponents
-    for _ in range(FRACTION):  # the square of a mantissa is 2 or more where the next bit is 1
-        mantissas = mantissas * mantissas >> np.uint64(31)
-        bits = mantissas >> np.uint64(32)
-        logarithms = logarithms << np.uint64(1) | bits
-        mantissas >>= bits
-    return np.concatenate([[0], (numbers * logarithms).astype(np.int64)])
+    counts = np.array(histogram)
+    shares = counts[counts > 0] / counts.sum()
+    return round(float((shares * np.log2(1 / shares)).sum()), DIGITS)
 
 
 def _sharpness(grey: Image.Image) -> tuple[float, float]:
