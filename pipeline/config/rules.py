@@ -63,8 +63,9 @@ class Pair:
 
     def fault(self, params: Params) -> Fault:
         """The refusal of params to which the row applies."""
-        shown = [f"{key}: {document.shortened(attrgetter(key)(params))}" for key in self.conditions]
-        return Fault(self.key, " × ".join(shown).removeprefix(f"{self.key}: "), "pair", self.reason, self.allowed)
+        (_, value), *others = ((key, document.shortened(attrgetter(key)(params))) for key in self.conditions)
+        pair = " × ".join([value, *(f"{key}: {other}" for key, other in others)])
+        return Fault(self.key, pair, "pair", self.reason, self.allowed)
 
 
 def contains(values: Values, value: Any) -> bool:

@@ -28,6 +28,7 @@ TAKEN = frozenset({  # where the project's own files are, and what the stages wr
     "data/images", "data/packed", "data/pretrained", "data/split.csv", "data/weights",
 })  # fmt: skip
 LOWEST_CAPABILITY = (7, 5)  # Turing, the oldest GPU that the locked torch has code for; a test asks torch
+APEX = (*APEX_LEVELS, "apex_ddp", "apex", "fused_sgd")  # the values of settings that need Apex
 NO_APEX = {
     "missing": "Apex, which is not installed",
     "without amp": "apex.amp and apex.parallel, which the installed Apex no longer has",
@@ -56,10 +57,8 @@ def faults(params: Params, machine: Machine) -> list[Fault]:
 
 def _image(machine: Machine) -> Iterator[Fault]:
     if machine.stale:
-        reason = "not the file that this container's image was built from"
-        yield Fault(
-            ", ".join(machine.stale), "changed", "differs", reason, "the same file", "build it again: make image"
-        )
+        reason, remedy = "not the file that this container's image was built from", "build it again: make image"
+        yield Fault(", ".join(machine.stale), "changed", "differs", reason, "the same file", remedy)
 
 
 def _elsewhere(run: Run, machine: Machine) -> bool:
@@ -82,28 +81,22 @@ def _gpus(run: Run, machine: Machine) -> Iterator[tuple[str, str]]:
     if machine.cuda_devices == 0 and not _elsewhere(run, machine):
         yield "it needs an NVIDIA GPU and its driver, and none is found", START
     if machine.cuda_devices and machine.cuda_driver < machine.cuda_of_torch:
-        needed = f"the installed torch needs {machine.cuda_of_torch}"
-        yield f"the NVIDIA driver knows CUDA up to {machine.cuda_driver}, {needed}", "install a newer driver"
+        knows, needed = machine.cuda_driver, machine.cuda_of_torch
+        yield (
+            f"the NVIDIA driver knows CUDA up to {knows}, the installed torch needs {needed}",
+            "install a newer driver",
+        )
     if too_old := sorted({name for name in machine.compute_capabilities if name < LOWEST_CAPABILITY}):
-        versions, lowest = (
-            ", ".join(f"{major}.{minor}" for major, minor in too_old),
-            ".".join(map(str, LOWEST_CAPABILITY)),
-        )
-        reason = (
-            f"a GPU of compute capability {versions} is visible, the installed torch has code for {lowest} and later"
-        )
+        versions = ", ".join(f"{major}.{minor}" for major, minor in too_old)
+        lowest = ".".join(map(str, LOWEST_CAPABILITY))
+        reason = f"a GPU of compute capability {versions} is visible, the installed torch has code from {lowest} on"
         yield reason, "hide it (CUDA_VISIBLE_DEVICES), or take another GPU"
 
 
 def apex_choices(train: Train) -> dict[str, str]:
     """The settings of `train` that need Apex (train.key → value)."""
-    choices = (
-        ("precision", train.precision, train.precision in APEX_LEVELS),
-        ("parallel", train.parallel, train.parallel == "apex_ddp"),
-        ("sync_bn", train.sync_bn, train.sync_bn == "apex"),
-        ("optimizer", train.optimizer, train.optimizer == "fused_sgd"),
-    )
-    return {f"train.{key}": value for key, value, apex in choices if apex}
+    settings = ("precision", "parallel", "sync_bn", "optimizer")
+    return {f"train.{key}": value for key in settings if (value := getattr(train, key)) in APEX}
 
 
 def _apex(train: Train, machine: Machine) -> Iterator[Fault]:
