@@ -91,63 +91,6 @@ def test_a_test_image_gets_the_evaluations_probabilities(folder: Path, capsys: p
         assert answer["class"] == row["prediction"]
 
 
-def test_files_folders_and_files_that_are_no_images(folder: Path, tmp_path: Path) -> None:
-    """Files and folders are answered in the given order; junk is left out, files without an image are named, the
-    status is 1. What else lies in a folder is counted.
-    """
-    (tmp_path / "two/__MACOSX").mkdir(parents=True)
-    (tmp_path / "empty").mkdir()
-    for name in ("two/b.png", "two/A.PNG", "one.png", "two/__MACOSX/b.png", "two/.hidden.png"):
-        Image.new("RGB", (50, 40), "red").save(tmp_path / name, format="PNG")
-    (tmp_path / "two/notes.txt").write_text("no image")
-    done = call(folder, *(str(tmp_path / name) for name in ("two", "missing.png", "empty", "one.png")))
-    assert [line.rpartition(": ")[0] for line in done.stdout.splitlines()] == [
-        str(tmp_path / name) for name in ("two/A.PNG", "two/b.png", "one.png")
-    ]
-    answer, probability = done.stdout.splitlines()[0].rpartition(": ")[2].split()
-    assert answer in CLASSES
-    assert 1 / 3 <= float(probability) <= 1
-    *errors, counted = computing(done.stderr)
-    assert counted == f"predict: 3 images: {answer} 3"
-    assert [line.split(": ")[1] for line in errors] == [
-        str(tmp_path / name) for name in ("two", "missing.png", "empty")
-    ]
-    assert str(tmp_path / "two/notes.txt") in errors[0]
-    assert done.returncode == 1
-
-
-def test_a_folder_of_a_phone_is_answered_with_status_0(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Videos and sidecars beside photos are counted in one line. Alone, or given by name, they are refused; so is a
-    file that is named as an image, or is a broken one.
-    """
-    photos, others = tmp_path / "photos", tmp_path / "others"
-    for place in (photos, others):
-        place.mkdir()
-        (place / "photo.MOV").write_bytes(b"\0\0\0\x14ftypqt  \0\0\0\0qt  ")
-        (place / "photo.AAE").write_bytes(b"bplist00")
-    Image.new("RGB", (50, 40), "red").save(photos / "photo", format="PNG")
-    assert ask(photos) == 0
-    said = capsys.readouterr()
-    assert computing(said.err) == [
-        f"predict: {photos}: 2 files are left out: not an image (first: {photos}/photo.AAE)",
-        f"predict: 1 image: {said.out.split()[-2]} 1",
-    ]
-    assert said.out.startswith(f"{photos}/photo: ")
-    assert ask(others) == 1
-    assert f"predict: {others}: " in capsys.readouterr().err
-    assert ask(others / "photo.MOV") == 1
-    assert f"predict: {others}/photo.MOV: " in capsys.readouterr().err
-    (photos / "page.jpg").write_text("<html>")
-    (photos / "cut").write_bytes((photos / "photo").read_bytes()[:-30])
-    assert ask(photos) == 2
-    *named, left_out, formats, _ = computing(capsys.readouterr().err)
-    assert [line.split(": ")[1] for line in named] == [f"{photos}/cut", f"{photos}/page.jpg"]
-    assert "2 files are left out" in left_out
-    assert "JPEG, PNG" in formats
-
-
 def test_an_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One decode gives the pixels and the size of the original, also of a JPEG that is decoded at a reduced scale."""
     Image.new("RGB", (640, 400), "red").save(tmp_path / "a.jpg")
@@ -163,12 +106,12 @@ def test_an_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (loaded.pixels.shape, loaded.size) == ((20, 20, 3), (640, 400))
 
 
-def test_one_image(folder: Path) -> None:
-    """One image prints one line, only the file that computes on stderr, and ends with status 0."""
-    done = call(folder, "data/images/daisy/00 é.png")
-    assert (done.returncode, computing(done.stderr)) == (0, [])
-    assert done.stdout.startswith("data/images/daisy/00 é.png: ")
-    assert len(done.stdout.splitlines()) == 1
+@pytest.mark.parametrize(("image", "answers"), [("data/images/daisy/00 é.png", 1), ("missing.png", 0)])
+def test_one_image(folder: Path, image: str, answers: int) -> None:
+    """An image prints one line and ends with status 0, a missing one ends with 1."""
+    done = call(folder, image)
+    assert (done.returncode, len(computing(done.stderr))) == (1 - answers, 1 - answers)
+    assert [line.rpartition(": ")[0] for line in done.stdout.splitlines()] == [image] * answers
 
 
 def test_nothing_but_refused_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,6 +142,66 @@ def exporting(evaluated: Path) -> Path:
     done = starts.run([sys.executable, "-m", "pipeline.export"], cwd=evaluated)
     assert done.returncode == 0, done.stderr
     return evaluated
+
+
+def draw(path: Path, size: tuple[int, int] = (50, 40)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, "red").save(path, format="PNG")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images, and what may lie beside them."""
+    top = tmp_path_factory.mktemp("tree")
+    for name in ("two/b.png", "two/A.PNG", "two/__MACOSX/b.png", "two/.hidden.png", "one.png", "phone/photo", "cut/a"):
+        draw(top / name)
+    draw(top / "sizes/small.png")
+    draw(top / "sizes/large.png", (60, 50))
+    for name in ("empty", "videos", "odd"):
+        (top / name).mkdir()
+    for name in ("phone", "videos"):
+        (top / name / "photo.MOV").write_bytes(b"\0\0\0\x14ftypqt  \0\0\0\0qt  ")
+        (top / name / "photo.AAE").write_bytes(b"bplist00")
+    (top / "two/notes.txt").write_text("no image")
+    (top / "cut/page.jpg").write_text("<html>")
+    (top / "cut/b").write_bytes((top / "one.png").read_bytes()[:-30])
+    os.mkfifo(top / "odd/pipe.jpg")  # nobody writes into it
+    (top / "odd/folder").symlink_to(top)
+    (top / "odd/large.png").write_bytes(png_with_size(30_000, 30_000))
+    return top
+
+
+LONG = "a" * 300
+
+
+@pytest.mark.parametrize(
+    ("given", "answered", "named", "refused"),
+    [
+        (("two", "no.png", "empty", "one.png"), ("two/A.PNG", "two/b.png", "one.png"),
+         ("two", "no.png", "empty", "3 images"), 2),
+        (("phone",), ("phone/photo",), ("phone", "1 image"), 0),
+        (("videos", "videos/photo.MOV"), (), ("videos", "videos/photo.MOV", "allowed"), 2),
+        (("cut",), ("cut/a",), ("cut/b", "cut/page.jpg", "allowed", "1 image"), 2),
+        (("sizes",), ("sizes/small.png",), ("sizes/large.png", "1 image"), 1),
+        (("odd", "odd/pipe.jpg", LONG), (), ("odd/folder", "odd/large.png", "odd/pipe.jpg", "odd/pipe.jpg", LONG), 5),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_what_is_given_is_answered_counted_or_named(
+    exporting: Path, tree: Path, given: tuple[str, ...], answered: tuple[str, ...], named: tuple[str, ...],
+    refused: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """In the given order. Junk is left out; what else lies in a folder with images is counted."""
+    monkeypatch.chdir(tree)
+    model = exporting / "models/model.onnx"
+    assert ask(*map(Path, given), model=model, max_pixels=2000) == refused
+    said = capsys.readouterr()
+    assert [line.rpartition(": ")[0] for line in said.out.splitlines()] == [*answered]
+    assert [line.split(": ")[1] for line in said.err.splitlines()] == [*named]
+    for line in said.out.splitlines():
+        answer, probability = line.rpartition(": ")[2].split()
+        assert answer in CLASSES
+        assert 1 / 3 <= float(probability) <= 1
 
 
 def elsewhere(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -304,16 +307,6 @@ def test_an_answer_is_printed_before_the_next_is_made(
     paths = sorted(Path("data/images/daisy").glob("*.png"))[:4]
     assert ask(*paths, model=Path("models/model.onnx")) == 0
     assert printed_before == [0, 1, 1, 1]
-
-
-def test_a_limit_on_pixels(folder: Path, exporting: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--max-pixels refuses a larger image by name, and answers the others."""
-    for name, size in (("large", (60, 50)), ("small", (50, 40))):
-        Image.new("RGB", size, "red").save(tmp_path / f"{name}.png")
-    assert ask(tmp_path, model=Path("models/model.onnx"), max_pixels=2000) == 1
-    said = capsys.readouterr()
-    assert said.out.startswith(f"{tmp_path}/small.png: ")
-    assert said.err.startswith(f"predict: {tmp_path}/large.png: ")
 
 
 def test_a_bar_is_shown_to_a_person_who_does_not_see_the_answers(exporting: Path, tmp_path: Path) -> None:
@@ -495,19 +488,3 @@ def test_an_output_that_is_closed_or_full(exporting: Path, rest: str, status: in
     assert len(done.stdout.splitlines()) == lines
     errors = done.stderr.splitlines()
     assert [line.split(": ")[:2] for line in errors] == ([["predict", "standard output"]] if status == 1 else [])
-
-
-def test_what_is_not_a_file_or_far_too_large_is_named_at_once(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A pipe without a writer, as an argument or in a folder, and a PNG with 900 megapixels in its header."""
-    os.mkfifo(tmp_path / "pipe.jpg")
-    (tmp_path / "folder").symlink_to(folder)
-    (tmp_path / "large.png").write_bytes(png_with_size(30_000, 30_000))
-    assert ask(tmp_path, tmp_path / "pipe.jpg", Path("a" * 300)) == 5
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    named = ["folder", "large.png", "pipe.jpg", "pipe.jpg", "a" * 300]
-    assert [line.split(": ")[1] for line in computing(captured.err)] == [
-        *(str(tmp_path / name) for name in named[:-1]), named[-1]
-    ]  # fmt: skip
