@@ -22,10 +22,10 @@ from pipeline.engine.choices import PARALLELS
 from pipeline.engine.loop import Batch, Totals
 from pipeline.engine.world import World
 from pipeline.loader.batches import train_batches
-from pipeline.training import monitor, opening, results, schedule
+from pipeline.training import monitor, results, schedule
 from pipeline.training.checks import check_losses_finite, explain_torch_errors
 from pipeline.training.job import Job, check_inputs, open_dataset
-from pipeline.training.notes import ending, notes
+from pipeline.training.notes import ending, notes, opening
 from pipeline.training.resume import resume, save_checkpoint
 from pipeline.training.state import Progress, export_weights, make_learner, microbatch_count
 from pipeline.training.validation import end_epoch
@@ -41,7 +41,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     settings, run, world, rows = job.config.train, job.config.run, job.world, job.rows
     learner = make_learner(job.config, job.dataset.packed.counts("train"), world)
     if world.is_main:
-        print(*(f"train: {line}" for line in opening.block(job, learner.model)), sep="\n", file=sys.stderr)
+        print(*(f"train: {line}" for line in opening(job, learner.model)), sep="\n", file=sys.stderr)
     microbatches = microbatch_count(settings, world)
     totals = Totals.zero(world.device, microbatches)
     progress = resume(job, learner, totals)

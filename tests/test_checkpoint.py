@@ -14,7 +14,7 @@ from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.engine.loop import Learner, Totals
-from pipeline.loader.dataset import Dataset
+from pipeline.loader.storage import Dataset
 from pipeline.training import checkpoint, resume, runs, state
 from pipeline.training.job import Job
 from pipeline.training.runs import Run

@@ -13,8 +13,8 @@ from pipeline.config.machine import Machine
 from pipeline.config.params import Grey
 from pipeline.data import corrections, images, originals
 from pipeline.planning import estimate, survey
+from pipeline.planning.estimate import Times
 from pipeline.planning.survey import Survey
-from pipeline.planning.times import Times
 from tests.conftest import PROJECT, change, on_cpu
 from tests.helpers.datasets import put, settings, two_classes
 from tests.helpers.refusals import refuses

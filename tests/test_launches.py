@@ -20,8 +20,7 @@ from pipeline.engine.loop import Batch, Learner, Totals
 from pipeline.engine.parallel import Share
 from pipeline.loader import augment, resample
 from pipeline.loader.batches import train_batches
-from pipeline.loader.dataset import Dataset
-from pipeline.loader.storage import ImageStore
+from pipeline.loader.storage import Dataset, ImageStore
 from pipeline.models import network
 from tests.helpers.emulation import emulator
 from tests.helpers.graphs import RehearsedGraph

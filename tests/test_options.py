@@ -24,7 +24,7 @@ from pipeline.engine.world import World
 from pipeline.evaluation import inference
 from pipeline.loader import sampler, storage
 from pipeline.loader.batches import train_batches
-from pipeline.loader.dataset import Dataset
+from pipeline.loader.storage import Dataset
 from pipeline.models import exported, network
 from pipeline.training import schedule
 from tests.helpers import starts

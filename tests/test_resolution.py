@@ -14,7 +14,7 @@ from pipeline.data import packed
 from pipeline.engine.parallel import Share
 from pipeline.loader import sampler, storage
 from pipeline.loader.batches import train_batches
-from pipeline.loader.dataset import Dataset
+from pipeline.loader.storage import Dataset
 from pipeline.training.schedule import finished_epoch
 from tests.conftest import change, on_cpu, read_params
 from tests.helpers.trainings import small_world

@@ -18,7 +18,7 @@ from pipeline.base import files
 from pipeline.config import params
 from pipeline.data import packed
 from pipeline.engine.loop import Totals
-from pipeline.loader.dataset import Dataset
+from pipeline.loader.storage import Dataset
 from pipeline.models import network
 from pipeline.training import results, state, validation
 from pipeline.training.job import Job

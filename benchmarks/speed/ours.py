@@ -24,8 +24,7 @@ from pipeline.engine.parallel import ParallelModel, Share
 from pipeline.engine.world import World
 from pipeline.loader import storage
 from pipeline.loader.batches import train_batches
-from pipeline.loader.dataset import Dataset
-from pipeline.loader.storage import ImageStore
+from pipeline.loader.storage import Dataset, ImageStore
 from pipeline.training import schedule
 from pipeline.training.state import make_learner
 

@@ -19,9 +19,8 @@ from pipeline.engine.choices import MEMORY_FORMATS
 from pipeline.engine.loop import Batch
 from pipeline.engine.parallel import Share
 from pipeline.loader import augment, random_params, sampler
-from pipeline.loader.dataset import Dataset
 from pipeline.loader.random_params import AugmentParams, CropRange, Mix
-from pipeline.loader.storage import ImageStore
+from pipeline.loader.storage import Dataset, ImageStore
 
 Collected = tuple[Tensor, Tensor]  # of ImageStore.collect
 

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.base.errors import Fault, UserError
+from pipeline.data.packed import Packed
 
 Residency = Literal["auto", "device", "host", "disk"]
 MAX_SHARE = 0.5  # of the free memory, that the images of all processes of this machine may take
@@ -75,6 +76,14 @@ class ImageStore:
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream in which batches are copied to a GPU."""
     return torch.cuda.Stream(device)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The packed images where run.residency keeps them, with their labels, sizes and splits."""
+
+    packed: Packed
+    images: ImageStore
 
 
 def open_images(

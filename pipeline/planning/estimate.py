@@ -19,10 +19,19 @@ from pipeline.data import duplicates, images
 from pipeline.engine import environment
 from pipeline.loader import sampler
 from pipeline.planning.survey import Survey
-from pipeline.planning.times import Times
 
 SAMPLE, LONGEST_SAMPLE = 48, 2.0  # images, seconds
 STARTS = 6  # the stages and DVC take as long as this many starts of a process that trains [measured]
+
+
+@dataclass(frozen=True)
+class Times:
+    """The times of a training on this machine, in seconds."""
+
+    start: float  # from the start of a process to its first step
+    first_step: float  # it also compiles and allocates
+    step: float  # a later one
+    validation: float  # per image and process
 
 
 @dataclass(frozen=True)

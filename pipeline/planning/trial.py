@@ -2,9 +2,9 @@
 
     python -m pipeline.planning.trial FILE       FILE: JSON with `params` and the number of `classes`
 
-Rank 0 prints `Times` as JSON. `estimate.measured_times` starts it, once for each of `run.processes`. The steps are
-those of the stage `train`: the same model, loader, precision and parallelism. The learning rate is 0, and nothing is
-written.
+Rank 0 prints `estimate.Times` as JSON. `estimate.measured_times` starts it, once for each of `run.processes`. The steps
+are those of the stage `train`: the same model, loader, precision and parallelism. The learning rate is 0, and nothing
+is written.
 """
 
 import json
@@ -12,7 +12,6 @@ import os
 import statistics
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -29,11 +28,9 @@ from pipeline.engine.choices import PARALLELS
 from pipeline.engine.loop import Learner, Totals
 from pipeline.engine.world import World
 from pipeline.loader.batches import eval_batches, train_batches
-from pipeline.loader.dataset import Dataset
-from pipeline.loader.storage import ImageStore
+from pipeline.loader.storage import Dataset, ImageStore
 from pipeline.models.description import View
 from pipeline.models.exported import center_crops
-from pipeline.planning.times import Times
 from pipeline.training.state import make_learner, microbatch_count
 
 ENOUGH = 4.0  # seconds; steps that take longer together are the last ones
@@ -57,8 +54,8 @@ def random_data(config: Params, classes: int, device: torch.device) -> Dataset:
     return Dataset(packed, ImageStore(torch.from_numpy(pixels).to(device), device))
 
 
-def trial(config: Params, classes: int) -> Times:
-    """The times of this process: its start, its first step, a later step, and the validation of an image."""
+def trial(config: Params, classes: int) -> dict[str, float]:
+    """The fields of `estimate.Times`, whose module imports what would make the start of this process longer."""
     settings = config.train
     determinism.make_deterministic(settings.threads, settings.deterministic)
     world = World.from_env(os.environ, settings.device)
@@ -69,7 +66,8 @@ def trial(config: Params, classes: int) -> Times:
         start = time.time() - psutil.Process().create_time()
         seconds = step_seconds(config, learner, dataset, world)
         per_image = validation_seconds(config, learner, dataset)
-    return Times(start, seconds[0], statistics.median(seconds[WARM_UP:] or seconds[1:]), per_image)
+    later = statistics.median(seconds[WARM_UP:] or seconds[1:])
+    return {"start": start, "first_step": seconds[0], "step": later, "validation": per_image}
 
 
 def step_seconds(config: Params, learner: Learner, dataset: Dataset, world: World) -> list[float]:
@@ -116,7 +114,7 @@ def main() -> int:
         question = json.loads(Path(sys.argv[1]).read_bytes())
         times = trial(params.parse(question["params"]), question["classes"])
         if os.environ.get("RANK", "0") == "0":
-            print(json.dumps(asdict(times)), flush=True)
+            print(json.dumps(times), flush=True)
         return 0
 
     return distributed.run_process(lambda: exit_status("estimate", answer))

@@ -14,7 +14,7 @@ from pipeline.engine.agreement import Facts
 from pipeline.engine.rendezvous import Store
 from pipeline.engine.world import World
 from pipeline.loader import storage
-from pipeline.loader.dataset import Dataset
+from pipeline.loader.storage import Dataset
 from pipeline.training import identity, provenance, runs
 from pipeline.training.runs import Run
 

@@ -1,11 +1,38 @@
-"""What a training does that its params alone do not show."""
+"""What `train` prints: its facts before the first step, and what its params alone do not show."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
+from pipeline.config import resolution
 from pipeline.config.params import Train
+from pipeline.data.split_table import SPLITS
 from pipeline.engine.loss import balanced_weights
-from pipeline.training import schedule
+from pipeline.loader import sampler
+from pipeline.training import provenance, schedule
+from pipeline.training.job import Job
+
+
+def opening(job: Job, model: nn.Module) -> list[str]:
+    """The facts of this training, one line each."""
+    settings, world, data = job.config.train, job.world, job.dataset.packed
+    all_of, trained = _count(model, trained_only=False), _count(model, trained_only=True)
+    images = ", ".join(f"{len(data.rows(split)):,} {split}" for split in SPLITS)
+    steps = sampler.steps(settings.epochs, job.rows, settings.batch_size)
+    per_epoch = f"{job.rows / settings.batch_size:,.1f}".removesuffix(".0")
+    threads = f", {settings.threads} {_plural('thread', settings.threads)} each" if world.device.type == "cpu" else ""
+    most = "at most " if settings.patience else ""
+    frozen = "" if trained == all_of else f", of which {trained:,} are trained"
+    return [
+        f"model      {settings.model}, {all_of:,} parameters{frozen}; pretrained weights: {settings.weights}",
+        f"images     {images}; {len(data.classes)} classes; {_pixels(settings)} pixels",
+        f"steps      {per_epoch} per epoch × {settings.epochs} epochs = {most}{steps:,}; "
+        f"{settings.batch_size} images per step",
+        f"device     {settings.device} ({provenance.device_name(world.device)}), "
+        f"{world.size} {_plural('process', world.size)}{threads}",
+        f"precision  {settings.precision}; parallel: {settings.parallel}",
+    ]
 
 
 def notes(settings: Train, counts: Mapping[str, int]) -> Iterator[str]:
@@ -35,3 +62,16 @@ def ending(settings: Train, history: Sequence[Mapping[str, Any]]) -> Iterator[st
 def _extremes(counts: Mapping[str, int]) -> tuple[str, str]:
     """The class with the most training images, and that with the fewest."""
     return max(counts, key=lambda name: counts[name]), min(counts, key=lambda name: counts[name])
+
+
+def _count(model: nn.Module, trained_only: bool) -> int:
+    return sum(values.numel() for values in model.parameters() if values.requires_grad or not trained_only)
+
+
+def _pixels(settings: Train) -> str:
+    """The sides of the training crops: 224 × 224, or 96 × 96, 128 × 128, 160 × 160."""
+    return ", ".join(f"{side} × {side}" for side in resolution.used(settings))
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}{'es' if word.endswith('s') else 's'}"

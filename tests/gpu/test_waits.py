@@ -25,7 +25,7 @@ def test_waits(world: World, precision: str, optimizer: str) -> Figures:
     asks once whether a gradient overflowed, and Apex's levels ask as often as Apex does."""
     from benchmarks.speed import ours  # imports TensorBoard, which no other case needs
     from pipeline.loader.batches import train_batches
-    from pipeline.loader.dataset import Dataset
+    from pipeline.loader.storage import Dataset
 
     settings = params.load().train.model_copy(
         update={"precision": precision, "batch_size": 16, "crop": 32, "erasing": 0.5, "color_jitter": 0.2}
