@@ -1,13 +1,13 @@
-"""Single file operations of real stages fail, or the process is killed: a sample of `python -m benchmarks faults`."""
+"""Single file operations of real stages fail, or the process is killed: a sample of `python -m tests.faults.faults`."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import faults, watched_run
 from benchmarks.harness import workspace
 from tests.conftest import PROJECT
+from tests.faults import faults, watched_run
 
 needs_a_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler: cc")
 

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.faults import plan
-from benchmarks.faults.watched_run import left_in
 from benchmarks.harness import workspace
 from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
 from pipeline.data import corrections
 from pipeline.models import pretrained
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
+from tests.faults import plan
+from tests.faults.watched_run import left_in
 from tests.helpers import starts
 from tests.helpers.projects import link_code
 

@@ -13,11 +13,11 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
-from benchmarks.faults import kill_sweep, plan
-from benchmarks.faults.watched_run import working_in
 from pipeline.base import dvc_lock, killed_dvc
 from pipeline.data import corrections
-from tests.conftest import PROJECT, on_cpu, read_params, write_params
+from tests.conftest import on_cpu, read_params, write_params
+from tests.faults import kill_sweep, plan
+from tests.faults.watched_run import working_in
 
 # As DVC writes it.
 LOCK = """schema: '2.0'
@@ -106,14 +106,6 @@ def test_a_sweep_interrupts_every_moment_of_every_stage_twice() -> None:
     assert {fault.signal for fault in faults} == set(plan.SIGNALS)
     assert {fault.target for fault in faults} == {"rank", "launcher", "dvc", "group", "repro"}
     assert all(fault.target in plan.targets(fault.stage, fault.moment) for fault in faults)
-
-
-def test_the_benchmarks_are_listed() -> None:
-    """`python -m benchmarks` names each with the first line of its docstring."""
-    command = [sys.executable, "-m", "benchmarks"]
-    listed = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True).stdout
-    assert "python -m benchmarks kill_sweep" in listed
-    assert (kill_sweep.__doc__ or "").splitlines()[0] in listed
 
 
 def test_a_cut_lock_is_noticed_or_states_nothing_by_halves() -> None:

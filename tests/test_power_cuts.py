@@ -1,4 +1,4 @@
-"""Power cuts of a real disk: see benchmarks/faults/power_cuts.py. test_damage.py has single kinds of damage."""
+"""Power cuts of a real disk: see tests/faults/power_cuts.py. test_damage.py has single kinds of damage."""
 
 import json
 import os
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults import power_cuts
 from tests.conftest import PROJECT
+from tests.faults import power_cuts
 
 
 def test_where_nothing_can_be_mounted_the_reason_is_printed(
@@ -27,7 +27,7 @@ def test_one_run_after_a_power_cut_ends_with_the_right_bytes(tmp_path: Path) -> 
     """One cut during the pipeline, four after its end, two after the end of `dvc repro` alone."""
     if reason := power_cuts.why_not():
         pytest.skip(reason)
-    command = [sys.executable, "-m", "benchmarks", "power_cuts", "--cuts", "7", "--out", str(tmp_path / "cuts.json")]
+    command = [sys.executable, "-m", "tests.faults.power_cuts", "--cuts", "7", "--out", str(tmp_path / "cuts.json")]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((tmp_path / "cuts.json").read_text())["summary"]

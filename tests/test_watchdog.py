@@ -14,20 +14,20 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.faults import frozen
 from pipeline.config import params
 from pipeline.engine import launchers
 from pipeline.engine import watchdog as frozen_processes
 from pipeline.engine.distributed import ENDED_NOTE, FAILED, run_process
 from pipeline.engine.watchdog import Silence, Watch, ended, stopped
 from tests.conftest import on_cpu
+from tests.faults import frozen
 from tests.helpers.nodes import nodes
 from tests.helpers.nodes import start as start_node
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import LONG, gone, messages, rank_processes, small_world, start, wait_for, wait_for_epoch
 
 TRAIN = [sys.executable, "-m", "pipeline.launch", "train"]
-# A case of `python -m benchmarks frozen`, which has more → processes, run.timeout_seconds, exit status.
+# A case of `python -m tests.faults.frozen`, which has more → processes, run.timeout_seconds, exit status.
 TRIED = {"torchrun, process 0": (2, 30, 1), "one process, then TERM": (1, 30, 75)}
 
 

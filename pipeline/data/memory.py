@@ -1,6 +1,6 @@
 """How much memory an image takes while it is decoded, and a budget of memory that threads share.
 
-All figures are measured (benchmarks/faults/memory.py), for opening, decoding, conversion to RGB, turning and hashing.
+All figures are measured, for opening, decoding, conversion to RGB, turning and hashing.
 They change no result.
 """
 

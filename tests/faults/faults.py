@@ -1,7 +1,7 @@
 """Makes each file operation of each stage fail once: no traceback, no partial output, no leftover after the next run.
 
-    python -m benchmarks faults --out benchmarks/results         for every operation; hours
-    python -m benchmarks faults --every 20 --stages prepare      a sample
+    python -m tests.faults.faults --out benchmarks/results         for every operation; hours
+    python -m tests.faults.faults --every 20 --stages prepare      a sample
 
 A library (faults.c, compiled here, loaded with LD_PRELOAD) counts the operations of a stage that change files: open,
 write, sync, rename, link, unlink, mkdir, rmdir, truncate, close. In one run per operation it makes this operation fail
@@ -288,13 +288,14 @@ def workers() -> Iterator[Worker]:
     """A worker process with the library, in a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="faults-") as base:
         library = build(Path(base))
-        with Worker(__name__ if __name__ != "__main__" else "benchmarks.faults.faults", str(Path(base).resolve()),
+        with Worker(__name__ if __name__ != "__main__" else "tests.faults.faults", str(Path(base).resolve()),
                     env={"LD_PRELOAD": str(library), **ONE_THREAD}) as process:  # fmt: skip
             yield process
 
 
 def main() -> int:
     parser = measuring.parser(__doc__, "faults")
+    parser.prog = "python -m tests.faults.faults"
     parser.add_argument("--every", type=int, default=1, help="one fault per so many operations (default: %(default)s)")
     parser.add_argument("--stages", nargs="+", choices=workspace.STAGES, default=workspace.STAGES)
     parser.add_argument("--errors", nargs="+", choices=tuple(ERRORS), default=tuple(ERRORS))

@@ -1,6 +1,6 @@
 """Cuts the power of a disk during and after a run of the pipeline: the next `make repro` gives the right bytes.
 
-    python -m benchmarks power_cuts --cuts 20 --out benchmarks/results/power_cuts.json
+    python -m tests.faults.power_cuts --cuts 20 --out benchmarks/results/power_cuts.json
 
 Needs root, mkfs.btrfs and mkfs.ext4. The project is on an ext4 file system in a file, and that file is on a btrfs. A
 reflink copy of the file is the disk as a power cut at that moment leaves it: data that was only in memory is missing,
@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks.harness.measuring import machine
 from benchmarks.harness.workspace import call, copy_project, environment
-from pipeline.base import dvc_lock, files, integrity
+from pipeline.base import files
 
 PARAMS: dict[str, dict[str, Any]] = {
     "data": {"source": "synthetic", "synthetic": {"count": 50, "size": 40}},
@@ -49,7 +49,11 @@ AFTER = (0.0, 1.0, 3.0, 8.0)  # seconds after the end of a run
 MOST_REPROS = 4
 IN_NAMESPACE = "PERENNIAL_POWER_CUTS"  # set for the process that runs in a new mount namespace
 SIZE = 2 * 10**9  # bytes of the disk
-LOOK = "from benchmarks.faults import power_cuts; print(power_cuts.look())"  # for a new process in the project
+# For a new process in the project: the hash of dvc.lock, and each damaged file or cache object.
+LOOK = """
+from pipeline.base import dvc_lock, files, integrity
+print(files.sha256(dvc_lock.LOCK), *integrity.damage(dvc_lock.read(dvc_lock.LOCK)))
+"""
 
 
 @dataclass(frozen=True)
@@ -90,12 +94,6 @@ def why_not() -> str:
 
 def run_checked(*command: str | Path) -> None:
     subprocess.run([str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
-
-
-def look() -> str:
-    """What a run left in the current folder: the hash of dvc.lock, and each damaged file or cache object."""
-    damaged = integrity.damage(dvc_lock.read(dvc_lock.LOCK))
-    return " ".join([files.sha256(dvc_lock.LOCK), *map(str, damaged)])
 
 
 class Disk:
@@ -235,7 +233,9 @@ def summary(done: list[Cut]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks power_cuts", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults.power_cuts", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--cuts", type=int, default=20)
     parser.add_argument("--out", type=Path, help="a JSON file for the figures, written anew after every cut")
     options = parser.parse_args()
@@ -243,7 +243,7 @@ def main() -> int:
         if reason := why_not():
             print(f"power_cuts: left out: {reason}")
             return 0
-        command = ["unshare", "--mount", sys.executable, "-m", "benchmarks", "power_cuts", *sys.argv[1:]]
+        command = ["unshare", "--mount", sys.executable, "-m", "tests.faults.power_cuts", *sys.argv[1:]]
         return subprocess.run(command, env={**os.environ, IN_NAMESPACE: "1"}, check=False).returncode
     print(ROW.format("command", "cut", "repros", "repairs", "ran", "wrong", "lost", "seconds"), flush=True)
     with tempfile.TemporaryDirectory(prefix="power-cuts-", ignore_cleanup_errors=True) as temporary:

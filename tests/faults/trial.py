@@ -14,10 +14,10 @@ import psutil
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from benchmarks.faults.plan import ELASTIC, PARAMS, Fault, last_stage
-from benchmarks.faults.watched_run import left_in, send, start, wait_for_moment
 from benchmarks.harness.workspace import STAGES, call, copy_project, set_params
 from pipeline.base import files
+from tests.faults.plan import ELASTIC, PARAMS, Fault, last_stage
+from tests.faults.watched_run import left_in, send, start, wait_for_moment
 
 MOST_REPROS = 4
 

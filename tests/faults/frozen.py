@@ -1,6 +1,6 @@
 """Freezes processes of a real training or evaluation (SIGSTOP): each run ends in time and names the frozen process.
 
-    python -m benchmarks frozen --timeout 20 --out benchmarks/results/frozen.json
+    python -m tests.faults.frozen --timeout 20 --out benchmarks/results/frozen.json
 
 What the stages need is copied to a temporary folder, and the data are prepared there (a small ResNet-18 on CPU
 processes). Each case starts `python -m pipeline.launch` in a copy of that folder, as DVC does. It waits for the first
@@ -33,11 +33,11 @@ from typing import Any
 
 import psutil
 
-from benchmarks.faults.plan import PARAMS
-from benchmarks.faults.watched_run import left_in
 from benchmarks.harness.measuring import machine
 from benchmarks.harness.workspace import Changes, call, create_prepared, environment, run_checked, set_params
 from pipeline.base import files
+from tests.faults.plan import PARAMS
+from tests.faults.watched_run import left_in
 
 MORE_SECONDS = 30  # allowed after the timeout
 MOST_SECONDS = 400  # a longer case is killed, and has failed
@@ -224,7 +224,7 @@ def outcomes(timeout: int, cases: list[Case]) -> Iterator[Outcome]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks frozen", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.frozen", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--timeout", type=int, default=20, help="run.timeout_seconds")
     parser.add_argument("--only", default="", help="cases with this in their names")
     parser.add_argument("--out", type=Path, help="a JSON file for the figures, written anew after every case")

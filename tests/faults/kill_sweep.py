@@ -1,7 +1,7 @@
 """Kills a real `dvc repro` many times: no process stays, dvc.lock records nothing false, the bytes are the same.
 
-    python -m benchmarks kill_sweep --trials 100 --seed 0 --out benchmarks/results/kill_sweep.json
-    python -m benchmarks kill_sweep --elastic --trials 30 --seed 0 --out benchmarks/results/kill_sweep_elastic.json
+    python -m tests.faults.kill_sweep --trials 100 --seed 0 --out benchmarks/results/kill_sweep.json
+    python -m tests.faults.kill_sweep --elastic --trials 30 --seed 0 --out benchmarks/results/kill_sweep_elastic.json
 
 The project is copied to a temporary folder and run there once without interruption (a small ResNet-18 on two CPU
 processes). Each trial starts from a copy of the state before one stage, without DVC's run cache, so nothing is restored
@@ -29,10 +29,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.plan import OTHERS, plan
-from benchmarks.faults.trial import Trial, prepare, run_trial
 from benchmarks.harness.measuring import machine
 from pipeline.base import files
+from tests.faults.plan import OTHERS, plan
+from tests.faults.trial import Trial, prepare, run_trial
 
 
 def sweep(trials: int, seed: int, elastic: bool = False) -> Iterator[Trial]:
@@ -94,7 +94,9 @@ def summary(done: list[Trial]) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks kill_sweep", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults.kill_sweep", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--trials", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--elastic", action="store_true", help="with another number of processes at every start")

@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.faults.plan import AFTER, EPOCHS, Fault, last_stage
 from benchmarks.harness.workspace import environment
+from tests.faults.plan import AFTER, EPOCHS, Fault, last_stage
 
 with warnings.catch_warnings():  # its import uses interfaces that its dependencies have deprecated
     warnings.simplefilter("ignore")

@@ -1,0 +1,1 @@
+"""Faults of real runs: killed, frozen and failing processes, full disks, power cuts. Each file is a program."""
