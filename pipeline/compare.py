@@ -17,12 +17,12 @@ from pathlib import Path
 
 from pipeline.base import files
 from pipeline.base.errors import exit_status, without_secrets
-from pipeline.claims import pair, revisions
-from pipeline.claims.revisions import Revision, Table
 from pipeline.config import params
 from pipeline.config.params import Paths
 from pipeline.data.layout import columns, padded
 from pipeline.evaluation import metrics
+from pipeline.reruns import pair, revisions
+from pipeline.reruns.revisions import Revision, Table
 
 HEAD = ("experiment", "validation (95 %)", "test (95 %)", "macro F1", "seconds", "images/s", "changed params")
 WIDTH = 110

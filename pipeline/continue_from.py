@@ -19,8 +19,6 @@ from torch import Tensor
 
 from pipeline.base import files, programs
 from pipeline.base.errors import Fault, UserError, damaged, exit_status
-from pipeline.claims import revisions
-from pipeline.claims.revisions import HERE
 from pipeline.config import document, params
 from pipeline.config.model_names import weights_file
 from pipeline.config.params import Params
@@ -28,6 +26,8 @@ from pipeline.evaluation import figures
 from pipeline.evaluation.figures import TrainFigures
 from pipeline.models import description, exported, network, pretrained
 from pipeline.models.description import Description
+from pipeline.reruns import revisions
+from pipeline.reruns.revisions import HERE
 
 REMEDY = "take another revision, or train there again (dvc repro)"
 DIGITS = 12  # of the SHA-256 of models/model.safetensors, in the name of the file

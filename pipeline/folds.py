@@ -29,11 +29,10 @@ from pipeline.config.params import Params
 from pipeline.data import corrections
 from pipeline.planning import estimate, survey
 from pipeline.planning.survey import Survey
-from pipeline.reruns import runner, workcopy
+from pipeline.reruns import answers, record, runner, workcopy
+from pipeline.reruns.record import Record
 from pipeline.reruns.runner import Job, Slot
 from pipeline.reruns.workcopy import WorkCopy
-from pipeline.studies import answers, record
-from pipeline.studies.record import Record
 
 FOLDER = workcopy.FOLDER / "folds"
 FOLDS = 5

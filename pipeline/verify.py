@@ -33,10 +33,9 @@ from pathlib import Path
 from pipeline.base import dvc_lock, programs
 from pipeline.base.dvc_lock import Claims
 from pipeline.base.errors import Fault, UserError, exit_status
-from pipeline.claims import comparison, folder, repetition
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
-from pipeline.reruns import runner
+from pipeline.reruns import comparison, folder, repetition, runner
 from pipeline.reruns.runner import Job
 
 LOG = programs.TEMPORARY / "verify.txt"  # all that a repetition said that failed: its work copy is removed
@@ -131,7 +130,7 @@ def main() -> int:
     if not arguments.elsewhere and count is None:
         runner.stop_on_signals("", KeyboardInterrupt)
         return exit_status("verify", lambda: verify(arguments.stage), interrupted="the work copy is removed")
-    from pipeline.claims import elsewhere  # imports torch, which takes seconds
+    from pipeline.reruns import elsewhere  # imports torch, which takes seconds
 
     runner.stop_on_signals("what is trained is kept: run again to go on")
     return exit_status(

@@ -10,11 +10,11 @@ import pytest
 
 from pipeline import compare
 from pipeline.base.errors import UserError
-from pipeline.claims import revisions
-from pipeline.claims.revisions import Revision
 from pipeline.config import params
 from pipeline.continue_from import fetch
 from pipeline.evaluation import figures
+from pipeline.reruns import revisions
+from pipeline.reruns.revisions import Revision
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.measured import eval_figures, train_figures
 from tests.helpers.projects import call, commit, copy_project

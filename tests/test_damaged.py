@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from pipeline.base import dvc_lock, files, integrity
 from pipeline.base.errors import UserError
-from pipeline.claims import comparison
 from pipeline.data import packed
 from pipeline.loader import augment
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
+from pipeline.reruns import comparison
 from pipeline.training.runs import Run
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers.datasets import one_pixel

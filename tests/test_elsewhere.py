@@ -18,10 +18,10 @@ from scipy import stats
 from pipeline.base import files
 from pipeline.base.dvc_lock import Claims
 from pipeline.base.errors import STOPPED, UserError
-from pipeline.claims import elsewhere, seeds
-from pipeline.claims.seeds import Sample
 from pipeline.config import params
 from pipeline.config.params import Params
+from pipeline.reruns import elsewhere, seeds
+from pipeline.reruns.seeds import Sample
 from tests.conftest import on_cpu, read_params
 from tests.helpers.datasets import noise_image
 from tests.helpers.projects import call, commit, copy_project, edited, link_code, verify, verify_environment

@@ -30,10 +30,9 @@ from pipeline.evaluation.pooled import Pooled
 from pipeline.planning import estimate
 from pipeline.planning.survey import Survey
 from pipeline.reporting.gallery import Album
-from pipeline.reruns import runner, workcopy
+from pipeline.reruns import answers, record, runner, workcopy
+from pipeline.reruns.record import Part, Record
 from pipeline.reruns.workcopy import WorkCopy
-from pipeline.studies import answers, record
-from pipeline.studies.record import Part, Record
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers.datasets import put
 from tests.helpers.projects import call, copy_project, link_code

@@ -17,8 +17,8 @@ from pipeline.evaluation import label_errors, metrics, pooled
 from pipeline.evaluation.pooled import Pooled
 from pipeline.reporting import settings, thumbnails
 from pipeline.reporting.gallery import MOST_ANSWERS, Album
-from pipeline.studies import folds_page
-from pipeline.studies.folds_page import Content
+from pipeline.reruns import folds_page
+from pipeline.reruns.folds_page import Content
 from tests.helpers import browser as browsers
 from tests.helpers import reports
 from tests.helpers.browser import Scheme, assert_links_have_targets, needs_chromium, on_every_screen, opened, readable

@@ -6,10 +6,9 @@ import pytest
 from pydantic import BaseModel
 
 from benchmarks.harness.workspace import STAGES
-from pipeline.claims import seeds
 from pipeline.config import document, params
 from pipeline.config.params import Params
-from pipeline.studies import record
+from pipeline.reruns import record, seeds
 from pipeline.training import identity
 from tests.helpers.settings import LEAVES, tracked
 

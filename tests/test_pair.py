@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from pipeline.claims import pair
-from pipeline.claims.pair import Run
+from pipeline.reruns import pair
+from pipeline.reruns.pair import Run
 from tests.helpers import browser as browsers
 from tests.helpers.browser import Scheme, on_every_screen, readable
 

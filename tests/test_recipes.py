@@ -8,7 +8,7 @@ import pytest
 
 from pipeline import folds
 from pipeline.config import params
-from pipeline.studies import record
+from pipeline.reruns import record
 from tests.conftest import PROJECT, change
 
 RECORDS = sorted((PROJECT / record.RECIPES).glob("*.json"))

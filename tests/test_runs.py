@@ -8,9 +8,9 @@ import pytest
 
 from pipeline.base import locks
 from pipeline.base.errors import UserError
-from pipeline.claims import comparison
 from pipeline.config import params
 from pipeline.config.params import Params
+from pipeline.reruns import comparison
 from pipeline.training import provenance, runs
 from pipeline.training.runs import Run, find_run
 from tests.conftest import change, on_cpu, read_params

@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.base import files
 from pipeline.data.split_table import SPLITS
-from pipeline.studies import record
+from pipeline.reruns import record
 from tests.conftest import PROJECT, read_params
 from tests.documents.phrases import Say
 

@@ -11,9 +11,9 @@ from pipeline.evaluation import label_errors, pooled
 from pipeline.evaluation.pooled import Figures, Pooled
 from pipeline.reporting import settings, thumbnails
 from pipeline.reporting.gallery import Album
+from pipeline.reruns import folds_page, record
+from pipeline.reruns.record import Record
 from pipeline.reruns.workcopy import WorkCopy
-from pipeline.studies import folds_page, record
-from pipeline.studies.record import Record
 
 Made = Mapping[tuple[int, int], WorkCopy]  # the work copy of each (seed, fold)
 

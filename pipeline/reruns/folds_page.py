@@ -22,7 +22,7 @@ from pipeline.reporting.page import SCRIPT as FILTER
 from pipeline.reporting.page import frame
 from pipeline.reporting.page import settings as settings_section
 from pipeline.reporting.settings import Setting
-from pipeline.studies import record
+from pipeline.reruns import record
 
 CHOICES = Path(__file__).with_name("choices.js")
 PARTS = (

@@ -14,15 +14,14 @@ from typing import Any
 from pipeline.base import dvc_lock, files, integrity, locks, schema
 from pipeline.base.dvc_lock import Claims, Hashes
 from pipeline.base.errors import Fault, UserError
-from pipeline.claims import comparison, folder, repetition, seeds
-from pipeline.claims.seeds import STAGES
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from pipeline.engine.world import World
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures
-from pipeline.reruns import runner, workcopy
+from pipeline.reruns import comparison, folder, repetition, runner, seeds, workcopy
 from pipeline.reruns.runner import Slot
+from pipeline.reruns.seeds import STAGES
 from pipeline.training import checkpoint, identity, provenance, runs
 
 FOLDER = workcopy.FOLDER / "seeds"
