@@ -170,12 +170,12 @@ def folds(arguments: argparse.Namespace) -> int:
     recipe = record.read(path) if path else None
     chosen = study(config, arguments.folds, arguments.seeds, arguments.jobs, recipe)
     is_here = config.data.source != "archive"  # else paths.images may have images of another source
-    if is_here:
-        announce(config, survey.survey(config), chosen)
     repeat = f"RECIPE={arguments.recipe}" if recipe else f"FOLDS={chosen.folds} SEEDS={len(chosen.seeds)}"
     with locks.held(FOLDER, "runs make folds"):
-        cache = integrity.cache_folder()
         workcopy.wait_for_workers(FOLDER)
+        if is_here:
+            announce(config, survey.survey(config), chosen)
+        cache = integrity.cache_folder()
         repair(cache)
         copies = copies_of(chosen)
         if not is_here:

@@ -131,7 +131,9 @@ def test_the_third_verdict_is_a_lower_accuracy(project: Path) -> None:
 
 
 @pytest.mark.slow("more trainings; make test records, and trains elsewhere")
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, STOPPED), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, STOPPED), (signal.SIGKILL, -signal.SIGKILL)], ids=["TERM", "KILL"]
+)
 def test_recording_again_gives_the_same_bytes_and_trains_no_finished_seed(
     number: signal.Signals, status: int, project: Path
 ) -> None:

@@ -157,7 +157,7 @@ def stop_on_signals(sentence: str, kind: type[BaseException] = Stopped) -> None:
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Inside the block the signals wait; the first one arrives after it.
+    """Inside the block the signals wait; they arrive after it.
 
     Not with a mask: libraries have threads, and the system gives a signal to any thread that does not mask it.
     """
@@ -168,7 +168,7 @@ def _signals_wait() -> Iterator[None]:
     finally:
         for each, handler in handlers.items():
             signal.signal(each, handler)
-    for number in arrived[:1]:
+    for number in arrived:
         signal.raise_signal(number)
 
 
