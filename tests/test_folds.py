@@ -356,7 +356,7 @@ def test_images_that_cannot_all_be_tested_are_refused_at_once(
     if split:
         rows = [f"{name},{name.split('/')[0]},{split if name.endswith('/0.png') else ''}" for name in names]
         Path("photos/labels.csv").write_text("\n".join(["path,label,split", *rows]))
-    monkeypatch.setattr(estimate, "measured_parts", sys.exit)
+    monkeypatch.setattr(estimate, "measured_parts", lambda *_: sys.exit())
     arguments = Namespace(folds=number, seeds=None, jobs=1, recipe=None)
     with pytest.raises(UserError if kind else SystemExit) as refused:
         folds.folds(arguments)
