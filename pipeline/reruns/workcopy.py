@@ -4,6 +4,7 @@ A work copy shares DVC's cache with the project, and with it the run cache: DVC 
 in a work copy or in the project. A work copy is no Git repository, and the project's own files stay as they are.
 """
 
+import functools
 import os
 import shutil
 import time
@@ -116,6 +117,12 @@ def wait_for_workers(folder: Path) -> None:
         time.sleep(POLL)
 
 
+@functools.cache
+def _cache_of(project: Path) -> Path:
+    """The folder of DVC's cache of the project in the current folder. DVC is asked once, and not for each copy."""
+    return (project / integrity.cache_folder()).resolve()
+
+
 def _connect(folder: Path, values: Mapping[str, Any], own: Collection[str]) -> WorkCopy:
     """Set the params, and let the copy use the project's cache and read the user's own files where they are.
 
@@ -127,6 +134,6 @@ def _connect(folder: Path, values: Mapping[str, Any], own: Collection[str]) -> W
     for path in (Path(getattr(config.paths, name)) for name in own):
         if not path.is_absolute() and path.is_dir():
             files.link(folder / path, path)
-    cache = os.path.relpath(integrity.cache_folder().resolve(), (folder / ".dvc").resolve())
+    cache = os.path.relpath(_cache_of(Path.cwd()), (folder / ".dvc").resolve())
     files.write_text(folder / ".dvc/config.local", f'[core]\n    no_scm = true\n[cache]\n    dir = "{cache}"\n')
     return WorkCopy(folder, config)
