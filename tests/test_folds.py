@@ -30,7 +30,7 @@ from pipeline.evaluation.pooled import Pooled
 from pipeline.planning import estimate
 from pipeline.planning.survey import Survey
 from pipeline.reporting.gallery import Album
-from pipeline.reruns import answers, record, runner, workcopy
+from pipeline.reruns import answers, record, runner
 from pipeline.reruns.record import Part, Record
 from pipeline.reruns.workcopy import WorkCopy
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
@@ -189,41 +189,6 @@ def test_a_failed_fold_is_named_with_its_last_lines(tmp_path: Path) -> None:
     assert message.startswith("fold 1: ")
     assert f"copy/{runner.LOG}" in message
     assert "data/images" in message
-
-
-def test_a_copy_has_the_files_and_the_params_but_not_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also files that are not committed yet. A copy that is made again keeps its folder of runs alone."""
-    project = copy_project(tmp_path / "project", **SMALL)
-    monkeypatch.chdir(project)
-    (project / "pipeline/new.py").write_text("NEW = 1\n")
-    (project / "large.zip").write_text("not code")
-    folder = workcopy.FOLDER / "a"
-    copy = workcopy.of_project(folder, {"train.lr": 0.5})
-    assert copy.config.train.lr == 0.5
-    assert (folder / "pipeline/new.py").is_file()
-    assert not (folder / "large.zip").exists()
-    assert not (folder / ".git").exists()
-    (folder / "runs").mkdir()
-    (folder / "runs/kept").touch()
-    (folder / "stale").touch()
-    workcopy.of_project(folder, {"train.lr": 0.6})
-    assert (folder / "runs/kept").exists()
-    assert not (folder / "stale").exists()
-
-
-def test_a_copy_reads_the_users_own_files_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Photos, which Git does not have. Compiled code is copied, so none is compiled again; a removed file is not."""
-    project = copy_project(tmp_path / "project")
-    monkeypatch.chdir(project)
-    (project / "data/inbox").mkdir(exist_ok=True)
-    (project / "data/inbox/mine.png").write_bytes(b"x")
-    (project / "pipeline/compare.py").unlink()
-    (project / "pipeline/loader/__pycache__/one.nbi").touch()
-    workcopy.of_project(Path("copy"), {})
-    assert (project / "copy/data/inbox").resolve() == project / "data/inbox"
-    assert (project / "copy/data/inbox/mine.png").is_file()
-    assert (project / "copy/pipeline/loader/__pycache__/one.nbi").is_file()
-    assert not (project / "copy/pipeline/compare.py").exists()
 
 
 def with_split(folder: Path, config: params.Params, tested: dict[str, bool]) -> WorkCopy:

@@ -1,0 +1,92 @@
+"""Work copies: the project as it is now, or a commit, with other params. They share DVC's cache with the project."""
+
+import configparser
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.errors import UserError
+from pipeline.reruns import workcopy
+from tests.helpers.projects import call, commit, copy_project
+
+
+def test_a_copy_has_the_files_and_the_params_but_not_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also files that are not committed yet. A copy that is made again keeps its folder of runs alone."""
+    project = copy_project(tmp_path / "project")
+    monkeypatch.chdir(project)
+    (project / "pipeline/new.py").write_text("NEW = 1\n")
+    (project / "large.zip").write_text("not code")
+    folder = workcopy.FOLDER / "a"
+    copy = workcopy.of_project(folder, {"train.lr": 0.5})
+    assert copy.config.train.lr == 0.5
+    assert (folder / "pipeline/new.py").is_file()
+    assert not (folder / "large.zip").exists()
+    assert not (folder / ".git").exists()
+    (folder / "runs").mkdir()
+    (folder / "runs/kept").touch()
+    (folder / "stale").touch()
+    workcopy.of_project(folder, {"train.lr": 0.6})
+    assert (folder / "runs/kept").exists()
+    assert not (folder / "stale").exists()
+
+
+def test_a_copy_reads_the_users_own_files_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Photos, which Git does not have. Compiled code is copied, so none is compiled again; a removed file is not."""
+    project = copy_project(tmp_path / "project")
+    monkeypatch.chdir(project)
+    (project / "data/inbox").mkdir(exist_ok=True)
+    (project / "data/inbox/mine.png").write_bytes(b"x")
+    (project / "pipeline/compare.py").unlink()
+    (project / "pipeline/loader/__pycache__/one.nbi").touch()
+    workcopy.of_project(Path("copy"), {})
+    assert (project / "copy/data/inbox").resolve() == project / "data/inbox"
+    assert (project / "copy/data/inbox/mine.png").is_file()
+    assert (project / "copy/pipeline/loader/__pycache__/one.nbi").is_file()
+    assert not (project / "copy/pipeline/compare.py").exists()
+
+
+def test_a_copy_of_a_commit_has_the_files_of_that_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With other params, and with the cache of the project, whose own files and index stay as they are."""
+    project = copy_project(tmp_path / "project")
+    first = call(project, "git", "rev-parse", "HEAD").stdout.strip()
+    (project / "pipeline/new.py").write_text("NEW = 1\n")
+    (project / "data/inbox").mkdir(exist_ok=True)
+    commit(project)
+    (project / "pipeline/compare.py").unlink()
+    status = call(project, "git", "status", "--porcelain").stdout
+    monkeypatch.chdir(project)
+    copy = workcopy.of_commit(Path("one"), first, {"train.lr": 0.5})
+    assert copy.config.train.lr == 0.5
+    assert not (project / "one/pipeline/new.py").exists()
+    assert (project / "one/pipeline/compare.py").is_file()
+    assert (project / "one/data/inbox").is_symlink()
+    written = configparser.ConfigParser()
+    written.read(project / "one/.dvc/config.local")
+    cache = written["cache"]["dir"].strip('"')
+    assert (project / "one/.dvc" / cache).resolve() == project / ".dvc/cache"
+    workcopy.of_commit(Path("two"), "HEAD", {}, own=())
+    assert (project / "two/pipeline/new.py").is_file()
+    assert not (project / "two/data/inbox").is_symlink()
+    workcopy.clear(Path("one"), ())
+    workcopy.clear(Path("two"), ())
+    assert call(project, "git", "status", "--porcelain").stdout == status
+    for unknown in ("nothing", "--index-output=written"):
+        with pytest.raises(UserError):
+            workcopy.of_commit(Path("three"), unknown, {})
+    assert not (project / "written").exists()
+
+
+def test_what_is_copied_replaces_what_is_there(tmp_path: Path) -> None:
+    """A link is not followed: what it points to stays. Two copies in a row are the same."""
+    project, folder = tmp_path / "project", tmp_path / "folder"
+    for path in (project, folder):
+        path.mkdir()
+    (project / "file").write_text("new")
+    (project / "link").symlink_to("file")
+    (tmp_path / "mine").write_text("mine")
+    (folder / "file").symlink_to(tmp_path / "mine")
+    for _ in range(2):
+        workcopy.copy_files([Path("file"), Path("link")], project, folder)
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert (folder / "file").read_text() == (folder / "link").read_text() == "new"
+    assert (folder / "link").is_symlink()
