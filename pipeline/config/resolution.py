@@ -38,7 +38,7 @@ def faults(train: Train) -> Iterator[Fault]:
     """The sides that do not go with each other."""
     if train.crop_from and not SMALLEST <= train.crop_from < train.crop:
         below = f"0, or from {SMALLEST} to below train.crop ({train.crop})"
-        yield Fault("train.crop_from", str(train.crop_from), "value", allowed=below)
+        yield Fault("train.crop_from", str(train.crop_from), "pair", allowed=below)
     if train.eval_crop > train.eval_resize:
         allowed = f"up to train.eval_resize ({train.eval_resize})"
-        yield Fault("train.eval_crop", str(train.eval_crop), "value", allowed=allowed)
+        yield Fault("train.eval_crop", str(train.eval_crop), "pair", allowed=allowed)
