@@ -274,20 +274,14 @@ def test_each_kind_is_counted(world: World) -> None:
     assert world.counts["dark_16_bit"] == sum(case.is_dark for case in MADE)
 
 
-def test_what_is_odd_is_said_with_the_first_file_and_the_remedy(world: World) -> None:
+def test_what_is_odd_is_said(world: World) -> None:
     """One line for files of several images, one for dark ones, and one for each format that is not decoded."""
     found = [(row.image_file.path, row.info) for row in world.rows]
-    pages = [path for path, info in found if info.has_more]
     several_images, dark, *others = findings.lines(found)
-    assert several_images == (
-        f"several images in one file (pages, frames), the first is used: {len(pages)} (first: {pages[0]})"
-    )
-    assert dark.startswith(
-        "16-bit grey, nearly black (below an eighth of the full scale, as 12-bit data is): 1 (first: "
-    )
-    named = sorted({case.reason for case in MADE if case.reason.startswith("unsupported format")})
-    assert [line.startswith(f"{reason}: ") for line, reason in zip(others, named, strict=True)] == [True] * len(named)
-    assert f"unsupported format: JPEG XL: {formats.CONVERT}" in others
+    assert next(path for path, info in found if info.has_more) in several_images
+    assert next(path for path, info in found if info.is_dark) in dark
+    unsupported = {case.reason for case in MADE if case.reason.startswith("unsupported format")}
+    assert {": ".join(line.split(": ")[:2]) for line in others[: len(unsupported)]} == unsupported
 
 
 def test_predict_refuses_a_format_by_name_and_with_its_remedy(world: World) -> None:

@@ -11,7 +11,6 @@ from PIL import Image
 
 from pipeline import split
 from pipeline.base import files, threads
-from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.data import corrections, duplicates, splitting
 from pipeline.data.duplicates import NearDuplicates
@@ -291,7 +290,7 @@ def test_the_stage_hands_every_setting_on(raw: dict[str, Any], monkeypatch: pyte
 
     def noted(*arguments: Any) -> None:
         taken.extend(arguments)
-        raise UserError("seen")
+        raise RuntimeError("seen")
 
     monkeypatch.setattr(split, "split", noted)
     changes = {
@@ -299,7 +298,7 @@ def test_the_stage_hands_every_setting_on(raw: dict[str, Any], monkeypatch: pyte
         "split__fold": 3, "split__phash_distance": 4, "split__min_side": 21, "split__max_pixels": 22,
         "split__max_unreadable": 23, "split__group": "p(.)", "split__stratify": True, "run__workers": 6,
     }  # fmt: skip
-    with pytest.raises(UserError, match="seen"):
+    with pytest.raises(RuntimeError, match="seen"):
         split.run(params.parse(change(raw, **changes)))
     assert taken == [
         Originals(Path("data/images"), {}),

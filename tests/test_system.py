@@ -17,7 +17,7 @@ import torch
 
 import pipeline
 from pipeline.base import errors, files, locks
-from pipeline.base.errors import Stopped, UserError
+from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.config import params
 from pipeline.engine.world import World
 from pipeline.training import provenance
@@ -71,7 +71,8 @@ def test_a_memory_that_is_full_is_named(error: BaseException, setting: str, caps
 
 def test_other_ends_keep_their_status(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit status 1 for a UserError, 75 for a stop, 130 for an interrupt. A bug is raised."""
-    assert ended(UserError("this"), capsys) == (1, "some: this")
+    fault = Fault("key", "a  value", "value", "why\nnot", "another", "change it")
+    assert ended(UserError(fault), capsys) == (1, "some: key: a  value: why not; allowed: another; change it")
     assert ended(Stopped("that"), capsys) == (75, "some: that")
     assert ended(KeyboardInterrupt(), capsys)[0] == 130
     with pytest.raises(RuntimeError, match="a fault"):

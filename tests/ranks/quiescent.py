@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from pipeline.base.errors import UserError, exit_status
+from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.engine import distributed
 from pipeline.engine.world import World
 
@@ -49,7 +49,7 @@ def work(folder: Path, fails: bool) -> int:
 def meet(world: World, fails: bool) -> None:
     with distributed.join(world, 300):
         if fails and world.rank == 1:
-            raise UserError("rank 1: its disk is full")
+            raise UserError(Fault("rank 1", "its disk is full", "failed", remedy="make room"))
         dist.barrier()
 
 
