@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +48,7 @@ class Job:
     stages: tuple[str, ...]
     options: tuple[str, ...] = ("--single-item",)  # of dvc repro
     environ: Mapping[str, str] = field(default_factory=dict)  # variables besides those of this process
+    prepare: Callable[[], object] = lambda: None  # makes the work copy when it is its turn
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,10 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Genera
     try:
         while waiting or running:
             while waiting and free:
+                job = waiting.popleft()
+                job.prepare()
                 with _signals_wait():
-                    running.append(_start(waiting.popleft(), free.pop()))
+                    running.append(_start(job, free.pop()))
             time.sleep(LOOK)
             for one in list(running):
                 status = one.process.poll()
