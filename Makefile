@@ -61,8 +61,8 @@ folds: setup  ## train and test on every fold: one figure over all images (FOLDS
 		$(if $(RECIPE),--recipe "$(RECIPE)")
 
 SWEEP ?= docs/sweep.yaml
-sweep: setup  ## try settings, ranked on the validation images; the best one is tested: make sweep SWEEP=docs/sweep.yaml (JOBS=2)
-	@python -m pipeline.sweep "$(SWEEP)" $(if $(JOBS),--jobs $(JOBS))
+sweep: setup  ## try settings, ranked on the validation images; the best one is tested: make sweep SWEEP=docs/sweep.yaml (JOBS=2; then APPLY=1)
+	@python -m pipeline.sweep "$(SWEEP)" $(if $(JOBS),--jobs $(JOBS)) $(if $(APPLY),--apply)
 
 verify: setup  ## repeat what the committed dvc.lock claims, and compare every byte
 	@python -m pipeline.verify

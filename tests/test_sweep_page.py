@@ -35,8 +35,10 @@ ENDED = [
     done(5, 0.02, "resnet18", train_figures(0.75, 1.25, 2)),
 ]
 BEST_FIRST = trials.ranked(ENDED)
-VERDICT = trials.verdict(BEST_FIRST, eval_figures(0.625, 0.4, 0.8), {"val": 40, "test": 80})
-PAGE = sweep_page.written(SWEEP, BEST_FIRST, VERDICT, "s-best-1")
+PRESENT = ENDED[0].trial.values
+VERDICT = trials.verdict(BEST_FIRST, PRESENT, eval_figures(0.625, 0.4, 0.8), {"val": 40, "test": 80})
+TAKE_OVER = "python -m pipeline.sweep s.yaml --apply && make repro"
+PAGE = sweep_page.written(SWEEP, BEST_FIRST, VERDICT, TAKE_OVER)
 DESKTOP, PHONE = PAGE.split('<div class="phone">')
 
 
@@ -62,14 +64,14 @@ def test_the_loss_of_a_training_that_went_wrong_is_short() -> None:
 
 def test_the_verdict_warns_of_the_selection() -> None:
     """Each figure has the interval of its images. The validation accuracy is said to be too good."""
-    first, second, third = VERDICT
-    assert first.startswith(
-        "Best of 4: trial 4, train.lr=0.05 train.model=resnet18 train.nesterov=true: validation acc"
-    )
+    first, second, third, fourth = VERDICT
     assert "0.7500 (95 % interval 0.5981 to 0.8581, 40 images)" in first
-    assert second.startswith("This figure is too good: it is the highest of 4 on the same images.")
-    assert "of this trial alone: 0.6250 (95 % interval 0.4000 to 0.8000, 80 images)" in third
-    assert "too good" not in trials.verdict(BEST_FIRST[:1], eval_figures(0.5, 0.4, 0.6), {"val": 40, "test": 80})[1]
+    assert "too good" in second
+    assert "0.5000" in third
+    assert "+25.0 points" in third
+    assert "0.6250 (95 % interval 0.4000 to 0.8000, 80 images)" in fourth
+    alone = trials.verdict(ENDED[:1], PRESENT, eval_figures(0.5, 0.4, 0.6), {"val": 40, "test": 80})
+    assert "too good" not in alone[1]
 
 
 def test_the_page_has_every_trial_and_a_line_for_each_result() -> None:
@@ -78,10 +80,10 @@ def test_the_page_has_every_trial_and_a_line_for_each_result() -> None:
         assert drawing.count('<path class="line ') == 4
         assert drawing.count('<path class="line c1"') == 1
     assert '<th scope="row">–</th><td>2</td><td>failed</td>' in PAGE
-    assert "dvc exp apply s-best-1 &amp;&amp; make repro" in PAGE
+    assert TAKE_OVER.replace("&", "&amp;") in PAGE
     drawn = next(line for line in DESKTOP.splitlines() if "<title>trial 1: " in line)
     assert 'd="M84 174L' in drawn
-    assert sweep_page.written(SWEEP, BEST_FIRST, VERDICT, "s-best-1") == PAGE
+    assert sweep_page.written(SWEEP, BEST_FIRST, VERDICT, TAKE_OVER) == PAGE
 
 
 def test_the_line_of_the_best_trial_has_its_own_colour_and_is_above_the_others() -> None:
@@ -99,9 +101,20 @@ def test_names_of_users_are_text() -> None:
 
 def test_one_result_alone_can_be_drawn() -> None:
     """Its accuracy is the lowest and the highest."""
-    page = sweep_page.written(SWEEP, BEST_FIRST[:1], VERDICT, "s-best-1")
+    page = sweep_page.written(SWEEP, BEST_FIRST[:1], VERDICT, TAKE_OVER)
     assert page.count('<path class="line ') == 2  # for a desktop, and for a phone
     assert "nan" not in page
+
+
+def test_present_settings_outside_the_file_are_drawn() -> None:
+    """A number above its range, none on a logarithmic axis, and a word that is not in the list."""
+    for lr, model in ((0.5, "resnet18"), (0.0, "resnet18"), (0.01, "resnet50")):
+        page = sweep_page.written(
+            SWEEP, [*BEST_FIRST, done(6, lr, model, train_figures(0.25, 2.0, 3))], VERDICT, TAKE_OVER
+        )
+        assert page.count('<path class="line ') == 10
+        assert f"train.lr={lr} train.model={model}" in page
+        assert "nan" not in page
 
 
 @on_every_screen
@@ -137,7 +150,7 @@ def test_the_drawing_of_one_setting_does_not_fill_the_page(browser: Browser, tmp
     one = Sweep("one", "random", 4, 0, {"train.lr": LR})
     alone = [Done(Trial(1, {"train.lr": 0.01}), "s-1", (train_figures(0.5, 1.5, 3),))]
     path = tmp_path / "sweep.html"
-    path.write_text(sweep_page.written(one, alone, VERDICT, "s-best-1"))
+    path.write_text(sweep_page.written(one, alone, VERDICT, TAKE_OVER))
     with opened(browser, path, width=1280) as page:
         heights = page.evaluate("[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height)")
         assert max(heights) < 30

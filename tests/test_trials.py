@@ -1,79 +1,73 @@
-"""The experiment of a trial: its name follows from everything that decides the model, and what it gave is checked."""
+"""The trial of a sweep: its identity, what is said of the best one, and the experiment that DVC sees."""
 
-import json
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.base import dvc_lock, files
+from pipeline.base import dvc_lock, files, programs
 from pipeline.base.errors import UserError
 from pipeline.config import params
-from pipeline.evaluation.figures import TrainFigures
-from pipeline.studies import experiments, trials
-from pipeline.studies.ranges import Sweep
-from tests.conftest import on_cpu, read_params, write_params
+from pipeline.studies import trials
+from pipeline.studies.ranges import Sweep, Trial
+from pipeline.studies.trials import Done
+from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers.measured import train_figures
-from tests.helpers.projects import link_code
+from tests.helpers.projects import call, commit
 
 SHARED = {"data/split.csv": "a", "pipeline/train.py": "b"}
 
 
-def name(shared: dict[str, str] = SHARED, study: str = "s", **changes: Any) -> str:
-    """The name of the experiment of params with these changes."""
+@pytest.fixture(autouse=True)
+def in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PROJECT)  # dvc.yaml says which settings decide
+
+
+def digest(shared: dict[str, str] = SHARED, **changes: Any) -> str:
+    """The identity of a training with these changes."""
     config = params.parse(on_cpu(read_params(), **changes))
-    own = trials.weights(config, Sweep("s", "grid", 1, 0, {"train.lr": (0.1,)}))
-    return trials.name(study, "1", config, shared, own)
+    return trials.digest(config, shared, trials.weights(config, Sweep("s", "grid", 1, 0, {"train.lr": (0.1,)})))
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"train__lr": 0.5}, {"train__seed": 7}, {"evaluate__batch_size": 3}, {"run__processes": 2},
-        {"shared": SHARED | {"data/split.csv": "c"}}, {"shared": SHARED | {"pipeline/train.py": "c"}},
-    ],
-)  # fmt: skip
-def test_a_trial_whose_model_differs_is_another_experiment(changes: dict[str, Any]) -> None:
+    "changes", [{"train__lr": 0.5}, {"run__processes": 2}, {"shared": SHARED | {"data/split.csv": "c"}}]
+)
+def test_a_trial_whose_model_differs_is_another_one(changes: dict[str, Any]) -> None:
     """Params, data or code: a finished trial is never taken for one of other images."""
-    assert name(**changes) != name()
+    assert digest(**changes) != digest()
 
 
-@pytest.mark.parametrize("changes", [{"run__workers": 5}, {"split__seed": 9}])
-def test_a_trial_whose_model_is_the_same_is_the_same_experiment(changes: dict[str, Any]) -> None:
-    """The split is known by the hash of its table."""
-    assert name(**changes) == name()
+def test_a_trial_whose_model_is_the_same_is_the_same() -> None:
+    assert digest(run__workers=5, evaluate__onnx=False) == digest()
 
 
 def test_the_users_own_weights_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their content, not their name alone; a missing file is refused."""
+    """By their content, not their name alone. Those of params.yaml are read, too: they are tried. A missing file is
+    refused.
+    """
+    for name in ("dvc.yaml", "pipeline"):
+        (tmp_path / name).symlink_to(PROJECT / name)
     monkeypatch.chdir(tmp_path)
-    link_code(tmp_path)
     own: dict[str, Any] = {"train__weights": "mine.safetensors"}
-    with pytest.raises(UserError, match=r"^train.weights: mine.safetensors not found"):
-        name(**own)
-    names = []
+    with pytest.raises(UserError) as error:
+        digest(**own)
+    assert [(fault.key, fault.kind) for fault in error.value.faults] == [("train.weights", "missing")]
+    digests = []
     for content in ("one", "two", "one"):
         Path("mine.safetensors").write_text(content)
-        names.append(name(**own))
-    assert names[0] != names[1]
-    assert names[0] == names[2]
-
-
-def test_swept_weights_are_known_by_their_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that params.yaml names are not read then; of `none` there is no file."""
-    monkeypatch.chdir(tmp_path)
+        digests.append(digest(**own))
+    assert digests[0] == digests[2] != digests[1]
     Path("one.safetensors").write_text("1")
-    config = params.parse(on_cpu(read_params(), train__weights="other.safetensors"))
     swept = Sweep("s", "grid", 2, 0, {"train.weights": ("none", "one.safetensors")})
-    assert trials.weights(config, swept) == {"one.safetensors": files.sha256(Path("one.safetensors"))}
+    config = params.parse(on_cpu(read_params(), **own))
+    assert trials.weights(config, swept).keys() == {"mine.safetensors", "one.safetensors"}
 
 
 def test_a_name_is_one_that_git_takes() -> None:
     """Of the name of the file of ranges letters and digits are left."""
-    assert re.fullmatch(r"my-sweep-+2-1-[0-9a-f]{8}", name(study="my sweep: 学习 (2)"))
-    assert re.fullmatch(r"sweep-1-[0-9a-f]{8}", name(study="学习"))
+    assert re.fullmatch(r"my-sweep-+2-1-[0-9a-f]{8}", trials.name("my sweep: 学习 (2)", "1", digest()))
+    assert re.fullmatch(r"sweep-1-[0-9a-f]{8}", trials.name("学习", "1", digest()))
 
 
 def test_data_and_code_are_known_by_their_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,14 +85,53 @@ def test_data_and_code_are_known_by_their_hashes(tmp_path: Path, monkeypatch: py
     assert trials.data(params.parse(read_params())) == expected
 
 
-def test_damaged_figures_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the commit, and how to try the trial again."""
-    config, texts = params.parse(read_params()), iter([json.dumps(asdict(train_figures(0.5, 1.5, 3))), "{}"])
-    monkeypatch.setattr(experiments, "text_of", lambda *_: next(texts))
-    assert trials.figures_of("0" * 40, config, TrainFigures) == train_figures(0.5, 1.5, 3)
-    with pytest.raises(UserError) as error:
-        trials.figures_of("0" * 40, config, TrainFigures)
-    assert [(fault.key, fault.kind) for fault in error.value.faults] == [
-        ("metrics/train.json of 000000000000", "damaged")
-    ]
-    assert "dvc exp remove" in error.value.faults[0].remedy
+def done(number: int, *accuracies: float) -> Done:
+    return Done(
+        Trial(number, {"train.lr": number}), "", tuple(train_figures(accuracy, 1.0, 1) for accuracy in accuracies)
+    )
+
+
+def test_the_gain_has_an_interval() -> None:
+    """That of Newcombe's example (1998, table II, row a). Equal models have an interval around 0."""
+    assert trials.difference((48, 80), (56, 70)) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+    low, high = trials.difference((40, 80), (40, 80))
+    assert -low == pytest.approx(high)
+    assert "+10.0 points" in trials.gain(done(2, 0.7), done(1, 0.6), 80)
+
+
+def test_a_gain_that_is_none_has_no_number() -> None:
+    """The present settings are the best, or have no result."""
+    present = done(1, 0.6)
+    sentences = [trials.gain(present, present, 80), trials.gain(done(2, 0.7), done(1), 80)]
+    assert not any("interval" in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_an_experiment_changes_nothing_of_the_user(
+    edited: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the files of the training and, of the others, those of the commit; not the figures of another model."""
+    repository, folder = tmp_path / "repository", tmp_path / "result"
+    for name in ("params.yaml", "metrics/eval.json", "code.py"):
+        files.write_text(repository / name, "of the commit\n")
+    call(repository, "git", "init", "--quiet")
+    monkeypatch.chdir(repository)
+    trials.publish("s-1", folder, params.Params())  # without a commit there is no experiment
+    commit(repository)
+    if edited:
+        files.write_text(repository / "params.yaml", "mine\n")
+        files.write_text(repository / "code.py", "mine\n")
+        call(repository, "git", "add", "code.py")
+    for name in ("params.yaml", "dvc.lock", "metrics/train.json"):
+        files.write_text(folder / name, "of the trial\n")
+    before = call(repository, "git", "status", "--porcelain").stdout
+    trials.publish("s-1", folder, params.Params())
+    assert call(repository, "git", "status", "--porcelain").stdout == before
+    head = programs.output("git", "rev-parse", "HEAD").strip()
+    listed = programs.output("git", "for-each-ref", "--format=%(refname) %(parent)", "refs/exps").split()
+    assert listed == [f"refs/exps/{head[:2]}/{head[2:]}/s-1", head]
+    names = programs.output("git", "ls-tree", "-r", "--name-only", listed[0]).split()
+    assert names == ["code.py", "dvc.lock", "metrics/train.json", "params.yaml"]
+    content = [programs.output("git", "show", f"{listed[0]}:{name}") for name in names]
+    assert content == ["of the commit\n", *["of the trial\n"] * 3]
+    assert sorted(path.name for path in folder.iterdir()) == ["dvc.lock", "metrics", "params.yaml"]

@@ -49,10 +49,10 @@ FILES: dict[type, str] = {TrainFigures: "train.json", EvalFigures: "eval.json"}
 Figures = TypeVar("Figures", TrainFigures, EvalFigures)
 
 
-def read(metrics: Path, kind: type[Figures]) -> Figures:
-    """The figures in a folder of metrics. Raises UserError if the file is missing or damaged."""
+def read(metrics: Path, kind: type[Figures], remedy: str = "") -> Figures:
+    """The figures in a folder of metrics. Raises UserError, with the remedy, if the file is missing or damaged."""
     path = metrics / FILES[kind]
-    return schema.json_of(path, kind, f"restore it (git checkout {path}), or make it again (dvc repro)")
+    return schema.json_of(path, kind, remedy or f"restore it (git checkout {path}), or make it again (dvc repro)")
 
 
 def of_text(text: str | bytes, kind: type[Figures], name: str, remedy: str) -> Figures:

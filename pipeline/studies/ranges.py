@@ -1,12 +1,6 @@
-"""A file of ranges, and the trials that it stands for: a grid, or draws that follow from seed and number alone.
-
-Trial k is the same for every number of trials, and the values of one setting do not depend on the other settings. So a
-longer sweep begins with the trials of the shorter one.
-"""
+"""A file of ranges: which settings are tried, with which values, by which search."""
 
 import difflib
-import hashlib
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +16,6 @@ from pipeline.config.params import Section, Seed, Train
 EXAMPLE = "docs/sweep.yaml has an example"
 MOST = 1000  # trials
 DIGITS = 3  # significant ones of a drawn number: a person can read and repeat it
-ATTEMPTS = 1000  # draws until a trial differs from all before it
 SECTION = "train."
 REASONS = {  # why a setting of another section cannot be swept
     "data": "it chooses other images, and accuracies on other images cannot be compared",
@@ -46,17 +39,6 @@ class Range(Section):
     @property
     def is_whole(self) -> bool:
         return isinstance(self.start, int) and isinstance(self.to, int)
-
-    def at(self, share: float) -> int | float:
-        """The value at a share (0 to below 1) of the range."""
-        if self.scale == "log":
-            exact = math.exp(math.log(self.start) + share * (math.log(self.to) - math.log(self.start)))
-            found = round(exact) if self.is_whole else exact
-        elif self.is_whole:
-            found = math.floor(self.start + share * (self.to - self.start + 1))
-        else:
-            found = self.start + share * (self.to - self.start)
-        return self.rounded(found)
 
     def rounded(self, value: float) -> int | float:
         """The value as it is tried: inside the range, a fraction with so many digits that a person can repeat it."""
@@ -191,43 +173,3 @@ def combinations(sweep: Sweep) -> int:
         for axis in sweep.axes.values()
     ]
     return min(math.prod(sizes), MOST)
-
-
-def grid(sweep: Sweep) -> list[Trial]:
-    """Every combination, in the order of the file; the last setting changes first."""
-    lists = [axis for axis in sweep.axes.values() if isinstance(axis, tuple)]
-    chosen = itertools.product(*lists)
-    return [Trial(number, dict(zip(sweep.axes, values, strict=True))) for number, values in enumerate(chosen, start=1)]
-
-
-def random(sweep: Sweep, trials: int) -> list[Trial]:
-    """So many draws, each different from all before it. Raises UserError if there are not so many."""
-    found: list[Trial] = []
-    for number in range(1, trials + 1):
-        drawn = (_draw(sweep, number, attempt) for attempt in range(ATTEMPTS))
-        known = [trial.values for trial in found]
-        values = next((one for one in drawn if one not in known), None)
-        if values is None:
-            raise UserError(f"trials: {trials}: only {len(found)} different ones were found; ask for fewer")
-        found.append(Trial(number, values))
-    return found
-
-
-def _draw(sweep: Sweep, number: int, attempt: int) -> dict[str, Any]:
-    return {key: _pick(axis, share(f"{sweep.seed}:{number}:{attempt}:{key}")) for key, axis in sweep.axes.items()}
-
-
-def _pick(axis: Axis, at: float) -> Any:
-    return axis.at(at) if isinstance(axis, Range) else axis[int(at * len(axis))]
-
-
-def share(text: str) -> float:
-    """A number from 0 to below 1 that follows from a text alone, on every machine: the first 53 bits of its SHA-256."""
-    return (int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 11) / 2**53
-
-
-def corners(sweep: Sweep) -> Iterator[dict[str, Any]]:
-    """Combinations of all listed values and both ends of each range, the first ones: what a search may choose."""
-    ends = [axis if isinstance(axis, tuple) else (axis.start, axis.to) for axis in sweep.axes.values()]
-    for values in itertools.islice(itertools.product(*ends), MOST):
-        yield dict(zip(sweep.axes, values, strict=True))

@@ -13,22 +13,22 @@ PARTS = (("best", "result"), ("coordinates", "settings and results"), ("trials",
 RESULT = "validation accuracy"
 
 
-def written(sweep: Sweep, best_first: Sequence[Done], verdict: Sequence[str], experiment: str) -> str:
-    """The whole page. `verdict`: sentences about the best trial; `experiment`: where it was tested."""
-    body = "\n".join([best(verdict, experiment), drawing(sweep, best_first), table(best_first)])
+def written(sweep: Sweep, best_first: Sequence[Done], verdict: Sequence[str], command: str) -> str:
+    """The whole page. `verdict`: sentences about the best trial; `command` takes it over."""
+    body = "\n".join([best(verdict, command), drawing(sweep, best_first), table(best_first)])
     tried = ", ".join(key.removeprefix("train.") for key in sweep.axes)
     return page.frame(
         f"{sweep.name}: {tried}", f"{name(sweep.name)}: {len(best_first)} trials of {code(tried)}", PARTS, body
     )
 
 
-def best(verdict: Sequence[str], experiment: str) -> str:
+def best(verdict: Sequence[str], command: str) -> str:
     """The sentences, and how to take the best one over."""
     return markup.section(
         "best",
         "Which trial is the best?",
         *(paragraph(text(sentence)) for sentence in verdict),
-        paragraph(f"To take it over: {code(f'dvc exp apply {experiment} && make repro')}."),
+        paragraph(f"To take it over: {code(command)}."),
     )
 
 
@@ -59,8 +59,13 @@ def _scale(sweep: Sweep, key: str, shown: Sequence[Done]) -> Scale:
     axis, values = sweep.axes[key], [done.trial.values[key] for done in shown]
     title = key.removeprefix("train.")
     if isinstance(axis, Range):
-        return coordinates.numbers(title, axis.start, axis.to, values, log=axis.scale == "log")
-    return coordinates.listed(title, [trials.shown(value) for value in axis], [axis.index(value) for value in values])
+        log = axis.scale == "log" and min(values) > 0  # the present value may lie outside
+        low, high = min(axis.start, *values), max(axis.to, *values)
+        return coordinates.numbers(title, low, high, values, log=log)
+    listed = [*axis, *(value for value in values if value not in axis)]  # at most one, the present value
+    return coordinates.listed(
+        title, [trials.shown(value) for value in listed], [listed.index(value) for value in values]
+    )
 
 
 def table(best_first: Sequence[Done]) -> str:

@@ -1,20 +1,20 @@
-"""Trials of a sweep as experiments: their params, names and results, and which is the best by validation."""
+"""Trials of a sweep: their params, names and results, which is the best by validation, and each as an experiment."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import dvc_lock, files
-from pipeline.base.errors import UserError
-from pipeline.config import document, params, validity
+from pipeline.base import dvc_lock, files, programs
+from pipeline.base.errors import Fault, UserError
+from pipeline.config import params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
 from pipeline.data.layout import columns, padded
 from pipeline.evaluation import figures, metrics
-from pipeline.evaluation.figures import EvalFigures, Figures, TrainFigures
-from pipeline.studies import experiments
+from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.studies.ranges import Sweep, Trial
 from pipeline.training import identity
 
@@ -29,21 +29,12 @@ class Done:
     """A trial that has ended."""
 
     trial: Trial
-    experiment: str
+    experiment: str  # its name
     results: tuple[TrainFigures, ...]  # one, or none if it has failed
 
     @property
     def figures(self) -> tuple[object, ...]:
         return tuple(getattr(self.results[0], name) for name in FIGURES) if self.results else ("",) * len(FIGURES)
-
-
-def check_written(raw: dict[str, Any], keys: Iterable[str]) -> None:
-    """Raise UserError if params.yaml lacks a setting that is swept: DVC can only replace a value."""
-    lines, defaults = dict(document.leaves(raw)), dict(document.leaves(Params().model_dump(mode="json")))
-    if lacking := [key for key in keys if key in defaults and key not in lines]:
-        tables = {key: key.rpartition(".")[::2] for key in lacking}
-        remedy = ", ".join(f"'{name}: {shown(defaults[key])}' in {table}" for key, (table, name) in tables.items())
-        raise UserError(f"{params.FILE} lacks {', '.join(lacking)}; add the lines with the default values: {remedy}")
 
 
 def check(config: Params, chosen: Sequence[Mapping[str, Any]], machine: Machine) -> None:
@@ -77,25 +68,33 @@ def data(config: Params) -> dict[str, str]:
 def weights(config: Params, sweep: Sweep) -> dict[str, str]:
     """Path → hash of the user's own weights files that trials start from. Raises UserError if one is missing."""
     swept = sweep.axes.get("train.weights")
-    values = swept if isinstance(swept, tuple) else (config.train.weights,)
+    values = (config.train.weights, *(swept if isinstance(swept, tuple) else ()))
     paths = {path for value in values for path in own_weights(value)}
     if missing := sorted(path for path in paths if not Path(path).is_file()):
-        raise UserError(f"train.weights: {', '.join(missing)} not found; put the file there")
+        raise UserError(
+            Fault("train.weights", f"{', '.join(missing)} not found", "missing", remedy="put the file there")
+        )
     return {path: files.sha256(Path(path)) for path in paths}
 
 
-def name(study: str, word: str, config: Params, shared: Mapping[str, str], own: Mapping[str, str]) -> str:
-    """The name of an experiment: it is another one as soon as anything differs that changes the bytes of the model.
+def digest(config: Params, shared: Mapping[str, str], own: Mapping[str, str]) -> str:
+    """The identity of a training: it is another one as soon as anything differs that changes the bytes of the model.
 
-    `word`: what the experiment is in this study; `own`: the hashes of the user's own weights files.
+    `shared` is `data`; `own` is `weights`.
     """
-    decisive = {
-        "settings": identity.settings(config, ["train"]),
-        "weights": [own[path] for path in own_weights(config.train.weights)],
-        "shared": dict(shared),
-    }
+    return identity.digest(
+        {
+            "settings": identity.settings(config, ["train"]),
+            "weights": [own[path] for path in own_weights(config.train.weights)],
+            "shared": dict(shared),
+        }
+    )
+
+
+def name(study: str, word: str, digest: str) -> str:
+    """The name of an experiment. `word`: what it is in this study."""
     letters = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in study).strip("-")
-    return f"{letters or 'sweep'}-{word}-{identity.digest(decisive)[:LETTERS]}"
+    return f"{letters or 'sweep'}-{word}-{digest[:LETTERS]}"
 
 
 def own_weights(weights: str) -> list[str]:
@@ -103,11 +102,30 @@ def own_weights(weights: str) -> list[str]:
     return [] if weights in ("none", "imagenet") else [weights]
 
 
-def figures_of(revision: str, config: Params, kind: type[Figures]) -> Figures:
-    """The figures of an experiment, of this commit. Raises UserError if they are damaged."""
-    path = Path(config.paths.metrics) / figures.FILES[kind]
-    remedy = "remove the experiment (dvc exp remove NAME), then run again"
-    return figures.of_text(experiments.text_of(revision, path), kind, f"{path} of {revision[:12]}", remedy)
+def publish(experiment: str, folder: Path, config: Params) -> None:
+    """Let DVC know what a folder has of a training, as an experiment of the last commit with this name.
+
+    The folder has the layout of the project. The files of the user and Git's index stay as they are. Where the project
+    is only a part of a repository, or without a commit, there is no experiment.
+    """
+    environ = {**programs.environment(), "GIT_INDEX_FILE": str((folder / ".index").absolute())}
+
+    def git(*words: str) -> str:
+        return programs.output("git", *words, environ=environ).strip()
+
+    if git("rev-parse", "--show-prefix") or not git("rev-list", "--max-count=1", "--all"):
+        return
+    commit = git("rev-parse", "HEAD")
+    measured = [Path(config.paths.metrics) / name for name in figures.FILES.values()]
+    own = [str(path) for path in (params.FILE, dvc_lock.LOCK, *measured) if (folder / path).is_file()]
+    git("read-tree", commit)
+    git("update-index", "--force-remove", *map(str, measured))  # those of the commit are of another model
+    there = ("-C", str(folder), f"--git-dir={git('rev-parse', '--absolute-git-dir')}", "--work-tree=.")
+    git(*there, "add", "--force", "--", *own)
+    author = ("-c", "user.name=perennial", "-c", "user.email=perennial@localhost")
+    new = git(*author, "commit-tree", "-p", commit, "-m", experiment, git("write-tree"))
+    git("update-ref", f"refs/exps/{commit[:2]}/{commit[2:]}/{experiment}", new)
+    files.remove(folder / ".index")
 
 
 def ranked(ended: Sequence[Done]) -> list[Done]:
@@ -161,8 +179,10 @@ def short(done: Done) -> list[str]:
     return [f"{one.val_accuracy:.4f}", loss, f"{one.exported_epoch}"]
 
 
-def verdict(best_first: Sequence[Done], tested: EvalFigures, images: Mapping[str, int]) -> list[str]:
-    """What the sweep says about its best trial, in sentences."""
+def verdict(
+    best_first: Sequence[Done], present: Mapping[str, Any], tested: EvalFigures, images: Mapping[str, int]
+) -> list[str]:
+    """What the sweep says about its best trial, in sentences. `present`: the values before the sweep."""
     best, (result,) = best_first[0], best_first[0].results
     low, high = metrics.wilson(round(result.val_accuracy * images["val"]), images["val"])
     count = sum(bool(done.results) for done in best_first)
@@ -174,6 +194,32 @@ def verdict(best_first: Sequence[Done], tested: EvalFigures, images: Mapping[str
         f"Best of {count}: trial {best.trial.number}, {described(best.trial.values)}: validation accuracy "
         f"{result.val_accuracy:.4f} (95 % interval {low:.4f} to {high:.4f}, {images['val']:,} images).",
         selected if count > 1 else "It is the only trial with a result.",
+        gain(best, next(done for done in best_first if done.trial.values == present), images["val"]),
         f"Test accuracy, measured once, of this trial alone: {tested.accuracy:.4f} (95 % interval "
         f"{tested.accuracy_low:.4f} to {tested.accuracy_high:.4f}, {images['test']:,} images).",
     ]
+
+
+def gain(best: Done, present: Done, images: int) -> str:
+    """How much better the best trial is than the present settings on the validation images, in a sentence."""
+    before = f"the settings of {params.FILE} (trial {present.trial.number}"
+    if best is present:
+        return f"No trial is better than {before})."
+    if not present.results:
+        return f"The gain over {before}) is not known: that trial has no result."
+    old, new = present.results[0].val_accuracy, best.results[0].val_accuracy
+    low, high = difference((round(old * images), images), (round(new * images), images))
+    return (
+        f"Gain over {before}: {old:.4f}): {100 * (new - old):+.1f} points of validation accuracy (95 % interval "
+        f"{100 * low:+.1f} to {100 * high:+.1f}, as for two models on different images)."
+    )
+
+
+def difference(first: tuple[int, int], second: tuple[int, int]) -> tuple[float, float]:
+    """The 95 % interval of the second share minus the first one [Newcombe 1998, method 10]; each: right, of all.
+
+    It is for independent shares. Two models have the same images, which usually makes the true interval narrower.
+    """
+    p, q = first[0] / first[1], second[0] / second[1]
+    (p_low, p_high), (q_low, q_high) = metrics.wilson(*first), metrics.wilson(*second)
+    return q - p - math.hypot(q - q_low, p_high - p), q - p + math.hypot(q_high - q, p - p_low)
