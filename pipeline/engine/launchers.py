@@ -71,10 +71,8 @@ def torchrun(module: str, run: Run) -> None:
         with supervised(lambda: _children(run), run.timeout_seconds) as watch, _meeting(watch, run):
             elastic_launch(config, "setpriv")("--pdeathsig", "TERM", sys.executable, "-m", module)
     except ChildFailedError as error:
-        codes = {
-            rank: failure.exitcode
-            for rank, failure in sorted(error.failures.items(), key=lambda item: item[1].timestamp)
-        }
+        by_time = sorted(error.failures.items(), key=lambda failure: failure[1].timestamp)
+        codes = {rank: failure.exitcode for rank, failure in by_time}
         raise UserError(*first_to_end(codes, watch, run)) from None
     except (RendezvousError, DistError) as error:
         raise UserError(_not_met(run, f"the nodes cannot meet there: {error}")) from None
@@ -116,11 +114,8 @@ def _meeting(watch: Watch, run: Run) -> Iterator[None]:
         return
     # With run.min_processes torchrun first waits for enough nodes, and then as long for all of them.
     seconds = run.timeout_seconds * (2 if run.min_processes else 1)
-    print(
-        f"launch: node {run.node_rank} of {run.nodes} waits for the others at {run.rendezvous} "
-        f"(run.rendezvous), {seconds} s at most",
-        file=sys.stderr,
-    )
+    where = f"at {run.rendezvous} (run.rendezvous), {seconds} s at most"
+    print(f"launch: node {run.node_rank} of {run.nodes} waits for the others {where}", file=sys.stderr)
 
     def give_up() -> None:
         if watch.seen():
@@ -243,9 +238,9 @@ def first_to_end(codes: dict[int, int], watch: Watch, run: Run) -> list[Fault]:
         return list(watch.named.values())
     note = Path(os.environ[ENDED_NOTE])
     noted = int(note.read_text() or "-1") if note.exists() else -1
-    failed = [rank for rank, code in codes.items() if code != PEER_DIED]
-    for rank in [noted] * (noted in codes) + failed:
-        return [_ended(_name(rank, run), f"ended with {_status(codes[rank])}")]
+    failed = [rank for rank, code in codes.items() if noted == rank or (noted not in codes and code != PEER_DIED)]
+    if failed:
+        return [_ended(_name(failed[0], run), f"ended with {_status(codes[failed[0]])}")]
     process = _name(noted, run) if noted >= 0 else "a process of another node"
     return [_ended(process, "ended or was silent, so the others left", "see above, and the messages of its node")]
 
