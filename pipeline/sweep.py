@@ -28,11 +28,10 @@ from pipeline.config.params import Params
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.planning.survey import Survey
-from pipeline.reruns import runner, workcopy
+from pipeline.reruns import ranges, runner, search, sweep_page, trials, workcopy
+from pipeline.reruns.ranges import Sweep, Trial
 from pipeline.reruns.runner import Ended, Job, Slot
-from pipeline.studies import ranges, search, sweep_page, trials
-from pipeline.studies.ranges import Sweep, Trial
-from pipeline.studies.trials import Done
+from pipeline.reruns.trials import Done
 
 FOLDER = workcopy.FOLDER / "sweep"
 PROJECT, RESULTS = FOLDER / "project", FOLDER / "results"  # a copy of the project, and what finished trials gave

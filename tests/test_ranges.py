@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.base.errors import Kind
 from pipeline.config import machine, params
-from pipeline.studies import ranges, search, trials
-from pipeline.studies.ranges import Sweep
+from pipeline.reruns import ranges, search, trials
+from pipeline.reruns.ranges import Sweep
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers.refusals import refuses
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as some
 
 from pipeline.base.errors import UserError
 from pipeline.config import params
-from pipeline.studies import ranges, search
-from pipeline.studies.ranges import Axis, Range, Sweep, Trial
+from pipeline.reruns import ranges, search
+from pipeline.reruns.ranges import Axis, Range, Sweep, Trial
 from tests.conftest import on_cpu, read_params, write_params
 
 LR, EPOCHS, MIXUP, SCALE = "train.lr", "train.epochs", "train.mixup", "train.crop_scale"

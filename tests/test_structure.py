@@ -31,13 +31,12 @@ LAYERS = (
     "training",
     "planning",
     "reruns",
-    "studies",
     "",
 )
 FRAME = "stage"  # the frame of every command: the one module at the top that commands import
 OWNERS = {  # a library → the modules that import it
     "yaml": set(), "ruamel": {"config.document", "base.dvc_lock"},
-    "pydantic": {"config.document", "config.params", "base.schema", "studies.ranges"},
+    "pydantic": {"config.document", "config.params", "base.schema", "reruns.ranges"},
     "pydantic_core": {"config.document"},
     "PIL": {"data.appearance", "data.decoders", "data.images", "data.synthetic", "reporting.thumbnails"},
     "imagehash": {"data.duplicates"},
@@ -47,7 +46,7 @@ OWNERS = {  # a library → the modules that import it
     "torchvision": {"models.network", "models.pretrained", "training.monitor"}, "tensorboard": set(),
     "safetensors": {"models.exported", "models.pretrained"},
     "apex": {"engine.apex"}, "dvc": {"reruns.revisions", "continue_from"},
-    "optuna": {"studies.search"}, "sklearn": set(),
+    "optuna": {"reruns.search"}, "sklearn": set(),
     "numba": {"loader.resample"}, "cuda": {"engine.kernels"},
     "onnx": {"models.onnx_export"}, "onnxscript": {"models.onnx_export"},
     "onnxruntime": {"models.onnx_file"}, "transformers": set(),

@@ -21,7 +21,7 @@ from pipeline.base import files, killed_dvc, locks
 from pipeline.base.errors import STOPPED, UserError
 from pipeline.config import document, params
 from pipeline.data import synthetic
-from pipeline.studies import ranges
+from pipeline.reruns import ranges
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers.projects import call, commit, copy_project
 from tests.helpers.trainings import wait_for

@@ -9,9 +9,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from pipeline.evaluation.figures import TrainFigures
-from pipeline.studies import sweep_page, trials
-from pipeline.studies.ranges import Range, Sweep, Trial
-from pipeline.studies.trials import Done
+from pipeline.reruns import sweep_page, trials
+from pipeline.reruns.ranges import Range, Sweep, Trial
+from pipeline.reruns.trials import Done
 from tests.helpers import browser as browsers
 from tests.helpers.browser import Scheme, needs_chromium, on_every_screen, opened, readable
 from tests.helpers.measured import eval_figures, train_figures

@@ -9,9 +9,9 @@ import pytest
 from pipeline.base import dvc_lock, files, programs
 from pipeline.base.errors import UserError
 from pipeline.config import params
-from pipeline.studies import trials
-from pipeline.studies.ranges import Sweep, Trial
-from pipeline.studies.trials import Done
+from pipeline.reruns import trials
+from pipeline.reruns.ranges import Sweep, Trial
+from pipeline.reruns.trials import Done
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers.measured import train_figures
 from tests.helpers.projects import call, commit

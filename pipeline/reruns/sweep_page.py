@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from pipeline.reporting import markup, page
 from pipeline.reporting.markup import code, name, paragraph, text
-from pipeline.studies import coordinates, trials
-from pipeline.studies.coordinates import Scale
-from pipeline.studies.ranges import Range, Sweep
-from pipeline.studies.trials import Done
+from pipeline.reruns import coordinates, trials
+from pipeline.reruns.coordinates import Scale
+from pipeline.reruns.ranges import Range, Sweep
+from pipeline.reruns.trials import Done
 
 PARTS = (("best", "result"), ("coordinates", "settings and results"), ("trials", "trials"))
 RESULT = "validation accuracy"

@@ -15,7 +15,7 @@ from pipeline.config.params import Params
 from pipeline.data.layout import columns, padded
 from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
-from pipeline.studies.ranges import Sweep, Trial
+from pipeline.reruns.ranges import Sweep, Trial
 from pipeline.training import identity
 
 MOST_SHOWN = 5  # trials whose faults are shown

@@ -1,1 +1,0 @@
-"""Several runs of the pipeline, and what they say together: all folds, and sweeps. No stage imports it."""
