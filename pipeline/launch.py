@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pipeline import stage
 from pipeline.base import locks
-from pipeline.base.errors import Stopped, UserError
+from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.config import validity
 from pipeline.config.params import Arithmetic, Params, Run, Train
 from pipeline.engine import environment
@@ -71,10 +71,9 @@ def check_apex(settings: Train) -> None:
     from pipeline.engine import apex
 
     if fault := apex.fault():
-        raise UserError(
-            f"{', '.join(choices)}: Apex is installed, but {fault}; "
-            f"build it for this torch (make image); {validity.INSTEAD_OF_APEX}"
-        )
+        reason = f"Apex is installed, but {fault}"
+        remedy = f"build it for this torch (make image); {validity.INSTEAD_OF_APEX}"
+        raise UserError(*(Fault(key, value, "machine", reason, remedy=remedy) for key, value in choices.items()))
 
 
 def on_this_node(run: Run) -> Run:

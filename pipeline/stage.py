@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.base import dvc_lock, integrity, linux
-from pipeline.base.errors import INTERRUPTED, Stopped, UserError, exit_status
+from pipeline.base.errors import INTERRUPTED, Fault, Stopped, UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 
@@ -22,8 +22,8 @@ def checked() -> Params:
     return config
 
 
-def removed_outputs(name: str) -> list[str]:
-    """A sentence that names the outputs of this stage which DVC has removed, and how to get them back; or nothing.
+def removed_outputs(name: str) -> list[Fault]:
+    """The outputs of this stage which DVC has removed, and how to get them back; or nothing.
 
     DVC removes the outputs of a stage before it starts the stage. It keeps them in its cache, and Git has the metrics.
     """
@@ -35,7 +35,8 @@ def removed_outputs(name: str) -> list[str]:
         return []
     listed = subprocess.run(["git", "ls-files", "--", *removed], capture_output=True, text=True, check=False).stdout
     in_git = f"; git checkout {' '.join(listed.split())}" if listed else ""
-    return [f"DVC removed {', '.join(removed)} before this stage; to get them back: dvc checkout{in_git}"]
+    remedy = f"to get them back: dvc checkout{in_git}"
+    return [Fault(", ".join(removed), "removed by DVC before this stage", "missing", remedy=remedy)]
 
 
 def main(name: str, work: Callable[[Params], None]) -> int:
@@ -54,7 +55,7 @@ def main(name: str, work: Callable[[Params], None]) -> int:
             try:
                 config = checked()
             except UserError as error:
-                raise UserError(str(error), *removed_outputs(name)) from None
+                raise UserError(*error.faults, *removed_outputs(name)) from None
             if not note:  # for the processes of a launcher, the launcher has checked this
                 integrity.mark_compared(integrity.check(name))
             work(config)
