@@ -56,7 +56,7 @@ def fetch(revision: str, names: list[str], folder: Path) -> None:
             if wanted and wanted != files.md5(folder / Path(name).name):
                 raise damaged(f"{revision}:{name}", "in DVC's cache", "make repro repairs the cache")
     except (DvcException, OSError) as error:
-        reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
+        reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error) or "no such file"
         allowed = (
             f"{HERE}, or a commit, branch, tag or experiment (dvc exp show names them) with a model in DVC's cache or "
             f"remote"

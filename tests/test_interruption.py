@@ -206,7 +206,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
         saved.write_bytes(saved.read_bytes()[:1000])
     refused = launch(folder, check=False)
     assert refused.returncode == 1
-    assert re.search(r"train: runs/\w+/checkpoint\.pt, runs/.*: damaged", refused.stderr)
+    assert re.search(r"train: runs/\S+/checkpoint\.pt, runs/.*: damaged", refused.stderr)
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def interpret(folder: str, names: Sequence[str], read: Callable[[str], bytes]) -
     top = _top_folder(names)
     notes = [f"all images are in the folder {top.rstrip('/')!r}; it is read as if it were the top"] if top else []
     inside = [name.removeprefix(top) for name in names if name.startswith(top)]
-    where = f"{folder}/{top}".rstrip("/")
+    where = f"{folder}/{top}".rstrip("/") or "/"
     if labels.NAME in inside:
         found = labels.layout(where, read(top + labels.NAME), inside, top, notes)
         remedy = f"give them one name in {labels.NAME}"
