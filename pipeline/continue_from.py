@@ -11,7 +11,7 @@ training depends on the file, and not on the name of a revision, which may mean 
 import argparse
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dvc.exceptions import DvcException
@@ -64,6 +64,11 @@ def fetch(revision: str, names: list[str], folder: Path) -> None:
         raise UserError(Fault(revision, reason, "missing", allowed=allowed)) from None
 
 
+def _of_revision(fault: Fault, folder: Path, revision: str) -> Fault:
+    """The fault of a file of a revision, which was fetched into this folder."""
+    return replace(fault, **{k: v.replace(f"{folder}/", f"{revision}:") for k, v in asdict(fault).items()})
+
+
 def trained(config: Params, revision: str) -> Trained:
     """The model of a revision. Raises UserError if it cannot be had, or is damaged."""
     names = [f"{config.paths.models}/{name}" for name in ("model.json", "model.safetensors")]
@@ -74,8 +79,7 @@ def trained(config: Params, revision: str) -> Trained:
         try:
             described, net = description.load(folder), exported.load(folder).net
         except UserError as error:
-            texts = ({k: v.replace(f"{folder}/", f"{revision}:") for k, v in asdict(f).items()} for f in error.faults)
-            raise UserError(*(Fault(**fault) for fault in texts)) from None
+            raise UserError(*(_of_revision(fault, folder, revision) for fault in error.faults)) from None
         text = (folder / figures.FILES[TrainFigures]).read_bytes()
         return Trained(
             described=described,

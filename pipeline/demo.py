@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.base import dvc_lock, files, programs
-from pipeline.base.errors import UserError, exit_status
+from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.config import document, machine, params
 from pipeline.config.params import Arithmetic
 from pipeline.data import corrections
@@ -105,7 +105,8 @@ def demo(recording: bool) -> int:
         copy_project(FOLDER, "native" if lacking else "portable")
         run(FOLDER)
     except subprocess.CalledProcessError as error:
-        raise UserError(f"{' '.join(error.cmd)} failed in {FOLDER}/; see above") from None
+        value = f"exit status {error.returncode} in {FOLDER}/"
+        raise UserError(Fault(" ".join(error.cmd), value, "failed", remedy="see above")) from None
     if recording:
         record()
     print(f"\ndemo: done in {time.monotonic() - began:.0f} s. The files and commands above are for {FOLDER}/:")

@@ -87,14 +87,6 @@ def test_a_fault_is_named_with_its_line(content: str | bytes, line: int, kind: K
         read(content, [*FILES, "b/"])
 
 
-def test_the_first_five_faults_are_named() -> None:
-    """The last one has the number of the others."""
-    lines: list[tuple[object, Kind]] = [(f"images/labels.csv:{number}", "value") for number in range(2, 7)]
-    with refuses(*lines, ("images/labels.csv", "damaged")) as error:
-        read("path,label\n" + "".join(f"{n},x\n" for n in range(7)))
-    assert error.value.faults[-1].value.startswith("2 ")
-
-
 def test_the_name_of_the_table_is_known() -> None:
     """Only this name at the top counts; elsewhere it is a file beside the images."""
     assert labels.NAME == "labels.csv"

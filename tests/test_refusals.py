@@ -9,6 +9,7 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 
+from pipeline.base import errors
 from pipeline.base.errors import Fault, Kind, UserError
 from pipeline.config import params, rules, validity
 from pipeline.config.machine import Machine
@@ -139,6 +140,15 @@ def test_every_fault_in_the_code_says_what_to_do() -> None:
 def test_a_fault_without_a_remedy_is_a_bug() -> None:
     with pytest.raises(ValueError, match="remedy"):
         Fault("train.lr", "-1", "value", "too small")
+
+
+def test_a_message_has_the_first_faults_and_counts_the_others() -> None:
+    """The error itself has all of them."""
+    error = UserError(*(Fault(f"line {number}", "wrong", "value", allowed="right") for number in range(1010)))
+    *lines, last = str(error).splitlines()
+    assert len(lines) == errors.MOST_SHOWN
+    assert f"{1010 - len(lines):,}" in last
+    assert len(error.faults) == 1010
 
 
 def test_what_torch_refuses_is_in_the_table() -> None:

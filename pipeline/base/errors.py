@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
+MOST_SHOWN = 10  # faults in one message
 STOPPED = 75  # exit status: saved, run again to go on (EX_TEMPFAIL of sysexits.h)
 INTERRUPTED = "no incomplete output is left; run again to go on"
 
@@ -82,11 +83,18 @@ class Fault:
 
 
 class UserError(Exception):
-    """A mistake of the user, or a damaged file. The text has one line for each fault."""
+    """A mistake of the user, or a damaged file. The text has the first faults, and how many there are more."""
 
-    def __init__(self, *faults: Fault | str) -> None:
-        super().__init__("\n".join(map(str, faults)))
-        self.faults = tuple(fault for fault in faults if isinstance(fault, Fault))
+    def __init__(self, *faults: Fault) -> None:
+        more = [f"… and {len(faults) - MOST_SHOWN:,} more"] if len(faults) > MOST_SHOWN else []
+        super().__init__("\n".join([*map(str, faults[:MOST_SHOWN]), *more]))
+        self.faults = faults
+
+
+def raise_if_any(faults: Iterable[Fault]) -> None:
+    """Raise UserError with these faults, if there are any."""
+    if listed := list(faults):
+        raise UserError(*listed)
 
 
 def missing(path: Path | str, remedy: str, value: str = "not found") -> UserError:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pipeline.base import errors
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import visible
 from pipeline.data import user_table
@@ -73,14 +74,14 @@ def apply(table: Table, layout: Layout) -> Corrected:
     for number, cells in table.lines:
         path = user_table.path(cells["path"], images)
         if path not in images:
-            guess = _did_you_mean(_similar(path, images)) if len(faults) < user_table.MOST_NAMED else ""
+            guess = _did_you_mean(_similar(path, images)) if len(faults) < errors.MOST_SHOWN else ""
             value = f"{path!r:.100}: no image of the data set{guess}"
         else:
             value = f"{path!r:.100} is there twice" if path in lines else _wrong(cells, layout.classes)
         if value:
             faults.append(Fault(f"{FILE}:{number}", value, "value", remedy=user_table.CORRECT))
         lines[path] = cells
-    user_table.check(faults)
+    errors.raise_if_any(faults)
     if not lines:
         return Corrected(layout, {}, {})
     excluded = {path: _reason(cells.get("reason", "")) for path, cells in lines.items() if cells["label"] == EXCLUDE}

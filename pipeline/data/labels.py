@@ -6,6 +6,7 @@ the table. The images may be in any folder.
 
 from collections.abc import Sequence
 
+from pipeline.base import errors
 from pipeline.base.errors import Fault, UserError
 from pipeline.data import user_table
 from pipeline.data.layout import SPELLINGS, ImageFile, Layout, looks_like_image, split_of, unused
@@ -32,7 +33,7 @@ def layout(where: str, content: bytes, names: Sequence[str], top: str, notes: li
         if value := _wrong(cells, path, path in there, path in rows):
             faults.append(Fault(f"{table}:{number}", value, "value", remedy=user_table.CORRECT))
         rows[path] = cells
-    user_table.check(faults)
+    errors.raise_if_any(faults)
     image_files = [
         ImageFile(top + path, cells["label"], split_of(cells.get("split", "")), cells.get("group", ""))
         for path, cells in sorted(rows.items())

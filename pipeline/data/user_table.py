@@ -6,12 +6,11 @@ Excel writes them where the comma is the decimal sign.
 
 import csv
 import io
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from pipeline.base import errors
 from pipeline.base.errors import Fault, UserError, damaged
-
-MOST_NAMED = 5  # lines with faults in one message
 
 CORRECT = "correct or remove this line"
 
@@ -49,7 +48,7 @@ def parsed(table: str, content: bytes, columns: Columns) -> tuple[list[str], lis
         reason = f"no column {' and '.join(lacking)}" if lacking else "two columns with one name"
         first = f"its first line is {', '.join(header)!r:.100}"
         raise UserError(Fault(table, first, "damaged", reason, columns.advice))
-    check(
+    errors.raise_if_any(
         Fault(f"{table}:{number}", f"{len(cells)} cells", "damaged", allowed=f"{len(header)}, as in the first line")
         for number, cells in lines[1:]
         if len(cells) != len(header)
@@ -72,13 +71,3 @@ def path(written: str, there: Collection[str]) -> str:
     """A path as it is in `there`, if it is: without ./ at its begin, and with / for the \\ of Windows."""
     plain = written.removeprefix("./")
     return plain if plain in there else plain.replace("\\", "/").removeprefix("./")
-
-
-def check(faults: Iterable[Fault]) -> None:
-    """Raise UserError if there are faults: lines of a table. It has the first five."""
-    lines = list(faults)
-    if more := len(lines[MOST_NAMED:]):
-        table = lines[0].key.rpartition(":")[0]
-        lines[MOST_NAMED:] = [Fault(table, f"{more:,} more lines", "damaged", remedy="correct them, too")]
-    if lines:
-        raise UserError(*lines)

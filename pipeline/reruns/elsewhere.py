@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import dvc_lock, files, integrity, locks, schema
+from pipeline.base import dvc_lock, errors, files, integrity, locks, schema
 from pipeline.base.dvc_lock import Claims, Hashes
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import machine, params, validity
@@ -63,7 +63,8 @@ def claimed() -> Claim:
     config, claims = params.load(), dvc_lock.read()
     for name in STAGES:
         if name not in claims:
-            raise UserError(f"{dvc_lock.LOCK}: no stage {name}, so it claims no accuracy; dvc repro, then commit")
+            value, remedy = f"no stage {name}, so it claims no accuracy", "dvc repro, then commit"
+            raise UserError(Fault(str(dvc_lock.LOCK), value, "missing", remedy=remedy))
     return Claim(config, claims, accuracy(config, Path()))
 
 
@@ -73,18 +74,18 @@ def check(claim: Claim) -> None:
     The outputs of training and evaluation, and of stages that read them, may be missing, except eval.json.
     """
     config, claims = claim.config, claim.claims
-    folder.raise_if_any([*folder.outside(claims), *folder.foreign_commands(STAGES)])
+    errors.raise_if_any([*folder.outside(claims), *folder.foreign_commands(STAGES)])
     of_both = comparison.outputs(claims, STAGES)
     readers = [name for name, stage in claims.items() if of_both.keys() & stage["deps"].keys()]
     missing = {*of_both, *comparison.outputs(claims, readers)} - {f"{config.paths.metrics}/eval.json"}
     unneeded = missing | {config.paths.inbox, config.paths.pretrained}
-    folder.raise_if_any(folder.unclean(config, claims, unneeded, REMEDY))
+    errors.raise_if_any(folder.unclean(config, claims, unneeded, REMEDY))
     needed = {
         name: {**stage, "outs": {path: md5 for path, md5 in stage["outs"].items() if path not in missing}}
         for name, stage in claims.items()
     }
-    folder.raise_if_any(integrity.damage(needed))
-    folder.raise_if_any(validity.faults(config, machine.read()))
+    errors.raise_if_any(integrity.damage(needed))
+    errors.raise_if_any(validity.faults(config, machine.read()))
 
 
 def place(claim: Claim) -> Path:
@@ -159,7 +160,7 @@ def record(count: int, jobs: int) -> int:
     check_count("--record-seeds", count)
     claim = claimed()
     slots = runner.slots(claim.config, jobs)
-    folder.raise_if_any(folder.uncommitted(claim.claims, f"{claim.config.paths.metrics}/eval.json"))
+    errors.raise_if_any(folder.uncommitted(claim.claims, f"{claim.config.paths.metrics}/eval.json"))
     check(claim)
     first, *others = claim.seeds(count)
     with locks.held(place(claim), "trains these seeds"):
@@ -188,7 +189,7 @@ def judge(count: int | None, jobs: int) -> int:
     claim = claimed()
     config, claims, file = claim.config, claim.claims, seeds.path(claim.config)
     slots = runner.slots(config, jobs)
-    folder.raise_if_any(folder.uncommitted(claims, f"{config.paths.metrics}/eval.json", str(file)))
+    errors.raise_if_any(folder.uncommitted(claims, f"{config.paths.metrics}/eval.json", str(file)))
     known = seeds.recorded(config, claims, claim.accuracy)
     check(claim)
     (first, *others), top = claim.seeds(count or len(known.seeds)), place(claim)

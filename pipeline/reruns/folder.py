@@ -1,71 +1,63 @@
-"""Compares this folder with its commit and with dvc.lock. What is not as claimed is named, in one sentence each."""
+"""Compares this folder with its commit and with dvc.lock. Each part that is not as claimed is a fault."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.base import dvc_lock, integrity, programs
+from pipeline.base import dvc_lock, errors, integrity, programs
 from pipeline.base.dvc_lock import LOCK, Claims
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault
 from pipeline.config.params import Params
 
 DECISIVE = (LOCK.as_posix(), "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  # and the deps of the stages
-MOST_FAULTS = 10  # in one message
 COMMANDS = [f"exec setpriv --pdeathsig TERM python -m pipeline.{part}{{stage}}" for part in ("", "launch ")]
+FROM_GIT = f"take {LOCK} from an earlier commit, or dvc repro, then commit"
 NOT_DVCS = f"{LOCK} or dvc.yaml is not as DVC writes it; take both from an earlier commit, or dvc repro, then commit"
 ANY_STAGE = "dvc checkout restores it, dvc repro makes it again"
 
 
 def check(config: Params, claims: Claims) -> None:
     """Raise UserError if this folder is not what the commit and its dvc.lock say. Reads every byte of the outputs."""
-    raise_if_any(outside(claims))
-    raise_if_any(uncommitted(claims))
-    raise_if_any(unclean(config, claims, set(), ANY_STAGE))
-    raise_if_any(integrity.damage(claims))
+    errors.raise_if_any(outside(claims))
+    errors.raise_if_any(uncommitted(claims))
+    errors.raise_if_any(unclean(config, claims, set(), ANY_STAGE))
+    errors.raise_if_any(integrity.damage(claims))
 
 
-def outside(claims: Claims) -> list[str]:
-    """One sentence per output that is outside this folder: no stage writes there, so nobody can repeat it."""
+def outside(claims: Claims) -> list[Fault]:
+    """The outputs that are outside this folder: no stage writes there, so nobody can repeat them."""
     return [
-        f"{LOCK}: the output {path!r:.200} of {name} is outside this folder, and the paths of params.yaml are inside; "
-        f"take {LOCK} from an earlier commit, or dvc repro, then commit"
+        Fault(str(LOCK), f"the output {path!r:.200} of {name}", "value", "it is outside this folder", remedy=FROM_GIT)
         for name, claim in claims.items()
         for path in claim["outs"]
         if not _is_inside(path)
     ]
 
 
-def foreign_commands(stages: Iterable[str]) -> list[str]:
-    """One sentence per stage whose command in dvc.lock is not of the form that this project's stages have."""
-    commands = dvc_lock.commands()
+def foreign_commands(stages: Iterable[str]) -> list[Fault]:
+    """The stages whose command in dvc.lock is not of the form that this project's stages have."""
+    commands, why = dvc_lock.commands(), "a command that is not this project's"
+    allowed = {name: [command.format(stage=name) for command in COMMANDS] for name in stages}
     return [
-        f"the stage {name} runs a command that is not this project's: {commands[name]!r:.200}; its own is: "
-        f"{COMMANDS[0].format(stage=name)}, or pipeline.launch {name}"
-        for name in stages
-        if commands[name] not in [command.format(stage=name) for command in COMMANDS]
+        Fault(f"the stage {name}", f"{commands[name]!r:.200}", "differs", why, " or ".join(allowed[name]))
+        for name in allowed
+        if commands[name] not in allowed[name]
     ]
 
 
-def raise_if_any(faults: Sequence[Fault | str]) -> None:
-    """Raise UserError with the first ten faults and the number of the others, if there are any."""
-    if len(faults) > MOST_FAULTS:
-        faults = [*faults[:MOST_FAULTS], f"… and {len(faults) - MOST_FAULTS:,} more"]
-    if faults:
-        raise UserError(*faults)
-
-
-def uncommitted(claims: Claims, *others: str) -> list[str]:
-    """One sentence per file that decides bytes, or is one of `others`, and that is not as in the commit."""
+def uncommitted(claims: Claims, *others: str) -> list[Fault]:
+    """The files that decide bytes, or are among `others`, and that are not as in the commit."""
     deps = {path for claim in claims.values() for path in claim["deps"]}
     decisive = {*DECISIVE, *others, *filter(_is_inside, deps)}
     listed = programs.output("git", "status", "--porcelain", "-z", "--no-renames", "--", *sorted(decisive)).split("\0")
     changed = {line[3:] for line in listed if line}  # a file that only the index lost has two lines
-    return [f"{path}: differs from the commit; commit it, or restore it" for path in sorted(changed)]
+    remedy = "commit it, or restore it"
+    return [Fault(path, "differs from the commit", "differs", remedy=remedy) for path in sorted(changed)]
 
 
-def unclean(config: Params, claims: Claims, unneeded: set[str], remedy: str) -> list[str]:
-    """One sentence per file that is not as in dvc.lock: code and params (dvc.lock is stale), data, and the cache.
+def unclean(config: Params, claims: Claims, unneeded: set[str], remedy: str) -> list[Fault]:
+    """The files that are not as in dvc.lock: code and params (dvc.lock is stale), data, and the cache.
 
     Outputs and folders in `unneeded` may be missing or changed. `remedy` brings data back. To be called after
     `uncommitted`: tracked files are as in the commit.
@@ -81,12 +73,12 @@ def unclean(config: Params, claims: Claims, unneeded: set[str], remedy: str) -> 
     return [
         *stale,
         *(
-            f"{path}: {how} since the run that dvc.lock describes; {remedy}"
+            Fault(path, f"{how} since the run that dvc.lock describes", "differs", remedy=remedy)
             for path, how in sorted(changed.items())
             if not _is_or_inside(path, unneeded)
         ),
         *(
-            f"{path}: not in DVC's cache; dvc pull, or dvc repro"
+            Fault(path, "not in DVC's cache", "missing", remedy="dvc pull, or dvc repro")
             for path in sorted(data.get("not_in_cache", []))
             if not _is_or_inside(path.rstrip("/"), unneeded)
         ),
@@ -112,8 +104,8 @@ def _is_or_inside(path: str, paths: set[str]) -> bool:
     return path in paths or _inside(path, paths)
 
 
-def _of_stages(status: dict[str, Any], claims: Claims, data: set[str]) -> tuple[list[str], dict[str, str]]:
-    """Sentences about stale stages, and changed data (path → how it changed), from the JSON of `dvc status`."""
+def _of_stages(status: dict[str, Any], claims: Claims, data: set[str]) -> tuple[list[Fault], dict[str, str]]:
+    """The stale stages, and changed data (path → how it changed), from the JSON of `dvc status`."""
     stale, changed = [], {}
     for name, entries in status.items():
         committed = ["its command in dvc.yaml"] if "changed command" in entries else []
@@ -126,7 +118,8 @@ def _of_stages(status: dict[str, Any], claims: Claims, data: set[str]) -> tuple[
                     changed[path] = how
                 else:
                     committed += changed_files(path, claims.get(name, {}).get("deps", {}).get(path, ""))
-        stale += [f"{name} is stale: {part} was committed without a run; dvc repro, then commit" for part in committed]
+        why, remedy = "committed without a run, so the stage is stale", "dvc repro, then commit"
+        stale += [Fault(f"the stage {name}", part, "differs", why, remedy=remedy) for part in committed]
     return stale, changed
 
 

@@ -15,7 +15,7 @@ from dvc.api import DVCFileSystem, exp_show
 from dvc.exceptions import DvcException
 
 from pipeline.base import dvc_lock
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, params
 from pipeline.config.params import Paths
 from pipeline.data.split_table import SPLITS
@@ -116,9 +116,8 @@ def _asked(question: Callable[[], Any], what: str) -> Any:
         return question()
     except (DvcException, OSError) as error:
         reason = f"no {error.filename} there" if isinstance(error, OSError) and error.filename else str(error)
-        raise UserError(
-            f"{what}: {reason}; allowed: {HERE}, or a commit, branch, tag or experiment (dvc exp show names them)"
-        ) from None
+        allowed = f"{HERE}, or a commit, branch, tag or experiment (dvc exp show names them)"
+        raise UserError(Fault(what, reason, "unknown", allowed=allowed)) from None
 
 
 def _text(source: DVCFileSystem, path: str) -> str:
@@ -146,7 +145,8 @@ def _params(source: DVCFileSystem, revision: str) -> dict[str, Any]:
         path.write_bytes(_asked(lambda: source.cat_file(params.FILE.as_posix()), revision))
         raw = document.read(path)
     if not isinstance(raw, dict):
-        raise UserError(f"{params.FILE} of {revision}: not a table of settings")
+        key = f"{params.FILE} of {revision}"
+        raise UserError(Fault(key, "not a table of settings", "damaged", remedy="take another revision"))
     return raw
 
 

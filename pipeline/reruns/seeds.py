@@ -16,12 +16,11 @@ from scipy import optimize, stats
 
 from pipeline.base import files, schema
 from pipeline.base.dvc_lock import Claims, Hashes
-from pipeline.base.errors import UserError
+from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
 from pipeline.training import identity
 
 STAGES = ("train", "evaluate")  # those whose outputs depend on the kind of processor
-MOST_SHOWN = 10  # settings in one message
 FEWEST = 2  # seeds on each side: one has no spread
 LEVEL = 0.05  # a lower mean that chance alone gives less often than this is a difference, as in MLPerf
 FOUND = 0.8  # the share of cases in which a drop that counts as visible is found
@@ -125,24 +124,21 @@ def recorded(config: Params, claims: Claims, claimed: float) -> Recorded:
     setting and each input that differs.
     """
     file = path(config)
-    found = schema.json_of(file, Recorded, f"make it: {RECORD}")
+    found, remedy = schema.json_of(file, Recorded, f"make it: {RECORD}"), f"make it again: {RECORD}"
     if len(found.seeds) < FEWEST:
-        raise UserError(
-            f"{file}: too few seeds ({len(found.seeds)}); allowed: {FEWEST} or more; make it again: {RECORD}"
-        )
+        raise UserError(Fault(str(file), f"{len(found.seeds)} seeds", "value", "", f"{FEWEST} or more", remedy))
+    why = "it is recorded with other params or data"
     differing = [
-        f"{key} {there.get(key)!r}, now {here.get(key)!r}"
+        Fault(f"{file}: {key}", repr(there.get(key)), "differs", f"now {here.get(key)!r}", remedy=f"{why}; {remedy}")
         for there, here in ((decisive(Params()) | found.params, decisive(config)), (found.inputs, inputs(claims)))
         for key in sorted(there.keys() | here.keys())
         if there.get(key) != here.get(key)
     ]
     if differing:
-        shown = "; ".join(differing[:MOST_SHOWN])
-        raise UserError(f"{file}: recorded with other params or data: {shown}; make it again: {RECORD}")
+        raise UserError(*differing)
     for known in found.seeds:
         if known.seed == config.train.seed and known.accuracy != claimed:
-            raise UserError(
-                f"{file}: seed {known.seed} has test accuracy {known.accuracy}, the committed eval.json has {claimed}; "
-                f"they are of other code or of another machine; make it again: {RECORD}"
-            )
+            value = f"seed {known.seed} has test accuracy {known.accuracy}, the committed eval.json has {claimed}"
+            why = "they are of other code or of another machine"
+            raise UserError(Fault(str(file), value, "differs", why, remedy=remedy))
     return found

@@ -18,7 +18,6 @@ from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.reruns.ranges import Sweep, Trial
 from pipeline.training import identity
 
-MOST_SHOWN = 5  # trials whose faults are shown
 LETTERS = 8  # hexadecimal digits of the digest in a name
 LARGE = 1e5  # a loss from here on is shown with an exponent: a training that goes wrong has up to 10 to the power of 38
 FIGURES = ("val_accuracy", "val_loss", "exported_epoch")
@@ -45,8 +44,7 @@ def check(config: Params, chosen: Sequence[Mapping[str, Any]], machine: Machine)
         for fault in validity.faults(params.changed(config, values), machine)
     ]
     if faults:
-        more = [f"and {len(faults) - MOST_SHOWN} more"] if len(faults) > MOST_SHOWN else []
-        raise UserError(*faults[:MOST_SHOWN], *more)
+        raise UserError(*faults)
 
 
 def described(values: Mapping[str, Any]) -> str:
