@@ -81,7 +81,8 @@ def copy_project(folder: Path, params: Changes | None = None, source: Path = Pat
 
 def create(folder: Path, *params: Changes) -> None:
     """Copy to `folder` what the stages need, with these params. It is no repository: it needs neither git nor DVC."""
-    workcopy.copy_files([name for name in workcopy.project_files() if name.parts[0] in NEEDED], Path(), folder)
+    needed = [path for name in NEEDED for path in (Path(name), *Path(name).rglob("*"))]
+    workcopy.copy_files([path for path in needed if path.is_file() and path.suffix != ".pyc"], Path(), folder)
     files.write_text(folder / corrections.FILE, corrections.EMPTY)
     for changes in params:
         set_params(folder, changes)

@@ -21,11 +21,7 @@ FOLDER = programs.TEMPORARY / "reruns"  # of all work copies that are kept for a
 CODE = "pipeline"
 COMPILED = "pipeline/loader/__pycache__/*.nb?"  # by numba, which compares the source's hash
 RUNS = frozenset({"runs"})  # what stays if a work copy is made again: the checkpoints of interrupted trainings
-OWN = (
-    "inbox",
-    "pretrained",
-    "archives",
-)  # in paths: the user's own folders, in no commit unless `dvc add` puts them in
+OWN = ("inbox", "pretrained", "archives")  # in paths: the user's own folders, in no commit without `dvc add`
 POLL = 0.2  # seconds between two looks whether a process still works in a folder
 
 
