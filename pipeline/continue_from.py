@@ -3,7 +3,7 @@
     python -m pipeline.continue_from HEAD          a commit, a branch, a tag, or the name of an experiment
     python -m pipeline.continue_from workspace     the model that is in this folder now
 
-The model comes from DVC's cache, or from its remote. It is written into paths.pretrained, with the names of its
+The model comes from DVC's cache, or from its remote. It is written into data/pretrained, with the names of its
 classes, and under a name from its SHA-256. DVC versions the file (dvc add), and train.weights names it. So the next
 training depends on the file, and not on the name of a revision, which may mean another model tomorrow.
 """

@@ -1,4 +1,4 @@
-"""Stage `download`: images in class folders below paths.images, or a list of images that stay where they are.
+"""Stage `download`: images in class folders below data/images, or a list of images that stay where they are.
 
     python -m pipeline.download
 
