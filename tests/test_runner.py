@@ -77,7 +77,7 @@ ANYWHERE: list[tuple[list[int], list[str]]] = [(sorted(os.sched_getaffinity(0)),
 
 
 def start(
-    top: Path, work: dict[str, str], places: Any = ANYWHERE, until: str = "well", **options: Any
+    top: Path, work: dict[str, str], places: Any = ANYWHERE, until: str = "well", hangup: Any = signal.SIG_DFL
 ) -> subprocess.Popen[str]:
     """A process that runs these jobs: name → what the stand-in does."""
     for name in work:
@@ -85,8 +85,10 @@ def start(
         (top / name / "dvc.py").write_text(STAND_IN)
     command = [sys.executable, "-c", PROGRAM, json.dumps(places), json.dumps([*work.items()]), until]
     environ = {**os.environ, "PYTHONPATH": str(PROJECT)}
-    return subprocess.Popen(command, cwd=top, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            **options)  # fmt: skip
+    return subprocess.Popen(
+        command, cwd=top, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, hangup),  # noqa: PLW1509  (nohup may run the tests)
+    )  # fmt: skip
 
 
 def test_each_has_its_cores_and_gpus_and_no_more_run_at_once_than_there_are_slots(tmp_path: Path) -> None:
@@ -169,7 +171,7 @@ def test_a_signal_during_the_end_of_a_failure_waits(tmp_path: Path) -> None:
 def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
     """A terminal that closes sends SIGHUP: a command under nohup goes on. TERM stops it."""
     (tmp_path / "may save").touch()
-    process = start(tmp_path, {"one": "long"}, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    process = start(tmp_path, {"one": "long"}, hangup=signal.SIG_IGN)
     wait_for(lambda: (tmp_path / "one/runs").exists() or process.poll() is not None, "nothing runs")
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGTERM)
