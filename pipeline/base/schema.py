@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from pipeline.base.errors import Fault, UserError, missing
+from pipeline.base.errors import Fault, UserError, damaged, missing
 
 
 def _different(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def reading(path: Path, remedy: str, *errors: type[Exception]) -> Iterator[None]
     except NotADirectoryError:
         raise missing(path, f"rm {path.parent}, then {remedy}", f"{path.parent} is not a folder") from None
     except types as error:
-        raise UserError(damage(str(path), error, remedy)) from None
+        raise damage(str(path), error, remedy) from None
 
 
 def _not_a_file(path: Path, value: str, remedy: str) -> UserError:
@@ -79,10 +79,10 @@ def checked(value: Any, schema: type[Schema]) -> Schema:
     return TypeAdapter(schema).validate_python(value)
 
 
-def damage(name: str, error: Exception, remedy: str) -> Fault:
-    """The fault of a file that was read with this error; of the faults that pydantic found, the first with its key."""
+def damage(name: str, error: Exception, remedy: str) -> UserError:
+    """The refusal of a file that was read with this error. Of pydantic's faults it has the first, with its key."""
     reason = str(error)
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         reason = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
-    return Fault(name, f"damaged: {' '.join(reason.split())[:200]}", "damaged", remedy=remedy)
+    return damaged(name, " ".join(reason.split())[:200], remedy)

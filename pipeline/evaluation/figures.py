@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipeline.base import files, schema
-from pipeline.base.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def of_text(text: str | bytes, kind: type[Figures], name: str, remedy: str) -> F
     try:
         return schema.of_json(text, kind)
     except ValueError as error:
-        raise UserError(schema.damage(name, error, remedy)) from None
+        raise schema.damage(name, error, remedy) from None
 
 
 def write(metrics: Path, figures: TrainFigures | EvalFigures) -> None:
