@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import dvc_lock, files, programs
+from pipeline.base import children, dvc_lock, files, programs
 from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.config import document, machine, params
 from pipeline.config.params import Arithmetic
@@ -59,7 +59,9 @@ def run(folder: Path) -> None:
     if not (folder / ".git").exists():
         call("git", "init", "--quiet")
     commit("The project, with the demo's params")
-    call(sys.executable, "-m", "pipeline.repro")
+    repro = [sys.executable, "-m", "pipeline.repro"]
+    if status := children.run(repro, cwd=folder, env=programs.environment()):
+        raise subprocess.CalledProcessError(status, repro)
     call(sys.executable, "-m", "pipeline.base.plots_page")  # as `make setup` does for the project itself
     commit("What the pipeline wrote")
 

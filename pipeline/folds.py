@@ -14,7 +14,6 @@ again. Your folder, with its params.yaml and dvc.lock, stays as it is. Written: 
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -115,12 +114,9 @@ def announce(config: Params, found: Survey, chosen: Study) -> None:
     Raises UserError if not every image can be a test image, or if a training step fails.
     """
     check_images(found, chosen.folds)
-    trainings, parallel, cores = chosen.folds * len(chosen.seeds), len(chosen.slots), os.sched_getaffinity(0)
-    os.sched_setaffinity(0, chosen.slots[0].cores)
-    try:
+    trainings, parallel = chosen.folds * len(chosen.seeds), len(chosen.slots)
+    with runner.using(chosen.slots[0]):
         one = estimate.measured_parts(params.changed(config, chosen.changes(chosen.seeds[0], 0)), found)
-    finally:
-        os.sched_setaffinity(0, cores)
     rounds = math.ceil(trainings / parallel)
     time = estimate.total(config, [replace(part, seconds=part.seconds * rounds) for part in one])
     print(f"folds: {trainings} trainings, {parallel} at a time: {time}", flush=True)

@@ -38,7 +38,8 @@ def run(arguments: list[str]) -> int:
     # Ctrl-C reaches this process alone, which forwards it once.
     dvc = children.start([sys.executable, "-m", "dvc", "repro", *arguments], env=programs.environment())
     for number in FORWARDED:
-        signal.signal(number, lambda number, _: children.send(dvc, number))
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(number, lambda number, _: children.send(dvc, number))
     status = dvc.wait()
     children.wait_for_all()
     return status if status >= 0 else 128 - status
@@ -98,7 +99,7 @@ def repro(arguments: list[str]) -> int:
     evaluated = summary.last_evaluation(paths)
     status = run(arguments)
     dvc_lock.backup()
-    if status == 0:
+    if status == 0 and not killed_dvc.works(Path.cwd()):  # folds or a sweep may have begun meanwhile
         report(after := cache_repair.repair(cache, stages))
         cache_repair.check(before, after)
     if status == 0 and "evaluate" in stages:

@@ -10,32 +10,29 @@ again, and an interrupted one goes on from its checkpoint: if this command is st
 """
 
 import argparse
+import math
 import shlex
-import shutil
-import subprocess
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import chdir, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import dvc_lock, files, integrity, locks, programs, schema
+from pipeline.base import children, dvc_lock, files, locks, programs, schema
 from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.config import document, machine, params
 from pipeline.config.params import Params
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.planning.survey import Survey
-from pipeline.reruns import ranges, runner, search, sweep_page, trials, workcopy
+from pipeline.reruns import ranges, runner, search, sweep_page, trial_copies, trials, workcopy
 from pipeline.reruns.ranges import Sweep, Trial
 from pipeline.reruns.runner import Ended, Job, Slot
 from pipeline.reruns.trials import Done
 
-FOLDER = workcopy.FOLDER / "sweep"
-PROJECT, RESULTS = FOLDER / "project", FOLDER / "results"  # a copy of the project, and what finished trials gave
-DATA = ("download", "split", "prepare")
 TRAIN, TEST = ("weights", "train"), ("weights", "train", "evaluate")  # the stages of a trial, and of the best one
 
 
@@ -45,6 +42,7 @@ class Best:
 
     __pydantic_config__ = schema.STRICT
 
+    ranges: schema.Sha256  # of the file of ranges
     trial: int
     values: dict[str, Any]  # section.key → value
 
@@ -61,8 +59,8 @@ class Training:
     def job(self, stages: tuple[str, ...] = TRAIN) -> Job:
         """How it is run. No test image is read."""
         environ = {"DVC_EXP_NAME": self.name}  # is in the name of the folder in runs/, as for experiments of DVC
-        prepare = partial(copy, FOLDER / self.name, self.trial.values)
-        return Job(self.title, FOLDER / self.name, stages, environ=environ, prepare=prepare)
+        prepare = partial(trial_copies.copy, trial_copies.FOLDER / self.name, self.trial.values)
+        return Job(self.title, trial_copies.FOLDER / self.name, stages, environ=environ, prepare=prepare)
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,9 @@ class Study:
         digest = trials.digest(params.changed(self.config, trial.values), self.shared, self.weights)
         title = f"trial {trial.number} of {self.sweep.trials} ({trials.described(trial.values)})"
         number = f"{trial.number:0{len(str(self.sweep.trials))}}"
-        return Training(trial, title, trials.name(self.sweep.name, word or number, digest), RESULTS / digest)
+        return Training(
+            trial, title, trials.name(self.sweep.name, word or number, digest), trial_copies.RESULTS / digest
+        )
 
     def done(self, training: Training) -> Done:
         """What a training gave: one result, or none."""
@@ -100,16 +100,20 @@ def sweep(path: Path, jobs: int) -> int:
     first = search.present(given, config)
     given = replace(given, trials=len(search.planned(given, first)) or given.trials)
     slots = checked(given, config, jobs)
-    with locks.held(FOLDER, "runs a sweep"):
+    with locks.held(trial_copies.FOLDER, "runs a sweep"):
         tried = f"{given.trials} trials of {', '.join(given.axes)} (search: {given.search})"
         say(f"{tried}; first the data: dvc repro prepare")
+        files.remove(best_of(path))
         command = [sys.executable, "-m", "pipeline.repro", "prepare"]
-        if subprocess.run(command, env=programs.environment(), check=False).returncode:
+        if children.run(command, env=programs.environment()):
             raise UserError(
                 Fault("dvc repro prepare", "the data could not be made ready", "failed", remedy="see above")
             )
-        study = Study(given, config, first, trials.data(config), trials.weights(config, given), slots)
-        copy_project(study)
+        own = trials.weights(config, given)
+        trial_copies.copy_project(config, own)
+        with chdir(trial_copies.PROJECT):
+            hashes = {name: files.sha256(Path(name)) for name in own}
+            study = Study(given, config, first, trials.data(config), hashes, slots)
         ended = trials.ranked(in_turn(study) if given.search == "tpe" else together(study))
         table = Path(config.paths.metrics) / "sweep.csv"
         files.write_csv(table, *trials.table(ended))
@@ -118,7 +122,7 @@ def sweep(path: Path, jobs: int) -> int:
             log = study.training(ended[0].trial).kept / runner.LOG
             raise UserError(Fault(str(table), "no trial has a result", "failed", remedy=f"see why: {log}; run again"))
         conclude(study, ended, tested(study, ended[0].trial), path)
-        drop(PROJECT)
+        trial_copies.drop_all()
     return 0
 
 
@@ -130,43 +134,6 @@ def checked(given: Sweep, config: Params, jobs: int) -> list[Slot]:
     values = [trial.values for trial in search.planned(given, first)] or [first, *search.corners(given)]
     trials.check(config, values, machine.read())
     return runner.slots(config, jobs)
-
-
-def copy_project(study: Study) -> None:
-    """Make PROJECT a copy of the project, which those of the trials are copies of: no later edit is in one of them.
-
-    The prepared data and the folder of the runs are links: no stage of a trial writes the data, and TensorBoard shows
-    the trials while they run.
-    """
-    for path in FOLDER.glob("*/"):
-        if path != RESULTS:
-            drop(path)
-    if workcopy.of_project(PROJECT, {}).config != study.config:
-        raise UserError(Fault(str(params.FILE), "changed while the data was made ready", "differs", remedy="run again"))
-    paths = study.config.paths
-    files.remove(PROJECT / paths.metrics)  # figures of another model
-    stages = document.read(dvc_lock.LOCK)["stages"]
-    shutil.copyfile(dvc_lock.LOCK, PROJECT / dvc_lock.LOCK)
-    document.rewrite(PROJECT / dvc_lock.LOCK, {"stages": {name: stages[name] for name in DATA}})
-    if integrity.MEMORY.is_file():  # so packed images are not read once more for each trial
-        (PROJECT / integrity.MEMORY).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(integrity.MEMORY, PROJECT / integrity.MEMORY)
-    Path(paths.runs).mkdir(parents=True, exist_ok=True)
-    for linked in (paths.packed, paths.split, paths.runs, *study.weights):
-        if not (PROJECT / linked).exists():
-            files.link(PROJECT / linked, Path(linked))
-
-
-def copy(folder: Path, values: Mapping[str, Any]) -> None:
-    """Make the work copy of a trial."""
-    shutil.copytree(PROJECT, folder, symlinks=True)
-    document.rewrite(folder / params.FILE, values)
-
-
-def drop(folder: Path) -> None:
-    """Remove a work copy as soon as no process works there."""
-    workcopy.clear(folder, keep=())
-    files.remove(folder)
 
 
 def together(study: Study) -> list[Done]:
@@ -200,7 +167,7 @@ def run(study: Study, chosen: Sequence[Trial]) -> list[Done]:
     for training in trainings:
         if training.kept not in left and training.name not in known:
             finish(study, training)
-    by_folder = {FOLDER / training.name: training for training in left.values()}
+    by_folder = {trial_copies.FOLDER / training.name: training for training in left.values()}
     with closing(runner.run_all([training.job() for training in left.values()], study.slots, "sweep")) as runs:
         for ended in runs:
             keep(study, by_folder[ended.job.folder], ended)
@@ -213,11 +180,14 @@ def announce(study: Study, epochs: Sequence[int]) -> None:
 
     rows = files.read_csv(Path(study.config.paths.metrics) / "images.csv")
     images = Survey("", len(rows), {split: sum(int(row[split]) for row in rows) for split in ("train", "val", "test")})
-    if epochs and (parts := estimate.measured_parts(study.config, images)):
+    with runner.using(study.slots[0]):
+        parts = estimate.measured_parts(study.config, images) if epochs else []
+    if parts:
         training, *others = (part.seconds for part in parts)
-        seconds = sum(training * number / study.config.train.epochs + sum(others) for number in epochs)
+        mean = training * statistics.mean(epochs) / study.config.train.epochs + sum(others)
         at_once = f", {len(study.slots)} at a time" if len(study.slots) > 1 else ""
-        say(f"time of {len(epochs)} trials{at_once}: {estimate.spoken(seconds / len(study.slots))}")
+        seconds = mean * math.ceil(len(epochs) / len(study.slots))
+        say(f"time of {len(epochs)} trials{at_once}: {estimate.spoken(seconds)}")
 
 
 def keep(study: Study, training: Training, ended: Ended) -> None:
@@ -231,7 +201,7 @@ def keep(study: Study, training: Training, ended: Ended) -> None:
         say(f"trial {training.trial.number} has failed: {said}")
     if not ended.failures:
         finish(study, training)
-    drop(folder)
+    trial_copies.drop(folder)
 
 
 def finish(study: Study, training: Training) -> None:
@@ -244,11 +214,11 @@ def finish(study: Study, training: Training) -> None:
 def tested(study: Study, trial: Trial) -> EvalFigures:
     """Evaluate the model of a trial on the test images. Its training comes from DVC's run cache."""
     training = replace(study.training(trial, "best"), title=f"the best one, trial {trial.number}, on the test images")
-    folder = FOLDER / training.name
+    folder = trial_copies.FOLDER / training.name
     runner.run_well([training.job(TEST)], study.slots[:1], "sweep")
     on_test = figures.read(folder / study.config.paths.metrics, EvalFigures, "run again")
     trials.publish(training.name, folder, study.config)
-    drop(folder)
+    trial_copies.drop(folder)
     return on_test
 
 
@@ -261,7 +231,8 @@ def conclude(study: Study, ended: Sequence[Done], on_test: EvalFigures, path: Pa
     take_over = f"python -m pipeline.sweep {shlex.quote(str(path))} --apply && make repro"
     page = Path(paths.reports) / "sweep.html"
     files.write_text(page, sweep_page.written(study.sweep, ended, words, take_over))
-    files.write_json(FOLDER / f"{path.stem}.json", {"trial": best.number, "values": best.values})
+    content = {"ranges": files.sha256(path), "trial": best.number, "values": best.values}
+    files.write_json(best_of(path), content)
     print(*words, sep="\n")
     if failed := sum(not done.results for done in ended):
         print(f"{failed} of {len(ended)} trials failed; the next start tries them again")
@@ -271,9 +242,18 @@ def conclude(study: Study, ended: Sequence[Done], on_test: EvalFigures, path: Pa
     )
 
 
+def best_of(path: Path) -> Path:
+    """The file with the best trial of the sweep of this file of ranges."""
+    return trial_copies.FOLDER / f"{path.stem}.json"
+
+
 def apply(path: Path) -> int:
     """Write the settings of the best trial into params.yaml; 0. Raises UserError if the sweep has not ended yet."""
-    best = schema.json_of(FOLDER / f"{path.stem}.json", Best, f"run the sweep first: python -m pipeline.sweep {path}")
+    ranges.read(path)
+    remedy = f"run the sweep first: python -m pipeline.sweep {path}"
+    best = schema.json_of(best_of(path), Best, remedy)
+    if best.ranges != files.sha256(path):
+        raise UserError(Fault(str(path), "not the file of the sweep that has ended", "differs", remedy=remedy))
     config = params.load()
     params.changed(config, best.values)  # refuses a setting that another version had
     old = dict(document.leaves(config.model_dump(mode="json")))

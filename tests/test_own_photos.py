@@ -95,6 +95,19 @@ def test_a_clone_repeats_nothing_and_takes_a_new_photo(owner: Path, photos: Path
     assert "data/inbox/poppy.dvc" in call(folder, "git", "status", "--porcelain").stdout
 
 
+@pytest.mark.slow("a training in DVC's queue; make test has the same photos in a clone")
+def test_a_queued_experiment_has_the_photos(owner: Path, tmp_path: Path) -> None:
+    """`dvc exp run --queue` runs in a folder of its own. It has the photos, and runs only what the setting changes."""
+    folder = clone(owner, tmp_path / "clone")
+    call(folder, "dvc", "pull")
+    call(folder, "dvc", "exp", "run", "--queue", "--name", "queued", "-S", "train.lr=0.005")
+    done = call(folder, "dvc", "exp", "run", "--run-all")
+    assert "Running stage 'train'" in done.stdout + done.stderr
+    assert "Running stage 'download'" not in done.stdout + done.stderr
+    assert "queued" in call(folder, "dvc", "exp", "list").stdout
+    assert list(folder.glob("runs/*queued*/events*")), "TensorBoard does not see it"
+
+
 def test_a_broken_link_among_the_photos_is_named(photos: Path, tmp_path: Path) -> None:
     """`make repro` refuses it as `make start` does; a run without these photos goes on.
 

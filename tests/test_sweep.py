@@ -21,9 +21,10 @@ from pipeline.base import files, killed_dvc, locks
 from pipeline.base.errors import STOPPED, UserError
 from pipeline.config import document, params
 from pipeline.data import synthetic
-from pipeline.reruns import ranges
+from pipeline.reruns import ranges, trial_copies
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers.projects import call, commit, copy_project
+from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
 
 SMALL: dict[str, Any] = {
@@ -65,14 +66,19 @@ def test_both_ends_of_a_range_must_be_allowed() -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_two_sweeps_of_a_folder_are_refused() -> None:
-    with locks.held(sweep.FOLDER, "runs a sweep"), pytest.raises(UserError, match=f"process {os.getpid()} "):
+    with locks.held(trial_copies.FOLDER, "runs a sweep"), pytest.raises(UserError, match=f"process {os.getpid()} "):
         sweep.sweep(Path("tried.yaml"), 1)
 
 
 @pytest.mark.usefixtures("folder")
 def test_nothing_is_taken_over_before_a_sweep_has_ended() -> None:
+    """Nor the best trial of another file of ranges with the same name."""
     before = Path("params.yaml").read_bytes()
-    with pytest.raises(UserError, match=r"tried\.json"):
+    with refuses((trial_copies.FOLDER / "tried.json", "missing")):
+        sweep.apply(Path("tried.yaml"))
+    content = {"ranges": "0" * 64, "trial": 1, "values": {"train.lr": 0.5}}
+    files.write_json(trial_copies.FOLDER / "tried.json", content)
+    with refuses(("tried.yaml", "differs")):
         sweep.apply(Path("tried.yaml"))
     assert Path("params.yaml").read_bytes() == before
 
@@ -104,7 +110,7 @@ def swept(folder: Path, *words: str) -> str:
     before = state(folder)
     done = call(folder, *COMMAND, *words)
     assert state(folder) == before
-    assert [path.name for path in (folder / sweep.FOLDER).glob("*/")] == [sweep.RESULTS.name]
+    assert [path.name for path in (folder / trial_copies.FOLDER).glob("*/")] == [trial_copies.RESULTS.name]
     runs = {path.parent.name for path in folder.glob("runs/*/*checkpoint.pt")}
     assert not [run for run in runs for row in rows(folder) if not row["state"] and f"-{row['experiment']}-" in run]
     return done.stdout
@@ -132,7 +138,7 @@ def working(folder: Path, chosen: Callable[[list[str]], object] = bool) -> list[
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            is_there = Path(process.cwd()).is_relative_to(folder / sweep.FOLDER)
+            is_there = Path(process.cwd()).is_relative_to(folder / trial_copies.FOLDER)
             if is_there and process.status() != psutil.STATUS_ZOMBIE and chosen(process.cmdline()):
                 found.append(process)
     return found

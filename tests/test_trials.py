@@ -27,7 +27,9 @@ def in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
 def digest(shared: dict[str, str] = SHARED, **changes: Any) -> str:
     """The identity of a training with these changes."""
     config = params.parse(on_cpu(read_params(), **changes))
-    return trials.digest(config, shared, trials.weights(config, Sweep("s", "grid", 1, 0, {"train.lr": (0.1,)})))
+    sweep = Sweep("s", "grid", 1, 0, {"train.lr": (0.1,)})
+    own = {path: files.sha256(Path(path)) for path in trials.weights(config, sweep)}
+    return trials.digest(config, shared, own)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_the_users_own_weights_decide(tmp_path: Path, monkeypatch: pytest.Monkey
     Path("one.safetensors").write_text("1")
     swept = Sweep("s", "grid", 2, 0, {"train.weights": ("none", "one.safetensors")})
     config = params.parse(on_cpu(read_params(), **own))
-    assert trials.weights(config, swept).keys() == {"mine.safetensors", "one.safetensors"}
+    assert trials.weights(config, swept) == ["mine.safetensors", "one.safetensors"]
 
 
 def test_a_name_is_one_that_git_takes() -> None:

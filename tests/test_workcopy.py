@@ -1,10 +1,12 @@
 """Work copies: the project as it is now, or a commit, with other params. They share DVC's cache with the project."""
 
 import configparser
+import shutil
 from pathlib import Path
 
 import pytest
 
+from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.reruns import workcopy
 from tests.helpers.projects import call, commit, copy_project
@@ -90,3 +92,29 @@ def test_what_is_copied_replaces_what_is_there(tmp_path: Path) -> None:
     assert (tmp_path / "mine").read_text() == "mine"
     assert (folder / "file").read_text() == (folder / "link").read_text() == "new"
     assert (folder / "link").is_symlink()
+
+
+def test_a_copy_of_a_commit_of_a_subfolder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A project that is a part of a repository: the copy has the project's files at its top."""
+    project = copy_project(tmp_path / "repository/inside")
+    shutil.rmtree(project / ".git")
+    call(project.parent, "git", "init", "--quiet")
+    (project.parent / "beside").touch()
+    commit(project.parent)
+    monkeypatch.chdir(project)
+    workcopy.of_commit(Path("copy"), "HEAD", {"train.lr": 0.5})
+    assert (project / "copy/pipeline/train.py").is_file()
+    assert not (project / "copy/beside").exists()
+
+
+def test_a_snapshot_keeps_what_a_stage_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stage writes into a file: it renames a new one. The hashes are those of the snapshot."""
+    monkeypatch.chdir(tmp_path)
+    files.write_text(Path("packed/a"), "old")
+    files.write_text(Path("split.csv"), "old")
+    hashed = workcopy.snapshot(["packed", "split.csv"], Path("kept"))
+    with files.atomic_folder(Path("packed")) as new:
+        (new / "a").write_text("new")
+    files.write_text(Path("split.csv"), "new")
+    assert [Path("kept", name).read_text() for name in hashed] == ["old", "old"]
+    assert {str(entry[0]) for entry in hashed.values()} == {files.md5(Path("kept/split.csv"))}

@@ -1,6 +1,7 @@
 """Starts processes that cannot outlive this one, and waits until the last of them has ended."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -24,6 +25,22 @@ def start(command: Sequence[str], cores: Collection[int] = (), **options: Any) -
             os.sched_setaffinity(0, cores)
 
     return subprocess.Popen(command, process_group=0, preexec_fn=prepare, **options)  # noqa: PLW1509  (one thread)
+
+
+def run(command: Sequence[str], **options: Any) -> int:
+    """Run a command to its end. Returns its exit status. At an exception (a signal) it is asked to end first.
+
+    Waits for all that descends from it: a stage saves its state after its DVC has ended.
+    """
+    linux.adopt_orphans()
+    others = pids()
+    process = start(command, **options)
+    try:
+        return int(process.wait())
+    finally:
+        if process.poll() is None:
+            send(process, signal.SIGTERM)
+        wait_for_all(others)
 
 
 def send(process: subprocess.Popen[Any], number: int) -> None:

@@ -1,5 +1,6 @@
 """A lock of a folder, which ends with the process that holds it."""
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,21 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from pipeline.base.errors import Fault, UserError
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Inside the block no other process is in such a block for this folder. Waits until the other one has left it.
+
+    It locks the folder itself, so no file is left there. Raises OSError if the file system has no locks.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import pooch
 import requests
 from tqdm import tqdm
 
-from pipeline.base import files
+from pipeline.base import files, locks
 from pipeline.base.errors import Fault, UserError, without_secrets
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before the second try, the third, …
@@ -62,8 +62,6 @@ def obtain_archive(url: str, sha256: str, archives: Path, waits: Sequence[float]
 
     Raises UserError if it is missing, cannot be downloaded, has more than `most` bytes, or has another hash.
     """
-    for leftover in archives.glob(".*.partial"):  # from a run that was killed
-        files.remove(leftover)
     if not url.startswith("file://"):
         return download(url, archives / sha256, sha256, waits, most)
     path = _local_path(url)
@@ -92,15 +90,15 @@ def download(
     After a lost connection, a timeout, status 429 or 5xx it is tried again, after each of `waits` seconds. Raises
     UserError for any other error, for more than `most` bytes, for another hash, and after the last try.
     """
-    if target.exists() and not (actual := files.sha256(target)).startswith(sha256):
-        print(
-            f"{purpose.stage}: {target} has SHA-256 {actual}: damaged, removed; downloading it again", file=sys.stderr
-        )
-        files.remove(target)
-    if not target.exists():
-        with files.atomic_file(target) as temporary:
-            _get(url, temporary, waits, purpose, most)
-            _check_hash(temporary, without_secrets(url), sha256, purpose)
+    with locks.alone(target.parent):  # trials of a sweep may need the same file at the same time
+        if target.exists() and not (actual := files.sha256(target)).startswith(sha256):
+            said = f"{target} has SHA-256 {actual}: damaged, removed; downloading it again"
+            print(f"{purpose.stage}: {said}", file=sys.stderr)
+            files.remove(target)
+        if not target.exists():
+            with files.atomic_file(target) as temporary:
+                _get(url, temporary, waits, purpose, most)
+                _check_hash(temporary, without_secrets(url), sha256, purpose)
     return target
 
 

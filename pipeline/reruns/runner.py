@@ -97,6 +97,17 @@ def slots(config: Params, parallel: int) -> list[Slot]:
     return [Slot(share, tuple(gpus[k * each : (k + 1) * each])) for k, share in enumerate(shares)]
 
 
+@contextmanager
+def using(slot: Slot) -> Iterator[None]:
+    """Inside the block this process has the cores of a run: what it measures is what a run will take."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, slot.cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Generator[Ended]:
     """Run the jobs, one in each slot at a time, and yield each when it has ended.
 

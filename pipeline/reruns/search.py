@@ -16,7 +16,7 @@ from pipeline.config.params import Params
 from pipeline.reruns.ranges import MOST, Axis, Range, Sweep, Trial
 
 FIRST = 5  # trials of TPE that are drawn, before there is something to learn from
-ATTEMPTS = 1000  # draws until a trial differs from all before it
+ATTEMPTS, TPE_ATTEMPTS = 1000, 20  # draws until a trial differs from all before it
 Values = Mapping[str, Any]  # section.key → value
 
 
@@ -77,7 +77,9 @@ def tpe(sweep: Sweep, first: Values, number: int, results: Sequence[tuple[Values
     from optuna.samplers import TPESampler
 
     sampler = TPESampler(seed=_seed(sweep, number), n_startup_trials=1)
-    return Trial(number, next(_answers(sweep, sampler, inside)))
+    draws = list(itertools.islice(_answers(sweep, sampler, inside), TPE_ATTEMPTS))
+    known = [values for values, _ in results]
+    return Trial(number, next((draw for draw in draws if draw not in known), draws[0]))
 
 
 def corners(sweep: Sweep) -> Iterator[dict[str, Any]]:

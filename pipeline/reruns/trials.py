@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,22 +64,22 @@ def data(config: Params) -> dict[str, str]:
     return {path: outs[path] for path in (config.paths.split, config.paths.packed)} | identity.code("train")
 
 
-def weights(config: Params, sweep: Sweep) -> dict[str, str]:
-    """Path → hash of the user's own weights files that trials start from. Raises UserError if one is missing."""
+def weights(config: Params, sweep: Sweep) -> list[str]:
+    """The user's own weights files that trials start from. Raises UserError if one is missing."""
     swept = sweep.axes.get("train.weights")
     values = (config.train.weights, *(swept if isinstance(swept, tuple) else ()))
-    paths = {path for value in values for path in own_weights(value)}
-    if missing := sorted(path for path in paths if not Path(path).is_file()):
+    paths = sorted({path for value in values for path in own_weights(value)})
+    if missing := [path for path in paths if not Path(path).is_file()]:
         raise UserError(
             Fault("train.weights", f"{', '.join(missing)} not found", "missing", remedy="put the file there")
         )
-    return {path: files.sha256(Path(path)) for path in paths}
+    return paths
 
 
 def digest(config: Params, shared: Mapping[str, str], own: Mapping[str, str]) -> str:
-    """The identity of a training: it is another one as soon as anything differs that changes the bytes of the model.
+    """The identity of a training: what DVC's run cache compares, as settings, code, the lock of the packages, and data.
 
-    `shared` is `data`; `own` is `weights`.
+    `shared` is `data`; `own`: the hashes of the user's own weights files, by path.
     """
     return identity.digest(
         {
@@ -111,9 +112,10 @@ def publish(experiment: str, folder: Path, config: Params) -> None:
     def git(*words: str) -> str:
         return programs.output("git", *words, environ=environ).strip()
 
-    if git("rev-parse", "--show-prefix") or not git("rev-list", "--max-count=1", "--all"):
+    head = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
+    commit = subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip()
+    if not commit or git("rev-parse", "--show-prefix"):
         return
-    commit = git("rev-parse", "HEAD")
     measured = [Path(config.paths.metrics) / name for name in figures.FILES.values()]
     own = [str(path) for path in (params.FILE, dvc_lock.LOCK, *measured) if (folder / path).is_file()]
     git("read-tree", commit)

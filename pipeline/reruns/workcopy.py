@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import files, integrity, killed_dvc, programs
+from pipeline.base.integrity import Hashed
 from pipeline.config import document, params
 from pipeline.config.params import Params
 
@@ -53,15 +54,41 @@ def copy_files(names: Iterable[Path], project: Path, folder: Path) -> None:
         shutil.copy2(project / name, folder / name, follow_symlinks=False)
 
 
+def snapshot(names: Iterable[str], folder: Path) -> Hashed:
+    """Keep these files and folders of the project as they are now, in `folder`. Returns the hash of each file.
+
+    They are hard links: a stage replaces its outputs by renaming, and the old files stay. Where that is not possible,
+    on another disk, they are copies.
+    """
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if Path(name).is_dir():
+            shutil.copytree(name, folder / name, copy_function=_link_or_copy)
+        else:
+            _link_or_copy(name, str(folder / name))
+    hashed = integrity.hash_files((str(path) for path in folder.rglob("*") if path.is_file()), {})
+    return {Path(path).relative_to(folder).as_posix(): entry for path, entry in hashed.items()}
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def check_out(commit: str, folder: Path) -> None:
     """Write every file of a commit of the project in the current folder into `folder`.
 
-    Raises UserError if Git does not know the commit.
+    The project may be a subfolder of its repository. Raises UserError if Git does not know the commit.
     """
     index = {**programs.environment(), "GIT_INDEX_FILE": str(folder.absolute() / ".index")}
     folder.mkdir(parents=True, exist_ok=True)
-    programs.output("git", "read-tree", "--end-of-options", commit, environ=index)
-    programs.output("git", "checkout-index", "--all", "--force", f"--prefix={folder.absolute()}/", environ=index)
+    top, *inside = programs.output("git", "rev-parse", "--show-toplevel", "--show-prefix").splitlines()
+    tree = f"{commit}:{inside[0]}" if inside and inside[0] else commit
+    programs.output("git", "read-tree", "--end-of-options", tree, environ=index)
+    write = ("checkout-index", "--all", "--force", f"--prefix={folder.absolute()}/")
+    programs.output("git", *write, cwd=Path(top), environ=index)
     files.remove(folder / ".index")
 
 
@@ -127,6 +154,7 @@ def _connect(folder: Path, values: Mapping[str, Any], own: Collection[str]) -> W
     """
     document.rewrite(folder / params.FILE, values)
     config = params.load(folder / params.FILE)
+    Path(config.paths.archives).mkdir(parents=True, exist_ok=True)  # else each copy would download for itself
     for path in (Path(getattr(config.paths, name)) for name in own):
         if not path.is_absolute() and path.is_dir():
             files.link(folder / path, path)

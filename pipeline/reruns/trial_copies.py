@@ -1,0 +1,61 @@
+"""The work copies in which a sweep trains its trials: one copy of the project, and copies of that one."""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.base import dvc_lock, files, integrity
+from pipeline.base.errors import Fault, UserError
+from pipeline.config import document, params
+from pipeline.config.params import Params
+from pipeline.reruns import workcopy
+
+FOLDER = workcopy.FOLDER / "sweep"
+PROJECT, RESULTS = FOLDER / "project", FOLDER / "results"  # a copy of the project, and what finished trials gave
+DATA_FOLDER = FOLDER / "data"  # what they read
+DATA = ("download", "split", "prepare")
+
+
+def copy_project(config: Params, weights: Sequence[str]) -> None:
+    """Make PROJECT a copy of the project, which those of the trials are copies of: no later edit is in one of them.
+
+    The prepared data are links to a snapshot. The folder of the runs is a link to that of the project, so that
+    TensorBoard shows the trials while they run; so are the user's own weights.
+    """
+    drop_all()
+    if workcopy.of_project(PROJECT, {}).config != config:
+        raise UserError(Fault(str(params.FILE), "changed while the data was made ready", "differs", remedy="run again"))
+    paths = config.paths
+    files.remove(PROJECT / paths.metrics)  # figures of another model
+    stages = document.read(dvc_lock.LOCK)["stages"]
+    shutil.copyfile(dvc_lock.LOCK, PROJECT / dvc_lock.LOCK)
+    document.rewrite(PROJECT / dvc_lock.LOCK, {"stages": {name: stages[name] for name in DATA}})
+    prepared = (paths.packed, paths.split)
+    memory = integrity.load_memory() | workcopy.snapshot(prepared, DATA_FOLDER)
+    files.write_json(PROJECT / integrity.MEMORY, memory)  # so no trial reads the images once more
+    for name in prepared:
+        files.link(PROJECT / name, DATA_FOLDER / name)
+    Path(paths.runs).mkdir(parents=True, exist_ok=True)
+    for name in (paths.runs, *weights):
+        if not (PROJECT / name).exists():
+            files.link(PROJECT / name, Path(name))
+
+
+def copy(folder: Path, values: Mapping[str, Any]) -> None:
+    """Make the work copy of a trial."""
+    shutil.copytree(PROJECT, folder, symlinks=True)
+    document.rewrite(folder / params.FILE, values)
+
+
+def drop(folder: Path) -> None:
+    """Remove a work copy as soon as no process works there."""
+    workcopy.clear(folder, keep=())
+    files.remove(folder)
+
+
+def drop_all() -> None:
+    """Remove everything but what finished trials gave."""
+    for path in FOLDER.glob("*/"):
+        if path != RESULTS:
+            drop(path)
