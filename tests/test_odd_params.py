@@ -1,5 +1,6 @@
 """Any content of params.yaml is either accepted, or refused with the key, the value and what is allowed."""
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from pipeline.base.errors import UserError
+from pipeline.base.text import visible
 from pipeline.config import params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
@@ -68,8 +70,12 @@ ODD = (
     "!x y", "*a", "&a 1", "<<", "'", '"', '"\\ud800"', '"\\x7f"', '"a\\nb"', "a" * 300, "é", "\u2028", "\ufeff",
     "{", "[", "]", "[]", "{}", "[1, [2, {a: 3}]]", "? [a, b]", "{? [a]: 1}", "{[a]: 1}", "{<<: {b: 1}}", "{<<: 1}", "%",
     "@", "`", "|", ">-", "---", "...", "- 1", "\t", "a: b: c",
+    "&a [*a]", "&a {b: *a}", '"\\0"', "0x" + "f" * 5000,
 )  # fmt: skip
-KEYS = ("train", "paths", "run", "lr", "inbox", "<<", "1", "~", "? [a]", "2024-05-01", "!!binary aGk=", "é", "")
+KEYS = (
+    "train", "paths", "run", "lr", "inbox", "<<", "1", "~", "? [a]", "2024-05-01", "!!binary aGk=", "é", "",
+    '"\\0"', '"\\ud800"',
+)  # fmt: skip
 scalars = st.sampled_from(ODD) | st.text(max_size=6) | st.integers().map(str) | st.floats().map(repr)
 documents = st.recursive(
     scalars,
@@ -102,8 +108,54 @@ def test_any_value_of_any_setting_gives_params_or_a_refusal(file: Path, setting:
     end = next((row for row in range(row + 1, len(lines)) if not lines[row].startswith(("    ", "  -"))), len(lines))
     changed = "\n".join([*lines[:row], f"  {key}: {text}", *lines[end:]])
     file.write_bytes(changed.encode("utf-8", "surrogatepass"))
+    check_any(file)
+
+
+@hypothesis.given(st.lists(st.tuples(st.sampled_from(KEYS), documents), max_size=4))
+@hypothesis.settings(max_examples=100)
+def test_any_document_gives_params_or_a_refusal(file: Path, items: list[tuple[str, str]]) -> None:
+    """Its keys at the top may be anything, too."""
+    file.write_bytes("\n".join(f"{key}: {text}" for key, text in items).encode("utf-8", "surrogatepass"))
+    check_any(file)
+
+
+@pytest.mark.parametrize("text", ["&a [*a]", "train: {crop_scale: &a [*a]}", "train: &a {x: *a}", "&a {train: *a}"])
+def test_an_anchor_that_contains_itself_is_refused(file: Path, text: str) -> None:
+    """YAML allows it; no setting can be checked in it."""
+    file.write_text(text)
+    with pytest.raises(UserError) as error:
+        params.load(file)
+    assert [(fault.key, fault.kind) for fault in error.value.faults] == [(str(file), "damaged")]
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    """Reading it would wait without end for a writer."""
+    os.mkfifo(tmp_path / "params.yaml")
+    with pytest.raises(UserError) as error:
+        params.load(tmp_path / "params.yaml")
+    assert error.value.faults[0].kind == "damaged"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"paths__inbox": "/tmp/a\x1b[31mb"}, {"paths__inbox": "/a\0"}, {"data__url": "https://a/\x7f"},
+        {"split__group": "a\nb"}, {"train__model": "\0"},
+    ],
+)  # fmt: skip
+def test_text_has_no_control_characters(raw: dict[str, Any], changes: dict[str, str]) -> None:
+    """They would act on the terminal that shows the setting."""
+    with pytest.raises(UserError) as error:
+        params.parse(change(raw, **changes))
+    (key,) = changes
+    assert [(fault.key, fault.kind) for fault in error.value.faults] == [(key.replace("__", "."), "value")]
+
+
+def check_any(file: Path) -> None:
+    """Read and check the params. No character of a refusal acts on a terminal; any other exception is raised."""
     try:
         faults = validity.faults(params.load(file), HERE)
     except UserError as refused:
         faults = list(refused.faults)
-    assert all(str(fault).isprintable() for fault in faults)
+    lines = [str(fault) for fault in faults]
+    assert lines == [visible(line) for line in lines]

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
+from pipeline.base.text import visible
+
 MOST_SHOWN = 10  # faults in one message
 STOPPED = 75  # exit status: saved, run again to go on (EX_TEMPFAIL of sysexits.h)
 INTERRUPTED = "no incomplete output is left; run again to go on"
@@ -79,7 +81,7 @@ class Fault:
         allowed = self.allowed and f"allowed: {self.allowed}"
         said = f"{self.key}: {': '.join(filter(None, (self.value, self.reason)))}"
         lines = "; ".join(filter(None, (said, allowed, self.remedy))).splitlines()
-        return " ".join(line.strip() for line in lines)  # a name of a file may have two blanks
+        return visible(" ".join(line.strip() for line in lines))  # a name of a file may have two blanks
 
 
 class UserError(Exception):

@@ -4,6 +4,7 @@ YAML is read with ruamel, as DVC reads it (`lr: 1e-4` is a number). Values are n
 """
 
 import difflib
+import errno
 import io
 import json
 import reprlib
@@ -20,15 +21,30 @@ from pipeline.base.errors import Fault, UserError, without_secrets
 from pipeline.base.text import visible
 
 LONGEST_SHOWN = 200  # characters of a value in a message
-REPR = reprlib.Repr()
-REPR.maxdict = REPR.maxlist = REPR.maxset = REPR.maxtuple = 3
+
+
+class _Repr(reprlib.Repr):
+    """Python's form of a value, with few items. Python refuses to write the digits of a very long number."""
+
+    maxdict = maxlist = maxset = maxtuple = 3
+
+    def repr_int(self, x: int, level: int) -> str:
+        return f"a number of {x.bit_length():,} bits" if abs(x) >= 2**63 else super().repr_int(x, level)
+
+
+REPR = _Repr()
 
 
 def read(path: Path) -> Any:
     """The content of a YAML file. Raises UserError if it cannot be read, or is not YAML."""
     restore = f"restore it: git checkout {path.name}"
     try:
-        return YAML(typ="safe", pure=True).load(path.read_bytes())
+        if path.exists() and not path.is_file():  # reading a pipe or a device may have no end
+            raise OSError(errno.EINVAL, "not a plain file")
+        content = YAML(typ="safe", pure=True).load(path.read_bytes())
+        if _has_cycle(content):
+            raise ValueError("an anchor contains itself")
+        return content
     except FileNotFoundError:
         remedy = f"run from the project's folder, where {path.name} lies"
         raise UserError(Fault(str(path), "not found", "missing", remedy=remedy)) from None
@@ -38,6 +54,12 @@ def read(path: Path) -> Any:
     except Exception as error:  # for a value that does not exist, such as May 99, the parser raises any exception
         reason, remedy = shortened(str(error), str), f"git diff {path.name} shows what changed; {restore}"
         raise UserError(Fault(str(path), "not readable as YAML", "damaged", reason, remedy=remedy)) from None
+
+
+def _has_cycle(value: Any, above: frozenset[int] = frozenset()) -> bool:
+    """Whether a list or table contains itself. `above`: the ids of the containers that `value` is in."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return id(value) in above or any(_has_cycle(item, above | {id(value)}) for item in inner)
 
 
 def rewritten(text: str, values: Mapping[str, Any]) -> str:
@@ -109,7 +131,7 @@ def shortened(value: Any, text: Callable[[Any], str] = repr) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     plain = list(value) if isinstance(value, tuple) else value
-    words = text(plain) if isinstance(plain, str | float | int) else REPR.repr(plain)
+    words = text(plain) if isinstance(plain, str | float) else REPR.repr(plain)
     words = visible(" ".join(without_secrets(words).split()))
     return words if len(words) <= LONGEST_SHOWN else f"{words[:LONGEST_SHOWN]}… ({len(words):,} characters)"
 
@@ -127,7 +149,8 @@ def fault(error: ErrorDetails, model: type[BaseModel], patterns: Mapping[str, st
     `model` describes the whole document. `patterns` has a description of each regular expression in it.
     """
     location = [str(part) for part in error["loc"]]
-    path, value = ".".join(shortened(part, str) for part in location), shortened(error["input"])
+    value = shortened(error["input"])
+    path = ".".join(shortened(part, str) or "''" for part in location) or value  # no location: a key of the document
     context = error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden" | "invalid_key":
@@ -150,7 +173,8 @@ def fault(error: ErrorDetails, model: type[BaseModel], patterns: Mapping[str, st
         case "string_too_long":
             allowed = f"at most {context['max_length']} characters"
         case _:
-            allowed = error["msg"].removeprefix("Input should be ").replace("a valid integer", "a whole number")
+            allowed = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+            allowed = allowed.replace("a valid integer", "a whole number")
             allowed = allowed.replace("a valid boolean", "true, false").replace("a valid ", "a ")
     return Fault(path, value, "value", allowed=allowed)
 

@@ -1,17 +1,19 @@
 """`params.yaml` as typed, frozen values: every setting, what each may be, and its default value.
 
-    python -m pipeline.config.params        prints the params as they are understood, or every fault at once
+    python -m pipeline.config.params        prints the params as they are understood, or its first ten faults
 
 A setting that is missing in params.yaml has its default value. `Params()` has all of them; they are the values of the
 params.yaml that comes with the project. `validity.py` checks what depends on two settings, or on the machine.
 """
 
+import shlex
 import sys
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from pipeline.base import linux
 from pipeline.base.errors import Fault, UserError, exit_status, without_secrets
@@ -73,6 +75,13 @@ class Section(BaseModel):
     """A frozen part of the params that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _has_no_control_characters(cls, value: Any) -> Any:
+        if isinstance(value, str) and any(unicodedata.category(letter) == "Cc" for letter in value):
+            raise ValueError("text without control characters")
+        return value
 
 
 class Paths(Section):
@@ -265,7 +274,7 @@ def print_params(arguments: Sequence[str]) -> int:
     """Print the params of this folder as JSON; 0. Raises UserError for params with faults, and for any argument."""
     if arguments:
         allowed = "python -m pipeline.config.params, alone"
-        raise UserError(Fault("arguments", " ".join(arguments), "unknown", allowed=allowed))
+        raise UserError(Fault("arguments", shlex.join(arguments), "unknown", allowed=allowed))
     config = load()
     if note := missing():
         print(f"params: {note}", file=sys.stderr)
