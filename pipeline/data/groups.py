@@ -13,7 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 
-from pipeline.base import linux
+from pipeline.base import children
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import visible
 from pipeline.data.layout import ImageFile, Layout, are
@@ -65,18 +65,20 @@ def _searched(paths: Sequence[str], expression: str) -> list[str]:
     a process of its own, whose processor time the system limits. Raises UserError at the limit.
     """
     question = json.dumps([SEARCH_SECONDS, expression, paths])
-    command = [sys.executable, "-I", "-S", "-c", SEARCH]  # in a session of its own: Ctrl-C ends it through this process
-    done = subprocess.run(
-        command, input=question, capture_output=True, text=True, start_new_session=True, check=False,
-        preexec_fn=linux.die_with_parent,
-    )  # fmt: skip
-    names = [json.loads(line) for line in done.stdout.splitlines()]
-    if done.returncode == -signal.SIGXCPU:
+    command = [sys.executable, "-I", "-S", "-c", SEARCH]
+    pipe = subprocess.PIPE
+    with children.start(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as search:
+        try:
+            answer, messages = search.communicate(question)
+        finally:
+            search.kill()  # after Ctrl-C
+    names = [json.loads(line) for line in answer.splitlines()]
+    if search.returncode == -signal.SIGXCPU:
         reason = f"its search took more than {SEARCH_SECONDS} seconds, and reached {paths[len(names)]!r:.100}"
         allowed = "an expression without a repetition inside a repetition"
         raise UserError(Fault("split.group", f"{expression!r:.100}", "value", reason, allowed))
-    if done.returncode:
-        raise RuntimeError(f"split.group: the search ended with {done.returncode}: {done.stderr[-1000:]}")
+    if search.returncode:
+        raise RuntimeError(f"split.group: the search ended with {search.returncode}: {messages[-1000:]}")
     return names
 
 
