@@ -33,7 +33,7 @@ class Purpose:
     stage: str  # whose name is before each line
     key: str  # of the params: where the address comes from
     remedy: str  # without the network
-    too_long: str  # what limits the length, and the remedy
+    too_long: str  # the remedy for a file that is longer than any right one
     hash_key: str  # of the params: where the SHA-256 comes from
     other_hash: str  # the remedy for another file
 
@@ -43,7 +43,7 @@ ARCHIVE = Purpose(
     "download",
     "data.url",
     f"{GO_ON} set data.url: file:///path/to/it",
-    "no archive that is taken has more (pipeline/data/archive.py: MOST_BYTES); correct data.url",
+    "correct data.url",
     "data.sha256",
     "get the right file, or set data.sha256 if you trust this one",
 )
@@ -51,7 +51,7 @@ WEIGHTS = Purpose(
     "weights",
     "train.weights",
     f"{GO_ON} name it in train.weights",
-    "no published weights have more; something answers in the place of their server",
+    f"something answers in the place of their server; {GO_ON} name it in train.weights",
     "train.weights",
     f"try again later; {GO_ON} name it in train.weights",
 )
@@ -124,7 +124,7 @@ def _local_path(url: str) -> Path:
 def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose, most: int) -> None:
     """Download to `target`, with the tries and errors of `download`."""
     shown = without_secrets(url)
-    endless = Fault(purpose.key, shown, "value", f"it sends more than {most} bytes", f"up to that: {purpose.too_long}")
+    endless = Fault(purpose.key, shown, "value", f"it sends more than {most:,} bytes", remedy=purpose.too_long)
     print(f"{purpose.stage}: getting {shown}", file=sys.stderr)
     for attempt, wait in enumerate([*waits, None], start=1):
         try:

@@ -12,7 +12,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from pipeline.base import schema
-from pipeline.base.errors import UserError, damaged, missing
+from pipeline.base.errors import Fault, UserError, damaged, missing
 from pipeline.models.description import INPUT, OUTPUT, View
 
 REMEDY = "give a model.onnx that the stage export wrote (dvc repro export, or dvc pull)"
@@ -99,4 +99,4 @@ def _reason(error: Exception) -> str:
 
 
 def _foreign(path: Path, reason: str) -> UserError:
-    return damaged(path, f"or not written by export: {reason}", REMEDY)
+    return UserError(Fault(str(path), "damaged, or not written by export", "damaged", reason, remedy=REMEDY))
