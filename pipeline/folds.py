@@ -60,8 +60,7 @@ def study(config: Params, folds: int | None, seeds: int | None, jobs: int, recip
     Raises UserError for an option that is not allowed, and for params that cannot run on this machine.
     """
     if recipe:
-        if folds or seeds:
-            options = [f"--folds {folds}"] * bool(folds) + [f"--seeds {seeds}"] * bool(seeds)
+        if options := [f"{name} {n}" for name, n in (("--folds", folds), ("--seeds", seeds)) if n is not None]:
             raise UserError(
                 Fault(
                     "--recipe", " × ".join(options), "pair", "the recipe says both", remedy="leave out --folds, --seeds"
@@ -69,10 +68,13 @@ def study(config: Params, folds: int | None, seeds: int | None, jobs: int, recip
             )
         values = {key: value for key, value in recipe.params.items() if value != "any"}  # elastic: processes as here
         folds, numbers = params.changed(config, values).split.folds, recipe.seeds
+        seeds = len(numbers)
     else:
-        folds = folds or (config.split.folds if config.split.folds > 1 else FOLDS)
-        values, numbers = {}, [(config.train.seed + k) % 2**32 for k in range(seeds or 1)]
-    for option, value, low, high in (("--folds", folds, 2, MOST_FOLDS), ("--seeds", len(numbers), 1, MOST_SEEDS)):
+        if folds is None:
+            folds = config.split.folds if config.split.folds > 1 else FOLDS
+        seeds = 1 if seeds is None else seeds
+        values, numbers = {}, [(config.train.seed + k) % 2**32 for k in range(seeds)]
+    for option, value, low, high in (("--folds", folds, 2, MOST_FOLDS), ("--seeds", seeds, 1, MOST_SEEDS)):
         if not low <= value <= high:
             raise UserError(Fault(option, str(value), "value", allowed=f"{low} to {high}"))
     changed = params.changed(config, {**values, "split.folds": folds, "split.fold": folds - 1})

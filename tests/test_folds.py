@@ -287,8 +287,11 @@ def test_several_seeds_are_one_record(
 
 @pytest.mark.parametrize(
     ("options", "key", "value"),
-    [((1, None, 1), "--folds", "1"), ((None, 101, 1), "--seeds", "101"), ((None, None, 0), "--jobs", "0")],
-)
+    [
+        ((1, None, 1), "--folds", "1"), ((0, None, 1), "--folds", "0"), ((None, 101, 1), "--seeds", "101"),
+        ((None, 0, 1), "--seeds", "0"), ((None, None, 0), "--jobs", "0"),
+    ],
+)  # fmt: skip
 def test_an_option_that_is_not_allowed_is_refused(
     options: tuple[int | None, int | None, int], key: str, value: str, raw: dict[str, Any]
 ) -> None:
