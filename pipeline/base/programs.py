@@ -30,7 +30,10 @@ def output(*command: str, cwd: Path | None = None, environ: dict[str, str] | Non
 
     Raises UserError with its last line of stderr, and with `remedy`, if the command fails.
     """
-    done = subprocess.run(command, cwd=cwd, env=environ or environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env=environ or environment(), capture_output=True, check=False, text=True,
+        errors="surrogateescape",  # the name of a file may be no UTF-8
+    )  # fmt: skip
     if done.returncode:
         # DVC quotes the lines of a file that it cannot read, each after a bar.
         lines = [line for line in done.stderr.splitlines() if line.strip() and "│" not in line] or ["no message"]
