@@ -55,7 +55,7 @@ def main(name: str, work: Callable[[Params], None]) -> int:
             try:
                 config = checked()
             except UserError as error:
-                raise UserError(*error.faults, *removed_outputs(name)) from None
+                raise UserError(*removed_outputs(name), *error.faults) from None  # of many, the first are shown
             if not note:  # for the processes of a launcher, the launcher has checked this
                 integrity.mark_compared(integrity.check(name))
             work(config)
