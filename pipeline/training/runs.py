@@ -145,7 +145,7 @@ def _name(config: Params, digits: str) -> str:
 def _fingerprint_in(folder: Path) -> str:
     """The fingerprint of a run's folder; empty if there is none."""
     path = folder / FINGERPRINT
-    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+    return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
 
 
 def clean(config: Params) -> int:
