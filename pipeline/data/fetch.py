@@ -91,6 +91,8 @@ def download(
     UserError for any other error, for more than `most` bytes, for another hash, and after the last try.
     """
     with locks.alone(target.parent):  # trials of a sweep may need the same file at the same time
+        for leftover in target.parent.glob(".*.partial"):  # from a run that was killed
+            files.remove(leftover)
         if target.exists() and not (actual := files.sha256(target)).startswith(sha256):
             said = f"{target} has SHA-256 {actual}: damaged, removed; downloading it again"
             print(f"{purpose.stage}: {said}", file=sys.stderr)
