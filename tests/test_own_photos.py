@@ -165,21 +165,19 @@ def test_wrong_params_cost_no_output(owner: Path, tmp_path: Path) -> None:
     assert refused.stderr.startswith("repro: split.fold: ")
     assert (folder / "data/split.csv").is_file()
     refused = call(folder, "dvc", "repro", check=False)
-    [said] = [line for line in refused.stderr.splitlines() if "DVC removed" in line]
-    assert said == (
-        "split: DVC removed data/split.csv, metrics/excluded.csv, metrics/findings.csv, metrics/images.csv, "
-        "metrics/suspects.csv before this stage; to get them back: dvc checkout"
-    )
+    outputs = ("excluded.csv", "findings.csv", "images.csv", "suspects.csv")
+    removed = ", ".join(["data/split.csv", *(f"metrics/{name}" for name in outputs)])
+    (said,) = [line for line in refused.stderr.splitlines() if line.startswith(f"split: {removed}: ")]
+    assert said.endswith("dvc checkout")
     call(folder, "dvc", "checkout")
     assert (folder / "data/split.csv").is_file()
     refused = call(folder, "dvc", "repro", "--force", "--single-item", "train", check=False)
-    [said] = [line for line in refused.stderr.splitlines() if "DVC removed" in line]
-    assert said.startswith("train: DVC removed metrics/history.csv, ")
-    assert said.endswith("; to get them back: dvc checkout; git checkout metrics/train.json")
+    (said,) = [line for line in refused.stderr.splitlines() if line.startswith("train: metrics/history.csv, ")]
+    assert said.endswith("dvc checkout; git checkout metrics/train.json")
     call(folder, "dvc", "checkout")
     call(folder, "git", "checkout", "metrics/train.json")
     write_params(params, change(read_params(params), split__fold=0, train__model="resnet99"))
     refused = call(folder, "dvc", "repro", check=False)
-    assert "weights: train.model: 'resnet99'" in refused.stderr
+    assert "weights: train.model: " in refused.stderr
     assert (folder / "data/images/poppy").is_dir()
     assert (folder / "models/model.safetensors").is_file()
