@@ -90,10 +90,10 @@ def in_copies(project: Path, *words: str) -> list[psutil.Process]:
     return found
 
 
-def epochs_of(copy: Path) -> int:
-    """The newest epoch in the log of a work copy; 0 if it has none."""
-    log = copy / runner.LOG
-    return max(map(int, re.findall(r"epoch (\d+)/", log.read_text() if log.is_file() else "")), default=0)
+def trained(project: Path, epoch: int) -> list[Path]:
+    """The work copies whose log has this epoch or a later one."""
+    logs = (project / folds.FOLDER).glob(f"*/{runner.LOG}")
+    return [log.parent for log in logs if any(int(k) >= epoch for k in re.findall(r"epoch (\d+)/", log.read_text()))]
 
 
 def start_study(project: Path) -> subprocess.Popen[bytes]:
@@ -109,20 +109,21 @@ def test_a_study_that_is_killed_three_times_gives_the_same_bytes(tmp_path: Path)
     """The command, a DVC in a work copy, and a training are killed (KILL), at moments that are drawn. A power cut also
     empties an object of the cache. Each start takes what has ended from the run cache, and a last one trains nothing.
     """
-    settings = SMALL | {"train__epochs": 12, "run__epoch_checkpoint_seconds": 0}
+    settings = SMALL | {"train__epochs": 40, "run__epoch_checkpoint_seconds": 0}
     project = copy_project(tmp_path / "killed" / "project", **settings)
-    drawn = random.Random(27)
+    drawn, last = random.Random(27), 0
     for victim in ("command", "dvc", "training"):
-        copy, epoch = project / folds.FOLDER / f"seed0-fold{drawn.randrange(2)}", drawn.randrange(1, 4)
-        files.remove(copy / runner.LOG)  # of the start before
-        process = start_study(project)
-        wait_for(lambda: process.poll() is not None or epochs_of(copy) >= epoch, "no epoch")  # noqa: B023
+        for log in (project / folds.FOLDER).glob(f"*/{runner.LOG}"):
+            log.unlink()  # of the start before
+        process, last = start_study(project), last + drawn.randrange(1, 4)  # a training goes on from its last epoch
+        wait_for(lambda: process.poll() is not None or trained(project, last), "no epoch")  # noqa: B023
         assert process.poll() is None, "it ended before the kill"
+        copy = drawn.choice(trained(project, last))
         if victim == "command":
             process.kill()
         else:
             words = ("dvc", "repro") if victim == "dvc" else ("pipeline.launch", "train")
-            drawn.choice([one for one in in_copies(project, *words) if Path(one.cwd()) == copy]).kill()
+            next(one for one in in_copies(project, *words) if Path(one.cwd()) == copy).kill()
         status = process.wait()
         assert status == (-signal.SIGKILL if victim == "command" else 1)
         if victim == "command":
