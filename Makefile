@@ -40,32 +40,32 @@ $(READY): requirements/lock.txt
 	@echo "setup: installing about 5 GB into $(VENV)"
 	@"$(PYTHON)" -m venv --clear --prompt "$(PROMPT)" $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/lock.txt
-	@$(VENV)/bin/python -m pipeline.base.plots_page
+	@$(VENV)/bin/python -m pipeline.versioning.plots_page
 	@touch $(READY)
 	@echo "setup: done; to use it: . $(VENV)/bin/activate"
 
 start: setup  ## choose settings that suit this machine and your photos, and see how long a run takes (PRESET=good PHOTOS=/path)
-	@python -m pipeline.start $(PRESET) $(if $(PHOTOS),--photos "$(PHOTOS)")
+	@python -m pipeline start $(PRESET) $(if $(PHOTOS),--photos "$(PHOTOS)")
 
 demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes, no GPU)
-	@python -m pipeline.demo
+	@python -m pipeline demo
 
 repro: setup  ## run what params.yaml describes (dvc repro), and repair first what a kill or a power cut left
-	@python -m pipeline.repro
+	@python -m pipeline repro
 
 compare: setup  ## experiments and commits side by side, with intervals and a test of two: make compare REVS="HEAD two" (MD=1: Markdown)
-	@python -m pipeline.compare $(if $(MD),--md) $(REVS)
+	@python -m pipeline compare $(if $(MD),--md) $(REVS)
 
 folds: setup  ## train and test on every fold: one figure over all images (FOLDS=5 SEEDS=1 JOBS=1), or repeat a recipe (RECIPE=name)
-	@python -m pipeline.folds $(if $(FOLDS),--folds $(FOLDS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS)) \
+	@python -m pipeline folds $(if $(FOLDS),--folds $(FOLDS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS)) \
 		$(if $(RECIPE),--recipe "$(RECIPE)")
 
 SWEEP ?= docs/sweep.yaml
 sweep: setup  ## try settings, ranked on the validation images; the best one is tested: make sweep SWEEP=docs/sweep.yaml (JOBS=2; then APPLY=1)
-	@python -m pipeline.sweep "$(SWEEP)" $(if $(JOBS),--jobs $(JOBS)) $(if $(APPLY),--apply)
+	@python -m pipeline sweep "$(SWEEP)" $(if $(JOBS),--jobs $(JOBS)) $(if $(APPLY),--apply)
 
 verify: setup  ## repeat what the committed dvc.lock claims, and compare every byte
-	@python -m pipeline.verify
+	@python -m pipeline verify
 
 # Three rings of tests. A test is in the first ring, unless its mark says why not: slow("the reason"), or gpu.
 # First: for new contributors, and before every commit. It leaves out slow tests, but runs another one of each kind.
@@ -113,7 +113,7 @@ bench: setup  ## measure what needs no GPU, 15 minutes on 2 idle cores (photos: 
 	done
 
 doctor: setup  ## what this machine has, and why it would refuse the current params, or how long they take
-	@python -m pipeline.doctor
+	@python -m pipeline doctor
 
 tensorboard: setup  ## show the runs on http://localhost:6006
 	@tensorboard --logdir runs

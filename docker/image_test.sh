@@ -207,7 +207,7 @@ same_lock() {
 }
 
 demo_inside() {
-    inside perennial-test:runtime python -m pipeline.demo
+    inside perennial-test:runtime python -m pipeline demo
     same_lock "$LAB/workspace/.demo/dvc.lock"
 }
 
@@ -249,9 +249,8 @@ stopped_and_resumed() {
 stale_refused() {
     local stage said
     as_root sh -c 'echo "# a changed line" >> requirements/lock.txt'
-    for stage in download split prepare weights "launch train" "launch evaluate" export card report; do
-        # shellcheck disable=SC2086  # two words
-        said=$(inside perennial-test:runtime python -m pipeline.$stage 2>&1 > /dev/null) && refuse "$stage ran in a stale image"
+    for stage in download split prepare weights train evaluate export card report; do
+        said=$(inside perennial-test:runtime python -m pipeline "$stage" 2>&1 > /dev/null) && refuse "$stage ran in a stale image"
         [[ $(wc -l <<< "$said") == 1 && $said == *"requirements/lock.txt"*"make image"* ]] || refuse "$stage said: $said"
     done
     echo "$said"
@@ -281,11 +280,11 @@ step "base images" bases
 step "image" build
 docker history --human --format '{{.Size}}\t{{.CreatedBy}}' perennial-test:runtime
 docker image ls perennial-test
-step "host: make demo" python -m pipeline.demo
+step "host: make demo" python -m pipeline demo
 step "workspace of another user" workspace
 step "inside: no build tool" no_build_tools
 step "inside: torch and Apex load" apex_loads
-step "inside: doctor" inside perennial-test:runtime python -m pipeline.doctor
+step "inside: doctor" inside perennial-test:runtime python -m pipeline doctor
 step "inside: demo" demo_inside
 step "inside: tests" tests_inside
 step "inside: docker stop, and on" stopped_and_resumed

@@ -1,17 +1,18 @@
 """Runs several trainings one after another in the same processes: importing torch takes longer than a small training.
 
     python -m tests.in_turn FOLDER...        one process
-    FOLDERS=FOLDER:FOLDER...                 the folders, if a launcher of pipeline.launch starts it without arguments
+    FOLDERS=FOLDER:FOLDER...                 the folders, if a launcher starts it without arguments
 
 Each folder has params.yaml and the outputs of prepare. If a training fails, the process ends with its exit status.
 """
 
 import os
 import sys
+from argparse import Namespace
 
 from torch.distributed import TCPStore
 
-from pipeline import train
+from pipeline.stages import train
 
 
 def main() -> int:
@@ -26,7 +27,7 @@ def main() -> int:
                 store = TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False)
                 agents.set(f"port/{number}", str(store.port))
             os.environ["MASTER_PORT"] = agents.get(f"port/{number}").decode()
-        if status := train.main():
+        if status := train.main(Namespace()):
             print(f"in {folder}", file=sys.stderr)
             return status
         if agents:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline import split
 from pipeline.base.errors import UserError
 from pipeline.data import inbox, split_report
 from pipeline.data.originals import Originals
 from pipeline.data.split_table import SPLITS
+from pipeline.stages import split
 from tests.helpers.datasets import put, settings
 
 Files = dict[str, str | None]  # path → text; None: an image

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from pipeline import card
 from pipeline.base import files
 from pipeline.cards import markdown, parts
 from pipeline.models import description, hub
 from pipeline.reporting import settings
+from pipeline.stages import card
 from tests.conftest import change, read_params, write_params
 from tests.helpers import reports
 from tests.helpers.refusals import refuses

@@ -1,4 +1,4 @@
-"""`python -m pipeline.compare`: the table of experiments and commits, and the test of two."""
+"""`python -m pipeline compare`: the table of experiments and commits, and the test of two."""
 
 import json
 import shutil
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline import compare
 from pipeline.base.errors import UserError
+from pipeline.commands import compare
+from pipeline.commands.continue_from import fetch
 from pipeline.config import params
-from pipeline.continue_from import fetch
 from pipeline.evaluation import figures
 from pipeline.reruns import revisions
 from pipeline.reruns.revisions import Revision
@@ -129,7 +129,7 @@ def test_without_the_same_test_images_there_is_no_test() -> None:
 
 def asked(folder: Path, *arguments: str, check: bool = True) -> str:
     """What the command prints."""
-    done = call(folder, sys.executable, "-m", "pipeline.compare", *arguments, check=check)
+    done = call(folder, sys.executable, "-m", "pipeline", "compare", *arguments, check=check)
     assert "Traceback" not in done.stderr
     return done.stdout if check else done.stderr
 
@@ -187,9 +187,9 @@ def section(title: str) -> list[str]:
     """The commands of a section of README.md, without their comments. A command of make becomes what make runs."""
     text = (PROJECT / "README.md").read_text().partition(f"\n## {title}\n")[2].partition("```bash\n")[2]
     made = {
-        'make compare REVS="HEAD long"': "python -m pipeline.compare HEAD long",
-        "make compare": "python -m pipeline.compare",
-        "make repro": "python -m pipeline.repro",
+        'make compare REVS="HEAD long"': "python -m pipeline compare HEAD long",
+        "make compare": "python -m pipeline compare",
+        "make repro": "python -m pipeline repro",
     }
     found = [line.split("  #")[0].rstrip() for line in text.partition("```")[0].splitlines()]
     for command, run in made.items():

@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from ruamel.yaml import YAML
 
-from pipeline import doctor
+from pipeline.commands import doctor
 from pipeline.config import machine, params, validity
 from tests.conftest import PROJECT, on_cpu
 from tests.helpers.trainings import small_world
@@ -106,7 +106,7 @@ def test_training_needs_no_network_and_no_known_host_name(tmp_path: Path, proces
     """As in a container with --network none: its name is in no file, and only the loopback is there."""
     parallel = "ddp" if processes > 1 else "single"
     folder = small_world(tmp_path / "w", train__parallel=parallel, run__processes=processes, train__epochs=1)
-    alone = f"hostname nobody-knows-me && ip link set lo up && exec {sys.executable} -m pipeline.launch train"
+    alone = f"hostname nobody-knows-me && ip link set lo up && exec {sys.executable} -m pipeline train"
     done = subprocess.run(
         ["unshare", "--uts", "--net", "sh", "-c", alone], cwd=folder, capture_output=True, text=True, check=False
     )

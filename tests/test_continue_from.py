@@ -12,7 +12,7 @@ import torch
 from ruamel.yaml import YAML
 
 from pipeline.base import files
-from pipeline.continue_from import Trained, write
+from pipeline.commands.continue_from import Trained, write
 from pipeline.loader import augment
 from pipeline.models import pretrained
 from pipeline.models.description import Description, View
@@ -39,7 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def continue_from(folder: Path, revision: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return call(folder, sys.executable, "-m", "pipeline.continue_from", revision, check=check)
+    return call(folder, sys.executable, "-m", "pipeline", "continue_from", revision, check=check)
 
 
 def test_the_file_follows_from_the_model_alone(tmp_path: Path) -> None:

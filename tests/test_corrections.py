@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from pipeline import prepare, split
 from pipeline.base import files
 from pipeline.base.errors import Kind
 from pipeline.config import params
@@ -15,6 +14,7 @@ from pipeline.data import corrections, packed
 from pipeline.data.corrections import Table
 from pipeline.data.layout import ImageFile, Layout
 from pipeline.data.originals import Originals
+from pipeline.stages import prepare, split
 from tests.conftest import PROJECT, on_cpu
 from tests.helpers.datasets import put, reasons, settings, splits_by_path, two_classes
 from tests.helpers.projects import call, copy_project
@@ -218,16 +218,16 @@ def test_the_new_label_reaches_the_tables_and_the_packed_images(
 def test_dvc_runs_split_again_after_a_correction(tmp_path: Path) -> None:
     """A changed line makes split stale; a missing table is refused by name, and a wrong line by its number."""
     project = copy_project(tmp_path / "project", data__source="synthetic", data__synthetic__count=50)
-    call(project, "python", "-m", "pipeline.repro", "split")
+    call(project, "python", "-m", "pipeline", "repro", "split")
     path = files.read_csv(project / "data/split.csv")[0]["path"]
     assert path.startswith("aster/")
     assert "up to date" in call(project, "dvc", "status", "split").stdout
     (project / corrections.FILE).write_text(f"path,label,reason\n{path},clematis,looks like one\n")
-    call(project, "python", "-m", "pipeline.repro", "split")
+    call(project, "python", "-m", "pipeline", "repro", "split")
     assert files.read_csv(project / "data/split.csv")[0]["class"] == "clematis"
     (project / corrections.FILE).write_text(f"path,label,reason\n{path},clemat,\n")
-    refused = call(project, "python", "-m", "pipeline.repro", "split", check=False)
+    refused = call(project, "python", "-m", "pipeline", "repro", "split", check=False)
     assert "data/corrections.csv:2: " in refused.stderr
     (project / corrections.FILE).unlink()
-    refused = call(project, "python", "-m", "pipeline.repro", check=False)
+    refused = call(project, "python", "-m", "pipeline", "repro", check=False)
     assert refused.stderr.startswith("repro: data/corrections.csv: ")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base import cache_repair, dvc_lock, integrity
 from pipeline.data import packed
+from pipeline.versioning import cache_repair, dvc_lock, integrity
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, copy_project
 from tests.helpers.refusals import refuses
@@ -42,7 +42,7 @@ def overwrite(path: Path, content: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small project on drawn flowers, run by `python -m pipeline.repro`."""
+    """A small project on drawn flowers, run by `python -m pipeline repro`."""
     folder = copy_project(
         tmp_path_factory.mktemp("damage") / "project",
         data__source="synthetic", data__synthetic={"count": 50, "size": 40}, split__phash_distance=0,
@@ -59,7 +59,7 @@ def project(done: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 def repro(folder: Path, *stages: str) -> subprocess.CompletedProcess[str]:
-    return call(folder, sys.executable, "-m", "pipeline.repro", *stages)
+    return call(folder, sys.executable, "-m", "pipeline", "repro", *stages)
 
 
 def outs(folder: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.base import dvc_lock, files, integrity
+from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.data import packed
 from pipeline.loader import augment
@@ -25,6 +25,7 @@ from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
 from pipeline.reruns import comparison
 from pipeline.training.runs import Run
+from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers.datasets import one_pixel
 from tests.helpers.refusals import refuses

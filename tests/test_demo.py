@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import workspace
-from pipeline import demo
 from pipeline.base import files
+from pipeline.commands import demo
 from pipeline.config import params
 from tests.conftest import PROJECT
 

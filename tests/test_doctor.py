@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline import doctor
+from pipeline.commands import doctor
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from tests.conftest import PROJECT, change, on_cpu
@@ -136,7 +136,7 @@ def test_the_doctor_ends_with_1_where_the_params_cannot_run(tmp_path: Path) -> N
     if machine.read().cuda_devices:
         pytest.skip("needs a machine without a GPU")
     asked = subprocess.run(
-        [sys.executable, "-m", "pipeline.doctor"], cwd=PROJECT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "pipeline", "doctor"], cwd=PROJECT, capture_output=True, text=True, check=False
     )
     assert asked.returncode == 1
     assert "train.device" in asked.stdout

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import download, weights
 from pipeline.base import files
+from pipeline.stages import download, weights
 from tests.conftest import MINI_SHA256, PROJECT
 from tests.helpers.refusals import refuses
 from tests.helpers.sources import archive_project, contents, fill, project, tar_bytes
@@ -45,7 +45,7 @@ def test_a_killed_run_leaves_nothing_and_the_next_one_succeeds(tmp_path: Path) -
     archive = tmp_path / "my photos.tgz"
     archive.write_bytes(gzip.compress(tar_bytes(photos), compresslevel=1))
     project(tmp_path, source="archive", url=f"file://{tmp_path}/my%20photos.tgz", sha256=files.sha256(archive))
-    command = [sys.executable, "-m", "pipeline.download"]
+    command = [sys.executable, "-m", "pipeline", "download"]
     environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
     images = tmp_path / "data" / "images"
 
@@ -97,5 +97,5 @@ def test_without_weights_a_note_says_so(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_no_torch_is_imported() -> None:
     """Downloading does not wait for torch."""
-    code = "import sys, pipeline.download; sys.exit('torch' in sys.modules)"
+    code = "import sys, pipeline.stages.download; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from pipeline import split
 from pipeline.data import duplicates
 from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile
 from pipeline.data.split_table import SPLITS
+from pipeline.stages import split
 from tests.helpers.datasets import do_split, left_out, near_by_brute_force, noise_image, put, reasons, two_classes
 
 

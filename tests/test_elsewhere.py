@@ -16,12 +16,12 @@ from PIL import Image
 from scipy import stats
 
 from pipeline.base import files
-from pipeline.base.dvc_lock import Claims
 from pipeline.base.errors import STOPPED, Kind
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.reruns import elsewhere, seeds
 from pipeline.reruns.seeds import Sample
+from pipeline.versioning.dvc_lock import Claims
 from tests.conftest import on_cpu, read_params
 from tests.helpers.datasets import noise_image
 from tests.helpers.projects import call, commit, copy_project, edited, link_code, verify, verify_environment
@@ -142,7 +142,7 @@ def test_recording_again_gives_the_same_bytes_and_trains_no_finished_seed(
     first time.
     """
     before = (project / "metrics/seeds.json").read_bytes()
-    command = [sys.executable, "-m", "pipeline.verify", "--record-seeds", "4", "--jobs", "2"]
+    command = [sys.executable, "-m", "pipeline", "verify", "--record-seeds", "4", "--jobs", "2"]
     with subprocess.Popen(
         command, cwd=project, env=verify_environment(project), stderr=subprocess.PIPE, text=True
     ) as process:
@@ -175,7 +175,7 @@ def test_what_cannot_be_judged_is_refused(project: Path) -> None:
     call(project, "git", "rm", "--quiet", "--force", "metrics/seeds.json")
     commit(project)
     assert verify(project, "--elsewhere").stderr == (
-        "verify: metrics/seeds.json: not found; make it: python -m pipeline.verify --record-seeds 5, where the claim "
+        "verify: metrics/seeds.json: not found; make it: python -m pipeline verify --record-seeds 5, where the claim "
         "comes from; then commit the file\n"
     )
     files.remove(project / "data/packed")
@@ -194,7 +194,10 @@ def test_what_cannot_be_judged_is_refused(project: Path) -> None:
 
 CLAIMS: Claims = {
     "prepare": {"deps": {}, "outs": {"data/packed": "1.dir"}},
-    "train": {"deps": {"data/packed": "1.dir", "pipeline/train.py": "2"}, "outs": {"models/model.safetensors": "3"}},
+    "train": {
+        "deps": {"data/packed": "1.dir", "pipeline/stages/train.py": "2"},
+        "outs": {"models/model.safetensors": "3"},
+    },
     "evaluate": {"deps": {"data/packed": "1.dir", "models/model.safetensors": "3"}, "outs": {"metrics/eval.json": "4"}},
 }
 

@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from pipeline import evaluate, prepare
 from pipeline.base import files
 from pipeline.base.errors import Kind
 from pipeline.config import params
@@ -23,6 +22,7 @@ from pipeline.data import packed, split_table
 from pipeline.data.originals import Originals
 from pipeline.evaluation import metrics
 from pipeline.models import network
+from pipeline.stages import evaluate, prepare
 from pipeline.training import results, state
 from tests.conftest import below, on_cpu, read_params, write_params
 from tests.helpers import starts
@@ -73,7 +73,7 @@ def make(folder: Path) -> Params:
 def run(folder: Path, processes: int) -> subprocess.CompletedProcess[str]:
     """Run the stage in `folder` with so many processes, more than `validity` would allow on few cores."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *(launcher if processes > 1 else []), "-m", "pipeline.evaluate"]
+    command = [sys.executable, *(launcher if processes > 1 else []), "-m", "pipeline", "rank", "evaluate"]
     return starts.run(command, ranks=processes, cwd=folder)
 
 

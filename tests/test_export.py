@@ -14,7 +14,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from pipeline import export
 from pipeline.base import files
 from pipeline.config import params
 from pipeline.data import originals, packed
@@ -22,6 +21,7 @@ from pipeline.evaluation import onnx_check
 from pipeline.loader import augment, center
 from pipeline.models import exported, network, onnx_export, onnx_file
 from pipeline.models.description import Description, View
+from pipeline.stages import export
 from tests.conftest import PROJECT, read_params, write_params
 from tests.helpers import starts
 from tests.helpers.refusals import refuses
@@ -44,7 +44,7 @@ def exporting(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def call(folder: Path) -> Any:
-    return starts.run([sys.executable, "-m", "pipeline.export"], cwd=folder)
+    return starts.run([sys.executable, "-m", "pipeline", "export"], cwd=folder)
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ import numpy as np
 import psutil
 import pytest
 
-from pipeline import folds
-from pipeline.base import dvc_lock, files, integrity
+from pipeline.base import files
 from pipeline.base.errors import Kind, UserError
+from pipeline.commands import folds
 from pipeline.config import params
 from pipeline.data.splitting import Cut
 from pipeline.evaluation import label_errors
@@ -33,6 +33,7 @@ from pipeline.reporting.gallery import Album
 from pipeline.reruns import answers, record, runner
 from pipeline.reruns.record import Part, Record
 from pipeline.reruns.workcopy import WorkCopy
+from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers.datasets import put
 from tests.helpers.projects import call, copy_project, link_code
@@ -52,7 +53,7 @@ A_RECORD = Record(params={"split.folds": 2, "train.lr": 0.1}, data={"split": "c"
 def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project in which two folds were trained and tested, two at a time."""
     project = copy_project(tmp_path_factory.mktemp("folds") / "project", **SMALL)
-    call(project, "python", "-m", "pipeline.folds", "--folds", "2", "--jobs", "2")
+    call(project, "python", "-m", "pipeline", "folds", "--folds", "2", "--jobs", "2")
     return project
 
 
@@ -98,7 +99,7 @@ def trained(project: Path, epoch: int) -> list[Path]:
 
 def start_study(project: Path) -> subprocess.Popen[bytes]:
     """Three folds, two at a time."""
-    command = [sys.executable, "-m", "pipeline.folds", "--folds", "3", "--jobs", "2"]
+    command = [sys.executable, "-m", "pipeline", "folds", "--folds", "3", "--jobs", "2"]
     environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     with (project.parent / "said").open("ab") as said:
         return subprocess.Popen(command, cwd=project, env=environ, stdout=said, stderr=said)
@@ -122,7 +123,7 @@ def test_a_study_that_is_killed_three_times_gives_the_same_bytes(tmp_path: Path)
         if victim == "command":
             process.kill()
         else:
-            words = ("dvc", "repro") if victim == "dvc" else ("pipeline.launch", "train")
+            words = ("dvc", "repro") if victim == "dvc" else ("pipeline", "train")
             next(one for one in in_copies(project, *words) if Path(one.cwd()) == copy).kill()
         status = process.wait()
         assert status == (-signal.SIGKILL if victim == "command" else 1)
@@ -134,12 +135,12 @@ def test_a_study_that_is_killed_three_times_gives_the_same_bytes(tmp_path: Path)
     emptied = next(path for path in objects if path.is_file() and path.suffix != ".dir")
     emptied.chmod(0o644)
     emptied.write_bytes(b"")
-    done = call(project, "python", "-m", "pipeline.folds", "--folds", "3", "--jobs", "2")
+    done = call(project, "python", "-m", "pipeline", "folds", "--folds", "3", "--jobs", "2")
     assert str(emptied.relative_to(project)) in done.stderr
     whole = copy_project(tmp_path / "whole" / "project", **settings)
-    call(whole, "python", "-m", "pipeline.folds", "--folds", "3", "--jobs", "2")
+    call(whole, "python", "-m", "pipeline", "folds", "--folds", "3", "--jobs", "2")
     assert outputs(project) == outputs(whole)
-    again = call(project, "python", "-m", "pipeline.folds", "--folds", "3")
+    again = call(project, "python", "-m", "pipeline", "folds", "--folds", "3")
     assert "epoch" not in again.stdout
     assert outputs(project) == outputs(whole)
 
@@ -173,7 +174,7 @@ def test_a_recipe_is_repeated_by_its_name(studied: Path, tmp_path: Path) -> None
     recipe.write_bytes((studied / "metrics/folds/summary.json").read_bytes())
     other: dict[str, Any] = {"train__lr": 0.3, "train__epochs": 1, "split__seed": 5}
     write_params(project / params.FILE, on_cpu(read_params(), **(SMALL | other)))
-    done = call(project, "python", "-m", "pipeline.folds", "--recipe", "mine")
+    done = call(project, "python", "-m", "pipeline", "folds", "--recipe", "mine")
     assert "folds: mine: the same bytes as recorded" in done.stdout
     assert "make folds RECIPE=mine" in (project / "reports/folds.html").read_text()
 

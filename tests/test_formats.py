@@ -19,11 +19,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline import prepare, split
 from pipeline.base import files, threads
 from pipeline.config.params import Prepare
 from pipeline.data import decoders, findings, formats, images, packed, split_table
 from pipeline.data.originals import Originals
+from pipeline.stages import prepare, split
 from tests.conftest import PROJECT
 from tests.helpers import starts
 from tests.helpers.datasets import HAS_HEIF, Counts, Rows, decode, do_split, left_out, needs_heif
@@ -419,7 +419,7 @@ def test_a_heic_without_its_decoder_is_named_counted_and_has_a_remedy(
 
 def test_the_decoder_of_heic_is_loaded_with_the_first_heic() -> None:
     """Importing the pipeline does not import it."""
-    code = "import sys; from pipeline import prepare, split; print('pillow_heif' in sys.modules)"
+    code = "import sys; from pipeline.stages import prepare, split; print('pillow_heif' in sys.modules)"
     assert starts.run([sys.executable, "-c", code], cwd=PROJECT).stdout == "False\n"
 
 

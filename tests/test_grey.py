@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline import prepare, split
 from pipeline.base import files
 from pipeline.config.params import Grey, Prepare
 from pipeline.data import findings, grey, images, packed, split_table
@@ -21,6 +20,7 @@ from pipeline.data.duplicates import perceptual_hash
 from pipeline.data.originals import Originals
 from pipeline.evaluation import photos
 from pipeline.models.description import View
+from pipeline.stages import prepare, split
 from tests.helpers.datasets import do_split, two_classes
 
 GREYS: tuple[Grey, ...] = ("full", "minmax", "percentile")

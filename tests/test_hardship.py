@@ -36,7 +36,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount 
 FREED = """
 import resource, sys
 from pipeline.base import linux
-from pipeline import stage
+from pipeline.stages import frame
 if sys.argv[1] == "keep":
     linux.keep_freed_memory()
 for turn in range(20):
@@ -50,8 +50,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def command(stage: str) -> list[str]:
     """The command of a stage, as in dvc.yaml."""
-    words = ["pipeline.launch", stage] if stage in ("train", "evaluate") else [f"pipeline.{stage}"]
-    return [sys.executable, "-m", *words]
+    return [sys.executable, "-m", "pipeline", stage]
 
 
 def run(folder: Path, stage: str) -> subprocess.CompletedProcess[str]:
@@ -229,7 +228,7 @@ def test_a_user_without_a_name_and_a_home_runs_the_pipeline(tmp_path: Path, monk
     for path in [tmp_path, *tmp_path.rglob("*")]:
         os.chown(path, 12345, 12345, follow_symlinks=False)
     site = str(tmp_path / "site")
-    ran = as_a_stranger(folder, [sys.executable, "-m", "pipeline.repro"], DVC_SITE_CACHE_DIR=site)
+    ran = as_a_stranger(folder, [sys.executable, "-m", "pipeline", "repro"], DVC_SITE_CACHE_DIR=site)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert (folder / "metrics/eval.json").stat().st_uid == 12345
 

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers import starts
 from tests.helpers.trainings import outputs, small_world
 
-TRAIN = [sys.executable, "-m", "pipeline.launch", "train"]
+TRAIN = [sys.executable, "-m", "pipeline", "train"]
 SAY = """
 import os, sys
 print(os.getpid(), os.getsid(0), os.getcwd(), sys.argv, sys.path[0], os.environ.get("WORD"), sys.stdin.read())
@@ -66,8 +66,8 @@ def test_a_forked_process_imports_the_project_from_where_it_is(tmp_path: Path) -
     """It does not use the modules that the server has imported."""
     (tmp_path / "pipeline").mkdir()
     (tmp_path / "pipeline/__init__.py").write_text("")
-    (tmp_path / "pipeline/train.py").write_text("import torch, pipeline; print(pipeline.__file__)")
-    done = starts.run([sys.executable, "-m", "pipeline.train"], cwd=tmp_path, check=True)
+    (tmp_path / "pipeline/stages/train.py").write_text("import torch, pipeline; print(pipeline.__file__)")
+    done = starts.run([sys.executable, "-m", "pipeline", "rank", "train"], cwd=tmp_path, check=True)
     assert done.stdout == f"{tmp_path}/pipeline/__init__.py\n"
 
 

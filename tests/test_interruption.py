@@ -145,7 +145,7 @@ def test_under_dvc_a_stop_says_that_dvc_calls_it_an_error(tmp_path: Path, error:
     """DVC's own line is `ERROR: failed to reproduce`. The stage's line, right before it, says that this is usual."""
     folder = small_world(tmp_path)
     code = (
-        "from pipeline import stage\nfrom pipeline.base.errors import Stopped\n"
+        "from pipeline.stages import frame\nfrom pipeline.base.errors import Stopped\n"
         f"def work(config):\n    raise {error}\nstage.main('train', work)"
     )
     words = [sys.executable, "-c", code]
@@ -245,7 +245,7 @@ def test_clean_runs_removes_what_nothing_would_resume(whole: Path, stopped: Path
     (resumable,) = (folder / "runs").iterdir()
     (folder / "runs/stale").mkdir()
     (folder / "runs/stale/checkpoint.pt").write_bytes(bytes(2_500_000))
-    clean = [sys.executable, "-m", "pipeline.training.runs", "--clean"]
+    clean = [sys.executable, "-m", "pipeline", "clean-runs"]
     done = subprocess.run(clean, cwd=folder, capture_output=True, text=True, check=True)
     assert done.stdout == "runs: 1 folders removed, 2.5 MB freed\n"
     assert list((folder / "runs").iterdir()) == [resumable]

@@ -1,4 +1,4 @@
-"""Real kills of a real `dvc repro`, and what `pipeline.repro` repairs after a kill of DVC itself."""
+"""Real kills of a real `dvc repro`, and what `perennial repro` repairs after a kill of DVC itself."""
 
 import json
 import os
@@ -13,8 +13,8 @@ import psutil
 import pytest
 from ruamel.yaml import YAML
 
-from pipeline.base import dvc_lock, killed_dvc
 from pipeline.data import corrections
+from pipeline.versioning import dvc_lock, killed_dvc
 from tests.conftest import on_cpu, read_params, write_params
 from tests.faults import kill_sweep, plan
 from tests.faults.watched_run import working_in
@@ -143,8 +143,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m pipeline.repro` to its end."""
-    command = [sys.executable, "-m", "pipeline.repro", *arguments]
+    """Run `python -m pipeline repro` to its end."""
+    command = [sys.executable, "-m", "pipeline", "repro", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -183,7 +183,7 @@ def test_without_a_copy_the_committed_lock_is_taken_and_without_that_none(projec
 
 
 def test_an_empty_rwlock_is_removed(project: Path) -> None:
-    """DVC alone refuses to start; pipeline.repro removes the file, with a message, and starts."""
+    """DVC alone refuses to start; `perennial repro` removes the file, with a message, and starts."""
     killed_dvc.RWLOCK.parent.mkdir(exist_ok=True)
     killed_dvc.RWLOCK.write_bytes(b"")
     command = [sys.executable, "-m", "dvc", "repro"]
@@ -269,9 +269,9 @@ def test_a_dvc_is_known_however_it_was_started(project: Path, options: list[str]
 
 
 def begin() -> subprocess.Popen[bytes]:
-    """Start `python -m pipeline.repro` and wait until its stage runs."""
+    """Start `python -m pipeline repro` and wait until its stage runs."""
     Path("go").write_text("wait")
-    started = subprocess.Popen([sys.executable, "-m", "pipeline.repro"], start_new_session=True)
+    started = subprocess.Popen([sys.executable, "-m", "pipeline", "repro"], start_new_session=True)
     while not Path("began").exists():
         assert started.poll() is None
         time.sleep(0.01)
@@ -291,7 +291,7 @@ def test_nothing_is_put_right_while_a_dvc_works_here(project: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_signal_reaches_the_stage_and_it_ends_last(project: Path, number: signal.Signals) -> None:
-    """The stage saves, `pipeline.repro` then ends with an error, no process stays, and the next run succeeds."""
+    """The stage saves, `perennial repro` then ends with an error, no process stays, and the next run succeeds."""
     started = begin()
     started.send_signal(number)
     assert started.wait() != 0
@@ -303,7 +303,7 @@ def test_a_signal_reaches_the_stage_and_it_ends_last(project: Path, number: sign
 
 
 def test_killed_itself_it_takes_dvc_and_the_stage_along(project: Path) -> None:
-    """After KILL of `pipeline.repro` the stage is terminated, and saves."""
+    """After KILL of `perennial repro` the stage is terminated, and saves."""
     started = begin()
     started.kill()
     started.wait()

@@ -133,7 +133,7 @@ def in_a_slurm_step(rank: int) -> dict[str, str]:
 def test_slurms_variables_tell_a_process_its_place(one_node: dict[str, str], tmp_path: Path) -> None:
     """Two processes in one folder, with the variables of srun, write the bytes of torchrun."""
     folder = small_world(tmp_path, **TWO, run__launcher="slurm")
-    command = [sys.executable, "-m", "pipeline.train"]
+    command = [sys.executable, "-m", "pipeline", "rank", "train"]
     finish(*(start(folder, command, **in_a_slurm_step(rank)) for rank in (0, 1)))
     assert outputs(folder) == one_node
 

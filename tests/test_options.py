@@ -13,7 +13,6 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from pipeline import weights
 from pipeline.base import files
 from pipeline.config import machine, params
 from pipeline.config.params import Params
@@ -26,6 +25,7 @@ from pipeline.loader import sampler, storage
 from pipeline.loader.batches import train_batches
 from pipeline.loader.storage import Dataset
 from pipeline.models import exported, network
+from pipeline.stages import weights
 from pipeline.training import schedule
 from tests.helpers import starts
 from tests.helpers.trainings import outputs, small_world, wait_for
@@ -257,7 +257,7 @@ def test_a_model_with_drop_out_resumes_exactly(runs: dict[str, Path], tmp_path: 
     """Killed after its first epoch and started again, MobileNetV3 writes the bytes of the run that was left alone."""
     folder = prepared(tmp_path / "killed", DROPPING)
     with subprocess.Popen(
-        [sys.executable, "-m", "pipeline.train"], cwd=folder, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "pipeline", "rank", "train"], cwd=folder, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -266,7 +266,7 @@ def test_a_model_with_drop_out_resumes_exactly(runs: dict[str, Path], tmp_path: 
                 process.kill()
     assert process.returncode == -signal.SIGKILL
     assert not (folder / "models").exists()
-    subprocess.run([sys.executable, "-m", "pipeline.train"], cwd=folder, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "pipeline", "rank", "train"], cwd=folder, check=True, capture_output=True)
     assert outputs(folder) == outputs(runs["dropping"])
 
 
@@ -282,7 +282,7 @@ def test_a_compiled_model_trains_to_the_same_bytes_twice(tmp_path: Path, monkeyp
     running = []
     for folder in folders:
         environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
-        running.append(subprocess.Popen([sys.executable, "-m", "pipeline.launch", "train"], cwd=folder, env=environ))
+        running.append(subprocess.Popen([sys.executable, "-m", "pipeline", "train"], cwd=folder, env=environ))
     assert [run.wait() for run in running] == [0, 0]
     once, again = (outputs(folder) for folder in folders)
     assert once == again

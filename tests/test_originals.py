@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline import download, prepare, split
 from pipeline.base import files
 from pipeline.data import decoders, images, originals
 from pipeline.data.layout import ImageFile
+from pipeline.stages import download, prepare, split
 from tests.helpers.refusals import refuses
 from tests.helpers.sources import fill, project
 

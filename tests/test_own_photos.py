@@ -34,7 +34,7 @@ def ran(folder: Path, *command: str) -> list[str]:
 
 def repro(folder: Path) -> list[str]:
     """What `make repro` prints."""
-    return call(folder, "python", "-m", "pipeline.repro").stdout.splitlines()
+    return call(folder, "python", "-m", "pipeline", "repro").stdout.splitlines()
 
 
 def clone(folder: Path, target: Path) -> Path:
@@ -116,11 +116,11 @@ def test_a_broken_link_among_the_photos_is_named(photos: Path, tmp_path: Path) -
     folder = copy_project(tmp_path / "project", data__source="folder", paths__inbox=str(tmp_path / "my photos"))
     link = shutil.copytree(photos / "photos", tmp_path / "my photos") / "poppy/linked.png"
     link.symlink_to("nowhere.png")
-    refused = call(folder, "python", "-m", "pipeline.repro", check=False)
+    refused = call(folder, "python", "-m", "pipeline", "repro", check=False)
     assert refused.returncode != 0
     assert refused.stderr.startswith(f"repro: {link}: ")
     assert "Errno" not in refused.stdout + refused.stderr
-    asked = call(folder, "python", "-m", "pipeline.repro", "--single-item", "weights")
+    asked = call(folder, "python", "-m", "pipeline", "repro", "--single-item", "weights")
     assert "Running stage 'weights'" in asked.stdout
 
 
@@ -160,7 +160,7 @@ def test_wrong_params_cost_no_output(owner: Path, tmp_path: Path) -> None:
     call(folder, "dvc", "pull")
     params = folder / "params.yaml"
     write_params(params, change(read_params(params), split__fold=99))
-    refused = call(folder, "python", "-m", "pipeline.repro", check=False)
+    refused = call(folder, "python", "-m", "pipeline", "repro", check=False)
     assert refused.returncode == 1
     assert refused.stderr.startswith("repro: split.fold: ")
     assert (folder / "data/split.csv").is_file()

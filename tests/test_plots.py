@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.base import files, plots_page
+from pipeline.base import files
 from pipeline.training.state import HISTORY
+from pipeline.versioning import plots_page
 from tests.conftest import PROJECT
 from tests.helpers.projects import call, copy_project
 
@@ -29,9 +30,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files.write_csv(folder / "metrics/per_class.csv", ("class", "images", "f1"), [("cat", 4, 0.75), ("dog", 2, 0.5)])
     files.write_csv(folder / "metrics/images.csv", ("class", "train"), [("cat", 40), ("dog", 20)])
     files.write_csv(folder / "metrics/calibration.csv", ("confidence", "accuracy"), [(0.5, 0.4), (0.9, 1.0)])
-    call(folder, sys.executable, "-m", "pipeline.base.plots_page")
+    call(folder, sys.executable, "-m", "pipeline.versioning.plots_page")
     written = (folder / plots_page.PAGE).stat().st_mtime_ns
-    call(folder, sys.executable, "-m", "pipeline.base.plots_page")
+    call(folder, sys.executable, "-m", "pipeline.versioning.plots_page")
     assert (folder / plots_page.PAGE).stat().st_mtime_ns == written  # it is there, and is not made again
     assert call(folder, "git", "status", "--porcelain").stdout == ""
     call(folder, "dvc", "plots", "show")

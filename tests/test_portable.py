@@ -121,7 +121,7 @@ def test_an_emulated_cpu_writes_the_same_bytes(native: Path, tmp_path: Path, cpu
     assert len(outputs(native)) == len(entries) - 3  # the images, the packed images and the weights are folders
     assert outputs(folder) == outputs(native)
     question = ("--json", "data/images/aster")
-    answer = run(native, sys.executable, "-m", "pipeline.predict", *question)
+    answer = run(native, sys.executable, "-m", "pipeline", "predict", *question)
     assert '"probability": 0.' in answer
     assert emulated(folder, cpu, "predict", *question) == answer
 
@@ -144,7 +144,7 @@ def test_predict_computes_with_the_threads_of_the_params(native: Path, tmp_path:
     threads = (os.cpu_count() or 1) + 1
     write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), train__threads=threads))
     script = (
-        "from pathlib import Path; from pipeline import predict; from pipeline.evaluation import classify; "
+        "from pathlib import Path; from pipeline.commands import predict; from pipeline.evaluation import classify; "
         "predict.predict(classify.Request((Path('data/images/aster'),))); import torch; print(torch.get_num_threads())"
     )
     assert run(folder, sys.executable, "-c", script).splitlines()[-1] == str(threads)

@@ -22,9 +22,9 @@ import pytest
 from onnx import TensorProto
 from PIL import Image
 
-from pipeline import predict
 from pipeline.base import files
 from pipeline.base.errors import Kind
+from pipeline.commands import predict
 from pipeline.config import machine
 from pipeline.evaluation import classify, photos
 from pipeline.models import description
@@ -56,8 +56,8 @@ def folder(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m pipeline.predict …` in `folder`."""
-    command = [sys.executable, "-m", "pipeline.predict", *arguments]
+    """`python -m pipeline predict …` in `folder`."""
+    command = [sys.executable, "-m", "pipeline", "predict", *arguments]
     return starts.run(command, cwd=folder, encoding="utf-8")
 
 
@@ -139,7 +139,7 @@ def test_a_device_that_cannot_compute_is_refused(folder: Path, model: Path | Non
 @pytest.fixture(scope="module")
 def exporting(evaluated: Path) -> Path:
     """That project's folder after export."""
-    done = starts.run([sys.executable, "-m", "pipeline.export"], cwd=evaluated)
+    done = starts.run([sys.executable, "-m", "pipeline", "export"], cwd=evaluated)
     assert done.returncode == 0, done.stderr
     return evaluated
 
@@ -205,8 +205,8 @@ def test_what_is_given_is_answered_counted_or_named(
 
 
 def elsewhere(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m pipeline.predict …` in a folder without params.yaml."""
-    command = [sys.executable, "-m", "pipeline.predict", *arguments]
+    """`python -m pipeline predict …` in a folder without params.yaml."""
+    command = [sys.executable, "-m", "pipeline", "predict", *arguments]
     environ = os.environ | {"PYTHONPATH": str(PROJECT)}
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, encoding="utf-8", check=False)
 
@@ -242,7 +242,7 @@ def test_ctrl_c_ends_an_endless_model(exporting: Path, tmp_path: Path) -> None:
     endless(model)
     onnx.save(model, tmp_path / "endless.onnx")
     image = next((exporting / "data/images").rglob("*.png"))
-    command = [sys.executable, "-m", "pipeline.predict", "--model", str(tmp_path / "endless.onnx"), str(image)]
+    command = [sys.executable, "-m", "pipeline", "predict", "--model", str(tmp_path / "endless.onnx"), str(image)]
     with subprocess.Popen(command, cwd=exporting, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         wait_for(lambda: process.poll() is not None or psutil.Process(process.pid).cpu_times().user > 3, "the loop")
         process.send_signal(signal.SIGINT)
@@ -256,7 +256,7 @@ def test_onnx_needs_no_torch(exporting: Path) -> None:
     code = f"""if True:
         import sys
         from pathlib import Path
-        from pipeline import predict
+        from pipeline.commands import predict
         from pipeline.evaluation import classify
         image = next(Path("data/images").rglob("*.png"))
         assert predict.predict(classify.Request((image,), model=Path("models/model.onnx"))) == 0
@@ -313,7 +313,7 @@ def test_a_bar_is_shown_to_a_person_who_does_not_see_the_answers(exporting: Path
     """The answers go to a file, the terminal shows the progress."""
     main, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, 100))
-    command = [sys.executable, "-m", "pipeline.predict", "--model", "models/model.onnx", "data/images/daisy"]
+    command = [sys.executable, "-m", "pipeline", "predict", "--model", "models/model.onnx", "data/images/daisy"]
     with (tmp_path / "answers").open("w") as answers, os.fdopen(terminal, "wb") as shown:
         done = subprocess.run(command, cwd=exporting, stdout=answers, stderr=shown, check=False)
         text = os.read(main, 100_000).decode()
@@ -457,7 +457,7 @@ def test_a_name_that_acts_on_a_terminal_is_printed_with_escapes(
 def test_a_system_without_utf8_prints_every_name(folder: Path, odd: Path) -> None:
     """With LC_ALL=C, where Python reads names as ASCII bytes, every image has one line."""
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
-    command = [sys.executable, "-m", "pipeline.predict", str(odd)]
+    command = [sys.executable, "-m", "pipeline", "predict", str(odd)]
     done = subprocess.run(command, cwd=folder, env=os.environ | plain, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert len(computing(done.stderr)) == 1
@@ -476,7 +476,7 @@ def test_a_system_without_utf8_prints_every_name(folder: Path, odd: Path) -> Non
 def test_an_output_that_is_closed_or_full(exporting: Path, rest: str, status: int, lines: int) -> None:
     """A reader that ends first, as head, ends the command in silence. A closed or full output is named, in one line."""
     arguments, pipe, reader = rest.partition(" | ")
-    script = f"{sys.executable} -m pipeline.predict --model models/model.onnx {arguments}"
+    script = f"{sys.executable} -m pipeline predict --model models/model.onnx {arguments}"
     # sh gives 128 and the number of the signal
     script = f"({script}; echo $? >&3){pipe}{reader}"
     reading, writing = os.pipe()

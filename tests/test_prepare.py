@@ -14,11 +14,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline import prepare, split
 from pipeline.base import files
 from pipeline.config.params import Prepare
 from pipeline.data import images, packed, split_table
 from pipeline.data.originals import Originals
+from pipeline.stages import prepare, split
 from tests.conftest import on_cpu, write_params
 from tests.helpers.datasets import decode, do_split
 from tests.helpers.refusals import refuses
@@ -160,7 +160,7 @@ def test_a_killed_run_leaves_nothing_and_the_next_gives_the_same_bytes(
     (tmp_path / "data/images").symlink_to(packable / "images")
     (tmp_path / "data/split.csv").symlink_to(packable / "split.csv")
     write_params(tmp_path / "params.yaml", on_cpu(raw, prepare__size=256))
-    command = [sys.executable, "-m", "pipeline.prepare"]
+    command = [sys.executable, "-m", "pipeline", "prepare"]
     process = subprocess.Popen(command, cwd=tmp_path)
     growing = tmp_path / "data/.packed.partial/images.npy"
     while process.poll() is None and not (growing.exists() and growing.stat().st_size > 2**20):

@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pipeline import weights
 from pipeline.base import files
 from pipeline.base.errors import Kind, UserError
 from pipeline.data import fetch
 from pipeline.loader import augment
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
+from pipeline.stages import weights
 from tests.helpers.refusals import refuses
 from tests.helpers.sources import NO_WAITS, project, reply, server
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline import folds
+from pipeline.commands import folds
 from pipeline.config import params
 from pipeline.reruns import record
 from tests.conftest import PROJECT, change

@@ -55,7 +55,7 @@ def test_an_environment_that_make_setup_did_not_make_is_not_emptied(project: Pat
 def test_an_environment_of_make_setup_is_made_again(project: Path) -> None:
     """After an interruption, and after a new lock. What was in it is gone."""
     (project / "pipeline/base").mkdir(parents=True)
-    (project / "pipeline/base/plots_page.py").touch()
+    (project / "pipeline/versioning/plots_page.py").touch()
     for interrupted in (False, False, True):
         if interrupted:
             (project / ".venv/.ready").unlink()

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline import split
 from pipeline.base import files
 from pipeline.config import params
 from pipeline.data import corrections, splitting
+from pipeline.stages import split
 from tests.conftest import on_cpu
 from tests.helpers.datasets import do_split, left_out, put, settings, splits_by_path, two_classes
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline import split
 from pipeline.base import files, threads
 from pipeline.config import params
 from pipeline.data import corrections, duplicates, splitting
@@ -19,6 +18,7 @@ from pipeline.data.layout import ImageFile
 from pipeline.data.originals import Originals
 from pipeline.data.split_table import HEADER, SPLITS
 from pipeline.data.splitting import Assignment
+from pipeline.stages import split
 from tests.conftest import change, on_cpu
 from tests.helpers.datasets import (
     Counts,

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
-from pipeline import compare, evaluate
+from pipeline.commands import compare
 from pipeline.data import split_report
 from pipeline.data.layout import Layout, columns
 from pipeline.evaluation import metrics
+from pipeline.stages import evaluate
 from tests.helpers.measured import eval_figures
 
 

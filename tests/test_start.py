@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from benchmarks.harness import workspace
-from pipeline import start
+from pipeline.__main__ import main
+from pipeline.commands import start
 from pipeline.config import machine, params
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
@@ -223,18 +224,17 @@ def test_the_name_of_a_preset_may_have_capitals(
     """`make start PRESET=Quick` writes `quick`."""
     monkeypatch.setattr(start, "this_machine", lambda: HERE)
     monkeypatch.setattr(estimate, "report", lambda config, found: iter(()))
-    monkeypatch.setattr(sys, "argv", ["start", "Quick"])
-    assert start.main() == 0
+    assert main(["start", "Quick"]) == 0
     assert "\npreset   quick\n" in capsys.readouterr().out
 
 
 def run_start(folder: Path, *arguments: str, terminal: bytes = b"") -> subprocess.CompletedProcess[str]:
-    """`python -m pipeline.start` in `folder`; with a terminal on stdin that these bytes are typed into, or without."""
+    """`python -m pipeline start` in `folder`; with a terminal on stdin that these bytes are typed into, or without."""
     keyboard, stdin = pty.openpty() if terminal else (None, subprocess.DEVNULL)
     if keyboard is not None:
         os.write(keyboard, terminal)
     return subprocess.run(
-        [sys.executable, "-m", "pipeline.start", *arguments],
+        [sys.executable, "-m", "pipeline", "start", *arguments],
         cwd=folder, env=workspace.environment(folder.parent), stdin=stdin, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
@@ -251,14 +251,14 @@ def test_from_photos_to_a_run(tmp_path: Path) -> None:
     shown = run_start(folder, "--photos", str(photos))
     assert shown.returncode == 0, shown.stderr
     assert f"60 in 2 classes, in {photos}" in shown.stdout
-    assert "python -m pipeline.start good" in shown.stdout
+    assert "python -m pipeline start good" in shown.stdout
     assert (folder / "params.yaml").read_bytes() == before
     chosen = run_start(folder, "--photos", str(photos), terminal=b"q\n")
     assert chosen.returncode == 0, chosen.stderr
     assert "\nTime of a run: about " in chosen.stdout
     raw = read_params(folder / "params.yaml")
     assert (raw["data"]["source"], raw["train"]["crop"]) == ("folder", 64)
-    assert "\nTime of a run: about " in call(folder, sys.executable, "-m", "pipeline.doctor").stdout
+    assert "\nTime of a run: about " in call(folder, sys.executable, "-m", "pipeline", "doctor").stdout
     write_params(folder / "params.yaml", change(raw, train__epochs=1))
     call(folder, "dvc", "repro")
     assert (folder / "models/model.safetensors").is_file()

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base import dvc_lock, files, integrity
+from pipeline.base import files
+from pipeline.commands.repro import reached
 from pipeline.config import params
 from pipeline.config.params import Paths
 from pipeline.data import split_table
 from pipeline.evaluation.summary import Evaluation, since, summary
-from pipeline.repro import reached
+from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT
 
 RESULTS = PROJECT / "results/demo"
@@ -30,7 +31,7 @@ def test_the_figures_are_those_of_the_metrics() -> None:
     assert re.search(r"^test accuracy +0.9434 \(95 % interval: 0.8463 to 0.9806, 53 images\)$", said, re.MULTILINE)
     for place in ("reports/index.html", "data/split.csv", "dvc plots show", "tensorboard --logdir runs"):
         assert place in said
-    assert "python -m pipeline.predict IMAGE" in said
+    assert "python -m pipeline predict IMAGE" in said
 
 
 def test_few_test_images_are_said(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter, ImageOps
 
-from pipeline import split
 from pipeline.base import files
 from pipeline.config import params
 from pipeline.data import appearance, duplicates, images, suspects
@@ -20,6 +19,7 @@ from pipeline.data.appearance import Appearance
 from pipeline.data.images import ImageInfo
 from pipeline.data.suspects import Suspect
 from pipeline.reporting import audit, gallery
+from pipeline.stages import split
 from tests.conftest import on_cpu
 from tests.helpers.datasets import noise_image, put
 from tests.helpers.refusals import refuses

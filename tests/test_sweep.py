@@ -1,4 +1,4 @@
-"""`python -m pipeline.sweep`: what it refuses, and real sweeps: killed and started again, stopped, taken over."""
+"""`python -m pipeline sweep`: what it refuses, and real sweeps: killed and started again, stopped, taken over."""
 
 import os
 import random
@@ -16,12 +16,13 @@ import psutil
 import pytest
 
 from benchmarks.harness import workspace
-from pipeline import sweep
-from pipeline.base import files, killed_dvc, locks
+from pipeline.base import files, locks
 from pipeline.base.errors import STOPPED, UserError
+from pipeline.commands import sweep
 from pipeline.config import document, params
 from pipeline.data import synthetic
 from pipeline.reruns import ranges, trial_copies
+from pipeline.versioning import killed_dvc
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers.projects import call, commit, copy_project
 from tests.helpers.refusals import refuses
@@ -33,7 +34,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 DRAWN = {"search": "random", "trials": 4, "params": {"train.lr": {"from": 0.005, "to": 0.05, "scale": "log"}}}
 LEARNING = {"search": "tpe", "trials": 2, "params": {"train.lr": {"from": 0.01, "to": 0.1}}}
-COMMAND = (sys.executable, "-m", "pipeline.sweep", "tried.yaml")
+COMMAND = (sys.executable, "-m", "pipeline", "sweep", "tried.yaml")
 WRITTEN = ("metrics/sweep.csv", "reports/sweep.html")
 
 
@@ -90,7 +91,7 @@ def project(folder: Path, tried: Any, **changes: Any) -> Path:
     """A project with this file of ranges and with prepared data, committed, and with edits that are not."""
     copy_project(folder, **(SMALL | changes))
     write_params(folder / "tried.yaml", tried)
-    call(folder, sys.executable, "-m", "pipeline.repro", "prepare")
+    call(folder, sys.executable, "-m", "pipeline", "repro", "prepare")
     commit(folder)
     (folder / "README.md").write_text("mine\n")
     (folder / "pipeline/mine.py").write_text("MINE = 1\n")
@@ -166,7 +167,7 @@ def test_the_best_by_validation_is_tested_and_no_other(reference: Path) -> None:
     first = next(ref for ref in refs if ref.endswith(table[0]["experiment"]))
     of_best = [call(reference, "git", "show", f"{ref}:metrics/train.json").stdout for ref in (best, first)]
     assert of_best[0] == of_best[1]
-    lines = call(reference, sys.executable, "-m", "pipeline.compare").stdout.splitlines()
+    lines = call(reference, sys.executable, "-m", "pipeline", "compare").stdout.splitlines()
     for row in table:
         (line,) = [line for line in lines if line.startswith(row["experiment"])]
         assert f"{float(row['val_accuracy']):.3f} (" in line
@@ -232,7 +233,7 @@ def test_the_best_one_is_taken_over_without_a_training(reference: Path, tmp_path
     best, old = rows(folder)[0]["train.lr"], (folder / "params.yaml").read_text()
     call(folder, *COMMAND, "--apply")
     assert (folder / "params.yaml").read_text() == document.rewritten(old, {"train.lr": float(best)})
-    done = call(folder, sys.executable, "-m", "pipeline.repro")
+    done = call(folder, sys.executable, "-m", "pipeline", "repro")
     ran = {line.split("'")[1] for line in done.stdout.splitlines() if line.startswith("Running stage")}
     assert ran == {"export", "card", "report"}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import pipeline
+from pipeline.__main__ import COMMANDS, main
 from pipeline.base import errors, files, locks
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.config import params
@@ -102,7 +102,7 @@ def test_an_error_of_the_system_in_a_thread_is_a_line(capsys: pytest.CaptureFixt
 def test_an_output_that_nobody_takes_is_a_line() -> None:
     """Printing to a full disk gives one line, and no second error when Python ends."""
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "pipeline.config.params"]
+        command = [sys.executable, "-m", "pipeline", "params"]
         done = subprocess.run(command, cwd=PROJECT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
@@ -140,7 +140,7 @@ def test_a_clock_that_jumps_makes_no_negative_time(tmp_path: Path, monkeypatch: 
 
 def test_imports_without_memory_are_a_line() -> None:
     """If `ulimit -v` is too small for importing torch, the command prints one line."""
-    limited = f"ulimit -v 900000; exec {sys.executable} -m pipeline.train"
+    limited = f"ulimit -v 900000; exec {sys.executable} -m pipeline rank train"
     done = subprocess.run(["bash", "-c", limited], cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -151,21 +151,10 @@ def test_an_interrupt_during_imports_is_a_line(tmp_path: Path) -> None:
     """Ctrl-C while a command still imports its libraries prints one line, and no traceback."""
     (tmp_path / "pydantic.py").write_text("raise KeyboardInterrupt")
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{PROJECT}"}
-    command = [sys.executable, "-m", "pipeline.train"]
+    command = [sys.executable, "-m", "pipeline", "rank", "train"]
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert done.stderr == f"train: interrupted; {errors.INTERRUPTED}\n"
-
-
-@pytest.mark.parametrize("argument", ["-m", "-c", str(PROJECT / "pipeline/launch.py")])
-def test_only_a_command_changes_the_interpreter(argument: str) -> None:
-    """A command and the processes that it spawns set the error hook and the garbage collector; other imports do not."""
-    code = (
-        f"import gc, sys; sys.argv[0], before = {argument!r}, (gc.get_threshold(), sys.excepthook); import pipeline; "
-        f"print((gc.get_threshold() != before[0], sys.excepthook != before[1]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{(argument != '-c',) * 2}\n"
 
 
 def read_all(terminal: int) -> str:
@@ -178,20 +167,42 @@ def read_all(terminal: int) -> str:
     return shown.decode()
 
 
-@pytest.mark.parametrize("words", pipeline.FIRST_LINES)
-def test_a_command_says_what_it_does_before_its_slow_imports(words: str, tmp_path: Path) -> None:
-    """The first line stands there before torch, DVC or Pillow are looked for. `--help` has no such line."""
-    for library in ("torch", "dvc", "PIL", "numpy", "pydantic", "psutil"):
+ANSWERABLE = {
+    "predict": ["photo.jpg"], "continue-from": ["HEAD"], "verify": ["--elsewhere"], "rank": ["train"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_says_what_it_does_before_its_slow_imports(name: str, tmp_path: Path) -> None:
+    """The first line stands there before torch, DVC or Pillow are looked for. `--help` needs none of them."""
+    for library in ("torch", "dvc", "PIL", "numpy", "pydantic", "psutil", "ruamel"):
         (tmp_path / f"{library}.py").write_text("import os; os.write(1, b'slow imports'); os._exit(3)")
-    command = [sys.executable, "-m", *f"pipeline.{words}".split()]
+    command = [sys.executable, "-m", "pipeline", name]
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{PROJECT}"}
-    for asked in ([], ["--help"]):
+    for words in (ANSWERABLE.get(name, []), ["--help"]):
         terminal, end = pty.openpty()
-        subprocess.run([*command, *asked], cwd=tmp_path, env=environ, stdout=end, stderr=end, check=False)
+        subprocess.run([*command, *words], cwd=tmp_path, env=environ, stdout=end, stderr=end, check=False)
         os.close(end)
-        shown = read_all(terminal)
-        assert shown.startswith(f"{pipeline.FIRST_LINES[words]}\r\n") != bool(asked), shown
-        assert "slow imports" in shown or words == "demo"
+        written = read_all(terminal)
+        doing = COMMANDS[name].doing
+        assert written.startswith(f"{name}: {doing}\r\n" if doing else "slow") == (words != ["--help"]), written
+        assert ("slow imports" in written) == (words != ["--help"])
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "named"),
+    [([], 0, "repro"), (["--help"], 0, "repro"), (["rerpo"], 2, "repro"), (["sweep", "--job", "x"], 2, "--job")],
+)
+def test_the_program_lists_its_commands_and_names_the_nearest(
+    words: list[str], status: int, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a command it lists them; a wrong word is refused with the nearest one."""
+    try:
+        ended = main(words)
+    except SystemExit as end:
+        ended = int(end.code or 0)
+    assert ended == status
+    assert named in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("options", [[], ["-u"]], ids=str)
@@ -199,7 +210,7 @@ def test_a_line_is_one_write(options: list[str], tmp_path: Path) -> None:
     """So the lines of several processes do not mix, also under torchrun, which starts Python with -u."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # keeps what was written at once together
     (tmp_path / "params.yaml").write_text("train: 1\nsplit: 2\n")
-    command = [sys.executable, *options, "-m", "pipeline.train"]
+    command = [sys.executable, *options, "-m", "pipeline", "rank", "train"]
     with ours, theirs:
         environ = os.environ | {"PYTHONPATH": str(PROJECT)}
         ended = subprocess.run(command, check=False, cwd=tmp_path, env=environ, stderr=theirs.fileno())
@@ -212,7 +223,7 @@ def test_a_line_is_one_write(options: list[str], tmp_path: Path) -> None:
 
 def test_the_answers_of_predict_are_alone_where_nobody_waits() -> None:
     """Without a terminal it has no first line: a program reads stdout, and stderr has only refusals."""
-    words = [sys.executable, "-m", "pipeline.predict"]
+    words = [sys.executable, "-m", "pipeline", "predict"]
     done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.stdout == ""
     assert done.stderr.startswith("usage: ")

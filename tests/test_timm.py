@@ -11,8 +11,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from pipeline import doctor, weights
 from pipeline.base import files
+from pipeline.commands import doctor
 from pipeline.config import machine, model_names, params, validity
 from pipeline.config.params import Train
 from pipeline.data import packed
@@ -20,6 +20,7 @@ from pipeline.engine.world import World
 from pipeline.evaluation import inference
 from pipeline.loader import augment, storage
 from pipeline.models import exported, network, pretrained, timm_models
+from pipeline.stages import weights
 from tests.conftest import PROJECT, on_cpu, read_params
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch

@@ -67,7 +67,7 @@ RECORDER = """
     params.Section.__getattribute__ = noted
     for stage in sys.argv[1:]:
         reads.clear()
-        if status := importlib.import_module(f"pipeline.{stage}").main():
+        if status := importlib.import_module(f"pipeline.stages.{stage}").main(None):
             sys.exit(status)
         Path(f"{stage}.json").write_text(json.dumps(sorted(reads)))
 """
@@ -164,7 +164,7 @@ def test_a_stage_uses_every_setting_that_it_tracks(stage: str) -> None:
 
     The report and the card show each one that they track: test_report.py and test_card.py compare them.
     """
-    paths = closure(f"pipeline.{stage}") - {
+    paths = closure(f"pipeline.stages.{stage}") - {
         MODULES[f"pipeline.config.{name}"].relative_to(PROJECT) for name in ("params", "validity", "rules")
     }
     nodes = [node for path in paths for node in ast.walk(ast.parse((PROJECT / path).read_text()))]

@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
-from pipeline.base import dvc_lock, files, programs
+from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.reruns import trials
 from pipeline.reruns.ranges import Sweep, Trial
 from pipeline.reruns.trials import Done
+from pipeline.versioning import dvc_lock, programs
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers.measured import train_figures
 from tests.helpers.projects import call, commit
 
-SHARED = {"data/split.csv": "a", "pipeline/train.py": "b"}
+SHARED = {"data/split.csv": "a", "pipeline/stages/train.py": "b"}
 
 
 @pytest.fixture(autouse=True)

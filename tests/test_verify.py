@@ -13,9 +13,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from pipeline import verify as repeating
-from pipeline.base import dvc_lock, files
+from pipeline.base import files
+from pipeline.commands import verify as repeating
 from pipeline.models import exported
+from pipeline.versioning import dvc_lock
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, commit, copy_project, edited, verify, verify_environment
 from tests.helpers.refusals import refuses
@@ -121,7 +122,7 @@ def test_a_false_claim_is_found_out(project: Path) -> None:
 def test_a_command_that_is_not_the_projects_is_named_before_it_runs(project: Path) -> None:
     """A stage that copies its outputs gives every claimed byte, and shows nothing: exit status 1."""
     shutil.copytree(project / "metrics", project / "old")
-    own = "exec setpriv --pdeathsig TERM python -m pipeline.launch evaluate"
+    own = "exec setpriv --pdeathsig TERM python -m pipeline evaluate"
     edited("dvc.yaml", own, "cp -r old/. metrics")(project)
     call(project, "dvc", "repro", "evaluate")
     commit(project)
@@ -130,7 +131,7 @@ def test_a_command_that_is_not_the_projects_is_named_before_it_runs(project: Pat
     lines = done.stdout.splitlines()
     (named,) = [line for line in lines if line.startswith("verify: the stage evaluate: ")]
     assert "'cp -r old/. metrics'" in named
-    assert "pipeline.launch evaluate" in named
+    assert "pipeline evaluate" in named
     (ended,) = [line for line in lines if line.endswith(": done (1 of 1)")]
     assert lines.index(named) < lines.index(ended)
     assert "  differs" not in done.stdout
@@ -178,7 +179,7 @@ def other_lr(project: Path) -> None:
         ),
         (other_lr, "params.yaml", "the stage train: params.yaml: train: "),
         (
-            edited("dvc.yaml", "python -m pipeline.split", "python -B -m pipeline.split"),
+            edited("dvc.yaml", "python -m pipeline split", "python -B -m pipeline split"),
             "dvc.yaml",
             "the stage split: its command in dvc.yaml: ",
         ),
@@ -284,7 +285,7 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
 def test_an_interruption_leaves_nothing(project: Path, number: signal.Signals) -> None:
     """Interrupted in the middle of training: the processes end, the copy is removed, the status is not zero."""
     temporary = project.parent / "temporary"
-    command = [sys.executable, "-m", "pipeline.verify", "--stage", "train"]
+    command = [sys.executable, "-m", "pipeline", "verify", "--stage", "train"]
     with subprocess.Popen(
         command, cwd=project, env=verify_environment(project), stderr=subprocess.PIPE, text=True
     ) as process:
@@ -300,7 +301,7 @@ def test_an_interruption_leaves_nothing(project: Path, number: signal.Signals) -
 
 def test_a_stage_that_fails_is_told_with_its_last_lines(project: Path) -> None:
     """All that it said stays, though the work copy is removed."""
-    edited("pipeline/evaluate.py", "import sys\n", "import sys\n\nsys.exit('the moon is full')\n")(project)
+    edited("pipeline/stages/evaluate.py", "import sys\n", "import sys\n\nsys.exit('the moon is full')\n")(project)
     call(project, "dvc", "commit", "--force")
     commit(project)
     done = verify(project, "--stage", "evaluate")

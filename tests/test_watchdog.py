@@ -26,7 +26,7 @@ from tests.helpers.nodes import start as start_node
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import LONG, gone, messages, rank_processes, small_world, start, wait_for, wait_for_epoch
 
-TRAIN = [sys.executable, "-m", "pipeline.launch", "train"]
+TRAIN = [sys.executable, "-m", "pipeline", "train"]
 # A case of `python -m tests.faults.frozen`, which has more → processes, run.timeout_seconds, exit status.
 TRIED = {"torchrun, process 0": (2, 30, 1), "one process, then TERM": (1, 30, 75)}
 

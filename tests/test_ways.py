@@ -64,16 +64,16 @@ def faults(cell: Cell, machine: Machine) -> list[Fault]:
 ON_THE_CPU = [cell for cell in CELLS if not faults(cell, CPU_ONLY) and cell.launcher != "slurm"]
 
 
-# Has the launcher of a folder's params start tests.in_turn, as pipeline.launch would have it start pipeline.train.
+# Has the launcher of a folder's params start tests.in_turn, where stages/launch.py starts the processes of train.
 LAUNCHING = """
 import os
 from pathlib import Path
-from pipeline import launch
+from pipeline.stages import launch
 from pipeline.config import params
 from pipeline.engine import environment
 config = params.load()
 os.environ.update(environment.required_variables(config.train.threads, config.train.deterministic))
-launch.with_restarts("tests.in_turn", config.run, Path("runs"))
+launch.with_restarts(("tests.in_turn",), config.run, Path("runs"))
 """
 
 

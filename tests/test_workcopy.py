@@ -38,13 +38,13 @@ def test_a_copy_reads_the_users_own_files_where_they_are(tmp_path: Path, monkeyp
     monkeypatch.chdir(project)
     (project / "data/inbox").mkdir(exist_ok=True)
     (project / "data/inbox/mine.png").write_bytes(b"x")
-    (project / "pipeline/compare.py").unlink()
+    (project / "pipeline/commands/compare.py").unlink()
     (project / "pipeline/loader/__pycache__/one.nbi").touch()
     workcopy.of_project(Path("copy"), {})
     assert (project / "copy/data/inbox").resolve() == project / "data/inbox"
     assert (project / "copy/data/inbox/mine.png").is_file()
     assert (project / "copy/pipeline/loader/__pycache__/one.nbi").is_file()
-    assert not (project / "copy/pipeline/compare.py").exists()
+    assert not (project / "copy/pipeline/commands/compare.py").exists()
 
 
 def test_a_copy_of_a_commit_has_the_files_of_that_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,13 +54,13 @@ def test_a_copy_of_a_commit_has_the_files_of_that_commit(tmp_path: Path, monkeyp
     (project / "pipeline/new.py").write_text("NEW = 1\n")
     (project / "data/inbox").mkdir(exist_ok=True)
     commit(project)
-    (project / "pipeline/compare.py").unlink()
+    (project / "pipeline/commands/compare.py").unlink()
     status = call(project, "git", "status", "--porcelain").stdout
     monkeypatch.chdir(project)
     copy = workcopy.of_commit(Path("one"), first, {"train.lr": 0.5})
     assert copy.config.train.lr == 0.5
     assert not (project / "one/pipeline/new.py").exists()
-    assert (project / "one/pipeline/compare.py").is_file()
+    assert (project / "one/pipeline/commands/compare.py").is_file()
     assert (project / "one/data/inbox").is_symlink()
     written = configparser.ConfigParser()
     written.read(project / "one/.dvc/config.local")
@@ -103,7 +103,7 @@ def test_a_copy_of_a_commit_of_a_subfolder(tmp_path: Path, monkeypatch: pytest.M
     commit(project.parent)
     monkeypatch.chdir(project)
     workcopy.of_commit(Path("copy"), "HEAD", {"train.lr": 0.5})
-    assert (project / "copy/pipeline/train.py").is_file()
+    assert (project / "copy/pipeline/stages/train.py").is_file()
     assert not (project / "copy/beside").exists()
 
 

@@ -12,9 +12,9 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
-import pipeline
 from benchmarks.harness import measuring
 from benchmarks.harness.measuring import Report, Row, Worker
+from pipeline.__main__ import set_up_interpreter
 from pipeline.base import linux
 from pipeline.config import params
 from pipeline.config.params import Arithmetic
@@ -51,7 +51,7 @@ def worker(case: Case) -> None:
     from pipeline.engine import determinism
     from pipeline.engine.world import World
 
-    pipeline.start_command()  # these two as a stage does
+    set_up_interpreter()  # these two as a stage does
     linux.keep_freed_memory()
     settings = {
         "device": "cpu", "parallel": "single", "model": case.model, "batch_size": case.batch, "crop": case.side,

@@ -60,7 +60,7 @@ PHOTOS: dict[str, dict[str, Any]] = {  # for accuracy: real photos, ResNet-18 at
 def train(folder: Path, params: dict[str, dict[str, Any]]) -> None:
     """Train in the folder with these changes. Raises RuntimeError if it fails."""
     set_params(folder, params)
-    run_checked(folder, sys.executable, "-m", "pipeline.launch", "train")
+    run_checked(folder, sys.executable, "-m", "pipeline", "train")
 
 
 def prepared(folder: Path, params: dict[str, dict[str, Any]]) -> None:
@@ -179,7 +179,7 @@ def accuracy(archive: str, sha256: str) -> Iterator[dict[str, Any]]:
             row: dict[str, Any] = {"seed": seed}
             for parallel in ("ddp", "elastic"):
                 train(folder, {"train": {"seed": seed, "parallel": parallel}})
-                call(folder, sys.executable, "-m", "pipeline.launch", "evaluate")
+                call(folder, sys.executable, "-m", "pipeline", "evaluate")
                 row[f"{parallel}_val"] = figures.read(folder / "metrics", TrainFigures).val_accuracy
                 row[f"{parallel}_test"] = figures.read(folder / "metrics", EvalFigures).accuracy
             yield row

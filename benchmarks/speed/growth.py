@@ -22,9 +22,9 @@ from pipeline.data import synthetic
 
 TIMES = (1, 3, 10)
 COMMANDS = {
-    "split": (sys.executable, "-m", "pipeline.split"),
-    "prepare": (sys.executable, "-m", "pipeline.prepare"),
-    "epoch": (sys.executable, "-m", "pipeline.launch", "train"),
+    "split": (sys.executable, "-m", "pipeline", "split"),
+    "prepare": (sys.executable, "-m", "pipeline", "prepare"),
+    "epoch": (sys.executable, "-m", "pipeline", "train"),
 }
 
 

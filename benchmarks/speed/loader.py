@@ -130,7 +130,7 @@ def race(names: list[str], folder: Path, preset: Preset, report: Report) -> None
 def prepared(folder: Path) -> Row:
     """Run `prepare`: milliseconds per image, with the start of the stage."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    workspace.run_checked(folder, sys.executable, "-m", "pipeline.prepare")
+    workspace.run_checked(folder, sys.executable, "-m", "pipeline", "prepare")
     wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     images = len(split_table.kept_rows(folder / "data/split.csv"))
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

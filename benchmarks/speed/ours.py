@@ -1,4 +1,4 @@
-"""Our own training for the benchmarks: learner, batches and steps of `pipeline.train`, in a prepared copy."""
+"""Our own training for the benchmarks: learner, batches and steps of `pipeline.stages.train`, in a prepared copy."""
 
 import itertools
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import pipeline
+from pipeline.__main__ import set_up_interpreter
 from pipeline.base import linux
 from pipeline.config import params
 from pipeline.config.params import Params
@@ -81,7 +81,7 @@ def changed(config: Params, settings: dict[str, Any]) -> Params:
 def ready(folder: Path, **settings: Any) -> Iterator[Ready]:
     """One process in a prepared folder, with these settings of `train` in place of the folder's."""
     os.chdir(folder)
-    pipeline.start_command()  # these two as a stage does
+    set_up_interpreter()  # these two as a stage does
     linux.keep_freed_memory()
     config = changed(params.load(), settings)
     determinism.make_deterministic(config.train.threads, config.train.deterministic)

@@ -39,12 +39,7 @@ PRESETS = {
 
 def stage_of(command: list[str]) -> str:
     """The stage that this command line starts; empty if it starts none."""
-    names = [
-        name
-        for name in workspace.STAGES
-        if command[-2:] == ["pipeline.launch", name] or command[-1] == f"pipeline.{name}"
-    ]
-    return names[0] if names and command[1] == "-m" else ""
+    return command[3] if command[1:3] == ["-m", "pipeline"] and command[3:4] and command[3] in workspace.STAGES else ""
 
 
 def stages(run: WatchedRun) -> dict[str, Row]:

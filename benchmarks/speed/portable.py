@@ -5,8 +5,8 @@
 
 With train.arithmetic: portable every row has one hash. The last row is a control: without MKL's variable, a CPU of
 another make has another hash. QEMU (apt-get install qemu-user) emulates AVX2 and FMA, and no AVX-512. The trainings are
-`pipeline.train`, with the environment that the launcher sets. A CPU's trainings run in forks of one process, because
-the libraries alone take the emulator half a minute.
+stage `train`, with the environment that the launcher sets. A CPU's trainings run in forks of one process, because the
+libraries alone take the emulator half a minute.
 """
 
 import itertools
@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ TINY = (Case("shufflenet_v2_x0_5", "ddp", "sgd", side=32, train=8, val=2),)
 
 
 def create(folder: Path, case: Case) -> None:
-    """Make a folder in which `pipeline.train` can run: random images of two classes, and params."""
+    """Make a folder in which `pipeline.stages.train` can run: random images of two classes, and params."""
     folder.mkdir(parents=True)
     for name in ("pipeline", "requirements", "docker", "dvc.yaml"):
         (folder / name).symlink_to(Path(name).resolve())
@@ -98,14 +99,13 @@ def trainings(folders: list[str]) -> None:
 
 def train_in_a_fork(folder: str) -> int:
     """Train in the folder; the exit status, negative for a signal."""
-    from pipeline import train
+    from pipeline.stages import train
 
     if pid := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os.chdir(folder)
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    sys.argv = ["train"]
-    os._exit(train.main())
+    os._exit(train.main(Namespace()))
 
 
 def hashes(cpu: str, cases: tuple[Case, ...], base: Path, without: str = "") -> dict[str, str]:

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row, Worker
-from pipeline import prepare
 from pipeline.base import files, linux
 from pipeline.config import params
 from pipeline.data import split_table
+from pipeline.stages import prepare
 
 OURS, PILLOW, TORCHVISION = "ours", "Pillow", "torchvision"
 CONTENDERS = (OURS, PILLOW, TORCHVISION)

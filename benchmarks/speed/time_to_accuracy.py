@@ -49,7 +49,7 @@ PRESETS = {
 def run(folder: Path, seed: int, target: float) -> Row:
     """Train once with the seed."""
     workspace.set_params(folder, {"train": {"seed": seed}})
-    command = (sys.executable, "-m", "pipeline.launch", "train")
+    command = (sys.executable, "-m", "pipeline", "train")
     done = measuring.run_watched(command, folder, workspace.environment(folder.parent))
     events = workspace.events(folder)
     first = min(time for tag, _, time in events if tag == "crops")  # written after the first step

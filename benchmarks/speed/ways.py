@@ -74,7 +74,7 @@ def refused(folder: Path, way: Way, devices: int) -> str:
 def run(folder: Path, way: Way, devices: int) -> list[float]:
     """Train once: seconds of each epoch except the first."""
     workspace.set_params(folder, changes(way, devices))
-    workspace.run_checked(folder, sys.executable, "-m", "pipeline.launch", "train")
+    workspace.run_checked(folder, sys.executable, "-m", "pipeline", "train")
     ends = workspace.ends_of_epochs(folder)
     workspace.forget_runs(folder)
     return [after - end for end, after in pairwise(ends)]

@@ -1,1 +1,1 @@
-"""Used by every layer: errors, atomic files, DVC's files, schemas, system calls. Imports no other layer."""
+"""Used by every layer: errors, atomic files, schemas, system calls. Imports no other layer."""

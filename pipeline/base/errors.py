@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
 from pipeline.base.text import visible
@@ -174,21 +173,6 @@ def describe_system_error(error: BaseException) -> str:
             return _describe_memory_error(text)
         cause = cause.__cause__ or cause.__context__
     return ""
-
-
-def import_error_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """As sys.excepthook of a command: print one line for Ctrl-C during its imports, or too small a memory for them.
-
-    For any other error it prints a traceback.
-    """
-    is_ours = Path(__file__).parents[1] in Path(sys.argv[0]).absolute().parents
-    message = describe_system_error(error) if is_ours else ""
-    if is_ours and isinstance(error, KeyboardInterrupt):
-        message = f"interrupted; {INTERRUPTED}"
-    if message:
-        _print(Path(sys.argv[0]).stem, message)
-    else:
-        sys.__excepthook__(kind, error, trace)
 
 
 def _notes(error: BaseException | None) -> list[str]:

@@ -1,22 +1,20 @@
 """`params.yaml` as typed, frozen values: every setting, what each may be, and its default value.
 
-    python -m pipeline.config.params        prints the params as they are understood, or its first ten faults
+    perennial params        prints the params as they are understood, or its first ten faults
 
 A setting that is missing in params.yaml has its default value. `Params()` has all of them; they are the values of the
 params.yaml that comes with the project. `validity.py` checks what depends on two settings, or on the machine.
 """
 
-import shlex
-import sys
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from pipeline.base import linux
-from pipeline.base.errors import Fault, UserError, exit_status, without_secrets
+from pipeline.base.errors import Fault, UserError
 from pipeline.config import document
 
 FILE = Path("params.yaml")
@@ -266,25 +264,5 @@ def missing(path: Path = FILE) -> str:
         return ""
     return (
         f"{path} lacks {', '.join(names)}; the default values are used; to see them: "
-        "python -m pipeline.config.params; the params.yaml of a new clone has their lines"
+        "perennial params; the params.yaml of a new clone has their lines"
     )
-
-
-def print_params(arguments: Sequence[str]) -> int:
-    """Print the params of this folder as JSON; 0. Raises UserError for params with faults, and for any argument."""
-    if arguments:
-        allowed = "python -m pipeline.config.params, alone"
-        raise UserError(Fault("arguments", shlex.join(arguments), "unknown", allowed=allowed))
-    config = load()
-    if note := missing():
-        print(f"params: {note}", file=sys.stderr)
-    print(without_secrets(config.model_dump_json(indent=2)))
-    return 0
-
-
-def main() -> int:
-    return exit_status("params", lambda: print_params(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

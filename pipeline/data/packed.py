@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.base import files, integrity, programs, schema
+from pipeline.base import files, schema
 from pipeline.base.errors import Fault, UserError
 from pipeline.data import split_table
+from pipeline.versioning import integrity, programs
 
 IMAGES, DIGEST = "images.npy", "digest.json"
 LARGE = 4e9  # bytes to read; from this size on, a message comes first

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -44,8 +44,8 @@ class NodeLost(UserError):
     """A node of this Slurm job does not answer. Another start in this job would wait for its nodes for ever."""
 
 
-def torchrun(module: str, run: Run) -> None:
-    """Start this node's processes of `python -m module` with torchrun's agent, in this process.
+def torchrun(command: Sequence[str], run: Run) -> None:
+    """Start this node's processes of `python -m` with these words with torchrun's agent, in this process.
 
     Raises UserError naming the first process that failed, or a node that cannot be reached.
     """
@@ -69,7 +69,7 @@ def torchrun(module: str, run: Run) -> None:
     try:
         # setpriv ends a process whose launcher died before the process asked the kernel for this (`stage.main`).
         with supervised(lambda: _children(run), run.timeout_seconds) as watch, _meeting(watch, run):
-            elastic_launch(config, "setpriv")("--pdeathsig", "TERM", sys.executable, "-m", module)
+            elastic_launch(config, "setpriv")("--pdeathsig", "TERM", sys.executable, "-m", *command)
     except ChildFailedError as error:
         by_time = sorted(error.failures.items(), key=lambda failure: failure[1].timestamp)
         codes = {rank: failure.exitcode for rank, failure in by_time}
@@ -134,8 +134,8 @@ def _meeting(watch: Watch, run: Run) -> Iterator[None]:
         timer.cancel()
 
 
-def spawn(module: str, run: Run) -> None:
-    """Start the processes of `module` with multiprocessing. Raises UserError naming the first that failed."""
+def spawn(command: Sequence[str], run: Run) -> None:
+    """Start the processes with multiprocessing. Raises UserError naming the first that failed."""
     # The store is in this process, on a port that the system chose, so two runs at a time do not collide.
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     shared = {
@@ -147,7 +147,7 @@ def spawn(module: str, run: Run) -> None:
     }
     try:
         context = mp.start_processes(
-            _run_module, args=(module, shared), nprocs=run.processes, join=False, start_method="spawn"
+            _run_module, args=(command, shared), nprocs=run.processes, join=False, start_method="spawn"
         )
         names = [_name(rank, run) for rank in range(run.processes)]
         with supervised(lambda: dict(zip(names, context.pids(), strict=True)), run.timeout_seconds) as watch:
@@ -159,16 +159,16 @@ def spawn(module: str, run: Run) -> None:
         raise UserError(*first_to_end(first | codes, watch, run)) from None
 
 
-def _run_module(rank: int, module: str, shared: dict[str, str]) -> None:
-    """In a new process: run `module` as `python -m module` would."""
+def _run_module(rank: int, command: Sequence[str], shared: dict[str, str]) -> None:
+    """In a new process: run `module` as `python -m` with these words would."""
     if (launcher := multiprocessing.parent_process()) and os.getppid() != launcher.pid:
         os._exit(1)  # the launcher ended before torch asked the kernel to end this process with it
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
-    sys.argv = [module]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.argv = [*command]
+    runpy.run_module(command[0], run_name="__main__", alter_sys=True)
 
 
-def slurm(module: str, run: Run) -> None:
+def slurm(command: Sequence[str], run: Run) -> None:
     """Start the processes with srun in this Slurm job. Raises UserError outside a job, or if a process failed.
 
     NodeLost if the end of a process is not known because its node cannot be reached.
@@ -178,7 +178,7 @@ def slurm(module: str, run: Run) -> None:
         remedy = f"start it in a job: sbatch or salloc with {options}; or take torchrun"
         raise UserError(Fault("run.launcher", "slurm", "machine", "no Slurm job, or no srun", remedy=remedy))
     with (
-        subprocess.Popen([*srun(run, os.environ), sys.executable, "-m", module]) as process,
+        subprocess.Popen([*srun(run, os.environ), sys.executable, "-m", *command]) as process,
         supervised(lambda: {"srun": process.pid}, run.timeout_seconds, waits=False) as watch,
     ):
         code = _wait_for_srun(process, watch)
@@ -295,5 +295,5 @@ def _send(number: int, pids: Iterable[int]) -> None:
             os.kill(pid, number)
 
 
-# name → starts the processes of (module, run)
-LAUNCHERS: dict[str, Callable[[str, Run], None]] = {"torchrun": torchrun, "spawn": spawn, "slurm": slurm}
+# name → starts the processes of (words after python -m, run)
+LAUNCHERS: dict[str, Callable[[Sequence[str], Run], None]] = {"torchrun": torchrun, "spawn": spawn, "slurm": slurm}

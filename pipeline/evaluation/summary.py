@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import dvc_lock, files, integrity
+from pipeline.base import files
 from pipeline.base.text import in_words, visible
 from pipeline.config.params import Paths
 from pipeline.data import split_report, split_table
 from pipeline.data.split_table import SPLITS
 from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures
+from pipeline.versioning import dvc_lock, integrity
 
 Rows = Sequence[tuple[str, str]]  # what it is, and its text
 
@@ -102,7 +103,7 @@ def summary(paths: Paths, *, reported: bool = True, earlier: Rows = ()) -> str:
         ("the split", f"{paths.split} (each image: train, val, test, or why it is not used)"),
         ("plots", "dvc plots show"),
         ("curves of the training", f"tensorboard --logdir {paths.runs}"),
-        ("classify an image", "python -m pipeline.predict IMAGE"),
+        ("classify an image", "python -m pipeline predict IMAGE"),
         ("keep this result", "git add . && git commit -m 'My model'; to share it: dvc push"),
     ]
     if reported:

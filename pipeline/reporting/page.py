@@ -151,7 +151,7 @@ def repeat(content: Content) -> str:
         "make setup                   # the locked packages",
         "dvc pull                     # data and model, if they were pushed",
         "make verify                  # runs every stage again, and compares every byte",
-        "python -m pipeline.predict IMAGE",
+        "python -m pipeline predict IMAGE",
     )
     note = paragraph("Commands of a clone of the project. docs/reproducibility.md says what is promised.", "note")
     return markup.section("repeat", "How to repeat it?", commands, note)
@@ -160,7 +160,7 @@ def repeat(content: Content) -> str:
 def following() -> str:
     """What a person can do next: commands of the project."""
     commands = markup.preformatted(
-        "python -m pipeline.predict PHOTO   # the class of a photo of your own, or of each photo in a folder",
+        "python -m pipeline predict PHOTO   # the class of a photo of your own, or of each photo in a folder",
         "make folds                         # tests every image once, and lists labels that are probably wrong",
         "make sweep                         # tries other settings, ranked on the validation images",
         'make compare REVS="HEAD NAME"      # two runs on one page: is the difference more than chance?',

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.base import dvc_lock, files
+from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
 from pipeline.data import credits, originals, split_table
@@ -14,6 +14,7 @@ from pipeline.reporting.gallery import Album
 from pipeline.reruns import folds_page, record
 from pipeline.reruns.record import Record
 from pipeline.reruns.workcopy import WorkCopy
+from pipeline.versioning import dvc_lock
 
 Made = Mapping[tuple[int, int], WorkCopy]  # the work copy of each (seed, fold)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import schema
-from pipeline.base.dvc_lock import Claims, Hashes
+from pipeline.versioning.dvc_lock import Claims, Hashes
 
 COLUMN = 64  # characters of the first column of values in the table of provenance
 

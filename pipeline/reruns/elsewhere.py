@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import dvc_lock, errors, files, integrity, locks, schema
-from pipeline.base.dvc_lock import Claims, Hashes
+from pipeline.base import errors, files, locks, schema
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
@@ -23,10 +22,12 @@ from pipeline.reruns import comparison, folder, repetition, runner, seeds, workc
 from pipeline.reruns.runner import Slot
 from pipeline.reruns.seeds import STAGES
 from pipeline.training import checkpoint, identity, provenance, runs
+from pipeline.versioning import dvc_lock, integrity
+from pipeline.versioning.dvc_lock import Claims, Hashes
 
 FOLDER = workcopy.FOLDER / "seeds"
 RESULT = "result.json"  # in the work copy of a seed
-REMEDY = "dvc pull brings it, python -m pipeline.repro prepare weights makes it again"
+REMEDY = "dvc pull brings it, python -m pipeline repro prepare weights makes it again"
 DIFFERENT = 3  # exit status
 
 

@@ -5,10 +5,11 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.base import dvc_lock, errors, integrity, programs
-from pipeline.base.dvc_lock import LOCK, Claims
+from pipeline.base import errors
 from pipeline.base.errors import Fault
 from pipeline.config.params import Params
+from pipeline.versioning import dvc_lock, integrity, programs
+from pipeline.versioning.dvc_lock import LOCK, Claims
 
 DECISIVE = (LOCK.as_posix(), "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  # and the deps of the stages
 COMMANDS = [f"exec setpriv --pdeathsig TERM python -m pipeline.{part}{{stage}}" for part in ("", "launch ")]

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import files, schema
-from pipeline.base.dvc_lock import Hashes
 from pipeline.config import document
 from pipeline.config.params import Params
 from pipeline.evaluation.pooled import Figures
 from pipeline.training import identity
+from pipeline.versioning.dvc_lock import Hashes
 
 RECIPES = Path("results/recipes")
 VARIED = {"split.fold", "train.seed"}  # what a study sets itself

@@ -4,12 +4,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import files, programs
-from pipeline.base.dvc_lock import Claims
+from pipeline.base import files
 from pipeline.config.params import Params
 from pipeline.reruns import workcopy
 from pipeline.reruns.runner import Job
 from pipeline.reruns.workcopy import WorkCopy
+from pipeline.versioning import programs
+from pipeline.versioning.dvc_lock import Claims
 
 BY_FORCE = ("--force", "--no-run-cache", "--no-commit")  # DVC takes nothing from its cache, and writes nothing to it
 WITHOUT_PHOTOS = {"train", "evaluate"}  # the stages that read no photo and no weights of the user

@@ -14,13 +14,13 @@ from typing import Any
 from dvc.api import DVCFileSystem, exp_show
 from dvc.exceptions import DvcException
 
-from pipeline.base import dvc_lock
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, params
 from pipeline.config.params import Paths
 from pipeline.data.split_table import SPLITS
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
+from pipeline.versioning import dvc_lock
 
 HERE = "workspace"  # DVC's word for what is in this folder now
 REMEDY = "name another revision, or make the file again there (dvc repro)"

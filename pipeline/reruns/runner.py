@@ -21,10 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pipeline.base import children, linux, programs
+from pipeline.base import children, linux
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.config import machine
 from pipeline.config.params import Params
+from pipeline.versioning import programs
 
 LOG = "log.txt"  # in a work copy: what DVC and its stages print
 # Lines of a log that say how far a run is.

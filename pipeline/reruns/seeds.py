@@ -15,16 +15,16 @@ from typing import Any
 from scipy import optimize, stats
 
 from pipeline.base import files, schema
-from pipeline.base.dvc_lock import Claims, Hashes
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
 from pipeline.training import identity
+from pipeline.versioning.dvc_lock import Claims, Hashes
 
 STAGES = ("train", "evaluate")  # those whose outputs depend on the kind of processor
 FEWEST = 2  # seeds on each side: one has no spread
 LEVEL = 0.05  # a lower mean that chance alone gives less often than this is a difference, as in MLPerf
 FOUND = 0.8  # the share of cases in which a drop that counts as visible is found
-RECORD = "python -m pipeline.verify --record-seeds 5, where the claim comes from; then commit the file"
+RECORD = "python -m pipeline verify --record-seeds 5, where the claim comes from; then commit the file"
 
 
 @dataclass(frozen=True)

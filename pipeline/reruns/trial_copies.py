@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import dvc_lock, files, integrity
+from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.reruns import workcopy
+from pipeline.versioning import dvc_lock, integrity
 
 FOLDER = workcopy.FOLDER / "sweep"
 PROJECT, RESULTS = FOLDER / "project", FOLDER / "results"  # a copy of the project, and what finished trials gave

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import dvc_lock, files, programs
+from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import params, validity
 from pipeline.config.machine import Machine
@@ -18,6 +18,7 @@ from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.reruns.ranges import Sweep, Trial
 from pipeline.training import identity
+from pipeline.versioning import dvc_lock, programs
 
 LETTERS = 8  # hexadecimal digits of the digest in a name
 LARGE = 1e5  # a loss from here on is shown with an exponent: a training that goes wrong has up to 10 to the power of 38

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import files, integrity, killed_dvc, programs
-from pipeline.base.integrity import Hashed
+from pipeline.base import files
 from pipeline.config import document, params
 from pipeline.config.params import Params
+from pipeline.versioning import integrity, killed_dvc, programs
+from pipeline.versioning.integrity import Hashed
 
 FOLDER = programs.TEMPORARY / "reruns"  # of all work copies that are kept for a next start
 CODE = "pipeline"

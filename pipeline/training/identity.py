@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import dvc_lock, files
+from pipeline.base import files
 from pipeline.config import document, params
 from pipeline.config.params import Params
+from pipeline.versioning import dvc_lock
 
 
 def settings(config: Params, stages: Iterable[str]) -> dict[str, Any]:

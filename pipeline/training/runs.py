@@ -22,13 +22,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import dvc_lock, files, integrity, locks, schema
-from pipeline.base.errors import UserError, exit_status
-from pipeline.config import params
+from pipeline.base import files, locks, schema
+from pipeline.base.errors import UserError
 from pipeline.config.params import Params
 from pipeline.data import packed
 from pipeline.engine.world import World
 from pipeline.training import checkpoint, identity, provenance
+from pipeline.versioning import dvc_lock, integrity
 
 CHECKPOINT, FINGERPRINT = "checkpoint.pt", "fingerprint"
 DIGITS = (8, 16, 64)  # of the fingerprint in a folder's name: more only if another run has the same ones
@@ -167,14 +167,3 @@ def clean(config: Params) -> int:
             print(f"runs: left alone: {held}", file=sys.stderr)
     print(f"runs: {removed} folders removed, {freed / 1e6:,.1f} MB freed")
     return 0
-
-
-def main() -> int:
-    if sys.argv[1:] != ["--clean"]:
-        print("usage: python -m pipeline.training.runs --clean", file=sys.stderr)
-        return 2
-    return exit_status("runs", lambda: clean(params.load()))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -35,6 +35,7 @@ import sys
 import tempfile
 import time
 import traceback
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,8 +105,8 @@ class Outcome:
 
 def command(stage: str) -> Callable[[], int]:
     """The main function of a stage."""
-    main: Callable[[], int] = importlib.import_module(f"pipeline.{stage}").main
-    return main
+    main: Callable[[Namespace], int] = importlib.import_module(f"pipeline.stages.{stage}").main
+    return lambda: main(Namespace())
 
 
 def run(library: Any, stage: str, folder: Path, at: int = 0, error: int = 0) -> Outcome:

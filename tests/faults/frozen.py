@@ -3,7 +3,7 @@
     python -m tests.faults.frozen --timeout 20 --out benchmarks/results/frozen.json
 
 What the stages need is copied to a temporary folder, and the data are prepared there (a small ResNet-18 on CPU
-processes). Each case starts `python -m pipeline.launch` in a copy of that folder, as DVC does. It waits for the first
+processes). Each case starts `python -m pipeline launch` in a copy of that folder, as DVC does. It waits for the first
 epoch (in evaluate: for the processes), sends SIGSTOP to the processes that it names, and in some cases TERM to the
 launcher. It counts
 
@@ -114,7 +114,8 @@ def launcher_in(folder: Path) -> psutil.Process | None:
     """The launcher that works in the folder; None if it is not there yet."""
     for process in psutil.process_iter():
         try:
-            if "pipeline.launch" in process.cmdline() and Path(process.cwd()) == folder:
+            words = process.cmdline()
+            if words[2:3] == ["pipeline"] and "rank" not in words and Path(process.cwd()) == folder:
                 return process
         except (psutil.Error, OSError):
             continue
@@ -164,7 +165,7 @@ def freeze(folder: Path, case: Case, command: list[str], limit: float = MOST_SEC
 
 def command(stage: str) -> list[str]:
     """The command by which DVC starts a stage."""
-    return [sys.executable, "-m", "pipeline.launch", stage]
+    return [sys.executable, "-m", "pipeline", stage]
 
 
 def outputs(folder: Path) -> dict[str, str]:

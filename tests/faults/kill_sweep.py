@@ -5,8 +5,8 @@
 
 The project is copied to a temporary folder and run there once without interruption (a small ResNet-18 on two CPU
 processes). Each trial starts from a copy of the state before one stage, without DVC's run cache, so nothing is restored
-instead of run. The trial waits for its moment and sends one signal to one target. Then it runs `python -m
-pipeline.repro` until that succeeds: up to the interrupted stage, or to the end if that is train. A trial counts
+instead of run. The trial waits for its moment and sends one signal to one target. Then it runs `perennial
+repro` until that succeeds: up to the interrupted stage, or to the end if that is train. A trial counts
 
     orphans         processes that still work in the copy half a minute after the run has ended
     false_record    dvc.lock has an entry of the stage after the interruption, and it differs from the reference run's

@@ -5,9 +5,9 @@
 Needs root, mkfs.btrfs and mkfs.ext4. The project is on an ext4 file system in a file, and that file is on a btrfs. A
 reflink copy of the file is the disk as a power cut at that moment leaves it: data that was only in memory is missing,
 and mounting the copy replays the journal. A small pipeline (drawn flowers, one epoch on one CPU process) runs there
-without interruption: once started by `python -m pipeline.repro`, which is `make repro`, and once by `dvc repro`. The
+without interruption: once started by `python -m pipeline repro`, which is `make repro`, and once by `dvc repro`. The
 disk is copied during the run and in the seconds after it. Then each copy is mounted in place of the disk, and
-`python -m pipeline.repro` runs until it succeeds. A cut counts
+`python -m pipeline repro` runs until it succeeds. A cut counts
 
     repros        runs until one succeeded; more than one means that the user saw an error
     repairs       lines about damage that was repaired
@@ -44,14 +44,15 @@ PARAMS: dict[str, dict[str, Any]] = {
         "epochs": 1, "crop": 32, "eval_crop": 32, "eval_resize": 36, "lr": 0.01, "warmup_epochs": 0,
     },
 }  # fmt: skip
-OURS, PLAIN = "python -m pipeline.repro", "dvc repro"
+OURS, PLAIN = "python -m pipeline repro", "dvc repro"
 AFTER = (0.0, 1.0, 3.0, 8.0)  # seconds after the end of a run
 MOST_REPROS = 4
 IN_NAMESPACE = "PERENNIAL_POWER_CUTS"  # set for the process that runs in a new mount namespace
 SIZE = 2 * 10**9  # bytes of the disk
 # For a new process in the project: the hash of dvc.lock, and each damaged file or cache object.
 LOOK = """
-from pipeline.base import dvc_lock, files, integrity
+from pipeline.versioning import dvc_lock, integrity
+from pipeline.base import files
 print(files.sha256(dvc_lock.LOCK), *integrity.damage(dvc_lock.read(dvc_lock.LOCK)))
 """
 

@@ -42,7 +42,7 @@ class Trial:
     orphans: int
     gone_seconds: float  # from the signal until no process was left
     repros: int  # runs until one succeeded
-    repairs: list[str]  # what pipeline.repro repaired
+    repairs: list[str]  # what `perennial repro` repaired
     false_record: bool
     same: bool
     last_step: int | None  # of train: the last step before the signal
@@ -92,8 +92,9 @@ def entry(lock: bytes, stage: str) -> Any:
 def run_trial(before: Path, reference: Reference, fault: Fault, generator: random.Random) -> Trial:
     """Interrupt a run that starts from a copy of `before`, and run again until it succeeds."""
     folder, began = before.with_name("trial"), time.monotonic()
-    goal = last_stage(fault.stage)
-    expected = reference.locks[goal]
+    expected = reference.locks[last_stage(fault.stage)]
+    # All of them: if the signal cut the only dvc.lock, the stages before the interrupted one are made again, too.
+    goals = [stage for stage in STAGES if entry(expected, stage)]
     shutil.copytree(before, folder, symlinks=True)
     set_params(folder, {"run": {"processes": generator.choice(reference.processes)}})
     run = start(folder, fault.stage, through_repro=fault.target == "repro")
@@ -113,7 +114,7 @@ def run_trial(before: Path, reference: Reference, fault: Fault, generator: rando
     repros, log, again = 0, "", None
     while again != 0 and repros < MOST_REPROS:
         set_params(folder, {"run": {"processes": generator.choice(reference.processes)}})
-        done = call(folder, sys.executable, "-m", "pipeline.repro", goal)
+        done = call(folder, sys.executable, "-m", "pipeline", "repro", *goals)
         repros, log, again = repros + 1, log + done.stdout + done.stderr, done.returncode
     same = again == 0 and lock.read_bytes() == expected
     if not same:

@@ -63,13 +63,13 @@ class Run:
 
     def launcher(self) -> psutil.Process | None:
         """The stage's first process: a child of DVC."""
-        module = ["pipeline.launch", self.stage] if self.stage in ("train", "evaluate") else [f"pipeline.{self.stage}"]
-        return next((process for process in self.descendants() if command_line(process)[2:] == module), None)
+        words = ["pipeline", self.stage]
+        return next((process for process in self.descendants() if command_line(process)[2:] == words), None)
 
     def ranks(self, launcher: psutil.Process) -> list[psutil.Process]:
         """The worker processes, in the order of their start."""
         try:
-            workers = [child for child in launcher.children() if f"pipeline.{self.stage}" in command_line(child)]
+            workers = [child for child in launcher.children() if "rank" in command_line(child)]
         except psutil.NoSuchProcess:
             return []
         return sorted(workers, key=lambda child: child.pid)
@@ -102,7 +102,7 @@ def command_line(process: psutil.Process) -> list[str]:
 def start(folder: Path, stage: str, through_repro: bool = False) -> Run:
     """Start `dvc repro` up to the last stage that a fault in `stage` needs, in a process group of its own."""
     log, goal = folder.with_name("log"), last_stage(stage)
-    command = ["-m", "pipeline.repro", goal] if through_repro else ["-m", "dvc", "repro", goal]
+    command = ["-m", "pipeline", "repro", goal] if through_repro else ["-m", "dvc", "repro", goal]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, *command],

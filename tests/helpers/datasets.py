@@ -12,10 +12,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline import split
 from pipeline.config.params import Fractions, Split
 from pipeline.data import images, split_report
 from pipeline.data.originals import Originals
+from pipeline.stages import split
 
 Rows = list[split.Row]
 Counts = dict[str, Any]

@@ -15,7 +15,7 @@ TWO: dict[str, Any] = {
 }  # fmt: skip
 
 
-TRAIN = [sys.executable, "-m", "pipeline.launch", "train"]
+TRAIN = [sys.executable, "-m", "pipeline", "train"]
 
 
 def free_port() -> int:

@@ -40,15 +40,15 @@ def commit(folder: Path) -> None:
 
 
 def verify_environment(project: Path) -> dict[str, str]:
-    """Environment variables for `pipeline.verify` in a project: its work copy is in `temporary`, beside it."""
+    """Environment variables for `perennial verify` in a project: its work copy is in `temporary`, beside it."""
     environ = {**os.environ, "TMPDIR": str(project.parent / "temporary")}
     environ.pop("PYTHONPATH", None)
     return environ
 
 
 def verify(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m pipeline.verify` in the project. In every case its work copy is removed."""
-    command = [sys.executable, "-m", "pipeline.verify", *arguments]
+    """Run `python -m pipeline verify` in the project. In every case its work copy is removed."""
+    command = [sys.executable, "-m", "pipeline", "verify", *arguments]
     done = subprocess.run(
         command, cwd=project, env=verify_environment(project), capture_output=True, text=True, check=False
     )  # fmt: skip

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline import evaluate, prepare, report, split
 from pipeline.base import files
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import packed
 from pipeline.models.description import Description, View
+from pipeline.stages import evaluate, prepare, report, split
 from pipeline.training.state import HISTORY
 from tests.conftest import below, on_cpu, read_params, write_params
 from tests.helpers.datasets import noise_image, put

@@ -1,6 +1,6 @@
 """Starts Python in hundredths of a second, for tests that are not about starting.
 
-    starts.run([sys.executable, "-m", "pipeline.train"], cwd=folder)       as subprocess.run, with captured output
+    starts.run([sys.executable, "-m", "pipeline", "rank", "train"], cwd=folder)   as subprocess.run, with output
     starts.Popen([sys.executable, "-c", script], env=…, stderr=…)          as subprocess.Popen, with text
 
 Importing torch takes seconds, longer than a small training. So a server process that has imported it forks a process
@@ -32,7 +32,7 @@ READ_AT_START = (
     "PYTHON", "LANG", "LC_", "LD_", "OMP_", "MKL_", "KMP_", "TORCH_", "ATEN_", "ONEDNN_", "DNNL_", "NUMBA_", "TF_",
     "CUDA_",
 )  # fmt: skip
-# pipeline.launch sets these for its processes; the libraries of forked ones have read them in the server.
+# a launcher sets these for its processes; the libraries of forked ones have read them in the server.
 AS_LAUNCHED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 ROOM = {"PERENNIAL_ROOM": 2**16 * "."}  # memory in which a forked process shows its environment in /proc
 

@@ -27,10 +27,10 @@ LONG: dict[str, Any] = {"train__epochs": 24, "run__log_steps": 2, "run__epoch_ch
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
-    """`python -m pipeline.launch train` in a session of its own. Its messages go to a file (see `messages`)."""
+    """`python -m pipeline train` in a session of its own. Its messages go to a file (see `messages`)."""
     with (folder / "said").open("w") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "pipeline.launch", "train"],
+            [sys.executable, "-m", "pipeline", "train"],
             cwd=folder, stderr=file, text=True, start_new_session=True,
         )  # fmt: skip
 
@@ -104,10 +104,10 @@ def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -
 
 
 def launch(folder: Path, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`python -m pipeline.launch train`, as DVC runs it, with these environment variables besides."""
+    """`python -m pipeline train`, as DVC runs it, with these environment variables besides."""
     processes = read_params(folder / "params.yaml")["run"]["processes"]
     environ = {**os.environ, **variables}
-    done = starts.run([sys.executable, "-m", "pipeline.launch", "train"], ranks=processes, cwd=folder, env=environ)
+    done = starts.run([sys.executable, "-m", "pipeline", "train"], ranks=processes, cwd=folder, env=environ)
     assert not check or done.returncode == 0, done.stderr
     return done
 

@@ -1,4 +1,4 @@
-"""`python -m pipeline.train` in which every process but rank 0 always finds that much time has passed.
+"""`python -m pipeline rank train` in which every process but rank 0 always finds that much time has passed.
 
 python -m tests.ranks.own_clock FOLDER
 """
@@ -7,10 +7,11 @@ import itertools
 import os
 import sys
 import time
+from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
 
-from pipeline import train
+from pipeline.stages import train
 
 if __name__ == "__main__":
     os.chdir(sys.argv.pop())
@@ -18,4 +19,4 @@ if __name__ == "__main__":
         leaps = itertools.count(step=1_000_000)
         clock: Any = SimpleNamespace(monotonic=lambda: time.monotonic() + next(leaps))
         vars(train)["time"] = clock
-    sys.exit(train.main())
+    sys.exit(train.main(Namespace()))

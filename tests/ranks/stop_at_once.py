@@ -1,4 +1,4 @@
-"""`python -m pipeline.train` that receives TERM after each step that it takes.
+"""`python -m pipeline rank train` that receives TERM after each step that it takes.
 
 python -m tests.ranks.stop_at_once
 """
@@ -6,12 +6,13 @@ python -m tests.ranks.stop_at_once
 import os
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipeline import train
 from pipeline.engine import loop
 from pipeline.engine.loop import Batch
+from pipeline.stages import train
 
 take_steps: Callable[..., Iterator[Batch]] = loop.train
 
@@ -23,6 +24,5 @@ def interrupted(*arguments: Any) -> Iterator[Batch]:
 
 
 if __name__ == "__main__":
-    sys.argv = ["train"]
     loop.train = interrupted  # type: ignore[assignment]
-    sys.exit(train.main())
+    sys.exit(train.main(Namespace()))

@@ -1,24 +1,23 @@
 """Let the next training continue from a trained model: that of a commit, of an experiment, or of this folder.
 
-    python -m pipeline.continue_from HEAD          a commit, a branch, a tag, or the name of an experiment
-    python -m pipeline.continue_from workspace     the model that is in this folder now
+    python -m pipeline continue_from HEAD          a commit, a branch, a tag, or the name of an experiment
+    python -m pipeline continue_from workspace     the model that is in this folder now
 
 The model comes from DVC's cache, or from its remote. It is written into data/pretrained, with the names of its
 classes, and under a name from its SHA-256. DVC versions the file (dvc add), and train.weights names it. So the next
 training depends on the file, and not on the name of a revision, which may mean another model tomorrow.
 """
 
-import argparse
-import sys
 import tempfile
+from argparse import Namespace
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dvc.exceptions import DvcException
 from torch import Tensor
 
-from pipeline.base import files, programs
-from pipeline.base.errors import Fault, UserError, damaged, exit_status
+from pipeline.base import files
+from pipeline.base.errors import Fault, UserError, damaged
 from pipeline.config import document, params
 from pipeline.config.model_names import weights_file
 from pipeline.config.params import Params
@@ -28,6 +27,7 @@ from pipeline.models import description, exported, network, pretrained
 from pipeline.models.description import Description
 from pipeline.reruns import revisions
 from pipeline.reruns.revisions import HERE
+from pipeline.versioning import programs
 
 REMEDY = "take another revision, or train there again (dvc repro)"
 DIGITS = 12  # of the SHA-256 of models/model.safetensors, in the name of the file
@@ -125,12 +125,5 @@ def continue_from(revision: str) -> int:
     return 0
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m pipeline.continue_from", description=__doc__.splitlines()[0])
-    parser.add_argument("revision", help=f"a commit, branch, tag or experiment, or {HERE}")
-    arguments = parser.parse_args()
-    return exit_status("continue_from", lambda: continue_from(arguments.revision))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(arguments: Namespace) -> int:
+    return continue_from(arguments.revision)

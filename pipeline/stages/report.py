@@ -1,15 +1,14 @@
 """Stage `report`: one page about the run, for a browser.
 
-    python -m pipeline.report        reads what the other stages wrote; writes reports/index.html
+    python -m pipeline report        reads what the other stages wrote; writes reports/index.html
 
 The page needs no other file and no network. It has the same bytes for the same inputs: no time, no host, no path of the
 machine, and nothing that depends on the kind of CPU.
 """
 
-import sys
+from argparse import Namespace
 from pathlib import Path
 
-from pipeline import stage
 from pipeline.base import files, linux
 from pipeline.config.params import Params
 from pipeline.data import credits, originals, split_table, suspects
@@ -17,6 +16,7 @@ from pipeline.models import description
 from pipeline.reporting import audit, gallery, outcome, page, settings, thumbnails
 from pipeline.reporting.audit import Audit
 from pipeline.reporting.gallery import Album, Chosen
+from pipeline.stages import frame
 
 
 def wanted(chosen: Chosen, found: Audit) -> dict[str, bool]:
@@ -56,9 +56,5 @@ def run(config: Params) -> None:
     print(f"report: {target}: open it in a browser")
 
 
-def main() -> int:
-    return stage.main("report", run)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(_: Namespace) -> int:
+    return frame.run_stage("report", run)

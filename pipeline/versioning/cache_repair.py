@@ -21,10 +21,11 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from pipeline.base import dvc_lock, files, integrity, linux
+from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError
-from pipeline.base.integrity import Hashed, Output
 from pipeline.base.text import in_words
+from pipeline.versioning import dvc_lock, integrity
+from pipeline.versioning.integrity import Hashed, Output
 
 NAME = re.compile(r"[0-9a-f]{30}(\.dir)?")  # of an object, in a folder of two more digits
 LARGE = 4e9  # bytes to read; from this size on, a message comes first

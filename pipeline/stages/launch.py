@@ -1,14 +1,15 @@
 """Start the processes of a stage, as many as `run.processes`, in the way that `run.launcher` names.
 
-python -m pipeline.launch train | evaluate
+python -m pipeline train | evaluate
 """
 
 import os
 import sys
 import tempfile
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import stage
 from pipeline.base import locks
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.config import validity
@@ -17,11 +18,10 @@ from pipeline.engine import environment
 from pipeline.engine.distributed import ENDED_NOTE
 from pipeline.engine.launchers import FORWARDED, LAUNCHERS, NodeLost
 from pipeline.models import description, timm_models
+from pipeline.stages import frame
 
-STAGES = ("train", "evaluate")
 
-
-def with_restarts(module: str, run: Run, runs: Path) -> None:
+def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
     """Start the processes; after a failure start them again, at most `run.max_restarts` times.
 
     There is no restart after a signal to stop, or if a node is lost. Raises UserError for the last failure, and Stopped
@@ -36,11 +36,11 @@ def with_restarts(module: str, run: Run, runs: Path) -> None:
     ):
         stopped, ended = Path(folder) / "stopped", Path(folder) / "ended"
         for restart in range(run.max_restarts + 1):
-            os.environ |= {stage.STOPPED_NOTE: str(stopped), ENDED_NOTE: str(ended)}
+            os.environ |= {frame.STOPPED_NOTE: str(stopped), ENDED_NOTE: str(ended)}
             for note in Path(folder).glob("ended*"):
                 note.unlink()
             try:
-                LAUNCHERS[run.launcher](module, run)
+                LAUNCHERS[run.launcher](command, run)
             except UserError as failure:
                 # A process that is asked to stop while it starts has nothing to save, and so leaves no note.
                 if not stopped.exists() and (FORWARDED or restart == run.max_restarts or isinstance(failure, NodeLost)):
@@ -49,7 +49,7 @@ def with_restarts(module: str, run: Run, runs: Path) -> None:
             else:
                 break
             finally:
-                del os.environ[stage.STOPPED_NOTE], os.environ[ENDED_NOTE]
+                del os.environ[frame.STOPPED_NOTE], os.environ[ENDED_NOTE]
             if stopped.exists():
                 break
             print(f"launch: restart {restart + 1} of {run.max_restarts}", file=sys.stderr)
@@ -82,11 +82,8 @@ def on_this_node(run: Run) -> Run:
     return run.model_copy(update=alone)
 
 
-def main() -> int:
-    if len(sys.argv) != 2 or sys.argv[1] not in STAGES:
-        print(f"usage: python -m pipeline.launch {' | '.join(STAGES)}", file=sys.stderr)
-        return 2
-    name = sys.argv[1]
+def main(arguments: Namespace) -> int:
+    name = arguments.command
 
     def start(config: Params) -> None:
         arithmetic = config.train.arithmetic
@@ -96,10 +93,6 @@ def main() -> int:
         check_apex(config.train)
         timm_models.check(config.train)
         run = on_this_node(config.run) if name == "evaluate" else config.run
-        with_restarts(f"pipeline.{name}", run, Path(config.paths.runs))
+        with_restarts(("pipeline", "rank", name), run, Path(config.paths.runs))
 
-    return stage.main(name, start)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return frame.run_stage(name, start)

@@ -1,6 +1,6 @@
 """Show what this machine or container has, what would stop a run here, and which params cannot run here.
 
-    python -m pipeline.doctor        exit status 1 if something would stop a run; if not, how long a run takes
+    python -m pipeline doctor        exit status 1 if something would stop a run; if not, how long a run takes
 
 Each check is a function that returns a `Finding`: driver, Apex, memory, disks, Git, DVC and packages. The params are
 checked by config/validity.py, as at the start of every stage. Some checks take seconds, so only this command does them.
@@ -12,8 +12,8 @@ import platform
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from pipeline.base import linux
-from pipeline.base.errors import UserError, exit_status
+from pipeline.base.errors import UserError
 from pipeline.config import machine, params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.model_names import TIMM
@@ -235,9 +235,5 @@ def examine() -> int:
     return 0
 
 
-def main() -> int:
-    return exit_status("doctor", examine)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(_: Namespace) -> int:
+    return examine()

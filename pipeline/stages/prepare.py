@@ -1,20 +1,20 @@
 """Stage `prepare`: decode every kept image once, resize it to a square and pack it, so that training never decodes.
 
-python -m pipeline.prepare       reads data/images and data/split.csv; writes data/packed (data/packed.py)
+python -m pipeline prepare       reads data/images and data/split.csv; writes data/packed (data/packed.py)
 """
 
-import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import stage
 from pipeline.base import files, linux, threads
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import images, originals, packed, split_table
 from pipeline.data.originals import Originals
+from pipeline.stages import frame
 
 
 def prepare(source: Originals, split_csv: Path, output: Path, settings: params.Prepare, workers: int) -> int:
@@ -45,9 +45,5 @@ def run(config: Params) -> None:
     print(f"prepare: {count:,} images of {size} × {size} pixels in {paths.packed}")
 
 
-def main() -> int:
-    return stage.main("prepare", run)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(_: Namespace) -> int:
+    return frame.run_stage("prepare", run)

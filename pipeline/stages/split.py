@@ -1,6 +1,6 @@
 """Stage `split`: decode and check every image once, and assign it to train, val or test.
 
-    python -m pipeline.split         reads the images; writes data/split.csv, and tables of counts in metrics/
+    python -m pipeline split         reads the images; writes data/split.csv, and tables of counts in metrics/
 
 The tables: images.csv (per class and split), excluded.csv (per reason), suspects.csv (images that a person should look
 at), findings.csv (duplicates and everything else).
@@ -10,7 +10,7 @@ inspect each image, exclude broken files and exact duplicates (data/duplicates.p
 (data/splitting.py).
 """
 
-import sys
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline import stage
 from pipeline.base import files, linux, threads
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import params
@@ -31,6 +30,7 @@ from pipeline.data.layout import ImageFile, Layout
 from pipeline.data.originals import Originals
 from pipeline.data.split_table import HEADER, SPLITS
 from pipeline.data.splitting import Assignment, Cut
+from pipeline.stages import frame
 
 
 @dataclass(frozen=True)
@@ -205,9 +205,5 @@ def run(config: Params) -> None:
         print(f"split: {line}")
 
 
-def main() -> int:
-    return stage.main("split", run)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(_: Namespace) -> int:
+    return frame.run_stage("split", run)

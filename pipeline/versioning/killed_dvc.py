@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.base import dvc_lock
+from pipeline.versioning import dvc_lock
 
 RWLOCK = Path(".dvc/tmp/rwlock")
 
@@ -32,10 +32,15 @@ def workers(folder: Path) -> list[int]:
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # it has ended, or is another user's
             words = process.cmdline()
-            is_own = is_dvc(words) or any(word.startswith("pipeline.") for word in words)
+            is_own = is_dvc(words) or is_perennial(words)
             if is_own and process.pid != os.getpid() and Path(process.cwd()).is_relative_to(folder):
                 pids.append(process.pid)
     return pids
+
+
+def is_perennial(words: Sequence[str]) -> bool:
+    """Whether the words of a command are those of this program."""
+    return list(words[1:3]) == ["-m", "pipeline"] or any(Path(word).name == "perennial" for word in words[:2])
 
 
 def is_dvc(words: Sequence[str]) -> bool:

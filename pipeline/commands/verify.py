@@ -1,9 +1,9 @@
 """Run the committed stages again, and compare every output with the committed dvc.lock: what `make verify` runs.
 
-    python -m pipeline.verify                    every stage
-    python -m pipeline.verify --stage train      one stage, from inputs that DVC's cache holds
-    python -m pipeline.verify --elsewhere        for a machine on which the bytes cannot be equal: compares accuracies
-    python -m pipeline.verify --record-seeds 5   writes the accuracies that --elsewhere compares with
+    python -m pipeline verify                    every stage
+    python -m pipeline verify --stage train      one stage, from inputs that DVC's cache holds
+    python -m pipeline verify --elsewhere        for a machine on which the bytes cannot be equal: compares accuracies
+    python -m pipeline verify --record-seeds 5   writes the accuracies that --elsewhere compares with
                                                  (both: --jobs N trains N seeds at the same time)
 
 First the folder itself is checked. Every file that decides bytes must be committed. Outputs must be as in dvc.lock: DVC
@@ -23,20 +23,19 @@ within what seeds do; 3 if they are lower; 1 if it could not run; 75 if it was s
 in .dvc/tmp/reruns/seeds/, and continue interrupted ones.
 """
 
-import argparse
 import shutil
-import sys
 import tempfile
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.base import dvc_lock, programs
-from pipeline.base.dvc_lock import Claims
 from pipeline.base.errors import Fault, UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from pipeline.reruns import comparison, folder, repetition, runner
 from pipeline.reruns.runner import Job
+from pipeline.versioning import dvc_lock, programs
+from pipeline.versioning.dvc_lock import Claims
 
 LOG = programs.TEMPORARY / "verify.txt"  # all that a repetition said that failed: its work copy is removed
 
@@ -101,42 +100,12 @@ def plan(config: Params, claims: Claims, only: str | None) -> tuple[list[str], l
     return first, ["--downstream"], [name for name in claims if name not in skipped]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.verify",
-        description="Run the committed stages again, and compare every output with dvc.lock.",
-    )
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--stage", metavar="NAME", help="run this stage only")
-    mode.add_argument(
-        "--elsewhere",
-        action="store_true",
-        help="train the committed params with several seeds on this machine, and compare the test accuracies with the "
-        "recorded ones (exit status 3: lower than seeds explain)",
-    )
-    mode.add_argument(
-        "--record-seeds", metavar="N", type=int, help="record the test accuracies of N seeds, for --elsewhere"
-    )
-    parser.add_argument("--seeds", metavar="N", type=int, help="with --elsewhere: as many seeds (default: as recorded)")
-    parser.add_argument(
-        "--jobs", metavar="N", type=int, default=1, help="with seeds: trainings at the same time (default: 1)"
-    )
-    arguments = parser.parse_args()
+def main(arguments: Namespace) -> int:
     count, jobs = arguments.record_seeds, arguments.jobs
-    if arguments.seeds is not None and not arguments.elsewhere:
-        parser.error("--seeds: only with --elsewhere")
-    if jobs != 1 and not arguments.elsewhere and count is None:
-        parser.error("--jobs: only with --elsewhere or --record-seeds")
     if not arguments.elsewhere and count is None:
         runner.stop_on_signals("", KeyboardInterrupt)
         return exit_status("verify", lambda: verify(arguments.stage), interrupted="the work copy is removed")
     from pipeline.reruns import elsewhere  # imports torch, which takes seconds
 
     runner.stop_on_signals("what is trained is kept: run again to go on")
-    return exit_status(
-        "verify", lambda: elsewhere.judge(arguments.seeds, jobs) if count is None else elsewhere.record(count, jobs)
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return elsewhere.judge(arguments.seeds, jobs) if count is None else elsewhere.record(count, jobs)

@@ -1,6 +1,6 @@
 """Stage `export`: the model as ONNX, and the proof that it gives the same classes.
 
-    python -m pipeline.export
+    python -m pipeline export
 
 Writes models/model.onnx and metrics/export.json. Every test image goes through onnxruntime, and the answer is compared
 with metrics/predictions.csv. Another class than there is an error that names the image. With evaluate.onnx: false
@@ -8,17 +8,17 @@ model.onnx is empty.
 """
 
 import os
-import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from pipeline import stage
 from pipeline.base import files, linux
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
 from pipeline.data import originals
 from pipeline.engine import environment
 from pipeline.models import description
+from pipeline.stages import frame
 
 
 def set_variables(config: Params) -> None:
@@ -100,9 +100,5 @@ def preprocessed(config: Params, model: Any, wanted: Any) -> dict[str, int] | No
     return {"changed": changed, "right": right}
 
 
-def main() -> int:
-    return stage.main("export", run)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(_: Namespace) -> int:
+    return frame.run_stage("export", run)

@@ -1,13 +1,13 @@
-"""Measure the trained model on the test images: one of the processes that `pipeline.launch` starts.
+"""Measure the trained model on the test images: one of the processes that `pipeline.stages.launch` starts.
 
-    python -m pipeline.launch evaluate       starts run.processes of it, as params.yaml says
+    python -m pipeline evaluate       starts run.processes of it, as params.yaml says
 
 Reads models/ and the packed test rows. Writes metrics/eval.json, and metrics/*.csv (per_class, confusion, calibration,
 predictions): the same bytes for every number of processes. Every test image is counted once.
 """
 
 import os
-import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline import stage
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, missing
 from pipeline.config.params import Params
@@ -30,6 +29,7 @@ from pipeline.evaluation.metrics import ClassFigures
 from pipeline.loader import storage
 from pipeline.models import exported
 from pipeline.models.exported import ExportedModel
+from pipeline.stages import frame
 from pipeline.training import provenance
 
 
@@ -130,9 +130,5 @@ def run(config: Params) -> None:
         print(f"evaluate: figures in {config.paths.metrics}/")
 
 
-def main() -> int:
-    return distributed.run_process(lambda: stage.main("evaluate", run))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(_: Namespace) -> int:
+    return distributed.run_process(lambda: frame.run_stage("evaluate", run))

@@ -1,22 +1,21 @@
 """Compare experiments, commits and branches: changed params, accuracies with their intervals, time.
 
-    python -m pipeline.compare                     the last commit, and all experiments that began there
-    python -m pipeline.compare HEAD adept-wren     these; of two, also McNemar's exact test on the same test images, and
+    python -m pipeline compare                     the last commit, and all experiments that began there
+    python -m pipeline compare HEAD adept-wren     these; of two, also McNemar's exact test on the same test images, and
                                                    a page with both: reports/compare.html
-    python -m pipeline.compare --md …              as Markdown, for a pull request
+    python -m pipeline compare --md …              as Markdown, for a pull request
 
 A revision is a commit, branch, tag or experiment, or `workspace`: what is in this folder now. A failed or queued
 experiment has no figures, and is shown as that.
 """
 
-import argparse
-import sys
 import textwrap
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.base import files
-from pipeline.base.errors import exit_status, without_secrets
+from pipeline.base.errors import without_secrets
 from pipeline.config import params
 from pipeline.config.params import Paths
 from pipeline.data.layout import columns, padded
@@ -176,17 +175,9 @@ def compare(names: Sequence[str], as_markdown: bool) -> int:
     if len(measured) == 2:
         print(*two(measured[0], measured[1], known, paths), sep="\n")
     elif len(measured) > 2:
-        print(f"two of them in detail: python -m pipeline.compare {measured[0].name} {measured[-1].name}")
+        print(f"two of them in detail: python -m pipeline compare {measured[0].name} {measured[-1].name}")
     return 0
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m pipeline.compare", description=__doc__.splitlines()[0])
-    parser.add_argument("revisions", nargs="*", metavar="REV", help="a commit, branch, tag or experiment, or workspace")
-    parser.add_argument("--md", action="store_true", help="print a table of Markdown")
-    arguments = parser.parse_args()
-    return exit_status("compare", lambda: compare(arguments.revisions, arguments.md))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(arguments: Namespace) -> int:
+    return compare(arguments.revisions, arguments.md)

@@ -1,6 +1,6 @@
 """Run `dvc repro`: repair first what a killed DVC left, and wait for every process at the end.
 
-    python -m pipeline.repro [arguments of dvc repro]
+    python -m pipeline repro [arguments of dvc repro]
 
 DVC rewrites dvc.lock and .dvc/tmp/rwlock in place. A DVC that is killed while it writes leaves them cut, and the next
 `dvc repro` refuses to start. A DVC that is killed while a stage runs leaves its PID in the rwlock. The next `dvc repro`
@@ -16,14 +16,16 @@ import re
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
-from pipeline.base import cache_repair, children, dvc_lock, integrity, killed_dvc, linux, programs
-from pipeline.base.errors import Fault, UserError, exit_status
+from pipeline.base import children, linux
+from pipeline.base.errors import Fault, UserError
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from pipeline.data import corrections, originals
 from pipeline.evaluation import summary
+from pipeline.versioning import cache_repair, dvc_lock, integrity, killed_dvc, programs
 
 DVC = Path(".dvc")
 WHOLE = {"-p", "--pipeline", "-P", "--all-pipelines", "-R", "--recursive"}  # with these, targets name no single stage
@@ -77,7 +79,7 @@ def check_photos(config: Params, stages: frozenset[str]) -> None:
         allowed = "the folder with the images, for data.source: folder"
         remedy = (
             "without it, train and evaluate can run on what dvc pull brings: "
-            "python -m pipeline.repro --allow-missing evaluate"
+            "python -m pipeline repro --allow-missing evaluate"
         )
         raise UserError(Fault("paths.inbox", str(inbox), "missing", "not a folder here", allowed, remedy))
     if "download" in stages and inbox.is_dir():
@@ -125,9 +127,5 @@ def reached(arguments: list[str]) -> frozenset[str]:
     return frozenset(stages)
 
 
-def main() -> int:
-    return exit_status("repro", lambda: repro(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(arguments: Namespace) -> int:
+    return repro(arguments.arguments)

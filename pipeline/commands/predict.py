@@ -1,6 +1,6 @@
 """Classify images with the exported model.
 
-    python -m pipeline.predict IMAGE… [--model FOLDER | FILE] [--top N] [--json | --csv] [--device cuda]
+    python -m pipeline predict IMAGE… [--model FOLDER | FILE] [--top N] [--json | --csv] [--device cuda]
 
 IMAGE is a file, or a folder to look through. Prints one line `path: class probability` per image as it goes; with
 --json one JSON object per line, with --csv a table. An image is decoded, resized and cropped exactly as a test image
@@ -17,18 +17,18 @@ it could not train. A model.onnx is computed by onnxruntime, without torch: the 
 second.
 """
 
-import argparse
 import csv
 import io
 import json
 import os
 import signal
 import sys
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from pipeline.base.errors import Fault, UserError, exit_status
+from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import visible
 from pipeline.config import params
 from pipeline.config.params import Params
@@ -138,29 +138,11 @@ def positive(text: str) -> int:
     return number
 
 
-def main() -> int:
+def main(arguments: Namespace) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader of the output may end first, as head does
     if sys.stderr is None:  # closed: nobody wants its lines, and they do not belong into the answers
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
-    parser = argparse.ArgumentParser(prog="python -m pipeline.predict", description="Classify images.")
-    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE", help="an image, or a folder to look through")
-    parser.add_argument(
-        "--model", type=Path, metavar="PATH",
-        help="a folder with model.json, a model.safetensors or a model.onnx; then no params.yaml is read "
-        "(default: the folder of params.yaml)",
-    )  # fmt: skip
-    parser.add_argument("--top", type=positive, metavar="N", help="print the N most likely classes")
-    parser.add_argument(
-        "--max-pixels", type=positive, metavar="N", help="refuse larger images (default: split.max_pixels)"
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute (default: cpu)")
-    forms = parser.add_mutually_exclusive_group()
-    for form, what in (("json", "one JSON object per line, with all classes"), ("csv", "path,rank,class,probability")):
-        forms.add_argument(f"--{form}", dest="form", action="store_const", const=form, default="text", help=what)
-    given = parser.parse_args()
-    request = Request(tuple(given.images), given.model, given.device, given.max_pixels)
-    return exit_status("predict", lambda: 1 if predict(request, given.form, given.top) else 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    images = tuple(map(Path, arguments.images))
+    model = Path(arguments.model) if arguments.model else None
+    request = Request(images, model, arguments.device, arguments.max_pixels)
+    return 1 if predict(request, arguments.form, arguments.top) else 0

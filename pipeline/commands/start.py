@@ -1,25 +1,25 @@
 """Write params that suit this machine and these photos into params.yaml, and say how long a run takes.
 
-    python -m pipeline.start                     shows the presets; on a terminal, asks for one
-    python -m pipeline.start good                writes this one: quick, good, best, modern, fast or apex
-    python -m pipeline.start good --photos /path/to/photos
+    python -m pipeline start                     shows the presets; on a terminal, asks for one
+    python -m pipeline start good                writes this one: quick, good, best, modern, fast or apex
+    python -m pipeline start good --photos /path/to/photos
 
 The values of a preset follow from the machine and the number of images (planning/presets.py). The time follows from a
 few training steps on this machine (planning/estimate.py); it changes nothing in params.yaml.
 """
 
-import argparse
 import functools
 import operator
 import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.base import linux
-from pipeline.base.errors import Fault, UserError, exit_status
+from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, machine, params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Data, Params
@@ -137,7 +137,7 @@ def chosen(now: Situation, photos: str) -> str:
     if not now.found.images and now.config.data.url == Data().url:
         print("", *WITHOUT_PHOTOS, sep="\n")
         return ""
-    command = f"python -m pipeline.start {presets.RECOMMENDED}{f' --photos {shlex.quote(photos)}' if photos else ''}"
+    command = f"python -m pipeline start {presets.RECOMMENDED}{f' --photos {shlex.quote(photos)}' if photos else ''}"
     if not sys.stdin.isatty():
         print(f"\nNothing is changed. To take one: {command}")
         return ""
@@ -180,13 +180,7 @@ def start(asked: str, photos: str) -> int:
     return 0
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m pipeline.start", description=__doc__.splitlines()[0])
-    parser.add_argument("preset", nargs="?", type=str.lower, choices=NAMES, help="without: all are shown")
-    parser.add_argument("--photos", default="", metavar="FOLDER", help="a folder with images, read where it is")
-    arguments = parser.parse_args()
-    return exit_status("start", lambda: start(arguments.preset or "", arguments.photos))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(arguments: Namespace) -> int:
+    if arguments.preset and arguments.preset not in NAMES:
+        raise UserError(Fault("preset", arguments.preset, "value", allowed=" | ".join(NAMES)))
+    return start(arguments.preset, arguments.photos)

@@ -1,7 +1,7 @@
 """Run the whole pipeline on drawn flowers, in `.demo/`, a copy of the project: what `make demo` calls.
 
-    python -m pipeline.demo              run, and compare with the committed results/demo/
-    python -m pipeline.demo --record     also make this run the committed one
+    python -m pipeline demo              run, and compare with the committed results/demo/
+    python -m pipeline demo --record     also make this run the committed one
 
 The demo compares the hashes of all outputs (results/demo/outputs.json), not the hashes of the code. So a changed
 comment needs no new record. The copy stays (`cd .demo; dvc metrics show`), and a second demo has nothing to run.
@@ -12,15 +12,17 @@ import shutil
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.base import children, dvc_lock, files, programs
-from pipeline.base.errors import Fault, UserError, exit_status
+from pipeline.base import children, files
+from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, machine, params
 from pipeline.config.params import Arithmetic
 from pipeline.data import corrections
 from pipeline.reruns import workcopy
+from pipeline.versioning import dvc_lock, programs
 
 FOLDER = Path(".demo")
 RESULTS = Path("results/demo")
@@ -59,10 +61,10 @@ def run(folder: Path) -> None:
     if not (folder / ".git").exists():
         call("git", "init", "--quiet")
     commit("The project, with the demo's params")
-    repro = [sys.executable, "-m", "pipeline.repro"]
+    repro = [sys.executable, "-m", "pipeline", "repro"]
     if status := children.run(repro, cwd=folder, env=programs.environment()):
         raise subprocess.CalledProcessError(status, repro)
-    call(sys.executable, "-m", "pipeline.base.plots_page")  # as `make setup` does for the project itself
+    call(sys.executable, "-m", "pipeline.versioning.plots_page")  # as `make setup` does for the project itself
     commit("What the pipeline wrote")
 
 
@@ -113,7 +115,7 @@ def demo(recording: bool) -> int:
         record()
     print(f"\ndemo: done in {time.monotonic() - began:.0f} s. The files and commands above are for {FOLDER}/:")
     print(f"  cd {FOLDER} && . ../.venv/bin/activate")
-    print("  python -m pipeline.verify      runs everything again, and compares every byte")
+    print("  python -m pipeline verify      runs everything again, and compares every byte")
     status = 0
     if not OUTPUTS.is_file():
         print(f"demo: there is no committed {OUTPUTS} to compare with; --record makes this run the committed one")
@@ -127,9 +129,5 @@ def demo(recording: bool) -> int:
     return status
 
 
-def main() -> int:
-    return exit_status("demo", lambda: demo("--record" in sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(arguments: Namespace) -> int:
+    return demo(arguments.record)

@@ -1,15 +1,14 @@
 """Stage `card`: README.md beside the model, which the Hugging Face Hub shows as the model's page.
 
-    python -m pipeline.card        reads what the other stages wrote; writes models/README.md
+    python -m pipeline card        reads what the other stages wrote; writes models/README.md
 
 The same inputs give the same card: no time, no host, no path.
 """
 
-import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from pipeline import stage
 from pipeline.base import files, schema
 from pipeline.cards import parts
 from pipeline.cards.facts import Facts
@@ -18,6 +17,7 @@ from pipeline.data import credits, originals, split_table
 from pipeline.models import description, hub
 from pipeline.reporting import audit, outcome
 from pipeline.reporting.audit import Rows
+from pipeline.stages import frame
 
 FILE = "README.md"
 FOLDER = ("model.safetensors", "model.json", hub.FILE, "model.onnx")
@@ -53,9 +53,5 @@ def run(config: Params) -> None:
     print(f"card: {models / FILE} describes the model; the Hugging Face Hub shows it")
 
 
-def main() -> int:
-    return stage.main("card", run)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(_: Namespace) -> int:
+    return frame.run_stage("card", run)

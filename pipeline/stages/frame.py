@@ -6,12 +6,13 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.base import dvc_lock, integrity, linux
+from pipeline.base import linux
 from pipeline.base.errors import INTERRUPTED, Fault, Stopped, UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
+from pipeline.versioning import dvc_lock, integrity
 
-STOPPED_NOTE = "PERENNIAL_STOPPED_NOTE"  # the variable with the path of a launcher's note file: see `main`
+STOPPED_NOTE = "PERENNIAL_STOPPED_NOTE"  # the variable with the path of a launcher's note file: see `run_stage`
 
 
 def checked() -> Params:
@@ -39,7 +40,7 @@ def removed_outputs(name: str) -> list[Fault]:
     return [Fault(", ".join(removed), "removed by DVC before this stage", "missing", remedy=remedy)]
 
 
-def main(name: str, work: Callable[[Params], None]) -> int:
+def run_stage(name: str, work: Callable[[Params], None]) -> int:
     """Run a stage's work with the checked params. Returns the exit status of `errors.exit_status`.
 
     If a process of a launcher was asked to stop, it writes a note and returns 0. Otherwise the launcher would see a

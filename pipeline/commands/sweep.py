@@ -1,19 +1,19 @@
 """Try settings: a grid, random draws, or a search that learns. The best one by validation is tested once.
 
-    python -m pipeline.sweep docs/sweep.yaml             writes metrics/sweep.csv and reports/sweep.html
-    python -m pipeline.sweep docs/sweep.yaml --jobs 2    two trials at a time (not with search: tpe)
-    python -m pipeline.sweep docs/sweep.yaml --apply     writes the settings of its best trial into params.yaml
+    python -m pipeline sweep docs/sweep.yaml             writes metrics/sweep.csv and reports/sweep.html
+    python -m pipeline sweep docs/sweep.yaml --jobs 2    two trials at a time (not with search: tpe)
+    python -m pipeline sweep docs/sweep.yaml --apply     writes the settings of its best trial into params.yaml
 
 One trial has the present settings. Each is trained in a work copy of the project (.dvc/tmp/reruns/sweep/), on the data
 of this folder. Your files, with params.yaml and what is not committed, stay as they are. Finished trials are not run
 again, and an interrupted one goes on from its checkpoint: if this command is stopped or killed, run it again.
 """
 
-import argparse
 import math
 import shlex
 import statistics
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import chdir, closing
 from dataclasses import dataclass, replace
@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import children, dvc_lock, files, locks, programs, schema
-from pipeline.base.errors import Fault, UserError, exit_status
+from pipeline.base import children, files, locks, schema
+from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, machine, params
 from pipeline.config.params import Params
 from pipeline.evaluation import figures
@@ -32,6 +32,7 @@ from pipeline.reruns import ranges, runner, search, sweep_page, trial_copies, tr
 from pipeline.reruns.ranges import Sweep, Trial
 from pipeline.reruns.runner import Ended, Job, Slot
 from pipeline.reruns.trials import Done
+from pipeline.versioning import dvc_lock, programs
 
 TRAIN, TEST = ("weights", "train"), ("weights", "train", "evaluate")  # the stages of a trial, and of the best one
 
@@ -104,7 +105,7 @@ def sweep(path: Path, jobs: int) -> int:
         tried = f"{given.trials} trials of {', '.join(given.axes)} (search: {given.search})"
         say(f"{tried}; first the data: dvc repro prepare")
         files.remove(best_of(path))
-        command = [sys.executable, "-m", "pipeline.repro", "prepare"]
+        command = [sys.executable, "-m", "pipeline", "repro", "prepare"]
         if children.run(command, env=programs.environment()):
             raise UserError(
                 Fault("dvc repro prepare", "the data could not be made ready", "failed", remedy="see above")
@@ -228,7 +229,7 @@ def conclude(study: Study, ended: Sequence[Done], on_test: EvalFigures, path: Pa
     counted = files.read_csv(Path(paths.metrics) / "images.csv")
     images = {split: sum(int(row[split]) for row in counted) for split in ("val", "test")}
     words = trials.verdict(ended, study.present, on_test, images)
-    take_over = f"python -m pipeline.sweep {shlex.quote(str(path))} --apply && make repro"
+    take_over = f"python -m pipeline sweep {shlex.quote(str(path))} --apply && make repro"
     page = Path(paths.reports) / "sweep.html"
     files.write_text(page, sweep_page.written(study.sweep, ended, words, take_over))
     content = {"ranges": files.sha256(path), "trial": best.number, "values": best.values}
@@ -250,7 +251,7 @@ def best_of(path: Path) -> Path:
 def apply(path: Path) -> int:
     """Write the settings of the best trial into params.yaml; 0. Raises UserError if the sweep has not ended yet."""
     ranges.read(path)
-    remedy = f"run the sweep first: python -m pipeline.sweep {path}"
+    remedy = f"run the sweep first: python -m pipeline sweep {path}"
     best = schema.json_of(best_of(path), Best, remedy)
     if best.ranges != files.sha256(path):
         raise UserError(Fault(str(path), "not the file of the sweep that has ended", "differs", remedy=remedy))
@@ -263,17 +264,7 @@ def apply(path: Path) -> int:
     return 0
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m pipeline.sweep", description=__doc__.splitlines()[0])
-    parser.add_argument("file", type=Path, metavar="FILE", help="a file of ranges, such as docs/sweep.yaml")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time (default: 1)")
-    parser.add_argument("--apply", action="store_true", help="take over the best trial of a sweep that has ended")
-    arguments = parser.parse_args()
+def main(arguments: Namespace) -> int:
+    file = Path(arguments.file)
     runner.stop_on_signals("finished trials are kept: run again to go on")
-    return exit_status(
-        "sweep", lambda: apply(arguments.file) if arguments.apply else sweep(arguments.file, arguments.jobs)
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return apply(file) if arguments.apply else sweep(file, arguments.jobs)

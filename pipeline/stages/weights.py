@@ -1,19 +1,19 @@
 """Stage `weights`: pretrained weights for train.model, or a note that none are asked for.
 
-    python -m pipeline.weights       writes into data/weights: <train.model>.safetensors, or none.txt
+    python -m pipeline weights       writes into data/weights: <train.model>.safetensors, or none.txt
 
 It is a stage of its own, so that another model does not bring the images again. A downloaded file is kept, so the stage
 runs again without a network.
 """
 
-import sys
+from argparse import Namespace
 from pathlib import Path
 
-from pipeline import stage
 from pipeline.base import files
 from pipeline.config.model_names import TIMM, weights_file
 from pipeline.config.params import Params
 from pipeline.data import fetch
+from pipeline.stages import frame
 
 
 def run(config: Params) -> None:
@@ -40,9 +40,5 @@ def run(config: Params) -> None:
     print(f"weights: those of {model} in {config.paths.weights}, from {origin}")
 
 
-def main() -> int:
-    return stage.main("weights", run)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(_: Namespace) -> int:
+    return frame.run_stage("weights", run)

@@ -1,6 +1,6 @@
-"""Stage `train`: train a model on the packed images. This is one of the processes that `pipeline.launch` starts.
+"""Stage `train`: train a model on the packed images. This is one of the processes that `pipeline.stages.launch` starts.
 
-    python -m pipeline.launch train       starts run.processes of it, as params.yaml says
+    python -m pipeline train       starts run.processes of it, as params.yaml says
 
 Writes models/{model.safetensors,model.json,config.json}, metrics/train.json and metrics/history.csv: the same bytes for
 the same inputs. A folder in runs/ (training/runs.py) holds the checkpoint from which an interrupted run resumes.
@@ -9,12 +9,12 @@ the same inputs. A folder in runs/ (training/runs.py) holds the checkpoint from 
 import os
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 
 from torch import Tensor
 
-from pipeline import stage
 from pipeline.base.errors import Stopped
 from pipeline.config.params import Params
 from pipeline.engine import agreement, determinism, distributed, loop, rendezvous, stopping
@@ -22,6 +22,7 @@ from pipeline.engine.choices import PARALLELS
 from pipeline.engine.loop import Batch, Totals
 from pipeline.engine.world import World
 from pipeline.loader.batches import train_batches
+from pipeline.stages import frame
 from pipeline.training import monitor, results, schedule
 from pipeline.training.checks import check_losses_finite, explain_torch_errors
 from pipeline.training.job import Job, check_inputs, open_dataset
@@ -127,9 +128,5 @@ def run(config: Params) -> None:
             print(f"train: {results.closing(config, progress)}", file=sys.stderr)
 
 
-def main() -> int:
-    return distributed.run_process(lambda: stage.main("train", run))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(_: Namespace) -> int:
+    return distributed.run_process(lambda: frame.run_stage("train", run))

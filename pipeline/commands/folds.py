@@ -1,8 +1,8 @@
 """Train and test on every fold: a figure over all images, each of a model that was not trained on it.
 
-    python -m pipeline.folds                     5 folds with these params; what `make folds` runs
-    python -m pipeline.folds --folds 10 --seeds 3 --jobs 2
-    python -m pipeline.folds --recipe NAME       repeats results/recipes/NAME.json, and compares every byte
+    python -m pipeline folds                     5 folds with these params; what `make folds` runs
+    python -m pipeline folds --folds 10 --seeds 3 --jobs 2
+    python -m pipeline folds --recipe NAME       repeats results/recipes/NAME.json, and compares every byte
 
 One test split has few images, so its accuracy has a wide interval. Here split.folds is N, and the pipeline runs N times
 with split.fold from 0 to N - 1: each image is a test image once. --seeds K repeats that with K seeds of the training.
@@ -12,16 +12,16 @@ restored from the run cache, and an interrupted training goes on from its checkp
 again. Your folder, with its params.yaml and dvc.lock, stays as it is. Written: metrics/folds/ and reports/folds.html.
 """
 
-import argparse
 import math
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import cache_repair, files, integrity, killed_dvc, locks
-from pipeline.base.errors import Fault, UserError, exit_status
+from pipeline.base import files, locks
+from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import in_words
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
@@ -32,6 +32,7 @@ from pipeline.reruns import answers, record, runner, workcopy
 from pipeline.reruns.record import Record
 from pipeline.reruns.runner import Job, Slot
 from pipeline.reruns.workcopy import WorkCopy
+from pipeline.versioning import cache_repair, integrity, killed_dvc
 
 FOLDER = workcopy.FOLDER / "folds"
 FOLDS = 5
@@ -162,7 +163,7 @@ def judged(recipe: Record, found: Record, name: str) -> int:
     return DIFFERENT
 
 
-def folds(arguments: argparse.Namespace) -> int:
+def folds(arguments: Namespace) -> int:
     """Run the study that the arguments ask for. Returns the exit status."""
     config, path = params.load(), arguments.recipe and record.RECIPES / f"{arguments.recipe}.json"
     recipe = record.read(path) if path else None
@@ -194,18 +195,6 @@ def folds(arguments: argparse.Namespace) -> int:
     return status
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m pipeline.folds", description="Train and test on every fold, and pool the answers."
-    )
-    parser.add_argument("--folds", type=int, metavar="N", help=f"number of folds (default: split.folds, else {FOLDS})")
-    parser.add_argument("--seeds", type=int, metavar="K", help="number of seeds, from train.seed on (default: 1)")
-    parser.add_argument("--jobs", type=int, metavar="J", default=1, help="trainings at the same time (default: 1)")
-    parser.add_argument("--recipe", metavar="NAME", help=f"repeat {record.RECIPES}/NAME.json")
-    arguments = parser.parse_args()
+def main(arguments: Namespace) -> int:
     runner.stop_on_signals("what has ended is kept: run again to go on")
-    return exit_status("folds", lambda: folds(arguments))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return folds(arguments)

@@ -1,20 +1,20 @@
 """Stage `download`: images in class folders below data/images, or a list of images that stay where they are.
 
-    python -m pipeline.download
+    python -m pipeline download
 
 The images are unpacked from an archive, copied from the inbox, listed in a folder, or drawn (`data.source`). The
 SHA-256 of an archive is checked before it is unpacked. An output appears only when it is complete. A downloaded file is
 kept, so the stage runs again without a network.
 """
 
-import sys
+from argparse import Namespace
 from pathlib import Path
 
-from pipeline import stage
 from pipeline.base import files
 from pipeline.base.errors import without_secrets
 from pipeline.config.params import Params
 from pipeline.data import archive, fetch, inbox, originals, synthetic
+from pipeline.stages import frame
 
 
 def run(config: Params) -> None:
@@ -62,9 +62,5 @@ def bring_images(config: Params, images: Path) -> str:
     return "synthetic flowers"
 
 
-def main() -> int:
-    return stage.main("download", run)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def main(_: Namespace) -> int:
+    return frame.run_stage("download", run)

@@ -1,0 +1,1 @@
+"""What DVC and Git keep: dvc.lock, the cache, and what a killed DVC leaves."""
