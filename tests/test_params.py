@@ -65,7 +65,7 @@ def test_a_section_without_a_line_can_be_written() -> None:
     ("text", "lacking"),
     [
         ((PROJECT / "params.yaml").read_text(), ""),
-        ("train:\n  lr: 0.5\n", "paths, data, split, prepare, train.seed, train.deterministic, "),
+        ("train:\n  lr: 0.5\n", "paths, data, split, prepare, train.model, train.weights, "),
         ((PROJECT / "params.yaml").read_text().replace("    count: 600  ", "    # "), "lacks data.synthetic.count; "),
     ],
 )

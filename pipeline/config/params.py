@@ -138,21 +138,15 @@ class Prepare(Section):
 
 
 class Train(Section):
-    seed: Seed = 0
-    deterministic: bool = True
-    arithmetic: Arithmetic = "native"
-    device: Device = "cuda"
-    threads: Threads = 1
-    precision: Precision = "O1"
-    parallel: Parallel = "apex_ddp"
     model: Annotated[str, Field(max_length=100)] = "resnet34"
     weights: Annotated[str, Field(pattern=WEIGHTS, max_length=LONGEST_PATH)] = "none"
     freeze_backbone: bool = False
-    sync_bn: Literal["none", "torch", "apex"] = "none"
-    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
-    compile: bool = False
-    cuda_graphs: bool = False
-    gradient_checkpointing: bool = False
+    loss: Literal["cross_entropy", "focal"] = "cross_entropy"
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    class_weights: Literal["none", "balanced"] = "none"
+    export: Literal["last", "best", "ema"] = "last"
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    seed: Seed = 0
     crop: Side = 224
     crop_from: Annotated[int, Field(ge=0, le=1024)] = 0
     eval_crop: Side = 224
@@ -163,10 +157,7 @@ class Train(Section):
     erasing: Share = 0.0
     mixup: Alpha = 0.0
     cutmix: Alpha = 0.0
-    epochs: Epochs = 30
     batch_size: Batch = 64
-    accumulation_steps: Parts = 1
-    shards: Parts = 8
     optimizer: Literal["sgd", "adam", "adamw", "fused_sgd"] = "sgd"
     lr: Factor = 0.1
     reference_batch: Annotated[int, Field(ge=0, le=2**20)] = 0
@@ -176,17 +167,26 @@ class Train(Section):
     weight_decay: Decay = 0.0005
     decay_norm_and_bias: bool = False
     clip_norm: Norm = 0.0
-    ema_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    epochs: Epochs = 30
     schedule: Literal["constant", "cosine", "step"] = "cosine"
     warmup_epochs: Annotated[float, Field(ge=0, le=100_000)] = 2.0
     final_lr: Share = 0.0
     step_epochs: Epochs = 10
     step_factor: Share = 0.1
     patience: Natural = 0
-    loss: Literal["cross_entropy", "focal"] = "cross_entropy"
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    class_weights: Literal["none", "balanced"] = "none"
-    export: Literal["last", "best", "ema"] = "last"
+    device: Device = "cuda"
+    parallel: Parallel = "apex_ddp"
+    precision: Precision = "O1"
+    sync_bn: Literal["none", "torch", "apex"] = "none"
+    shards: Parts = 8
+    accumulation_steps: Parts = 1
+    deterministic: bool = True
+    arithmetic: Arithmetic = "native"
+    threads: Threads = 1
+    memory_format: Literal["contiguous", "channels_last"] = "contiguous"
+    compile: bool = False
+    cuda_graphs: bool = False
+    gradient_checkpointing: bool = False
 
 
 class Evaluate(Section):
