@@ -75,7 +75,7 @@ def worker(name: str, folder: Path) -> None:
                 pass
 
     if name == OURS:
-        linux.keep_freed_memory()  # as stage.main does
+        linux.keep_freed_memory()  # as a stage does
     work = {OURS: ours, PILLOW: pillow, TORCHVISION: torchvision}[name]
 
     def turn() -> Row:

@@ -67,7 +67,7 @@ def torchrun(command: Sequence[str], run: Run) -> None:
         # it too, and would wait for ever.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
-        # setpriv ends a process whose launcher died before the process asked the kernel for this (`stage.main`).
+        # setpriv ends a process whose launcher died before the process asked the kernel for this (`frame.run_stage`).
         with supervised(lambda: _children(run), run.timeout_seconds) as watch, _meeting(watch, run):
             elastic_launch(config, "setpriv")("--pdeathsig", "TERM", sys.executable, "-m", *command)
     except ChildFailedError as error:

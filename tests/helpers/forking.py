@@ -65,8 +65,9 @@ def receive(connection: socket.socket) -> tuple[Request, dict[int, int]] | None:
 
 def import_libraries() -> list[str]:
     """Import the libraries of all stages, and remove the project's modules again. Returns sys.path of the libraries."""
-    for name in ("launch", "download", "split", "prepare", "weights", "train", "evaluate", "report", "predict"):
-        importlib.import_module(f"pipeline.{name}")
+    for name in ("launch", "download", "split", "prepare", "weights", "train", "evaluate", "report"):
+        importlib.import_module(f"pipeline.stages.{name}")
+    importlib.import_module("pipeline.commands.predict")
     import numba
     import torch._dynamo  # torch imports it at the first step of an optimizer
     import torch.distributed.elastic.agent.server.local_elastic_agent
@@ -175,7 +176,6 @@ def show_environment(environ: Mapping[str, str]) -> None:
 
 def run_python(arguments: list[str]) -> int:
     """Run `python arguments…` in this process; the exit status."""
-    sys.orig_argv = [sys.executable, *arguments]
     try:
         if arguments[0] == "-m":
             sys.argv = ["-m", *arguments[2:]]  # as Python itself does, until it has found the module
