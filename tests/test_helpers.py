@@ -66,7 +66,7 @@ def test_a_forked_process_imports_the_project_from_where_it_is(tmp_path: Path) -
     """It does not use the modules that the server has imported."""
     (tmp_path / "pipeline").mkdir()
     (tmp_path / "pipeline/__init__.py").write_text("")
-    (tmp_path / "pipeline/stages/train.py").write_text("import torch, pipeline; print(pipeline.__file__)")
+    (tmp_path / "pipeline/__main__.py").write_text("import torch, pipeline; print(pipeline.__file__)")
     done = starts.run([sys.executable, "-m", "pipeline", "rank", "train"], cwd=tmp_path, check=True)
     assert done.stdout == f"{tmp_path}/pipeline/__init__.py\n"
 
