@@ -28,10 +28,6 @@ from tests.test_network import operators_of_a_step
 QEMU = shutil.which("qemu-x86_64")
 needs_qemu = pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")
 CPUS = ("Haswell", pytest.param("EPYC-Rome", marks=pytest.mark.slow("as Haswell; make test emulates one CPU")))
-STAGES = (
-    ["download"], ["split"], ["prepare"], ["weights"], ["launch", "train"], ["launch", "evaluate"], ["export"],
-    ["card"], ["report"],
-)  # fmt: skip
 ATTEMPTS = 10  # QEMU 7.2 crashes now and then when a program has several threads
 OUTPUTS = ("data/split.csv", "models", "metrics", "reports")
 MOVES = {
@@ -78,8 +74,8 @@ def run(folder: Path, *command: str, **variables: str) -> str:
     return done.stdout
 
 
-def emulated(folder: Path, cpu: str, *stage: str, without: str = "") -> str:
-    """Run a command of the pipeline on an emulated CPU; its standard output.
+def emulated(folder: Path, cpu: str, *command: str, without: str = "") -> str:
+    """Run a command of the program on an emulated CPU; its standard output.
 
     A launcher starts its processes with setpriv: here that starts the emulator.
     """
@@ -88,8 +84,8 @@ def emulated(folder: Path, cpu: str, *stage: str, without: str = "") -> str:
     emulator = f'#!/bin/sh\nshift 2\n{f"unset {without}" if without else ""}\nexec {QEMU} -cpu {cpu} "$@"\n'
     (programs / "setpriv").write_text(emulator)
     (programs / "setpriv").chmod(0o755)
-    python = [sys.executable] if stage[0] == "launch" else [str(QEMU), "-cpu", cpu, sys.executable]
-    return run(folder, *python, "-m", f"pipeline.{stage[0]}", *stage[1:], PATH=f"{programs}:{os.environ['PATH']}")
+    python = [sys.executable] if command[0] in ("train", "evaluate") else [str(QEMU), "-cpu", cpu, sys.executable]
+    return run(folder, *python, "-m", "pipeline", *command, PATH=f"{programs}:{os.environ['PATH']}")
 
 
 def outputs(folder: Path) -> dict[str, str]:
@@ -102,8 +98,8 @@ def outputs(folder: Path) -> dict[str, str]:
 def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The whole pipeline on this machine's CPU."""
     folder = project(tmp_path_factory.mktemp("portable") / "native")
-    for stage in STAGES:
-        run(folder, sys.executable, "-m", f"pipeline.{stage[0]}", *stage[1:])
+    for stage in workspace.STAGES:
+        run(folder, sys.executable, "-m", "pipeline", stage)
     return folder
 
 
@@ -115,8 +111,8 @@ def test_an_emulated_cpu_writes_the_same_bytes(native: Path, tmp_path: Path, cpu
     So are the probabilities that predict prints.
     """
     folder = project(tmp_path / "emulated")
-    for stage in STAGES:
-        emulated(folder, cpu, *stage)
+    for stage in workspace.STAGES:
+        emulated(folder, cpu, stage)
     entries = [name for stage in workspace.STAGES for name in workspace.declared(stage)]
     assert len(outputs(native)) == len(entries) - 3  # the images, the packed images and the weights are folders
     assert outputs(folder) == outputs(native)
@@ -131,7 +127,7 @@ def test_without_the_variable_of_mkl_the_bytes_differ(native: Path, tmp_path: Pa
     """So the emulator shows what a real CPU of another kind would show."""
     folder = tmp_path / "emulated"
     shutil.copytree(native, folder, symlinks=True, ignore=shutil.ignore_patterns("models", "metrics", "runs"))
-    emulated(folder, "Haswell", "launch", "train", without="MKL_CBWR")
+    emulated(folder, "Haswell", "train", without="MKL_CBWR")
     expected, found = outputs(native), outputs(folder)
     assert found["models/model.json"] == expected["models/model.json"]
     assert found["models/model.safetensors"] != expected["models/model.safetensors"]

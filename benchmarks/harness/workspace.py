@@ -97,7 +97,7 @@ def create_prepared(folder: Path, *params: Changes) -> None:
 def prepare(folder: Path) -> None:
     """Run the stages before training."""
     for stage in STAGES[: STAGES.index("train")]:
-        run_checked(folder, sys.executable, "-m", f"pipeline.{stage}")
+        run_checked(folder, sys.executable, "-m", "pipeline", stage)
 
 
 def events(folder: Path) -> list[tuple[str, int, float]]:

@@ -148,7 +148,7 @@ def main() -> int:
         if report.missing([PREPARE, *(f"{name} {side}" for name in names for side in preset.sides)]):
             workspace.create(base / "copy", workspace.ONE_PROCESS, training(preset), photos.params)
             for stage in ("download", "split"):
-                workspace.run_checked(base / "copy", sys.executable, "-m", f"pipeline.{stage}")
+                workspace.run_checked(base / "copy", sys.executable, "-m", "pipeline", stage)
             report.add(PREPARE, prepared(base / "copy"))
             race(names, base / "copy", preset, report)
         rows = report.rows

@@ -96,7 +96,7 @@ def main() -> int:
         report = Report("prepare", options, **photos.facts, packed_size=preset.packed_size)
         workspace.create(base / "copy", workspace.ONE_PROCESS, photos.params, {"prepare": {"size": preset.packed_size}})
         for stage in ("download", "split"):
-            workspace.run_checked(base / "copy", sys.executable, "-m", f"pipeline.{stage}")
+            workspace.run_checked(base / "copy", sys.executable, "-m", "pipeline", stage)
         turns: dict[str, list[Row]] = {name: [] for name in CONTENDERS}
         with ExitStack() as stack:
             workers = {
