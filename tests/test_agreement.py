@@ -85,7 +85,7 @@ def both(*facts: Facts) -> list[tuple[Fault, ...]]:
 
     def be(rank: int) -> None:
         try:
-            with agreement.agreed(store, World(rank, rank, 2, torch.device("cpu"))) as own_facts:
+            with agreement.compare_facts(store, World(rank, rank, 2, torch.device("cpu"))) as own_facts:
                 own_facts.update(facts[rank])
         except UserError as error:
             refusals[rank] = error.faults
@@ -176,7 +176,7 @@ def test_a_variable_that_reaches_the_arithmetic_is_refused_or_compared(
     Without deterministic mode it is compared too."""
     for variable in {**VARIABLES, **QUIET}:
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(environment, "at_start", lambda: os.environ)  # as if this process began here
+    monkeypatch.setattr(environment, "initial_variables", lambda: os.environ)  # as if this process began here
     world = World(0, 0, 1, torch.device("cpu"))
     before = provenance.hardware(world, 1, "native")
     monkeypatch.setenv(name, VARIABLES[name])

@@ -211,9 +211,9 @@ def test_the_average_follows_statistics_that_get_new_storage() -> None:
     """Apex's SyncBatchNorm gives its running mean new storage at every step (`mean.data = …`)."""
     norm = nn.BatchNorm2d(2)
     assert norm.running_mean is not None
-    ema = Ema.of(norm, 0.5)
+    ema = Ema.create(norm, 0.5)
     norm.running_mean.data = torch.ones(2)
     with torch.no_grad():
         ema.update()
-        with ema.applied():
+        with ema.swap():
             assert norm.running_mean.tolist() == [0.5, 0.5]

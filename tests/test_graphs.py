@@ -51,7 +51,7 @@ def learner_of(model: str, precision: str, frozen: bool = False) -> Learner:
         network.freeze_backbone(net)
     groups = network.parameter_groups(net, 1e-3, False)
     optimizer = OPTIMIZERS["sgd"](groups, 0.01, 0.9, True)
-    return Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS[precision]("cpu"), Ema.of(net, 0.9), 0.1)
+    return Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS[precision]("cpu"), Ema.create(net, 0.9), 0.1)
 
 
 def everything(learner: Learner, totals: Totals, stream: Iterator[Batch], parallel: str, parts: int) -> list[Tensor]:
@@ -59,7 +59,7 @@ def everything(learner: Learner, totals: Totals, stream: Iterator[Batch], parall
     parallel_model = PARALLELS[parallel](learner.model, ALONE, True, parts)
     for batch in loop.train(learner, parallel_model, stream, [0.01] * 10, totals):
         if batch.step == 1:
-            with learner.ema.applied():
+            with learner.ema.swap():
                 list(loop.logits(learner.model, [batch.images], learner.precision))
     scale = torch.tensor(learner.precision.state_dict(learner.optimizer).get("scale", 1.0))
     momenta = [state["momentum_buffer"] for state in learner.optimizer.state.values()]
@@ -140,7 +140,7 @@ class Shared(nn.Module):
 def plain_learner(net: nn.Module, clip_norm: float) -> Learner:
     groups = [{"params": list(net.parameters()), "scale": 1.0, "weight_decay": 0.0}]
     optimizer = OPTIMIZERS["sgd"](groups, 0.1, 0.9, True)
-    return Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS["fp32"]("cpu"), Ema.of(net, 0), clip_norm)
+    return Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS["fp32"]("cpu"), Ema.create(net, 0), clip_norm)
 
 
 def vectors(count: int) -> Iterator[Batch]:

@@ -265,4 +265,4 @@ def test_a_container_that_forbids_to_watch_a_process_is_refused(monkeypatch: pyt
 
     monkeypatch.setattr(os, "pidfd_open", forbidden)
     with refuses(("pidfd_open", "machine")):
-        stopping._watchable(1)
+        stopping._open_pidfd(1)

@@ -76,7 +76,7 @@ def architectures() -> list[str]:
 @pytest.mark.parametrize("architecture", architectures())
 def test_the_kernels_compile_for_every_gpu_of_the_image(architecture: str) -> None:
     """NVRTC, which torch brings, makes machine code of both kernels. It needs no GPU and no compiler."""
-    code = kernels.compiled(SOURCE, architecture)
+    code = kernels.compile_source(SOURCE, architecture)
     assert code.startswith(b"\x7fELF")
     assert b"weigh" in code
     assert b"cut" in code
@@ -89,7 +89,7 @@ def test_the_driver_gets_the_kernel_and_its_arguments(emulated: Emulator, monkey
     loaded, started = [], []
 
     def load(code: bytes) -> tuple[int, str]:
-        assert code == kernels.compiled(SOURCE, "sm_90")
+        assert code == kernels.compile_source(SOURCE, "sm_90")
         return 0, "module"
 
     def find(module: str, name: bytes) -> tuple[int, str]:
@@ -117,7 +117,7 @@ def test_the_driver_gets_the_kernel_and_its_arguments(emulated: Emulator, monkey
         for _ in range(2):
             assert torch.equal(resample.by_kernels(images, crops, *NORMALIZED, torch.contiguous_format), expected)
     finally:
-        kernels._loaded.cache_clear()
+        kernels._kernel.cache_clear()
         kernels._module.cache_clear()
     assert loaded == [("module", b"weigh"), ("module", b"cut")]
     assert started == [(1, 1, kernels.THREADS, 1, 1, 0, 7, 0)] * 4
@@ -130,7 +130,7 @@ def test_what_fails_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> No
         ('extern "C" __global__ void f() { x = 1; }', "sm_90", 'identifier "x"'),
     ):
         with refuses(("train.device", "machine")) as error:
-            kernels.compiled(source, architecture)
+            kernels.compile_source(source, architecture)
         assert reason in error.value.faults[0].reason
 
     def missing() -> None:
@@ -140,9 +140,9 @@ def test_what_fails_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(driver, "cuModuleLoadData", lambda image: missing())
     with refuses(("train.device", "machine")) as error:
-        kernels._called("cuModuleLoadData", b"")
+        kernels._call("cuModuleLoadData", b"")
     assert "libcuda.so.1" in error.value.faults[0].reason
     monkeypatch.setattr(driver, "cuModuleLoadData", lambda image: (driver.CUresult.CUDA_ERROR_INVALID_IMAGE,))
     with refuses(("train.device", "machine")) as error:
-        kernels._called("cuModuleLoadData", b"")
+        kernels._call("cuModuleLoadData", b"")
     assert "CUDA_ERROR_INVALID_IMAGE" in error.value.faults[0].reason

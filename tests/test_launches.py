@@ -85,7 +85,7 @@ def launches_of_a_step(model: str, parallel: str, memory_format: str, graphs: bo
     microbatches = {"single": 1, "elastic": 8}[parallel]
     gradients = Graphs(partial(RehearsedGraph, net)) if graphs else loop.eager
     precision = PRECISIONS["fp32"]("cpu")
-    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, precision, Ema.of(net, 0.0), 0.0, gradients)
+    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, precision, Ema.create(net, 0.0), 0.0, gradients)
     images, labels = torch.randn(16, 3, 32, 32).contiguous(memory_format=layout), torch.zeros(16, dtype=torch.int64)
     parallel_model = PARALLELS[parallel](net, ALONE, True, microbatches)
     stream = (Batch(step, images, labels, labels, 0) for step in range(3))

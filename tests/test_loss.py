@@ -136,7 +136,7 @@ def test_an_image_that_is_recognized_counts_little_with_the_focal_loss() -> None
 def test_the_weighted_loss_is_computed_in_fp32_under_autocast(dtype: torch.dtype, loss: str) -> None:
     """Logits may be of half precision; the loss is not."""
     of_training, logits = made(loss), some_logits().to(dtype)
-    with Native.of("cpu", dtype).autocast():
+    with Native.create("cpu", dtype).autocast():
         found = of_training(logits, LABELS)
     assert found.dtype == torch.float32
     assert float(found) == pytest.approx(formula(loss, logits, LABELS), rel=1e-6)

@@ -225,7 +225,7 @@ def test_every_world_size_sees_the_same_batches(runs: dict[str, Path]) -> None:
     for number, (size, total) in enumerate(((1, 1), (2, 2), (3, 3), (4, 4), (3, 6), (4, 6))):  # processes, microbatches
         dataset = datasets[number % 3]
         worlds = [World(rank, 0, size, ALONE.device) for rank in range(size)]
-        ranks = [list(train_batches(dataset, settings, Share.of(world, total), 0)) for world in worlds]
+        ranks = [list(train_batches(dataset, settings, Share.of_process(world, total), 0)) for world in worlds]
         merged[size, total] = [
             (step[0].step, *(torch.cat(shares) for shares in zip(*((b.images, b.targets) for b in step), strict=True)))
             for step in zip(*ranks, strict=True)

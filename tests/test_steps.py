@@ -35,7 +35,7 @@ def weights_after_each_step(
     net, precision = small_model(), PRECISIONS[precision_name]("cpu")
     groups = network.parameter_groups(net, 0.0, False)
     optimizer = OPTIMIZERS["sgd"](groups, 1.0, 0.0, False)
-    ema = Ema.of(net, ema_decay)
+    ema = Ema.create(net, ema_decay)
     learner = Learner(net, nn.CrossEntropyLoss(), optimizer, precision, ema, clip_norm)
     parallel_model = PARALLELS["single"](net, ALONE, True, 1)
     steps = loop.train(learner, parallel_model, some_batches(len(rates)), rates, Totals.zero(ALONE.device, 1))
@@ -112,7 +112,7 @@ def test_the_next_batch_is_made_before_the_weights_change() -> None:
     """
     net, made_with, after = small_model(), list[Tensor](), list[Tensor]()
     optimizer = OPTIMIZERS["sgd"](network.parameter_groups(net, 0.0, False), 1.0, 0.0, False)
-    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS["fp32"]("cpu"), Ema.of(net, 0.0), 0.0)
+    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS["fp32"]("cpu"), Ema.create(net, 0.0), 0.0)
 
     def stream() -> Iterator[Batch]:
         for batch in some_batches(3):
@@ -120,7 +120,7 @@ def test_the_next_batch_is_made_before_the_weights_change() -> None:
             yield batch
         raise ValueError("the fourth")
 
-    batches, totals = loop.Ahead(stream()), Totals.zero(ALONE.device, 1)
+    batches, totals = loop.Lookahead(stream()), Totals.zero(ALONE.device, 1)
     model, rates = PARALLELS["single"](net, ALONE, True, 1), [0.1] * 4
     with pytest.raises(ValueError, match="the fourth"):
         after += (as_vector(net) for _ in loop.train(learner, model, batches, rates, totals, batches.begin))

@@ -18,7 +18,7 @@ from pipeline.config import params
 from pipeline.engine import launchers
 from pipeline.engine import watchdog as frozen_processes
 from pipeline.engine.distributed import ENDED_NOTE, FAILED, run_process
-from pipeline.engine.watchdog import Silence, Watch, ended, stopped
+from pipeline.engine.watchdog import Inactivity, Watch, has_ended, is_stopped
 from tests.conftest import on_cpu
 from tests.faults import frozen
 from tests.helpers.nodes import nodes
@@ -66,13 +66,13 @@ def test_the_process_that_ended_first_is_named(tmp_path: Path) -> None:
     wait_for_epoch(launcher, folder)
     pids = [launcher.pid, *(rank.pid for rank in rank_processes(launcher))]
     launcher.send_signal(signal.SIGTSTP)
-    wait_for(lambda: all(stopped(pid) for pid in pids), "not all are stopped")
+    wait_for(lambda: all(is_stopped(pid) for pid in pids), "not all are stopped")
     launcher.send_signal(signal.SIGCONT)
-    wait_for(lambda: not any(stopped(pid) for pid in pids), "not all go on")
+    wait_for(lambda: not any(is_stopped(pid) for pid in pids), "not all go on")
     _, killed = rank_processes(launcher)
     launcher.send_signal(signal.SIGSTOP)
     killed.kill()
-    wait_for(lambda: all(ended(pid) for pid in pids[1:]), "process 0 has not left")
+    wait_for(lambda: all(has_ended(pid) for pid in pids[1:]), "process 0 has not left")
     launcher.send_signal(signal.SIGCONT)
     assert launcher.wait(600) == 1
     assert re.search("train: process 1 of 2: .*SIGKILL", messages(folder))
@@ -144,19 +144,19 @@ def test_who_works_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     started = [subprocess.Popen(command) for command in commands]
     try:
         wait_for(lambda: psutil.Process(started[2].pid).children(), "no child")
-        silences = [Silence(process.pid) for process in started]
+        inactivities = [Inactivity(process.pid) for process in started]
         most = [0, 0, 0]
         while most[0] < 4:
             time.sleep(1)
-            for number, silence in enumerate(silences):
-                silence.look_at_work()
-                most[number] = max(most[number], silence.idle)
+            for number, inactivity in enumerate(inactivities):
+                inactivity.check_activity()
+                most[number] = max(most[number], inactivity.idle_checks)
         assert max(most[1:]) < 3, most
         monkeypatch.setattr(frozen_processes, "MARGIN_SECONDS", 1)
         watch = Watch(lambda: {"a": started[0].pid}, 1)
         assert started[0].wait() == -signal.SIGKILL
         watch.close()
-        assert watch.named["a"].key == f"a (pid {started[0].pid})"
+        assert watch.faults["a"].key == f"a (pid {started[0].pid})"
     finally:
         for process in started:
             for child in psutil.Process(process.pid).children() if process.poll() is None else []:

@@ -112,7 +112,7 @@ def steps_of(name: str, world: World, batch: int, side: int, precision_name: str
     rows = parallel_model.share.take(torch.arange(batch).numpy())
     images = torch.randn(len(rows), 3, side, side, device=world.device)
     labels = torch.zeros(len(rows), dtype=torch.int64, device=world.device)
-    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, precision, Ema.of(net, 0.0), 0.0)
+    learner = Learner(net, nn.CrossEntropyLoss(), optimizer, precision, Ema.create(net, 0.0), 0.0)
     endless = itertools.repeat(Batch(0, images, labels, labels, 0))
     for _ in loop.train(learner, parallel_model, endless, [1e-3], Totals.zero(world.device, microbatches)):
         yield
@@ -170,7 +170,7 @@ def cost() -> Iterator[dict[str, Any]]:
 
 
 def accuracy(archive: str, sha256: str) -> Iterator[dict[str, Any]]:
-    """A row for every seed: validation and test accuracy of both, trained on the same photos and draws."""
+    """A row for every seed: validation and test accuracy of both, modules on the same photos and draws."""
     base = {**PHOTOS, "data": {"url": archive, "sha256": sha256}}
     with tempfile.TemporaryDirectory(prefix="elastic-") as temporary:
         folder = Path(temporary) / "copy"

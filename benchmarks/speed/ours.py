@@ -56,7 +56,7 @@ class Ready:
     def batches(self) -> Iterator[Batch]:
         """The batches of the training, without end: after the last one the first again."""
         while True:
-            yield from train_batches(self.dataset, self.config.train, Share.of(self.world, 1), 0)
+            yield from train_batches(self.dataset, self.config.train, Share.of_process(self.world, 1), 0)
 
 
 def noise(images: int, side: int, classes: int) -> Packed:
@@ -113,7 +113,7 @@ class Trainer:
     def steps(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Take one step per batch. After the last step of the params the first one follows."""
         count = len(self.learning_rates)
-        repeated = loop.Ahead(replace(batch, step=batch.step % count) for batch in batches)
+        repeated = loop.Lookahead(replace(batch, step=batch.step % count) for batch in batches)
         rates, begin = self.learning_rates, repeated.begin
         return loop.train(self.learner, self.parallel_model, repeated, rates, self.totals, begin)
 

@@ -1,6 +1,6 @@
 """Before the first exchange, all processes compare the facts that decide the bytes, or that hang a run if they differ.
 
-They use the store through which they meet. It works without the same device and the same versions of libraries.
+They use the store of the rendezvous. It works without the same device and the same versions of libraries.
 """
 
 import json
@@ -16,7 +16,7 @@ from pipeline.engine.world import World
 
 Facts = dict[str, dict[str, Any]]  # remedy → name of a fact → its value, of JSON types
 NOT_SET = "not set"
-MOST = 10  # differences that a message names; it counts the rest
+MAX_FAULTS = 10  # differences that a message names; of the others it has the number
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -26,16 +26,16 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tupl
 
 
 def as_text(facts: Mapping[str, Any], name: str) -> str:
-    """A value as a message shows it."""
+    """A value as the text for a message."""
     return repr(facts[name]) if name in facts else NOT_SET
 
 
 @contextmanager
-def agreed(store: Store, world: World) -> Iterator[Facts]:
+def compare_facts(store: Store, world: World) -> Iterator[Facts]:
     """In the block, a process fills in its Facts. At the end of the block, all processes compare them.
 
     Raises UserError in every process: for an error in the block of one of them, or with the names that differ. So no
-    process waits for one that cannot begin.
+    process waits for one that cannot start.
     """
     facts: Facts = {}
 
@@ -46,7 +46,7 @@ def agreed(store: Store, world: World) -> Iterator[Facts]:
 
     try:
         yield facts
-    except Exception as error:  # not for an interrupt: a process that is interrupted waits for no other
+    except Exception as error:  # not for an interrupt: an interrupted process waits for no other
         exchange(describe_system_error(error) or str(error))
         raise
     messages = exchange("")
@@ -56,14 +56,14 @@ def agreed(store: Store, world: World) -> Iterator[Facts]:
             value, remedy = "cannot begin, so none does", "then start all again"
             raise UserError(Fault(process, value, "failed", message["fault"], remedy=remedy))
     for rank, message in enumerate(messages):
-        if faults := _against(messages[0], rank, message, world.size):
-            if more := len(faults[MOST:]):
+        if faults := _faults_from_process_0(messages[0], rank, message, world.size):
+            if more := len(faults[MAX_FAULTS:]):
                 process, value = f"process {rank} of {world.size}", f"{more} more differences from process 0"
-                faults[MOST:] = [Fault(process, value, "differs", remedy="correct the first ones")]
+                faults[MAX_FAULTS:] = [Fault(process, value, "differs", remedy="correct the first ones")]
             raise UserError(*faults)
 
 
-def _against(first: dict[str, Any], rank: int, other: dict[str, Any], size: int) -> list[Fault]:
+def _faults_from_process_0(first: dict[str, Any], rank: int, other: dict[str, Any], size: int) -> list[Fault]:
     """The differences between a process and process 0, one for each fact."""
     where, process_0 = f"in process {rank} of {size} (on {other['host']})", f"process 0 (on {first['host']})"
     return [

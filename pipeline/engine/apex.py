@@ -18,14 +18,14 @@ from pipeline.engine.precision import allow_tf32, clip
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _ignore_warnings() -> Iterator[None]:
     """Silence Apex's warnings: at every use, that it is deprecated (see docs/apex.md), and about its old syntax."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-with _quiet():
+with _ignore_warnings():
     from apex import amp
     from apex.amp._amp_state import _amp_state
 
@@ -38,7 +38,7 @@ class Amp:
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         allow_tf32(False)  # as for fp32 and fp16
-        with _quiet():
+        with _ignore_warnings():
             prepared: tuple[nn.Module, Optimizer] = amp.initialize(model, optimizer, opt_level=self.level, verbosity=0)
         return prepared
 
@@ -52,18 +52,18 @@ class Amp:
         if handle is None:
             yield
             return
-        was, handle._is_active = handle._is_active, False
+        is_active, handle._is_active = handle._is_active, False
         try:
             yield
         finally:
-            handle._is_active = was
+            handle._is_active = is_active
 
     def backward(self, loss: Tensor, optimizer: Optimizer) -> None:
         # `step` unscales once. Unscaling after every microbatch would move its gradients into a stash. torch's DDP
         # exchanges gradients only with the last microbatch, and would never see them. The stash must exist first.
         optimizer._amp_lazy_init()  # type: ignore[attr-defined]
-        with amp.scale_loss(loss, optimizer, delay_unscale=True) as scaled:
-            scaled.backward()
+        with amp.scale_loss(loss, optimizer, delay_unscale=True) as scaled_loss:
+            scaled_loss.backward()
 
     def step(self, optimizer: Optimizer, clip_norm: float) -> None:
         with amp.scale_loss(torch.zeros(()), optimizer):
@@ -101,7 +101,7 @@ def ddp(model: nn.Module, deterministic: bool) -> nn.Module:
     """
     from apex.parallel import DistributedDataParallel
 
-    with _quiet():
+    with _ignore_warnings():
         wrapped: nn.Module = DistributedDataParallel(model, delay_allreduce=deterministic)
     return wrapped
 
@@ -110,7 +110,7 @@ def sync_bn(model: nn.Module) -> nn.Module:
     """The model with apex.parallel.SyncBatchNorm in place of BatchNorm."""
     from apex.parallel import convert_syncbn_model
 
-    with _quiet():
+    with _ignore_warnings():
         converted: nn.Module = convert_syncbn_model(model)
     return converted
 

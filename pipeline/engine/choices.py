@@ -1,4 +1,4 @@
-"""The tables from a name in params.yaml to what it chooses: precision, parallel wrapper, optimizer, loss and others.
+"""The tables from a name in params.yaml to its function: precision, parallel wrapper, optimizer, loss and others.
 
 Apex is imported when one of its entries is called, not before: it is not installed everywhere.
 """
@@ -30,10 +30,10 @@ def _apex() -> ModuleType:
 
 # name → (device type) → precision
 PRECISIONS: dict[str, Callable[[str], Precision]] = {
-    "fp32": Native.of,
-    "tf32": lambda device_type: Native.of(device_type, tf32=True),
-    "bf16": lambda device_type: Native.of(device_type, torch.bfloat16),
-    "fp16": lambda device_type: Native.of(device_type, torch.float16),
+    "fp32": Native.create,
+    "tf32": lambda device_type: Native.create(device_type, tf32=True),
+    "bf16": lambda device_type: Native.create(device_type, torch.bfloat16),
+    "fp16": lambda device_type: Native.create(device_type, torch.float16),
     "O0": lambda device_type: _apex().Amp("O0"),
     "O1": lambda device_type: _apex().Amp("O1"),
     "O2": lambda device_type: _apex().Amp("O2"),
@@ -42,7 +42,7 @@ PRECISIONS: dict[str, Callable[[str], Precision]] = {
 
 
 def _apex_ddp(model: nn.Module, world: World, deterministic: bool, microbatches: int) -> ParallelModel:
-    return parallel.accumulating(_apex().ddp(model, deterministic), world, microbatches)
+    return parallel.accumulating_model(_apex().ddp(model, deterministic), world, microbatches)
 
 
 # name → (model, world, deterministic, microbatches of a global batch) → ParallelModel
@@ -54,7 +54,7 @@ PARALLELS: dict[str, Callable[[nn.Module, World, bool, int], ParallelModel]] = {
     "elastic": parallel.elastic,
 }
 
-# name → (model) → the model with BatchNorm over the images of all processes, instead of each process's own
+# name → (model) → the model with BatchNorm over the images of all processes, instead of those of each process
 SYNC_BNS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "none": lambda model: model,
     "torch": nn.SyncBatchNorm.convert_sync_batchnorm,
@@ -62,8 +62,8 @@ SYNC_BNS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
-def _fused(groups: Groups) -> bool | None:
-    """Whether Adam is one operator per parameter: on the CPU; elsewhere torch chooses.
+def _fused_option(groups: Groups) -> bool | None:
+    """The option `fused` of Adam, one operator per parameter: true on the CPU; on a GPU torch decides.
 
     The other forms use torch.sqrt, whose last bit depends on the kind of CPU.
     """
@@ -73,8 +73,8 @@ def _fused(groups: Groups) -> bool | None:
 # name → (parameter groups, lr, momentum, nesterov) → optimizer. The schedule sets the lr of every step.
 OPTIMIZERS: dict[str, Callable[[Groups, float, float, bool], Optimizer]] = {
     "sgd": lambda groups, lr, momentum, nesterov: SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov),
-    "adam": lambda groups, lr, momentum, nesterov: Adam(groups, lr=lr, fused=_fused(groups)),
-    "adamw": lambda groups, lr, momentum, nesterov: AdamW(groups, lr=lr, fused=_fused(groups)),
+    "adam": lambda groups, lr, momentum, nesterov: Adam(groups, lr=lr, fused=_fused_option(groups)),
+    "adamw": lambda groups, lr, momentum, nesterov: AdamW(groups, lr=lr, fused=_fused_option(groups)),
     "fused_sgd": lambda groups, lr, momentum, nesterov: _apex().fused_sgd(groups, lr, momentum, nesterov),
 }
 
@@ -84,7 +84,7 @@ GRADIENTS: dict[bool, Callable[[], Callable[[Learner, ParallelModel, Tensor, Ten
     True: Graphs,
 }
 
-# name → (logits float32 [n, classes]) → the loss [n, classes] of each image, for each class that could be its own
+# name → (logits float32 [n, classes]) → the loss [n, classes] of each image, for each class that could be its label
 LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "cross_entropy": loss.cross_entropies,
     "focal": loss.focal_losses,

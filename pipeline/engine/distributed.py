@@ -1,6 +1,6 @@
-"""The process group, its collectives, and how a process leaves it.
+"""The process group, its collectives, and the exit of a process.
 
-A process that no launcher started has no process group: the collectives then return at once.
+A process without a launcher has no process group: the collectives then return at once.
 """
 
 import os
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from pipeline.engine import rendezvous
 from pipeline.engine.rendezvous import Store
-from pipeline.engine.world import World, launched
+from pipeline.engine.world import World, has_launcher
 
 T = TypeVar("T")
-ENDED_NOTE = "PERENNIAL_ENDED_NOTE"  # names the launcher's file for the rank of the process that ended first
-FAILED = "-failed"  # added to that name: a file that says only that a process failed by itself
-PEER_DIED = 76  # exit status of a process that leaves because another one died
+ENDED_NOTE = "PERENNIAL_ENDED_NOTE"  # variable: the path of the file with the rank of the process that ended first
+FAILED = "-failed"  # suffix of that path: an empty file, after a process has failed by itself
+PEER_DIED = 76  # exit status of a process that exits because another one died
 
 
 @contextmanager
@@ -38,11 +38,11 @@ def join(world: World, timeout_seconds: int) -> Iterator[Store]:
 def process_group(world: World, timeout_seconds: int, launcher_store: Store) -> Iterator[Store]:
     """In the block the processes can exchange tensors. No wait for another process lasts longer than the timeout.
 
-    Yields a store of small values that all processes see. Rank 0 keeps it, so it survives a launcher that was killed.
+    Yields a store of small values that all processes see. Rank 0 hosts it, so it survives the end of the launcher.
     """
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
-    if not launched(os.environ):
+    if not has_launcher(os.environ):
         yield launcher_store
         return
     timeout = timedelta(seconds=timeout_seconds)
@@ -55,7 +55,7 @@ def process_group(world: World, timeout_seconds: int, launcher_store: Store) -> 
         timeout=timeout,
         device_id=world.device if world.device.type == "cuda" else None,
     )
-    failed = False
+    has_failed = False
     try:
         if world.is_main:
             store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
@@ -69,20 +69,21 @@ def process_group(world: World, timeout_seconds: int, launcher_store: Store) -> 
         except RuntimeError:
             exit_because("another process ended", world, -1)
     except BaseException as error:
-        failed = True
-        # The error's frames hold the wrapped model, which holds the group. Freed after the group, it can hang.
+        has_failed = True
+        # The error's frames reference the wrapped model, which references the group. The model must be freed first:
+        # otherwise the end of the process can hang.
         traceback.clear_frames(error.__traceback__)
         raise
     finally:
-        # After an error, NCCL would wait for ever for unfinished exchanges: `run_process` ends the process instead.
-        if not (failed and world.device.type == "cuda"):
+        # After an error, NCCL would wait for unfinished exchanges without end: `run_process` ends the process instead.
+        if not (has_failed and world.device.type == "cuda"):
             dist.destroy_process_group()
 
 
 def run_process(work: Callable[[], int]) -> int:
     """The exit status of `work`. If `work` failed inside `process_group`, the process ends here at once.
 
-    A failure is noted for the launcher, which may not see this process's end: see launchers.slurm.
+    A failure leaves a file for the launcher, which may not see this process's end: see launchers.slurm.
     """
     status = 1
     try:
@@ -103,12 +104,12 @@ def run_process(work: Callable[[], int]) -> int:
     return status
 
 
-def exit_because(why: str, world: World, rank: int) -> NoReturn:
+def exit_because(reason: str, world: World, rank: int) -> NoReturn:
     """End this process at once because process `rank` (-1: unknown) has ended or is silent.
 
     The first process on this machine that leaves tells the launcher the rank. The order of exits does not show it.
     """
-    os.write(2, f"{why}; process {world.rank} leaves too\n".encode())
+    os.write(2, f"{reason}; process {world.rank} leaves too\n".encode())
     if note := os.environ.get(ENDED_NOTE):
         with suppress(OSError), Path(note).open("x") as file:
             file.write(str(rank))
@@ -142,8 +143,8 @@ def gather_in_order(tensors: list[Tensor], indices: list[int], count: int) -> li
     Bytes are moved and nothing is added, so the result is the same for every number of processes.
     """
     by_index = dict(zip(indices, [tensor.to("cpu") for tensor in tensors], strict=True))
-    for received in all_gather_object(by_index):
-        by_index |= received
+    for tensors_of_process in all_gather_object(by_index):
+        by_index |= tensors_of_process
     return [by_index[index] for index in range(count)]
 
 
@@ -172,14 +173,14 @@ def all_gather_object(value: T) -> list[T]:
     return values
 
 
-def all_to_all(sent: Tensor, sent_counts: list[int], received_counts: list[int]) -> Callable[[], Tensor]:
-    """Start to send every process its slice of the vector `sent`. Returns a function that waits for the result.
+def all_to_all(vector: Tensor, send_counts: list[int], receive_counts: list[int]) -> Callable[[], Tensor]:
+    """Start to send every process its slice of `vector`. Returns a function that waits for the result.
 
-    The counts are the lengths of the slices, by rank. The result is the received slices, by rank. Nothing is added.
+    The counts are the lengths of the slices, by rank. The result has the slices of all processes, by rank.
     """
-    received = sent.new_empty(sum(received_counts))
-    work = dist.all_to_all_single(received, sent, received_counts, sent_counts, async_op=True)
-    return lambda: _wait(work, received)
+    result = vector.new_empty(sum(receive_counts))
+    work = dist.all_to_all_single(result, vector, receive_counts, send_counts, async_op=True)
+    return lambda: _wait(work, result)
 
 
 def all_gather(vector: Tensor) -> Callable[[], Tensor]:
@@ -187,9 +188,9 @@ def all_gather(vector: Tensor) -> Callable[[], Tensor]:
 
     All vectors have the same length.
     """
-    gathered = vector.new_empty(len(vector) * dist.get_world_size())
-    work = dist.all_gather_into_tensor(gathered, vector, async_op=True)
-    return lambda: _wait(work, gathered)
+    result = vector.new_empty(len(vector) * dist.get_world_size())
+    work = dist.all_gather_into_tensor(result, vector, async_op=True)
+    return lambda: _wait(work, result)
 
 
 def _wait(work: dist.Work, result: Tensor) -> Tensor:

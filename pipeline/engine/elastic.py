@@ -43,12 +43,12 @@ class Subtree:
     total: Tensor
 
 
-def grow(trees: list[Subtree], new: Subtree) -> None:
+def grow(trees: list[Subtree], right: Subtree) -> None:
     """Append a subtree on the right. Two siblings become their parent, left + right."""
-    while trees and trees[-1].size == new.size and new.first % (2 * new.size) == new.size:
+    while trees and trees[-1].size == right.size and right.first % (2 * right.size) == right.size:
         left = trees.pop()
-        new = Subtree(left.first, 2 * new.size, left.total.add_(new.total))
-    trees.append(new)
+        right = Subtree(left.first, 2 * right.size, left.total.add_(right.total))
+    trees.append(right)
 
 
 def root(trees: list[Subtree]) -> Tensor:
@@ -68,13 +68,13 @@ def subtrees(shards: range) -> list[tuple[int, int]]:
 
 
 class Sum:
-    """One tree of one step. It takes this process's leaves in the order of their shards, and gives the mean of all."""
+    """One tree of one step. It adds this process's leaves in the order of shards, and computes the mean of all."""
 
     def __init__(self, world: World, shards: int) -> None:
         self._shards, self._last = shards, world.share(shards)[-1]
         self._plan = [subtrees(share(shards, rank, world.size)) for rank in range(world.size)]
         self._trees: list[Subtree] = []
-        self._received: Callable[[], Tensor] = torch.Tensor
+        self._receive: Callable[[], Tensor] = torch.Tensor  # waits for the slices of all processes
 
     def add(self, shard: int, tensors: list[Tensor]) -> None:
         """Add a leaf to the tree, as vectors. After this process's last leaf, start to send the slices."""
@@ -82,16 +82,16 @@ class Sum:
         grow(self._trees, Subtree(shard, 1, leaf))
         self._length = len(leaf)
         if shard == self._last and len(self._plan) > 1:
-            slices = torch.stack([self._sliced(tree.total) for tree in self._trees], 1)  # [process, subtree, slice]
+            slices = torch.stack([self._to_slices(tree.total) for tree in self._trees], 1)  # [process, subtree, slice]
             counts = [self._slice * len(trees) for trees in self._plan]
-            self._received = distributed.all_to_all(slices.view(-1), [slices[0].numel()] * len(self._plan), counts)
+            self._receive = distributed.all_to_all(slices.view(-1), [slices[0].numel()] * len(self._plan), counts)
 
     @property
     def _slice(self) -> int:
         return -(-self._length // len(self._plan))
 
-    def _sliced(self, flat: Tensor) -> Tensor:
-        """A vector as slices [process, slice]. Zeros fill up the last slice."""
+    def _to_slices(self, flat: Tensor) -> Tensor:
+        """A vector as slices [process, slice]. The last slice is padded with zeros."""
         width = self._slice * len(self._plan)
         return nn.functional.pad(flat, (0, width - self._length)).view(len(self._plan), self._slice)
 
@@ -101,59 +101,65 @@ class Sum:
             return lambda: root(self._trees) / self._shards
         trees: list[Subtree] = []
         plan = [subtree for process in self._plan for subtree in process]
-        for (first, size), total in zip(plan, self._received().view(-1, self._slice), strict=True):
+        for (first, size), total in zip(plan, self._receive().view(-1, self._slice), strict=True):
             grow(trees, Subtree(first, size, total))
-        gathered = distributed.all_gather(root(trees) / self._shards)
-        return lambda: gathered()[: self._length]
+        wait = distributed.all_gather(root(trees) / self._shards)
+        return lambda: wait()[: self._length]
 
 
 class Elastic:
     """Sets a model's gradients to the mean over all shards, and its BatchNorm statistics to their mean."""
 
     def __init__(self, model: nn.Module, world: World, shards: int) -> None:
-        self._world, self._shards, self._own_shards = world, shards, world.share(shards)
+        self._world, self._shards = world, shards
+        self._process_shards = world.share(shards)
         self._buffers = list(model.buffers())
         self._start = [torch.empty_like(buffer) for buffer in self._buffers]  # their values before the step
         # The statistics that a step changes: no step counters, and no frozen modules.
-        trained = [module for module in model.modules() if module.training]
-        self._means = [b for module in trained for b in module.buffers(recurse=False) if b.is_floating_point()]
+        modules = [module for module in model.modules() if module.training]
+        self._means = [b for module in modules for b in module.buffers(recurse=False) if b.is_floating_point()]
         self._buckets = buckets([parameter for parameter in model.parameters() if parameter.requires_grad])
-        self._targets: list[Sequence[Tensor]] = [*self._buckets, *([self._means] if self._means else [])]
+        self._targets: list[Sequence[Tensor]] = list(self._buckets)
+        if self._means:
+            self._targets.append(self._means)
         for number, bucket in enumerate(self._buckets):
             for parameter in bucket:
-                parameter.register_post_accumulate_grad_hook(partial(self._ready, number))
+                parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, number))
 
     @contextmanager
     def shard(self, shard: int) -> Iterator[None]:
         """The context for one shard's forward and backward pass. After the last shard, the gradients are the mean."""
-        if shard == self._own_shards[0]:
+        if shard == self._process_shards[0]:
             self._sums = [Sum(self._world, self._shards) for _ in self._targets]
             copy(self._start, self._buffers)
         else:
             copy(self._buffers, self._start)
-        self._shard, self._next, self._missing = shard, 0, [len(bucket) for bucket in self._buckets]
+        self._shard, self._next_bucket = shard, 0
+        self._pending = [len(bucket) for bucket in self._buckets]  # gradients that each bucket waits for
         yield
         self._flush(len(self._buckets))  # also the parameters without a gradient
         if self._means:
-            self._sums[-1].add(shard, [flat(buffer, buffer) for buffer in self._means])
-        if shard == self._own_shards[-1]:
+            self._sums[-1].add(shard, [flatten(buffer, buffer) for buffer in self._means])
+        if shard == self._process_shards[-1]:
             self._finish()
 
-    def _ready(self, number: int, _: nn.Parameter) -> None:
-        """A gradient is complete. Buckets are sent in one order, which must be the same on all processes."""
-        self._missing[number] -= 1
-        full = next((n for n in range(self._next, len(self._buckets)) if self._missing[n]), len(self._buckets))
-        self._flush(full)
+    def _on_gradient(self, number: int, _: nn.Parameter) -> None:
+        """Send the buckets whose gradients are complete. Their order must be the same on all processes."""
+        self._pending[number] -= 1
+        end = self._next_bucket
+        while end < len(self._buckets) and not self._pending[end]:
+            end += 1
+        self._flush(end)
 
     def _flush(self, end: int) -> None:
         """Add the gradients of the buckets before `end` to their trees, as this shard's leaves."""
-        for number in range(self._next, end):
+        for number in range(self._next_bucket, end):
             bucket = self._buckets[number]
-            leaf = [flat(torch.zeros_like(p) if p.grad is None else p.grad, p) for p in bucket]
+            leaf = [flatten(torch.zeros_like(p) if p.grad is None else p.grad, p) for p in bucket]
             self._sums[number].add(self._shard, leaf)
             for parameter in bucket:
                 parameter.grad = None
-        self._next = max(self._next, end)
+        self._next_bucket = max(self._next_bucket, end)
 
     @torch.no_grad()
     def _finish(self) -> None:
@@ -161,7 +167,7 @@ class Elastic:
         for wait, tensors in zip(waits, self._targets, strict=True):
             values = wait().split([tensor.numel() for tensor in tensors])
             results = [torch.empty_like(t) if t.requires_grad else t for t in tensors]  # keeps the memory format
-            copy(results, [shaped(value, tensor) for value, tensor in zip(values, tensors, strict=True)])
+            copy(results, [unflatten(value, tensor) for value, tensor in zip(values, tensors, strict=True)])
             for tensor, result in zip(tensors, results, strict=True):
                 if tensor.requires_grad:
                     tensor.grad = result
@@ -173,7 +179,7 @@ def memory_order(tensor: Tensor) -> list[int]:
     return sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
 
 
-def flat(tensor: Tensor, like: Tensor) -> Tensor:
+def flatten(tensor: Tensor, like: Tensor) -> Tensor:
     """The elements as a vector, in the order in which those of `like` lie in memory.
 
     It is a view, and nothing is copied, if `tensor` has the memory format of `like`.
@@ -181,8 +187,8 @@ def flat(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor.permute(memory_order(like)).reshape(-1)
 
 
-def shaped(vector: Tensor, like: Tensor) -> Tensor:
-    """The opposite of `flat`: a view with the shape and the memory format of `like`."""
+def unflatten(vector: Tensor, like: Tensor) -> Tensor:
+    """The opposite of `flatten`: a view with the shape and the memory format of `like`."""
     axes = memory_order(like)
     return vector.view([like.shape[axis] for axis in axes]).permute(sorted(range(len(axes)), key=axes.__getitem__))
 
@@ -191,8 +197,8 @@ def shaped(vector: Tensor, like: Tensor) -> Tensor:
 def copy(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Copy each value to its target. A GPU copies all tensors of one type in a few launches."""
     for dtype in {target.dtype for target in targets}:
-        of_type = [number for number, target in enumerate(targets) if target.dtype == dtype]
-        torch._foreach_copy_([targets[number] for number in of_type], [values[number] for number in of_type])
+        numbers = [number for number, target in enumerate(targets) if target.dtype == dtype]
+        torch._foreach_copy_([targets[number] for number in numbers], [values[number] for number in numbers])
 
 
 def buckets(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:

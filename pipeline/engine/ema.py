@@ -1,4 +1,4 @@
-"""The exponential moving average of the weights, kept beside them in float32."""
+"""The exponential moving average of the weights, in float32."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +20,13 @@ class Ema:
     weights: list[Tensor]
 
     @classmethod
-    def of(cls, model: nn.Module, decay: float) -> "Ema":
+    def create(cls, model: nn.Module, decay: float) -> "Ema":
         """The average of the model's floating-point parameters and buffers. It starts with their current values."""
-        followed = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()] if decay > 0 else []
+        weights: list[Tensor] = []
+        if decay > 0:
+            weights = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
         # The tensors themselves, not views: Apex's SyncBatchNorm replaces the storage of its buffers.
-        return cls(decay, [tensor.detach().float().clone() for tensor in followed], followed)
+        return cls(decay, [tensor.detach().float().clone() for tensor in weights], weights)
 
     @torch.no_grad()
     def update(self) -> None:
@@ -33,16 +35,16 @@ class Ema:
             torch._foreach_lerp_(self.averages, [weight.float() for weight in self.weights], 1 - self.decay)
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Inside the block the weights of the model are the averages."""
-        kept = [weight.detach().clone() for weight in self.weights]
-        self._fill(self.averages)
+    def swap(self) -> Iterator[None]:
+        """Inside the block the weights of the model are the averages. After it they have their own values again."""
+        own_values = [weight.detach().clone() for weight in self.weights]
+        self._set_weights(self.averages)
         try:
             yield
         finally:
-            self._fill(kept)
+            self._set_weights(own_values)
 
     @torch.no_grad()
-    def _fill(self, values: list[Tensor]) -> None:
+    def _set_weights(self, values: list[Tensor]) -> None:
         for weight, value in zip(self.weights, values, strict=True):
             weight.copy_(value)

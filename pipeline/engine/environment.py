@@ -1,7 +1,7 @@
-"""Environment variables that change results: some are set, some values are refused, all others are recorded.
+"""Environment variables that change results: some are set, some values are refused, all are recorded.
 
-The checkpoint and provenance.json hold the recorded ones. A resume is refused if one of them differs, and so is a
-training if its processes differ in one.
+The checkpoint and provenance.json contain them. A resume is refused if one of them differs, and so is a training whose
+processes differ in one.
 """
 
 import os
@@ -13,14 +13,14 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Arithmetic
 
 # Families of variables, by the library that reads them. So a variable that a later version adds is covered too.
-REACHING = re.compile(
+NUMERIC = re.compile(
     r"(ATEN|MKL|MKLDNN|ONEDNN|DNNL|OPENBLAS|GOTO|BLIS|OMP|GOMP|KMP|NPY|NUMBA|CUBLAS|CUBLASLT|CUDNN|NCCL"
     r"|TORCHINDUCTOR|TORCHDYNAMO|TRITON|PYTORCH_(TENSOREXPR|MIOPEN|NO_CUDA_MEMORY)"
     r"|TORCH_(ALLOW_TF32|BLAS|CUDNN|LINALG|LINEAR|MKLDNN|COMPILE))_\w+"
     r"|GLIBC_TUNABLES|NVIDIA_TF32_OVERRIDE"
 )
 # Variables of these families that change no result: logging, caches, and the network between machines.
-HARMLESS = re.compile(
+NOT_NUMERIC = re.compile(
     r"(MKL|MKLDNN|ONEDNN|DNNL|OPENBLAS|KMP|TRITON)_VERBOSE\w*|(CUBLAS|CUBLASLT|CUDNN)_LOG\w*|(OMP|KMP)_DISPLAY_\w+"
     r"|(NUMBA|TORCHINDUCTOR|TRITON)_CACHE_DIR|NUMBA_DISABLE_PERFORMANCE_WARNINGS|GOMP_DEBUG"
     r"|NCCL_(DEBUG|SOCKET|IB|NET|OOB|HOSTID|COMM_ID)\w*"
@@ -53,8 +53,8 @@ CPU_VARIABLES = (
 )
 
 
-def at_start() -> dict[str, str]:
-    """The environment with which this process started. Libraries add variables when they are imported."""
+def initial_variables() -> dict[str, str]:
+    """The environment at the start of this process. Libraries add variables when they are imported."""
     entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     return {name: value for name, equals, value in (os.fsdecode(entry).partition("=") for entry in entries) if equals}
 
@@ -62,7 +62,7 @@ def at_start() -> dict[str, str]:
 def numeric_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of an environment that change results: values by name."""
     return {
-        name: environ[name] for name in sorted(environ) if REACHING.fullmatch(name) and not HARMLESS.fullmatch(name)
+        name: environ[name] for name in sorted(environ) if NUMERIC.fullmatch(name) and not NOT_NUMERIC.fullmatch(name)
     }
 
 
@@ -71,28 +71,37 @@ def required_variables(threads: int, deterministic: bool, arithmetic: Arithmetic
 
     Raises UserError if `deterministic` and a variable has a value that is not allowed with it, or with `arithmetic`.
     """
-    fixed = {
+    variables = {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         # DDP warns in every process that it found no unused parameters. It must look for them (see parallel.py).
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
     if not deterministic:
-        return fixed
-    fixed_code = PORTABLE if arithmetic == "portable" else {}
-    code = {name: (fixed_code[name],) if name in fixed_code else () for name in CPU_VARIABLES}
+        return variables
+    cpu_values: dict[str, tuple[str, ...]] = dict.fromkeys(CPU_VARIABLES, ())
+    if arithmetic == "portable":
+        cpu_values |= {name: (value,) for name, value in PORTABLE.items()}
     return {
-        **fixed,
-        **_checked(ALLOWED_VALUES, "train.deterministic: true"),
-        **_checked(code, f"train.arithmetic: {arithmetic}"),
+        **variables,
+        **_allowed_variables(ALLOWED_VALUES, "train.deterministic: true"),
+        **_allowed_variables(cpu_values, f"train.arithmetic: {arithmetic}"),
     }
 
 
-def _checked(allowed: Mapping[str, tuple[str, ...]], setting: str) -> dict[str, str]:
-    """The variables with their values here, or the first allowed one. Raises UserError for a value not allowed."""
-    values = {variable: os.environ.get(variable, (*choices, "")[0]) for variable, choices in allowed.items()}
-    for variable, value in values.items():
-        if variable in os.environ and value not in allowed[variable]:
-            reason, choices = f"it contradicts {setting}", ", ".join(allowed[variable])
-            raise UserError(Fault(variable, repr(value), "pair", reason, choices, "unset it"))
-    return {variable: value for variable, value in values.items() if value}
+def _allowed_variables(allowed: Mapping[str, tuple[str, ...]], setting: str) -> dict[str, str]:
+    """The variables with their values in the environment, or else their first allowed value.
+
+    Raises UserError for a value that is not allowed.
+    """
+    variables = {}
+    for name, choices in allowed.items():
+        if name in os.environ:
+            value = os.environ[name]
+            if value not in choices:
+                reason = f"it contradicts {setting}"
+                raise UserError(Fault(name, repr(value), "pair", reason, ", ".join(choices), "unset it"))
+            variables[name] = value
+        elif choices:
+            variables[name] = choices[0]
+    return variables

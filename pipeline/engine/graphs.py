@@ -1,4 +1,4 @@
-"""The forward and the backward pass of a microbatch as one CUDA graph: the host starts one thing instead of hundreds.
+"""The forward and the backward pass of a microbatch as one CUDA graph: one launch by the host instead of hundreds.
 
 A graph is a recording of kernels with the addresses of their inputs and outputs. `Graphs` records one for each shape of
 images and targets, when it first meets the shape. For every further microbatch it copies the inputs to the recorded
@@ -11,6 +11,7 @@ such hooks, so it is refused.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -27,71 +28,70 @@ WARM_UPS = 3  # libraries choose algorithms and allocate workspace in their firs
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a graph writes, at addresses that stay the same. A replay overwrites it."""
+    """The tensors to which a graph writes. Their addresses stay the same, and each replay overwrites them."""
 
     loss: Tensor  # []
     logits: Tensor  # [n, classes]
-    gradients: list[Tensor | None]  # of the trained parameters; None: the loss does not depend on this one
+    gradients: list[Tensor | None]  # of the trainable parameters; None: the loss does not depend on this one
 
 
 class Graph(Protocol):
     """A recording of work on a device."""
 
     def warm_up(self, work: Callable[[], Outputs]) -> None:
-        """Do the work some times, as it will be recorded."""
+        """Do the work several times before it is recorded."""
 
     def capture(self, work: Callable[[], Outputs]) -> Outputs:
-        """Record the work without doing it. Returns what a replay will fill."""
+        """Record the work without doing it. Returns the tensors to which a replay writes."""
 
     def replay(self) -> None:
-        """Do the recorded work on the values that now are at its addresses."""
+        """Do the recorded work on the current values at its addresses."""
 
 
 class CudaGraph:
-    """A graph of CUDA kernels on the current device. The graphs of one `maker` share their memory and their stream."""
+    """A graph of CUDA kernels on the current device. The graphs of one `factory` share memory and a stream."""
 
     @classmethod
-    def maker(cls) -> Callable[[], Graph]:
-        """What makes the graphs of one training.
+    def factory(cls) -> Callable[[], Graph]:
+        """A function that makes the graphs of one training.
 
-        They share memory, because they are replayed one after another: a graph for images of another side then takes
-        no more than the largest one, and its gradients. cuBLAS keeps memory for each stream, so there is one.
+        They share memory, because they are replayed one after another: all graphs together then need the memory of the
+        largest one, and the gradients of each. cuBLAS reserves memory for each stream, so there is one.
         """
-        pool: list[Any] = []  # made with the first graph: only then a GPU is needed
 
-        def make() -> Graph:
-            pool[:] = pool or [torch.cuda.graph_pool_handle(), torch.cuda.Stream()]
-            return cls(*pool)
+        @cache
+        def shared() -> tuple[Any, torch.cuda.Stream]:  # with the first graph: before it no GPU is needed
+            return torch.cuda.graph_pool_handle(), torch.cuda.Stream()
 
-        return make
+        return lambda: cls(*shared())
 
     def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
         self._graph, self._pool, self._stream = torch.cuda.CUDAGraph(), pool, stream
 
     def warm_up(self, work: Callable[[], Outputs]) -> None:
-        here = torch.cuda.current_stream()
-        self._stream.wait_stream(here)
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             for _ in range(WARM_UPS):
                 work()
-        here.wait_stream(self._stream)
+        current.wait_stream(self._stream)
 
     def capture(self, work: Callable[[], Outputs]) -> Outputs:
-        here = torch.cuda.current_stream()
+        current = torch.cuda.current_stream()
         try:
             # thread_local: other threads pin memory meanwhile, and ask whether their work has ended.
             with torch.cuda.graph(self._graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 return work()
         finally:
-            torch.cuda.set_stream(here)  # torch leaves another one after a failure
+            torch.cuda.set_stream(current)  # torch leaves another one after a failure
 
     def replay(self) -> None:
         self._graph.replay()
 
 
 @dataclass(frozen=True)
-class _Recorded:
-    """A graph with the inputs that it reads."""
+class _Recording:
+    """A graph with its inputs and outputs."""
 
     graph: Graph
     images: Tensor
@@ -100,11 +100,11 @@ class _Recorded:
 
 
 class Graphs:
-    """`loop.eager` by graphs: the same interface, and to be the same bits."""
+    """`loop.eager` by graphs: the same interface and the same bits."""
 
     def __init__(self, make: Callable[[], Graph] | None = None) -> None:
-        self._make = make or CudaGraph.maker()
-        self._recorded: dict[tuple[torch.Size, torch.dtype, torch.Size], _Recorded] = {}
+        self._make = make or CudaGraph.factory()
+        self._recordings: dict[tuple[torch.Size, torch.dtype, torch.Size], _Recording] = {}
 
     def __call__(
         self, learner: Learner, parallel_model: ParallelModel, images: Tensor, targets: Tensor
@@ -115,66 +115,69 @@ class Graphs:
         Raises UserError if the model cannot be recorded.
         """
         key = images.shape, targets.dtype, targets.shape
-        if key not in self._recorded:
-            self._recorded[key] = record(self._make(), learner, parallel_model, images, targets)
-        recorded, parameters = self._recorded[key], trained(learner.model)
-        # The gradients of an earlier microbatch lie where the replay writes.
-        earlier = [None if p.grad is None else p.grad.clone() for p in parameters]
-        copy([recorded.images, recorded.targets], [images, targets])
-        recorded.graph.replay()
-        for parameter, sum_before, gradient in zip(parameters, earlier, recorded.outputs.gradients, strict=True):
+        if key not in self._recordings:
+            self._recordings[key] = record(self._make(), learner, parallel_model, images, targets)
+        recording, parameters = self._recordings[key], trainable_parameters(learner.model)
+        # The gradients of earlier microbatches are at the addresses to which the replay writes.
+        sums = [None if p.grad is None else p.grad.clone() for p in parameters]
+        copy([recording.images, recording.targets], [images, targets])
+        recording.graph.replay()
+        for parameter, sum_before, gradient in zip(parameters, sums, recording.outputs.gradients, strict=True):
             parameter.grad = gradient if sum_before is None or gradient is None else sum_before.add_(gradient)
-        return recorded.outputs.loss, recorded.outputs.logits
+        return recording.outputs.loss, recording.outputs.logits
 
 
-def trained(model: nn.Module) -> list[nn.Parameter]:
+def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that a step changes."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def record(graph: Graph, learner: Learner, parallel_model: ParallelModel, images: Tensor, targets: Tensor) -> _Recorded:
-    """Record a microbatch of this shape. Buffers and random numbers are afterwards as they were before.
+def record(
+    graph: Graph, learner: Learner, parallel_model: ParallelModel, images: Tensor, targets: Tensor
+) -> _Recording:
+    """Record a microbatch of this shape. Buffers and the state of random numbers do not change.
 
     Raises UserError if the model cannot be recorded.
     """
-    precision, buffers, parameters = learner.precision, list(learner.model.buffers()), trained(learner.model)
+    precision, buffers = learner.precision, list(learner.model.buffers())
+    parameters = trainable_parameters(learner.model)
     assert isinstance(precision, Native)  # the params are refused otherwise: Apex reads values of every step
-    own_images, own_targets = images.clone(), targets.clone()
+    static_images, static_targets = images.clone(), targets.clone()
 
     def work() -> Outputs:
         with precision.autocast():  # its cache of cast weights ends inside the recording
-            logits = parallel_model.model(own_images)
-            loss = learner.criterion(logits, own_targets)
+            logits = parallel_model.model(static_images)
+            loss = learner.criterion(logits, static_targets)
         scaled = precision.scaler.scale(loss / parallel_model.divisor)
         gradients = torch.autograd.grad(scaled, parameters, allow_unused=True)
-        return Outputs(loss.detach(), logits.detach(), in_own_memory(parameters, gradients))
+        return Outputs(loss.detach(), logits.detach(), copy_gradients(parameters, gradients))
 
-    before = [buffer.clone() for buffer in buffers]
+    values = [buffer.clone() for buffer in buffers]
     with torch.random.fork_rng([images.device] if images.is_cuda else []):
-        graph.warm_up(work)  # an error here has nothing to do with graphs
+        graph.warm_up(work)  # an error of the model itself is raised here, as it is
         try:
             outputs = graph.capture(work)
         except RuntimeError as error:
-            raise _not_recorded(error) from error
-    copy(buffers, before)
-    return _Recorded(graph, own_images, own_targets, outputs)
+            raise _recording_error(error) from error
+    copy(buffers, values)
+    return _Recording(graph, static_images, static_targets, outputs)
 
 
-def in_own_memory(parameters: list[nn.Parameter], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The gradients as `backward` leaves them: each in memory of its own, in the memory format of its parameter.
+def copy_gradients(parameters: list[nn.Parameter], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Copies of the gradients, as `backward` makes them: each in the memory format of its parameter.
 
-    torch.autograd.grad gives them as they were computed. In another order, clipping adds in another order, and
-    Apex's optimizers, which go by address, would mix them up.
+    torch.autograd.grad returns them in the format in which they were computed. In another format, clipping adds in
+    another order, and Apex's optimizers, which read by address, would mix up the elements.
     """
-    own = [None if g is None else torch.empty_like(p) for p, g in zip(parameters, gradients, strict=True)]
-    copy([tensor for tensor in own if tensor is not None], [g for g in gradients if g is not None])
-    return own
+    copies = [None if g is None else torch.empty_like(p) for p, g in zip(parameters, gradients, strict=True)]
+    copy([tensor for tensor in copies if tensor is not None], [g for g in gradients if g is not None])
+    return copies
 
 
-def _not_recorded(error: BaseException) -> Exception:
-    """The error for a model that cannot be recorded. What torch raises at the end of a recording hides the first one.
+def _recording_error(error: BaseException) -> Exception:
+    """The error for a model that cannot be recorded. torch raises another error at the end of a recording.
 
-    Too little memory stays what it is.
+    The first error has the reason. torch.OutOfMemoryError is returned as it is.
     """
     while error.__context__ is not None:
         error = error.__context__

@@ -1,8 +1,8 @@
-"""CUDA kernels of our own, compiled when they are first used. The one owner of cuda.bindings.
+"""Compiles and starts the project's CUDA kernels. The only module that imports cuda.bindings.
 
-NVIDIA's compiler library (NVRTC) and its Python bindings come with torch, so a machine needs no compiler and no CUDA
-toolkit. torch has a function for this as well. It is not used: it is private (`torch.cuda._compile_kernel`), and it
-fails where /usr/local/cuda is missing. Whatever fails here is a UserError.
+A kernel is compiled when it is first used. NVIDIA's compiler library (NVRTC) and its Python bindings come with torch,
+so a machine needs no compiler and no CUDA toolkit. torch has a function for this as well. It is not used: it is private
+(`torch.cuda._compile_kernel`), and it fails where /usr/local/cuda is missing. Every failure here is a UserError.
 """
 
 import ctypes
@@ -28,11 +28,11 @@ def launch(source: str, name: str, blocks: int, arguments: Sequence[Tensor | int
     first = arguments[0]
     assert isinstance(first, Tensor)
     with torch.cuda.device(first.device):
-        kernel, stream = _loaded(source, name, first.device), torch.cuda.current_stream().cuda_stream
+        kernel, stream = _kernel(source, name, first.device), torch.cuda.current_stream().cuda_stream
         values = c_values(arguments)
         pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         shape = (blocks, 1, 1, THREADS, 1, 1)
-        _called("cuLaunchKernel", kernel, *shape, 0, stream, ctypes.addressof(pointers), 0)
+        _call("cuLaunchKernel", kernel, *shape, 0, stream, ctypes.addressof(pointers), 0)
 
 
 def c_values(arguments: Sequence[Tensor | int]) -> list[ctypes.c_void_p | ctypes.c_int]:
@@ -41,54 +41,55 @@ def c_values(arguments: Sequence[Tensor | int]) -> list[ctypes.c_void_p | ctypes
 
 
 @cache
-def _loaded(source: str, name: str, device: torch.device) -> Any:
+def _kernel(source: str, name: str, device: torch.device) -> Any:
     """A kernel on a device. It is compiled once per process, in less than a second."""
     major, minor = torch.cuda.get_device_capability(device)
-    return _called("cuModuleGetFunction", _module(source, f"sm_{major}{minor}", device), name.encode())
+    return _call("cuModuleGetFunction", _module(source, f"sm_{major}{minor}", device), name.encode())
 
 
 @cache
 def _module(source: str, architecture: str, device: torch.device) -> Any:
     """The kernels of a source on a device."""
-    return _called("cuModuleLoadData", compiled(source, architecture))
+    return _call("cuModuleLoadData", compile_source(source, architecture))
 
 
-def compiled(source: str, architecture: str) -> bytes:
+def compile_source(source: str, architecture: str) -> bytes:
     """The machine code of a CUDA source for an architecture, such as sm_90. It needs no GPU.
 
-    A product and a sum stay two operations with a rounding each, as written. Raises UserError.
+    A product and a sum stay two operations with a rounding each. Raises UserError for a source with errors.
     """
-    program = _called("nvrtcCreateProgram", source.encode(), b"kernels.cu", 0, [], [])
+    program = _call("nvrtcCreateProgram", source.encode(), b"kernels.cu", 0, [], [])
     options = [f"--gpu-architecture={architecture}".encode(), b"--fmad=false"]
-    if _answered("nvrtcCompileProgram", program, len(options), options)[0] != 0:
-        log = bytes(_called("nvrtcGetProgramLogSize", program))
-        _called("nvrtcGetProgramLog", program, log)
-        raise _failed("nvrtcCompileProgram", f"for {architecture}: {log.rstrip(bytes(1)).decode()}")
-    code = bytes(_called("nvrtcGetCUBINSize", program))
-    _called("nvrtcGetCUBIN", program, code)
+    if _call_with_status("nvrtcCompileProgram", program, len(options), options)[0] != 0:
+        log = bytes(_call("nvrtcGetProgramLogSize", program))
+        _call("nvrtcGetProgramLog", program, log)
+        raise _call_error("nvrtcCompileProgram", f"for {architecture}: {log.rstrip(bytes(1)).decode()}")
+    code = bytes(_call("nvrtcGetCUBINSize", program))
+    _call("nvrtcGetCUBIN", program, code)
     return code
 
 
-def _called(function: str, *arguments: Any) -> Any:
-    """What a function of cuda.bindings returns besides its status. Raises UserError if the status is a failure."""
-    status, *values = _answered(function, *arguments)
+def _call(function: str, *arguments: Any) -> Any:
+    """The result of a function of cuda.bindings, without its status. Raises UserError if the status is a failure."""
+    status, *values = _call_with_status(function, *arguments)
     if status != 0:
-        raise _failed(function, status.name)
+        raise _call_error(function, status.name)
     return values[0] if values else None
 
 
-def _answered(function: str, *arguments: Any) -> tuple[Any, ...]:
-    """What a function of cuda.bindings returns; its status is the first. Raises UserError without the library."""
+def _call_with_status(function: str, *arguments: Any) -> tuple[Any, ...]:
+    """The status of a function of cuda.bindings, and its results. Raises UserError without the library."""
     try:
         from cuda.bindings import driver, nvrtc  # here, because a CPU needs neither
 
-        answer: tuple[Any, ...] = getattr(nvrtc if function.startswith("nvrtc") else driver, function)(*arguments)
+        library = nvrtc if function.startswith("nvrtc") else driver
+        results: tuple[Any, ...] = getattr(library, function)(*arguments)
     except (ImportError, RuntimeError) as error:  # the library is missing, or lacks the function
-        raise _failed(function, str(error)) from None
-    return answer
+        raise _call_error(function, str(error)) from None
+    return results
 
 
-def _failed(function: str, reason: str) -> UserError:
+def _call_error(function: str, reason: str) -> UserError:
     """The error for a function of cuda.bindings that failed."""
-    first = (reason.splitlines() or ["no reason given"])[0]
-    return UserError(Fault("train.device", "cuda", "machine", f"{function} failed ({first})", remedy=REMEDY))
+    first_line = (reason.splitlines() or ["no reason given"])[0]
+    return UserError(Fault("train.device", "cuda", "machine", f"{function} failed ({first_line})", remedy=REMEDY))

@@ -1,8 +1,8 @@
 """The ways to start the processes of a run: torchrun, multiprocessing, and Slurm's srun.
 
 torchrun and `spawn` set the same variables in every process (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
-and find a free port. Slurm sets its own (see world.py and rendezvous.py). Each launcher hands the signals that it
-receives to its processes, and lets a Watch look after them (`supervised`).
+and find a free port. Slurm sets its own (see world.py and rendezvous.py). Each launcher forwards the signals that it
+receives to its processes, and ends inactive processes (`supervise`).
 """
 
 import logging
@@ -35,13 +35,13 @@ from pipeline.engine.distributed import ENDED_NOTE, PEER_DIED
 from pipeline.engine.stopping import GRACE_SECONDS, SIGNALS
 from pipeline.engine.watchdog import Watch
 
-# The signals that asked this launcher to stop, and that its processes have received → when (time.monotonic())
-FORWARDED: dict[int, float] = {}
+# The signals that asked this launcher to stop and that it has forwarded → the time of the first one (time.monotonic())
+SIGNAL_TIMES: dict[int, float] = {}
 SRUN_SECONDS = 25  # in which srun ends its other processes after a failure; SIGKILL does not wait for KillWait
 
 
 class NodeLost(UserError):
-    """A node of this Slurm job does not answer. Another start in this job would wait for its nodes for ever."""
+    """A node of this Slurm job does not answer. Another start in this job would wait for this node for ever."""
 
 
 def torchrun(command: Sequence[str], run: Run) -> None:
@@ -68,17 +68,17 @@ def torchrun(command: Sequence[str], run: Run) -> None:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
         # setpriv ends a process whose launcher died before the process asked the kernel for this (`frame.run_stage`).
-        with supervised(lambda: _children(run), run.timeout_seconds) as watch, _meeting(watch, run):
+        with supervise(lambda: _child_pids(run), run.timeout_seconds) as watch, _limit_wait_for_nodes(watch, run):
             elastic_launch(config, "setpriv")("--pdeathsig", "TERM", sys.executable, "-m", *command)
     except ChildFailedError as error:
         by_time = sorted(error.failures.items(), key=lambda failure: failure[1].timestamp)
         codes = {rank: failure.exitcode for rank, failure in by_time}
         raise UserError(*first_to_end(codes, watch, run)) from None
     except (RendezvousError, DistError) as error:
-        raise UserError(_not_met(run, f"the nodes cannot meet there: {error}")) from None
+        raise UserError(_rendezvous_fault(run, f"the nodes cannot meet there: {error}")) from None
 
 
-def _not_met(run: Run, reason: str) -> Fault:
+def _rendezvous_fault(run: Run, reason: str) -> Fault:
     remedy = "start node 0; let nothing else listen on this port; give every node the same params"
     return Fault("run.rendezvous", run.rendezvous, "failed", reason, remedy=remedy)
 
@@ -104,8 +104,8 @@ def _rendezvous(run: Run) -> dict[str, Any]:
 
 
 @contextmanager
-def _meeting(watch: Watch, run: Run) -> Iterator[None]:
-    """Print that this node waits for the others, and end this launcher if they do not meet in time.
+def _limit_wait_for_nodes(watch: Watch, run: Run) -> Iterator[None]:
+    """Print that this node waits for the other nodes. End this launcher if they do not meet in time.
 
     torch waits for ever, and prints nothing, if another program listens at run.rendezvous.
     """
@@ -118,9 +118,9 @@ def _meeting(watch: Watch, run: Run) -> Iterator[None]:
     print(f"launch: node {run.node_rank} of {run.nodes} waits for the others {where}", file=sys.stderr)
 
     def give_up() -> None:
-        if watch.seen():
+        if watch.has_processes():
             return
-        fault = _not_met(run, f"the nodes did not meet there within {seconds} s (run.timeout_seconds)")
+        fault = _rendezvous_fault(run, f"the nodes did not meet there within {seconds} s (run.timeout_seconds)")
         print(f"launch: {fault}", file=sys.stderr, flush=True)
         shutil.rmtree(Path(os.environ[ENDED_NOTE]).parent, ignore_errors=True)
         os._exit(1)
@@ -149,8 +149,8 @@ def spawn(command: Sequence[str], run: Run) -> None:
         context = mp.start_processes(
             _run_module, args=(command, shared), nprocs=run.processes, join=False, start_method="spawn"
         )
-        names = [_name(rank, run) for rank in range(run.processes)]
-        with supervised(lambda: dict(zip(names, context.pids(), strict=True)), run.timeout_seconds) as watch:
+        names = [_process_name(rank, run) for rank in range(run.processes)]
+        with supervise(lambda: dict(zip(names, context.pids(), strict=True)), run.timeout_seconds) as watch:
             while not context.join():
                 pass
     except mp.ProcessExitedException as error:
@@ -179,30 +179,31 @@ def slurm(command: Sequence[str], run: Run) -> None:
         raise UserError(Fault("run.launcher", "slurm", "machine", "no Slurm job, or no srun", remedy=remedy))
     with (
         subprocess.Popen([*srun(run, os.environ), sys.executable, "-m", *command]) as process,
-        supervised(lambda: {"srun": process.pid}, run.timeout_seconds, waits=False) as watch,
+        supervise(lambda: {"srun": process.pid}, run.timeout_seconds, waits=False) as watch,
     ):
         code = _wait_for_srun(process, watch)
     if code:
-        raise UserError(*(watch.named.values() or [_ended("srun", f"ended with {_status(code)}")]))
+        raise UserError(*(watch.faults.values() or [_process_fault("srun", f"ended with {_exit_text(code)}")]))
 
 
 def _wait_for_srun(process: subprocess.Popen[bytes], watch: Watch) -> int:
-    """The exit status of srun. It is killed if it goes on for SRUN_SECONDS after one of its processes has failed.
+    """The exit status of srun. It is killed if it still runs SRUN_SECONDS after one of its processes has failed.
 
-    srun then ends the others, and waits for their end. Over a cut cable it would wait for ever, and the job with it.
+    After a failure srun ends the other processes and waits for them. If a node is unreachable, it waits for ever.
     Raises NodeLost if it was killed.
     """
-    note, waited = Path(os.environ[ENDED_NOTE]), 0
-    while waited < SRUN_SECONDS:
+    note, seconds = Path(os.environ[ENDED_NOTE]), 0  # seconds since the first failure
+    while seconds < SRUN_SECONDS:
         with suppress(subprocess.TimeoutExpired):
             return process.wait(1)
         # By listing the folder: over NFS a file of another node can be invisible for a minute under its own name.
-        waited += any(note.parent.glob(f"{note.name}*"))
+        if any(note.parent.glob(f"{note.name}*")):
+            seconds += 1
     if (code := process.poll()) is not None:
         return code
-    watch.end("srun", f"waited {waited} s for a node that does not answer, after a process had failed (see above)")
+    watch.end("srun", f"waited {seconds} s for a node that does not answer, after a process had failed (see above)")
     process.wait()
-    raise NodeLost(replace(watch.named["srun"], remedy="submit the job again, on nodes that reach each other"))
+    raise NodeLost(replace(watch.faults["srun"], remedy="submit the job again, on nodes that reach each other"))
 
 
 def srun(run: Run, environ: Mapping[str, str]) -> list[str]:
@@ -215,47 +216,49 @@ def srun(run: Run, environ: Mapping[str, str]) -> list[str]:
     return ["srun", f"--nodes={run.nodes}", f"--ntasks={run.processes}", *per_task, "--kill-on-bad-exit=1"]
 
 
-def _name(rank: int, run: Run) -> str:
+def _process_name(rank: int, run: Run) -> str:
     return f"process {rank} of {run.processes}"
 
 
-def _children(run: Run) -> dict[str, int]:
+def _child_pids(run: Run) -> dict[str, int]:
     """The processes that torchrun's agent has started: process ids by name."""
     pids = {}
     for child in psutil.Process().children():
         with suppress(psutil.Error, KeyError):  # it has ended, or setpriv has not started Python yet
-            pids[_name(int(child.environ()["RANK"]), run)] = child.pid
+            pids[_process_name(int(child.environ()["RANK"]), run)] = child.pid
     return pids
 
 
 def first_to_end(codes: dict[int, int], watch: Watch, run: Run) -> list[Fault]:
     """The process that ended first, and how it ended.
 
-    In this order: the processes that the launcher killed, the one that other processes saw end, the first that failed.
-    `codes`: the exit statuses by rank, in the order in which they were seen. On a busy machine this order says little.
+    In this order: the processes that the launcher killed, the one that the other processes name, the first that failed.
+    `codes`: the exit statuses by rank, in the order in which the launcher read them. On a busy machine this can differ
+    from the order in which the processes ended.
     """
-    if watch.named:
-        return list(watch.named.values())
+    if watch.faults:
+        return list(watch.faults.values())
     note = Path(os.environ[ENDED_NOTE])
-    noted = int(note.read_text() or "-1") if note.exists() else -1
-    failed = [rank for rank, code in codes.items() if noted == rank or (noted not in codes and code != PEER_DIED)]
-    if failed:
-        return [_ended(_name(failed[0], run), f"ended with {_status(codes[failed[0]])}")]
-    process = _name(noted, run) if noted >= 0 else "a process of another node"
-    return [_ended(process, "ended or was silent, so the others left", "see above, and the messages of its node")]
+    first_rank = int(note.read_text() or "-1") if note.exists() else -1
+    for rank, code in codes.items():
+        if rank == first_rank or (first_rank not in codes and code != PEER_DIED):
+            return [_process_fault(_process_name(rank, run), f"ended with {_exit_text(code)}")]
+    process = _process_name(first_rank, run) if first_rank >= 0 else "a process of another node"
+    remedy = "see above, and the messages of its node"
+    return [_process_fault(process, "ended or was silent, so the others left", remedy)]
 
 
-def _ended(process: str, value: str, remedy: str = "see above") -> Fault:
+def _process_fault(process: str, value: str, remedy: str = "see above") -> Fault:
     return Fault(process, value, "failed", remedy=remedy)
 
 
-def _status(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
 
 @contextmanager
-def supervised(pids: Callable[[], Mapping[str, int]], timeout_seconds: int, waits: bool = True) -> Iterator[Watch]:
-    """In the block, the processes `pids()` (process ids by name) are watched, and SIGNALS go to them.
+def supervise(pids: Callable[[], Mapping[str, int]], timeout_seconds: int, waits: bool = True) -> Iterator[Watch]:
+    """In the block, inactive processes of `pids()` (process ids by name) are ended, and SIGNALS are forwarded to them.
 
     The launcher ends when they end. A signal before there are any ends the launcher; a signal right after they have
     stopped is ignored. Each signal is forwarded once: when DVC is terminated, a second one follows, and would meet
@@ -266,27 +269,27 @@ def supervised(pids: Callable[[], Mapping[str, int]], timeout_seconds: int, wait
 
     def forward(number: int, _: FrameType | None) -> None:
         if not pids():
-            # The processes have stopped, and this launcher is about to say so. After GRACE_SECONDS it hangs.
-            if any(time.monotonic() - then < GRACE_SECONDS for then in FORWARDED.values()):
+            # The processes have stopped, and this launcher is about to report it. After GRACE_SECONDS it hangs.
+            if any(time.monotonic() - seconds < GRACE_SECONDS for seconds in SIGNAL_TIMES.values()):
                 return
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        watch.forward(number, again=number in FORWARDED)
-        FORWARDED.setdefault(number, time.monotonic())
+        watch.forward(number, again=number in SIGNAL_TIMES)
+        SIGNAL_TIMES.setdefault(number, time.monotonic())
 
     def pause(_: int, __: FrameType | None) -> None:
         _send(signal.SIGSTOP, [*pids().values(), os.getpid()])
         _send(signal.SIGCONT, pids().values())  # runs after somebody has continued this process
 
     handlers = dict.fromkeys(SIGNALS, forward) | {signal.SIGTSTP: pause}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    previous_handlers = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield watch
     finally:
         watch.close()
-        for number, handler in before.items():
-            # After a request to stop the command still has to say how the processes stopped.
-            signal.signal(number, signal.SIG_IGN if FORWARDED else handler)
+        for number, handler in previous_handlers.items():
+            # After a request to stop, the command still has to report how the processes stopped.
+            signal.signal(number, signal.SIG_IGN if SIGNAL_TIMES else handler)
 
 
 def _send(number: int, pids: Iterable[int]) -> None:

@@ -1,6 +1,6 @@
 """Training steps, and the logits of an evaluation.
 
-Totals are added up on the device. Nothing is read back per step, so the device is not waited for.
+Totals are added up on the device. No value is read from the device in a step, so the host does not wait for it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,27 +34,27 @@ class Batch:
     seed: int
 
 
-class Ahead(Iterator[Item]):
-    """The items of an iterator. With `begin` the next one is made before the reader asks for it."""
+class Lookahead(Iterator[Item]):
+    """The items of an iterator. `begin` makes the next one before the reader requests it."""
 
     def __init__(self, items: Iterator[Item]) -> None:
         self._items = items
-        self._begun: Future[Item] | None = None
+        self._next: Future[Item] | None = None
 
     def begin(self) -> None:
-        """Make the next item, once. If that fails, the error is raised where the reader asks for the item."""
-        if self._begun is None:
-            self._begun = Future()
+        """Make the next item, once. If that fails, the error is raised where the reader requests the item."""
+        if self._next is None:
+            self._next = Future()
             try:
-                self._begun.set_result(next(self._items))
+                self._next.set_result(next(self._items))
             except Exception as error:  # also the end of the items
-                self._begun.set_exception(error)
+                self._next.set_exception(error)
 
     def __next__(self) -> Item:
         self.begin()
-        assert self._begun is not None
-        begun, self._begun = self._begun, None
-        return begun.result()
+        assert self._next is not None
+        future, self._next = self._next, None
+        return future.result()
 
 
 @dataclass(frozen=True)
@@ -147,15 +147,15 @@ def train(
     """Take one training step per batch. Yield each batch after its step, with `totals` updated.
 
     `parallel_model` wraps `learner.model`; `learning_rates` has one value per step, `totals` one row per microbatch.
-    `begin` is called before the weights are updated: `Ahead.begin` of the batches. To update them, fp16 and Apex wait
-    for the GPU; so the GPU already has the next batch to make, and does not wait for the host in turn.
+    `begin` (`Lookahead.begin` of the batches) is called before the weights are updated. To update them, fp16 and Apex
+    wait for the GPU. The GPU then already has the next batch to make, and does not wait for the host.
     """
     precision, optimizer, share = learner.precision, learner.optimizer, parallel_model.share
-    for batch in _drawn(batches, precision):
+    for batch in _exact_batches(batches, precision):
         for group in optimizer.param_groups:
             group["lr"] = learning_rates[batch.step] * group["scale"]
-        pieces = (tensor.chunk(len(share.mine)) for tensor in (batch.images, batch.labels, batch.targets))
-        for microbatch, images, labels, targets in zip(share.mine, *pieces, strict=True):
+        pieces = (tensor.chunk(len(share.microbatches)) for tensor in (batch.images, batch.labels, batch.targets))
+        for microbatch, images, labels, targets in zip(share.microbatches, *pieces, strict=True):
             torch.manual_seed(batch.seed + microbatch)
             with parallel_model.microbatch(microbatch):
                 loss, logits = learner.gradients(learner, parallel_model, images, targets)
@@ -175,7 +175,7 @@ def logits(model: nn.Module, batches: Iterable[Tensor], precision: Precision) ->
     precision.weights_changed()
     try:
         with torch.no_grad():
-            for images in _drawn(batches, precision):
+            for images in _exact_batches(batches, precision):
                 with precision.autocast():
                     outputs = model(images)
                 yield outputs.float().clone()  # the next replay of a CUDA graph would overwrite it
@@ -184,8 +184,8 @@ def logits(model: nn.Module, batches: Iterable[Tensor], precision: Precision) ->
         model.train(was_training)
 
 
-def _drawn(batches: Iterable[Item], precision: Precision) -> Iterator[Item]:
-    """The batches. Each is made inside `precision.exact()`: Apex O1 would resample images in half precision."""
+def _exact_batches(batches: Iterable[Item], precision: Precision) -> Iterator[Item]:
+    """The batches, each made inside `precision.exact()`: otherwise Apex O1 would resample images in half precision."""
     iterator = iter(batches)
     while True:
         with precision.exact():

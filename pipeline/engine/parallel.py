@@ -1,6 +1,6 @@
-"""How the model runs on several processes and GPUs: one wrapper for each way.
+"""The model on several processes and GPUs: one wrapper for each value of train.parallel.
 
-Every wrapper returns a ParallelModel, so the training loop never asks which way it is.
+Every wrapper returns a ParallelModel, so the training loop has no branch for any of them.
 """
 
 from collections.abc import Callable
@@ -23,18 +23,18 @@ Value = TypeVar("Value", bound=np.generic)
 class Share:
     """The microbatches of every global batch that one process computes, one after another."""
 
-    mine: range  # consecutive numbers
+    microbatches: range  # consecutive numbers
     total: int  # of the global batch; all microbatches have the same size
 
     @classmethod
-    def of(cls, world: World, total: int) -> "Share":
+    def of_process(cls, world: World, total: int) -> "Share":
         """The share of this process if each global batch has `total` microbatches."""
         return cls(world.share(total), total)
 
     def take(self, values: NDArray[Value]) -> NDArray[Value]:
         """The values of this share's images; the first axis of `values` is the global batch."""
         size = len(values) // self.total
-        return values[self.mine.start * size : self.mine.stop * size]
+        return values[self.microbatches.start * size : self.microbatches.stop * size]
 
 
 @dataclass(frozen=True)
@@ -47,30 +47,30 @@ class ParallelModel:
     microbatch: Callable[[int], AbstractContextManager[Any]]  # the context of one microbatch's forward and backward
 
 
-def accumulating(model: nn.Module, world: World, microbatches: int) -> ParallelModel:
+def accumulating_model(model: nn.Module, world: World, microbatches: int) -> ParallelModel:
     """A wrapped model whose gradients are summed over the microbatches of this process.
 
     torch's DDP exchanges gradients only in the backward pass of the last microbatch. Apex's exchanges in each one:
     that gives the same sum and takes longer.
     """
-    share = Share.of(world, microbatches)
+    share = Share.of_process(world, microbatches)
 
     def microbatch(number: int) -> AbstractContextManager[Any]:
-        if isinstance(model, DistributedDataParallel) and number != share.mine[-1]:
+        if isinstance(model, DistributedDataParallel) and number != share.microbatches[-1]:
             return model.no_sync()
         return nullcontext()
 
-    return ParallelModel(model, share, len(share.mine), microbatch)
+    return ParallelModel(model, share, len(share.microbatches), microbatch)
 
 
 def single(model: nn.Module, world: World, deterministic: bool, microbatches: int) -> ParallelModel:
     """One process and one device."""
-    return accumulating(model, world, microbatches)
+    return accumulating_model(model, world, microbatches)
 
 
 def dp(model: nn.Module, world: World, deterministic: bool, microbatches: int) -> ParallelModel:
     """torch's DataParallel: one process, all visible GPUs; each forward pass copies the model to every one of them."""
-    return accumulating(DataParallel(model), world, microbatches)
+    return accumulating_model(DataParallel(model), world, microbatches)
 
 
 def ddp(model: nn.Module, world: World, deterministic: bool, microbatches: int) -> ParallelModel:
@@ -82,12 +82,12 @@ def ddp(model: nn.Module, world: World, deterministic: bool, microbatches: int) 
     epoch.
     """
     devices = [world.device] if world.device.type == "cuda" else None
-    wrapped = DistributedDataParallel(
+    ddp_model = DistributedDataParallel(
         model, device_ids=devices, broadcast_buffers=False, find_unused_parameters=deterministic
     )
-    return accumulating(wrapped, world, microbatches)
+    return accumulating_model(ddp_model, world, microbatches)
 
 
 def elastic(model: nn.Module, world: World, deterministic: bool, microbatches: int) -> ParallelModel:
     """The same weights for any number of processes (see elastic.py); a microbatch is a shard."""
-    return ParallelModel(model, Share.of(world, microbatches), 1, Elastic(model, world, microbatches).shard)
+    return ParallelModel(model, Share.of_process(world, microbatches), 1, Elastic(model, world, microbatches).shard)

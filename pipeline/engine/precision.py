@@ -47,12 +47,12 @@ def clip(parameters: Iterable[Tensor], norm: float) -> None:
         nn.utils.clip_grad_norm_(parameters, norm)
 
 
-def allow_tf32(allowed: bool) -> None:
+def allow_tf32(enabled: bool) -> None:
     """Set whether a GPU may multiply float32 in TF32, for matrices and convolutions.
 
     torch's defaults for the two differ.
     """
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = enabled
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Native:
     scaler: torch.amp.GradScaler
 
     @classmethod
-    def of(cls, device_type: str, dtype: torch.dtype | None = None, *, tf32: bool = False) -> "Native":
+    def create(cls, device_type: str, dtype: torch.dtype | None = None, *, tf32: bool = False) -> "Native":
         """A precision with autocast to `dtype`, or without autocast. Only float16 scales the loss."""
         scaler = torch.amp.GradScaler(device_type, enabled=dtype is torch.float16)
         return cls(device_type, dtype or torch.bfloat16, dtype is not None, tf32, scaler)

@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from pipeline.base.errors import Fault, UserError
-from pipeline.engine.world import World, launched
+from pipeline.engine.world import World, has_launcher
 
 Store = dist.Store
 
@@ -42,7 +42,7 @@ def connect_store(world: World, timeout_seconds: int) -> Store:
 
     Raises UserError if not all processes connect in time.
     """
-    if not launched(os.environ):
+    if not has_launcher(os.environ):
         return dist.HashStore()
     _, method = address(os.environ)
     timeout = timedelta(seconds=timeout_seconds)

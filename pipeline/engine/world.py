@@ -52,7 +52,7 @@ def share(count: int, rank: int, size: int) -> range:
     return range(count * rank // size, count * (rank + 1) // size)
 
 
-def launched(environ: Mapping[str, str]) -> bool:
+def has_launcher(environ: Mapping[str, str]) -> bool:
     """Whether a launcher started this process."""
     return bool(_variables(environ))
 

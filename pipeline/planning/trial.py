@@ -75,7 +75,7 @@ def step_seconds(config: Params, learner: Learner, dataset: Dataset, world: Worl
     settings = config.train.model_copy(update={"epochs": WARM_UP + MOST})
     microbatches = microbatch_count(settings, world)
     model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, microbatches)
-    batches = loop.Ahead(train_batches(dataset, settings, model.share, 0))
+    batches = loop.Lookahead(train_batches(dataset, settings, model.share, 0))
     totals = Totals.zero(world.device, microbatches)
     steps = loop.train(learner, model, batches, [0.0] * settings.epochs, totals, batches.begin)
     seconds: list[float] = []

@@ -112,7 +112,7 @@ def run(config: Params) -> None:
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
     world = World.from_env(os.environ, config.train.device)
     met = rendezvous.connect_store(world, config.run.timeout_seconds)
-    with agreement.agreed(met, world) as facts:
+    with agreement.compare_facts(met, world) as facts:
         data, rows, model = ready(config, world)
         # They are of one machine and one launcher, so they have the same files; its GPUs may be of different kinds.
         facts["let evaluate see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = provenance.hardware(

@@ -16,7 +16,7 @@ from pipeline.config import validity
 from pipeline.config.params import Arithmetic, Params, Run, Train
 from pipeline.engine import environment
 from pipeline.engine.distributed import ENDED_NOTE
-from pipeline.engine.launchers import FORWARDED, LAUNCHERS, NodeLost
+from pipeline.engine.launchers import LAUNCHERS, SIGNAL_TIMES, NodeLost
 from pipeline.models import description, timm_models
 from pipeline.stages import frame
 
@@ -43,7 +43,9 @@ def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
                 LAUNCHERS[run.launcher](command, run)
             except UserError as failure:
                 # A process that is asked to stop while it starts has nothing to save, and so leaves no note.
-                if not stopped.exists() and (FORWARDED or restart == run.max_restarts or isinstance(failure, NodeLost)):
+                if not stopped.exists() and (
+                    SIGNAL_TIMES or restart == run.max_restarts or isinstance(failure, NodeLost)
+                ):
                     raise
                 print(f"launch: {failure}", file=sys.stderr)
             else:

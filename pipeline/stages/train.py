@@ -48,7 +48,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     progress = resume(job, learner, totals)
     first_step, saved = progress.step, time.monotonic()
     parallel_model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, microbatches)
-    batches = loop.Ahead(train_batches(job.dataset, settings, parallel_model.share, first_step))
+    batches = loop.Lookahead(train_batches(job.dataset, settings, parallel_model.share, first_step))
     learning_rates = schedule.learning_rates(settings, rows)
 
     def ended_early() -> bool:
@@ -57,10 +57,10 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     distributed.barrier()  # rank 0 may replace the checkpoint only after every process has read it
     with (
         monitor.opened(job, first_step, len(learning_rates)) as shown,
-        stopping.watching(job.store, world, run.timeout_seconds) as stop,
+        stopping.open_stopping(job.store, world, run.timeout_seconds) as stop,
     ):
         # The batches end with the last step, earlier by train.patience, or if all processes have agreed to stop.
-        wanted = stop.until_agreed(until(ended_early, batches))
+        wanted = stop.until_stop(until(ended_early, batches))
         steps = loop.train(learner, parallel_model, wanted, learning_rates, totals, batches.begin)
         for batch in steps:
             progress.step = batch.step + 1
@@ -84,7 +84,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
             check_losses_finite(totals, settings)
             save_checkpoint(job, learner, totals, progress)
             reason = stop.reason
-            stop.over()
+            stop.finish()
             distributed.barrier()  # the store ends with rank 0, so every process reads the reason first
             raise Stopped(
                 f"stopped by {reason}; saved at step {progress.step} of {len(learning_rates)}; run again to go on"
@@ -109,7 +109,7 @@ def run(config: Params) -> None:
     met = rendezvous.connect_store(world, timeout)
     with ExitStack() as held:
         held.enter_context(explain_torch_errors(settings))
-        with agreement.agreed(met, world) as facts:
+        with agreement.compare_facts(met, world) as facts:
             data, this_run = check_inputs(config, world, facts)
             if world.is_main:
                 held.enter_context(this_run.locked())

@@ -59,7 +59,7 @@ def common_facts(config: Params, parts: dict[str, Any], world: World) -> Facts:
     That is everything in `parts`, which identity.training_parts returns, and what would let the run hang.
     """
     may_differ = {"node_rank", "rendezvous", "workers", "residency"}
-    versions, variables = provenance.versions(), environment.numeric_variables(environment.at_start())
+    versions, variables = provenance.versions(), environment.numeric_variables(environment.initial_variables())
     hardware = provenance.hardware(world, config.train.threads, config.train.arithmetic)
     kind = "train.parallel: 'elastic' needs processes of one kind; take such, or train.parallel: ddp"
     return {

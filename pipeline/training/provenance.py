@@ -48,7 +48,7 @@ def hardware(world: World, threads: int, arithmetic: Arithmetic) -> dict[str, An
         "device": PORTABLE_CPU if portable else device_name(world.device),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": threads,
-        **environment.numeric_variables(environment.at_start()),
+        **environment.numeric_variables(environment.initial_variables()),
     }
 
 

@@ -55,7 +55,7 @@ def make_learner(config: Params, counts: Mapping[str, int], world: World) -> Lea
         criterion=criterion(LOSSES[settings.loss], weights, settings.label_smoothing).to(world.device),
         optimizer=optimizer,
         precision=precision,
-        ema=Ema.of(model, settings.ema_decay),
+        ema=Ema.create(model, settings.ema_decay),
         clip_norm=settings.clip_norm,
         gradients=GRADIENTS[settings.cuda_graphs and not settings.compile](),
     )
@@ -88,5 +88,5 @@ def microbatch_count(settings: Train, world: World) -> int:
 
 def export_weights(learner: Learner, settings: Train) -> dict[str, Tensor]:
     """The weights as they would be exported now: the model's, or their moving average."""
-    with learner.ema.applied() if settings.export == "ema" else nullcontext():
+    with learner.ema.swap() if settings.export == "ema" else nullcontext():
         return network.export_state(learner.model)

@@ -24,7 +24,7 @@ def validate(job: Job, learner: Learner) -> tuple[float, float, Tensor]:
     config, data = job.config, job.dataset.packed
     rows, ema = data.rows("val"), config.train.export == "ema"
     crops = center_crops(View.of(config), data.sizes, rows)
-    with learner.ema.applied() if ema else nullcontext():
+    with learner.ema.swap() if ema else nullcontext():
         distributed.broadcast_buffers(learner.model)
         logits = inference.logits(
             learner.model, job.dataset.images, crops, config.evaluate.batch_size, job.world, learner.precision

@@ -44,7 +44,7 @@ def test_bits(world: World, precision: str, parallel: str, parts: str) -> Figure
     """Weights, statistics, moments and the loss scale are those of a training without graphs. One graph is recorded."""
     digests = []
     own = int(parts) if parallel == "single" else 1  # elastic's wrapper knows its shards
-    for graphs in (None, Graphs(Counted.maker())):
+    for graphs in (None, Graphs(Counted.factory())):
         ready = setup(world, precision, parallel, make=with_dropout, microbatches=int(parts))
         losses = train(ready, batches(world, 0, 10), clip_norm=0.1, graphs=graphs, microbatches=own)
         digests.append(digest(state_digest(ready), losses))
@@ -70,7 +70,7 @@ def stream(world: World) -> list[Batch]:
 def test_shapes(world: World, memory_format: str) -> Figures:
     """Every side and every kind of targets is recorded once. An evaluation in between is that without graphs."""
     digests = []
-    for graphs in (None, Graphs(Counted.maker())):
+    for graphs in (None, Graphs(Counted.factory())):
         ready = setup(world, "bf16", make=lambda: in_layout(MEMORY_FORMATS[memory_format]))
         steps = stream(world)
         losses = train(ready, steps, graphs=graphs)

@@ -20,7 +20,7 @@ from tests.gpu.training import NATIVE, Figures, batches, begin, distance, setup,
 def test_ema(world: World, precision: str) -> Figures:
     """The average equals its closed form. The model has it inside `applied`, and the weights before and after."""
     ready = setup(world, precision)
-    ema = Ema.of(ready.bare, 0.75)
+    ema = Ema.create(ready.bare, 0.75)
     expected = [average.double() for average in ema.averages]
     for batch in batches(world, 0, 5):
         train(ready, [batch], ema=ema)
@@ -36,7 +36,7 @@ def test_ema(world: World, precision: str) -> Figures:
         return logits
 
     before = answer()
-    with ema.applied():
+    with ema.swap():
         applied, averaged = answer(), deepcopy(ready.bare.state_dict())
     assert torch.equal(answer(), before), "after applied the weights answer"
     assert not torch.equal(applied, before), "inside applied the averages answer"

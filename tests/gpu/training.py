@@ -15,7 +15,7 @@ from pipeline.engine import determinism, loop
 from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.engine.ema import Ema
 from pipeline.engine.graphs import Graphs
-from pipeline.engine.parallel import ParallelModel, accumulating
+from pipeline.engine.parallel import ParallelModel, accumulating_model
 from pipeline.engine.precision import Precision
 from pipeline.engine.world import World
 
@@ -108,9 +108,9 @@ def train(
 ) -> list[float]:
     """Take the steps with the engine's loop, and with CUDA graphs if some are given. This rank's loss of each step."""
     alone = World(0, 0, 1, steps[0].images.device)  # the batches are already this rank's shares
-    parallel_model = ready.parallel_model if microbatches == 1 else accumulating(ready.model, alone, microbatches)
+    parallel_model = ready.parallel_model if microbatches == 1 else accumulating_model(ready.model, alone, microbatches)
     totals = loop.Totals.zero(alone.device, parallel_model.share.total)
-    average = ema or Ema.of(ready.bare, 0)
+    average = ema or Ema.create(ready.bare, 0)
     criterion = nn.CrossEntropyLoss()
     gradients = graphs or loop.eager
     learner = loop.Learner(ready.bare, criterion, ready.optimizer, ready.precision, average, clip_norm, gradients)

@@ -68,12 +68,12 @@ def stale() -> dict[str, bool]:
 def averaged() -> dict[str, bool]:
     """Which weights `loop.logits` uses under O1 while the average is applied, and after it."""
     precision, model, optimizer = prepared("O1")
-    ema = Ema.of(model, 0.5)
+    ema = Ema.create(model, 0.5)
     train(model, batches(0, 4), precision, optimizer, ema=ema)
     images = batches(9, 10)[0].images
     (before,) = loop.logits(model, [images], precision)
     twin = small()
-    with ema.applied():
+    with ema.swap():
         (applied,) = loop.logits(model, [images], precision)
         twin.load_state_dict(model.state_dict())
     (after,) = loop.logits(model, [images], precision)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from pipeline.engine import loop
 from pipeline.engine.choices import PRECISIONS
 from pipeline.engine.ema import Ema
-from pipeline.engine.parallel import accumulating
+from pipeline.engine.parallel import accumulating_model
 from pipeline.engine.precision import Precision
 from pipeline.engine.world import World
 
@@ -72,11 +72,11 @@ def train(
 ) -> None:  # fmt: skip
     """Take the steps with the engine's loop."""
     criterion = nn.CrossEntropyLoss()
-    learner = loop.Learner(model, criterion, optimizer, precision, ema or Ema.of(model, 0), clip_norm)
+    learner = loop.Learner(model, criterion, optimizer, precision, ema or Ema.create(model, 0), clip_norm)
     rates = [rate] * (1 + max(batch.step for batch in steps))
     world = World(0, 0, 1, torch.device("cpu"))
     totals = loop.Totals.zero(world.device, microbatches)
-    for _ in loop.train(learner, accumulating(model, world, microbatches), steps, rates, totals):
+    for _ in loop.train(learner, accumulating_model(model, world, microbatches), steps, rates, totals):
         pass
 
 

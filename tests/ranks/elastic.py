@@ -56,7 +56,7 @@ def trained(world: World, case: Case, steps: int, shards: int, images: int) -> t
     groups = network.parameter_groups(net, 1e-3, False)
     optimizer = OPTIMIZERS[optimizer_name](groups, 0.01, 0.9, True)
     net, optimizer = precision.prepare(net, optimizer)
-    ema = Ema.of(net, options.get("ema", 0.0))
+    ema = Ema.create(net, options.get("ema", 0.0))
     microbatches = shards if parallel == "elastic" else world.size
     parallel_model = PARALLELS[parallel](net, world, True, microbatches)
     totals = Totals.zero(world.device, microbatches)

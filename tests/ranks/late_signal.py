@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 
-from pipeline.engine.launchers import supervised
+from pipeline.engine.launchers import supervise
 
 
 def main() -> None:
     with subprocess.Popen(["sleep", "1000"]) as process:
         pids = {"process 0 of 1": process.pid}
-        with supervised(lambda: pids, timeout_seconds=600):
+        with supervise(lambda: pids, timeout_seconds=600):
             os.kill(os.getpid(), signal.SIGTERM)
             assert process.wait() == -signal.SIGTERM
             pids.clear()

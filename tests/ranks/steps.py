@@ -62,7 +62,7 @@ def trained(world: World, parallel: str, loss: str, class_weights: str, microbat
     if isinstance(parallel_model.model, DistributedDataParallel):
         parallel_model.model.register_comm_hook(None, counted)
     by_class = criterion(LOSSES[loss], CLASS_WEIGHTS[class_weights](COUNTS), 0.1)
-    learner = Learner(model, by_class, optimizer, PRECISIONS["fp32"]("cpu"), Ema.of(model, 0.0), 0.0)
+    learner = Learner(model, by_class, optimizer, PRECISIONS["fp32"]("cpu"), Ema.create(model, 0.0), 0.0)
     totals = Totals.zero(world.device, total)
     for _ in loop.train(learner, parallel_model, batches(parallel_model.share), [0.1] * STEPS, totals):
         pass
