@@ -44,13 +44,13 @@ def test_draws_are_taken_by_position() -> None:
         boxes=np.arange(12).reshape(3, 4),
         flips=np.array([True, False, False]),
         factors=np.arange(9, dtype=np.float32).reshape(3, 3) + 100,
-        erased=np.arange(12).reshape(3, 4) + 200,
+        erasures=np.arange(12).reshape(3, 4) + 200,
     )
     taken = draws.at(np.array([2, 0, 2]))
     assert taken.boxes.tolist() == [[8, 9, 10, 11], [0, 1, 2, 3], [8, 9, 10, 11]]
     assert taken.flips.tolist() == [False, True, False]
     assert taken.factors.tolist() == [[106, 107, 108], [100, 101, 102], [106, 107, 108]]
-    assert taken.erased.tolist() == [[208, 209, 210, 211], [200, 201, 202, 203], [208, 209, 210, 211]]
+    assert taken.erasures.tolist() == [[208, 209, 210, 211], [200, 201, 202, 203], [208, 209, 210, 211]]
 
 
 @pytest.mark.parametrize("size", [(300, 30), (30, 300), (300, 31)])
@@ -224,7 +224,7 @@ def test_the_mixes_of_any_world_size_merge_to_the_same(
         merged = np.concatenate([positions[getattr(share, name)] for positions, share in shares])
         assert merged.tolist() == getattr(whole, name).tolist()
     for positions, share in shares:
-        assert sorted({*share.own.tolist(), *share.partners.tolist()}) == list(range(len(positions)))
+        assert sorted({*share.images.tolist(), *share.partners.tolist()}) == list(range(len(positions)))
         assert (np.diff(positions) > 0).all()
         assert (share.lam, share.box, share.keep) == (whole.lam, whole.box, whole.keep)
 
@@ -242,7 +242,7 @@ def test_the_share_of_the_own_image_is_exact(seed: int, crop: int, batch: int, a
     assert sorted(mix.partners.tolist()) == list(range(batch))
     assert {type(mix.lam), type(mix.keep)} == {float}  # no number of NumPy's, which prints in another way
     if mix.lam == 1:
-        assert (mix.partners == mix.own).all()
+        assert (mix.partners == mix.images).all()
     elif mix.keep == 0 and mix.box != (0, 0, crop, crop):
         assert mix.lam == (crop**2 - (x1 - x0) * (y1 - y0)) / crop**2
     else:
@@ -258,7 +258,7 @@ def test_without_mixing_a_rank_needs_its_own_images_alone(size: int, data: st.Da
     positions, mix = random_params.local(random_params.draw_mix(0, 0, 12, 64, 0.0, 0.0), Share(mine, size))
     assert positions.tolist() == Share(mine, size).take(np.arange(12)).tolist()
     assert (mix.lam, mix.box, mix.keep) == (1, (0, 0, 0, 0), 1)
-    assert mix.own.tolist() == mix.partners.tolist() == list(range(12 // size))
+    assert mix.images.tolist() == mix.partners.tolist() == list(range(12 // size))
 
 
 def test_lam_has_a_beta_distribution() -> None:

@@ -1,1 +1,1 @@
-"""From packed images to batches: which rows, random parameters, resampling, augmentation, where images are kept."""
+"""From packed images to batches: sampler, random parameters, resampling, augmentation, storage."""

@@ -31,7 +31,7 @@ def crops(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], flips: NDArray
     images: uint8 [N, S, S, 3]; rows: int64 [n], the image of each crop, on the same device; boxes: [n, 4] (x0, y0, x1,
     y1 in 1/256 pixels); flips: [n], mirrored.
     """
-    return resample(images, _on_device(images, rows, boxes, flips, out), *normalization(images.device))
+    return resample(images, _make_crops(images, rows, boxes, flips, out), *normalization(images.device))
 
 
 def training_crops(
@@ -47,12 +47,12 @@ def training_crops(
     are 1 and all rectangles are empty, the values are those of `crops`.
     """
     mean, scale = normalization(images.device)
-    cut = _on_device(images, rows, params.boxes, params.flips, out)
+    boxes = _make_crops(images, rows, params.boxes, params.flips, out)
     if (params.factors == 1).all():
-        return erase(resample(images, cut, mean, scale, layout), params.erased)
-    pixels = resample(images, cut, torch.zeros_like(mean), torch.ones_like(scale), layout)
+        return erase(resample(images, boxes, mean, scale, layout), params.erasures)
+    pixels = resample(images, boxes, torch.zeros_like(mean), torch.ones_like(scale), layout)
     normalized = (jitter_colors(pixels, params.factors) - mean[:, None, None]) * scale[:, None, None]
-    return erase(normalized, params.erased)
+    return erase(normalized, params.erasures)
 
 
 def jitter_colors(pixels: Tensor, factors: NDArray[np.float32]) -> Tensor:
@@ -62,15 +62,15 @@ def jitter_colors(pixels: Tensor, factors: NDArray[np.float32]) -> Tensor:
     """
     brightness, contrast, saturation = to_device(factors, pixels.device).T[:, :, None, None, None]
     pixels = (pixels * brightness).clamp(0, 255)
-    pixels = _blended(pixels, _mean(_grey(pixels)), contrast)
-    return _blended(pixels, _grey(pixels), saturation)
+    pixels = _blend(pixels, _mean(_grey(pixels)), contrast)
+    return _blend(pixels, _grey(pixels), saturation)
 
 
-def erase(images: Tensor, erased: NDArray[np.int64]) -> Tensor:
-    """Images [n, 3, h, w] with the rectangles erased [n, 4] (x0, y0, x1, y1 in pixels) set to 0: the mean colour."""
-    if not erased.any():
+def erase(images: Tensor, boxes: NDArray[np.int64]) -> Tensor:
+    """Images [n, 3, h, w] with the pixels in boxes [n, 4] (x0, y0, x1, y1 in pixels) set to 0: the mean colour."""
+    if not boxes.any():
         return images
-    x0, y0, x1, y1 = to_device(erased, images.device).T[:, :, None]
+    x0, y0, x1, y1 = to_device(boxes, images.device).T[:, :, None]
     y, x = (torch.arange(side, device=images.device) for side in images.shape[-2:])
     rows, columns = (y0 <= y) & (y < y1), (x0 <= x) & (x < x1)
     return images.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0)
@@ -80,9 +80,9 @@ def mix_images(images: Tensor, mix: Mix) -> Tensor:
     """The mixed images [n, 3, h, w] of images [m, 3, h, w]; `images` itself if nothing is mixed."""
     if mix.lam == 1:
         return images
-    own, partners = (to_device(numbers, images.device) for numbers in (mix.own, mix.partners))
+    positions, partners = to_device(mix.images, images.device), to_device(mix.partners, images.device)
     x0, y0, x1, y1 = mix.box
-    result = images[own]
+    result = images[positions]
     # Three operations, three roundings. How often `add(…, alpha=…)` and `lerp` round depends on the device.
     result[..., y0:y1, x0:x1].mul_(mix.keep).add_(images[partners, :, y0:y1, x0:x1] * (1 - mix.keep))
     return result
@@ -95,13 +95,16 @@ def mix_labels(labels: Tensor, mix: Mix, classes: int) -> tuple[Tensor, Tensor]:
     """
     if mix.lam == 1:
         return labels, labels
-    own, partners = (labels[to_device(numbers, labels.device)] for numbers in (mix.own, mix.partners))
-    every = torch.arange(classes, device=labels.device)
-    targets = (own[:, None] == every).float() * mix.lam + (partners[:, None] == every).float() * (1 - mix.lam)
-    return own if mix.lam >= 0.5 else partners, targets
+    image_labels = labels[to_device(mix.images, labels.device)]
+    partner_labels = labels[to_device(mix.partners, labels.device)]
+    numbers = torch.arange(classes, device=labels.device)
+    image_targets = (image_labels[:, None] == numbers).float()
+    partner_targets = (partner_labels[:, None] == numbers).float()
+    targets = image_targets * mix.lam + partner_targets * (1 - mix.lam)
+    return image_labels if mix.lam >= 0.5 else partner_labels, targets
 
 
-def _on_device(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], flips: NDArray[np.bool_], out: int) -> Crops:
+def _make_crops(images: Tensor, rows: Tensor, boxes: NDArray[np.int64], flips: NDArray[np.bool_], out: int) -> Crops:
     """The crops with their tensors on the device of the images."""
     return Crops(rows, to_device(boxes, images.device), to_device(flips, images.device), out)
 
@@ -124,7 +127,7 @@ def normalization(device: torch.device) -> tuple[Tensor, Tensor]:
     return _constant(MEAN, device) * 255, 1 / (_constant(STD, device) * 255)
 
 
-def _blended(pixels: Tensor, other: Tensor, share: Tensor) -> Tensor:
+def _blend(pixels: Tensor, other: Tensor, share: Tensor) -> Tensor:
     """share · pixels + (1 - share) · other, clamped to [0, 255]. `share` may be greater than 1."""
     return (pixels * share + other * (1 - share)).clamp(0, 255)
 

@@ -22,15 +22,15 @@ from pipeline.loader import augment, random_params, sampler
 from pipeline.loader.random_params import AugmentParams, CropRange, Mix
 from pipeline.loader.storage import Dataset, ImageStore
 
-Collected = tuple[Tensor, Tensor]  # of ImageStore.collect
+HostImages = tuple[Tensor, Tensor]  # of ImageStore.collect
 
 
 @dataclass(frozen=True)
 class Plan:
-    """This process's part of one global batch: images, labels and random parameters. No pixel is changed yet."""
+    """This process's part of one global batch: images, labels and random parameters. The images are not cropped yet."""
 
     step: int
-    images: Collected
+    images: HostImages
     side: int  # of the crops, in pixels
     labels: NDArray[np.int64]  # of these images
     params: AugmentParams
@@ -70,11 +70,11 @@ def plans(dataset: Dataset, settings: Train, share: Share, first_step: int) -> I
         batch = rows[sampler.batch_rows(seed, step, size, len(rows))]
         side = resolution.side_of_epoch(settings, sampler.epoch_of_step(step, len(rows), size))
         params = augment_params(settings, data, batch, step, side)
-        # Partners of mixed images may belong to other processes: `needed` are the images that this process cuts.
+        # Partners of mixed images may belong to other processes: `positions` are the images that this process cuts.
         mix = random_params.draw_mix(seed, step, size, side, settings.mixup, settings.cutmix)
-        needed, mix = random_params.local(mix, share)
-        images = batch[needed]
-        yield Plan(step, dataset.images.collect(images), side, data.labels[images], params.at(needed), mix)
+        positions, mix = random_params.local(mix, share)
+        images = batch[positions]
+        yield Plan(step, dataset.images.collect(images), side, data.labels[images], params.at(positions), mix)
 
 
 def train_batches(dataset: Dataset, settings: Train, share: Share, first_step: int) -> Iterator[Batch]:
@@ -96,7 +96,7 @@ def train_batches(dataset: Dataset, settings: Train, share: Share, first_step: i
 
 def eval_batches(store: ImageStore, batches: Sequence[CenterCrops]) -> Iterator[Tensor]:
     """Each batch of centre crops as normalized images float32 [n, 3, size, size], on the device."""
-    collected = ((crops, store.collect(crops.rows)) for crops in batches)
-    for crops, images in threads.prefetch(collected, store.device.type == "cuda"):
+    images_of_batches = ((crops, store.collect(crops.rows)) for crops in batches)
+    for crops, images in threads.prefetch(images_of_batches, store.device.type == "cuda"):
         flips = np.zeros(len(crops.rows), np.bool_)
         yield augment.crops(*store.send(images), crops.boxes, flips, crops.size)

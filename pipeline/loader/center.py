@@ -1,14 +1,14 @@
-"""The centre crop of evaluation, without torch: its box, and its pixels in NumPy for one image.
+"""The centre crop of evaluation in NumPy: its box, and its pixels for one image.
 
-The pixels have the bits of `resample.py`, which has the rules of the arithmetic: every number here is exact, too.
-Importing torch takes seconds, which a prediction with ONNX does not need.
+The pixels have the bits of `resample.py`, which explains the arithmetic: every number here is exact, too. This module
+does not import torch: that takes seconds, and a prediction with ONNX does not need it.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 GRID = 256  # boxes are given in 1/256 pixels of the packed image
-ONE = 256  # filter weights are multiples of 1/256
+WEIGHT_UNITS = 256  # filter weights are multiples of 1/WEIGHT_UNITS
 
 
 def eval_boxes(sizes: NDArray[np.int32], packed_size: int, resize: int, crop: int) -> NDArray[np.int64]:
@@ -16,11 +16,11 @@ def eval_boxes(sizes: NDArray[np.int32], packed_size: int, resize: int, crop: in
     full = packed_size * GRID
     extent = full * crop * sizes.min(axis=1, keepdims=True).astype(np.int64) // (resize * sizes.astype(np.int64))
     start = (full - extent) // 2
-    return at_least_a_pixel(np.concatenate([start, start + extent], -1), packed_size)
+    return clip_boxes(np.concatenate([start, start + extent], -1), packed_size)
 
 
-def at_least_a_pixel(boxes: NDArray[np.int64], packed_size: int) -> NDArray[np.int64]:
-    """Boxes inside the packed image, at least one pixel wide and high."""
+def clip_boxes(boxes: NDArray[np.int64], packed_size: int) -> NDArray[np.int64]:
+    """The boxes clipped to the packed image, at least one pixel wide and high."""
     start = np.clip(boxes[:, :2], 0, (packed_size - 1) * GRID)
     return np.concatenate([start, np.clip(boxes[:, 2:], start + GRID, packed_size * GRID)], -1)
 
@@ -51,7 +51,7 @@ def triangle(start: int, end: int, side: int, out: int) -> NDArray[np.float32]:
     height = np.maximum(radius - np.abs(neighbours * pixel + pixel // 2 - centre[:, None]), 0)
     running = height.cumsum(1)
     total = running[:, -1:]
-    rounded = (2 * ONE * running + total) // (2 * total)
+    rounded = (2 * WEIGHT_UNITS * running + total) // (2 * total)
     matrix = np.zeros((out, side), np.float32)
-    np.put_along_axis(matrix, neighbours, np.diff(rounded, axis=1, prepend=0) / np.float32(ONE), 1)
+    np.put_along_axis(matrix, neighbours, np.diff(rounded, axis=1, prepend=0) / np.float32(WEIGHT_UNITS), 1)
     return matrix

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pipeline.engine.parallel import Share
 from pipeline.loader import sampler
-from pipeline.loader.center import GRID, at_least_a_pixel
+from pipeline.loader.center import GRID, clip_boxes
 from pipeline.loader.sampler import CROP, ERASE, JITTER, MIX
 
 ATTEMPTS = 10  # as in torchvision; then RandomResizedCrop takes a central crop, and RandomErasing erases nothing
@@ -36,12 +36,12 @@ class AugmentParams:
     boxes: NDArray[np.int64]  # [n, 4] of `crop_boxes`
     flips: NDArray[np.bool_]  # [n] of `crop_boxes`
     factors: NDArray[np.float32]  # [n, 3] of `jitter_factors`
-    erased: NDArray[np.int64]  # [n, 4] of `erase_boxes`
+    erasures: NDArray[np.int64]  # [n, 4] of `erase_boxes`
 
     def at(self, positions: NDArray[np.int64]) -> "AugmentParams":
         """The parameters of the images at these positions."""
         return AugmentParams(
-            self.boxes[positions], self.flips[positions], self.factors[positions], self.erased[positions]
+            self.boxes[positions], self.flips[positions], self.factors[positions], self.erasures[positions]
         )
 
 
@@ -53,7 +53,7 @@ class Mix:
     1 - (1 - keep) · box area / crop area. If lam is 1, nothing is mixed and every image is its own partner.
     """
 
-    own: NDArray[np.int64]  # [n] positions of the images that are mixed (see `local`)
+    images: NDArray[np.int64]  # [n] positions of the images that are mixed (see `local`)
     partners: NDArray[np.int64]  # [n] positions of their partners
     lam: float  # the image's share of the mixture, and of its target
     box: tuple[int, int, int, int]  # x0, y0, x1, y1 in pixels of the crop: all of it (mixup) or a part (CutMix)
@@ -74,24 +74,21 @@ def crop_boxes(
     Returns boxes [batch, 4] (x0, y0, x1, y1 in 1/256 pixels of the packed image) and flips [batch].
     """
     random, (low, high), ratio = sampler.generator(seed, CROP, step), crops.scale, crops.ratio
-    shape, position, mirror = (
-        random.random((len(sizes), ATTEMPTS, 2)),
-        random.random((len(sizes), 2)),
-        random.random(len(sizes)),
-    )
+    shape, position = random.random((len(sizes), ATTEMPTS, 2)), random.random((len(sizes), 2))
+    mirror = random.random(len(sizes))
     full = sizes.astype(np.float64)[:, None, :]
     area = full[..., 0] * full[..., 1] * (low + (high - low) * shape[..., 0])
     aspect = _log_uniform(shape[..., 1], ratio)
-    tried = np.stack([np.sqrt(area * aspect), np.sqrt(area / aspect)], -1)  # [batch, ATTEMPTS, 2] width, height
-    fits = np.logical_and.reduce(tried <= full, axis=-1)
-    found = np.logical_or.reduce(fits, axis=1)
-    chosen = tried[np.arange(len(sizes)), fits.argmax(axis=1)]
+    candidates = np.stack([np.sqrt(area * aspect), np.sqrt(area / aspect)], -1)  # [batch, ATTEMPTS, 2] width, height
+    fits = np.logical_and.reduce(candidates <= full, axis=-1)
+    has_fit = np.logical_or.reduce(fits, axis=1)
+    first_fit = candidates[np.arange(len(sizes)), fits.argmax(axis=1)]
     width, height = full[:, 0, 0], full[:, 0, 1]
     central = np.stack([np.minimum(width, height * ratio[1]), np.minimum(height, width / ratio[0])], -1)
-    extent = np.where(found[:, None], chosen, central)
-    start = np.where(found[:, None], position, 0.5) * (full[:, 0] - extent)
+    extent = np.where(has_fit[:, None], first_fit, central)
+    start = np.where(has_fit[:, None], position, 0.5) * (full[:, 0] - extent)
     corners = np.concatenate([start, start + extent], -1) / np.tile(full[:, 0], 2) * (packed_size * GRID)
-    return at_least_a_pixel(np.rint(corners).astype(np.int64), packed_size), mirror < crops.flip
+    return clip_boxes(np.rint(corners).astype(np.int64), packed_size), mirror < crops.flip
 
 
 def jitter_factors(seed: int, step: int, batch: int, strength: float) -> NDArray[np.float32]:
@@ -112,12 +109,12 @@ def erase_boxes(seed: int, step: int, batch: int, crop: int, chance: float) -> N
     shape, position, coin = random.random((batch, ATTEMPTS, 2)), random.random((batch, 2)), random.random(batch)
     area = crop * crop * (ERASE_SCALE[0] + (ERASE_SCALE[1] - ERASE_SCALE[0]) * shape[..., 0])
     aspect = _log_uniform(shape[..., 1], ERASE_RATIO)
-    tried = np.rint(np.sqrt(np.stack([area / aspect, area * aspect], -1)))  # [batch, ATTEMPTS, 2] width, height
-    fits = np.logical_and.reduce(tried < crop, axis=-1)
-    extent = tried[np.arange(batch), fits.argmax(axis=1)]
+    candidates = np.rint(np.sqrt(np.stack([area / aspect, area * aspect], -1)))  # [batch, ATTEMPTS, 2] width, height
+    fits = np.logical_and.reduce(candidates < crop, axis=-1)
+    extent = candidates[np.arange(batch), fits.argmax(axis=1)]
     start = np.floor(position * (crop - extent + 1))
-    erased = np.logical_or.reduce(fits, axis=1) & (coin < chance)
-    return np.where(erased[:, None], np.concatenate([start, start + extent], -1), 0).astype(np.int64)
+    is_erased = np.logical_or.reduce(fits, axis=1) & (coin < chance)
+    return np.where(is_erased[:, None], np.concatenate([start, start + extent], -1), 0).astype(np.int64)
 
 
 def draw_mix(seed: int, step: int, batch: int, crop: int, mixup: float, cutmix: float) -> Mix:
@@ -126,20 +123,20 @@ def draw_mix(seed: int, step: int, batch: int, crop: int, mixup: float, cutmix: 
     `mixup` and `cutmix` are the alphas of Beta(alpha, alpha); 0 turns one off. With both, each has probability 1/2, as
     in torchvision's reference training. The batch has one lam and one box; partners are a permutation of the batch.
     """
-    everyone = np.arange(batch)
-    nothing = Mix(everyone, everyone, 1.0, (0, 0, 0, 0), 1.0)
+    positions = np.arange(batch)
+    unmixed = Mix(positions, positions, 1.0, (0, 0, 0, 0), 1.0)
     choices = [(name, alpha) for name, alpha in (("mixup", mixup), ("cutmix", cutmix)) if alpha > 0]
     if not choices:
-        return nothing
+        return unmixed
     random = sampler.generator(seed, MIX, step)
     name, alpha = choices[random.integers(len(choices))]
     partners = random.permutation(batch)
-    lam = float(_rounded(random.beta(alpha, alpha)))
+    lam = float(_round(random.beta(alpha, alpha)))
     box, keep = (0, 0, crop, crop), lam
     if name == "cutmix":
-        box, keep = _cut(random.integers(crop, size=2), lam, crop), 0.0
-        lam = (crop**2 - (box[2] - box[0]) * (box[3] - box[1])) / crop**2  # what the clipped box leaves
-    return Mix(everyone, partners, lam, box, keep) if lam < 1 else nothing
+        box, keep = _cutmix_box(random.integers(crop, size=2), lam, crop), 0.0
+        lam = (crop**2 - (box[2] - box[0]) * (box[3] - box[1])) / crop**2  # the area outside the clipped box
+    return Mix(positions, partners, lam, box, keep) if lam < 1 else unmixed
 
 
 def local(mix: Mix, share: Share) -> tuple[NDArray[np.int64], Mix]:
@@ -148,13 +145,13 @@ def local(mix: Mix, share: Share) -> tuple[NDArray[np.int64], Mix]:
     Returns the positions [m] in the global batch of this process's images and of their partners, each once, and the mix
     of this share, with positions among those m images. Without mixing these are just its images, in order.
     """
-    pairs = np.concatenate([share.take(mix.own), share.take(mix.partners)])
+    pairs = np.concatenate([share.take(mix.images), share.take(mix.partners)])
     positions, index = np.unique(pairs, return_inverse=True)
-    own, partners = index.reshape(2, -1)
-    return positions, replace(mix, own=own, partners=partners)
+    images, partners = index.reshape(2, -1)
+    return positions, replace(mix, images=images, partners=partners)
 
 
-def _cut(centre: NDArray[np.int64], lam: float, crop: int) -> tuple[int, int, int, int]:
+def _cutmix_box(centre: NDArray[np.int64], lam: float, crop: int) -> tuple[int, int, int, int]:
     """CutMix's square around `centre`: 1 - lam of the crop's area before it is clipped to the crop."""
     half = int(0.5 * np.sqrt(1 - lam) * crop)
     x0, y0, x1, y1 = np.clip(np.concatenate([centre - half, centre + half]), 0, crop).tolist()
@@ -164,10 +161,10 @@ def _cut(centre: NDArray[np.int64], lam: float, crop: int) -> tuple[int, int, in
 def _log_uniform(uniform: NDArray[np.float64], bounds: tuple[float, float]) -> NDArray[np.float64]:
     """Numbers between the bounds with a uniform logarithm, from uniform numbers in [0, 1)."""
     low, high = np.log(bounds[0]), np.log(bounds[1])
-    return _rounded(np.exp(low + (high - low) * uniform))
+    return _round(np.exp(low + (high - low) * uniform))
 
 
-def _rounded(values: ArrayLike) -> NDArray[np.float64]:
+def _round(values: ArrayLike) -> NDArray[np.float64]:
     """The values as multiples of 2^-20: the last bit of exp or pow, which differs between machines, has no effect."""
-    rounded: NDArray[np.float64] = np.rint(np.asarray(values) * 2**20) / 2**20
-    return rounded
+    multiples: NDArray[np.float64] = np.rint(np.asarray(values) * 2**20) / 2**20
+    return multiples

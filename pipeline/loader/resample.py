@@ -1,7 +1,7 @@
-"""Resampling: a box of a packed image becomes size × size pixels.
+"""Resampling of a box of a packed image to size × size pixels.
 
-Antialiased with a triangle filter (Pillow's BILINEAR, torchvision's `antialias=True`), separable, columns first. Random
-crops in training and centre crops in evaluation both use it.
+The filter is an antialiased triangle (Pillow's BILINEAR, torchvision's `antialias=True`), separable, columns first.
+Random crops in training and centre crops in evaluation both use it.
 
 The result is exact, so its bits do not depend on device, thread count, other images of the batch or order of summation:
 filter weights are computed in whole numbers and rounded to multiples of 1/256 that sum to 1; pixels are whole numbers;
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from pipeline.engine import kernels
-from pipeline.loader.center import GRID, ONE, taps
+from pipeline.loader.center import GRID, WEIGHT_UNITS, taps
 from pipeline.loader.resample_cuda import SOURCE
 
 TO_QUARTERS = 1.5 * 2.0**21  # adding and subtracting it rounds to 1/4
@@ -72,14 +72,13 @@ def triangle(start: Tensor, end: Tensor, side: int, out: int) -> Filter:
     centre = 2 * out * begin + (2 * torch.arange(out, device=device) + 1) * extent
     radius = 2 * extent.clamp(min=out * GRID)
     first = ((centre - radius + pixel / 2) / pixel).floor().clamp(0, side - count)
-    neighbour = (
-        pixel * torch.arange(count, device=device)[:, None] + pixel / 2
-    )  # the centre of each, from the edge of the first
+    # The centre of each input pixel, from the edge of the first.
+    neighbour = pixel * torch.arange(count, device=device)[:, None] + pixel / 2
     height = (radius[:, None] - ((first * pixel - centre)[:, None] + neighbour).abs()).clamp(min=0)
     # Running sums are rounded, not weights: then the rounded weights still sum to one.
     running = torch.stack(list(accumulate(height.unbind(1))), 1)
     total = running[:, -1:]
-    rounded = ((2 * ONE * running + total) / (2 * total)).floor().float() / ONE
+    rounded = ((2 * WEIGHT_UNITS * running + total) / (2 * total)).floor().float() / WEIGHT_UNITS
     return Filter(first.long(), torch.cat([rounded[:, :1], rounded[:, 1:] - rounded[:, :-1]], 1))
 
 
@@ -106,17 +105,17 @@ def by_kernels(
     """`resample` as two kernels of resample_cuda.py. Runs on a GPU. Tests pass a `launch` that runs on the CPU."""
     n, side, size, device = len(crops.rows), images.shape[1], crops.size, images.device
     count = taps(side, size)
-    read = (images, crops.rows, crops.boxes, crops.flips, mean, scale)
-    assert all(tensor.is_contiguous() for tensor in read)  # a kernel goes by address
+    inputs = (images, crops.rows, crops.boxes, crops.flips, mean, scale)
+    assert all(tensor.is_contiguous() for tensor in inputs)  # a kernel computes the address of an element
     first = torch.empty(n, 2, size, dtype=torch.int32, device=device)
     weights = torch.empty(n, 2, count, size, dtype=torch.int32, device=device)
-    made = torch.empty(n, 3, size, size, device=device, memory_format=layout)
+    output = torch.empty(n, 3, size, size, device=device, memory_format=layout)
     blocks = -(-n * 2 * size // kernels.THREADS)
     launch(SOURCE, "weigh", blocks, [crops.boxes, crops.flips, first, weights, n, side, size, count])
-    sizes = [side, size, count, made.stride(1), made.stride(3)]
+    sizes = [side, size, count, output.stride(1), output.stride(3)]
     blocks = n * -(-size * size // kernels.THREADS)
-    launch(SOURCE, "cut", blocks, [images, crops.rows, first, weights, mean, scale, made, *sizes])
-    return made
+    launch(SOURCE, "cut", blocks, [images, crops.rows, first, weights, mean, scale, output, *sizes])
+    return output
 
 
 def by_loops(images: Tensor, crops: Crops, mean: Tensor, scale: Tensor) -> Tensor:
@@ -125,20 +124,20 @@ def by_loops(images: Tensor, crops: Crops, mean: Tensor, scale: Tensor) -> Tenso
     columns = triangle(crops.boxes[:, 0], crops.boxes[:, 2], side, out).mirrored(crops.flips)
     lines = triangle(crops.boxes[:, 1], crops.boxes[:, 3], side, out)
     # From NumPy, which asks for huge pages: the system clears these faster.
-    made = torch.from_numpy(np.empty((n, 3, out, out), np.float32))
+    output = torch.from_numpy(np.empty((n, 3, out, out), np.float32))
     fill = _kernel(side, out)
-    whole, offsets, factors = images.numpy(), mean.numpy(), scale.numpy()
+    shared = (images.numpy(), mean.numpy(), scale.numpy())
+    by_crop = (crops.rows, columns.first, columns.weights, lines.first, lines.weights, output)
 
-    def part(number: int) -> None:
-        mine = slice(n * number // threads, n * (number + 1) // threads)
-        own = (t[mine].numpy() for t in (crops.rows, columns.first, columns.weights, lines.first, lines.weights, made))
-        fill(whole, offsets, factors, *own)
+    def fill_part(number: int) -> None:
+        part = slice(n * number // threads, n * (number + 1) // threads)
+        fill(*shared, *(tensor[part].numpy() for tensor in by_crop))
 
     if threads == 1:
-        part(0)
+        fill_part(0)
     else:
-        list(_pool(threads).map(part, range(threads)))
-    return made
+        list(_pool(threads).map(fill_part, range(threads)))
+    return output
 
 
 @cache
@@ -150,15 +149,17 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def _kernel(side: int, out: int) -> Callable[..., None]:
     """The compiled loop for one pair of sizes. As constants of its code they make it 1.2 times as fast [measured].
 
-    It is compiled when the pair is first used (about 3 s), and kept beside this file in __pycache__. Where that cannot
-    be written, every process compiles anew: numba would go on to the user's home, and without one to a folder named ~.
+    It is compiled when the pair is first used (about 3 s), and cached beside this file in __pycache__. If that is not
+    writable, every process compiles it: numba's next choice is the user's home, and without one a folder named ~.
     """
     import numba  # here, because the import takes a second and a GPU does not need it
 
     # numba reads this when it compiles a loop. It makes `resample` 1.6 times as fast [measured].
     numba.config.SLP_VECTORIZE = 1  # type: ignore[attr-defined]  # numba adds its settings to the module at run time
-    here = Path(__file__).parent
-    keep = os.access(folder if (folder := here / "__pycache__").exists() else here, os.W_OK)
+    folder = Path(__file__).parent
+    if (folder / "__pycache__").exists():
+        folder /= "__pycache__"
+    is_writable = os.access(folder, os.W_OK)
 
     # Unsigned: numba checks signed indices for negative values, and then does not vectorize the loops.
     index = np.uintp
@@ -212,5 +213,7 @@ def _kernel(side: int, out: int) -> Callable[..., None]:
 
     # Without the interpreter's lock; nothing is checked. A product and a sum may become one operation, rounded once:
     # no number here needs rounding.
-    compiled: Callable[..., None] = numba.njit(nogil=True, cache=keep, error_model="numpy", fastmath={"contract"})(fill)
-    return compiled
+    kernel: Callable[..., None] = numba.njit(nogil=True, cache=is_writable, error_model="numpy", fastmath={"contract"})(
+        fill
+    )
+    return kernel

@@ -1,8 +1,8 @@
-"""Where the packed images are kept during training and evaluation: run.residency. It changes no byte of any result.
+"""The memory that holds the packed images during training and evaluation: run.residency. It changes no result.
 
     device    in the memory of the device: batches are cut from there
     host      in the main memory of this process, pinned for a GPU
-    disk      mapped from the packed file: the system caches what fits, and is told one step ahead what is needed next
+    disk      mapped from the packed file: the system caches what fits, and learns one step ahead which images are next
     auto      on a GPU the first of these that fits; on the CPU disk, because its memory is the system's
 
 With host and disk a GPU gets the images of a batch in pinned memory. `threads.prefetch` collects them in a thread while
@@ -33,18 +33,18 @@ MAX_SHARE = 0.5  # of the free memory, that the images of all processes of this 
 
 @dataclass(frozen=True)
 class ImageStore:
-    """Packed images uint8 [N, S, S, 3] where they are kept, and the device that they are needed on."""
+    """Packed images uint8 [N, S, S, 3] in some memory, and the device that needs them."""
 
     images: Tensor
     device: torch.device
-    announce: Callable[[NDArray[np.int64]], None] = lambda rows: None  # tells the system which rows [n] come next
+    advise: Callable[[NDArray[np.int64]], None] = lambda rows: None  # tells the system which rows [n] are read next
 
     def collect(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Images and row numbers int64 [n] to copy to the device, so that it has the given rows [n].
 
         If the images are already there, or the device is the CPU: all images, and the rows as given.
         """
-        self.announce(rows)
+        self.advise(rows)
         numbers = torch.from_numpy(rows)
         if self.device.type == "cpu":
             return self.images, numbers
@@ -55,7 +55,7 @@ class ImageStore:
         return collected, torch.arange(len(rows)).pin_memory()
 
     def send(self, collected: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """What `collect` returned, on the device.
+        """The images and row numbers that `collect` returned, on the device.
 
         A GPU copies in a stream of its own, while it computes the step before. The current stream waits for the copy;
         the host does not.
@@ -87,48 +87,50 @@ class Dataset:
 
 
 def open_images(
-    images: NDArray[np.uint8], where: Residency, device: torch.device, processes: int
+    images: NDArray[np.uint8], residency: Residency, device: torch.device, processes: int
 ) -> tuple[ImageStore, str]:
-    """The packed images, mapped from disk or copied to where `where` says, and a text for the user that says where.
+    """The packed images in the memory that `residency` names, and a text for the user with its name.
 
     `processes` of this machine do this at the same time. Raises UserError if the images do not fit.
     """
-    host = psutil.virtual_memory().available * MAX_SHARE / processes
-    fits = {"device": torch.cuda.mem_get_info(device)[0] * MAX_SHARE if device.type == "cuda" else host, "host": host}
-    chosen: str = where
-    if where == "auto":
-        chosen = "disk"
-        if device.type == "cuda":
-            chosen = next((memory for memory in ("device", "host") if images.nbytes <= fits[memory]), "disk")
-    elif where != "disk" and images.nbytes > fits[where]:
-        fit = f"{fits[where] / 1e9:.1f} GB fit there ({MAX_SHARE:.0%} of what is free, shared by the processes)"
+    limits = {"host": psutil.virtual_memory().available * MAX_SHARE / processes}
+    limits["device"] = torch.cuda.mem_get_info(device)[0] * MAX_SHARE if device.type == "cuda" else limits["host"]
+    memory: str = residency
+    if residency == "auto":
+        memory = "disk"
+        if device.type == "cuda" and images.nbytes <= limits["device"]:
+            memory = "device"
+        elif device.type == "cuda" and images.nbytes <= limits["host"]:
+            memory = "host"
+    elif residency != "disk" and images.nbytes > limits[residency]:
+        fit = f"{limits[residency] / 1e9:.1f} GB fit there ({MAX_SHARE:.0%} of what is free, shared by the processes)"
         reason = f"it needs {images.nbytes / 1e9:.1f} GB, but {fit}"
-        raise UserError(Fault("run.residency", where, "machine", reason, "auto, disk"))
-    store = _mapped(images, device)
-    if chosen == "device":
+        raise UserError(Fault("run.residency", residency, "machine", reason, "auto, disk"))
+    store = _map(images, device)
+    if memory == "device":
         store = ImageStore(store.images.to(device, copy=True), device)
-    elif chosen == "host":
+    elif memory == "host":
         store = ImageStore(store.images.pin_memory() if device.type == "cuda" else store.images.clone(), device)
-    return store, f"{chosen} ({images.nbytes / 1e6:,.0f} MB, run.residency: {where})"
+    return store, f"{memory} ({images.nbytes / 1e6:,.0f} MB, run.residency: {residency})"
 
 
-def _mapped(images: NDArray[np.uint8], device: torch.device) -> ImageStore:
-    """The images, mapped from their file."""
+def _map(images: NDArray[np.uint8], device: torch.device) -> ImageStore:
+    """The images as a memory map of their file."""
     assert isinstance(images, np.memmap)
     with Path(str(images.filename)).open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    array, length = np.frombuffer(mapped, np.uint8, offset=images.offset).reshape(images.shape), images[0].nbytes
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    array, length = np.frombuffer(mapping, np.uint8, offset=images.offset).reshape(images.shape), images[0].nbytes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that the array is read-only; nothing writes to it
         tensor = torch.from_numpy(array)
 
     if images.nbytes < psutil.virtual_memory().available:
-        mapped.madvise(mmap.MADV_WILLNEED)  # all of it, in one go
+        mapping.madvise(mmap.MADV_WILLNEED)  # all of it, in one go
         return ImageStore(tensor, device)
 
-    def announce(rows: NDArray[np.int64]) -> None:
+    def advise(rows: NDArray[np.int64]) -> None:
         for start in (images.offset + rows * length).tolist():
             page = start // mmap.PAGESIZE * mmap.PAGESIZE
-            mapped.madvise(mmap.MADV_WILLNEED, page, start + length - page)
+            mapping.madvise(mmap.MADV_WILLNEED, page, start + length - page)
 
-    return ImageStore(tensor, device, announce)
+    return ImageStore(tensor, device, advise)
