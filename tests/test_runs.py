@@ -71,10 +71,10 @@ def test_a_queued_experiment_keeps_its_record_in_the_project(
     for needed in (Path(config.paths.models) / "model.safetensors", provenance.LOCKED_PACKAGES):
         needed.parent.mkdir()
         needed.touch()
-    with run.locked():
+    with run.lock():
         run.begin()
         run.checkpoint.touch()
-        with pytest.raises(UserError) as refused, Run(board, DIGEST).locked():
+        with pytest.raises(UserError) as refused, Run(board, DIGEST).lock():
             pass
         assert refused.value.faults[0].kind == "busy"
         run.finish(config, ALONE, time.monotonic(), 1)

@@ -17,7 +17,7 @@ from pipeline.training.schedule import (
     checkpoint_age,
     finished_epoch,
     learning_rates,
-    scaled,
+    scaled_lr,
     should_stop,
 )
 from tests.conftest import change, on_cpu, read_params
@@ -126,9 +126,9 @@ def test_patience_is_told_by_the_history_alone(accuracies: list[float], patience
 
 def test_the_rate_grows_with_the_batch() -> None:
     """A rate of 0.1 for 256 images is 0.4 for 1024; without a reference it stays."""
-    assert scaled(0.1, 1024, 256) == 0.4
-    assert scaled(0.1, 64, 64) == 0.1
-    assert scaled(0.1, 1024, 0) == 0.1
+    assert scaled_lr(0.1, 1024, 256) == 0.4
+    assert scaled_lr(0.1, 64, 64) == 0.1
+    assert scaled_lr(0.1, 1024, 0) == 0.1
 
 
 def test_an_epoch_ends_where_its_last_full_batch_does() -> None:

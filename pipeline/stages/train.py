@@ -26,7 +26,7 @@ from pipeline.stages import frame
 from pipeline.training import monitor, results, schedule
 from pipeline.training.checks import check_losses_finite, explain_torch_errors
 from pipeline.training.job import Job, check_inputs, open_dataset
-from pipeline.training.notes import ending, notes, opening
+from pipeline.training.notes import early_stop_note, notes, training_facts
 from pipeline.training.resume import resume, save_checkpoint
 from pipeline.training.state import Progress, export_weights, make_learner, microbatch_count
 from pipeline.training.validation import end_epoch
@@ -42,7 +42,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     settings, run, world, rows = job.config.train, job.config.run, job.world, job.rows
     learner = make_learner(job.config, job.dataset.packed.counts("train"), world)
     if world.is_main:
-        print(*(f"train: {line}" for line in opening(job, learner.model)), sep="\n", file=sys.stderr)
+        print(*(f"train: {line}" for line in training_facts(job, learner.model)), sep="\n", file=sys.stderr)
     microbatches = microbatch_count(settings, world)
     totals = Totals.zero(world.device, microbatches)
     progress = resume(job, learner, totals)
@@ -56,7 +56,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
 
     distributed.barrier()  # rank 0 may replace the checkpoint only after every process has read it
     with (
-        monitor.opened(job, first_step, len(learning_rates)) as shown,
+        monitor.open_monitor(job, first_step, len(learning_rates)) as shown,
         stopping.open_stopping(job.store, world, run.timeout_seconds) as stop,
     ):
         # The batches end with the last step, earlier by train.patience, or if all processes have agreed to stop.
@@ -89,7 +89,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
             raise Stopped(
                 f"stopped by {reason}; saved at step {progress.step} of {len(learning_rates)}; run again to go on"
             )
-        shown.finished(results.exported_row(job.config, progress))
+        shown.finish(results.exported_row(job.config, progress))
     final = progress.best_weights if settings.export == "best" else export_weights(learner, settings)
     return final, progress, progress.step - first_step
 
@@ -112,7 +112,7 @@ def run(config: Params) -> None:
         with agreement.compare_facts(met, world) as facts:
             data, this_run = check_inputs(config, world, facts)
             if world.is_main:
-                held.enter_context(this_run.locked())
+                held.enter_context(this_run.lock())
         store = held.enter_context(distributed.process_group(world, timeout, met))
         if world.is_main:
             this_run.begin()
@@ -121,11 +121,11 @@ def run(config: Params) -> None:
         job = Job(config, open_dataset(config, data, world), world, store, this_run)
         weights, progress, taken = train(job)
         if world.is_main:
-            for note in ending(settings, progress.history):
+            if note := early_stop_note(settings, progress.history):
                 print(f"train: {note}", file=sys.stderr)
             results.write(config, data.classes, weights, progress)
             this_run.finish(config, world, started, taken * settings.batch_size)
-            print(f"train: {results.closing(config, progress)}", file=sys.stderr)
+            print(f"train: {results.summary(config, progress)}", file=sys.stderr)
 
 
 def main(_: Namespace) -> int:

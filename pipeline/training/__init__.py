@@ -1,1 +1,1 @@
-"""What a training has beside its steps: learning rates, checkpoints, run folders, provenance, the monitor."""
+"""A training around its steps: learning rates, checkpoints, run folders, provenance, the monitor."""

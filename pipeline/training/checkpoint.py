@@ -1,7 +1,7 @@
 """A dict of tensors in one file, written atomically. A damaged file is detected when it is loaded.
 
-The file is what torch.save writes, followed by its SHA-256, because torch.load checks no checksum. The checkpoint
-before the newest is kept beside it.
+The file has the bytes of torch.save, then their SHA-256, because torch.load checks no checksum. The checkpoint before
+the newest is kept beside it.
 """
 
 import hashlib
@@ -14,8 +14,8 @@ import torch
 from pipeline.base import files
 
 
-class Damaged(Exception):
-    """The file is not what was saved."""
+class DamagedError(Exception):
+    """The content of the file is not what `save` wrote."""
 
 
 def previous(path: Path) -> Path:
@@ -23,8 +23,8 @@ def previous(path: Path) -> Path:
     return path.with_name(f"previous-{path.name}")
 
 
-class _Hashed(io.BufferedWriter):
-    """A file with the SHA-256 of everything that was written to it, so that no byte is read again."""
+class _HashingWriter(io.BufferedWriter):
+    """A file that computes the SHA-256 of its bytes while they are written."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         super().__init__(raw)
@@ -38,7 +38,7 @@ class _Hashed(io.BufferedWriter):
 def save(path: Path, state: dict[str, Any]) -> None:
     """Write `state` to `path` atomically, and sync it to the disk. The previous file is kept under another name."""
     with files.atomic_file(path) as temporary:
-        with _Hashed(temporary.open("wb", buffering=0)) as file:
+        with _HashingWriter(temporary.open("wb", buffering=0)) as file:
             _write(state, file)
             file.write(file.sha256.digest())
         if path.exists():
@@ -58,23 +58,23 @@ def _write(state: dict[str, Any], file: IO[bytes]) -> None:
 def load(path: Path) -> dict[str, Any]:
     """The dict saved at `path`, its tensors on the CPU. Loads tensors and plain values only, never code.
 
-    Raises FileNotFoundError, and Damaged for a file that was cut or changed, or that another program wrote.
+    Raises FileNotFoundError, and DamagedError for a file that was cut or changed, or that another program wrote.
     """
     try:
         content = path.read_bytes()
     except IsADirectoryError as error:
-        raise Damaged(str(path)) from error
+        raise DamagedError(str(path)) from error
     payload, digest = content[:-32], content[-32:]
     if hashlib.sha256(payload).digest() != digest:
-        raise Damaged(str(path))
+        raise DamagedError(str(path))
     try:
         state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except MemoryError:
         raise
     except Exception as error:  # another program wrote it, so any error is possible
-        raise Damaged(str(path)) from error
+        raise DamagedError(str(path)) from error
     if not isinstance(state, dict):
-        raise Damaged(str(path))
+        raise DamagedError(str(path))
     return state
 
 

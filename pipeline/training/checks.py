@@ -1,4 +1,4 @@
-"""Errors of a running training, said with the params that cause them."""
+"""Errors of a running training, as faults of the params that cause them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,13 +44,13 @@ def explain_torch_errors(settings: Train) -> Iterator[None]:
 def check_losses_finite(totals: Totals, settings: Train) -> None:
     """Raise UserError if a loss was not finite. Reads one number back from the device.
 
-    All processes call this and all raise: if one left alone, the others would wait for it in an exchange.
+    All processes call this, and all raise: otherwise the others would wait for one that has ended.
     """
     if (step := int(distributed.all_reduce_max(totals.broken_step.clone()))) >= 0:
-        raise not_finite(f"the loss of step {step}", settings)
+        raise loss_error(f"the loss of step {step}", settings)
 
 
-def not_finite(loss: str, settings: Train) -> UserError:
-    """The refusal to export a model with this loss."""
+def loss_error(loss: str, settings: Train) -> UserError:
+    """The error for a loss that is not finite. `loss` names it, with its step or epoch."""
     reason, remedy = f"{loss} is not finite", f"lower it, or lengthen train.warmup_epochs ({settings.warmup_epochs})"
     return UserError(Fault("train.lr", str(settings.lr), "value", f"{reason}; nothing is exported", remedy=remedy))

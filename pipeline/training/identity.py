@@ -1,6 +1,6 @@
-"""What decides the bytes of a stage's outputs: the settings that dvc.yaml tracks, and the digest of all that decides.
+"""The inputs that decide the bytes of a stage's outputs: the settings that dvc.yaml tracks, code, data; their digest.
 
-A fingerprint, an experiment's name, a study's record and a claim's figures take their params from here.
+Fingerprints of runs, names of experiments and records of reruns use it.
 """
 
 import hashlib
@@ -39,9 +39,9 @@ def code(stage: str) -> dict[str, str]:
 
 
 def training_parts(config: Params, packed_digest: str) -> dict[str, Any]:
-    """Everything that changes the bytes of the model: tracked params, packed images, split, weights, code, versions.
+    """Everything that changes the bytes of the model: tracked params, packed images, split, weights and code.
 
-    Code is the files that dvc.yaml lists for the train stage. A change of another file does not end an interrupted run.
+    Code is the files that dvc.yaml lists for the train stage. After a change of another file, a run can be resumed.
     """
     weights = sorted(Path(config.paths.weights).glob("*.safetensors"))
     return {

@@ -1,4 +1,4 @@
-"""One training as one of its processes sees it, and what it is made of."""
+"""The inputs of one process of a training, and their checks."""
 
 import sys
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ class Job:
 
     @property
     def rows(self) -> int:
-        """The number of training images. It is counted anew with each call."""
+        """The number of training images. Each call counts them."""
         return len(self.dataset.packed.rows("train"))
 
 
 def check_inputs(config: Params, world: World, facts: Facts) -> tuple[Packed, Run]:
-    """The packed images, and the run. Adds what all processes must have in common to `facts`.
+    """The packed images, and the run. Adds to `facts` what must be equal in all processes.
 
-    Raises UserError if this process cannot begin.
+    Raises UserError if this process cannot start.
     """
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
     if world.local_rank == 0:  # one process of each node reads the pixels; the others end with it
@@ -54,9 +54,9 @@ def check_inputs(config: Params, world: World, facts: Facts) -> tuple[Packed, Ru
 
 
 def common_facts(config: Params, parts: dict[str, Any], world: World) -> Facts:
-    """What all processes of a training must have in common, by the remedy if they differ.
+    """The facts that must be equal in all processes of a training, by the remedy if they differ.
 
-    That is everything in `parts`, which identity.training_parts returns, and what would let the run hang.
+    These are `parts`, which identity.training_parts returns, and the facts whose differences hang a run.
     """
     may_differ = {"node_rank", "rendezvous", "workers", "residency"}
     versions, variables = provenance.versions(), environment.numeric_variables(environment.initial_variables())

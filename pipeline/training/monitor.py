@@ -1,4 +1,4 @@
-"""What a person sees of a running training: a progress bar, one line per epoch, TensorBoard. Nothing is hashed."""
+"""The display of a running training: a progress bar, one line per epoch, TensorBoard. No output of it is hashed."""
 
 import sys
 import time
@@ -25,13 +25,13 @@ with warnings.catch_warnings():  # its import touches interfaces that its depend
     from torch.utils.tensorboard.summary import hparams
 
 GRID_IMAGES, GRID_COLUMNS = 16, 4
-TOGETHER = {  # in one chart each, under Custom Scalars
+CUSTOM_SCALARS = {  # in one chart each, under Custom Scalars
     "training and validation": {name: ["Multiline", [f"{name}/train", f"{name}/val"]] for name in ("loss", "accuracy")}
 }
 FIGURES = ("exported/val_accuracy", "exported/val_loss", "accuracy/val", "loss/val")  # beside the hparams
 
 
-class _Silent:
+class _NullWriter:
     """A TensorBoard writer that writes nothing, for all processes but rank 0."""
 
     def __getattr__(self, _: str) -> Any:
@@ -43,46 +43,46 @@ class Monitor:
 
     def __init__(self, job: Job, first_step: int, steps: int) -> None:
         """The events go to the run's board. They replace events of earlier attempts from `first_step` on."""
-        shown = job.world.is_main
-        self._writer: Any = SummaryWriter(str(job.run.board), purge_step=first_step) if shown else _Silent()
-        self._bar = tqdm(initial=first_step, total=steps, unit="step", disable=None if shown else True)
-        self._shown, self._job = shown, job
-        self._seen, self._step, self._time = [0.0, 0.0, 0.0], first_step, time.perf_counter()
-        if shown:
-            self._begin(first_step)
+        is_main = job.world.is_main
+        self._writer: Any = SummaryWriter(str(job.run.board), purge_step=first_step) if is_main else _NullWriter()
+        self._bar = tqdm(initial=first_step, total=steps, unit="step", disable=None if is_main else True)
+        self._is_main, self._job = is_main, job
+        self._previous_sums, self._step, self._time = [0.0, 0.0, 0.0], first_step, time.perf_counter()
+        if is_main:
+            self._write_constants(first_step)
 
-    def _begin(self, first_step: int) -> None:
-        """Write what does not change: params, hparams, and which curves are in one chart."""
+    def _write_constants(self, first_step: int) -> None:
+        """Write the events that do not change: params, hparams, and the charts with two curves."""
         text = params.FILE.read_text(encoding="utf-8") if params.FILE.is_file() else ""
         self._writer.add_text("params", f"```yaml\n{text}\n```", first_step)
-        self._writer.add_custom_scalars(TOGETHER)
-        decisive = identity.settings(self._job.config, ["train"])
-        plain = {name: str(value) if isinstance(value, list) else value for name, value in decisive.items()}
-        self._session = hparams(plain, dict.fromkeys(FIGURES, 0.0))
+        self._writer.add_custom_scalars(CUSTOM_SCALARS)
+        settings = identity.settings(self._job.config, ["train"])
+        hyperparameters = {name: str(value) if isinstance(value, list) else value for name, value in settings.items()}
+        self._session = hparams(hyperparameters, dict.fromkeys(FIGURES, 0.0))
         for event in self._session[:2]:  # the experiment, and the session's start
             self._writer.file_writer.add_summary(event)
 
     def images(self, batch: Batch) -> None:
         """Write the first training crops of this attempt to TensorBoard."""
-        if self._shown:
+        if self._is_main:
             images = batch.images[:GRID_IMAGES].float()
             mean, std = (images.new_tensor(values)[:, None, None] for values in (augment.MEAN, augment.STD))
             grid = make_grid((images * std + mean).clamp(0, 1), nrow=GRID_COLUMNS)
             self._writer.add_image("crops", grid, batch.step)
 
     def step(self, batch: Batch, learning_rate: float, totals: Totals, due: bool) -> None:
-        """Advance the bar. When `due`, read the totals from the device, which waits for it, and show them."""
+        """Advance the bar. If `due`, wait for the device, read the totals from it, and write them."""
         self._bar.update()
-        if not due or not self._shown:
+        if not due or not self._is_main:
             return
         sums, now = totals.sums.to("cpu").sum(0).tolist(), time.perf_counter()
-        loss, right, images = (new - old for new, old in zip(sums, self._seen, strict=True))
+        loss, correct, images = (new - old for new, old in zip(sums, self._previous_sums, strict=True))
         rate = (batch.step + 1 - self._step) * self._job.config.train.batch_size / (now - self._time)
-        self._seen, self._step, self._time = sums, batch.step + 1, now
+        self._previous_sums, self._step, self._time = sums, batch.step + 1, now
         memory = torch.cuda.max_memory_allocated() if batch.images.is_cuda else 0
         for tag, value in (
             ("loss/train", loss / images),
-            ("accuracy/train", right / images),
+            ("accuracy/train", correct / images),
             ("learning_rate", learning_rate),
             ("images_per_second", rate),
             ("gpu_memory", memory),
@@ -92,7 +92,7 @@ class Monitor:
 
     def epoch(self, row: Mapping[str, float], predictions: Tensor) -> None:
         """Show one row of history.csv, and the predicted class of each validation image. Totals start at zero again."""
-        if self._shown:
+        if self._is_main:
             step, data = int(row["step"]), self._job.dataset.packed
             self._writer.add_scalar("accuracy/val", row["val_accuracy"], step)
             self._writer.add_scalar("loss/val", row["val_loss"], step)
@@ -105,11 +105,11 @@ class Monitor:
                 f"validation loss {row['val_loss']:.4f}, validation accuracy {row['val_accuracy']:.4f}",
                 file=sys.stderr,
             )
-        self._seen, self._time = [0.0, 0.0, 0.0], time.perf_counter()
+        self._previous_sums, self._time = [0.0, 0.0, 0.0], time.perf_counter()
 
-    def finished(self, row: Mapping[str, float]) -> None:
+    def finish(self, row: Mapping[str, float]) -> None:
         """Write the figures of the exported epoch beside the hparams."""
-        if self._shown:
+        if self._is_main:
             for name in ("val_accuracy", "val_loss"):
                 self._writer.add_scalar(f"exported/{name}", row[name], int(row["step"]))
             self._writer.file_writer.add_summary(self._session[2])  # the session's end
@@ -121,7 +121,7 @@ class Monitor:
 
 
 @contextmanager
-def opened(job: Job, first_step: int, steps: int) -> Iterator[Monitor]:
+def open_monitor(job: Job, first_step: int, steps: int) -> Iterator[Monitor]:
     """A Monitor that is closed when the block ends."""
     monitor = Monitor(job, first_step, steps)
     try:

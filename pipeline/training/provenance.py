@@ -1,4 +1,4 @@
-"""Who trained a model, where, when, with which versions and how fast. Nothing here is ever hashed."""
+"""Who trained a model, where, when, with which versions and how fast. provenance.json is not hashed."""
 
 import os
 import platform
@@ -39,9 +39,9 @@ def versions() -> dict[str, str]:
 
 
 def hardware(world: World, threads: int, arithmetic: Arithmetic) -> dict[str, Any]:
-    """What must be the same before and after a resume: device, CPU capability, threads and numeric variables.
+    """The facts that must be equal before and after a resume: device, CPU capability, threads, numeric variables.
 
-    With `arithmetic` portable every CPU that can compute so is the same device.
+    With `arithmetic` portable, all CPUs that support it have the same name.
     """
     portable = arithmetic == "portable" and world.device.type == "cpu"
     return {
@@ -57,13 +57,13 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else machine.cpu_name()
 
 
-def write(folder: Path, config: Params, world: World, started: float, images: int) -> None:
+def write(folder: Path, config: Params, world: World, start_time: float, images: int) -> None:
     """Write provenance.json into the run's folder, after the exported model is written.
 
-    `started`: time.monotonic() at the start of this process. `images`: the number of images trained on since.
+    `start_time`: time.monotonic() at the start of this process. `images`: the number of images trained on since.
     """
     cuda = world.device.type == "cuda"
-    seconds = time.monotonic() - started  # the system clock may have been set meanwhile
+    seconds = time.monotonic() - start_time  # the system clock may have been set meanwhile
     files.write_json(
         folder / FILE,
         {

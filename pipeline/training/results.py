@@ -23,8 +23,8 @@ def exported_row(config: Params, progress: Progress) -> dict[str, Any]:
     return progress.history[best - 1]
 
 
-def closing(config: Params, progress: Progress) -> str:
-    """What a finished training says at its end: how good the model is, and where to look."""
+def summary(config: Params, progress: Progress) -> str:
+    """The sentence printed at the end of a training: the accuracy of the model, and the folders."""
     row = exported_row(config, progress)
     return (
         f"done; the model is in {config.paths.models}/ (validation accuracy {row['val_accuracy']:.4f}); "
@@ -41,7 +41,7 @@ def write(config: Params, classes: tuple[str, ...], weights: dict[str, Tensor], 
     row = exported_row(config, progress)
     epoch = row["epoch"]
     if not math.isfinite(row["val_loss"]):
-        raise checks.not_finite(f"the validation loss of epoch {epoch}", settings)
+        raise checks.loss_error(f"the validation loss of epoch {epoch}", settings)
     description = Description(
         model=settings.model,
         classes=classes,

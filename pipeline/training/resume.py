@@ -1,4 +1,4 @@
-"""Saving a running training, and resuming it exactly. There is no sampler state to save (see loader/sampler.py)."""
+"""Saves a running training, and resumes it exactly. The sampler has no state to save (see loader/sampler.py)."""
 
 import sys
 from dataclasses import asdict, dataclass
@@ -18,12 +18,12 @@ from pipeline.training.state import Progress
 
 
 @dataclass(frozen=True)
-class Saved:
+class Content:
     """The content of a working checkpoint."""
 
     __pydantic_config__ = schema.TENSORS
 
-    model: Any  # these three are checked by Learner.load_state_dict
+    model: Any  # Learner.load_state_dict checks these three
     precision: Any
     optimizer: Any
     ema: list[Tensor]
@@ -59,7 +59,7 @@ def newest_checkpoint(path: Path) -> dict[str, Any] | None:
             return checkpoint.load(candidate)
         except FileNotFoundError:
             continue
-        except checkpoint.Damaged:
+        except checkpoint.DamagedError:
             damaged.append(str(candidate))
             print(f"train: {candidate} is damaged; the one before it is used", file=sys.stderr)
     if damaged:
@@ -70,7 +70,7 @@ def newest_checkpoint(path: Path) -> dict[str, Any] | None:
 def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
     """Load the working checkpoint, if there is one, into the learner and the totals. Returns the progress.
 
-    Raises UserError if the checkpoint is damaged, or was made on hardware that gives other bits.
+    Raises UserError if the checkpoint is damaged, or from hardware that computes other bits.
     """
     path = job.run.checkpoint
     # Rank 0 reads for all: with several nodes only the first one has the checkpoint.
@@ -79,13 +79,13 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
         return Progress()
     steps = sampler.steps(job.config.train.epochs, job.rows, job.config.train.batch_size)
     try:
-        saved = schema.checked(state, Saved)
-        if not 0 <= saved.progress.step <= steps:
-            raise ValueError(f"it is of step {saved.progress.step}, and this run has the steps 0 to {steps}")
-        check_hardware(job, saved.hardware)
+        content = schema.checked(state, Content)
+        if not 0 <= content.progress.step <= steps:
+            raise ValueError(f"it is of step {content.progress.step}, and this run has the steps 0 to {steps}")
+        check_hardware(job, content.hardware)
         learner.load_state_dict(state)
         share = job.world.share(len(totals.sums))
-        totals.sums[share.start : share.stop] = saved.totals[share.start : share.stop]
+        totals.sums[share.start : share.stop] = content.totals[share.start : share.stop]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         if errors.describe_system_error(error):
             raise
@@ -94,17 +94,17 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
             path, f"not what this run saves ({reason})", f"to start again: rm -r {job.run.folder}"
         ) from None
     if job.world.is_main:
-        print(f"train: going on from step {saved.progress.step} ({job.run.folder})", file=sys.stderr)
-    return saved.progress
+        print(f"train: going on from step {content.progress.step} ({job.run.folder})", file=sys.stderr)
+    return content.progress
 
 
-def check_hardware(job: Job, saved: dict[str, Any]) -> None:
-    """Raise UserError if the checkpoint was made on other hardware, or under other numeric variables."""
-    here = provenance.hardware(job.world, job.config.train.threads, job.config.train.arithmetic)
+def check_hardware(job: Job, hardware: dict[str, Any]) -> None:
+    """Raise UserError if the checkpoint's hardware or numeric variables differ from those of this process."""
+    current = provenance.hardware(job.world, job.config.train.threads, job.config.train.arithmetic)
     remedy = f"go on where it was begun, or start again: rm -r {job.run.folder}"
     faults = [
         Fault(str(job.run.folder), f"begun with {name} {before}", "differs", f"here it is {now}", remedy=remedy)
-        for name, before, now in agreement.differences(saved, here)
+        for name, before, now in agreement.differences(hardware, current)
     ]
     if faults:  # the bytes could not be the same
         raise UserError(*faults)

@@ -2,7 +2,7 @@
 
     fingerprint          64 hexadecimal digits; the folder's name has the first of them
     checkpoint.pt        the newest checkpoint, and the one before it; removed when the run is finished and recorded
-    lock, holder         held by the process that trains, and its process id with what it does
+    lock, holder         the lock of the process that trains; its process id, with what it does
     events.out.…         of TensorBoard, one file per attempt
     provenance.json      see provenance.py; it exists when the run has finished
 
@@ -35,8 +35,8 @@ DIGITS = (8, 16, 64)  # of the fingerprint in a folder's name: more only if anot
 
 
 @dataclass(frozen=True)
-class Trained:
-    """The part of provenance.json that is read."""
+class ModelRecord:
+    """The key of provenance.json that this module reads."""
 
     __pydantic_config__ = schema.OPEN
 
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def board(self) -> Path:
-        """The folder that keeps the run's events: in the project itself, if this is a temporary copy of it."""
+        """The folder for the run's events: in the project itself, if this is a temporary copy of it."""
         project = Path(os.environ.get("DVC_ROOT", "."))  # DVC sets it for the commands that it runs
         return self.folder if project.resolve() == Path.cwd() else project / self.folder
 
@@ -65,11 +65,11 @@ class Run:
         return self.folder / provenance.FILE
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Inside the block no other process trains this run. Raises UserError if one does."""
-        with ExitStack() as held:
+        with ExitStack() as stack:
             for folder in dict.fromkeys((self.folder, self.board)):
-                held.enter_context(locks.held(folder, "is training this run"))
+                stack.enter_context(locks.held(folder, "is training this run"))
             yield
 
     def begin(self) -> None:
@@ -84,13 +84,13 @@ class Run:
         for folder in dict.fromkeys((self.folder, self.board)):
             files.write_text(folder / FINGERPRINT, f"{self.fingerprint}\n")
 
-    def finish(self, config: Params, world: World, started: float, images: int) -> None:
+    def finish(self, config: Params, world: World, start_time: float, images: int) -> None:
         """Record who trained the model, and remove the checkpoint if it is no longer needed.
 
-        `started` and `images` are those of provenance.write. A start that had nothing left to train records nothing.
+        `start_time` and `images` are those of provenance.write. A start that had nothing left to train records nothing.
         """
         if images or not self._provenance.is_file():
-            provenance.write(self.folder, config, world, started, images)
+            provenance.write(self.folder, config, world, start_time, images)
             if self.board != self.folder:
                 files.write_text(self.board / provenance.FILE, self._provenance.read_text(encoding="utf-8"))
         self.drop_checkpoint()
@@ -110,10 +110,10 @@ class Run:
             return False
         outs = dvc_lock.read().get("train", {}).get("outs", {})
         remedy = f"remove the run: rm -r {self.folder}"
-        return schema.json_of(self._provenance, Trained, remedy).model in outs.values()
+        return schema.json_of(self._provenance, ModelRecord, remedy).model in outs.values()
 
     def is_resumable(self) -> bool:
-        """Whether a start with this fingerprint has steps to go on from."""
+        """Whether a start with this fingerprint resumes from a checkpoint."""
         return self._has_checkpoint() and not self.is_recorded()
 
     def _has_checkpoint(self) -> bool:
@@ -122,17 +122,17 @@ class Run:
 
 def list_runs(parent: Path) -> list[Run]:
     """All folders of runs, by name."""
-    return [Run(folder, _fingerprint_in(folder)) for folder in sorted(parent.glob("*/"))]
+    return [Run(folder, _read_fingerprint(folder)) for folder in sorted(parent.glob("*/"))]
 
 
 def find_run(config: Params, fingerprint: str) -> Run:
-    """The run with this fingerprint: the one that exists, or a new one, without a folder yet."""
+    """The run with this fingerprint: the existing one, or a new one, without a folder yet."""
     parent = Path(config.paths.runs)
     for run in list_runs(parent):
         if run.fingerprint == fingerprint:
             return run
     names = [parent / _name(config, fingerprint[:digits]) for digits in DIGITS]
-    return Run(next(name for name in names if not _fingerprint_in(name)), fingerprint)
+    return Run(next(name for name in names if not _read_fingerprint(name)), fingerprint)
 
 
 def _name(config: Params, digits: str) -> str:
@@ -142,7 +142,7 @@ def _name(config: Params, digits: str) -> str:
     return "-".join(part.replace("/", "-") for part in parts if part)
 
 
-def _fingerprint_in(folder: Path) -> str:
+def _read_fingerprint(folder: Path) -> str:
     """The fingerprint of a run's folder; empty if there is none."""
     path = folder / FINGERPRINT
     return path.read_text(encoding="utf-8", errors="replace").strip() if path.is_file() else ""
@@ -154,16 +154,16 @@ def clean(config: Params) -> int:
     current = "none"  # nothing is packed, so nothing can be resumed
     if all(path.exists() for path in inputs):  # a damaged input is an error: the current run is then unknown
         current = identity.digest(identity.training_parts(config, packed.load(*inputs).digest))
-    removed, freed = 0, 0
+    folders, freed_bytes = 0, 0
     for run in list_runs(Path(config.paths.runs)):
         if run.fingerprint == current and run.is_resumable():
             continue
         try:
             with locks.held(run.folder, "is removing this run"):
-                freed += sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
+                freed_bytes += sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
                 files.remove(run.folder)
-                removed += 1
-        except UserError as held:
-            print(f"runs: left alone: {held}", file=sys.stderr)
-    print(f"runs: {removed} folders removed, {freed / 1e6:,.1f} MB freed")
+                folders += 1
+        except UserError as error:
+            print(f"runs: left alone: {error}", file=sys.stderr)
+    print(f"runs: {folders} folders removed, {freed_bytes / 1e6:,.1f} MB freed")
     return 0

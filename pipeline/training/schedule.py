@@ -38,7 +38,7 @@ class Schedule:
         }[self.kind]
 
 
-def scaled(lr: float, batch: int, reference: int) -> float:
+def scaled_lr(lr: float, batch: int, reference: int) -> float:
     """The learning rate for batches of `batch`, if `lr` is meant for batches of `reference` [Goyal et al. 2017].
 
     It is proportional to the batch size. With `reference` 0 it is `lr`.
@@ -66,7 +66,7 @@ def learning_rates(settings: Train, rows: int) -> list[float]:
         drops=[sampler.epoch_end(epoch - 1, rows, batch) for epoch in drop_epochs],
         drop=settings.step_factor,
     )
-    base = scaled(settings.lr, batch, settings.reference_batch)
+    base = scaled_lr(settings.lr, batch, settings.reference_batch)
     return [base * schedule.lr_factor(step) for step in range(steps)]
 
 
