@@ -183,7 +183,7 @@ def slurm(command: Sequence[str], run: Run) -> None:
     ):
         code = _wait_for_srun(process, watch)
     if code:
-        raise UserError(*(watch.faults.values() or [_process_fault("srun", f"ended with {_exit_text(code)}")]))
+        raise UserError(*(watch.faults.values() or [_exit_fault("srun", code)]))
 
 
 def _wait_for_srun(process: subprocess.Popen[bytes], watch: Watch) -> int:
@@ -233,8 +233,7 @@ def first_to_end(codes: dict[int, int], watch: Watch, run: Run) -> list[Fault]:
     """The process that ended first, and how it ended.
 
     In this order: the processes that the launcher killed, the one that the other processes name, the first that failed.
-    `codes`: the exit statuses by rank, in the order in which the launcher read them. On a busy machine this can differ
-    from the order in which the processes ended.
+    `codes`: the exit statuses by rank, in the order in which they were read. It can differ from that of the ends.
     """
     if watch.faults:
         return list(watch.faults.values())
@@ -242,18 +241,15 @@ def first_to_end(codes: dict[int, int], watch: Watch, run: Run) -> list[Fault]:
     first_rank = int(note.read_text() or "-1") if note.exists() else -1
     for rank, code in codes.items():
         if rank == first_rank or (first_rank not in codes and code != PEER_DIED):
-            return [_process_fault(_process_name(rank, run), f"ended with {_exit_text(code)}")]
+            return [_exit_fault(_process_name(rank, run), code)]
     process = _process_name(first_rank, run) if first_rank >= 0 else "a process of another node"
     remedy = "see above, and the messages of its node"
-    return [_process_fault(process, "ended or was silent, so the others left", remedy)]
+    return [Fault(process, "ended or was silent, so the others left", "failed", remedy=remedy)]
 
 
-def _process_fault(process: str, value: str, remedy: str = "see above") -> Fault:
-    return Fault(process, value, "failed", remedy=remedy)
-
-
-def _exit_text(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+def _exit_fault(process: str, code: int) -> Fault:
+    status = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+    return Fault(process, f"ended with {status}", "failed", remedy="see above")
 
 
 @contextmanager
