@@ -86,17 +86,17 @@ def test_an_image_that_was_built_from_other_files_is_stale(tmp_path: Path, raw: 
     )
     built_from = tmp_path / "environment.json"
     built_from.write_bytes(written.stdout)
-    assert machine.stale(built_from, PROJECT) == ()
-    assert machine.stale(tmp_path / "none.json", PROJECT) == ()
-    assert machine.stale(built_from, tmp_path) == tuple(names)
+    assert machine.stale_files(built_from, PROJECT) == ()
+    assert machine.stale_files(tmp_path / "none.json", PROJECT) == ()
+    assert machine.stale_files(built_from, tmp_path) == tuple(names)
     for name in json.loads(built_from.read_text()):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(PROJECT / name, tmp_path / name)
     with (tmp_path / names[1]).open("a") as file:
         file.write("# one line more\n")
-    stale = machine.stale(built_from, tmp_path)
+    stale = machine.stale_files(built_from, tmp_path)
     assert stale == (names[1],)
-    (fault,) = validity.faults(params.parse(on_cpu(raw)), machine.Machine(0, "missing", True, stale=stale))
+    (fault,) = validity.faults(params.parse(on_cpu(raw)), machine.Machine(0, "missing", True, stale_files=stale))
     assert str(fault).startswith(names[1])
 
 

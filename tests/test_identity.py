@@ -40,12 +40,12 @@ def other(leaf: str) -> Any:
 @pytest.mark.parametrize("stages", ASKED, ids="+".join)
 def test_a_setting_changes_an_identity_exactly_if_an_output_can_change(stages: tuple[str, ...], parallel: str) -> None:
     """test_tracked.py shows that no output depends on another one. Elastic: the number of processes changes none."""
-    config = params.changed(Params(), {"train.parallel": parallel})
+    config = params.with_values(Params(), {"train.parallel": parallel})
     plain = identity.digest(identity.settings(config, stages))
     decisive = {
         leaf
         for leaf in LEAVES
-        if identity.digest(identity.settings(params.changed(config, {leaf: other(leaf)}), stages)) != plain
+        if identity.digest(identity.settings(params.with_values(config, {leaf: other(leaf)}), stages)) != plain
     }
     unused = {"run.processes"} if parallel == "elastic" else set()
     assert decisive == {leaf for stage in stages for leaf in tracked(stage)} - unused
@@ -55,7 +55,7 @@ def test_an_identity_has_the_values_of_the_params() -> None:
     """By dotted key, as JSON has them: a list for a tuple. The one that decides nothing has the same word for all."""
     values = identity.settings(Params(), ["train"])
     assert values == {key: VALUES[key] for key in values}
-    elastic = params.changed(Params(), {"train.parallel": "elastic", "run.processes": 3})
+    elastic = params.with_values(Params(), {"train.parallel": "elastic", "run.processes": 3})
     assert identity.settings(elastic, ["train"]) == values | {"train.parallel": "elastic", "run.processes": "any"}
 
 

@@ -52,14 +52,14 @@ def test_far_more_processes_than_cores_are_refused(raw: dict[str, Any]) -> None:
 
 
 def test_the_projects_own_files_are_known() -> None:
-    """validity.TAKEN has every path of the params, and every name that Git tracks at the top, except data."""
+    """validity.RESERVED has every path of the params, and every name that Git tracks at the top, except data."""
     paths = {getattr(params.Paths, name) for name in params.Paths.__class_vars__}
-    assert paths | {"data/corrections.csv"} <= validity.TAKEN
+    assert paths | {"data/corrections.csv"} <= validity.RESERVED
     listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
     tops = {name.split("/")[0] for name in listed.splitlines()}
     if not tops:
         pytest.skip("this copy of the project is in no Git repository")
-    assert {top for top in tops if not top.startswith(".")} - {"data"} <= validity.TAKEN
+    assert {top for top in tops if not top.startswith(".")} - {"data"} <= validity.RESERVED
 
 
 # ---- whatever anybody can write ----

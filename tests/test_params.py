@@ -58,7 +58,7 @@ def test_a_missing_setting_has_its_default_value(raw: dict[str, Any]) -> None:
 
 def test_a_section_without_a_line_can_be_written() -> None:
     """`run:` alone is a table without settings, as for reading. Writing a setting gives it its first line."""
-    assert document.rewritten("run:\n", {"run.processes": 2}) == "run:\n  processes: 2\n"
+    assert document.updated_text("run:\n", {"run.processes": 2}) == "run:\n  processes: 2\n"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_settings_that_the_file_lacks_are_named(text: str, lacking: str, tmp_pat
     """With the command that shows their values; a section that is missing as a whole is one name."""
     path = tmp_path / "params.yaml"
     path.write_text(text)
-    note = params.missing(path)
+    note = params.missing_settings(path)
     assert lacking in note
     assert bool(lacking) == ("perennial params" in note)
 
@@ -86,7 +86,7 @@ def test_the_params_are_printed_and_nothing_else_is_done(
     monkeypatch.chdir(tmp_path)
     assert command.main(Namespace()) == 0
     out, err = capsys.readouterr()
-    assert params.parse(json.loads(out)) == params.changed(params.Params(), {"train.lr": 0.5})
+    assert params.parse(json.loads(out)) == params.with_values(params.Params(), {"train.lr": 0.5})
     assert "train.seed" in err
 
 
@@ -112,7 +112,7 @@ def test_recorded_params_can_be_run(folder: Path) -> None:
 
 def test_the_demo_names_every_setting() -> None:
     """Its params file is the first one that a user sees run: no setting has its default value without a line."""
-    assert params.missing(PROJECT / "results/demo/params.yaml") == ""
+    assert params.missing_settings(PROJECT / "results/demo/params.yaml") == ""
 
 
 def test_params_are_frozen() -> None:

@@ -149,7 +149,7 @@ def test_predict_computes_with_the_threads_of_the_params(native: Path, tmp_path:
 def test_a_portable_model_is_evaluated_on_no_older_cpu(native: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal names the file, what is missing, and two remedies."""
     assert description.arithmetic_here(native / "models") == "portable"
-    monkeypatch.setattr(machine, "cpu_lacks", lambda: ("AVX2",))
+    monkeypatch.setattr(machine, "missing_cpu_features", lambda: ("AVX2",))
     with refuses((native / "models/model.json", "machine")):
         description.arithmetic_here(native / "models")
 
@@ -212,9 +212,9 @@ def test_what_a_cpu_lacks_is_read_from_its_flags(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(
             Path, "read_text", lambda path, flags=flags: f"processor: 0\nflags\t\t: {flags}\nbogomips: 1\n"
         )
-        assert machine.cpu_lacks() == lacking
+        assert machine.missing_cpu_features() == lacking
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert machine.cpu_lacks() == ("AVX2", "FMA")
+    assert machine.missing_cpu_features() == ("AVX2", "FMA")
 
 
 def test_a_portable_run_may_go_on_on_another_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

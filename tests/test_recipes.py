@@ -22,7 +22,7 @@ def test_a_recipe_can_be_repeated_here(path: Path, raw: dict[str, Any]) -> None:
     found = record.read(path)
     config = params.parse(change(raw, train__lr=0.77))
     chosen = folds.study(config, None, None, 1, found)
-    repeated = params.changed(config, chosen.changes(chosen.seeds[0], 0))
+    repeated = params.with_values(config, chosen.changes(chosen.seeds[0], 0))
     assert record.decisive(repeated) == found.params
     assert {(part.seed, part.fold) for part in found.parts} == {
         (seed, fold) for seed in chosen.seeds for fold in range(chosen.folds)

@@ -57,7 +57,7 @@ def test_every_row_is_rendered(row: Pair) -> None:
     for part in re.split(r", (?:or )?| or |; ", row.allowed):
         key, _, value = part.rpartition(": ")
         with suppress(UserError):  # words, such as "another model"
-            changed = params.changed(config, {key or row.key: YAML(typ="safe", pure=True).load(value)})
+            changed = params.with_values(config, {key or row.key: YAML(typ="safe", pure=True).load(value)})
             assert not row.applies(changed), part
 
 
@@ -69,6 +69,7 @@ def test_no_pair_is_in_two_rows() -> None:
 
 
 GPU, SLURM = {"train__device": "cuda"}, Machine(1, "missing", True, slurm_step=True)
+WITHOUT_FMA = Machine(0, "missing", True, missing_cpu_features=("FMA",))
 ELASTIC = {"train__parallel": "elastic", "train__shards": 4}
 FOUR = {**GPU, "train__parallel": "ddp", "run__processes": 4}
 OTHERS: list[tuple[dict[str, Any], Machine, str, Kind]] = [
@@ -99,8 +100,8 @@ OTHERS: list[tuple[dict[str, Any], Machine, str, Kind]] = [
     (GPU | {"train__precision": "O1"}, Machine(2, "without amp", True), "train.precision", "machine"),
     (GPU | {"train__optimizer": "fused_sgd"}, Machine(2, "without extensions", True), "train.optimizer", "machine"),
     ({"train__compile": True}, Machine(0, "missing", False), "train.compile", "machine"),
-    ({"train__arithmetic": "portable"}, Machine(0, "missing", True, cpu_lacks=("FMA",)), "train.arithmetic", "machine"),
-    ({}, Machine(0, "missing", True, stale=("requirements/lock.txt",)), "requirements/lock.txt", "differs"),
+    ({"train__arithmetic": "portable"}, WITHOUT_FMA, "train.arithmetic", "machine"),
+    ({}, Machine(0, "missing", True, stale_files=("requirements/lock.txt",)), "requirements/lock.txt", "differs"),
     ({"split__group": "patient"}, CPU_ONLY, "split.group", "value"),
     ({"split__group": "(a)(b)"}, CPU_ONLY, "split.group", "value"),
     ({"split__group": "a("}, CPU_ONLY, "split.group", "value"),

@@ -33,7 +33,7 @@ def test_each_side_has_an_equal_share_of_the_epochs() -> None:
     """From 96 to 160 in 30 epochs: ten epochs each. One epoch has the full side. Without crop_from all have."""
     rising = train(crop=160, crop_from=96, epochs=30)
     assert resolution.sides(rising) == [96, 128, 160]
-    assert resolution.used(rising.model_copy(update={"epochs": 2})) == [128, 160]
+    assert resolution.sides_of_training(rising.model_copy(update={"epochs": 2})) == [128, 160]
     assert [resolution.side_of_epoch(rising, epoch) for epoch in range(30)] == [96] * 10 + [128] * 10 + [160] * 10
     assert resolution.side_of_epoch(train(crop=160, crop_from=96, epochs=1), 0) == 160
     constant = train(crop=160, epochs=9)

@@ -232,7 +232,7 @@ def test_the_best_one_is_taken_over_without_a_training(reference: Path, tmp_path
     folder = shutil.copytree(reference, tmp_path / "project", symlinks=True)
     best, old = rows(folder)[0]["train.lr"], (folder / "params.yaml").read_text()
     call(folder, *COMMAND, "--apply")
-    assert (folder / "params.yaml").read_text() == document.rewritten(old, {"train.lr": float(best)})
+    assert (folder / "params.yaml").read_text() == document.updated_text(old, {"train.lr": float(best)})
     done = call(folder, sys.executable, "-m", "pipeline", "repro")
     ran = {line.split("'")[1] for line in done.stdout.splitlines() if line.startswith("Running stage")}
     assert ran == {"export", "card", "report"}

@@ -102,7 +102,7 @@ def demo(recording: bool) -> int:
 
     Raises UserError if a command fails.
     """
-    began, lacking = time.monotonic(), machine.cpu_lacks()
+    began, lacking = time.monotonic(), machine.missing_cpu_features()
     if lacking:
         print(f"demo: {cause(lacking)}: it runs with train.arithmetic: native, and its outputs will differ", flush=True)
     try:

@@ -47,7 +47,7 @@ def findings(config: Params, here: Machine) -> Iterator[Finding]:
     yield Finding("Python", platform.python_version())
     yield Finding("CPU", f"{linux.usable_cores()} cores, {torch.backends.cpu.get_cpu_capability()}")
     yield Finding("memory", f"{linux.memory_bytes() / 2**30:.0f} GiB")
-    yield driver(config, machine.driver(), torch.version.cuda or "")
+    yield driver(config, machine.driver_version(), torch.version.cuda or "")
     yield gpus(here)
     yield apex(config, here)
     yield from timm(config, here)
@@ -213,7 +213,8 @@ def image(here: Machine) -> Finding:
     if not machine.BUILT_FROM.is_file():
         return Finding("image", "not in the project's container")
     return Finding(
-        "image", f"built from other {', '.join(here.stale)}" if here.stale else "built from this lock and pins"
+        "image",
+        f"built from other {', '.join(here.stale_files)}" if here.stale_files else "built from this lock and pins",
     )
 
 

@@ -68,7 +68,7 @@ def study(config: Params, folds: int | None, seeds: int | None, jobs: int, recip
                 )
             )
         values = {key: value for key, value in recipe.params.items() if value != "any"}  # elastic: processes as here
-        folds, numbers = params.changed(config, values).split.folds, recipe.seeds
+        folds, numbers = params.with_values(config, values).split.folds, recipe.seeds
         seeds = len(numbers)
     else:
         if folds is None:
@@ -78,7 +78,7 @@ def study(config: Params, folds: int | None, seeds: int | None, jobs: int, recip
     for option, value, low, high in (("--folds", folds, 2, MOST_FOLDS), ("--seeds", seeds, 1, MOST_SEEDS)):
         if not low <= value <= high:
             raise UserError(Fault(option, str(value), "value", allowed=f"{low} to {high}"))
-    changed = params.changed(config, {**values, "split.folds": folds, "split.fold": folds - 1})
+    changed = params.with_values(config, {**values, "split.folds": folds, "split.fold": folds - 1})
     if faults := validity.faults(changed, machine.read()):
         raise UserError(*faults)
     return Study(values, folds, numbers, runner.slots(changed, jobs))
@@ -119,7 +119,7 @@ def announce(config: Params, found: Survey, chosen: Study) -> None:
     check_images(found, chosen.folds)
     trainings, parallel = chosen.folds * len(chosen.seeds), len(chosen.slots)
     with runner.using(chosen.slots[0]):
-        one = estimate.measured_parts(params.changed(config, chosen.changes(chosen.seeds[0], 0)), found)
+        one = estimate.measured_parts(params.with_values(config, chosen.changes(chosen.seeds[0], 0)), found)
     rounds = math.ceil(trainings / parallel)
     time = estimate.total(config, [replace(part, seconds=part.seconds * rounds) for part in one])
     print(f"folds: {trainings} trainings, {parallel} at a time: {time}", flush=True)

@@ -9,7 +9,7 @@ from pipeline.config import params
 
 def main(_: Namespace) -> int:
     config = params.load()
-    if note := params.missing():
+    if note := params.missing_settings():
         print(f"params: {note}", file=sys.stderr)
     print(without_secrets(config.model_dump_json(indent=2)))
     return 0

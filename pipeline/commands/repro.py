@@ -59,7 +59,7 @@ def check_params(stages: frozenset[str], arguments: list[str]) -> Params:
     Missing photos or corrections of a stage among `stages` are refused, too: DVC's own message has no remedy.
     """
     config = params.load()  # DVC's own message about a wrong value would say less
-    if note := params.missing():
+    if note := params.missing_settings():
         report([note])
     if "--allow-missing" not in arguments:
         check_photos(config, stages)

@@ -65,7 +65,7 @@ class Situation:
 def situation(config: Params, photos: str = "") -> Situation:
     """What there is. Raises UserError for a folder without images in it, or with a layout that `split` would refuse."""
     named = source(config, photos)
-    return Situation(config, this_machine(), named, survey.survey(params.changed(config, named)))
+    return Situation(config, this_machine(), named, survey.survey(params.with_values(config, named)))
 
 
 def this_machine() -> Machine:
@@ -90,7 +90,7 @@ def values(name: str, now: Situation) -> dict[str, Any]:
 
 def accepted(name: str, now: Situation, new: dict[str, Any]) -> Params:
     """The params with the values of a preset. Raises UserError if other settings do not go with the preset."""
-    changed = params.changed(now.config, new)
+    changed = params.with_values(now.config, new)
     if not presets.missing(name, now.here) and (faults := validity.faults(changed, now.here)):
         value = f"other settings do not go with the preset {name}, so nothing is written"
         raise UserError(*faults, Fault(str(params.FILE), value, "pair", remedy=UNDO))

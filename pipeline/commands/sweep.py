@@ -77,7 +77,7 @@ class Study:
 
     def training(self, trial: Trial, word: str = "") -> Training:
         """The training of a trial. `word` stands for its number in the name."""
-        digest = trials.digest(params.changed(self.config, trial.values), self.shared, self.weights)
+        digest = trials.digest(params.with_values(self.config, trial.values), self.shared, self.weights)
         title = f"trial {trial.number} of {self.sweep.trials} ({trials.described(trial.values)})"
         number = f"{trial.number:0{len(str(self.sweep.trials))}}"
         return Training(
@@ -142,7 +142,7 @@ def together(study: Study) -> list[Done]:
     chosen = search.planned(study.sweep, study.present)
     left = [trial for trial in chosen if not study.done(study.training(trial)).results]
     say(f"{len(chosen) - len(left)} of {len(chosen)} trials have finished before")
-    announce(study, [params.changed(study.config, trial.values).train.epochs for trial in left])
+    announce(study, [params.with_values(study.config, trial.values).train.epochs for trial in left])
     return run(study, chosen)
 
 
@@ -256,7 +256,7 @@ def apply(path: Path) -> int:
     if best.ranges != files.sha256(path):
         raise UserError(Fault(str(path), "not the file of the sweep that has ended", "differs", remedy=remedy))
     config = params.load()
-    params.changed(config, best.values)  # refuses a setting that another version had
+    params.with_values(config, best.values)  # refuses a setting that another version had
     old = dict(document.leaves(config.model_dump(mode="json")))
     document.rewrite(params.FILE, best.values)
     changes = [f"{key} {old[key]} → {value}" for key, value in best.values.items() if old[key] != value]

@@ -1,4 +1,4 @@
-"""Reads the YAML document of the params, and names its faults. No setting is known here.
+"""Reads and writes YAML documents, and describes their faults. This module knows no setting.
 
 YAML is read with ruamel, as DVC reads it (`lr: 1e-4` is a number). Values are never converted: `"3"` is not 3.
 """
@@ -20,7 +20,7 @@ from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, without_secrets
 from pipeline.base.text import visible
 
-LONGEST_SHOWN = 200  # characters of a value in a message
+MAX_LENGTH = 200  # characters of a value in a message
 
 
 class _Repr(reprlib.Repr):
@@ -52,20 +52,22 @@ def read(path: Path) -> Any:
         reason, remedy = error.strerror or "", f"give read access to it, or {restore}"
         raise UserError(Fault(str(path), "cannot be read", "damaged", reason, remedy=remedy)) from None
     except Exception as error:  # for a value that does not exist, such as May 99, the parser raises any exception
-        reason, remedy = shortened(str(error), str), f"git diff {path.name} shows what changed; {restore}"
+        reason, remedy = short_text(str(error), str), f"git diff {path.name} shows what changed; {restore}"
         raise UserError(Fault(str(path), "not readable as YAML", "damaged", reason, remedy=remedy)) from None
 
 
-def _has_cycle(value: Any, above: frozenset[int] = frozenset()) -> bool:
-    """Whether a list or table contains itself. `above`: the ids of the containers that `value` is in."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return id(value) in above or any(_has_cycle(item, above | {id(value)}) for item in inner)
+def _has_cycle(value: Any, parents: frozenset[int] = frozenset()) -> bool:
+    """Whether a list or table contains itself. `parents`: the ids of the containers that `value` is in."""
+    if not isinstance(value, dict | list | tuple):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return id(value) in parents or any(_has_cycle(item, parents | {id(value)}) for item in items)
 
 
-def rewritten(text: str, values: Mapping[str, Any]) -> str:
+def updated_text(text: str, values: Mapping[str, Any]) -> str:
     """A YAML document with other values (dotted key → value), in the form that DVC writes. Comments stay.
 
-    A key that already has its value is not touched.
+    The line of a key that already has its value does not change.
     """
     yaml = YAML()
     yaml.default_flow_style = False
@@ -77,10 +79,11 @@ def rewritten(text: str, values: Mapping[str, Any]) -> str:
             if table.get(section) is None:  # a table without a line in it
                 table[section] = {}
             table = table[section]
+        if key in table and table[key] == value:
+            continue
         if isinstance(value, list) and isinstance(table.get(key), list):
-            if table[key] != value:
-                table[key][:] = value  # in place, so that [1, 2] stays in one line
-        elif key not in table or table[key] != value:
+            table[key][:] = value  # in place, so that [1, 2] stays in one line
+        else:
             table[key] = value
     stream = io.StringIO()
     yaml.dump(document, stream)
@@ -88,52 +91,53 @@ def rewritten(text: str, values: Mapping[str, Any]) -> str:
 
 
 def rewrite(path: Path, values: Mapping[str, Any]) -> None:
-    """Write other values (dotted key → value) into a YAML file, as `rewritten` says."""
-    files.write_text(path, rewritten(path.read_text(encoding="utf-8"), values))
+    """Write other values (dotted key → value) into a YAML file, as `updated_text` says."""
+    files.write_text(path, updated_text(path.read_text(encoding="utf-8"), values))
 
 
-def leaves(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted key and value of everything in nested tables that is no table."""
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from leaves(value, f"{before}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
-            yield f"{before}{key}", value
+            yield f"{prefix}{key}", value
 
 
-def completed(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+def with_defaults(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """The table `raw`, and below it the keys of `defaults` that it lacks, in tables within tables too.
 
-    A key that `defaults` does not know stays. So does a value where `defaults` has a table. A table without a line in
-    it, which YAML reads as null, is an empty table.
+    A key that is not in `defaults` stays. So does a value where `defaults` has a table. A table without a line in it,
+    which YAML reads as null, is an empty table.
     """
-    return defaults | {
-        key: completed(value or {}, defaults[key]) if _are_tables(value, defaults.get(key)) else value
-        for key, value in raw.items()
-    }
+    result = dict(defaults)
+    for key, value in raw.items():
+        result[key] = with_defaults(value or {}, defaults[key]) if _are_tables(value, defaults.get(key)) else value
+    return result
 
 
-def missing(raw: Mapping[str, Any], defaults: Mapping[str, Any], before: str = "") -> Iterator[str]:
+def missing_keys(raw: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """The dotted keys of `defaults` that `raw` lacks; for a table that it lacks as a whole, the key of the table."""
     for key, value in defaults.items():
         if key not in raw:
-            yield f"{before}{key}"
+            yield f"{prefix}{key}"
         elif _are_tables(raw[key], value):
-            yield from missing(raw[key] or {}, value, f"{before}{key}.")
+            yield from missing_keys(raw[key] or {}, value, f"{prefix}{key}.")
 
 
 def _are_tables(value: Any, default: Any) -> bool:
     return isinstance(default, dict) and (value is None or isinstance(value, dict))
 
 
-def shortened(value: Any, text: Callable[[Any], str] = repr) -> str:
+def short_text(value: Any, text: Callable[[Any], str] = repr) -> str:
     """A value as text for one line of a message: as YAML has it, printable, and cut if it is long."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    plain = list(value) if isinstance(value, tuple) else value
-    words = text(plain) if isinstance(plain, str | float) else REPR.repr(plain)
-    words = visible(" ".join(without_secrets(words).split()))
-    return words if len(words) <= LONGEST_SHOWN else f"{words[:LONGEST_SHOWN]}… ({len(words):,} characters)"
+    if isinstance(value, tuple):
+        value = list(value)
+    result = text(value) if isinstance(value, str | float) else REPR.repr(value)
+    result = visible(" ".join(without_secrets(result).split()))
+    return result if len(result) <= MAX_LENGTH else f"{result[:MAX_LENGTH]}… ({len(result):,} characters)"
 
 
 def with_tuples(value: Any) -> Any:
@@ -144,20 +148,20 @@ def with_tuples(value: Any) -> Any:
 
 
 def fault(error: ErrorDetails, model: type[BaseModel], patterns: Mapping[str, str]) -> Fault:
-    """A fault that pydantic reports, with what is allowed there.
+    """The fault for an error of pydantic, with the allowed values.
 
     `model` describes the whole document. `patterns` has a description of each regular expression in it.
     """
     location = [str(part) for part in error["loc"]]
-    value = shortened(error["input"])
-    path = ".".join(shortened(part, str) or "''" for part in location) or value  # no location: a key of the document
+    value = short_text(error["input"])
+    path = ".".join(short_text(part, str) or "''" for part in location) or value  # no location: a key of the document
     context = error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden" | "invalid_key":
-            known = list(_section(model, location[:-1]).model_fields)
-            near = difflib.get_close_matches(location[-1], known, n=1)
-            guess = f"did you mean {near[0]}?" if near else ""
-            return Fault(path, value, "unknown", "unknown key", ", ".join(known), guess)
+            names = list(_section(model, location[:-1]).model_fields)
+            matches = difflib.get_close_matches(location[-1], names, n=1)
+            guess = f"did you mean {matches[0]}?" if matches else ""
+            return Fault(path, value, "unknown", "unknown key", ", ".join(names), guess)
         case "missing":
             return Fault(path, "missing", "missing", remedy="add it")
         case "literal_error":

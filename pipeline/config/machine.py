@@ -1,7 +1,6 @@
-"""Facts about this machine, read without importing torch (which takes seconds)."""
+"""Facts about this machine, read without an import of torch (which takes seconds)."""
 
 import ctypes
-import hashlib
 import importlib.util
 import json
 import os
@@ -12,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pipeline.base import files
+
 Apex = Literal["missing", "without amp", "without extensions", "usable"]
 PORTABLE_NEEDS = {"avx2": "AVX2", "fma": "FMA"}  # flag in /proc/cpuinfo → name; Intel since Haswell, AMD since Zen
 EXTENSIONS = ("amp_C", "apex_C", "syncbn")
 PROJECT = Path(__file__).resolve().parents[2]
 CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76  # attributes of a device [CUDA driver API, CUdevice_attribute]
-BUILT_FROM = Path(
-    "/opt/perennial/environment.json"
-)  # only in the container's image: file → SHA-256 (docker/environment.py)
+# Only in the container's image: the SHA-256 of each file that it was built from (docker/environment.py).
+BUILT_FROM = Path("/opt/perennial/environment.json")
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Machine:
     slurm_step: bool = False  # whether srun started this process; if not, it may run on a login node without a GPU
     cores: int = 1  # of the whole machine; Slurm may allow a process fewer
     timm: bool = False  # whether timm is installed, for train.model: timm/…
-    cpu_lacks: tuple[str, ...] = ()  # what train.arithmetic: portable needs of a CPU, and this one has not
+    missing_cpu_features: tuple[str, ...] = ()  # instruction sets for train.arithmetic: portable that the CPU lacks
     project: str = ""  # the absolute path of the project's folder; empty if it does not matter
-    stale: tuple[str, ...] = ()  # files of the checkout that differ from those of the container's image
+    stale_files: tuple[str, ...] = ()  # files of the checkout that differ from those of the container's image
 
 
 def read() -> Machine:
@@ -49,43 +49,42 @@ def read() -> Machine:
         apex=_apex(),
         compiler=compiler,
         compute_capabilities=capabilities,
-        cuda_driver=driver() // 1000,
+        cuda_driver=driver_version() // 1000,
         cuda_of_torch=_cuda_of_torch(),
         slurm_step="SLURM_STEP_NUM_TASKS" in os.environ,
         cores=os.cpu_count() or 1,
         timm=importlib.util.find_spec("timm") is not None,
-        cpu_lacks=cpu_lacks(),
+        missing_cpu_features=missing_cpu_features(),
         project=str(Path.cwd()),
-        stale=stale(BUILT_FROM, PROJECT),
+        stale_files=stale_files(BUILT_FROM, PROJECT),
     )
 
 
 def cpu_name() -> str:
     """The name of the CPU as Linux gives it."""
-    found = re.search(r"^model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return found[1].strip() if found else platform.processor()
+    match = re.search(r"^model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return match[1].strip() if match else platform.processor()
 
 
-def cpu_lacks() -> tuple[str, ...]:
+def missing_cpu_features() -> tuple[str, ...]:
     """The instruction sets of x86-64 that `train.arithmetic: portable` needs and that this CPU lacks."""
     if platform.machine() != "x86_64":
         return tuple(PORTABLE_NEEDS.values())
-    found = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    flags = found[1].split() if found else []
+    match = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    flags = match[1].split() if match else []
     return tuple(name for flag, name in PORTABLE_NEEDS.items() if flag not in flags)
 
 
-def stale(built_from: Path, project: Path) -> tuple[str, ...]:
+def stale_files(built_from: Path, project: Path) -> tuple[str, ...]:
     """The files listed in `built_from` that differ in `project`; none outside the container."""
     if not built_from.is_file():
         return ()
-    return tuple(
-        name for name, sha256 in json.loads(built_from.read_bytes()).items() if _sha256(project / name) != sha256
-    )
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+    names = []
+    for name, sha256 in json.loads(built_from.read_bytes()).items():
+        path = project / name
+        if not path.is_file() or files.sha256(path) != sha256:
+            names.append(name)
+    return tuple(names)
 
 
 def _compute_capabilities() -> tuple[tuple[int, int], ...]:
@@ -118,7 +117,7 @@ def _cuda_of_torch() -> int:
     return 0
 
 
-def driver() -> int:
+def driver_version() -> int:
     """The newest CUDA version that the driver supports, as 1000 · major + 10 · minor; 0 without a driver."""
     version = ctypes.c_int(0)
     try:

@@ -1,4 +1,4 @@
-"""`params.yaml` as typed, frozen values: every setting, what each may be, and its default value.
+"""`params.yaml` as typed, frozen values: every setting, its allowed values, and its default value.
 
     perennial params        prints the params as they are understood, or its first ten faults
 
@@ -235,15 +235,16 @@ def parse(raw: Any) -> Params:
     """Check a params document. Raises UserError as `load` does."""
     if not isinstance(raw, dict):
         allowed = f"a table of {', '.join(Params.model_fields)}"
-        raise UserError(Fault(str(FILE), document.shortened(raw), "damaged", allowed=allowed))
-    raw = document.completed(raw, Params().model_dump(mode="json"))
+        raise UserError(Fault(str(FILE), document.short_text(raw), "damaged", allowed=allowed))
+    raw = document.with_defaults(raw, Params().model_dump(mode="json"))
     try:
         return Params.model_validate(document.with_tuples(raw))
     except ValidationError as error:
-        raise UserError(*(document.fault(one, Params, PATTERNS) for one in error.errors(include_url=False))) from None
+        details = error.errors(include_url=False)
+        raise UserError(*(document.fault(detail, Params, PATTERNS) for detail in details)) from None
 
 
-def changed(config: Params, values: Mapping[str, Any]) -> Params:
+def with_values(config: Params, values: Mapping[str, Any]) -> Params:
     """The params with other values (dotted key → value). Raises UserError for a value that is not allowed."""
     raw = config.model_dump(mode="json")
     for dotted, value in values.items():
@@ -257,9 +258,9 @@ def changed(config: Params, values: Mapping[str, Any]) -> Params:
     return parse(raw)
 
 
-def missing(path: Path = FILE) -> str:
+def missing_settings(path: Path = FILE) -> str:
     """A sentence that names the settings which the file lacks; empty if it has all. Raises UserError as `load`."""
-    names = list(document.missing(document.read(path), Params().model_dump(mode="json")))
+    names = list(document.missing_keys(document.read(path), Params().model_dump(mode="json")))
     if not names:
         return ""
     return (

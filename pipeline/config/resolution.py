@@ -1,7 +1,7 @@
-"""The sides of the images that a model sees. That of the training crops may rise with the epochs.
+"""The side of the training crops, which may rise with the epochs, and of the evaluation's.
 
-All are pure functions of the params. Small images cost less, and the last epochs see images of the full side
-[progressive resizing, Howard 2018].
+All functions are pure functions of the params. Small images cost less time, and the last epochs have images of the full
+side [progressive resizing, Howard 2018].
 """
 
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ def sides(train: Train) -> list[int]:
 
 def side_of_epoch(train: Train, epoch: int) -> int:
     """The side in an epoch (from 0). Each side has an equal share of the epochs, and the last epoch `train.crop`."""
-    rising = sides(train)
-    return rising[((epoch + 1) * len(rising) - 1) // train.epochs]
+    ascending = sides(train)
+    return ascending[((epoch + 1) * len(ascending) - 1) // train.epochs]
 
 
-def used(train: Train) -> list[int]:
-    """The sides that an epoch has, ascending: with fewer epochs than sides, some are left out."""
+def sides_of_training(train: Train) -> list[int]:
+    """The sides of all epochs, ascending: with fewer epochs than sides, some have no epoch."""
     return list(dict.fromkeys(side_of_epoch(train, epoch) for epoch in range(train.epochs)))
 
 
@@ -35,10 +35,10 @@ def key_of(train: Train, side: int) -> str:
 
 
 def faults(train: Train) -> Iterator[Fault]:
-    """The sides that do not go with each other."""
+    """A fault for each pair of sides that contradict each other."""
     if train.crop_from and not SMALLEST <= train.crop_from < train.crop:
-        below = f"0, or from {SMALLEST} to below train.crop ({train.crop})"
-        yield Fault("train.crop_from", str(train.crop_from), "pair", allowed=below)
+        allowed = f"0, or from {SMALLEST} to below train.crop ({train.crop})"
+        yield Fault("train.crop_from", str(train.crop_from), "pair", allowed=allowed)
     if train.eval_crop > train.eval_resize:
         allowed = f"up to train.eval_resize ({train.eval_resize})"
         yield Fault("train.eval_crop", str(train.eval_crop), "pair", allowed=allowed)

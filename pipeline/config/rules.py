@@ -1,6 +1,6 @@
-"""The choices that do not work together, on any machine: one table. A row is all that a new pair needs.
+"""The table of choices that do not work together on any machine. A new pair needs only a row.
 
-`validity.faults` refuses params by these rows. The table in docs/ways.md is made of them, and the tests read them.
+`validity.faults` refuses params by these rows. The table in docs/ways.md is generated from them; tests read them, too.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,26 +15,26 @@ from pipeline.config.params import APEX_LEVELS, Params
 
 
 @dataclass(frozen=True)
-class Some:
-    """The values with a property. `words` names them in the table."""
+class Predicate:
+    """The values for which `holds` is true. `words` names them in the table."""
 
     words: str
     holds: Callable[[Any], bool]
 
 
-Values = Some | tuple[Any, ...] | str | bool | int  # values with a property, several values, or one
+Values = Predicate | tuple[Any, ...] | str | bool | int  # values with a property, several values, or one
 
 
-def above(limit: int) -> Some:
-    return Some(f"above {limit}", lambda value: value > limit)
+def above(limit: int) -> Predicate:
+    return Predicate(f"above {limit}", lambda value: value > limit)
 
 
-def other_than(only: int) -> Some:
-    return Some(f"other than {only}", lambda value: value != only)
+def other_than(only: int) -> Predicate:
+    return Predicate(f"other than {only}", lambda value: value != only)
 
 
-def begins_with(*starts: str) -> Some:
-    return Some(", ".join(f"{start}…" for start in starts), lambda value: value.startswith(starts))
+def begins_with(*starts: str) -> Predicate:
+    return Predicate(", ".join(f"{start}…" for start in starts), lambda value: value.startswith(starts))
 
 
 @dataclass(frozen=True)
@@ -62,24 +62,26 @@ class Pair:
         return all(contains(values, attrgetter(key)(params)) for key, values in self.conditions.items())
 
     def fault(self, params: Params) -> Fault:
-        """The refusal of params to which the row applies."""
-        (_, value), *others = ((key, document.shortened(attrgetter(key)(params))) for key in self.conditions)
+        """The fault of params to which the row applies."""
+        (_, value), *others = ((key, document.short_text(attrgetter(key)(params))) for key in self.conditions)
         pair = " × ".join([value, *(f"{key}: {other}" for key, other in others)])
         return Fault(self.key, pair, "pair", self.reason, self.allowed)
 
 
 def contains(values: Values, value: Any) -> bool:
     """Whether a value of a setting is one of the values of a row."""
-    if isinstance(values, Some):
+    if isinstance(values, Predicate):
         return values.holds(value)
     return bool(value in values if isinstance(values, tuple) else value == values)
 
 
 def words(values: Values) -> str:
-    """The values of a row as a table names them."""
-    if isinstance(values, Some):
+    """The values of a row as text for a table."""
+    if isinstance(values, Predicate):
         return values.words
-    return ", ".join(document.shortened(value, str) for value in (values if isinstance(values, tuple) else (values,)))
+    if not isinstance(values, tuple):
+        values = (values,)
+    return ", ".join(document.short_text(value, str) for value in values)
 
 
 # On a GPU the backward pass of their adaptive_avg_pool2d is not deterministic. A test finds them by tracing all models.
@@ -114,7 +116,7 @@ PAIRS = (
     Pair("train.model", NONDETERMINISTIC, "train.deterministic", True,
          "its adaptive_avg_pool2d has no deterministic backward pass",
          "another model, or train.deterministic: false", where={"train.device": "cuda"}),
-    *(Pair("train.precision", "bf16", f"train.{key}", Some("1 to 31", range(1, 32).__contains__),
+    *(Pair("train.precision", "bf16", f"train.{key}", Predicate("1 to 31", range(1, 32).__contains__),
            "convolutions of maps of one pixel are not the same every time",
            "fp32, a crop of at least 32, or train.deterministic: false",
            where={"train.device": "cpu", "train.deterministic": True}) for key in ("crop", "crop_from")),
@@ -185,7 +187,7 @@ PAIRS = (
          "1; for several processes: train.parallel: ddp"),
     Pair("run.nodes", above(1), "run.launcher", "spawn", "spawn starts processes on one node",
          "1, or torchrun or slurm"),
-    Pair("run.rendezvous", Some("…:0", lambda value: value.endswith(":0")), "run.nodes", above(1),
+    Pair("run.rendezvous", Predicate("…:0", lambda value: value.endswith(":0")), "run.nodes", above(1),
          "every node needs the address of node 0", "host:port of node 0, such as node0:29400",
          where={"run.launcher": "torchrun"}),
     # The model and its optimizer.
@@ -202,5 +204,5 @@ PAIRS = (
 
 
 def faults(params: Params) -> Iterator[Fault]:
-    """The refusal of each pair of choices that these params have and that does not work."""
+    """A fault for each row that applies to these params."""
     return (pair.fault(params) for pair in PAIRS if pair.applies(params))

@@ -1,7 +1,7 @@
-"""Which params can run on which machine. `faults` is a pure function, and every stage calls it before any work.
+"""The check of params for a machine. `faults` is a pure function, and every stage calls it before any work.
 
-The pairs of choices that work on no machine are rows of rules.py. Here is what depends on the machine, and what relates
-two numbers.
+The pairs of choices that work on no machine are rows of rules.py. This module checks what depends on the machine, and
+pairs of numbers.
 """
 
 import difflib
@@ -13,15 +13,15 @@ from pathlib import PurePosixPath
 
 from pipeline.base.errors import Fault
 from pipeline.config import resolution, rules
-from pipeline.config.document import shortened
+from pipeline.config.document import short_text
 from pipeline.config.machine import Machine
 from pipeline.config.model_names import INSTALL_TIMM, MODELS, TIMM
 from pipeline.config.params import APEX_LEVELS, Params, Paths, Run, Split, Train
 
 START = "make start writes params that suit this machine"
 INSTEAD_OF_APEX = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
-MOST_ON_A_CORE = 8  # processes per core: more of them only wait for each other, and each takes 0.4 GB
-TAKEN = frozenset({  # where the project's own files are, and what the stages write; a test compares them
+MAX_PER_CORE = 8  # processes per core: more of them only wait for each other, and each takes 0.4 GB
+RESERVED = frozenset({  # the paths of the project's own files and of the stages' outputs; a test compares them
     "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "README.zh.md",
     "SECURITY.md", "benchmarks", "docker", "docs", "dvc.lock", "dvc.yaml", "params.yaml", "pipeline", "pyproject.toml",
     "requirements", "results", "tests", "models", "metrics", "reports", "runs", "data/archives", "data/corrections.csv",
@@ -56,12 +56,12 @@ def faults(params: Params, machine: Machine) -> list[Fault]:
 
 
 def _image(machine: Machine) -> Iterator[Fault]:
-    if machine.stale:
+    if machine.stale_files:
         reason, remedy = "not the file that this container's image was built from", "build it again: make image"
-        yield Fault(", ".join(machine.stale), "changed", "differs", reason, "the same file", remedy)
+        yield Fault(", ".join(machine.stale_files), "changed", "differs", reason, "the same file", remedy)
 
 
-def _elsewhere(run: Run, machine: Machine) -> bool:
+def _may_be_on_login_node(run: Run, machine: Machine) -> bool:
     """Whether this process may be on a Slurm login node, where no GPU needs to be."""
     return run.launcher == "slurm" and not machine.slurm_step
 
@@ -69,8 +69,9 @@ def _elsewhere(run: Run, machine: Machine) -> bool:
 def _hardware(train: Train, run: Run, machine: Machine) -> Iterator[Fault]:
     for reason, remedy in _gpus(run, machine) if train.device == "cuda" else ():
         yield Fault("train.device", "'cuda'", "machine", reason, "cpu", remedy)
-    if train.arithmetic == "portable" and machine.cpu_lacks:
-        reason = f"it needs an x86-64 CPU with AVX2 and FMA, and this one lacks {' and '.join(machine.cpu_lacks)}"
+    if train.arithmetic == "portable" and machine.missing_cpu_features:
+        lacking = " and ".join(machine.missing_cpu_features)
+        reason = f"it needs an x86-64 CPU with AVX2 and FMA, and this one lacks {lacking}"
         yield Fault("train.arithmetic", "'portable'", "machine", reason, "native")
     if train.compile and not machine.compiler:
         yield Fault("train.compile", "true", "machine", "it needs a C++ compiler", "false", "install g++")
@@ -78,16 +79,13 @@ def _hardware(train: Train, run: Run, machine: Machine) -> Iterator[Fault]:
 
 def _gpus(run: Run, machine: Machine) -> Iterator[tuple[str, str]]:
     """Why this machine cannot train on a GPU, and the remedy."""
-    if machine.cuda_devices == 0 and not _elsewhere(run, machine):
+    if machine.cuda_devices == 0 and not _may_be_on_login_node(run, machine):
         yield "it needs an NVIDIA GPU and its driver, and none is found", START
     if machine.cuda_devices and machine.cuda_driver < machine.cuda_of_torch:
-        knows, needed = machine.cuda_driver, machine.cuda_of_torch
-        yield (
-            f"the NVIDIA driver knows CUDA up to {knows}, the installed torch needs {needed}",
-            "install a newer driver",
-        )
-    if too_old := sorted({name for name in machine.compute_capabilities if name < LOWEST_CAPABILITY}):
-        versions = ", ".join(f"{major}.{minor}" for major, minor in too_old)
+        reason = f"the NVIDIA driver knows CUDA up to {machine.cuda_driver}"
+        yield f"{reason}, the installed torch needs {machine.cuda_of_torch}", "install a newer driver"
+    if old := sorted({capability for capability in machine.compute_capabilities if capability < LOWEST_CAPABILITY}):
+        versions = ", ".join(f"{major}.{minor}" for major, minor in old)
         lowest = ".".join(map(str, LOWEST_CAPABILITY))
         reason = f"a GPU of compute capability {versions} is visible, the installed torch has code from {lowest} on"
         yield reason, "hide it (CUDA_VISIBLE_DEVICES), or take another GPU"
@@ -104,7 +102,7 @@ def _apex(train: Train, machine: Machine) -> Iterator[Fault]:
         return
     remedy = f"{START}; or use the container (make image); {INSTEAD_OF_APEX}"
     for key, value in apex_choices(train).items():
-        yield Fault(key, shortened(value), "machine", f"it needs {NO_APEX[machine.apex]}", remedy=remedy)
+        yield Fault(key, short_text(value), "machine", f"it needs {NO_APEX[machine.apex]}", remedy=remedy)
 
 
 def _processes(train: Train, run: Run, machine: Machine) -> Iterator[Fault]:
@@ -113,21 +111,21 @@ def _processes(train: Train, run: Run, machine: Machine) -> Iterator[Fault]:
         yield Fault("run.processes", str(run.processes), "value", reason, allowed)
     if run.node_rank >= run.nodes:
         yield Fault("run.node_rank", f"{run.node_rank} of {run.nodes} nodes", "value", allowed=f"0 to {run.nodes - 1}")
-    here = run.processes // run.nodes
-    on_a_node = f"{here} on a node"
-    if train.device == "cuda" and 0 < machine.cuda_devices < here and not _elsewhere(run, machine):
+    per_node = run.processes // run.nodes
+    on_a_node = f"{per_node} on a node"
+    if train.device == "cuda" and 0 < machine.cuda_devices < per_node and not _may_be_on_login_node(run, machine):
         remedy = "CUDA_VISIBLE_DEVICES chooses them"
         if run.launcher == "slurm":
             remedy = "ask for GPUs by node (--gres=gpu:4, not --gpus-per-task), or add --gpu-bind=none"
         reason = f"more than the GPUs visible here ({machine.cuda_devices})"
         yield Fault("run.processes", on_a_node, "machine", reason, f"1 to {machine.cuda_devices}", remedy)
-    most = MOST_ON_A_CORE * machine.cores
-    if train.device == "cpu" and here > most:
-        reason = f"more than {MOST_ON_A_CORE} for each core here ({machine.cores})"
+    limit = MAX_PER_CORE * machine.cores
+    if train.device == "cpu" and per_node > limit:
+        reason = f"more than {MAX_PER_CORE} for each core here ({machine.cores})"
         remedy = f"more than {machine.cores} are not faster"
-        yield Fault("run.processes", on_a_node, "machine", reason, f"1 to {most}", remedy)
-    if run.min_processes not in (0, here):
-        reason, allowed = "not the number of processes per node", f"{here}, or 0 to stop when a node is lost"
+        yield Fault("run.processes", on_a_node, "machine", reason, f"1 to {limit}", remedy)
+    if run.min_processes not in (0, per_node):
+        reason, allowed = "not the number of processes per node", f"{per_node}, or 0 to stop when a node is lost"
         yield Fault("run.min_processes", str(run.min_processes), "value", reason, allowed)
 
 
@@ -145,19 +143,19 @@ def _parts(train: Train, run: Run) -> Iterator[Fault]:
         yield Fault("run.processes", str(run.processes), "value", reason, allowed)
     if batch % shards or batch < 2 * shards:
         reason = f"each of train.shards ({shards}) needs the same number of images, at least two for BatchNorm"
-        near = max(2, round(batch / shards)) * shards
-        allowed = f"{2 * shards} or a larger multiple of {shards}, such as {near}"
+        nearest = max(2, round(batch / shards)) * shards
+        allowed = f"{2 * shards} or a larger multiple of {shards}, such as {nearest}"
         yield Fault("train.batch_size", str(batch), "value", reason, allowed)
 
 
 def _model(train: Train, machine: Machine) -> Iterator[Fault]:
-    model = shortened(train.model)
+    model = short_text(train.model)
     if train.model.startswith(TIMM):  # models/timm_models.py knows the names and sizes
         if not machine.timm:
             yield Fault("train.model", model, "machine", "it needs timm, which is not installed", remedy=INSTALL_TIMM)
     elif train.model not in MODELS:
-        near = difflib.get_close_matches(train.model, MODELS, n=3)
-        guess = f"did you mean {', '.join(near)}?" if near else "torchvision.models.list_models() names them"
+        matches = difflib.get_close_matches(train.model, MODELS, n=3)
+        guess = f"did you mean {', '.join(matches)}?" if matches else "torchvision.models.list_models() names them"
         reason = f"not one of torchvision's {len(MODELS)} classification models"
         yield Fault("train.model", model, "unknown", reason, remedy=guess)
 
@@ -170,17 +168,17 @@ def _ranges(train: Train) -> Iterator[Fault]:
 
 def _inbox(inbox: str, project: str) -> Iterator[Fault]:
     """An inbox that is inside the project's own files, or holds some of them."""
-    path = _from(project, inbox)
+    path = _relative_to_project(project, inbox)
     if path.is_absolute() and project and PurePosixPath(project).is_relative_to(path):
         reason = "it holds this project itself, with its outputs"
-    elif any(path.is_relative_to(taken) or PurePosixPath(taken).is_relative_to(path) for taken in TAKEN):
+    elif any(path.is_relative_to(name) or PurePosixPath(name).is_relative_to(path) for name in RESERVED):
         reason = "the project's own files are there"
     else:
         return
     yield Fault("paths.inbox", repr(inbox), "value", reason, "a folder that holds only your images, such as data/inbox")
 
 
-def _from(project: str, path: str) -> PurePosixPath:
+def _relative_to_project(project: str, path: str) -> PurePosixPath:
     """A path relative to the project if it is inside; an absolute one without `..` if it is outside."""
     plain = PurePosixPath(posixpath.normpath(path))
     inside = project and plain.is_relative_to(project) and plain != PurePosixPath(project)
@@ -190,7 +188,7 @@ def _from(project: str, path: str) -> PurePosixPath:
 def _weights(train: Train, paths: Paths) -> Iterator[Fault]:
     if train.weights not in ("none", "imagenet") and not train.weights.startswith(f"{paths.pretrained}/"):
         reason, allowed = "not in a folder that DVC tracks", f"none, imagenet, or a file in {paths.pretrained}/"
-        yield Fault("train.weights", shortened(train.weights), "value", reason, allowed)
+        yield Fault("train.weights", short_text(train.weights), "value", reason, allowed)
 
 
 def _split(split: Split) -> Iterator[Fault]:
@@ -201,13 +199,13 @@ def _split(split: Split) -> Iterator[Fault]:
         yield Fault("split.fractions", fractions, "value", "the sum is not 1", allowed)
     if split.group not in ("none", "folder") and (fault := _fault_of_expression(split.group)):
         allowed = "none, folder, or a regular expression with exactly one group in parentheses, such as patient([0-9]+)"
-        yield Fault("split.group", shortened(split.group), "value", fault, allowed)
+        yield Fault("split.group", short_text(split.group), "value", fault, allowed)
     if split.fold >= split.folds:
         yield Fault("split.fold", f"{split.fold} of {split.folds} folds", "value", allowed=f"0 to {split.folds - 1}")
 
 
 def _fault_of_expression(text: str) -> str:
-    """What is wrong with a regular expression that finds groups; empty if nothing."""
+    """The fault of a regular expression for split.group; empty if it has none."""
     try:
         groups = re.compile(text).groups
     except (re.error, OverflowError, RecursionError) as error:

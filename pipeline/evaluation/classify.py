@@ -137,7 +137,7 @@ def set_variables(settings: Train, model: Description) -> None:
     """
     if model.arithmetic == "native":
         return
-    if lacking := machine.cpu_lacks():
+    if lacking := machine.missing_cpu_features():
         print(
             f"predict: this CPU lacks {' and '.join(lacking)}, so the last digits may differ from another CPU's",
             file=sys.stderr,

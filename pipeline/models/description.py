@@ -58,7 +58,7 @@ class Description:
 def arithmetic_here(models: Path) -> Arithmetic:
     """The arithmetic of the exported model. Raises UserError if there is no model, or if this CPU cannot compute so."""
     arithmetic = load(models).arithmetic
-    if arithmetic == "portable" and (lacking := machine.cpu_lacks()):
+    if arithmetic == "portable" and (lacking := machine.missing_cpu_features()):
         value = "train.arithmetic: portable"
         reason = f"it needs an x86-64 CPU with AVX2 and FMA; this one lacks {' and '.join(lacking)}"
         remedy = "take another CPU, or train again with train.arithmetic: native"

@@ -59,7 +59,7 @@ def faults(settings: Train) -> list[Fault]:
     if not changed or changed - _in_head(net):
         reason = "timm does not name one layer that gives the classes, so the head is not known"
         return [Fault("train.model", model, "value", reason, "another model")]
-    cut = [(resolution.key_of(settings, side), side) for side in resolution.used(settings)]
+    cut = [(resolution.key_of(settings, side), side) for side in resolution.sides_of_training(settings)]
     for key, side in (*cut, ("eval_crop", settings.eval_crop)):
         if reason := _refuses(net, side):
             own = net.pretrained_cfg["input_size"][-1]

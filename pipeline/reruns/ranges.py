@@ -84,7 +84,7 @@ def read(path: Path) -> Sweep:
     raw = document.read(path)
     if not isinstance(raw, dict):
         allowed = "a table of search, params, …"
-        raise UserError(Fault(str(path), document.shortened(raw), "damaged", allowed=allowed, remedy=EXAMPLE))
+        raise UserError(Fault(str(path), document.short_text(raw), "damaged", allowed=allowed, remedy=EXAMPLE))
     if faults := _faults(raw):
         raise UserError(*(replace(fault, key=f"{path}: {fault.key}") for fault in faults))
     return _sweep(path.stem, File.model_validate(raw))
@@ -137,7 +137,7 @@ def _faults_of_key(key: str) -> Iterator[Fault]:
 
 
 def _faults_of_axis(key: str, value: Any, search: Search) -> Iterator[Fault]:
-    shown = document.shortened(value)
+    shown = document.short_text(value)
     if isinstance(value, list):
         if not value or len({repr(one) for one in value}) < len(value):
             yield Fault(key, shown, "value", allowed="different values")

@@ -56,7 +56,7 @@ def read(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Revis
     revision, state = known.get(name, (name, ""))
     source = opened(revision)
     raw = _params(source, revision)
-    settings = dict(document.leaves(document.completed(raw, params.Params().model_dump(mode="json"))))
+    settings = dict(document.leaves(document.with_defaults(raw, params.Params().model_dump(mode="json"))))
     if state in (FAILED, "queued", "running"):  # its files are those of the commit that it began at
         return Revision(name, state, settings)
     with tempfile.TemporaryDirectory() as temporary:

@@ -43,7 +43,7 @@ def check(config: Params, chosen: Sequence[Mapping[str, Any]], machine: Machine)
     faults = [
         replace(fault, reason=f"{fault.reason}; in the trial {described(values)}".removeprefix("; "))
         for values in chosen
-        for fault in validity.faults(params.changed(config, values), machine)
+        for fault in validity.faults(params.with_values(config, values), machine)
     ]
     if faults:
         raise UserError(*faults)

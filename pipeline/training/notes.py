@@ -25,7 +25,7 @@ def training_facts(job: Job, model: nn.Module) -> list[str]:
     threads = f", {settings.threads} {_plural('thread', settings.threads)} each" if world.device.type == "cpu" else ""
     at_most = "at most " if settings.patience else ""
     of_which = "" if trainable == total else f", of which {trainable:,} are trained"
-    sides = ", ".join(f"{side} × {side}" for side in resolution.used(settings))
+    sides = ", ".join(f"{side} × {side}" for side in resolution.sides_of_training(settings))
     return [
         f"model      {settings.model}, {total:,} parameters{of_which}; pretrained weights: {settings.weights}",
         f"images     {images}; {len(data.classes)} classes; {sides} pixels",
