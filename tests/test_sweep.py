@@ -67,7 +67,7 @@ def test_both_ends_of_a_range_must_be_allowed() -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_two_sweeps_of_a_folder_are_refused() -> None:
-    with locks.held(trial_copies.FOLDER, "runs a sweep"), pytest.raises(UserError, match=f"process {os.getpid()} "):
+    with locks.hold(trial_copies.FOLDER, "runs a sweep"), pytest.raises(UserError, match=f"process {os.getpid()} "):
         sweep.sweep(Path("tried.yaml"), 1)
 
 

@@ -118,7 +118,7 @@ def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monke
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with pytest.raises(OSError, match=r"lock") as refused, locks.held(tmp_path / "run", "works"):
+    with pytest.raises(OSError, match=r"lock") as refused, locks.hold(tmp_path / "run", "works"):
         pass
     assert refused.value.filename == str(tmp_path / "run/lock")
 

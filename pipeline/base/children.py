@@ -1,4 +1,4 @@
-"""Starts processes that cannot outlive this one, and waits until the last of them has ended."""
+"""Starts processes that end with this one, and waits for the end of the last of them."""
 
 import os
 import signal
@@ -13,10 +13,10 @@ from pipeline.base import linux
 
 
 def start(command: Sequence[str], cores: Collection[int] = (), **options: Any) -> subprocess.Popen[Any]:
-    """Start a command. `cores`: where it may run; by default, where this process may. `options`: those of Popen.
+    """Start a command on `cores`, by default on those of this process. `options`: those of Popen.
 
-    It has a process group of its own, so Ctrl-C reaches this process alone. When this process ends, even by a kill, the
-    kernel asks it to end.
+    It has a process group of its own, so Ctrl-C reaches only this process. When this process ends, even by SIGKILL, the
+    kernel sends SIGTERM to the command.
     """
 
     def prepare() -> None:
@@ -28,9 +28,9 @@ def start(command: Sequence[str], cores: Collection[int] = (), **options: Any) -
 
 
 def run(command: Sequence[str], **options: Any) -> int:
-    """Run a command to its end. Returns its exit status. At an exception (a signal) it is asked to end first.
+    """Run a command to its end. Returns its exit status. At an exception (a signal), first send it SIGTERM.
 
-    Waits for all that descends from it: a stage saves its state after its DVC has ended.
+    Waits for all descendants of the command: a stage saves its state after its DVC has ended.
     """
     linux.adopt_orphans()
     others = pids()
@@ -50,14 +50,14 @@ def send(process: subprocess.Popen[Any], number: int) -> None:
 
 
 def pids() -> set[int]:
-    """The IDs of the children of this process; among them orphans, if it adopts them."""
+    """The IDs of the children of this process, with the orphans that it has adopted."""
     return {child.pid for child in psutil.Process().children()}
 
 
 def wait_for_all(others: Collection[int] = ()) -> None:
-    """Wait until all children of this process have ended, but for `others`.
+    """Wait until all children of this process have ended, except `others`.
 
-    If this process adopts orphans, it waits for all that descend from its children.
+    If this process adopts orphans, it waits for all descendants of its children.
     """
     while ours := pids().difference(others):
         for pid in ours:

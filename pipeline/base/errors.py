@@ -1,4 +1,4 @@
-"""Ends a command with one line instead of a traceback, if the cause is not a bug.
+"""Errors that end a command with one line instead of a traceback, because they are no bugs.
 
 The texts of UserError and Stopped are printed as they are. An error of the system (disk, memory, limits) is printed
 with its remedy. Any other exception is a bug and keeps its traceback. Every command ends in `exit_status`.
@@ -31,17 +31,17 @@ NO_MEMORY = re.compile(
     r"|failed to map segment|ALLOC_FAILED|unable to mmap",
     re.IGNORECASE,
 )
-OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
+GPU_ERROR = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
 
 
-# The part of an address between :// and @, and what is behind a question mark: they may hold a password or a token.
-# A password with a slash, which an address cannot have, ends at the last @.
+# The part of an address between :// and @, and the part after a question mark: they may contain a password or a token.
+# A password may contain a slash, though an address may not: it ends at the last @.
 USER = re.compile(r"(?<=://)(?:[^\s/?#]*@|[^\s/?#@:]*:(?!\d*[/?#])[^\s@]*@)")
 QUERY = re.compile(r"""((?<=://)[^\s?]*\?|(?<=url: )/[^\s?]*\?)[^\s'";)]+""")
 
 
 def without_secrets(text: str) -> str:
-    """A text for people, in which no address has a user, a password or a query."""
+    """The text without users, passwords and queries in its addresses."""
     return QUERY.sub(r"\1…", USER.sub("…@", text))
 
 
@@ -60,17 +60,17 @@ Kind = Literal[
 
 @dataclass(frozen=True)
 class Fault:
-    """A value that is refused. As a text it is one line: key, value, reason, what is allowed, and the remedy.
+    """A refused value. As a text it is one line: key, value, reason, allowed values, remedy.
 
-    Raises ValueError for a fault that tells a person neither what is allowed nor what to do.
+    Raises ValueError for a fault without allowed values and without a remedy.
     """
 
     key: str  # the dotted name of a setting, an option of a command, or the path of a file
-    value: str  # what stands there, as a person has written it; for a file: what is wrong with it
+    value: str  # as the user has written it; for a file: the problem
     kind: Kind
     reason: str = ""  # why it is refused, if the value alone does not say it
-    allowed: str = ""  # what may stand there instead
-    remedy: str = ""  # what to do
+    allowed: str = ""  # the values that may replace it
+    remedy: str = ""  # what the user can do
 
     def __post_init__(self) -> None:
         if not (self.key and self.value and (self.allowed or self.remedy)):
@@ -78,13 +78,13 @@ class Fault:
 
     def __str__(self) -> str:
         allowed = self.allowed and f"allowed: {self.allowed}"
-        said = f"{self.key}: {': '.join(filter(None, (self.value, self.reason)))}"
-        lines = "; ".join(filter(None, (said, allowed, self.remedy))).splitlines()
-        return visible(" ".join(line.strip() for line in lines))  # a name of a file may have two blanks
+        problem = f"{self.key}: {': '.join(filter(None, (self.value, self.reason)))}"
+        lines = "; ".join(filter(None, (problem, allowed, self.remedy))).splitlines()
+        return visible(" ".join(line.strip() for line in lines))  # a file name with two blanks keeps both
 
 
 class UserError(Exception):
-    """A mistake of the user, or a damaged file. The text has the first faults, and how many there are more."""
+    """A mistake of the user, or a damaged file. The text has the first faults, and the number of the others."""
 
     def __init__(self, *faults: Fault) -> None:
         more = [f"… and {len(faults) - MOST_SHOWN:,} more"] if len(faults) > MOST_SHOWN else []
@@ -94,32 +94,32 @@ class UserError(Exception):
 
 def raise_if_any(faults: Iterable[Fault]) -> None:
     """Raise UserError with these faults, if there are any."""
-    if listed := list(faults):
-        raise UserError(*listed)
+    if fault_list := list(faults):
+        raise UserError(*fault_list)
 
 
 def missing(path: Path | str, remedy: str, value: str = "not found") -> UserError:
-    """The refusal of a file or folder that is not there."""
+    """The error for a file or folder that does not exist."""
     return UserError(Fault(str(path), value, "missing", remedy=remedy))
 
 
 def damaged(path: Path | str, reason: str, remedy: str) -> UserError:
-    """The refusal of a file whose content is not what it has to be."""
+    """The error for a file whose content is not valid."""
     return UserError(Fault(str(path), "damaged", "damaged", reason, remedy=remedy))
 
 
 class Stopped(Exception):
-    """The run was asked to stop, and its work is saved. The text says by which signal, where, and how to go on."""
+    """The run was asked to stop, and its work is saved. The text has the signal, the step, and how to go on."""
 
 
 def exit_status(name: str, work: Callable[[], int], interrupted: str = INTERRUPTED) -> int:
-    """Run `work`, a command's main function, and return the exit status. Errors go to stderr, after `name`.
+    """Run `work`, a command's main function, and return the exit status. Print errors to stderr, after `name`.
 
     The status is the result of `work`; 1 for an error that the user can correct; 75 if the run was stopped and can go
     on; 130 if it was interrupted. Any other exception is raised.
     """
-    printed: list[str] = []  # what errors of threads have printed
-    before, threading.excepthook = threading.excepthook, partial(_thread_error_hook, name, printed)
+    messages: list[str] = []  # of errors in threads, which are on stderr already
+    previous_hook, threading.excepthook = threading.excepthook, partial(_thread_error_hook, name, messages)
     status = 1
     try:
         status = work()
@@ -137,8 +137,8 @@ def exit_status(name: str, work: Callable[[], int], interrupted: str = INTERRUPT
             raise
         _give_up_output()
     finally:
-        threading.excepthook = before
-    if message not in printed:
+        threading.excepthook = previous_hook
+    if message not in messages:
         _print(name, message)
     return status
 
@@ -149,7 +149,7 @@ def _print(name: str, message: str) -> None:
         print(*(f"{name}: {line}" for line in without_secrets(message).splitlines()), sep="\n", file=sys.stderr)
 
 
-def _thread_error_hook(name: str, printed: list[str], end: threading.ExceptHookArgs) -> None:
+def _thread_error_hook(name: str, messages: list[str], end: threading.ExceptHookArgs) -> None:
     """As threading.excepthook: print a system error of a thread in one line, once, else a traceback.
 
     A library's thread may fail, and the library may raise the same error in the main thread later.
@@ -157,8 +157,8 @@ def _thread_error_hook(name: str, printed: list[str], end: threading.ExceptHookA
     message = describe_system_error(end.exc_value) if end.exc_value else ""
     if not message:
         threading.__excepthook__(end)
-    elif message not in printed:
-        printed.append(message)
+    elif message not in messages:
+        messages.append(message)
         _print(name, message)
 
 
@@ -167,7 +167,7 @@ def describe_system_error(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno not in (None, errno.ENOMEM):
         return "; ".join([_describe_file_error(error), *_notes(error)])
     cause: BaseException | None = error
-    while cause:  # a library may report a lack of memory as a file that could not be loaded
+    while cause:  # a library may report a lack of memory as an error of loading a file
         text = " ".join(str(cause).split())
         if isinstance(cause, MemoryError) or NO_MEMORY.search(text):
             return _describe_memory_error(text)
@@ -199,7 +199,7 @@ def _again(remedy: str) -> str:
 
 def _describe_memory_error(text: str) -> str:
     """Which memory is full, and the settings that need less. `text` is the message of the error."""
-    if OF_A_GPU.search(text):
+    if GPU_ERROR.search(text):
         return (
             f"the GPU's memory is full: {text[:200]}; raise train.accumulation_steps, lower train.batch_size or "
             "evaluate.batch_size, set train.gradient_checkpointing: true, or run.residency: host"

@@ -19,12 +19,12 @@ JUNK_NAMES = frozenset({"__MACOSX", "Thumbs.db", "desktop.ini", "Icon\r"})
 
 
 def is_junk(path: Path) -> bool:
-    """Whether a relative path is a file of the operating system among the images (hidden, Thumbs.db, …)."""
+    """Whether a relative path is hidden, or a file that the operating system adds (Thumbs.db, …)."""
     return any(part.startswith(".") or part in JUNK_NAMES for part in path.parts)
 
 
 def visible(folder: Path) -> list[Path]:
-    """The files and folders in a folder, without junk, sorted; none if there is no such folder."""
+    """The files and folders in a folder, without junk, sorted; empty if there is no such folder."""
     return sorted(path for path in folder.glob("*") if not is_junk(Path(path.name)))
 
 
@@ -63,14 +63,14 @@ def remove(path: Path) -> None:
 
 
 def link(path: Path, target: Path) -> None:
-    """Let a path be a link to a file or folder, in place of what it is."""
+    """Replace a path by a link to a file or folder."""
     remove(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(target.resolve())
 
 
-def _failed(error: BaseException, path: Path, temporary: Path, aside: Path) -> None:
-    """Clean up after an error. Files that cannot be removed become notes of the error, because no error may hide it.
+def _clean_up(error: BaseException, path: Path, temporary: Path, aside: Path) -> None:
+    """Clean up after an error. Files that cannot be removed become notes of the error, so that it is not replaced.
 
     An error from writing to an open file has no file name: it gets that of the output.
     """
@@ -95,11 +95,11 @@ def atomic_file(path: Path) -> Iterator[Path]:
     remove(temporary)
     try:
         yield temporary
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException as error:
-        _failed(error, path, temporary, previous(path))
+        _clean_up(error, path, temporary, previous(path))
         raise
     sync_folder(path.parent)
 
@@ -123,7 +123,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
             path.replace(aside)
         temporary.replace(path)
     except BaseException as error:
-        _failed(error, path, temporary, aside)
+        _clean_up(error, path, temporary, aside)
         raise
     try:
         sync_folder(path.parent)

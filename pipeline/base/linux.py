@@ -20,7 +20,7 @@ def memory_bytes() -> int:
 
 
 def die_with_parent() -> None:
-    """Have the kernel send TERM to this process when its parent (DVC, a launcher) ends in any way, even killed."""
+    """Have the kernel send TERM to this process when its parent (DVC, a launcher) ends, even by SIGKILL."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -41,10 +41,10 @@ def keep_freed_memory() -> None:
 
 
 def share_freed_memory() -> None:
-    """Have all threads use one heap. To be called before the first thread starts.
+    """Have all threads use one heap. Call it before the first thread starts.
 
-    By default the C library keeps one heap per thread: eight threads that decode large images one after another would
-    keep memory for eight of them.
+    By default the C library has one heap per thread: eight threads that decode large images one after another would
+    reserve memory for eight of them.
     """
     ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 

@@ -15,8 +15,8 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from pipeline.base.errors import Fault, UserError, damaged, missing
 
 
-def _different(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names. Raises ValueError if one is there twice."""
+def _check_unique(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names. Raises ValueError if two are equal."""
     if len(set(names)) < len(names):
         raise ValueError("one is there twice")
     return names
@@ -31,7 +31,7 @@ Count = Annotated[int, Field(ge=1, lt=2**31)]
 Side = Annotated[int, Field(ge=16, le=1024)]  # pixels, as in params.yaml
 Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1)]
-Names = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_different)]
+Names = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_check_unique)]
 
 Schema = TypeVar("Schema")
 
@@ -74,13 +74,13 @@ def of_json(text: str | bytes, schema: type[Schema]) -> Schema:
     return TypeAdapter(schema).validate_json(text)
 
 
-def checked(value: Any, schema: type[Schema]) -> Schema:
+def validate(value: Any, schema: type[Schema]) -> Schema:
     """A value as a `schema`. Raises ValueError if it does not fit."""
     return TypeAdapter(schema).validate_python(value)
 
 
 def damage(name: str, error: Exception, remedy: str) -> UserError:
-    """The refusal of a file that was read with this error. Of pydantic's faults it has the first, with its key."""
+    """The error for a file that was read with `error`. Of pydantic's errors it has the first, with its key."""
     reason = str(error)
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]

@@ -1,27 +1,27 @@
-"""Text for people, as a terminal or a page shows it."""
+"""Text for a terminal or a page."""
 
 import unicodedata
 from collections.abc import Sequence
 
-# Categories of Unicode that act on a terminal or a page instead of showing a letter: control and format characters
+# Categories of Unicode that change a terminal or a page instead of showing a letter: control and format characters
 # (escape sequences, U+202E), bytes that are no UTF-8, and breaks of a line or paragraph. A letter that this Python does
-# not know is none of them, so every version of Python writes the same bytes.
-ACTING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# not know is in none of them, so every version of Python writes the same bytes.
+CONTROL = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 JOINERS = "\u200c\u200d"  # format characters inside Persian words and emoji
 MOST_NAMED = 20  # in one sentence
 
 
 def visible(text: str) -> str:
-    """The text with Python's escapes, such as \\n and \\u202e, for the characters that act. The joiners stay."""
+    """The text with Python's escapes, such as \\n and \\u202e, for control characters. The joiners stay."""
     if text.isprintable():
         return text
     return "".join(
-        ascii(letter)[1:-1] if unicodedata.category(letter) in ACTING and letter not in JOINERS else letter
+        ascii(letter)[1:-1] if unicodedata.category(letter) in CONTROL and letter not in JOINERS else letter
         for letter in text
     )
 
 
 def in_words(names: Sequence[str]) -> str:
-    """Names for a sentence; of many, the first ones and how many more there are."""
+    """Names for a sentence; of many, the first ones and the number of the others."""
     more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more

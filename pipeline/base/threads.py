@@ -42,24 +42,24 @@ def ordered_map(
 
 
 def prefetch(items: Iterator[Item], in_thread: bool) -> Iterator[Item]:
-    """The same items. Each is made one ahead: before the reader is done with the item before it.
+    """The same items, each made one item ahead of the reader.
 
-    `in_thread`: a thread makes it while the reader works. Otherwise it is made right away, in the reader's thread.
+    `in_thread`: a thread makes it. Otherwise it is made in the thread of the reader, before that gets the earlier item.
     """
     end = object()
     if not in_thread:
         item = next(items, end)
         while item is not end:
             try:
-                following = next(items, end)
+                next_item = next(items, end)
             except Exception:
                 yield item  # type: ignore[misc]
                 raise  # where the reader asks for the item that could not be made
             yield item  # type: ignore[misc]
-            item = following
+            item = next_item
         return
     with ThreadPoolExecutor(1, "prefetch") as pool:
-        coming = pool.submit(next, items, end)
-        while (item := coming.result()) is not end:
-            coming = pool.submit(next, items, end)
+        future = pool.submit(next, items, end)
+        while (item := future.result()) is not end:
+            future = pool.submit(next, items, end)
             yield item  # type: ignore[misc]

@@ -170,7 +170,7 @@ def folds(arguments: Namespace) -> int:
     chosen = study(config, arguments.folds, arguments.seeds, arguments.jobs, recipe)
     is_here = config.data.source != "archive"  # else paths.images may have images of another source
     repeat = f"RECIPE={arguments.recipe}" if recipe else f"FOLDS={chosen.folds} SEEDS={len(chosen.seeds)}"
-    with locks.held(FOLDER, "runs make folds"):
+    with locks.hold(FOLDER, "runs make folds"):
         workcopy.wait_for_workers(FOLDER)
         if is_here:
             announce(config, survey.survey(config), chosen)

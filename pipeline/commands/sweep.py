@@ -101,7 +101,7 @@ def sweep(path: Path, jobs: int) -> int:
     first = search.present(given, config)
     given = replace(given, trials=len(search.planned(given, first)) or given.trials)
     slots = checked(given, config, jobs)
-    with locks.held(trial_copies.FOLDER, "runs a sweep"):
+    with locks.hold(trial_copies.FOLDER, "runs a sweep"):
         tried = f"{given.trials} trials of {', '.join(given.axes)} (search: {given.search})"
         say(f"{tried}; first the data: dvc repro prepare")
         files.remove(best_of(path))

@@ -90,7 +90,7 @@ def download(
     After a lost connection, a timeout, status 429 or 5xx it is tried again, after each of `waits` seconds. Raises
     UserError for any other error, for more than `most` bytes, for another hash, and after the last try.
     """
-    with locks.alone(target.parent):  # trials of a sweep may need the same file at the same time
+    with locks.exclusive(target.parent):  # trials of a sweep may need the same file at the same time
         for leftover in target.parent.glob(".*.partial"):  # from a run that was killed
             files.remove(leftover)
         if target.exists() and not (actual := files.sha256(target)).startswith(sha256):

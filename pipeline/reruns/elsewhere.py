@@ -164,7 +164,7 @@ def record(count: int, jobs: int) -> int:
     errors.raise_if_any(folder.uncommitted(claim.claims, f"{claim.config.paths.metrics}/eval.json"))
     check(claim)
     first, *others = claim.seeds(count)
-    with locks.held(place(claim), "trains these seeds"):
+    with locks.hold(place(claim), "trains these seeds"):
         results = trained(claim, others, slots)
         tidy(claim)
     found = {first: claim.accuracy} | {seed: result.accuracy for seed, result in results.items()}
@@ -194,7 +194,7 @@ def judge(count: int | None, jobs: int) -> int:
     known = seeds.recorded(config, claims, claim.accuracy)
     check(claim)
     (first, *others), top = claim.seeds(count or len(known.seeds)), place(claim)
-    with locks.held(top, "trains these seeds"):
+    with locks.hold(top, "trains these seeds"):
         results = trained(claim, [first], runner.slots(config, 1))
         different = comparison.compare(claims, results[first].outs, STAGES)
         comparison.print_tensor_differences(different, top / str(first))

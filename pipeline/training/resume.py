@@ -79,7 +79,7 @@ def resume(job: Job, learner: Learner, totals: Totals) -> Progress:
         return Progress()
     steps = sampler.steps(job.config.train.epochs, job.rows, job.config.train.batch_size)
     try:
-        content = schema.checked(state, Content)
+        content = schema.validate(state, Content)
         if not 0 <= content.progress.step <= steps:
             raise ValueError(f"it is of step {content.progress.step}, and this run has the steps 0 to {steps}")
         check_hardware(job, content.hardware)

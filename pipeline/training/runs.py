@@ -69,7 +69,7 @@ class Run:
         """Inside the block no other process trains this run. Raises UserError if one does."""
         with ExitStack() as stack:
             for folder in dict.fromkeys((self.folder, self.board)):
-                stack.enter_context(locks.held(folder, "is training this run"))
+                stack.enter_context(locks.hold(folder, "is training this run"))
             yield
 
     def begin(self) -> None:
@@ -159,7 +159,7 @@ def clean(config: Params) -> int:
         if run.fingerprint == current and run.is_resumable():
             continue
         try:
-            with locks.held(run.folder, "is removing this run"):
+            with locks.hold(run.folder, "is removing this run"):
                 freed_bytes += sum(path.stat().st_size for path in run.folder.rglob("*") if path.is_file())
                 files.remove(run.folder)
                 folders += 1
