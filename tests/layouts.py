@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.errors import UserError
-from pipeline.data import inbox, split_report
+from pipeline.data import originals, split_report
 from pipeline.data.originals import Originals
 from pipeline.data.split_table import SPLITS
 from pipeline.stages import split
@@ -231,7 +231,7 @@ def run(case: Case, folder: Path) -> Ending:
     write(case.files, folder / "inbox")
     (folder / "images").mkdir()
     try:
-        inbox.copy(folder / "inbox", folder / "images")
+        originals.copy_inbox(folder / "inbox", folder / "images")
         rows, counts, layout = split.split(Originals(folder / "images", {}), settings(**case.settings), 2)
     except UserError as refusal:
         keys = tuple((fault.key.replace(f"{folder}/", ""), fault.kind) for fault in refusal.faults)

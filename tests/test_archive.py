@@ -15,20 +15,23 @@ from hypothesis import strategies as st
 
 from pipeline.base import files
 from pipeline.base.errors import Kind, UserError
-from pipeline.data.archive import DEEPEST, unpack
+from pipeline.data import archive as archives
+from pipeline.data.archive import MAX_DEPTH, unpack
 from tests.helpers.refusals import refuses
 from tests.helpers.sources import PHOTOS, contents, member, tar_bytes, zip_bytes
 
 UNPACKED = {name.removeprefix("top/"): content for name, content in PHOTOS.items()}
-ROOMY = (1000, 10**9)  # max_files, max_bytes
+ROOMY = (1000, 10**9)  # entries, bytes
 
 
 def unpacked(content: bytes, base: Path, limits: tuple[int, int] = ROOMY) -> dict[str, bytes]:
     """The files that an archive of these bytes unpacks to, through an atomic folder as in the stage."""
     archive = base / "archive"
     archive.write_bytes(content)
-    with files.atomic_folder(base / "images") as folder:
-        unpack(archive, folder, *limits)
+    with files.atomic_folder(base / "images") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(archives, "MAX_ENTRIES", limits[0])
+        patch.setattr(archives, "MAX_BYTES", limits[1])
+        unpack(archive, folder)
     return contents(base / "images")
 
 
@@ -125,7 +128,7 @@ ATTACKS = [
 DEEP = [
     pytest.param(pack({**PHOTOS, "a/" * depth + "a.jpg": b"x"}), "a/a/", id=f"{pack.__name__}: {depth} folders")
     for pack in (tar_bytes, zip_bytes)
-    for depth in (DEEPEST + 1, 1500)
+    for depth in (MAX_DEPTH + 1, 1500)
 ]
 NOT_UTF8 = zip_bytes({"daisy/Xx.png": b"x"}).replace(b"Xx", b"\xff\xfe")
 
@@ -153,7 +156,7 @@ def test_more_entries_or_bytes_than_allowed_are_refused(
 
 
 def test_bytes_are_counted(tmp_path: Path) -> None:
-    """A small archive with a sparse file of a terabyte is refused after max_bytes."""
+    """A small archive with a sparse file of a terabyte is refused after the allowed bytes."""
     real = tmp_path / "sparse"
     with real.open("wb") as sparse:
         sparse.truncate(10**12)

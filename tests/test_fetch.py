@@ -25,6 +25,12 @@ from tests.helpers.refusals import refuses
 from tests.helpers.sources import BODY, NO_WAITS, PHOTOS, reply, server, tar_bytes
 
 BODY_SHA256 = hashlib.sha256(BODY).hexdigest()
+LIMIT = 10**7  # bytes
+
+
+@pytest.fixture(autouse=True)
+def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "WAITS", NO_WAITS)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +47,7 @@ def test_a_temporary_error_is_tried_again(
 ) -> None:
     """The file arrives if the server fails twice and then answers; each failed try is printed."""
     with server(lambda request, n: failure(request) if n <= 2 else reply(request, BODY)) as (url, asked):
-        fetch.download(url, tmp_path / "got", BODY_SHA256, NO_WAITS)
+        fetch.download(url, tmp_path / "got", BODY_SHA256, LIMIT, fetch.ARCHIVE)
     assert (tmp_path / "got").read_bytes() == BODY
     assert len(asked) == 3
     printed = capfd.readouterr().err
@@ -54,7 +60,7 @@ def test_a_terminal_sees_a_bar(tmp_path: Path) -> None:
     termios.tcsetwinsize(theirs, (24, 80))
     code = (
         "import sys, pathlib; from pipeline.data import fetch; "
-        "fetch.download(sys.argv[1], pathlib.Path('got'), sys.argv[2])"
+        "fetch.download(sys.argv[1], pathlib.Path('got'), sys.argv[2], 10**7, fetch.ARCHIVE)"
     )
     environ = {key: value for key, value in os.environ.items() if key != "CI"}
     with server(lambda request, n: reply(request, BODY)) as (url, _):
@@ -92,7 +98,7 @@ def test_a_download_says_where_it_is_also_while_no_byte_comes(
         request.wfile.write(BODY[1:])
 
     with server(answer) as (url, _):
-        fetch.download(url, tmp_path / "got", BODY_SHA256, NO_WAITS)
+        fetch.download(url, tmp_path / "got", BODY_SHA256, LIMIT, fetch.ARCHIVE)
     assert said[0] == f"download: getting {url}"
     assert re.fullmatch(r"download: 0\.0 of 0\.3 MB, [\d.,]+ MB/s, \d+ s", said[-1])
 
@@ -111,7 +117,7 @@ def test_a_download_that_is_too_long_ends(tmp_path: Path, length: int | None) ->
                 request.wfile.write(BODY)
 
     with server(answer) as (url, asked), refuses(("data.url", "value")):
-        fetch.obtain_archive(url, BODY_SHA256, tmp_path, NO_WAITS, 1000)
+        fetch.obtain_archive(url, BODY_SHA256, tmp_path, 1000)
     assert len(asked) == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -128,7 +134,7 @@ def test_no_password_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str
     with server(answer) as (url, _):
         secret = url.replace("://", "://anna:pass%40w0rd@") + "?token=w0rd"
         with pytest.raises(UserError) as caught:
-            fetch.download(secret, tmp_path / "got", "0" * 64, NO_WAITS)
+            fetch.download(secret, tmp_path / "got", "0" * 64, LIMIT, fetch.ARCHIVE)
     assert got[0] == ("/photos.tgz?token=w0rd", "Basic YW5uYTpwYXNzQHcwcmQ=")
     said = str(caught.value) + capfd.readouterr().err
     assert url in said.replace("…@", "")
@@ -158,7 +164,7 @@ def test_what_fails_for_good_leaves_no_file(
 ) -> None:
     """After the last try, and at once for what another try does not change."""
     with server(lambda request, n: answer(request)) as (url, asked), refuses((key, kind)):
-        fetch.download(url, tmp_path / "got", "0" * 64, NO_WAITS)
+        fetch.download(url, tmp_path / "got", "0" * 64, LIMIT, fetch.ARCHIVE)
     assert len(asked) == tries
     assert list(tmp_path.iterdir()) == []
 
@@ -168,11 +174,11 @@ def test_a_download_is_kept_and_checked_and_fetched_again_if_damaged(
 ) -> None:
     """The second time needs no network; a damaged kept archive is named, removed and downloaded again."""
     with server(lambda request, n: reply(request, BODY)) as (url, asked):
-        kept = fetch.obtain_archive(url, BODY_SHA256, tmp_path, NO_WAITS)
-        assert fetch.obtain_archive(url, BODY_SHA256, tmp_path, NO_WAITS) == kept == tmp_path / BODY_SHA256
+        kept = fetch.obtain_archive(url, BODY_SHA256, tmp_path, LIMIT)
+        assert fetch.obtain_archive(url, BODY_SHA256, tmp_path, LIMIT) == kept == tmp_path / BODY_SHA256
         assert len(asked) == 1
         kept.write_bytes(b"damaged")
-        assert fetch.obtain_archive(url, BODY_SHA256, tmp_path, NO_WAITS).read_bytes() == BODY
+        assert fetch.obtain_archive(url, BODY_SHA256, tmp_path, LIMIT).read_bytes() == BODY
         assert len(asked) == 2
     assert f"{kept} has SHA-256" in capfd.readouterr().err
 
@@ -186,7 +192,7 @@ def test_bytes_are_stored_as_they_are_in_the_archive(tmp_path: Path) -> None:
         reply(request, BODY)
 
     with server(answer) as (url, _):
-        fetch.download(url, tmp_path / "got", BODY_SHA256, NO_WAITS)
+        fetch.download(url, tmp_path / "got", BODY_SHA256, LIMIT, fetch.ARCHIVE)
     assert encodings == ["identity"]
 
 
@@ -205,7 +211,8 @@ def test_a_killed_download_leaves_nothing_and_the_next_one_succeeds(tmp_path: Pa
     archives = tmp_path / "archives"
     with server(answer) as (url, asked):
         code = (
-            f"from pathlib import Path; from pipeline.data.fetch import *; obtain_archive({url!r}, {digest!r}, Path())"
+            f"from pathlib import Path; from pipeline.data.fetch import *; "
+            f"obtain_archive({url!r}, {digest!r}, Path(), {LIMIT})"
         )
         archives.mkdir()
         child = subprocess.Popen(
@@ -221,7 +228,7 @@ def test_a_killed_download_leaves_nothing_and_the_next_one_succeeds(tmp_path: Pa
         assert [path.name for path in archives.iterdir()] == [partial.name]
         other = archives / ".another.partial"
         other.write_bytes(b"of an earlier run")
-        assert fetch.obtain_archive(url, digest, archives, NO_WAITS).read_bytes() == BODY
+        assert fetch.obtain_archive(url, digest, archives, LIMIT).read_bytes() == BODY
     assert [path.name for path in archives.iterdir()] == [digest]
 
 
@@ -232,7 +239,7 @@ def test_a_killed_download_leaves_nothing_and_the_next_one_succeeds(tmp_path: Pa
 def test_a_wrong_file_address_is_refused(url: str, kind: Kind, tmp_path: Path) -> None:
     """An address without a full path, or of no file."""
     with refuses(("data.url", kind)):
-        fetch.obtain_archive(url, "0" * 64, tmp_path)
+        fetch.obtain_archive(url, "0" * 64, tmp_path, LIMIT)
 
 
 def test_an_own_archive_with_a_wrong_hash_stays(tmp_path: Path) -> None:
@@ -240,6 +247,6 @@ def test_an_own_archive_with_a_wrong_hash_stays(tmp_path: Path) -> None:
     archive = tmp_path / "own#1.tar"
     archive.write_bytes(tar_bytes(PHOTOS))
     with refuses(("data.sha256", "differs")):
-        fetch.obtain_archive(f"file://{archive}", "0" * 64, tmp_path)
+        fetch.obtain_archive(f"file://{archive}", "0" * 64, tmp_path, LIMIT)
     assert archive.exists()
-    assert fetch.obtain_archive(f"file://{archive}", files.sha256(archive), tmp_path) == archive
+    assert fetch.obtain_archive(f"file://{archive}", files.sha256(archive), tmp_path, LIMIT) == archive

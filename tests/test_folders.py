@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.base.errors import Kind
 from pipeline.data import folders, originals
-from pipeline.data.layout import Layout, formulas, split_of
+from pipeline.data.layout import Layout, formula_notes, split_of
 from pipeline.data.split_table import SPLITS
 from tests.helpers.datasets import do_split, put, splits_by_path, two_classes
 from tests.helpers.refusals import refuses
@@ -131,7 +131,7 @@ def test_an_empty_folder_is_said_and_changes_nothing(small: Path, empty: tuple[s
         (small / name).mkdir(parents=True)
     (small.parent / "listed").mkdir()
     originals.write_manifest(small, small.parent / "listed", workers=1)
-    source = originals.opened(small.parent / "listed", small)
+    source = originals.locate(small.parent / "listed", small)
     for found in (layout_of(small), folders.interpret(str(small), source.entries(), lambda name: b"")):
         assert replace(found, notes=()) == before
         assert [note.partition(": ")[2].partition(";")[0] for note in found.notes] == ([names] if names else [])
@@ -179,7 +179,7 @@ def test_names_that_a_spreadsheet_runs_are_noted(tmp_path: Path, name: str) -> N
     assert name in found.classes
     (note,) = found.notes
     assert repr(name) in note
-    assert not list(formulas(["dog", "dog/=2.png"]))
+    assert not list(formula_notes(["dog", "dog/=2.png"]))
 
 
 @pytest.mark.parametrize("tops", [("train", "valid"), ("TRAIN", "Test"), ("Training",)])

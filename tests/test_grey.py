@@ -37,7 +37,7 @@ def squares(path: Path) -> dict[Grey, NDArray[np.uint8]]:
     """The grey values of an image at its own size, as each choice of prepare.grey packs it."""
     found = {}
     for choice in GREYS:
-        with images.decoded(path, grey=choice) as result:
+        with images.decode(path, grey=choice) as result:
             found[choice] = np.asarray(result.image)[..., 0]
             assert (np.asarray(result.image) == found[choice][..., None]).all()
     return found
@@ -70,7 +70,7 @@ def test_every_choice_is_its_formula(values: list[int], choice: Grey) -> None:
         low, high = range_of["minmax"]
     if low == high:
         low, high = range_of["full"]
-    table = grey.table(grey.counted(np.array(values)), choice)
+    table = grey.lookup_table(grey.count_values(np.array(values)), choice)
     assert table.dtype == np.uint8
     assert table[values].tolist() == expected(values, low, high)
 

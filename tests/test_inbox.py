@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.data.inbox import copy
+from pipeline.data.originals import copy_inbox
 from tests.helpers.refusals import refuses
 from tests.helpers.sources import fill
 
@@ -20,7 +20,7 @@ def test_an_inbox_without_class_folders_is_refused(there: dict[str, bytes] | Non
         inbox.mkdir()
         fill(inbox, there)
     with refuses(("paths.inbox", "missing")):
-        copy(inbox, folder)
+        copy_inbox(inbox, folder)
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_what_cannot_be_copied_is_refused_by_name(name: str, make: Callable[[Pat
     make(odd)
     (tmp_path / "images").mkdir()
     with refuses((odd if name.isascii() else ascii(str(odd)), "value")):
-        copy(tmp_path / "inbox", tmp_path / "images")
+        copy_inbox(tmp_path / "inbox", tmp_path / "images")

@@ -40,7 +40,7 @@ def inbox(tmp_path: Path) -> Path:
 def listed(inbox: Path) -> originals.Originals:
     """The manifest of a folder, written and read."""
     originals.write_manifest(inbox, inbox.parent / "images", workers=2)
-    return originals.opened(inbox.parent / "images", inbox)
+    return originals.locate(inbox.parent / "images", inbox)
 
 
 def test_the_manifest_has_every_file_with_its_hash(inbox: Path) -> None:
@@ -173,7 +173,7 @@ def test_without_the_folder_it_is_named(inbox: Path) -> None:
     """In a clone on another machine the photos are not there."""
     listed(inbox)
     with refuses(("paths.inbox", "missing")):
-        originals.opened(inbox.parent / "images", Path("/other"))
+        originals.locate(inbox.parent / "images", Path("/other"))
 
 
 @pytest.mark.parametrize("table", ["filename,label\ncats/b.jpg,cats\n", "path,sha256\ncats/b.jpg,0\n"])
@@ -181,7 +181,7 @@ def test_a_table_of_the_data_set_is_no_manifest(inbox: Path, table: str) -> None
     """An archive or an inbox may hold a manifest.csv of its own, with any columns: the images beside it are read."""
     images = inbox.parent / "copied"
     fill(images, {"manifest.csv": table.encode(), "cats/b.jpg": b"two"})
-    source = originals.opened(images, inbox)
+    source = originals.locate(images, inbox)
     assert source.root == images
     assert source.entries() == ["cats/", "cats/b.jpg", "manifest.csv"]
 
@@ -190,7 +190,7 @@ def test_a_damaged_manifest_is_named(inbox: Path) -> None:
     """A manifest without its columns is damaged."""
     fill(inbox.parent / "images", {originals.MANIFEST: b"name\nx\n"})
     with refuses((inbox.parent / "images/.manifest.csv", "damaged")):
-        originals.opened(inbox.parent / "images", inbox)
+        originals.locate(inbox.parent / "images", inbox)
 
 
 def test_download_lists_and_says_so(

@@ -364,6 +364,7 @@ def test_published_weights_are_fetched_kept_repaired_and_loaded(
     Each line has the name of the stage.
     """
     monkeypatch.setattr(fetch, "LINE_SECONDS", 0.01)
+    monkeypatch.setattr(fetch, "WAITS", NO_WAITS)
     content, name, prefix = published(tmp_path)
     archives = tmp_path / "archives"
 
@@ -373,11 +374,11 @@ def test_published_weights_are_fetched_kept_repaired_and_loaded(
 
     with server(answer) as (base, asked):
         url = base.replace("photos.tgz", name)
-        kept = fetch.obtain_weights(url, prefix, archives, NO_WAITS)
-        assert fetch.obtain_weights(url, prefix, archives, NO_WAITS) == kept == archives / name
+        kept = fetch.obtain_weights(url, prefix, archives)
+        assert fetch.obtain_weights(url, prefix, archives) == kept == archives / name
         assert len(asked) == 2
         kept.write_bytes(b"damaged")
-        assert fetch.obtain_weights(url, prefix, archives, NO_WAITS).read_bytes() == content
+        assert fetch.obtain_weights(url, prefix, archives).read_bytes() == content
         assert len(asked) == 3
     lines = capfd.readouterr().err.splitlines()
     assert {line.partition(" ")[0] for line in lines} == {"weights:"}
@@ -391,14 +392,17 @@ def test_published_weights_are_fetched_kept_repaired_and_loaded(
 @pytest.mark.parametrize(
     ("status", "body", "kind"), [(200, b"something else", "differs"), (404, b"", "failed"), (500, b"", "failed")]
 )
-def test_another_file_than_the_published_one_is_refused(status: int, body: bytes, kind: Kind, tmp_path: Path) -> None:
+def test_another_file_than_the_published_one_is_refused(
+    status: int, body: bytes, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another hash, a missing file and a broken server."""
+    monkeypatch.setattr(fetch, "WAITS", NO_WAITS)
     _, name, prefix = published(tmp_path)
     with (
         server(lambda request, n: reply(request, body, status)) as (url, _),
         refuses(("train.weights", kind)),
     ):
-        fetch.obtain_weights(url.replace("photos.tgz", name), prefix, tmp_path / "archives", NO_WAITS)
+        fetch.obtain_weights(url.replace("photos.tgz", name), prefix, tmp_path / "archives")
     assert list((tmp_path / "archives").iterdir()) == []
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.commands import compare
 from pipeline.data import split_report
-from pipeline.data.layout import Layout, columns
+from pipeline.data.layout import Layout, display_width
 from pipeline.evaluation import metrics
 from pipeline.stages import evaluate
 from tests.helpers.measured import eval_figures
@@ -70,13 +70,13 @@ WIDE = {"abc": 3, "郁金香": 6, "ひまわり": 8, "튤립": 4, "🌷": 2, "ro
 
 def test_tables_are_straight_with_letters_of_all_widths() -> None:
     """What a terminal draws in two columns counts as two, and what it draws over another letter as none."""
-    assert {name: columns(name) for name in WIDE} == WIDE
+    assert {name: display_width(name) for name in WIDE} == WIDE
     split = report({name: (100 - k, 1, 1, 0) for k, name in enumerate(WIDE)})[2:-1]
     by_class = [metrics.ClassFigures(name, 9, 0.5, 0.5, 0.5) for name in WIDE]
     tested = evaluate.table(eval_figures(0.5), by_class).splitlines()[:-1]
     compared = list(compare.plain([[name, "0.5", *[""] * 4, "train.lr=1"] for name in WIDE]))
     for table in (split, tested, compared):
-        assert len({columns(line) for line in table}) == 1
+        assert len({display_width(line) for line in table}) == 1
 
 
 def test_a_list_is_cut_only_if_it_gets_shorter() -> None:
@@ -113,7 +113,7 @@ def test_what_is_done_with_a_given_split_is_said() -> None:
 )
 def test_few_test_images_are_said(tested: tuple[int, int], facts: str) -> None:
     """Fewer than 30, or one of a class, by its name; and the command that tests every image."""
-    said = split_report.few_tested({label: {"test": images} for label, images in zip("ab", tested, strict=True)})
+    said = split_report.few_test_images({label: {"test": images} for label, images in zip("ab", tested, strict=True)})
     assert (said.partition("(")[2].partition(")")[0], "make folds" in said) == (facts, bool(facts))
 
 

@@ -27,7 +27,7 @@ def test_a_group_has_the_smallest_pixel_hash_as_its_key() -> None:
     """The key of each image, and the groups sorted by key with their images per class."""
     group_keys = splitting.group_keys([5, 2, 5, 2, 7], list("edcfb"))
     assert group_keys == list("cdcdb")
-    groups = splitting.groups_of(group_keys, list("abbaa"))
+    groups = splitting.make_groups(group_keys, list("abbaa"))
     assert [group.key for group in groups] == list("bcd")
     assert [group.labels for group in groups] == [{"a": 1}, {"a": 1, "b": 1}, {"a": 1, "b": 1}]
 

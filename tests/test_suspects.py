@@ -31,7 +31,7 @@ OURS = {  # cleanvision's name of an issue → ours, for those that both define 
 
 
 def looked_at(image: Image.Image) -> Appearance:
-    return appearance.of(image, image.convert("L"))
+    return appearance.measure_appearance(image, image.convert("L"))
 
 
 def inspected(path: Path) -> ImageInfo:
@@ -43,7 +43,7 @@ def inspected(path: Path) -> ImageInfo:
 def issues(found: Mapping[str, ImageInfo]) -> dict[str, set[str]]:
     """Path → the issues of its image."""
     rows = suspects.find([
-        suspects.Kept(path, "a", "train", info.width, info.height, info.look) for path, info in found.items()
+        suspects.UsedImage(path, "a", "train", info.width, info.height, info.look) for path, info in found.items()
     ])  # fmt: skip
     return {path: {row.issue for row in rows if row.path == path} for path in found}
 
@@ -86,7 +86,7 @@ def test_every_mode_is_measured_as_it_is_seen(issue: str, mode: str, tmp_path: P
     """Palettes, CMYK, transparency and so on have the measures of the RGB image that the pipeline uses."""
     name = f"x.{'tif' if mode == 'CMYK' else 'png'}"
     DRAWN[issue]().convert(mode).save(tmp_path / name)
-    with images.decoded(tmp_path / name) as decoded:
+    with images.decode(tmp_path / name) as decoded:
         assert inspected(tmp_path / name).look == looked_at(decoded.image)
 
 
@@ -128,7 +128,8 @@ def test_a_row_has_the_limit_that_its_value_passes() -> None:
     """Of an odd size the lower or the upper one, with three digits after the point."""
     sides = [100] * 9 + [60, 200]
     found = suspects.find([
-        suspects.Kept(f"{n}", "a", "train", side, side, kept("", brightest=0.8).look) for n, side in enumerate(sides)
+        suspects.UsedImage(f"{n}", "a", "train", side, side, kept("", brightest=0.8).look)
+        for n, side in enumerate(sides)
     ])  # fmt: skip
     assert [(row.issue, row.value, row.limit) for row in found] == [
         ("odd_size", 200.0, 130.0), ("odd_size", 60.0, 70.0),
@@ -158,9 +159,9 @@ def test_the_measures_follow_their_definitions(image: Image.Image) -> None:
 # ---- the table, and what is printed ----
 
 
-def kept(path: str, **look: Any) -> suspects.Kept:
+def kept(path: str, **look: Any) -> suspects.UsedImage:
     usual = {"darkest": 0.1, "brightest": 0.9, "entropy": 8.0, "colour": 99, "edges": 99.0} | look
-    return suspects.Kept(path, "a", "train", 100, 100, Appearance(**usual))
+    return suspects.UsedImage(path, "a", "train", 100, 100, Appearance(**usual))
 
 
 def test_the_worst_comes_first() -> None:

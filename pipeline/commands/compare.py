@@ -18,7 +18,7 @@ from pipeline.base import files
 from pipeline.base.errors import without_secrets
 from pipeline.config import params
 from pipeline.config.params import Paths
-from pipeline.data.layout import columns, padded
+from pipeline.data.layout import display_width, pad
 from pipeline.evaluation import metrics
 from pipeline.reruns import pair, revisions
 from pipeline.reruns.revisions import Revision, Table
@@ -77,12 +77,12 @@ def cells(revision: Revision, first: Revision, names: Sequence[str]) -> list[str
 
 def plain(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Rows as lines of a terminal; the last column is wrapped."""
-    widths = [max(columns(row[column]) for row in rows) for column in range(len(HEAD) - 1)]
+    widths = [max(display_width(row[column]) for row in rows) for column in range(len(HEAD) - 1)]
     room = max(WIDTH - sum(widths) - 2 * len(widths), NARROWEST)
     for row in rows:
-        head = "  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=False))
+        head = "  ".join(pad(cell, width) for cell, width in zip(row, widths, strict=False))
         for number, part in enumerate(textwrap.wrap(row[-1], room, break_on_hyphens=False) or [""]):
-            yield f"{head if number == 0 else ' ' * columns(head)}  {part}".rstrip()
+            yield f"{head if number == 0 else ' ' * display_width(head)}  {part}".rstrip()
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -144,7 +144,7 @@ def disk(config: Params, free: int) -> Finding:
     own = config.data.source in ("inbox", "folder")
     folder = Path(config.paths.inbox if own else config.paths.images)
     try:
-        found = [folder / name for name in originals.listed(folder)] if folder.is_dir() else []
+        found = [folder / name for name in originals.list_entries(folder)] if folder.is_dir() else []
     except (UserError, OSError) as error:
         return Finding("disk", f"{value}; the size of the data is not known", str(error))
     sizes = [path.stat().st_size for path in found if path.is_file()]

@@ -87,7 +87,7 @@ def study(config: Params, folds: int | None, seeds: int | None, jobs: int, recip
 def check_images(found: Survey, folds: int) -> None:
     """Raise UserError if not every image can be a test image once: known before an image is decoded."""
     if found.images and not found.in_all_folds:
-        given = found.images - found.given.get("", 0)
+        given = found.images - found.split_counts.get("", 0)
         raise UserError(
             Fault(
                 "--folds",

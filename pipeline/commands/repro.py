@@ -83,7 +83,7 @@ def check_photos(config: Params, stages: frozenset[str]) -> None:
         )
         raise UserError(Fault("paths.inbox", str(inbox), "missing", "not a folder here", allowed, remedy))
     if "download" in stages and inbox.is_dir():
-        originals.listed(inbox)
+        originals.list_entries(inbox)
     if "split" in stages and not corrections.FILE.is_file():
         raise UserError(corrections.missing())
 

@@ -21,55 +21,55 @@ from pipeline.base.errors import Fault, UserError
 
 CHUNK = 1 << 20
 
-DEEPEST = 100  # folders in the path of an entry; Python and DVC fail at about a thousand
+MAX_DEPTH = 100  # folders in the path of an entry; Python and DVC fail at about a thousand
 
 ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 ZIP_ENCRYPTED = 1  # bit of an entry's flags
-# What the decoders raise for broken input. They also raise OSError: without a number (gzip, bz2), or for a wrong
-# position in the file (zip).
-FROM_LIBRARIES = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
-DAMAGED = (*FROM_LIBRARIES, EOFError, NotImplementedError, OverflowError, ValueError)
-UNWRITABLE = {errno.EEXIST: "there twice", errno.ENOTDIR: "there twice", errno.ENAMETOOLONG: "too long a name"}
+# What the libraries raise for a damaged archive. They also raise OSError: without a number (gzip, bz2), or EINVAL for a
+# wrong position in the file (zip).
+LIBRARY_ERRORS = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+DAMAGE = (*LIBRARY_ERRORS, EOFError, NotImplementedError, OverflowError, ValueError)
+WRITE_ERRORS = {errno.EEXIST: "there twice", errno.ENOTDIR: "there twice", errno.ENAMETOOLONG: "too long a name"}
 
-# Above these an archive is taken for a wrong or hostile one. ImageNet has 1.3 million files and 150 GB.
-MOST_FILES, MOST_BYTES = 2_000_000, 500_000_000_000
+# An archive with more is refused as a wrong or hostile one. ImageNet has 1.3 million files and 150 GB.
+MAX_ENTRIES, MAX_BYTES = 2_000_000, 500_000_000_000
 
 Entry = tuple[str, IO[bytes] | None]  # a name and its content; None for a folder
 
 
-def unpack(archive: Path, folder: Path, max_files: int = MOST_FILES, max_bytes: int = MOST_BYTES) -> None:
+def unpack(archive: Path, folder: Path) -> None:
     """Unpack a tar (plain, gzip, bzip2, xz) or zip into an empty folder, without junk.
 
     If one top folder holds all class folders, it is left out. Sizes in headers are not trusted: entries and bytes are
-    counted. Raises UserError for a damaged archive, for more than `max_files` entries or `max_bytes` bytes, and for an
-    entry outside the folder, one that is not a plain file or folder, and one that is there twice.
+    counted. Raises UserError for a damaged archive, for more than MAX_ENTRIES or MAX_BYTES, and for an entry outside
+    the folder, one that is not a plain file or folder, and one that is there twice.
     """
-    unpacked = folder / ".unpacked"  # no entry has this name: hidden names are junk
-    unpacked.mkdir()
-    left = max_bytes
+    staging = folder / ".unpacked"  # no entry has this name: hidden names are junk
+    staging.mkdir()
+    remaining_bytes = MAX_BYTES
     try:
         with closing(_entries(archive)) as entries:
             for number, (name, content) in enumerate(entries, start=1):
-                if number > max_files:
-                    raise _too_large(archive, f"has more than {max_files:,} entries")
+                if number > MAX_ENTRIES:
+                    raise _too_large(archive, f"has more than {MAX_ENTRIES:,} entries")
                 path = _relative_path(archive, name)
                 if files.is_junk(path):
                     continue
                 try:
-                    left = _write(unpacked / path, content, left)
+                    remaining_bytes = _write(staging / path, content, remaining_bytes)
                 except OSError as error:
-                    if error.errno not in UNWRITABLE:
+                    if error.errno not in WRITE_ERRORS:
                         raise
-                    raise _bad_entry(archive, name, UNWRITABLE[error.errno]) from None
-                if left < 0:
-                    raise _too_large(archive, f"unpacks to more than {max_bytes:,} bytes")
-    except DAMAGED as error:
+                    raise _bad_entry(archive, name, WRITE_ERRORS[error.errno]) from None
+                if remaining_bytes < 0:
+                    raise _too_large(archive, f"unpacks to more than {MAX_BYTES:,} bytes")
+    except DAMAGE as error:
         raise _damaged(archive, error) from None
     except OSError as error:
         if error.errno not in (None, errno.EINVAL):
             raise
         raise _damaged(archive, error) from None
-    _strip_top_folder(archive, unpacked, folder)
+    _strip_top_folder(archive, staging, folder)
 
 
 def _too_large(archive: Path, reason: str) -> UserError:
@@ -78,7 +78,7 @@ def _too_large(archive: Path, reason: str) -> UserError:
 
 
 def _entries(archive: Path) -> Generator[Entry, None, None]:
-    """The entries of an archive in order. A content can be read until the next entry is taken."""
+    """The entries of an archive in order. A content can be read until the next entry is requested."""
     with archive.open("rb") as content:
         head = content.read(8)
     return _zip_entries(archive) if head.startswith(ZIP) else _tar_entries(archive, head)
@@ -86,14 +86,14 @@ def _entries(archive: Path) -> Generator[Entry, None, None]:
 
 def _tar_entries(archive: Path, head: bytes) -> Generator[Entry, None, None]:
     """The entries of a tar; `head` is the first bytes of its file. Raises UserError for a link or a device."""
-    with _decompressed(archive, head) as stream:
+    with _open_decompressed(archive, head) as stream:
         with tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in tar:
                 if not (member.isdir() or member.isreg()):
                     kind = "a link" if member.issym() or member.islnk() else "neither a file nor a folder"
                     raise _bad_entry(archive, member.name, kind)
                 yield member.name, tar.extractfile(member)
-            # tarfile takes a broken header for the end. The true end is a block of zeros.
+            # tarfile stops at a broken header as at the end. The true end is a block of zeros.
             stream.seek(tar.offset)
             if stream.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise tarfile.ReadError("a header is broken, or the end is missing")
@@ -101,8 +101,8 @@ def _tar_entries(archive: Path, head: bytes) -> Generator[Entry, None, None]:
             pass
 
 
-def _decompressed(archive: Path, head: bytes) -> BufferedIOBase:
-    """The bytes of a tar. The content tells the compression; the file's name does not matter."""
+def _open_decompressed(archive: Path, head: bytes) -> BufferedIOBase:
+    """The bytes of a tar. The compression is known by the first bytes, not by the file's name."""
     if head.startswith(b"\x1f\x8b"):
         return gzip.open(archive, "rb")
     if head.startswith(b"BZh"):
@@ -115,11 +115,11 @@ def _decompressed(archive: Path, head: bytes) -> BufferedIOBase:
 def _zip_entries(archive: Path) -> Generator[Entry, None, None]:
     """The entries of a zip. Raises UserError for a link, a device, an encrypted entry or a name that is not UTF-8."""
     try:
-        opened = zipfile.ZipFile(archive, metadata_encoding="utf-8")
+        zip_file = zipfile.ZipFile(archive, metadata_encoding="utf-8")
     except UnicodeDecodeError as error:
         raise _bad_entry(archive, os.fsdecode(error.object), "not named in UTF-8") from None
-    with opened as zipped:
-        for info in zipped.infolist():
+    with zip_file:
+        for info in zip_file.infolist():
             kind = stat.S_IFMT(info.external_attr >> 16)  # Unix's file type; 0 from other systems
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 what = "a link" if kind == stat.S_IFLNK else "neither a file nor a folder"
@@ -129,7 +129,7 @@ def _zip_entries(archive: Path) -> Generator[Entry, None, None]:
             if info.is_dir():
                 yield info.filename, None
             else:
-                with zipped.open(info) as content:
+                with zip_file.open(info) as content:
                     yield info.filename, content
 
 
@@ -138,8 +138,8 @@ def _relative_path(archive: Path, name: str) -> Path:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
         raise _bad_entry(archive, name, "named so that it would land outside the folder")
-    if len(path.parts) - 1 > DEEPEST:
-        raise _bad_entry(archive, f"{name[:100]}…", f"in more than {DEEPEST} folders")
+    if len(path.parts) - 1 > MAX_DEPTH:
+        raise _bad_entry(archive, f"{name[:100]}…", f"in more than {MAX_DEPTH} folders")
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:  # tarfile gives bytes that are not UTF-8 as surrogates
@@ -147,27 +147,27 @@ def _relative_path(archive: Path, name: str) -> Path:
     return Path(path)
 
 
-def _write(path: Path, content: IO[bytes] | None, left: int) -> int:
-    """Write one entry of at most `left` bytes; the bytes still allowed after it, negative if it had more."""
+def _write(path: Path, content: IO[bytes] | None, remaining_bytes: int) -> int:
+    """Write one entry. Returns the bytes that remain of `remaining_bytes`: negative if the entry has more."""
     if content is None:
         path.mkdir(parents=True, exist_ok=True)
-        return left
+        return remaining_bytes
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("xb") as target:
-        while left >= 0 and (chunk := content.read(CHUNK)):
-            left -= len(chunk)
-            if left >= 0:
+        while remaining_bytes >= 0 and (chunk := content.read(CHUNK)):
+            remaining_bytes -= len(chunk)
+            if remaining_bytes >= 0:
                 target.write(chunk)
-    return left
+    return remaining_bytes
 
 
-def _strip_top_folder(archive: Path, unpacked: Path, folder: Path) -> None:
+def _strip_top_folder(archive: Path, staging: Path, folder: Path) -> None:
     """Move the unpacked files to `folder`, without the one top folder that holds everything, if there is one.
 
     A top folder without folders in it is the only class of the archive, and stays.
     """
-    top = unpacked
-    tops = list(unpacked.iterdir())
+    top = staging
+    tops = list(staging.iterdir())
     if len(tops) == 1 and tops[0].is_dir() and any(path.is_dir() for path in tops[0].iterdir()):
         top = tops[0]
     if not any(path.is_file() for path in top.rglob("*")):
@@ -175,7 +175,7 @@ def _strip_top_folder(archive: Path, unpacked: Path, folder: Path) -> None:
         raise UserError(Fault("data.url", str(archive), "missing", "it holds no file", allowed))
     for path in sorted(top.iterdir()):
         path.rename(folder / path.name)
-    shutil.rmtree(unpacked)
+    shutil.rmtree(staging)
 
 
 def _bad_entry(archive: Path, name: str, what: str) -> UserError:

@@ -1,7 +1,7 @@
-"""The table data/corrections.csv: labels that a person corrects, and images that a person leaves out.
+"""The table data/corrections.csv: labels that a person corrects, and images that a person excludes.
 
 Its columns are path, label and reason. A path is as in split.csv. A label is a class of the data set, or `exclude`. The
-reason is for people. The table is in Git: a commit says which images its figures are of.
+reason is for people. The table is in Git, so a commit says which images its figures belong to.
 """
 
 import difflib
@@ -29,19 +29,19 @@ class Table:
     """The lines of the table, not yet compared with the images."""
 
     lines: Sequence[Line] = ()
-    unread: Sequence[str] = ()  # columns
+    unknown_columns: Sequence[str] = ()  # are not read
 
 
 @dataclass(frozen=True)
-class Corrected:
-    """The data set after the corrections."""
+class CorrectedLayout:
+    """The data set with the corrections applied."""
 
     layout: Layout
     reasons: Mapping[str, str]  # path of an excluded image → its reason for split.csv
     counts: Mapping[str, int]  # for findings.csv; empty without a correction
 
     def info(self, image_file: ImageFile, info: ImageInfo) -> ImageInfo:
-        """What is known of an image; if a person excluded it, that is the reason."""
+        """The info of an image; with the person's reason if a person excluded it."""
         reason = self.reasons.get(image_file.path, "")
         return replace(info, reason=reason) if reason else info
 
@@ -53,8 +53,8 @@ def read(path: Path = FILE) -> Table:
     """The corrections. Raises UserError for a table that is missing or cannot be read."""
     if not path.is_file():
         raise UserError(missing(path))
-    unread, lines = user_table.parsed(str(path), path.read_bytes(), COLUMNS)
-    return Table(lines, unread)
+    unknown_columns, lines = user_table.parse(str(path), path.read_bytes(), COLUMNS)
+    return Table(lines, unknown_columns)
 
 
 def missing(path: Path = FILE) -> Fault:
@@ -63,8 +63,8 @@ def missing(path: Path = FILE) -> Fault:
     return Fault(str(path), "no such plain file", "missing", "it is the table of corrections", remedy=remedy)
 
 
-def apply(table: Table, layout: Layout) -> Corrected:
-    """The layout with the corrected labels, and what is excluded.
+def apply(table: Table, layout: Layout) -> CorrectedLayout:
+    """The layout with the corrected labels, and the reasons of the excluded images.
 
     Raises UserError for a path that is no image's or is there twice, and a label that is no class.
     """
@@ -72,32 +72,34 @@ def apply(table: Table, layout: Layout) -> Corrected:
     lines: dict[str, dict[str, str]] = {}
     faults: list[Fault] = []
     for number, cells in table.lines:
-        path = user_table.path(cells["path"], images)
+        path = user_table.match_path(cells["path"], images)
         if path not in images:
-            guess = _did_you_mean(_similar(path, images)) if len(faults) < errors.MOST_SHOWN else ""
+            guess = _did_you_mean(_similar_path(path, images)) if len(faults) < errors.MOST_SHOWN else ""
             value = f"{path!r:.100}: no image of the data set{guess}"
         else:
-            value = f"{path!r:.100} is there twice" if path in lines else _wrong(cells, layout.classes)
+            value = f"{path!r:.100} is there twice" if path in lines else _line_fault(cells, layout.classes)
         if value:
             faults.append(Fault(f"{FILE}:{number}", value, "value", remedy=user_table.CORRECT))
         lines[path] = cells
     errors.raise_if_any(faults)
     if not lines:
-        return Corrected(layout, {}, {})
-    excluded = {path: _reason(cells.get("reason", "")) for path, cells in lines.items() if cells["label"] == EXCLUDE}
-    labels = {path: cells["label"] for path, cells in lines.items() if path not in excluded}
+        return CorrectedLayout(layout, {}, {})
+    exclusion_reasons = {
+        path: _reason(cells.get("reason", "")) for path, cells in lines.items() if cells["label"] == EXCLUDE
+    }
+    labels = {path: cells["label"] for path, cells in lines.items() if path not in exclusion_reasons}
     unchanged = [path for path, label in labels.items() if label == images[path].label]
     counts = {
         "relabelled": len(labels) - len(unchanged),
-        "excluded": len(excluded),
+        "excluded": len(exclusion_reasons),
         "unchanged": len(unchanged),
     }
     files = [replace(file, label=labels.get(file.path, file.label)) for file in layout.image_files]
-    notes = (*layout.notes, *_notes(counts, unchanged, table.unread))
-    return Corrected(replace(layout, image_files=files, notes=notes), excluded, counts)
+    notes = (*layout.notes, *_notes(counts, unchanged, table.unknown_columns))
+    return CorrectedLayout(replace(layout, image_files=files, notes=notes), exclusion_reasons, counts)
 
 
-def _wrong(cells: Mapping[str, str], classes: Sequence[str]) -> str:
+def _line_fault(cells: Mapping[str, str], classes: Sequence[str]) -> str:
     """What is wrong with the label or the reason of a line; empty if nothing."""
     label = cells["label"]
     if not cells.get("reason", "").isprintable():
@@ -110,29 +112,31 @@ def _wrong(cells: Mapping[str, str], classes: Sequence[str]) -> str:
     return ""
 
 
-def _similar(path: str, images: Collection[str]) -> list[str]:
+def _similar_path(path: str, images: Collection[str]) -> list[str]:
     """An image with the same file name in another folder, or with a similar name in the same folder; or none."""
     folder, _, name = path.rpartition("/")
-    moved = [other for other in images if other.rpartition("/")[2] == name]
-    return moved[:1] or difflib.get_close_matches(path, [o for o in images if o.rpartition("/")[0] == folder], 1)
+    same_names = [other for other in images if other.rpartition("/")[2] == name]
+    if same_names:
+        return same_names[:1]
+    return difflib.get_close_matches(path, [other for other in images if other.rpartition("/")[0] == folder], 1)
 
 
-def _did_you_mean(near: Sequence[str]) -> str:
-    return f" (did you mean {near[0]!r}?)" if near else ""
+def _did_you_mean(matches: Sequence[str]) -> str:
+    return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
 def _reason(why: str) -> str:
     return f"{BY_HAND}: {why}" if why else BY_HAND
 
 
-def _notes(counts: Mapping[str, int], unchanged: Sequence[str], unread: Sequence[str]) -> list[str]:
-    """What the corrections did, in sentences."""
+def _notes(counts: Mapping[str, int], unchanged: Sequence[str], unknown_columns: Sequence[str]) -> list[str]:
+    """Sentences on what the corrections changed."""
     notes = [f"{FILE}: labels corrected: {counts['relabelled']:,}, images left out: {counts['excluded']:,}"]
     if unchanged:
         notes.append(
             f"{FILE}: lines that change nothing, because the label is right already: {len(unchanged):,} "
             f"(first: {visible(unchanged[0])})"
         )
-    if unread:
-        notes.append(f"{FILE}: columns that are not read: {', '.join(unread)}")
+    if unknown_columns:
+        notes.append(f"{FILE}: columns that are not read: {', '.join(unknown_columns)}")
     return notes

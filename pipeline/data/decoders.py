@@ -1,4 +1,4 @@
-"""Opens image files with the decoder of their format, or says why a file cannot be used. Decodes nothing itself.
+"""Opens image files with the decoder of their format, or gives the reason why a file cannot be used. Decodes no pixels.
 
 HEIC is opened by libheif (pillow-heif, an optional package), all other formats by Pillow.
 """
@@ -25,13 +25,13 @@ NAMES = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", formats.AVIF, forma
 EMPTY = "empty"
 NOT_AN_IMAGE = "not an image"
 UNSUPPORTED = "unsupported format"  # followed by its name
-BESIDE = "video or sidecar"  # followed by its name; no image is lost with it
+COMPANION = "video or sidecar"  # followed by its name; it is no image, so none is lost
 NO_HEIF = f"{UNSUPPORTED}: {formats.HEIC}"  # where its decoder is not installed
 TRUNCATED = "truncated"
 TOO_LARGE = "too large"
 TOO_SMALL = "too small"
 NOT_DECODABLE = "not decodable"
-REASONS = (EMPTY, NOT_AN_IMAGE, UNSUPPORTED, BESIDE, TRUNCATED, TOO_LARGE, TOO_SMALL, NOT_DECODABLE)
+REASONS = (EMPTY, NOT_AN_IMAGE, UNSUPPORTED, COMPANION, TRUNCATED, TOO_LARGE, TOO_SMALL, NOT_DECODABLE)
 
 DNG_VERSION, NEW_SUBFILE_TYPE = 0xC612, 0xFE  # tags of TIFF; a type of 1 is a preview of another image in the file
 
@@ -53,9 +53,9 @@ class Unusable(Exception):
 
 @contextmanager
 def content(path: Path, length: int, sha256: str) -> Iterator[BinaryIO]:
-    """The opened file; a small one as a copy in memory, whose hash is compared. Raises Changed for another hash.
+    """The opened file, or a copy in memory of a small one, whose hash is checked. Raises Changed for another hash.
 
-    The hash of a large file is compared here only if it is no usable image. It may be a video, too long for a copy.
+    The hash of a large file is checked here only if the file is no usable image: a video may be too long for a copy.
     """
     if length <= SMALL_FILE:
         with path.open("rb", buffering=0) as file:
@@ -66,15 +66,15 @@ def content(path: Path, length: int, sha256: str) -> Iterator[BinaryIO]:
         try:
             yield file
         except Unusable:
-            originals.check(file, path, sha256)
+            originals.check_hash(file, path, sha256)
             raise
 
 
-def opened(content: BinaryIO, min_side: int, max_pixels: int) -> Image.Image:
+def open_image(content: BinaryIO, min_side: int, max_pixels: int) -> Image.Image:
     """The opened image, not decoded. Raises Unusable for what its header says."""
     head = _head(content)
-    decoder = _heif() if formats.decodable(head) == formats.HEIC else FORMATS
-    with reasons(content):
+    decoder = _heif() if formats.decodable_format(head) == formats.HEIC else FORMATS
+    with errors_as_unusable(content):
         image = Image.open(content, formats=decoder)
     if _is_raw(image, head):
         raise Unusable(f"{UNSUPPORTED}: {formats.RAW}")
@@ -95,7 +95,7 @@ def _head(content: BinaryIO) -> bytes:
 
 @cache
 def _heif() -> tuple[str, ...]:
-    """Pillow's name of HEIC. Its decoder is loaded with the first such file, because that takes 25 ms.
+    """Pillow's names of HEIC. Its decoder is loaded with the first such file, because that takes 25 ms.
 
     Raises Unusable if the decoder is not installed.
     """
@@ -125,33 +125,33 @@ def has_more(image: Image.Image) -> bool:
     """Whether a decoded image is the first of several, such as pages or frames. Previews in a JPEG do not count."""
     try:
         return bool(getattr(image, "is_animated", False)) and not isinstance(image, JpegImagePlugin.JpegImageFile)
-    except Exception:  # it looks at the second frame, which may be broken
+    except Exception:  # Pillow reads the second frame, which may be broken
         return False
 
 
 def decoding_bytes(image: Image.Image, draft: int) -> int:
     """The most bytes that decoding takes. Sets the reduced scale of a JPEG, if there is a draft."""
-    stored = image.size
+    full_size = image.size
     if not isinstance(image, JpegImagePlugin.JpegImageFile):
-        return memory.decoding_bytes(image.format or "", stored, stored)
+        return memory.decoding_bytes(image.format or "", full_size, full_size)
     if draft:
         image.draft(None, (draft, draft))
-    return memory.decoding_bytes("JPEG", stored, image.size)
+    return memory.decoding_bytes("JPEG", full_size, image.size)
 
 
 # ---- why a file cannot be used ----
 
 
-def too_long(content: BinaryIO) -> Unusable:
-    """The reason of a file with more bytes than an image can have: what it is, if it is no image (a video)."""
+def too_long_reason(content: BinaryIO) -> Unusable:
+    """The reason why a file with more bytes than an image can have is unusable: too large, or no image (a video)."""
     head = _head(content)
-    reason = NOT_AN_IMAGE if formats.decodable(head) else _named(head)
+    reason = NOT_AN_IMAGE if formats.decodable_format(head) else _reason_by_content(head)
     return Unusable(TOO_LARGE if reason == NOT_AN_IMAGE else reason)
 
 
 @contextmanager
-def reasons(content: BinaryIO, size: tuple[int, int] = (0, 0)) -> Iterator[None]:
-    """Raise any error inside the block as Unusable: a broken file makes a decoder raise nearly anything."""
+def errors_as_unusable(content: BinaryIO, size: tuple[int, int] = (0, 0)) -> Iterator[None]:
+    """A block in which any error is raised as Unusable: for a broken file a decoder raises nearly any error."""
     try:
         yield
     except Unusable:
@@ -162,14 +162,14 @@ def reasons(content: BinaryIO, size: tuple[int, int] = (0, 0)) -> Iterator[None]
 
 def _reason(error: Exception, content: BinaryIO) -> str:
     """Why an image could not be read. Raises the error again if the disk or the memory is at fault."""
-    of_image = (None, errno.EINVAL)  # Pillow's own OSErrors have no number; EINVAL: a wrong position in the file
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in of_image):
+    image_errnos = (None, errno.EINVAL)  # Pillow's own OSErrors have no number; EINVAL: a wrong position in the file
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in image_errnos):
         raise error
     head = _head(content)
-    if formats.decodable(head):
+    if formats.decodable_format(head):
         return TRUNCATED if formats.is_cut(content) else NOT_DECODABLE
     if isinstance(error, UnidentifiedImageError):
-        return _named(head)
+        return _reason_by_content(head)
     if isinstance(error, EOFError) or "truncated" in str(error).lower():  # Pillow has no class for it
         return TRUNCATED
     return NOT_DECODABLE
@@ -180,12 +180,12 @@ def kind(reason: str) -> str:
     return reason.partition(": ")[0]
 
 
-def _named(head: bytes) -> str:
+def _reason_by_content(head: bytes) -> str:
     """The reason of a file that no decoder knows."""
-    if image := formats.unsupported(head):
+    if image := formats.unsupported_format(head):
         return f"{UNSUPPORTED}: {image}"
-    if other := formats.beside_a_photo(head):
-        return f"{BESIDE}: {other}"
+    if other := formats.companion_format(head):
+        return f"{COMPANION}: {other}"
     return NOT_AN_IMAGE
 
 
@@ -198,18 +198,15 @@ class NotDecoded(Refused):
 
     def __init__(self, path: Path, reason: str) -> None:
         name = reason.removeprefix(f"{UNSUPPORTED}: ")
-        allowed = ", ".join(decoded for decoded in NAMES if decoded != name)
-        remedy = formats.remedy(name)
-        whole = f"a whole image as {allowed}"
-        super().__init__(
-            Fault(str(path), reason, "damaged", allowed=whole, remedy=f"{remedy or 'convert it'}, or leave it out")
-        )
-        # No image is lost if a file is left out that is none by its name, and none by its content.
-        self.is_other = kind(reason) in (NOT_AN_IMAGE, BESIDE) and not looks_like_image(path.name)
+        allowed = f"a whole image as {', '.join(other for other in NAMES if other != name)}"
+        remedy = f"{formats.remedy(name) or 'convert it'}, or leave it out"
+        super().__init__(Fault(str(path), reason, "damaged", allowed=allowed, remedy=remedy))
+        # Neither its name nor its content is that of an image: no image is lost without it.
+        self.is_other = kind(reason) in (NOT_AN_IMAGE, COMPANION) and not looks_like_image(path.name)
 
 
 def refusal(path: Path, error: Unusable, max_pixels: int) -> Refused:
-    """The reason, with what is allowed and the remedy."""
+    """The UserError for an unusable file, with what is allowed and the remedy."""
     if error.reason == TOO_LARGE:
         size = f"{error.size[0]} × {error.size[1]} pixels, {path.stat().st_size:,} bytes"
         allowed = (
@@ -221,7 +218,7 @@ def refusal(path: Path, error: Unusable, max_pixels: int) -> Refused:
 
 
 def file_size(path: Path) -> int:
-    """The bytes of a file. Raises UserError if it is something else: a pipe could be waited for without end."""
+    """The number of bytes of a file. Raises UserError if it is no file: reading a pipe may never end."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         value, remedy = _not_a_file(status.st_mode), "remove it, or put the image there"
@@ -230,6 +227,6 @@ def file_size(path: Path) -> int:
 
 
 def _not_a_file(mode: int) -> str:
-    """What there is instead of a file, in words, from its mode (stat)."""
+    """The kind of a path that is no file, in words, from its mode (stat)."""
     kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
     return next((words for is_kind, words in kinds if is_kind(mode)), "a device")

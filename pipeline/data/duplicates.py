@@ -40,7 +40,9 @@ def exclusions(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo], rul
     in two classes are all excluded.
     """
     reasons = [info.reason for info in infos]
-    for rows in exact_groups(infos) if rule == "together" else []:
+    if rule == "ignore":
+        return reasons
+    for rows in exact_groups(infos):
         if len({image_files[row].label for row in rows}) > 1:
             for row in rows:
                 reasons[row] = CONFLICT
@@ -52,14 +54,15 @@ def exclusions(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo], rul
     return reasons
 
 
-def twins(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo]) -> dict[int, str]:
-    """Row number of each image with conflicting labels → the path of one with equal pixels and another label."""
-    found = {}
+def conflict_paths(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo]) -> dict[int, str]:
+    """Row of each image with conflicting labels → the path of an image with equal pixels and another label."""
+    conflicts = {}
     for rows in exact_groups(infos):
         first = {image_files[row].label: image_files[row].path for row in reversed(rows)}
-        for row in rows if len(first) > 1 else []:
-            found[row] = next(path for label, path in first.items() if label != image_files[row].label)
-    return found
+        if len(first) > 1:
+            for row in rows:
+                conflicts[row] = next(path for label, path in first.items() if label != image_files[row].label)
+    return conflicts
 
 
 def _preference(image_file: ImageFile) -> tuple[int, str]:
@@ -76,10 +79,10 @@ def exact_groups(infos: Sequence[ImageInfo]) -> list[list[int]]:
     return [group for group in rows.values() if len(group) > 1]
 
 
-def alone(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo]) -> list[str]:
-    """What tells each image from all others, if duplicates are ignored: its pixel hash, and for a copy also its path.
+def distinct_identities(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo]) -> list[str]:
+    """An identity of each image that no other image has: its pixel hash; for a copy, a hash of that and the path.
 
-    The copy with the smallest path keeps the pixel hash, so all images but copies are where the other rule has them.
+    The copy with the smallest path keeps the pixel hash. So `ignore` and `together` differ only for the other copies.
     """
     identities = [info.pixels for info in infos]
     for rows in exact_groups(infos):
@@ -114,7 +117,7 @@ def near_duplicates(phashes: NDArray[np.uint64], splits: NDArray[np.int64], thre
     for left, right in near_pairs(hashes, threshold):
         pairs += int((totals[left] * totals[right]).sum())
         pairs_within += int((counts[left] * counts[right]).sum())
-        component = joined(component, left, right)
+        component = merge_components(component, left, right)
     return NearDuplicates(component[index], pairs, pairs - pairs_within)
 
 
@@ -135,11 +138,11 @@ def near_pairs(hashes: NDArray[np.uint64], threshold: int) -> Iterator[tuple[NDA
         order = np.argsort(values, kind="stable")
         starts = np.searchsorted(values[order], np.arange(2**16 + 1))
         for mask in masks[np.bitwise_count(masks) <= radius]:
-            wanted = values ^ mask
-            for left, position in _expand(starts[wanted], starts[wanted + 1]):
+            partner_values = values ^ mask
+            for left, position in _expand(starts[partner_values], starts[partner_values + 1]):
                 right = order[position]
                 new = (left < right) & (np.bitwise_count(hashes[left] ^ hashes[right]) <= threshold)
-                for earlier in range(band):  # this band already gave the pair
+                for earlier in range(band):  # the pairs that an earlier band already gave
                     new &= np.bitwise_count(bands[earlier][left] ^ bands[earlier][right]) > radii[earlier]
                 yield left[new], right[new]
 
@@ -156,11 +159,13 @@ def _expand(first: NDArray[np.int64], last: NDArray[np.int64]) -> Iterator[tuple
             yield row, first[row] + np.arange(len(row)) - (begins[row] - begins[rows[0]])
 
 
-def joined(component: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
+def merge_components(
+    component: NDArray[np.int64], left: NDArray[np.int64], right: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """New component numbers [N] after the components of each left and right are merged."""
-    apart = component[left] != component[right]
-    if not apart.any():
+    differs = component[left] != component[right]
+    if not differs.any():
         return component
-    edges = coo_array((apart[apart], (component[left[apart]], component[right[apart]])), (len(component),) * 2)
+    edges = coo_array((differs[differs], (component[left[differs]], component[right[differs]])), (len(component),) * 2)
     merged: NDArray[np.int64] = connected_components(edges, directed=False)[1].astype(np.int64)
     return merged[component]

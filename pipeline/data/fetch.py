@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -22,27 +22,27 @@ WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before the second try, the third, …
 STALLED = 30  # seconds without a byte after which a try fails
 CHUNK = 1 << 18
 LINE_SECONDS = 10  # between two lines about a download, where no terminal shows a progress bar
-NO_LIMIT = 10**15  # bytes
+
 WEIGHTS_BYTES = 10**10  # the most of published weights; the largest of torchvision have 2.6 GB
 
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a file is fetched for, and the words of its refusals."""
+    """What a file is downloaded for: the stage, the params, and the remedies of its refusals."""
 
-    stage: str  # whose name is before each line
+    stage: str  # its name is before each line
     key: str  # of the params: where the address comes from
-    remedy: str  # without the network
-    too_long: str  # the remedy for a file that is longer than any right one
+    remedy: str  # if the download fails
+    too_long: str  # the remedy for more bytes than the limit
     hash_key: str  # of the params: where the SHA-256 comes from
-    other_hash: str  # the remedy for another file
+    other_hash: str  # the remedy for another SHA-256
 
 
-GO_ON = "to go on without the network: fetch that file elsewhere and"
+OFFLINE = "to go on without the network: fetch that file elsewhere and"
 ARCHIVE = Purpose(
     "download",
     "data.url",
-    f"{GO_ON} set data.url: file:///path/to/it",
+    f"{OFFLINE} set data.url: file:///path/to/it",
     "correct data.url",
     "data.sha256",
     "get the right file, or set data.sha256 if you trust this one",
@@ -50,56 +50,49 @@ ARCHIVE = Purpose(
 WEIGHTS = Purpose(
     "weights",
     "train.weights",
-    f"{GO_ON} name it in train.weights",
-    f"something answers in the place of their server; {GO_ON} name it in train.weights",
+    f"{OFFLINE} name it in train.weights",
+    f"something answers in the place of their server; {OFFLINE} name it in train.weights",
     "train.weights",
-    f"try again later; {GO_ON} name it in train.weights",
+    f"try again later; {OFFLINE} name it in train.weights",
 )
 
 
-def obtain_archive(url: str, sha256: str, archives: Path, waits: Sequence[float] = WAITS, most: int = NO_LIMIT) -> Path:
+def obtain_archive(url: str, sha256: str, archives: Path, max_bytes: int) -> Path:
     """The path of an archive with this SHA-256: the file of a file:// address, or a download kept in `archives`.
 
-    Raises UserError if it is missing, cannot be downloaded, has more than `most` bytes, or has another hash.
+    Raises UserError if it is missing, cannot be downloaded, has another hash, or is a download beyond `max_bytes`.
     """
     if not url.startswith("file://"):
-        return download(url, archives / sha256, sha256, waits, most)
+        return download(url, archives / sha256, sha256, max_bytes, ARCHIVE)
     path = _local_path(url)
     _check_hash(path, str(path), sha256, ARCHIVE)
     return path
 
 
-def obtain_weights(url: str, sha256_prefix: str, archives: Path, waits: Sequence[float] = WAITS) -> Path:
+def obtain_weights(url: str, sha256_prefix: str, archives: Path) -> Path:
     """The path of published weights with a SHA-256 that begins with `sha256_prefix`. They are kept in `archives`.
 
     Raises UserError if they cannot be downloaded, or have another hash.
     """
-    return download(url, archives / PurePosixPath(url).name, sha256_prefix, waits, WEIGHTS_BYTES, WEIGHTS)
+    return download(url, archives / PurePosixPath(url).name, sha256_prefix, WEIGHTS_BYTES, WEIGHTS)
 
 
-def download(
-    url: str,
-    target: Path,
-    sha256: str,
-    waits: Sequence[float] = WAITS,
-    most: int = NO_LIMIT,
-    purpose: Purpose = ARCHIVE,
-) -> Path:
+def download(url: str, target: Path, sha256: str, max_bytes: int, purpose: Purpose) -> Path:
     """Download to `target`, unless it is there with a SHA-256 that begins so. It appears only if its hash is right.
 
-    After a lost connection, a timeout, status 429 or 5xx it is tried again, after each of `waits` seconds. Raises
-    UserError for any other error, for more than `most` bytes, for another hash, and after the last try.
+    After a lost connection, a timeout, status 429 or 5xx it is tried again, after each of WAITS seconds. Raises
+    UserError for any other error, for more than `max_bytes`, for another hash, and after the last try.
     """
     with locks.exclusive(target.parent):  # trials of a sweep may need the same file at the same time
         for leftover in target.parent.glob(".*.partial"):  # from a run that was killed
             files.remove(leftover)
         if target.exists() and not (actual := files.sha256(target)).startswith(sha256):
-            said = f"{target} has SHA-256 {actual}: damaged, removed; downloading it again"
-            print(f"{purpose.stage}: {said}", file=sys.stderr)
+            notice = f"{target} has SHA-256 {actual}: damaged, removed; downloading it again"
+            print(f"{purpose.stage}: {notice}", file=sys.stderr)
             files.remove(target)
         if not target.exists():
             with files.atomic_file(target) as temporary:
-                _get(url, temporary, waits, purpose, most)
+                _get(url, temporary, max_bytes, purpose)
                 _check_hash(temporary, without_secrets(url), sha256, purpose)
     return target
 
@@ -123,12 +116,13 @@ def _local_path(url: str) -> Path:
     return path
 
 
-def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose, most: int) -> None:
+def _get(url: str, target: Path, max_bytes: int, purpose: Purpose) -> None:
     """Download to `target`, with the tries and errors of `download`."""
-    shown = without_secrets(url)
-    endless = Fault(purpose.key, shown, "value", f"it sends more than {most:,} bytes", remedy=purpose.too_long)
-    print(f"{purpose.stage}: getting {shown}", file=sys.stderr)
-    for attempt, wait in enumerate([*waits, None], start=1):
+    visible_url = without_secrets(url)
+    reason = f"it sends more than {max_bytes:,} bytes"
+    too_long = Fault(purpose.key, visible_url, "value", reason, remedy=purpose.too_long)
+    print(f"{purpose.stage}: getting {visible_url}", file=sys.stderr)
+    for attempt, wait in enumerate([*WAITS, None], start=1):
         try:
             with target.open("wb") as file, progress(purpose.stage) as bar:
                 client = pooch.HTTPDownloader(
@@ -139,7 +133,7 @@ def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose, most:
                     # decompressed here.
                     headers={"Accept-Encoding": "identity"},
                 )
-                client(url, Limited(file, most, endless), None)
+                client(url, LimitedFile(file, max_bytes, too_long), None)
             return
         except (requests.RequestException, ValueError) as error:  # ValueError: a length that is no number
             if isinstance(error, requests.HTTPError) and error.response is not None:
@@ -147,21 +141,21 @@ def _get(url: str, target: Path, waits: Sequence[float], purpose: Purpose, most:
             reason = without_secrets(" ".join(str(error).split()))
             if wait is None or not _is_temporary(error):
                 failure = f"cannot be downloaded (tries: {attempt}): {reason}"
-                raise UserError(Fault(purpose.key, shown, "failed", failure, remedy=purpose.remedy)) from None
+                raise UserError(Fault(purpose.key, visible_url, "failed", failure, remedy=purpose.remedy)) from None
             print(f"{purpose.stage}: try {attempt} failed: {reason}; again in {wait:g} s", file=sys.stderr)
             time.sleep(wait)
 
 
-class Limited:
-    """What pooch writes to: a file that takes at most so many bytes. An answer may have no end."""
+class LimitedFile:
+    """A file that takes at most `max_bytes`, for pooch: a server may send without end."""
 
-    def __init__(self, file: BinaryIO, most: int, fault: Fault) -> None:
-        self._file, self._left, self._fault = file, most, fault
+    def __init__(self, file: BinaryIO, max_bytes: int, fault: Fault) -> None:
+        self._file, self._remaining_bytes, self._fault = file, max_bytes, fault
 
     def write(self, content: bytes) -> None:
-        """Write to the file. Raises UserError if that would be too much."""
-        self._left -= len(content)
-        if self._left < 0:
+        """Write to the file. Raises UserError with the fault if that would be more than `max_bytes`."""
+        self._remaining_bytes -= len(content)
+        if self._remaining_bytes < 0:
             raise UserError(self._fault)
         self._file.write(content)
 
@@ -171,16 +165,16 @@ class Limited:
 
 @contextmanager
 def progress(stage: str) -> Iterator["tqdm[Any] | ProgressLines"]:
-    """What pooch takes for a progress bar: one on a terminal, else lines. It moves on also while no byte comes."""
+    """A progress bar on a terminal, else lines, for pooch. A thread refreshes it, so it goes on while no byte comes."""
     is_bar = sys.stderr.isatty() and not os.environ.get("CI")
     bar: Any = Bar(ncols=79, unit="B", unit_scale=True) if is_bar else ProgressLines(stage)
     ended = threading.Event()
 
-    def move_on() -> None:
+    def refresh() -> None:
         while not ended.wait(1 if is_bar else LINE_SECONDS):
             bar.refresh()
 
-    thread = threading.Thread(target=move_on, daemon=True)
+    thread = threading.Thread(target=refresh, daemon=True)
     thread.start()
     try:
         yield bar
@@ -191,40 +185,40 @@ def progress(stage: str) -> Iterator["tqdm[Any] | ProgressLines"]:
 
 
 class Bar(tqdm):  # type: ignore[type-arg]
-    """A progress bar that is true: pooch asks for its truth before it sets the total, and tqdm has none without it."""
+    """A progress bar whose truth value is True: pooch asks for it before the total is set, and tqdm raises then."""
 
     def __bool__(self) -> bool:
         return True
 
 
 class ProgressLines:
-    """What pooch takes for a progress bar: prints a line every LINE_SECONDS, after the name of the stage."""
+    """Prints a line every LINE_SECONDS, after the name of the stage. It has the methods of a progress bar for pooch."""
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
-        self.total, self._done = 0, 0  # bytes; pooch sets the total, 0 if the server does not say it
-        self._began = self._printed = time.monotonic()
+        self.total, self._bytes = 0, 0  # pooch sets the total, 0 if the server does not send it
+        self._start = self._last_line = time.monotonic()
 
     def update(self, size: int) -> None:
         """Count `size` more bytes."""
-        self._done += size
+        self._bytes += size
         self.refresh()
 
     def refresh(self) -> None:
         """Print a line if the last one was long ago."""
         now = time.monotonic()
-        if now - self._printed >= LINE_SECONDS:
-            self._printed = now
-            whole = f" of {self.total / 1e6:,.1f}" if self.total else ""
-            seconds = now - self._began
-            rate = self._done / max(seconds, 1e-3) / 1e6
+        if now - self._last_line >= LINE_SECONDS:
+            self._last_line = now
+            total = f" of {self.total / 1e6:,.1f}" if self.total else ""
+            seconds = now - self._start
+            rate = self._bytes / max(seconds, 1e-3) / 1e6
             print(
-                f"{self._stage}: {self._done / 1e6:,.1f}{whole} MB, {rate:,.1f} MB/s, {seconds:.0f} s", file=sys.stderr
+                f"{self._stage}: {self._bytes / 1e6:,.1f}{total} MB, {rate:,.1f} MB/s, {seconds:.0f} s", file=sys.stderr
             )
 
     def reset(self) -> None:
-        """Begin to count anew. pooch does this at the end, and then adds the total."""
-        self._done, self._printed = 0, time.monotonic()
+        """Set the count to 0. pooch does this at the end, and then adds the total."""
+        self._bytes, self._last_line = 0, time.monotonic()
 
     def close(self) -> None: ...
 

@@ -5,7 +5,7 @@ level below, and this split is kept; val and test may be missing. If one top fol
 inside it. No class may have the name of a split. Files beside the class folders, such as a licence, are not images of
 the data set. A table labels.csv at the top replaces all this (labels.py).
 
-A folder without a file changes nothing but the notes: neither Git nor DVC's cache has it, so another checkout lacks it.
+A folder without a file changes only the notes: neither Git nor DVC's cache has it, so another checkout lacks it.
 
 `interpret` needs only the names of the files, and a way to read a table.
 """
@@ -18,7 +18,15 @@ from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, missing
 from pipeline.base.text import in_words
 from pipeline.data import labels
-from pipeline.data.layout import ImageFile, Layout, alike, formulas, looks_like_image, split_of, unused
+from pipeline.data.layout import (
+    ImageFile,
+    Layout,
+    formula_notes,
+    looks_like_image,
+    similar_class_notes,
+    split_of,
+    unused_images_note,
+)
 from pipeline.data.split_table import SPLITS
 
 OTHER_TABLES = {  # a table of another tool → how it becomes labels.csv
@@ -97,45 +105,50 @@ def interpret(folder: str, names: Sequence[str], read: Callable[[str], bytes]) -
     empty = without_files(names)
     names = sorted({*names}.difference(empty))
     top = _top_folder(names)
-    notes = [f"all images are in the folder {top.rstrip('/')!r}; it is read as if it were the top"] if top else []
-    inside = [name.removeprefix(top) for name in names if name.startswith(top)]
+    notes = []
+    if top:
+        notes.append(f"all images are in the folder {top.rstrip('/')!r}; it is read as if it were the top")
+    inner_names = [name.removeprefix(top) for name in names if name.startswith(top)]
     where = f"{folder}/{top}".rstrip("/") or "/"
-    if labels.NAME in inside:
-        found = labels.layout(where, read(top + labels.NAME), inside, top, notes)
+    if labels.NAME in inner_names:
+        layout = labels.layout(where, read(top + labels.NAME), inner_names, top, notes)
         remedy = f"give them one name in {labels.NAME}"
     else:
-        found = _of_folders(where, inside, top, notes, empty)
+        layout = _folder_layout(where, inner_names, top, notes, empty)
         remedy = "put their images into one of these folders, and remove the others"
-    odd = (*alike(found.classes, remedy), *formulas((*found.classes, *(file.path for file in found.image_files))))
-    return replace(found, notes=(*found.notes, *odd))
+    names = [*layout.classes, *(file.path for file in layout.image_files)]
+    return replace(layout, notes=(*layout.notes, *similar_class_notes(layout.classes, remedy), *formula_notes(names)))
 
 
-def _of_folders(where: str, names: Sequence[str], top: str, notes: list[str], empty: Sequence[str]) -> Layout:
+def _folder_layout(where: str, names: Sequence[str], top: str, notes: list[str], empty: Sequence[str]) -> Layout:
     """The layout of class folders, or of split folders with class folders in them. `empty`: folders without a file."""
     tops = _subfolders(names)
-    splits = _given_splits(where, tops)
+    splits = _top_splits(where, tops)
     unlabelled = [name for name in splits if not _subfolders(names, f"{name}/")]
     labelled = {name: split for name, split in splits.items() if name not in unlabelled}
     if splits and "train" not in labelled.values():
         raise UserError(_without_train(where, names, splits))
     classes = sorted({label for name in labelled for label in _subfolders(names, f"{name}/")}) if splits else tops
     depth = top.count("/") + bool(splits)
-    lacking = _empty_classes(empty, depth)
-    _check_classes(where, names, classes, lacking)
-    image_files, beside = [], []
+    empty_notes = _empty_classes(empty, depth)
+    _check_classes(where, names, classes, empty_notes)
+    image_files, stray_images = [], []
     for name in names:
         first, *inner = name.split("/") if splits else ["", *name.split("/")]
         if not name.endswith("/") and len(inner) > 1:
             image_files.append(ImageFile(top + name, inner[0], labelled.get(first, "")))
         elif looks_like_image(name):
-            beside.append(name)
+            stray_images.append(name)
     for name in unlabelled:
-        within = [path for path in beside if path.startswith(f"{name}/")]
-        notes += unused(within, f"{name}/ has no class folder, so they have no label")
-        notes += [] if within else [f"{name}/ has no class folder; it is not used"]
-    notes += unused([path for path in beside if path.split("/")[0] not in unlabelled], "beside the class folders")
+        images = [path for path in stray_images if path.startswith(f"{name}/")]
+        if images:
+            notes += unused_images_note(images, f"{name}/ has no class folder, so they have no label")
+        else:
+            notes.append(f"{name}/ has no class folder; it is not used")
+    stray_images = [path for path in stray_images if path.split("/")[0] not in unlabelled]
+    notes += unused_images_note(stray_images, "beside the class folders")
     kind = f"split folders {', '.join(labelled)}" if splits else "class folders"
-    return Layout(image_files, classes, kind, (*notes, *lacking), depth)
+    return Layout(image_files, classes, kind, (*notes, *empty_notes), depth)
 
 
 def _empty_classes(empty: Sequence[str], depth: int) -> list[str]:
@@ -152,7 +165,7 @@ def _subfolders(names: Sequence[str], above: str = "") -> list[str]:
 
 
 def _top_folder(names: Sequence[str]) -> str:
-    """The one folder that holds all images in folders of its own, with / at its end, as a zip may have; or nothing."""
+    """The one top folder whose subfolders hold all images, with / at its end, as in some zips; empty if none."""
     tops = _subfolders(names)
     if len(tops) != 1 or split_of(tops[0]) or labels.NAME in names:
         return ""
@@ -162,27 +175,27 @@ def _top_folder(names: Sequence[str]) -> str:
     return top if is_holder else ""
 
 
-def _given_splits(where: str, tops: Sequence[str]) -> dict[str, str]:
+def _top_splits(where: str, tops: Sequence[str]) -> dict[str, str]:
     """Top folder → its split, if the top folders are splits, in the order train, val, test; empty if none is.
 
     Raises UserError if a split is there twice, or is beside a class folder.
     """
-    named = {top: split for top in sorted(tops, key=_split_order) if (split := split_of(top))}
-    classes = [top for top in tops if top not in named]
-    if len(set(named.values())) < len(named):
-        value, remedy = f"folders {' and '.join(named)}", "merge the folders that mean the same"
+    splits = {top: split for top in sorted(tops, key=_split_order) if (split := split_of(top))}
+    classes = [top for top in tops if top not in splits]
+    if len(set(splits.values())) < len(splits):
+        value, remedy = f"folders {' and '.join(splits)}", "merge the folders that mean the same"
         allowed = f"one folder for each of {', '.join(SPLITS)}"
         raise UserError(Fault(where, value, "pair", "two spellings of one split", allowed, remedy))
-    if named and classes:
+    if splits and classes:
         first = ", ".join(classes[:5]) + (", …" if len(classes) > 5 else "")
-        value = f"{', '.join(named)} beside class folders {first}"
-        remedy = f"move or remove one of the two, or rename a class, such as to {next(iter(named))}_class"
+        value = f"{', '.join(splits)} beside class folders {first}"
+        remedy = f"move or remove one of the two, or rename a class, such as to {next(iter(splits))}_class"
         raise UserError(Fault(where, value, "pair", allowed="only splits or only classes", remedy=remedy))
-    return named
+    return splits
 
 
 def _split_order(top: str) -> tuple[int, str]:
-    """A sort key that puts folders in the order train, val, test."""
+    """The sort key of a folder: train, val, test."""
     return SPLITS.index(split_of(top) or "test"), top
 
 
@@ -205,18 +218,18 @@ def _other_table(names: Sequence[str]) -> str:
 
 
 def _check_classes(where: str, names: Sequence[str], classes: Sequence[str], notes: Sequence[str]) -> None:
-    """Raise UserError for fewer than two classes, with these notes, and for class folders that are none."""
-    for name in filter(split_of, classes):  # there is one level of folders too many
+    """Raise UserError for fewer than two classes, with these notes, and for folders that are no classes."""
+    for name in filter(split_of, classes):  # the folders have one level too many
         value, remedy = f"class folder {name!r}", "remove the extra level of folders, or rename the class"
         raise UserError(Fault(where, value, "value", "it has the name of a split", "any other name", remedy))
     if set(classes) == YOLO:
         value, reason = "folders images and labels", "a layout for object detection"
         raise UserError(Fault(where, value, "value", reason, f"one folder per class, or {TABLE}"))
     if len(classes) < 2:
-        there = f"only one class folder ({classes[0]!r})" if classes else "no class folder"
+        value = f"only one class folder ({classes[0]!r})" if classes else "no class folder"
         remedy = "if they are inside another folder, move them one level up (in paths.inbox or the archive)"
         if not classes and any(map(looks_like_image, names)):
             remedy = f"if {where} has the images of one class, name the folder above it, which holds all classes"
         allowed = f"at least 2, each with the images of one class, or {TABLE}"
         remedies = "; ".join(filter(None, [*notes, remedy, _other_table(names)]))
-        raise UserError(Fault(where, there, "missing", allowed=allowed, remedy=remedies))
+        raise UserError(Fault(where, value, "missing", allowed=allowed, remedy=remedies))

@@ -1,19 +1,19 @@
-"""What a file is, by its first bytes: an image that is decoded, one that is not, or a file that phones put beside it.
+"""The format of a file by its first bytes: an image that is decoded, one that is not, or a video or sidecar.
 
-A name is for people. Decoders are chosen in data/decoders.py.
+The names of formats are for people. data/decoders.py selects the decoder.
 """
 
 import io
 import re
 from typing import BinaryIO
 
-HEAD = 1024  # the first bytes of a file, of which a format is known
+HEAD = 1024  # the number of first bytes by which a format is known
 
 JPEG_XL, RAW = "JPEG XL", "camera raw"
 CONVERT = "convert it to PNG; docs/data.md has a program for each format"
 
 AVIF, HEIC, JPEG_2000 = "AVIF", "HEIC", "JPEG 2000"
-# A HEIC where its decoder, an optional package, is not installed. A test compares the version with the lock.
+# For a HEIC without its decoder, an optional package. A test compares the version with the lock.
 INSTALL_HEIC = (
     "install its decoder: pip install pillow-heif==1.8.1 (GPL 2; docs/data.md has the container), or convert it"
 )
@@ -22,7 +22,7 @@ ISO_IMAGES = {  # brands of ISO 14496-12 containers → the format; the first li
     HEIC: {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"msf1"},
 }
 
-# Images that are not decoded: (position, first bytes) → what it is.
+# Images that are not decoded: position, bytes there, format.
 UNSUPPORTED = (
     (0, b"\xff\x0a", JPEG_XL),
     (0, b"\0\0\0\x0cJXL \r\n\x87\n", JPEG_XL),
@@ -53,7 +53,7 @@ VIDEOS = (
     (0, b"\0\0\1\xba", VIDEO),  # MPEG
     (0, b"\0\0\1\xb3", VIDEO),
 )
-SIDECARS = (  # what phones and photo programs write beside a photo
+SIDECARS = (  # phones and photo programs write them beside a photo
     (0, b"bplist00", "property list (AAE)"),
     (0, b"<x:xmpmeta", "XMP"),
     (0, b"<?xpacket", "XMP"),
@@ -65,30 +65,31 @@ SIDECAR_TEXTS = (  # in text that may begin with a declaration
 SVG = (re.compile(rb"<svg[\s>]|<!DOCTYPE svg"), "SVG")
 
 
-def decodable(head: bytes) -> str:
-    """AVIF, HEIC or JPEG 2000, if the file begins as one; else empty. Other images are known by their decoders."""
+def decodable_format(head: bytes) -> str:
+    """AVIF, HEIC or JPEG 2000, if the file begins so; else empty. Pillow recognizes the other formats."""
     if head.startswith((b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")):
         return JPEG_2000
     brands = _brands(head)
-    return next((name for name, of_format in ISO_IMAGES.items() if of_format & brands), "")
+    return next((name for name, format_brands in ISO_IMAGES.items() if format_brands & brands), "")
 
 
-def unsupported(head: bytes) -> str:
+def unsupported_format(head: bytes) -> str:
     """The format of an image that is not decoded; empty if it is none of these."""
     if b"crx " in _brands(head):  # CR3
         return RAW
-    return _listed(head, UNSUPPORTED, _in_text(head, (SVG,)))
+    return _magic_format(head, UNSUPPORTED, _text_format(head, (SVG,)))
 
 
-def beside_a_photo(head: bytes) -> str:
-    """A video or a sidecar: a file that people have beside photos, and that is none; empty if it is none of these."""
-    return _listed(head, (*VIDEOS, *SIDECARS), _in_text(head, SIDECAR_TEXTS))
+def companion_format(head: bytes) -> str:
+    """The format of a video or a sidecar, which people have beside photos; empty if it is none of these."""
+    return _magic_format(head, (*VIDEOS, *SIDECARS), _text_format(head, SIDECAR_TEXTS))
 
 
 def remedy(name: str) -> str:
-    """How an image of a format that is not decoded becomes one that is; empty for another name."""
-    others = {SVG[1], *(kind for _, _, kind in UNSUPPORTED)}
-    return INSTALL_HEIC if name == HEIC else CONVERT if name in others else ""
+    """What to do with images of a format that is not decoded; empty for another name."""
+    if name == HEIC:
+        return INSTALL_HEIC
+    return CONVERT if name in {SVG[1], *(kind for _, _, kind in UNSUPPORTED)} else ""
 
 
 def is_cut(content: BinaryIO) -> bool:
@@ -116,13 +117,13 @@ def _brands(head: bytes) -> set[bytes]:
     return {box[:4], *(box[start : start + 4] for start in range(8, len(box), 4))}
 
 
-def _listed(head: bytes, table: tuple[tuple[int, bytes, str], ...], otherwise: str) -> str:
-    """The format whose first bytes these are."""
+def _magic_format(head: bytes, table: tuple[tuple[int, bytes, str], ...], otherwise: str) -> str:
+    """The format of the first entry of the table that the first bytes match; `otherwise` if none does."""
     return next((kind for position, magic, kind in table if head[position:].startswith(magic)), otherwise)
 
 
-def _in_text(head: bytes, table: tuple[tuple[re.Pattern[bytes], str], ...]) -> str:
-    """The format of a text that begins like XML or JSON."""
+def _text_format(head: bytes, table: tuple[tuple[re.Pattern[bytes], str], ...]) -> str:
+    """The format of a text that begins like XML or JSON; empty if it is none of the table."""
     text = head.removeprefix(b"\xef\xbb\xbf")
     if not text.lstrip().startswith((b"<", b"{")):
         return ""

@@ -1,6 +1,6 @@
 """Grey values of 16 bits as 8 bits, scaled by a range: that of the format, or that of the image itself.
 
-All of it is whole-number arithmetic: the same bytes on every machine.
+All arithmetic is in integers, so the bytes are the same on every machine.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ DARK = 2**13  # an image without a value from here on uses less than an eighth o
 Counts = NDArray[np.int64]  # [65536]: the number of pixels of each value
 
 
-def counted(values: NDArray[np.integer]) -> Counts:
-    """The number of pixels of each value. Raises ValueError for a value that is not one of 16 bits."""
+def count_values(values: NDArray[np.integer]) -> Counts:
+    """The number of pixels of each value. Raises ValueError for a value that is no integer of 16 bits."""
     if values.dtype.kind not in "iu" or values.min() < 0 or values.max() > WHITE:
         raise ValueError("fractions, or grey values beyond 16 bits: no value is known to be white")
     return np.bincount(values.ravel(), minlength=WHITE + 1)
 
 
-def table(counts: Counts, grey: Grey) -> NDArray[np.uint8]:
+def lookup_table(counts: Counts, grey: Grey) -> NDArray[np.uint8]:
     """The 8-bit value of each 16-bit value, uint8 [65536]: 255 (v - low) / (high - low), rounded, from 0 to 255.
 
     An image of one value has no range of its own; it has the full scale.
@@ -31,8 +31,8 @@ def table(counts: Counts, grey: Grey) -> NDArray[np.uint8]:
     low, high = RANGES[grey](counts)
     if low == high:
         low, high = 0, WHITE
-    inside = np.clip(np.arange(WHITE + 1), low, high) - low
-    return ((510 * inside + high - low) // (2 * (high - low))).astype(np.uint8)
+    offsets = np.clip(np.arange(WHITE + 1), low, high) - low
+    return ((510 * offsets + high - low) // (2 * (high - low))).astype(np.uint8)
 
 
 def is_dark(counts: Counts) -> bool:
@@ -46,14 +46,14 @@ def _full(counts: Counts) -> tuple[int, int]:
 
 def _min_max(counts: Counts) -> tuple[int, int]:
     """The darkest and the lightest value; 0 and 0 if no pixel is counted."""
-    present = np.flatnonzero(counts)
-    return (int(present[0]), int(present[-1])) if len(present) else (0, 0)
+    values = np.flatnonzero(counts)
+    return (int(values[0]), int(values[-1])) if len(values) else (0, 0)
 
 
 def _percentile(counts: Counts) -> tuple[int, int]:
     """The smallest values with at least 1 % and 99 % of the pixels up to them; if both are equal, as `_min_max`."""
-    up_to, pixels = 100 * np.cumsum(counts), int(counts.sum())
-    low, high = (int(value) for value in np.searchsorted(up_to, [pixels, 99 * pixels]))
+    cumulative, pixels = 100 * np.cumsum(counts), int(counts.sum())
+    low, high = (int(value) for value in np.searchsorted(cumulative, [pixels, 99 * pixels]))
     return (low, high) if low < high else _min_max(counts)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pipeline.base import children
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import visible
-from pipeline.data.layout import ImageFile, Layout, are
+from pipeline.data.layout import ImageFile, Layout, count_with_verb
 
 SEARCH_SECONDS = 60  # of processor time, for all paths; a usual expression takes less than a second for 100,000 paths
 SEARCH = """
@@ -36,14 +36,14 @@ Names = list[tuple[str, ...]]  # the groups that each image is in
 
 def named_groups(layout: Layout, setting: str) -> Names:
     """The groups that each image of a layout is in. Raises UserError if `setting` does not fit the layout."""
-    in_paths = _in_paths(layout, setting)
+    in_paths = _names_in_paths(layout, setting)
     return [
         tuple(f"{source} {name}" for source, name in (("column", file.group), ("path", in_path)) if name)
         for file, in_path in zip(layout.image_files, in_paths, strict=True)
     ]
 
 
-def _in_paths(layout: Layout, setting: str) -> list[str]:
+def _names_in_paths(layout: Layout, setting: str) -> list[str]:
     """The name of the group in the path of each image; empty if there is none."""
     paths = [file.path for file in layout.image_files]
     if setting == "none":
@@ -55,14 +55,14 @@ def _in_paths(layout: Layout, setting: str) -> list[str]:
             raise UserError(Fault("split.group", "folder", "pair", reason, allowed))
         depth = layout.class_depth + 1
         return [path.split("/")[depth] if path.count("/") > depth else "" for path in paths]
-    return _searched(paths, setting)
+    return _search_paths(paths, setting)
 
 
-def _searched(paths: Sequence[str], expression: str) -> list[str]:
-    """The text of the capture group in each path; empty if the expression is not there.
+def _search_paths(paths: Sequence[str], expression: str) -> list[str]:
+    """The text of the capture group in each path; empty if the expression does not match.
 
-    A search can double its steps with each letter of a path, and nothing can end it inside a process. So it is done in
-    a process of its own, whose processor time the system limits. Raises UserError at the limit.
+    The time of a search can grow exponentially with the length of a path, and Python cannot interrupt it. So another
+    process searches, and the system limits its processor time. Raises UserError at the limit.
     """
     question = json.dumps([SEARCH_SECONDS, expression, paths])
     command = [sys.executable, "-I", "-S", "-c", SEARCH]
@@ -82,36 +82,36 @@ def _searched(paths: Sequence[str], expression: str) -> list[str]:
     return names
 
 
-def rows_of(names: Names) -> dict[str, list[int]]:
+def rows_by_group(names: Names) -> dict[str, list[int]]:
     """Name of a group → the numbers of its images."""
     rows = defaultdict(list)
-    for row, of_image in enumerate(names):
-        for name in of_image:
+    for row, image_groups in enumerate(names):
+        for name in image_groups:
             rows[name].append(row)
     return dict(rows)
 
 
 def identities(names: Names, pixels: Sequence[str]) -> list[str]:
-    """What the key of an image's group is chosen from: a hash of the group's name; without a name, that of the pixels.
+    """The hash of each image from which its group gets its key: of the group's name; without a name, of the pixels.
 
     So a named group keeps its key, and its split, when an image is added to it.
     """
     return [
-        min((hashlib.sha256(name.encode()).hexdigest() for name in of_image), default=own)
-        for of_image, own in zip(names, pixels, strict=True)
+        min((hashlib.sha256(name.encode()).hexdigest() for name in image_groups), default=pixel_hash)
+        for image_groups, pixel_hash in zip(names, pixels, strict=True)
     ]
 
 
 def report(image_files: Sequence[ImageFile], names: Names, splits: Sequence[str]) -> tuple[dict[str, int], list[str]]:
-    """Of images with these groups and splits: counts for findings.csv, and sentences for the user."""
-    rows = rows_of(names)
-    alone = [file.path for file, of_image in zip(image_files, names, strict=True) if not of_image]
-    across = [name for name in sorted(rows) if len({splits[row] for row in rows[name]}) > 1]
-    notes = [f"groups: {len(rows):,}, each in one split" if not across else f"groups: {len(rows):,}"]
-    if alone:
-        number = are(len(alone), "image", "images")
-        notes.append(f"{number} in no group, and a group by itself (first: {visible(alone[0])})")
-    if across:
-        number = are(len(across), "group", "groups")
-        notes.append(f"{number} in more than one given split (first: {visible(across[0].partition(' ')[2])})")
-    return {"named": len(rows), "images_without": len(alone), "across_splits": len(across)}, notes
+    """Counts for findings.csv, and sentences for the user, of images with these groups and splits."""
+    rows = rows_by_group(names)
+    ungrouped_images = [file.path for file, image_groups in zip(image_files, names, strict=True) if not image_groups]
+    divided_groups = [name for name in sorted(rows) if len({splits[row] for row in rows[name]}) > 1]
+    notes = [f"groups: {len(rows):,}" if divided_groups else f"groups: {len(rows):,}, each in one split"]
+    if ungrouped_images:
+        subject = count_with_verb(len(ungrouped_images), "image", "images")
+        notes.append(f"{subject} in no group, and a group by itself (first: {visible(ungrouped_images[0])})")
+    if divided_groups:
+        subject = count_with_verb(len(divided_groups), "group", "groups")
+        notes.append(f"{subject} in more than one given split (first: {visible(divided_groups[0].partition(' ')[2])})")
+    return {"named": len(rows), "images_without": len(ungrouped_images), "across_splits": len(divided_groups)}, notes

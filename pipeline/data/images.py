@@ -1,8 +1,8 @@
-"""Image files → upright 8-bit RGB. `split` inspects images, `prepare` and `predict` resize them.
+"""Decodes image files to upright 8-bit RGB. `split` inspects images, `prepare` and `predict` resize them.
 
-Of an animation or a file with several pages, the first image counts; of a HEIC, its primary image. Colour profiles are
-not applied, as in torchvision. Metadata (EXIF, text) can turn an image, but damaged metadata excludes none.
-Grey with more than 8 bits per value is scaled (data/grey.py). Of colour with 16 bits, the upper 8 bits are taken.
+Of an animation or a file with several pages, the first image is decoded; of a HEIC, its primary image. Colour profiles
+are not applied, as in torchvision. EXIF can turn an image, but damaged metadata excludes none. Grey with more than 8
+bits per value is scaled (data/grey.py). Of colour with 16 bits, the upper 8 bits are used.
 
 All threads of a process share one budget of memory for the images that they decode (data/memory.py). The memory of an
 image is estimated from its header and reserved before decoding. An image that needs more than the whole budget is
@@ -22,7 +22,7 @@ from PIL import ExifTags, Image
 from pipeline.config.params import Grey
 from pipeline.data import appearance, decoders, memory, originals
 from pipeline.data import grey as greys
-from pipeline.data.appearance import NOT_SEEN, Appearance
+from pipeline.data.appearance import NO_APPEARANCE, Appearance
 from pipeline.data.decoders import Unusable
 from pipeline.data.memory import BUDGET, MemoryBudget
 
@@ -36,7 +36,7 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-SIDEWAYS = (5, 6, 7, 8)  # width and height change places
+SIDEWAYS = (5, 6, 7, 8)  # width and height are exchanged
 
 STRIP = 2**18  # pixels that are converted or hashed at once
 NO_LIMIT = 2**62
@@ -46,46 +46,46 @@ RGB = Image.Image  # a decoded image: upright, 8 bits, three channels
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """What `inspect_image` found out about one file."""
+    """The measures of one file, or the reason why it cannot be used."""
 
-    reason: str  # one of decoders.REASONS if it cannot be used, maybe with ": " and a name; empty if it can
+    reason: str  # one of decoders.REASONS, maybe with ": " and a name; empty if the file can be used
     width: int = 0  # pixels, upright; as in the header if the image was not decoded, 0 without a header
     height: int = 0
     pixels: str = ""  # SHA-256 of the size and the upright RGB bytes, or 16-bit grey values; empty if not decoded
     phash: int = 0  # 64-bit perceptual hash; 0 if not decoded
     has_more: bool = False  # the file has more images, such as pages or frames
     is_dark: bool = False  # 16-bit grey far below the full scale
-    look: Appearance = NOT_SEEN
+    look: Appearance = NO_APPEARANCE
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedImage:
     """A decoded image."""
 
     image: RGB  # a JPEG may be decoded at a reduced scale
     size: tuple[int, int]  # width and height of the full image, upright
-    exact: Image.Image  # what tells it from other images: 16-bit grey before it was scaled, else the image itself
+    exact: Image.Image  # for the pixel hash: 16-bit grey before it is scaled, else the same as `image`
     has_more: bool  # as in ImageInfo
     is_dark: bool
 
 
 @contextmanager
-def decoded(
+def decode(
     path: Path,
     max_pixels: int = NO_LIMIT,
     draft: int = 0,
     grey: Grey = "full",
     budget: MemoryBudget = BUDGET,
     sha256: str = "",
-) -> Iterator[Decoded]:
-    """The decoded image. Its memory is reserved until the block ends. `grey` is how 16-bit grey is scaled.
+) -> Iterator[DecodedImage]:
+    """The decoded image. Its memory is reserved until the block ends. `grey`: how 16-bit grey is scaled.
 
     With `draft`, a JPEG is decoded at a half, a quarter or an eighth of its scale if its sides keep at least `draft`
     pixels; that is faster. Raises UserError if the file cannot be used or has more than `max_pixels`, OSError if it
     cannot be read. With `sha256`, exactly the bytes with this hash are decoded; Changed is raised for others.
     """
     try:
-        with _decoded(path, 1, max_pixels, draft, grey, budget, sha256) as result:
+        with _decode(path, 1, max_pixels, draft, grey, budget, sha256) as result:
             yield result
     except Unusable as error:
         raise decoders.refusal(path, error, max_pixels) from None
@@ -94,7 +94,7 @@ def decoded(
 def resize_to_square(
     path: Path, size: int, max_pixels: int = NO_LIMIT, grey: Grey = "full", sha256: str = ""
 ) -> NDArray[np.uint8]:
-    """The image resized to a square: uint8 [size, size, 3]. Its shape does not matter. Raises as `decoded` does."""
+    """The image resized to a square, without its aspect ratio: uint8 [size, size, 3]. Raises as `decode` does."""
     return square_and_size(path, size, max_pixels, grey, sha256)[0]
 
 
@@ -113,7 +113,7 @@ def square_and_size(
     pixels (50 photos), against torchvision's Resize of the original, the error is then 2.58. From the full scale it is
     2.45, from a scale that leaves twice the side 3.00, once 4.34.
     """
-    with decoded(path, max_pixels, 4 * size, grey, sha256=sha256) as original:
+    with decode(path, max_pixels, 4 * size, grey, sha256=sha256) as original:
         square = original.image.resize((size, size), Image.Resampling.BICUBIC)
         return np.asarray(square), original.size
 
@@ -121,11 +121,11 @@ def square_and_size(
 def center_of_resized(
     path: Path, resize: int, crop: int, max_pixels: int, grey: Grey, sha256: str = ""
 ) -> NDArray[np.uint8]:
-    """What torchvision's and timm's transforms cut from an original: uint8 [crop, crop, 3]. Raises as `decoded` does.
+    """The crop of torchvision's and timm's transforms from an original: uint8 [crop, crop, 3]. Raises as `decode` does.
 
-    The short side is resized to `resize` (bicubic), then the centre is cut. Nothing here is trained with these pixels.
+    The short side is resized to `resize` (bicubic), then the centre is cut. No model here is trained with these pixels.
     """
-    with decoded(path, max_pixels, 0, grey, sha256=sha256) as original:
+    with decode(path, max_pixels, 0, grey, sha256=sha256) as original:
         image = original.image
         short = min(image.size)
         width, height = (resize if side == short else int(resize * side / short) for side in image.size)
@@ -142,34 +142,35 @@ def inspect_image(
     budget: MemoryBudget = BUDGET,
     sha256: str = "",
 ) -> ImageInfo:
-    """Decode one file: its measures, or why it cannot be used. `fingerprint` gives the hash of an image in mode L.
+    """The measures of a file, or the reason why it cannot be used.
 
-    Of 16-bit grey, it and the appearance are of the image as `minmax` scales it: they do not depend on prepare.grey.
+    `fingerprint` computes the hash of an image in mode L. For this hash and the appearance, 16-bit grey is scaled by
+    `minmax`: they do not depend on prepare.grey.
 
     Raises OSError if the file cannot be read, because that is a fault of the disk and not of the image. Raises
     UserError if it is a folder, a pipe or a device, and Changed if its bytes have another hash than `sha256`.
     """
     try:
-        with _decoded(path, min_side, max_pixels, 0, "minmax", budget, sha256) as result:
+        with _decode(path, min_side, max_pixels, 0, "minmax", budget, sha256) as result:
             image, exact = result.image, result.exact
             pixels = hashlib.sha256(f"{image.width}x{image.height} {exact.mode}\n".encode())
             for strip in _strips(exact):
                 pixels.update(strip.tobytes())
             digest, grey_image = pixels.hexdigest(), image.convert("L")
-            phash, look = fingerprint(grey_image), appearance.of(image, grey_image)
+            phash, look = fingerprint(grey_image), appearance.measure_appearance(image, grey_image)
             return ImageInfo("", image.width, image.height, digest, phash, result.has_more, result.is_dark, look)
     except Unusable as error:
         return ImageInfo(error.reason, *error.size)
 
 
 @contextmanager
-def _decoded(
+def _decode(
     path: Path, min_side: int, max_pixels: int, draft: int, grey: Grey, budget: MemoryBudget, sha256: str
-) -> Iterator[Decoded]:
+) -> Iterator[DecodedImage]:
     """The decoded image, while its memory is reserved. Raises Unusable, OSError and UserError.
 
-    If there is not enough memory to decode an opened image, it is closed, its memory is given back, and it is opened
-    again when there is enough.
+    An image that needs more than the reserved memory is closed, its memory is released, and it is opened again when
+    enough is free.
     """
     length = decoders.file_size(path)
     if length == 0 and not sha256:
@@ -178,37 +179,38 @@ def _decoded(
         if length == 0:
             raise Unusable(decoders.EMPTY)
         if length > memory.largest_file(max_pixels):
-            raise decoders.too_long(content)
+            raise decoders.too_long_reason(content)
         is_copied = bool(sha256) and length > decoders.SMALL_FILE
-        opening = needed = memory.opening_bytes(content, is_copied)
+        opening_bytes = reserved_bytes = memory.opening_bytes(content, is_copied)
         while True:
-            with budget.reserve(needed) as grow:
-                source, image = content, decoders.opened(content, min_side, max_pixels)
+            with budget.reserve(reserved_bytes) as grow:
+                source, image = content, decoders.open_image(content, min_side, max_pixels)
                 if is_copied:
                     del image  # its memory is reserved once
                     source = originals.copy(content, path, sha256)
-                    image = decoders.opened(source, min_side, max_pixels)
-                stored = image.size
-                with decoders.reasons(source, stored):
-                    needed = opening + decoders.decoding_bytes(image, draft)
-                    result = _upright(image, stored, grey) if grow(needed) else None
+                    image = decoders.open_image(source, min_side, max_pixels)
+                stored_size = image.size
+                with decoders.errors_as_unusable(source, stored_size):
+                    reserved_bytes = opening_bytes + decoders.decoding_bytes(image, draft)
+                    result = _upright(image, stored_size, grey) if grow(reserved_bytes) else None
                 del source, image
                 if result:
                     yield result
                     return
 
 
-def _upright(image: Image.Image, stored: tuple[int, int], grey: Grey) -> Decoded:
-    """Decode an opened image with `stored` width and height: 8-bit RGB, turned by its EXIF orientation."""
+def _upright(image: Image.Image, stored_size: tuple[int, int], grey: Grey) -> DecodedImage:
+    """Decode an opened image with `stored_size` width and height: 8-bit RGB, turned by its EXIF orientation."""
     image.load()
     orientation, has_more = _orientation(image), decoders.has_more(image)
-    size = stored[::-1] if orientation in SIDEWAYS else stored
+    size = stored_size[::-1] if orientation in SIDEWAYS else stored_size
     if image.mode.startswith(("I", "F")):
         values, counts = _sixteen_bits(image)
-        values = _turned(values, orientation)
-        return Decoded(_scaled(values, greys.table(counts, grey)), size, values, has_more, greys.is_dark(counts))
-    rgb = _turned(_rgb(image), orientation)
-    return Decoded(rgb, size, rgb, has_more, is_dark=False)
+        values = _turn(values, orientation)
+        rgb = _scale(values, greys.lookup_table(counts, grey))
+        return DecodedImage(rgb, size, values, has_more, greys.is_dark(counts))
+    rgb = _turn(_rgb(image), orientation)
+    return DecodedImage(rgb, size, rgb, has_more, is_dark=False)
 
 
 def _orientation(image: Image.Image) -> int:
@@ -219,7 +221,7 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _turned(image: Image.Image, orientation: int) -> Image.Image:
+def _turn(image: Image.Image, orientation: int) -> Image.Image:
     return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
 
 
@@ -260,25 +262,27 @@ def _strip_as_rgb(image: Image.Image) -> RGB:
 
 
 def _sixteen_bits(image: Image.Image) -> tuple[Image.Image, greys.Counts]:
-    """The image with 16-bit values (mode I;16), and how many pixels have each value. Transparent pixels are white and
-    are not counted. Raises ValueError for fractions and values beyond 16 bits: no value is known to be white."""
+    """The image with 16-bit values (mode I;16), and the number of pixels of each value.
+
+    Transparent pixels are white and are not counted. Raises ValueError as `grey.count_values` does.
+    """
     counts, transparent = np.zeros(greys.WHITE + 1, np.int64), image.info.get("transparency")
 
-    def converted(strip: Image.Image) -> Image.Image:
+    def convert(strip: Image.Image) -> Image.Image:
         nonlocal counts
         values = np.asarray(strip)
-        counts += greys.counted(values)
+        counts += greys.count_values(values)
         values = values.astype(np.uint16)
         if isinstance(transparent, int):  # the one transparent value of a PNG
             values[values == transparent] = greys.WHITE
         return Image.fromarray(values)
 
-    result = _by_strips("I;16", image, converted)
+    result = _by_strips("I;16", image, convert)
     if isinstance(transparent, int):
         counts[transparent] = 0
     return result, counts
 
 
-def _scaled(image: Image.Image, table: NDArray[np.uint8]) -> RGB:
+def _scale(image: Image.Image, table: NDArray[np.uint8]) -> RGB:
     """16-bit values as RGB, by a table of all values [65536]."""
     return _by_strips("RGB", image, lambda strip: Image.fromarray(table[np.asarray(strip)]).convert("RGB"))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pipeline.base import errors
 from pipeline.base.errors import Fault, UserError
 from pipeline.data import user_table
-from pipeline.data.layout import SPELLINGS, ImageFile, Layout, looks_like_image, split_of, unused
+from pipeline.data.layout import SPELLINGS, ImageFile, Layout, looks_like_image, split_of, unused_images_note
 
 NAME = "labels.csv"
 COLUMNS = user_table.Columns(
@@ -18,19 +18,20 @@ COLUMNS = user_table.Columns(
 
 
 def layout(where: str, content: bytes, names: Sequence[str], top: str, notes: list[str]) -> Layout:
-    """The layout that a table in the folder `where` gives to the files `names` beside and below it.
+    """The layout of the files `names` by the table in the folder `where`; the notes, with those of the table.
 
-    `top` comes before each path. Raises UserError for a table that cannot be read, a file that is missing or listed
-    twice, an image without a class, an unknown split, and fewer than two classes.
+    The names are relative to the table, and the paths of the layout begin with `top`. Raises UserError for a table that
+    cannot be read, a file that is missing or listed twice, an image without a class, an unknown split, and fewer than
+    two classes.
     """
     table = f"{where}/{NAME}"
-    unread, lines = user_table.parsed(table, content, COLUMNS)
-    there = set(names)
+    unknown_columns, lines = user_table.parse(table, content, COLUMNS)
+    file_names = set(names)
     rows = {}
     faults = []
     for number, cells in lines:
-        path = user_table.path(cells["path"], there)
-        if value := _wrong(cells, path, path in there, path in rows):
+        path = user_table.match_path(cells["path"], file_names)
+        if value := _line_fault(cells, path, path in file_names, path in rows):
             faults.append(Fault(f"{table}:{number}", value, "value", remedy=user_table.CORRECT))
         rows[path] = cells
     errors.raise_if_any(faults)
@@ -41,17 +42,18 @@ def layout(where: str, content: bytes, names: Sequence[str], top: str, notes: li
     classes = sorted({image_file.label for image_file in image_files})
     if len(classes) < 2:
         raise UserError(Fault(table, f"{len(classes)} classes", "missing", allowed="at least 2 in the column label"))
-    notes += [f"{NAME}: columns that are not read: {', '.join(unread)}"] if unread else []
+    if unknown_columns:
+        notes.append(f"{NAME}: columns that are not read: {', '.join(unknown_columns)}")
     unlisted = [name for name in names if looks_like_image(name) and name not in rows]
-    notes += unused(unlisted, f"not in {NAME}")
+    notes += unused_images_note(unlisted, f"not in {NAME}")
     return Layout(image_files, classes, NAME, tuple(notes), None)
 
 
-def _wrong(cells: dict[str, str], path: str, is_there: bool, is_twice: bool) -> str:
+def _line_fault(cells: dict[str, str], path: str, exists: bool, is_duplicate: bool) -> str:
     """What is wrong with a line; empty if nothing."""
-    if not is_there or path.endswith("/"):
+    if not exists or path.endswith("/"):
         return f"{cells['path']!r:.100}: no such file"
-    if is_twice:
+    if is_duplicate:
         return f"{path!r:.100} is there twice"
     if not cells["label"]:
         return f"{path!r:.100} has no label"

@@ -1,4 +1,4 @@
-"""What a layout says of the images: the class of each, and its split and group if they are given.
+"""The layout of a data set: the class of each image, and its split and group if they are given.
 
 folders.py reads it from folders, labels.py from a table.
 """
@@ -17,12 +17,12 @@ SPELLINGS = {  # usual names of the splits, in lower case → the split
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
-# The usual endings of image files. They decide about messages and the top folder; the content decides what is an image.
+# The usual endings of image files, for messages and for the top folder. The content decides whether a file is an image.
 SUFFIXES = frozenset({
     ".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm",
     ".heic", ".heif", ".avif", ".jxl", ".jp2", ".j2k", ".dcm",
 })  # fmt: skip
-FORMULA = ("=", "+", "-", "@", "\t")  # with these a cell begins that a spreadsheet runs [OWASP, CSV injection]
+FORMULA = ("=", "+", "-", "@", "\t")  # a spreadsheet runs a cell that begins with one of them [OWASP, CSV injection]
 
 
 @dataclass(frozen=True)
@@ -52,23 +52,24 @@ def split_of(name: str) -> str:
 
 
 def looks_like_image(path: str) -> bool:
-    """Whether a path is that of a file (not of a folder, which ends in /) with the usual ending of an image."""
+    """Whether a path has the usual ending of an image file. The path of a folder ends in /."""
     return not path.endswith("/") and PurePosixPath(path).suffix.lower() in SUFFIXES
 
 
-def unused(paths: list[str], why: str) -> list[str]:
-    """A note that these images are not used, with their number and the first of them; no note if there is none."""
+def unused_images_note(paths: list[str], why: str) -> list[str]:
+    """A list of one note that these images are not used, with their number and the first; empty without images."""
     if not paths:
         return []
-    return [f"{are(len(paths), 'image', 'images')} not used: {why} (first: {visible(paths[0])})"]
+    return [f"{count_with_verb(len(paths), 'image', 'images')} not used: {why} (first: {visible(paths[0])})"]
 
 
-def alike(classes: Sequence[str], remedy: str) -> Iterator[str]:
+def similar_class_notes(classes: Sequence[str], remedy: str) -> Iterator[str]:
     """A note for each group of classes whose names differ only in capitals, blanks, or the encoding of accents."""
-    same: dict[str, list[str]] = defaultdict(list)
+    by_normal_form: dict[str, list[str]] = defaultdict(list)
     for label in classes:
-        same[unicodedata.normalize("NFC", unicodedata.normalize("NFC", label).casefold()).strip()].append(label)
-    for group in same.values():
+        folded = unicodedata.normalize("NFC", label).casefold()
+        by_normal_form[unicodedata.normalize("NFC", folded).strip()].append(label)
+    for group in by_normal_form.values():
         if len(group) > 1:
             names = [repr(label) if unicodedata.is_normalized("NFC", label) else ascii(label) for label in group]
             yield (
@@ -77,10 +78,10 @@ def alike(classes: Sequence[str], remedy: str) -> Iterator[str]:
             )
 
 
-def formulas(names: Iterable[str]) -> Iterator[str]:
+def formula_notes(names: Iterable[str]) -> Iterator[str]:
     """A note on the names of classes and files that a spreadsheet would run as a formula; none without such names.
 
-    They stand in the tables as they are, because programs join the tables by them.
+    The tables have these names unchanged, because programs join the tables by them.
     """
     if first := next((name for name in names if name.startswith(FORMULA)), ""):
         yield (
@@ -89,22 +90,22 @@ def formulas(names: Iterable[str]) -> Iterator[str]:
         )
 
 
-def are(count: int, one: str, several: str) -> str:
-    """So many things, as the begin of a sentence: `1 image is`, `1,200 images are`."""
-    return f"1 {one} is" if count == 1 else f"{count:,} {several} are"
+def count_with_verb(count: int, singular: str, plural: str) -> str:
+    """The begin of a sentence about a number of things: `1 image is`, `1,200 images are`."""
+    return f"1 {singular} is" if count == 1 else f"{count:,} {plural} are"
 
 
-def columns(text: str) -> int:
-    """How many columns of a terminal a text takes: a Chinese letter takes two, an emoji too, an accent none."""
+def display_width(text: str) -> int:
+    """The number of columns of a text on a terminal: two for a Chinese letter or an emoji, none for an accent."""
     wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
     return len(text) + wide - sum(unicodedata.category(letter) in ("Mn", "Me", "Cf") for letter in text)
 
 
-def padded(text: str, width: int) -> str:
-    """The text with spaces behind it, so that it takes so many columns."""
-    return text + " " * (width - columns(text))
+def pad(text: str, width: int) -> str:
+    """The text with spaces behind it, `width` columns of a terminal in all."""
+    return text + " " * (width - display_width(text))
 
 
-def as_list(splits: tuple[str, ...] = SPLITS) -> str:
+def join_names(splits: tuple[str, ...] = SPLITS) -> str:
     """Names in a sentence: `train, val and test`."""
     return " and ".join(filter(None, [", ".join(splits[:-1]), splits[-1]]))

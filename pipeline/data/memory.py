@@ -1,7 +1,6 @@
-"""How much memory an image takes while it is decoded, and a budget of memory that threads share.
+"""Estimates of the memory that decoding an image takes, and a budget of memory that threads share.
 
-All figures are measured, for opening, decoding, conversion to RGB, turning and hashing.
-They change no result.
+The figures are measured for opening, decoding, conversion to RGB, turning and hashing. They change no result.
 """
 
 import io
@@ -15,47 +14,47 @@ from typing import BinaryIO
 # AVIF or HEIC for planes of 16 bits, if it has more than 8 bits per sample.
 JPEG_COEFFICIENTS, JPEG_PIXEL, PIXEL = 8, 5, 14
 PIXEL_OF = {"WEBP": 21, "JPEG2000": 24, "AVIF": 20, "HEIF": 20}
-LINE = 5  # the administration of one line of pixels takes as much memory as this number of pixels
+LINE = 5  # pixels; a decoder's data for one line takes as much memory as these
 FILE = 3  # an opened file takes this number of times its size
 HEADER = 2**26  # the most bytes that comments take as text, in every format but JPEG
 
 
 class MemoryBudget:
-    """A number of bytes that threads reserve, and wait for."""
+    """A number of bytes that threads reserve. A thread waits until enough are free."""
 
     def __init__(self, total: int) -> None:
         self._total = self._free = total
         self._changed = threading.Condition()
 
     @contextmanager
-    def reserve(self, wanted: int) -> Iterator[Callable[[int], bool]]:
-        """Wait until `wanted` bytes are free, and hold them inside the block. If that is more than all, hold all.
+    def reserve(self, size: int) -> Iterator[Callable[[int], bool]]:
+        """Wait until `size` bytes are free, and reserve them for the block. If that is more than all, reserve all.
 
-        Yields a function that raises the held bytes to a larger number, without waiting. It returns False if there is
-        not enough. If threads that hold memory could wait for more, they could wait for each other without end.
+        Yields a function that raises the reservation to a larger number of bytes, or returns False if they are not
+        free. It does not wait: threads that hold memory and wait for more could be in a deadlock.
         """
-        held = 0
+        held_bytes = 0
 
-        def take(needed: int) -> bool:
-            nonlocal held
-            more = max(min(needed, self._total) - held, 0)
+        def take(total: int) -> bool:
+            nonlocal held_bytes
+            more = max(min(total, self._total) - held_bytes, 0)
             if more > self._free:
                 return False
             self._free -= more
-            held += more
+            held_bytes += more
             return True
 
-        def grow(needed: int) -> bool:
+        def grow(total: int) -> bool:
             with self._changed:
-                return take(needed)
+                return take(total)
 
         with self._changed:
-            self._changed.wait_for(lambda: take(wanted))
+            self._changed.wait_for(lambda: take(size))
         try:
             yield grow
         finally:
             with self._changed:
-                self._free += held
+                self._free += held_bytes
                 self._changed.notify_all()
 
 
@@ -73,14 +72,14 @@ def opening_bytes(content: BinaryIO, is_copied: bool = False) -> int:
     return (FILE + is_copied) * content.seek(0, io.SEEK_END) + (0 if is_jpeg else HEADER)
 
 
-def decoding_bytes(file_format: str, stored: tuple[int, int], decoded: tuple[int, int]) -> int:
+def decoding_bytes(file_format: str, stored_size: tuple[int, int], decoded_size: tuple[int, int]) -> int:
     """The most bytes that decoding takes, in addition to opening.
 
-    `stored` and `decoded` are width and height in the file and after decoding; only a JPEG can be decoded smaller.
+    The sizes are width and height in the file and after decoding. Only a JPEG can be decoded at a smaller size.
     """
     if file_format == "JPEG":
-        return JPEG_COEFFICIENTS * _weight(stored) + JPEG_PIXEL * _weight(decoded)
-    return PIXEL_OF.get(file_format, PIXEL) * _weight(stored)
+        return JPEG_COEFFICIENTS * _weight(stored_size) + JPEG_PIXEL * _weight(decoded_size)
+    return PIXEL_OF.get(file_format, PIXEL) * _weight(stored_size)
 
 
 def _weight(size: tuple[int, int]) -> int:

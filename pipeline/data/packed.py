@@ -22,7 +22,7 @@ from pipeline.data import split_table
 from pipeline.versioning import integrity, programs
 
 IMAGES, DIGEST = "images.npy", "digest.json"
-LARGE = 4e9  # bytes to read; from this size on, a message comes first
+LARGE = 4e9  # bytes; before more are read, a message is printed
 MEMORY = programs.TEMPORARY / "packed.json"  # the digest of images.npy, by its inode, size and times
 
 
@@ -55,14 +55,14 @@ class Packed:
 
     def counts(self, split: str) -> dict[str, int]:
         """The number of images of one split in every class, in the order of the classes."""
-        found = np.bincount(self.labels[self.rows(split)], minlength=len(self.classes))
-        return dict(zip(self.classes, found.tolist(), strict=True))
+        counts = np.bincount(self.labels[self.rows(split)], minlength=len(self.classes))
+        return dict(zip(self.classes, counts.tolist(), strict=True))
 
 
 def load(folder: Path, split_csv: Path) -> Packed:
     """Open a packed folder. Raises UserError if it is damaged, or was not made from this split.csv."""
     digest = schema.json_of(folder / DIGEST, Digest, schema.checkout(folder))
-    images, rows = _mapped(folder, digest), split_table.kept_rows(split_csv)
+    images, rows = _memory_map(folder, digest), split_table.kept_rows(split_csv)
     if digest.images != len(rows):
         reason, remedy = f"{split_csv} keeps {len(rows)}", "run the prepare stage again (dvc repro does)"
         raise UserError(Fault(str(folder / IMAGES), f"{digest.images} images", "differs", reason, remedy=remedy))
@@ -87,27 +87,27 @@ def _header(images: int, size: int) -> bytes:
     return header.getvalue()
 
 
-def _mapped(folder: Path, digest: Digest) -> NDArray[np.uint8]:
-    """images.npy as a memory map. Raises UserError if it does not have the header and length for digest.json.
+def _memory_map(folder: Path, digest: Digest) -> NDArray[np.uint8]:
+    """images.npy as a memory map. Raises UserError if it does not have the header and length that digest.json says.
 
-    The header is only compared, never parsed: a damaged one could stand for Python objects or a huge array.
+    The header is compared and not parsed: a damaged one could describe Python objects or a huge array.
     """
     path, header = folder / IMAGES, _header(digest.images, digest.size)
     shape = (digest.images, digest.size, digest.size, 3)
     with schema.reading(path, schema.checkout(folder)), path.open("rb") as file:
         if file.read(len(header)) != header:
             raise ValueError(f"it does not begin like an array of uint8 {list(shape)}, which {DIGEST} describes")
-        actual, needed = os.fstat(file.fileno()).st_size, len(header) + math.prod(shape)
-        if actual != needed:
-            raise ValueError(f"{actual:,} bytes, not {needed:,}")
+        actual, expected = os.fstat(file.fileno()).st_size, len(header) + math.prod(shape)
+        if actual != expected:
+            raise ValueError(f"{actual:,} bytes, not {expected:,}")
         return np.memmap(file, np.uint8, "r", len(header), shape)
 
 
 def check_pixels(data: Packed, folder: Path) -> None:
-    """Raise UserError if images.npy of the packed `folder` is not what its digest.json says.
+    """Raise UserError if images.npy of the packed `folder` has another SHA-256 than its digest.json says.
 
-    It is read once, and again after a change of its time or size. If this start has compared it with dvc.lock, it is
-    not read here.
+    The file is read once, and again after a change of its time or size. It is not read if this start of the program has
+    compared it with dvc.lock.
     """
     path = folder / IMAGES
     if integrity.is_compared(folder):
@@ -134,23 +134,23 @@ def check_packed_size(data: Packed, folder: Path, size: int) -> None:
 def write(folder: Path, images: Iterable[NDArray[np.uint8]], count: int, size: int) -> None:
     """Write `count` images, uint8 [size, size, 3] each, and their digest. One image is in memory at a time.
 
-    They are written as a plain stream: a full disk is then an error, but with a memory map it would end the process
-    (SIGBUS). Raises ValueError for another number or another shape of images.
+    They are not written through a memory map: there a full disk ends the process (SIGBUS) instead of raising OSError.
+    Raises ValueError for another number or another shape of images.
     """
     header = _header(count, size)
     sha256 = hashlib.sha256(header)
-    written = 0
+    images_written = 0
     with (folder / IMAGES).open("wb") as file:
         file.write(header)
         for image in images:
             if image.shape != (size, size, 3) or image.dtype != np.uint8:
-                raise ValueError(f"image {written}: {image.dtype} {image.shape}, not uint8 {(size, size, 3)}")
+                raise ValueError(f"image {images_written}: {image.dtype} {image.shape}, not uint8 {(size, size, 3)}")
             content = np.ascontiguousarray(image).data
             file.write(content)
             sha256.update(content)
-            written += 1
+            images_written += 1
         file.flush()
         os.fsync(file.fileno())
-    if written != count:
-        raise ValueError(f"{written} images, not {count}")
+    if images_written != count:
+        raise ValueError(f"{images_written} images, not {count}")
     files.write_json(folder / DIGEST, {"sha256": sha256.hexdigest(), "images": count, "size": size})

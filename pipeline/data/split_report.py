@@ -1,16 +1,16 @@
-"""What `split` prints at its end: the layout, what is left out, the images per class and split, and their balance."""
+"""The report of `split`: the layout, the excluded images, the images per class and split, and their balance."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.base.text import in_words, visible
 from pipeline.data import split_table
-from pipeline.data.layout import Layout, are, as_list, columns, padded
+from pipeline.data.layout import Layout, count_with_verb, display_width, join_names, pad
 from pipeline.data.split_table import SPLITS
 
-LARGEST, SMALLEST = 12, 4  # classes that are shown of a long list
-WIDEST = 40  # columns of a name in a table
-FEW_TESTED = 30  # test images; below, 95 % intervals are wider than ± 14 points around an accuracy of 0.8
+LARGEST, SMALLEST = 12, 4  # of a long list, the number of largest and of smallest classes in the table
+WIDEST = 40  # columns of a terminal that a name may take
+FEW_TEST_IMAGES = 30  # test images; below, 95 % intervals are wider than ± 14 points around an accuracy of 0.8
 UNBALANCED = 3  # the ratio of the largest to the smallest class from which there is a hint
 
 
@@ -22,33 +22,33 @@ class Table(NamedTuple):
 
 
 def lines(layout: Layout, counts: Mapping[str, Any], excluded: Sequence[tuple[str, str]]) -> list[str]:
-    """The report, in lines, from what `split.summary` counted, and the reason and path of each excluded image."""
+    """The lines of the report, from the counts of `split.summary`, and the reason and path of each excluded image."""
     return [
         f"layout: {layout.kind}",
         *layout.notes,
         *_cut(counts),
         *_near(counts),
-        *_left_out(excluded),
+        *_exclusions(excluded),
         *_table(counts["classes"]),
         *_balance(counts["classes"]),
     ]
 
 
 def _cut(counts: Mapping[str, Any]) -> Iterator[str]:
-    """How images without a given split were assigned, if others have one."""
+    """The assignment of images without a given split, if others have one."""
     if cut := counts.get("cut_from_train"):
-        of = ", ".join(f"{images:,} {split}" for split, images in cut.items())
+        counts_by_split = ", ".join(f"{images:,} {split}" for split, images in cut.items())
         verb = "is" if len(cut) == 1 else "are"
-        yield f"no {' and no '.join(cut)} is given: {as_list(tuple(cut))} {verb} cut from train ({of})"
-    if assigned := counts.get("without_given_split"):
-        of = ", ".join(f"{images:,} {split}" for split, images in assigned.items() if images)
-        yield f"{sum(assigned.values()):,} images have no split in labels.csv: {of}"
+        yield f"no {' and no '.join(cut)} is given: {join_names(tuple(cut))} {verb} cut from train ({counts_by_split})"
+    if assignments := counts.get("without_given_split"):
+        counts_by_split = ", ".join(f"{images:,} {split}" for split, images in assignments.items() if images)
+        yield f"{sum(assignments.values()):,} images have no split in labels.csv: {counts_by_split}"
 
 
 def _near(counts: Mapping[str, Any]) -> Iterator[str]:
     """The near duplicates in different splits: only a given split, or split.duplicates: ignore, allows them."""
     if pairs := counts["near_duplicates_across_splits"]:
-        number = are(pairs, "pair of near duplicates", "pairs of near duplicates")
+        number = count_with_verb(pairs, "pair of near duplicates", "pairs of near duplicates")
         yield f"{number} in different splits; figures of such images are too good"
 
 
@@ -67,7 +67,7 @@ def tables(counts: Mapping[str, Any], excluded: Sequence[tuple[str, str]]) -> di
     return {
         "images.csv": Table(
             ("class", *columns),
-            [(label, *(of[column] for column in columns)) for label, of in counts["classes"].items()],
+            [(label, *(images[column] for column in columns)) for label, images in counts["classes"].items()],
         ),
         "excluded.csv": Table(
             ("reason", "images", "first"),
@@ -78,48 +78,48 @@ def tables(counts: Mapping[str, Any], excluded: Sequence[tuple[str, str]]) -> di
 
 
 def by_reason(excluded: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """Reason → paths, the most frequent reason first; of equally frequent ones the first in the alphabet."""
-    found: dict[str, list[str]] = {}
+    """Reason → paths, the most frequent reason first, then in the order of the alphabet."""
+    paths: dict[str, list[str]] = {}
     for reason, path in excluded:
-        found.setdefault(split_table.kind(reason), []).append(path)
-    return dict(sorted(found.items(), key=lambda item: (-len(item[1]), item[0])))
+        paths.setdefault(split_table.kind(reason), []).append(path)
+    return dict(sorted(paths.items(), key=lambda item: (-len(item[1]), item[0])))
 
 
-def _left_out(excluded: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Each reason with its number of images and the first of them, the most frequent first."""
+def _exclusions(excluded: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """A line for each reason, the most frequent first, with its number of images and the first of them."""
     for reason, paths in by_reason(excluded).items():
         yield f"left out: {len(paths):,} {reason} (first: {visible(paths[0])})"
 
 
 def _table(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    """A table of the images per class and split, the largest class first. Of a long list the middle is cut out."""
-    order = sorted(classes, key=lambda label: (-_kept(classes[label]), label))
-    shown = order if len(order) <= LARGEST + SMALLEST + 1 else [*order[:LARGEST], *order[-SMALLEST:]]
-    width = max(columns(_short(label)) for label in [*shown, "class"])
+    """A table of the images per class and split, the largest class first. Of a long list the middle is omitted."""
+    order = sorted(classes, key=lambda label: (-_used_images(classes[label]), label))
+    selected_classes = order if len(order) <= LARGEST + SMALLEST + 1 else [*order[:LARGEST], *order[-SMALLEST:]]
+    width = max(display_width(_short(label)) for label in [*selected_classes, "class"])
     parts = (*SPLITS, "excluded")
     yield f"{'class':{width}}  " + "  ".join(f"{part:>8}" for part in parts)
-    for number, label in enumerate(shown):
-        if number == LARGEST and len(shown) < len(order):
-            yield f"… {len(order) - len(shown):,} more classes, all in images.csv; the smallest:"
-        yield f"{padded(_short(label), width)}  " + "  ".join(f"{classes[label][part]:8,}" for part in parts)
+    for number, label in enumerate(selected_classes):
+        if number == LARGEST and len(selected_classes) < len(order):
+            yield f"… {len(order) - len(selected_classes):,} more classes, all in images.csv; the smallest:"
+        yield f"{pad(_short(label), width)}  " + "  ".join(f"{classes[label][part]:8,}" for part in parts)
 
 
 def _short(label: str) -> str:
     """A name that fits into a table and into one line."""
     name = visible(label)
-    if columns(name) <= WIDEST:
+    if display_width(name) <= WIDEST:
         return name
-    while columns(name) >= WIDEST:
+    while display_width(name) >= WIDEST:
         name = name[:-1]
     return f"{name}…"
 
 
-def _kept(by_split: Mapping[str, int]) -> int:
+def _used_images(by_split: Mapping[str, int]) -> int:
     return sum(by_split[split] for split in SPLITS)
 
 
 def _balance(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    """The ratio of the largest to the smallest class in train, and what to do if it is high."""
+    """A line on the ratio of the largest to the smallest class in train, with advice if it is high."""
     sizes = {label: by_split["train"] for label, by_split in classes.items()}
     large, small = max(sorted(sizes), key=sizes.__getitem__), min(sorted(sizes), key=sizes.__getitem__)
     if sizes[large] == sizes[small]:
@@ -128,21 +128,21 @@ def _balance(classes: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     ratio = sizes[large] / sizes[small]
     advice = "; train.class_weights: balanced counts the small classes more" if ratio > UNBALANCED else ""
     if round(100 * ratio) == 100:
-        compared = "about as many images as"
+        comparison = "about as many images as"
     else:
-        compared = f"{ratio:.1f} times the images of" if ratio >= 2 else f"{100 * ratio - 100:.0f} % more images than"
+        comparison = f"{ratio:.1f} times the images of" if ratio >= 2 else f"{100 * ratio - 100:.0f} % more images than"
     yield (
-        f"train: the largest class ({_short(large)}, {sizes[large]:,}) has {compared} the smallest "
+        f"train: the largest class ({_short(large)}, {sizes[large]:,}) has {comparison} the smallest "
         f"({_short(small)}, {sizes[small]:,}){advice}"
     )
 
 
-def few_tested(classes: Mapping[str, Mapping[str, int]]) -> str:
+def few_test_images(classes: Mapping[str, Mapping[str, int]]) -> str:
     """A sentence on too few test images, in all or of a class, and the remedy; empty if there are enough."""
-    total = sum(of["test"] for of in classes.values())
-    alone = [_short(label) for label, of in classes.items() if of["test"] == 1]
-    facts = [f"{total} in all"] if total < FEW_TESTED else []
-    facts += [f"1 of {in_words(alone)}"] if alone else []
+    total = sum(images["test"] for images in classes.values())
+    single_image_classes = [_short(label) for label, images in classes.items() if images["test"] == 1]
+    facts = [f"{total} in all"] if total < FEW_TEST_IMAGES else []
+    facts += [f"1 of {in_words(single_image_classes)}"] if single_image_classes else []
     return (
         f"few test images ({'; '.join(facts)}): the figures are uncertain; make folds tests every image"
         if facts

@@ -9,7 +9,7 @@ SPLITS = ("train", "val", "test")
 DUPLICATE, CONFLICT = "duplicate", "conflicting labels"  # reasons; the first is followed by " of " and a path
 BY_HAND = "excluded by hand"  # a reason, maybe followed by ": " and why
 HEADER = ("path", "class", "split", "reason", "width", "height", "pixels", "phash", "group")
-OF_KEPT = ("path", "class", "split", "reason", "width", "height")  # the columns that say what a kept image is
+KEPT_COLUMNS = ("path", "class", "split", "reason", "width", "height")  # the columns that the row of a kept image needs
 
 
 def all_rows(path: Path, columns: Sequence[str] = HEADER) -> list[dict[str, str]]:
@@ -26,18 +26,18 @@ def all_rows(path: Path, columns: Sequence[str] = HEADER) -> list[dict[str, str]
 
 def kept_rows(path: Path) -> list[dict[str, str]]:
     """The rows of the kept images, in order; row i is image i of images.npy. Raises UserError if it is damaged."""
-    return [row for row in all_rows(path, OF_KEPT) if not row["reason"]]
+    return [row for row in all_rows(path, KEPT_COLUMNS) if not row["reason"]]
 
 
 def kind(reason: str) -> str:
-    """A reason without what belongs to one image: the path of its duplicate, and why a person excluded it."""
+    """A reason without the part about one image: the path of its duplicate, or why a person excluded it."""
     if reason.startswith(f"{DUPLICATE} of "):
         return DUPLICATE
     return BY_HAND if reason.startswith(f"{BY_HAND}: ") else reason
 
 
 def _fault(row: dict[str, str], columns: Sequence[str]) -> str:
-    """What is wrong with a row; empty if `split` could have written it."""
+    """The fault of a row; empty if `split` could have written it."""
     if None in row:  # the key under which csv puts cells without a column
         return "more cells than columns"
     if missing := [column for column in columns if row.get(column) is None]:
@@ -46,7 +46,7 @@ def _fault(row: dict[str, str], columns: Sequence[str]) -> str:
 
 
 def _fault_of_kept(row: dict[str, str]) -> str:
-    """What is wrong with the row of a kept image; empty if nothing."""
+    """The fault of the row of a kept image; empty without a fault."""
     if row["split"] not in SPLITS:
         return f"split {row['split']!r:.40} is none of {', '.join(SPLITS)}"
     if not all(cell.isascii() and cell.isdecimal() and len(cell) < 10 for cell in (row["width"], row["height"])):

@@ -1,12 +1,12 @@
 """The algorithm of the split: a pure function from images to the split of each.
 
-Near duplicates form a group, and a group stays together. Its split follows from a seeded hash of its content alone. So
-an image changes its split only when a near duplicate of it is added. The price: the fractions hold on average only.
-With `split.stratify` each class has the fractions, and an added image may move a few others of its class.
+Near duplicates form a group, and a group is in one split. This split is a function of a seeded hash of the group alone.
+So an image changes its split only when a near duplicate of it is added. The cost: the splits have the fractions only on
+average. With `split.stratify` each class has the fractions, and an added image may move a few others of its class.
 
 If the data set has a split without val or test, the missing part is cut in the same way from the images in train. Given
-val and test images stay where they are. An image that is near one of them is not cut from train, so that a new part
-has no near duplicate elsewhere.
+val and test images are not moved. A near duplicate of one of them is not cut from train, so that a new part has no near
+duplicate elsewhere.
 """
 
 import hashlib
@@ -25,22 +25,22 @@ from pipeline.base.text import in_words
 from pipeline.config.params import Split
 from pipeline.data import duplicates
 from pipeline.data.duplicates import NearDuplicates
-from pipeline.data.groups import Names, identities, rows_of
+from pipeline.data.groups import Names, identities, rows_by_group
 from pipeline.data.images import ImageInfo
-from pipeline.data.layout import ImageFile, as_list
+from pipeline.data.layout import ImageFile, join_names
 from pipeline.data.split_table import SPLITS
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Which images are to be assigned, and to which splits."""
+    """The images to assign, by their given split, and the splits that they can get."""
 
-    given: str  # the given split of these images: empty if none is given for them, else train
+    given_split: str  # the given split of these images: empty if none is given for them, else train
     splits: tuple[str, ...]  # train, and each split that no image is given for; empty if nothing is to be assigned
 
     def includes(self, image_file: ImageFile) -> bool:
         """Whether this image is to be assigned."""
-        return bool(self.splits) and image_file.given_split == self.given
+        return bool(self.splits) and image_file.given_split == self.given_split
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where images belong. Element i of a list belongs to image i."""
+    """The split and the group of each image. Element i of a list belongs to image i."""
 
     splits: list[str]
     keys: list[str]  # of their groups
     near: NearDuplicates
-    moved: int  # images, so that each class is in each split
+    moved_images: int  # so that each class is in each split
 
 
 def assign_images(
@@ -69,24 +69,24 @@ def assign_images(
     With `split.duplicates: ignore`, only a named group is together. Raises UserError as `assign` does.
     """
     labels, splits = [file.label for file in image_files], [file.given_split for file in image_files]
-    near, moved = _find_near(infos, splits, settings), 0
-    links = [link for rows in rows_of(names).values() for link in itertools.pairwise(rows)]
+    near, moved_images = _find_near(infos, splits, settings), 0
+    links = [link for rows in rows_by_group(names).values() for link in itertools.pairwise(rows)]
     left, right = np.array(links, np.int64).reshape(-1, 2).T
     before = near.component if settings.duplicates == "together" else np.arange(len(infos))
-    component = duplicates.joined(before, left, right)
-    keys = group_keys(component.tolist(), identities(names, duplicates.alone(image_files, infos)))
+    component = duplicates.merge_components(before, left, right)
+    keys = group_keys(component.tolist(), identities(names, duplicates.distinct_identities(image_files, infos)))
     if cut.splits:
         from_train = [row for row, split in enumerate(splits) if split not in ("val", "test")]
-        among = groups_of([keys[row] for row in from_train], [labels[row] for row in from_train])
-        split_of, moved = assign(among, settings, cut.splits, fixed_splits(keys, image_files, cut))
-        splits = [split_of[key] if split == cut.given else split for key, split in zip(keys, splits, strict=True)]
-    if settings.duplicates == "ignore" or (cut.given == "" and len(cut.splits) < len(SPLITS)):  # now each has a split
-        near = _find_near(infos, splits, settings)
-    return Assignment(splits, keys, near, moved)
+        groups = make_groups([keys[row] for row in from_train], [labels[row] for row in from_train])
+        split_of, moved_images = assign(groups, settings, cut.splits, fixed_splits(keys, image_files, cut))
+        splits = [split_of[key] if split == cut.given_split else split for key, split in zip(keys, splits, strict=True)]
+    if settings.duplicates == "ignore" or (cut.given_split == "" and len(cut.splits) < len(SPLITS)):
+        near = _find_near(infos, splits, settings)  # again: now each image has a split
+    return Assignment(splits, keys, near, moved_images)
 
 
 def _find_near(infos: Sequence[ImageInfo], splits: Sequence[str], settings: Split) -> NearDuplicates:
-    """The near duplicates, and how many pairs of them are in different splits. An empty split counts as train."""
+    """The near duplicates, and the number of pairs in different splits. An empty split counts as train."""
     hashes = np.array([info.phash for info in infos], np.uint64)
     numbers = np.array([SPLITS.index(split or "train") for split in splits], np.int64)
     return duplicates.near_duplicates(hashes, numbers, settings.phash_distance)
@@ -94,24 +94,24 @@ def _find_near(infos: Sequence[ImageInfo], splits: Sequence[str], settings: Spli
 
 def find_cut(image_files: Sequence[ImageFile]) -> Cut:
     """The images without a given split; if all have one and a split is missing: those in train; else none."""
-    given = {image_file.given_split for image_file in image_files}
-    splits = tuple(split for split in SPLITS if split == "train" or split not in given)
-    if "" in given:
+    given_splits = {image_file.given_split for image_file in image_files}
+    splits = tuple(split for split in SPLITS if split == "train" or split not in given_splits)
+    if "" in given_splits:
         return Cut("", splits)
     return Cut("train", splits if len(splits) > 1 else ())
 
 
 def fixed_splits(keys: Sequence[str], image_files: Sequence[ImageFile], cut: Cut) -> dict[str, str]:
-    """Group key → split, for each group with images that are not to be assigned: its other images go there.
+    """Group key → split, for each group with an image that is not to be assigned: the split of its other images.
 
-    That is train if they are in train now. If nothing is given for them, they go where the group has an image: to test,
-    else val, else train.
+    That is train if these are given as train. If no split is given for them, it is a split in which the group has an
+    image: test, else val, else train.
     """
-    given = defaultdict(set)
+    given_splits = defaultdict(set)
     for key, image_file in zip(keys, image_files, strict=True):
         if not cut.includes(image_file):
-            given[key].add(image_file.given_split)
-    return {key: cut.given or max(splits, key=SPLITS.index) for key, splits in given.items()}
+            given_splits[key].add(image_file.given_split)
+    return {key: cut.given_split or max(splits, key=SPLITS.index) for key, splits in given_splits.items()}
 
 
 def group_keys(component: Sequence[int], hashes: Sequence[str]) -> list[str]:
@@ -122,7 +122,7 @@ def group_keys(component: Sequence[int], hashes: Sequence[str]) -> list[str]:
     return [smallest[number] for number in component]
 
 
-def groups_of(keys: Sequence[str], labels: Sequence[str]) -> list[Group]:
+def make_groups(keys: Sequence[str], labels: Sequence[str]) -> list[Group]:
     """The groups of images with these keys and classes, sorted by key."""
     by_key: dict[str, Counter[str]] = defaultdict(Counter)
     for key, label in zip(keys, labels, strict=True):
@@ -131,31 +131,31 @@ def groups_of(keys: Sequence[str], labels: Sequence[str]) -> list[Group]:
 
 
 def position(key: str, settings: Split) -> Fraction:
-    """The position of a group on the circle [0, 1): from its key and the seed, turned so that the fold begins at 0."""
-    return (Fraction(_hashed(settings.seed, key), 2**64) - Fraction(settings.fold, settings.folds)) % 1
+    """The position of a group on the circle [0, 1), from its key and the seed; the fold begins at 0."""
+    return (Fraction(_hash(settings.seed, key), 2**64) - Fraction(settings.fold, settings.folds)) % 1
 
 
-def _hashed(seed: int, text: str) -> int:
-    """A number of 64 bits from a seed and a text."""
+def _hash(seed: int, text: str) -> int:
+    """An integer of 64 bits, the hash of a seed and a text."""
     return int.from_bytes(hashlib.sha256(f"{seed} {text}".encode()).digest()[:8])
 
 
 def stratified_positions(groups: Sequence[Group], settings: Split) -> dict[str, Fraction]:
-    """Positions by which each class has the fractions, as near as its groups allow: by group key.
+    """Group key → position, such that each class has the fractions as nearly as its groups allow.
 
-    The images of a class divide the circle evenly, in the order of the hashes of their groups. A group is where its
-    middle is. So an interval of length f has f of the class's images, up to the size of its largest group. A group with
-    several classes counts for the class of most of its images. The circle begins at a place that the hash of the class
-    decides: otherwise many small classes would be rounded in the same direction.
+    The images of a class divide the circle evenly, in the order of the hashes of their groups. The position of a group
+    is its middle. So an interval of length f has f of the class's images, up to the size of its largest group. A group
+    with several classes counts for the class of most of its images. The circle begins at a hash of the class: otherwise
+    many small classes would be rounded in the same direction.
     """
     by_class: dict[str, list[Group]] = defaultdict(list)
-    for group in sorted(groups, key=lambda group: (_hashed(settings.seed, group.key), group.key)):
+    for group in sorted(groups, key=lambda group: (_hash(settings.seed, group.key), group.key)):
         by_class[max(sorted(group.labels), key=group.labels.__getitem__)].append(group)
     positions = {}
     for label, members in by_class.items():
         image = 2**65 * settings.folds  # its length, in units that make all numbers whole: fractions are slow
         circle = image * sum(group.labels[label] for group in members)
-        start = _hashed(settings.seed, f"class {label}") * 2 * settings.folds  # less than the length of an image
+        start = _hash(settings.seed, f"class {label}") * 2 * settings.folds  # less than the length of an image
         before = start - circle // settings.folds * settings.fold
         for group in members:
             size = image * group.labels[label]
@@ -165,10 +165,10 @@ def stratified_positions(groups: Sequence[Group], settings: Split) -> dict[str, 
 
 
 def shares(settings: Split) -> dict[str, Fraction]:
-    """The share of each split; their sum is 1. Here 0.1 is taken as 1/10.
+    """The share of each split; their sum is 1. A setting of 0.1 is exactly 1/10.
 
-    Several folds: test has 1 / folds, so that all folds test every image once. Train and val have the rest, divided as
-    split.fractions says.
+    With several folds, test has 1 / folds, so that all folds test every image once. Train and val share the rest in the
+    ratio of split.fractions.
     """
     train, val, test = (
         Fraction(share).limit_denominator(10**6)
@@ -193,13 +193,13 @@ def assign(
     splits: Sequence[str] = SPLITS,
     fixed: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[dict[str, str], int]:
-    """The split of each group by key, and how many images were moved so that every class is in each of `splits`.
+    """Group key → split, and the number of images that are moved so that every class is in each of `splits`.
 
     The interval of a split that is not among `splits` belongs to train. The groups in `fixed` have their split.
 
     If a class has no image in a split by chance, a group is moved there from the split with the most images of the
     class: the group with the position nearest to the interval of the empty split. Only groups of this one class are
-    moved, so no other class changes; with `stratify` also groups of several classes, if there is no other way. Raises
+    moved, so no other class changes; with `stratify` also groups of several classes, if no other can be moved. Raises
     UserError for a class with too few images or groups.
     """
     spans = {split: span for split, span in intervals(settings).items() if split in splits}
@@ -218,13 +218,13 @@ def assign(
             by_class[label].append(group)
             counts[label][assigned[group.key]] += images
     filling = _Filling(assigned, counts, positions, spans, math.inf if settings.stratify else 1)
-    moved = sum(filling.fill(label, by_class[label]) for label in sorted(by_class))
-    return assigned, moved
+    moved_images = sum(filling.fill(label, by_class[label]) for label in sorted(by_class))
+    return assigned, moved_images
 
 
 @dataclass(frozen=True)
 class _Filling:
-    """Moves groups, so that every class is in every split. `fill` changes `assigned` and `counts`."""
+    """Moves groups such that every class is in every split. `fill` changes `assigned` and `counts`."""
 
     assigned: dict[str, str]  # group key → split
     counts: dict[str, Counter[str]]  # class → split → images
@@ -233,22 +233,22 @@ class _Filling:
     most_classes: float  # a group with more classes is not moved
 
     def fill(self, label: str, groups: Sequence[Group]) -> int:
-        """Give every split an image of one class; the number of images moved. Raises UserError if it cannot."""
+        """Give every split an image of one class. Returns the number of images moved. Raises UserError if it cannot."""
         empty = [split for split in self.spans if not self.counts[label][split]]
         movable = [g for g in groups if len(g.labels) <= self.most_classes and g.key in self.positions]
-        held = {self.assigned[group.key] for group in groups if group.key not in self.positions}
-        needed = tuple(split for split in self.spans if split not in held)
-        moved = 0
+        fixed_splits = {self.assigned[group.key] for group in groups if group.key not in self.positions}
+        free_splits = tuple(split for split in self.spans if split not in fixed_splits)
+        moved_images = 0
         for split in empty:
-            spare = [group for group in movable if self._empties_no_split(group)]
-            if len(movable) < len(needed) or not spare:
+            candidates = [group for group in movable if self._empties_no_split(group)]
+            if len(movable) < len(free_splits) or not candidates:
                 value = f"class {label!r} has {self.counts[label].total()} images in {len(movable)} groups of its own"
                 reason = "near duplicates are one group, as are images of one split.group"
-                allowed = f"at least {len(needed)}, for {as_list(needed)}"
+                allowed = f"at least {len(free_splits)}, for {join_names(free_splits)}"
                 remedy = "add images, set split.stratify: true or another split.seed, or remove the class"
                 raise UserError(Fault("classes", value, "missing", reason, allowed, remedy))
-            moved += self._move(min(spare, key=lambda group: self._rank(label, group, split)), split)
-        return moved
+            moved_images += self._move(min(candidates, key=lambda group: self._rank(label, group, split)), split)
+        return moved_images
 
     def _empties_no_split(self, group: Group) -> bool:
         """Whether every class of a group has other images in the split of the group."""
@@ -261,7 +261,7 @@ class _Filling:
         return len(group.labels), -self.counts[label][self.assigned[group.key]], distance, group.key
 
     def _move(self, group: Group, split: str) -> int:
-        """Move a group to another split; the number of its images."""
+        """Move a group to another split. Returns the number of its images."""
         for label, images in group.labels.items():
             self.counts[label][self.assigned[group.key]] -= images
             self.counts[label][split] += images
@@ -270,30 +270,31 @@ class _Filling:
 
 
 def _distance(where: Fraction, interval: tuple[Fraction, Fraction]) -> Fraction:
-    """How far a position outside an interval is from it, on the circle."""
+    """The distance on the circle of a position outside an interval from this interval."""
     start, end = interval
     return min((start - where) % 1, (where - end) % 1)
 
 
 def check_class_sizes(classes: Sequence[str], image_files: Sequence[ImageFile], cut: Cut) -> None:
-    """Raise UserError that names each class with too few usable images: one for each split, or in each given split."""
+    """Raise UserError with each class that has too few images: one for each split, or one in each given split."""
     counts = Counter((image_file.label, image_file.given_split) for image_file in image_files)
-    given = [split for split in SPLITS if split not in cut.splits]
-    lacking = {label: [split for split in given if not counts[label, split]] for label in classes}
+    given_splits = [split for split in SPLITS if split not in cut.splits]
+    missing_splits = {label: [split for split in given_splits if not counts[label, split]] for label in classes}
     images = {label: counts[label, ""] + counts[label, "train"] for label in classes}
-    without = [f"class {label!r} has no image to use in {', '.join(of)}" for label, of in lacking.items() if of]
-    where = " in train" if cut.given else ""
-    few = [
+    no_image = [f"class {label!r} has no image to use in {', '.join(of)}" for label, of in missing_splits.items() if of]
+    where = " in train" if cut.given_split else ""
+    too_few = [
         f"class {label!r} has {images[label]} images to use{where}"
         for label in classes
-        if not lacking[label] and images[label] < len(cut.splits)
+        if not missing_splits[label] and images[label] < len(cut.splits)
     ]
-    remedy = f"add images, or remove the class folder{'s' if len(without) + len(few) > 1 else ''}"
-    one, enough = f"at least 1 in each of {', '.join(SPLITS)}", f"{len(cut.splits)} or more: {', '.join(cut.splits)}"
-    faults = [
-        Fault("classes", in_words(classes), "missing", allowed=allowed, remedy=remedy)
-        for classes, allowed in ((without, one), (few, enough))
-        if classes
-    ]
+    remedy = f"add images, or remove the class folder{'s' if len(no_image) + len(too_few) > 1 else ''}"
+    faults = []
+    if no_image:
+        allowed = f"at least 1 in each of {', '.join(SPLITS)}"
+        faults.append(Fault("classes", in_words(no_image), "missing", allowed=allowed, remedy=remedy))
+    if too_few:
+        allowed = f"{len(cut.splits)} or more: {', '.join(cut.splits)}"
+        faults.append(Fault("classes", in_words(too_few), "missing", allowed=allowed, remedy=remedy))
     if faults:
         raise UserError(*faults)

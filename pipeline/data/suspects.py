@@ -1,8 +1,8 @@
 """Images that a person should look at: dark, blurred, grey among colour images, of an odd size, and so on.
 
-They are listed and counted, and never left out by themselves. What is measured, and the limits, are those of
-cleanvision (https://github.com/cleanlab/cleanvision); docs/data.md says where ours differ. appearance.py measures each
-image; what is odd for a set follows from all its images.
+They are listed and counted, and not excluded. The measures and the limits are those of cleanvision
+(https://github.com/cleanlab/cleanvision); docs/data.md has the differences. appearance.py measures each image. Some
+limits depend on all images of the set.
 """
 
 from collections import Counter
@@ -20,27 +20,32 @@ from pipeline.data.appearance import Appearance
 NAME = "suspects.csv"
 HEADER = ("issue", "path", "class", "split", "value", "limit")
 
-DARK, BRIGHT = 0.32, 0.95  # brightness that 99 %, and 5 %, of the pixels are below
-EDGES = 34.25  # of a blurred image: below this
-EVENNESS = 19.84  # an image with few grey levels, such as a drawing, has few edges, too; it is above this
+DARK, BRIGHT = 0.32, 0.95  # dark: 99 % of the pixels are below the first brightness; bright: 95 % are above the second
+EDGES = 34.25  # a blurred image is below this
+EVENNESS = 19.84  # an image with few grey levels, such as a drawing, is above this: not blurred, even with few edges
 ENTROPY = 3.0  # bits per value
-GREY = 8  # the most difference between two channels, in 255, of a grey image; JPEG changes grey by a few levels
+GREY = 8  # a grey image has a smaller difference between two channels, in 255; JPEG changes grey by a few levels
 ASPECT = 0.35  # short side / long side
-RANGES = 3  # an odd size is so many times the range between the quartiles away from them
-LEAST_RANGE = 0.1  # of the median: where most images have the same size, a little more is not odd
+RANGES = 3  # an odd size is farther from the quartiles than this number of interquartile ranges
+LEAST_RANGE = 0.1  # of the median: the least interquartile range, for sets in which most images have the same size
 
 
-class Found(NamedTuple):
+class Outlier(NamedTuple):
     """An image with a value beyond a limit."""
 
     row: int
     value: float
     limit: float
 
+    @property
+    def distance(self) -> float:
+        """How far the value is beyond the limit."""
+        return abs(self.value - self.limit)
+
 
 @dataclass(frozen=True)
-class Kept:
-    """An image that is used: its cells in split.csv, and what it looks like."""
+class UsedImage:
+    """An image that is used: its cells in split.csv, and its appearance."""
 
     path: str
     label: str
@@ -62,47 +67,47 @@ class Suspect:
     limit: float
 
 
-def _below(images: Sequence[Kept], measure: Callable[[Kept], float], limit: float) -> Iterator[Found]:
+def _below(images: Sequence[UsedImage], measure: Callable[[UsedImage], float], limit: float) -> Iterator[Outlier]:
     for row, image in enumerate(images):
         if measure(image) < limit:
-            yield Found(row, measure(image), limit)
+            yield Outlier(row, measure(image), limit)
 
 
-def _dark(images: Sequence[Kept]) -> Iterator[Found]:
+def _dark(images: Sequence[UsedImage]) -> Iterator[Outlier]:
     return _below(images, lambda image: image.look.brightest, DARK)
 
 
-def _bright(images: Sequence[Kept]) -> Iterator[Found]:
-    return (Found(row, image.look.darkest, BRIGHT) for row, image in enumerate(images) if image.look.darkest > BRIGHT)
+def _bright(images: Sequence[UsedImage]) -> Iterator[Outlier]:
+    return (Outlier(row, image.look.darkest, BRIGHT) for row, image in enumerate(images) if image.look.darkest > BRIGHT)
 
 
-def _blurred(images: Sequence[Kept]) -> Iterator[Found]:
+def _blurred(images: Sequence[UsedImage]) -> Iterator[Outlier]:
     few_edges = _below(images, lambda image: image.look.edges, EDGES)
-    return (found for found in few_edges if images[found.row].look.evenness <= EVENNESS)
+    return (outlier for outlier in few_edges if images[outlier.row].look.evenness <= EVENNESS)
 
 
-def _low_information(images: Sequence[Kept]) -> Iterator[Found]:
+def _low_information(images: Sequence[UsedImage]) -> Iterator[Outlier]:
     return _below(images, lambda image: image.look.entropy, ENTROPY)
 
 
-def _grey(images: Sequence[Kept]) -> list[Found]:
+def _grey(images: Sequence[UsedImage]) -> list[Outlier]:
     """The grey images, if more images have colour."""
-    grey = [Found(row, image.look.colour, GREY) for row, image in enumerate(images) if image.look.colour < GREY]
+    grey = [Outlier(row, image.look.colour, GREY) for row, image in enumerate(images) if image.look.colour < GREY]
     return grey if 2 * len(grey) < len(images) else []
 
 
-def _odd_aspect(images: Sequence[Kept]) -> Iterator[Found]:
+def _odd_aspect(images: Sequence[UsedImage]) -> Iterator[Outlier]:
     return _below(images, lambda image: min(image.width, image.height) / max(image.width, image.height), ASPECT)
 
 
-def _odd_size(images: Sequence[Kept]) -> Iterator[Found]:
+def _odd_size(images: Sequence[UsedImage]) -> Iterator[Outlier]:
     """The images whose size, as the side of a square of equal area, is far from the usual one."""
     sides = np.sqrt(np.array([image.width * image.height for image in images], np.float64))
     low, middle, high = np.percentile(sides, [25, 50, 75])
     margin = RANGES * max(high - low, LEAST_RANGE * middle)
     for row, side in enumerate(sides.tolist()):
         if not low - margin <= side <= high + margin:
-            yield Found(row, side, float(low - margin if side < low else high + margin))
+            yield Outlier(row, side, float(low - margin if side < low else high + margin))
 
 
 ISSUES = {
@@ -116,14 +121,15 @@ ISSUES = {
 }
 
 
-def find(images: Sequence[Kept]) -> list[Suspect]:
+def find(images: Sequence[UsedImage]) -> list[Suspect]:
     """The suspicious images: issue by issue, the one farthest beyond the limit first, then by path."""
-    return [
-        Suspect(issue, image.path, image.label, image.split, round(found.value, 3), round(found.limit, 3))
-        for issue, finder in ISSUES.items()
-        for found in sorted(finder(images), key=lambda found: (-abs(found.value - found.limit), images[found.row].path))
-        for image in [images[found.row]]
-    ]
+    suspects = []
+    for issue, find_outliers in ISSUES.items():
+        outliers = find_outliers(images)
+        for outlier in sorted(outliers, key=lambda outlier: (-outlier.distance, images[outlier.row].path)):
+            image, value, limit = images[outlier.row], round(outlier.value, 3), round(outlier.limit, 3)
+            suspects.append(Suspect(issue, image.path, image.label, image.split, value, limit))
+    return suspects
 
 
 def cells(suspect: Suspect) -> tuple[object, ...]:
@@ -151,18 +157,18 @@ def counts(suspects: Sequence[Suspect]) -> dict[str, int]:
     return {issue: number[issue] for issue in ISSUES}
 
 
-def spoken(issue: str) -> str:
+def issue_words(issue: str) -> str:
     """An issue in words: `low information`."""
     return issue.replace("_", " ")
 
 
 def lines(suspects: Sequence[Suspect], remedy: str) -> Iterator[str]:
-    """The number of images for each issue and the first of them, and then what to do; nothing if there is none."""
+    """A line for each issue, with the number of images and the first of them, then the remedy."""
     first: dict[str, str] = {}
     for suspect in suspects:
         first.setdefault(suspect.issue, suspect.path)
     for issue, number in counts(suspects).items():
         if number:
-            yield f"suspicious, but used: {number:,} {spoken(issue)} (first: {visible(first[issue])})"
+            yield f"suspicious, but used: {number:,} {issue_words(issue)} (first: {visible(first[issue])})"
     if suspects:
         yield remedy

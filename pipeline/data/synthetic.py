@@ -22,7 +22,7 @@ from PIL import Image, ImageDraw, ImageFilter
 Colour = tuple[int, int, int]
 Point = tuple[float, float]
 
-SCALE = 4  # images are drawn this number of times larger, then reduced: smooth edges without floats
+SCALE = 4  # images are drawn larger by this factor, then reduced: smooth edges without floats
 
 COLOURS: dict[str, Colour] = {
     "white": (240, 238, 230),
@@ -99,14 +99,14 @@ KINDS: dict[str, Kind] = {
 
 
 def draw(folder: Path, count: int, size: int, seed: int, workers: int) -> int:
-    """Fill `folder` with `count` images of about `size` pixels per side, equally many of each kind; their number."""
+    """Fill `folder` with `count` images of about `size` pixels per side, equally many of each kind. Returns `count`."""
     for name in KINDS:
         (folder / name).mkdir()
     (folder / "LICENSE.txt").write_text(LICENSE, encoding="utf-8", newline="\n")
 
     def save(index: int) -> None:
-        number, which = divmod(index, len(KINDS))
-        name = list(KINDS)[which]
+        number, kind_index = divmod(index, len(KINDS))
+        name = list(KINDS)[kind_index]
         image(name, size, seed, index).save(folder / name / f"{name}_{number + 1:05d}.png", compress_level=0)
 
     with ThreadPoolExecutor(workers) as pool:
@@ -120,24 +120,24 @@ def image(name: str, size: int, seed: int, index: int) -> Image.Image:
     canvas = _background(random, width, height)
     _flower(random, canvas, KINDS[name])
     canvas = canvas.filter(ImageFilter.BoxBlur(int(random.integers(0, 3))))
-    return _noisy(random, canvas.reduce(SCALE))
+    return _add_noise(random, canvas.reduce(SCALE))
 
 
 def _background(random: Generator, width: int, height: int) -> Image.Image:
     """A blurred gradient with spots of light and leaves."""
-    top, bottom = (_varied(random, colour, 24) for colour in BACKGROUNDS[random.integers(len(BACKGROUNDS))])
+    top, bottom = (_vary(random, colour, 24) for colour in BACKGROUNDS[random.integers(len(BACKGROUNDS))])
     rows = np.arange(height)[:, None]
     gradient = (np.array(top) * (height - 1 - rows) + np.array(bottom) * rows) // (height - 1)
     canvas = Image.fromarray(np.repeat(gradient.astype(np.uint8)[:, None], width, axis=1))
     brush = ImageDraw.Draw(canvas)
     side = min(width, height)
     for _ in range(random.integers(4, 12)):
-        colour = _varied(random, (top, bottom, *COLOURS.values())[random.integers(2 + len(COLOURS))], 20)
+        colour = _vary(random, (top, bottom, *COLOURS.values())[random.integers(2 + len(COLOURS))], 20)
         radius = random.uniform(0.02, 0.09) * side
-        _disk(brush, (random.uniform(0, width), random.uniform(0, height)), radius, _mixed(colour, bottom, 0.5))
+        _disk(brush, (random.uniform(0, width), random.uniform(0, height)), radius, _mix(colour, bottom, 0.5))
     for _ in range(random.integers(3, 9)):
         position = (random.uniform(0, width), random.uniform(0.3, 1.1) * height)
-        colour = _varied(random, (66, 116, 50), 30)
+        colour = _vary(random, (66, 116, 50), 30)
         _shape(brush, LEAF, position, random.uniform(0.2, 0.55) * side, random.uniform(0, 2 * math.pi), colour=colour)
     return canvas.filter(ImageFilter.BoxBlur(int(random.integers(2, side // 32 + 3))))
 
@@ -149,11 +149,11 @@ def _flower(random: Generator, canvas: Image.Image, kind: Kind) -> None:
     length = random.uniform(0.3, 0.5) * side
     centre = (random.uniform(0.38, 0.62) * canvas.width, random.uniform(0.36, 0.58) * canvas.height)
     tilt = random.uniform(0.7, 1)
-    colour = _varied(random, COLOURS[kind.colours[random.integers(len(kind.colours))]], 26)
-    shadow, light = _mixed(colour, (40, 24, 48), 0.3), _mixed(colour, (255, 250, 240), 0.3)
+    colour = _vary(random, COLOURS[kind.colours[random.integers(len(kind.colours))]], 26)
+    shadow, light = _mix(colour, (40, 24, 48), 0.3), _mix(colour, (255, 250, 240), 0.3)
 
     foot = (centre[0] + random.uniform(-0.25, 0.25) * side, float(canvas.height))
-    brush.line(_rounded([centre, foot]), fill=_varied(random, (72, 124, 52), 20), width=round(0.025 * side))
+    brush.line(_round_points([centre, foot]), fill=_vary(random, (72, 124, 52), 20), width=round(0.025 * side))
 
     petals = int(random.integers(kind.petals[0], kind.petals[1] + 1))
     turn = random.uniform(0, 2 * math.pi)
@@ -166,16 +166,16 @@ def _flower(random: Generator, canvas: Image.Image, kind: Kind) -> None:
             _shape(brush, outline, centre, long, angle, colour=tone, tilt=tilt, bend=bend)
 
     radius = random.uniform(*kind.centre) * length
-    disk = _varied(random, ((222, 176, 48), (84, 60, 44), (168, 176, 70))[random.integers(3)], 16)
-    _disk(brush, centre, radius, _mixed(disk, (30, 20, 10), 0.4), tilt)
+    disk = _vary(random, ((222, 176, 48), (84, 60, 44), (168, 176, 70))[random.integers(3)], 16)
+    _disk(brush, centre, radius, _mix(disk, (30, 20, 10), 0.4), tilt)
     _disk(brush, centre, 0.85 * radius, disk, tilt)
     for _ in range(24):
         angle, out = random.uniform(0, 2 * math.pi), math.sqrt(random.uniform(0, 0.7)) * radius
         dot = (centre[0] + out * math.cos(angle), centre[1] + tilt * out * math.sin(angle))
-        _disk(brush, dot, 0.1 * radius, _mixed(disk, (255, 244, 200), random.uniform(0, 0.6)), tilt)
+        _disk(brush, dot, 0.1 * radius, _mix(disk, (255, 244, 200), random.uniform(0, 0.6)), tilt)
 
 
-def _noisy(random: Generator, image: Image.Image) -> Image.Image:
+def _add_noise(random: Generator, image: Image.Image) -> Image.Image:
     """The image with another brightness and with grain."""
     pixels = np.asarray(image).astype(np.int32)
     pixels = pixels * random.integers(70, 116) // 100
@@ -199,13 +199,13 @@ def _shape(
     both_sides = [*outline, *((along, -half) for along, half in reversed(outline))]
     cosine, sine = math.cos(angle), math.sin(angle)
     corners = []
-    for along, across in _smooth(both_sides):
+    for along, across in _cut_corners(both_sides):
         x, y = length * along, length * (across + bend * along * along)
         corners.append((base[0] + x * cosine - y * sine, base[1] + tilt * (x * sine + y * cosine)))
-    brush.polygon(_rounded(corners), fill=colour)
+    brush.polygon(_round_points(corners), fill=colour)
 
 
-def _smooth(corners: Sequence[Point]) -> Sequence[Point]:
+def _cut_corners(corners: Sequence[Point]) -> Sequence[Point]:
     """A closed outline with its corners cut three times (Chaikin, 1974): nearly a quadratic curve."""
     for _ in range(3):
         cut = []
@@ -219,21 +219,21 @@ def _smooth(corners: Sequence[Point]) -> Sequence[Point]:
 def _disk(brush: ImageDraw.ImageDraw, centre: Point, radius: float, colour: Colour, tilt: float = 1) -> None:
     """Draw a filled ellipse; `tilt` is its height per width."""
     corners = [(centre[0] - radius, centre[1] - tilt * radius), (centre[0] + radius, centre[1] + tilt * radius)]
-    brush.ellipse(_rounded(corners), fill=colour)
+    brush.ellipse(_round_points(corners), fill=colour)
 
 
-def _rounded(points: Sequence[Point]) -> list[tuple[int, int]]:
+def _round_points(points: Sequence[Point]) -> list[tuple[int, int]]:
     """Integer coordinates: the last bits of a sine may differ between machines, and must not change a pixel."""
     return [(round(x), round(y)) for x, y in points]
 
 
-def _varied(random: Generator, colour: Colour, most: int) -> Colour:
-    """A random colour near `colour`: each channel differs by at most `most`."""
-    red, green, blue = np.clip(np.array(colour) + random.integers(-most, most + 1, 3), 0, 255).tolist()
+def _vary(random: Generator, colour: Colour, max_change: int) -> Colour:
+    """A random colour near `colour`: each channel differs by at most `max_change`."""
+    red, green, blue = np.clip(np.array(colour) + random.integers(-max_change, max_change + 1, 3), 0, 255).tolist()
     return red, green, blue
 
 
-def _mixed(colour: Colour, other: Colour, share: float) -> Colour:
+def _mix(colour: Colour, other: Colour, share: float) -> Colour:
     """`colour` mixed with a share of `other`."""
     red, green, blue = (round(a + share * (b - a)) for a, b in zip(colour, other, strict=True))
     return red, green, blue

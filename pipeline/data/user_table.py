@@ -1,6 +1,6 @@
-"""A table that a user writes, such as labels.csv: its columns, its lines, and what is wrong with them.
+"""Reads a table that a user writes, such as labels.csv, and names its faults.
 
-It is UTF-8 with commas. The first line names the columns, in any order. Semicolons between all cells are read, too:
+It is UTF-8 with commas. The first line names the columns, in any order. Semicolons between all cells are accepted, too:
 Excel writes them where the comma is the decimal sign.
 """
 
@@ -33,8 +33,8 @@ class Columns:
         )
 
 
-def parsed(table: str, content: bytes, columns: Columns) -> tuple[list[str], list[Line]]:
-    """The columns that are not read, and the lines that are not empty. Raises UserError for a damaged table."""
+def parse(table: str, content: bytes, columns: Columns) -> tuple[list[str], list[Line]]:
+    """The unknown columns, and the lines that are not empty. Raises UserError for a damaged table."""
     try:
         text = content.decode("utf-8-sig")
         lines = list(_lines(text))
@@ -43,9 +43,9 @@ def parsed(table: str, content: bytes, columns: Columns) -> tuple[list[str], lis
     except csv.Error as error:
         raise damaged(table, f"not a table with commas: {error}", "write it again") from None
     header = [name.strip().lower() for name in lines[0][1]] if lines else []
-    lacking = [name for name in columns.needed if name not in header]
-    if lacking or len(set(header)) < len(header):
-        reason = f"no column {' and '.join(lacking)}" if lacking else "two columns with one name"
+    missing_columns = [name for name in columns.needed if name not in header]
+    if missing_columns or len(set(header)) < len(header):
+        reason = f"no column {' and '.join(missing_columns)}" if missing_columns else "two columns with one name"
         first = f"its first line is {', '.join(header)!r:.100}"
         raise UserError(Fault(table, first, "damaged", reason, columns.advice))
     errors.raise_if_any(
@@ -53,8 +53,9 @@ def parsed(table: str, content: bytes, columns: Columns) -> tuple[list[str], lis
         for number, cells in lines[1:]
         if len(cells) != len(header)
     )
-    unread = [name for name in header if name not in (*columns.needed, *columns.optional)]
-    return unread, [(number, dict(zip(header, map(str.strip, cells), strict=True))) for number, cells in lines[1:]]
+    unknown_columns = [name for name in header if name not in (*columns.needed, *columns.optional)]
+    rows = [(number, dict(zip(header, map(str.strip, cells), strict=True))) for number, cells in lines[1:]]
+    return unknown_columns, rows
 
 
 def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
@@ -67,7 +68,7 @@ def _lines(text: str) -> Iterator[tuple[int, list[str]]]:
             yield reader.line_num, cells
 
 
-def path(written: str, there: Collection[str]) -> str:
-    """A path as it is in `there`, if it is: without ./ at its begin, and with / for the \\ of Windows."""
-    plain = written.removeprefix("./")
-    return plain if plain in there else plain.replace("\\", "/").removeprefix("./")
+def match_path(text: str, paths: Collection[str]) -> str:
+    """The path of a cell without ./ at its begin; also with / instead of the \\ of Windows, unless it is in `paths`."""
+    plain = text.removeprefix("./")
+    return plain if plain in paths else plain.replace("\\", "/").removeprefix("./")

@@ -14,7 +14,7 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import visible
 from pipeline.data import decoders, images
 from pipeline.data.decoders import NotDecoded
-from pipeline.data.layout import are
+from pipeline.data.layout import count_with_verb
 from pipeline.models.description import View
 
 Answer = dict[str, Any]  # path, class, its probability, and the probabilities of all classes in their order
@@ -91,7 +91,7 @@ def load_images(
         if others and len(others) == len(paths):
             refuse(_without_images(argument))
         elif others:
-            number = are(len(others), "file", "files")
+            number = count_with_verb(len(others), "file", "files")
             said = visible(f"{argument}: {number} left out: not an image (first: {others[0]})")
             print(f"predict: {said}", file=sys.stderr)
     if any(isinstance(error, NotDecoded) for error in refused):

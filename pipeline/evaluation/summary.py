@@ -84,7 +84,7 @@ def summary(paths: Paths, *, reported: bool = True, earlier: Rows = ()) -> str:
     classes, measured = files.read_csv(table), figures.read(folder, EvalFigures)
     low, high = measured.interval
     number = {column: sum(int(row[column]) for row in classes) for column in (*SPLITS, "excluded")}
-    few = split_report.few_tested({row["class"]: {"test": int(row["test"])} for row in classes})
+    few = split_report.few_test_images({row["class"]: {"test": int(row["test"])} for row in classes})
     kept = sum(number[name] for name in SPLITS)
     splits = ", ".join(f"{number[name]:,} {name}" for name in SPLITS)
     rows = [

@@ -22,7 +22,7 @@ class Survey:
 
     where: str  # in words
     classes: int
-    given: Mapping[str, int]  # split → images for which the layout gives it; "": for which it gives none
+    split_counts: Mapping[str, int]  # split → images for which the layout gives it; "": for which it gives none
     cut: Cut = NO_SPLIT
     files: tuple[Path, ...] = ()  # of the images that are on this machine
     notes: tuple[str, ...] = ()  # what the user may not expect of the layout
@@ -31,20 +31,22 @@ class Survey:
     @property
     def images(self) -> int:
         """The number of images; 0 if it is not known before they are downloaded."""
-        return sum(self.given.values())
+        return sum(self.split_counts.values())
 
     @property
     def in_all_folds(self) -> bool:
         """Whether each image that is here is cut into folds, and so is a test image of one of them."""
-        return self.images == self.given.get(self.cut.given, 0) and "test" in self.cut.splits
+        return self.images == self.split_counts.get(self.cut.given_split, 0) and "test" in self.cut.splits
 
     def parts(self, settings: Split) -> dict[str, int]:
         """The images of train, val and test: as the layout gives them, the others about as `settings` says."""
         share = splitting.shares(settings)
-        free = self.given.get(self.cut.given, 0) if self.cut.splits else 0
+        free = self.split_counts.get(self.cut.given_split, 0) if self.cut.splits else 0
         added = {split: round(free * share[split]) for split in self.cut.splits if split != "train"}
         added["train"] = free - sum(added.values())
-        fixed = {split: 0 if split == self.cut.given and free else self.given.get(split, 0) for split in SPLITS}
+        fixed = {split: self.split_counts.get(split, 0) for split in SPLITS}
+        if free:
+            fixed[self.cut.given_split] = 0
         return {split: fixed[split] + added.get(split, 0) for split in SPLITS}
 
 
@@ -72,7 +74,7 @@ def of_folder(folder: Path, table: corrections.Table = corrections.NONE) -> Surv
     """
     if not folder.is_dir():
         raise folders.no_inbox(folder, "set it to the folder with your images")
-    layout = folders.interpret(str(folder), originals.listed(folder), lambda name: (folder / name).read_bytes())
+    layout = folders.interpret(str(folder), originals.list_entries(folder), lambda name: (folder / name).read_bytes())
     corrected = corrections.apply(table, layout)
     layout = corrected.layout
     photos = [
@@ -83,7 +85,7 @@ def of_folder(folder: Path, table: corrections.Table = corrections.NONE) -> Surv
     return Survey(
         where=str(folder),
         classes=len(layout.classes),
-        given=Counter(file.given_split for file in photos),
+        split_counts=Counter(file.given_split for file in photos),
         cut=cut,
         files=tuple(folder / file.path for file in photos),
         notes=layout.notes,
@@ -97,7 +99,7 @@ def is_beside(path: Path) -> bool:
         return False
     with path.open("rb") as content:
         head = content.read(formats.HEAD)
-    return not formats.decodable(head) and bool(formats.beside_a_photo(head))
+    return not formats.decodable_format(head) and bool(formats.companion_format(head))
 
 
 def is_empty(inbox: Path) -> bool:

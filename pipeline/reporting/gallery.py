@@ -221,7 +221,7 @@ def _issue(issue: audit.Issue, album: Album) -> str:
         shot(one.path, [f"class {name(one.label)}, {one.split}", f"{one.value:g}, limit {one.limit:g}"], album)
         for one in issue.first
     ]
-    title = f"{suspects.spoken(issue.name)}: {are(issue.count, 'image', 'images')}"
+    title = f"{suspects.issue_words(issue.name)}: {are(issue.count, 'image', 'images')}"
     rest = issue.count - len(issue.first)
     more = paragraph(f"{rest:,} more; {suspects.NAME} has all.") if rest else ""
     measured = paragraph(f"{MEASURES[issue.name]}.", "number")

@@ -17,7 +17,7 @@ from pipeline.base import threads
 from pipeline.config.params import Grey
 from pipeline.data import images
 from pipeline.data.decoders import Refused
-from pipeline.data.originals import Originals, gone
+from pipeline.data.originals import Originals, missing_image
 
 SIDE = 192  # pixels of the longer side; a smaller image keeps its size
 QUALITY = 72
@@ -54,10 +54,10 @@ def of(originals: Originals, name: str, grey: Grey) -> Thumbnail:
     """The thumbnail of an image file. Raises UserError if it is not the one that `split` saw, or cannot be decoded."""
     path, sha256 = originals.file(name)
     try:
-        with images.decoded(path, draft=2 * SIDE, grey=grey, sha256=sha256) as original:
+        with images.decode(path, draft=2 * SIDE, grey=grey, sha256=sha256) as original:
             return encoded(original.image, original.size)
     except FileNotFoundError:
-        raise gone(path) from None
+        raise missing_image(path) from None
 
 
 def of_left_out(originals: Originals, name: str, grey: Grey) -> Thumbnail:

@@ -100,7 +100,7 @@ def _album(copy: WorkCopy, wanted: Mapping[str, bool]) -> Album:
     """The thumbnails of these images, and who took them."""
     images, inbox = copy.folder / copy.config.paths.images, copy.folder / copy.config.paths.inbox
     workers = copy.config.run.decoding_threads
-    pictures = thumbnails.pictures(originals.opened(images, inbox), wanted, copy.config.prepare.grey, workers, "folds")
+    pictures = thumbnails.pictures(originals.locate(images, inbox), wanted, copy.config.prepare.grey, workers, "folds")
     return Album(pictures, credits.credits(images / originals.LICENSE))
 
 

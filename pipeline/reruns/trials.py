@@ -13,7 +13,7 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config import params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
-from pipeline.data.layout import columns, padded
+from pipeline.data.layout import display_width, pad
 from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.reruns.ranges import Sweep, Trial
@@ -163,9 +163,9 @@ def shown_table(best_first: Sequence[Done]) -> str:
         [f"{rank}." if rank else "–", f"{done.trial.number}", *short(done), described(done.trial.values)]
         for rank, done in zip(ranks(best_first), best_first, strict=True)
     ]
-    widths = [max(columns(row[column]) for row in [head, *rows]) for column in range(len(head) - 1)]
+    widths = [max(display_width(row[column]) for row in [head, *rows]) for column in range(len(head) - 1)]
     lines = [
-        "  ".join([padded(cell, width) for cell, width in zip(row, widths, strict=False)] + row[-1:])
+        "  ".join([pad(cell, width) for cell, width in zip(row, widths, strict=False)] + row[-1:])
         for row in [head, *rows]
     ]
     return "\n".join(line.rstrip() for line in lines)

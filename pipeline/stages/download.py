@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline.base import files
 from pipeline.base.errors import without_secrets
 from pipeline.config.params import Params
-from pipeline.data import archive, fetch, inbox, originals, synthetic
+from pipeline.data import archive, fetch, originals, synthetic
 from pipeline.stages import frame
 
 
@@ -48,13 +48,13 @@ def bring_images(config: Params, images: Path) -> str:
     """
     data = config.data
     if data.source == "archive":
-        path = fetch.obtain_archive(data.url, data.sha256, Path(config.paths.archives), most=archive.MOST_BYTES)
+        path = fetch.obtain_archive(data.url, data.sha256, Path(config.paths.archives), archive.MAX_BYTES)
         with files.atomic_folder(images) as folder:
             archive.unpack(path, folder)
         return without_secrets(data.url)
     if data.source == "inbox":
         with files.atomic_folder(images) as folder:
-            inbox.copy(Path(config.paths.inbox), folder)
+            originals.copy_inbox(Path(config.paths.inbox), folder)
         return config.paths.inbox
     drawn = data.synthetic
     with files.atomic_folder(images) as folder:

@@ -19,7 +19,7 @@ from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, missing
 from pipeline.config.params import Params
 from pipeline.data import packed
-from pipeline.data.layout import columns, padded
+from pipeline.data.layout import display_width, pad
 from pipeline.data.packed import Packed
 from pipeline.engine import agreement, determinism, distributed, rendezvous
 from pipeline.engine.world import World
@@ -74,12 +74,12 @@ def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[
 
 def table(measured: EvalFigures, by_class: Sequence[ClassFigures]) -> str:
     """The figures of eval.json and per_class.csv as a table to be read."""
-    width = max(columns(name) for name in [*(row.name for row in by_class), "class"])
+    width = max(display_width(name) for name in [*(row.name for row in by_class), "class"])
     return "\n".join(
         [
             f"{'class':{width}}  precision  recall     f1  images",
             *(
-                f"{padded(row.name, width)}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.images:6d}"
+                f"{pad(row.name, width)}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.images:6d}"
                 for row in by_class
             ),
             f"test accuracy {measured.accuracy:.3f} (95 %: {measured.accuracy_low:.3f} to "

@@ -89,7 +89,7 @@ def preprocessed(config: Params, model: Any, wanted: Any) -> dict[str, int] | No
     if (images / originals.MANIFEST).is_file() and not inbox.is_dir():
         print(f"export: other libraries' preprocessing is not measured: the photos in {inbox} are not here")
         return None
-    source = originals.opened(images, inbox)
+    source = originals.locate(images, inbox)
     guesses = onnx_check.with_their_preprocessing(
         model, source, wanted, config.run.decoding_threads, config.evaluate.batch_size
     )

@@ -29,7 +29,7 @@ def prepare(source: Originals, split_csv: Path, output: Path, settings: params.P
         try:
             return images.resize_to_square(path, size, int(row["width"]) * int(row["height"]), settings.grey, sha256)
         except FileNotFoundError:
-            raise originals.gone(path) from None
+            raise originals.missing_image(path) from None
 
     with files.atomic_folder(output) as partial:
         resized = threads.ordered_map(resize, rows, workers, "prepare", result_bytes=3 * size**2)
@@ -40,7 +40,7 @@ def prepare(source: Originals, split_csv: Path, output: Path, settings: params.P
 def run(config: Params) -> None:
     linux.share_freed_memory()
     paths, size = config.paths, config.prepare.size
-    source = originals.opened(Path(paths.images), Path(paths.inbox))
+    source = originals.locate(Path(paths.images), Path(paths.inbox))
     count = prepare(source, Path(paths.split), Path(paths.packed), config.prepare, config.run.decoding_threads)
     print(f"prepare: {count:,} images of {size} × {size} pixels in {paths.packed}")
 

@@ -36,7 +36,7 @@ def run(config: Params) -> None:
     measured = outcome.read(Path(paths.metrics), model.classes, model.epoch)
     found = audit.of(split_table.all_rows(Path(paths.split)), suspects.read(Path(paths.metrics) / suspects.NAME))
     chosen = gallery.choose(measured.answers)
-    source = originals.opened(Path(paths.images), Path(paths.inbox))
+    source = originals.locate(Path(paths.images), Path(paths.inbox))
     workers = config.run.decoding_threads
     pictures = thumbnails.pictures(source, wanted(chosen, found), config.prepare.grey, workers, "report")
     album = Album(pictures, credits.credits(Path(paths.images) / originals.LICENSE))

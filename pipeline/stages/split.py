@@ -91,10 +91,10 @@ def cut_counts(rows: Sequence[Row], cut: Cut) -> dict[str, Any]:
     `cut_from_train` has the images in train that went to a missing split, `without_given_split` all those for which the
     table labels.csv gives no split.
     """
-    if not cut.splits or (cut.given == "" and cut.splits == SPLITS):
+    if not cut.splits or (cut.given_split == "" and cut.splits == SPLITS):
         return {}
     number = Counter(row.split for row in rows if row.split and cut.includes(row.image_file))
-    if cut.given == "":
+    if cut.given_split == "":
         return {"without_given_split": {split: number[split] for split in SPLITS}}
     return {"cut_from_train": {split: number[split] for split in cut.splits if split != "train"}}
 
@@ -114,7 +114,7 @@ def inspect(
 def check_unreadable_count(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo], most: int) -> None:
     """Raise UserError if more than `most` images cannot be used. It names the first five, and every remedy."""
     found = [(file.path, info) for file, info in zip(image_files, infos, strict=True)]
-    unusable = findings.lost(found)
+    unusable = findings.lost_images(found)
     if len(unusable) > most:
         first = ", ".join(f"{path} ({reason})" for path, reason in unusable[:5])
         rest = ", …" if len(unusable) > 5 else ""
@@ -139,14 +139,14 @@ def summary(classes: Sequence[str], rows: Sequence[Row], assigned: Assignment) -
         "near_duplicate_groups": int((np.bincount(assigned.near.component) > 1).sum()),
         "largest_group": max(sizes.values()),
         "near_duplicates_across_splits": assigned.near.pairs_across,
-        "moved_to_fill": assigned.moved,
+        "moved_to_fill": assigned.moved_images,
         **findings.counts([row.info for row in rows]),
     }
 
 
 def excluded(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """The reason and the path of each excluded image; with conflicting labels, also the path of the other image."""
-    twins = duplicates.twins([row.image_file for row in rows], [row.info for row in rows])
+    twins = duplicates.conflict_paths([row.image_file for row in rows], [row.info for row in rows])
     return [
         (row.reason, row.image_file.path + (f", the same image as {twins[number]}" if number in twins else ""))
         for number, row in enumerate(rows)
@@ -164,10 +164,10 @@ def cells(row: Row) -> tuple[object, ...]:
     )
 
 
-def as_kept(row: Row) -> suspects.Kept:
+def as_kept(row: Row) -> suspects.UsedImage:
     """A used image, for the list of suspicious ones."""
     file, info = row.image_file, row.info
-    return suspects.Kept(file.path, file.label, row.split, info.width, info.height, info.look)
+    return suspects.UsedImage(file.path, file.label, row.split, info.width, info.height, info.look)
 
 
 def fold_line(settings: params.Split) -> str:
@@ -179,7 +179,7 @@ def fold_line(settings: params.Split) -> str:
 def run(config: Params) -> None:
     linux.share_freed_memory()
     paths = config.paths
-    source, workers = originals.opened(Path(paths.images), Path(paths.inbox)), config.run.decoding_threads
+    source, workers = originals.locate(Path(paths.images), Path(paths.inbox)), config.run.decoding_threads
     rows, counts, layout = split(source, config.split, workers, corrections.read())
     suspicious = suspects.find([as_kept(row) for row in rows if row.split])
     counts["suspects"] = suspects.counts(suspicious)
@@ -194,7 +194,7 @@ def run(config: Params) -> None:
         f"{number['']:,} excluded, each with its reason in {paths.split}"
     )
     folds = [fold_line(config.split)] if config.split.folds > 1 else []
-    few = [split_report.few_tested(counts["classes"])] if config.split.folds == 1 else []
+    few = [split_report.few_test_images(counts["classes"])] if config.split.folds == 1 else []
     odd = findings.lines([(row.image_file.path, row.info) for row in rows])
     remedy = (
         f"{paths.metrics}/{suspects.NAME} has all; look at them in {paths.reports}/index.html; "

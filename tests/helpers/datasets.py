@@ -84,7 +84,7 @@ def near_by_brute_force(hashes: NDArray[np.uint64], threshold: int) -> set[tuple
 
 def decode(path: Path, max_pixels: int = images.NO_LIMIT, draft: int = 0) -> images.RGB:
     """The decoded image of a file."""
-    with images.decoded(path, max_pixels, draft) as result:
+    with images.decode(path, max_pixels, draft) as result:
         return result.image
 
 
