@@ -29,7 +29,6 @@ LAYERS = (
     "models",
     "evaluation",
     "reporting",
-    "cards",
     "training",
     "planning",
     "reruns",
@@ -44,6 +43,7 @@ OWNERS = {  # a library → the modules that import it
     "pydantic_core": {"config.document"},
     "PIL": {"data.appearance", "data.decoders", "data.images", "data.synthetic", "reporting.thumbnails"},
     "imagehash": {"data.duplicates"},
+    "jinja2": {"reporting.rendering"}, "markupsafe": {"reporting.rendering"},
     "scipy": {"reruns.seeds", "data.duplicates", "evaluation.metrics"},
     "pooch": {"data.fetch"}, "requests": {"data.fetch"}, "tarfile": {"data.archive"}, "zipfile": {"data.archive"},
     "timm": {"models.timm_models"},
@@ -134,6 +134,16 @@ def test_what_describes_a_folder_does_nothing() -> None:
     for path in (PROJECT / "pipeline").rglob("__init__.py"):
         (only,) = ast.parse(path.read_text()).body
         assert isinstance(only, ast.Expr), path
+
+
+TEMPLATES = Path("pipeline/reporting/templates")
+
+
+def test_a_stage_depends_on_the_templates_that_it_fills() -> None:
+    """The folder of templates is a dep of the stages that render, and of no other one."""
+    filled = {stage for stage in STAGES if TEMPLATES.parent / "rendering.py" in closure(f"pipeline.{stage}")}
+    assert filled == {"card", "report"}
+    assert filled == {stage for stage in STAGES if str(TEMPLATES) in STAGE_TABLES[stage]["deps"]}
 
 
 def test_the_benchmarks_know_every_stage() -> None:

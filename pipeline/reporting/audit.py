@@ -24,8 +24,8 @@ class LeftOut:
 
     path: str
     label: str
-    reason: str  # in full: a duplicate has the path of the image that is used instead
-    others: tuple[str, ...]  # with conflicting labels: the paths of the same image in other classes
+    same: tuple[str, ...]  # paths of the same image: the one that is used instead, or those in other classes
+    why: str  # what a person wrote who excluded it; empty for another reason
     is_picture: bool  # it can be decoded
 
 
@@ -71,6 +71,11 @@ class Audit:
     def total(self, part: str) -> int:
         return sum(counts[part] for counts in self.by_class.values())
 
+    def largest(self, most: int) -> list[tuple[str, dict[str, int]]]:
+        """The classes with the most files, at most so many, by name, each with its numbers of files."""
+        order = sorted(self.by_class, key=lambda label: (-sum(self.by_class[label].values()), label))
+        return [(label, self.by_class[label]) for label in sorted(order[:most])]
+
     @property
     def files(self) -> int:
         return sum(self.total(part) for part in (*SPLITS, "excluded"))
@@ -113,10 +118,16 @@ def _reasons(rows: Rows) -> tuple[Reason, ...]:
 
 
 def _left_out(row: dict[str, str], same: dict[str, list[str]]) -> LeftOut:
-    others = [path for path in same.get(row["pixels"], []) if path != row["path"]] if row["reason"] == CONFLICT else []
+    kind, others, why = split_table.kind(row["reason"]), [], ""
+    if kind == CONFLICT:
+        others = [path for path in same[row["pixels"]] if path != row["path"]]
+    elif kind == DUPLICATE:
+        others = [row["reason"].partition(" of ")[2]]
+    elif kind == BY_HAND:
+        why = row["reason"].partition(": ")[2]
     # Only files of which every machine can show the picture: a decoder of HEIC is optional.
-    is_picture = split_table.kind(row["reason"]) in (DUPLICATE, CONFLICT, BY_HAND, decoders.TOO_SMALL)
-    return LeftOut(row["path"], row["class"], row["reason"], tuple(others[:MOST_OF_A_GROUP]), is_picture)
+    is_picture = kind in (DUPLICATE, CONFLICT, BY_HAND, decoders.TOO_SMALL)
+    return LeftOut(row["path"], row["class"], tuple(others[:MOST_OF_A_GROUP]), why, is_picture)
 
 
 def _same_pixels(rows: Rows) -> dict[str, list[str]]:

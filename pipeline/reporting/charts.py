@@ -5,17 +5,26 @@ people with any kind of colour blindness can tell apart. Lines also differ in th
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.reporting.markup import text
+from pipeline.reporting.rendering import Html, escaped
 
 WIDTH, HEIGHT = 380, 240  # units; on a phone one unit is about one pixel
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 30, 38  # margins of the plot
 MOST_POINTS = 400  # of a line; a longer one is thinned
 FAR = 3  # a value beyond so many times the 90th percentile is cut off, because it would flatten the others
 LEGEND = (8, 94, 192)  # where its entries begin: two lines, and the exported epoch
-DASHES = ("solid", "dashed")
+LINE_CLASSES = ("line c0 solid", "line c1 dashed")  # of the first line and of the second one
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing, its title, and a sentence about what it leaves out."""
+
+    title: str
+    svg: Html
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,7 @@ class Axis:
         return self.start + (self.end - self.start) * share
 
 
-def curves(anchor: str, title: str, lines: Sequence[Line], *, shares: bool, legend: bool = True) -> str:
+def curves(anchor: str, title: str, lines: Sequence[Line], *, shares: bool, legend: bool = True) -> Chart:
     """One or two lines over the epochs, which begin at 1, with the exported epoch of each on it.
 
     `shares`: values from 0 to 1, shown as percent. Otherwise the axis begins at 0 and ends at the largest value.
@@ -65,76 +74,70 @@ def curves(anchor: str, title: str, lines: Sequence[Line], *, shares: bool, lege
     parts = [
         *_grid(y, list(zip(steps, shown, strict=True))),
         *_ticks(x, _whole_steps(epochs)),
-        _label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, "epoch", "middle"),
+        label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, "epoch", "middle"),
     ]
     marks = dict.fromkeys(line.marked for line in lines)
-    parts += [_stroke("exported", (x.at(marked), TOP), (x.at(marked), HEIGHT - BOTTOM)) for marked in marks]
+    parts += [stroke("exported", (x.at(marked), TOP), (x.at(marked), HEIGHT - BOTTOM)) for marked in marks]
     for number, line in enumerate(lines):
         parts += [_path(line, x, y, number), _dot(x.at(line.marked), y, line.values[line.marked - 1], number)]
         if legend:
-            parts += _legend(line.name, _kind(number), number)
+            parts += _legend(line.name, LINE_CLASSES[number], number)
     exported = " and ".join(f"{marked:,}" for marked in marks)
     if legend:
         parts += _legend(f"exported: epoch {exported}", "exported", 2)
     ends = ", ".join(f"{line.name} {_number(line.values[line.marked - 1], shares)}" for line in lines)
     described = f"{title} over {epochs:,} epochs. At the exported epoch {exported}: {ends}."
-    return _figure(anchor, title, described, parts, cut)
+    return _chart(anchor, title, described, parts, cut)
 
 
-def key(number: int) -> str:
-    """A piece of the line with this number, for a legend beside the drawings."""
-    return f'<svg class="key" viewBox="0 0 24 8" aria-hidden="true"><path class="{_kind(number)}" d="M1 4L23 4"/></svg>'
-
-
-def intervals(anchor: str, title: str, rows: Sequence[tuple[str, Sequence[Share]]]) -> str:
+def intervals(anchor: str, title: str, rows: Sequence[tuple[str, Sequence[Share]]]) -> Chart:
     """For each row (its name, and a share for each line) a dot at the share on a stroke as long as its interval."""
     shares = [share for _, row in rows for share in row]
     low = math.floor(5 * min(share.low for share in shares)) / 5
     x = Axis(low, math.ceil(5 * max(share.high for share in shares)) / 5, LEFT / 2, WIDTH - RIGHT * 2)
     ticks = [k / 5 for k in range(6) if x.low <= k / 5 <= x.high]
-    parts = [_stroke("grid", (x.at(tick), TOP), (x.at(tick), HEIGHT - BOTTOM)) for tick in ticks]
-    parts += [_label(x.at(tick), HEIGHT - BOTTOM + 15, f"{100 * tick:.0f} %", "middle") for tick in ticks]
+    parts = [stroke("grid", (x.at(tick), TOP), (x.at(tick), HEIGHT - BOTTOM)) for tick in ticks]
+    parts += [label(x.at(tick), HEIGHT - BOTTOM + 15, f"{100 * tick:.0f} %", "middle") for tick in ticks]
     height = (HEIGHT - BOTTOM - TOP) / len(rows)
     for place, (name, row) in enumerate(rows):
         top = TOP + height * place
-        parts.append(_label(x.start + 4, top + 14, name, "start", "haloed"))
+        parts.append(label(x.start + 4, top + 14, name, "start", "haloed"))
         for number, share in enumerate(row):
             middle = top + 24 + (height - 24) * (number + 0.6) / len(row)
             at = x.at(share.value)
-            parts.append(_stroke(_kind(number), (x.at(share.low), middle), (x.at(share.high), middle)))
+            parts.append(stroke(LINE_CLASSES[number], (x.at(share.low), middle), (x.at(share.high), middle)))
             parts.append(f'<circle class="dot c{number}" cx="{_round(at)}" cy="{_round(middle)}" r="5"/>')
-            parts.append(_label(at, middle - 8, _number(share.value, True), "middle", "haloed"))
+            parts.append(label(at, middle - 8, _number(share.value, True), "middle", "haloed"))
     said = "; ".join(f"{name}: {', '.join(_number(share.value, True) for share in row)}" for name, row in rows)
-    return _figure(anchor, title, f"{title}. {said}.", parts, "")
+    return _chart(anchor, title, f"{title}. {said}.", parts)
 
 
-def bars(anchor: str, title: str, bins: Sequence[tuple[float, float, int, float]]) -> str:
+def bars(anchor: str, title: str, bins: Sequence[tuple[float, float, int, float]]) -> Chart:
     """Calibration: for each bin (low, high, images, accuracy) a bar as high as its accuracy, over the diagonal."""
     x, y = Axis(0, 1, LEFT, WIDTH - RIGHT), Axis(0, 1, HEIGHT - BOTTOM, TOP)
     fifths = [(k / 5, f"{20 * k} %") for k in range(6)]
     parts = [*_grid(y, fifths), *_ticks(x, fifths)]
-    parts.append(_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, "the model's probability for its answer", "middle"))
+    parts.append(label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, "the model's probability for its answer", "middle"))
     for low, high, _, accuracy in bins:
         left, right, head = x.at(low), x.at(high), y.at(accuracy)
         size = f'width="{_round(right - left - 1)}" height="{_round(max(y.start - head, 1))}"'
         parts.append(f'<rect class="bar" x="{_round(left + 0.5)}" y="{_round(min(head, y.start - 1))}" {size}/>')
-    parts.append(_stroke("diagonal", (x.start, y.start), (x.end, y.end)))
+    parts.append(stroke("diagonal", (x.start, y.start), (x.end, y.end)))
     parts += [_count(x.at((low + high) / 2), y.at(accuracy), images) for low, high, images, accuracy in bins]
     images = sum(count for _, _, count, _ in bins)
     described = f"{title}: {images:,} images in {len(bins)} bins. The dashed line is where a bar should end."
-    return _figure(anchor, title, described, parts, "")
+    return _chart(anchor, title, described, parts)
 
 
-def _figure(anchor: str, title: str, described: str, parts: Sequence[str], note: str) -> str:
-    """The drawing, with its title and description for those who cannot see it."""
+def svg(anchor: str, title: str, described: str, parts: Iterable[str], size: str) -> Html:
+    """The drawing of these parts, with a title and a description for those who cannot see it. `size`: attributes."""
     body = "\n".join(part for part in parts if part)
-    below = f'<p class="note">{text(note)}</p>' if note else ""
-    return (
-        f'<figure class="chart"><figcaption>{text(title)}</figcaption>\n'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{anchor}-t {anchor}-d">\n'
-        f'<title id="{anchor}-t">{text(title)}</title><desc id="{anchor}-d">{text(described)}</desc>\n{body}\n</svg>\n'
-        f"{below}</figure>"
-    )
+    said = f'<title id="{anchor}-t">{escaped(title)}</title><desc id="{anchor}-d">{escaped(described)}</desc>'
+    return Html(f'<svg {size} role="img" aria-labelledby="{anchor}-t {anchor}-d">\n{said}\n{body}\n</svg>')
+
+
+def _chart(anchor: str, title: str, described: str, parts: Sequence[str], note: str = "") -> Chart:
+    return Chart(title, svg(anchor, title, described, parts, f'viewBox="0 0 {WIDTH} {HEIGHT}"'), note)
 
 
 # ---- axes ----
@@ -179,13 +182,13 @@ def _whole_steps(epochs: int) -> list[tuple[float, str]]:
 
 def _grid(y: Axis, steps: Sequence[tuple[float, str]]) -> Iterator[str]:
     for step, shown in steps:
-        yield _stroke("grid", (LEFT, y.at(step)), (WIDTH - RIGHT, y.at(step)))
-        yield _label(LEFT - 5, y.at(step) + 4, shown, "end")
+        yield stroke("grid", (LEFT, y.at(step)), (WIDTH - RIGHT, y.at(step)))
+        yield label(LEFT - 5, y.at(step) + 4, shown, "end")
 
 
 def _ticks(x: Axis, steps: Sequence[tuple[float, str]]) -> Iterator[str]:
     for step, shown in steps:
-        yield _label(x.at(step), HEIGHT - BOTTOM + 15, shown, "end" if step == x.high else "middle")
+        yield label(x.at(step), HEIGHT - BOTTOM + 15, shown, "end" if step == x.high else "middle")
 
 
 # ---- marks ----
@@ -202,7 +205,7 @@ def _path(line: Line, x: Axis, y: Axis, number: int) -> str:
             continue
         drawn += f"{pen}{_round(x.at(epoch))} {_round(y.at(value))}"
         pen = "L"
-    return f'<path class="{_kind(number)}" d="{drawn}"/>' if drawn else ""
+    return f'<path class="{LINE_CLASSES[number]}" d="{drawn}"/>' if drawn else ""
 
 
 def _dot(left: float, y: Axis, value: float, number: int) -> str:
@@ -211,33 +214,35 @@ def _dot(left: float, y: Axis, value: float, number: int) -> str:
     return f'<circle class="dot c{number}" cx="{_round(left)}" cy="{_round(y.at(value))}" r="4"/>'
 
 
-def _kind(number: int) -> str:
-    return f"line c{number} {DASHES[number % 2]}"
-
-
 def _legend(name: str, kind: str, number: int) -> Iterator[str]:
     """A piece of a line of this kind, and what it is, above the plot."""
     left = LEGEND[number]
-    yield _stroke(kind, (left, 12), (left + 24, 12))
-    yield _label(left + 29, 16, name, "start")
+    yield stroke(kind, (left, 12), (left + 24, 12))
+    yield label(left + 29, 16, name, "start")
 
 
 def _count(middle: float, head: float, images: int) -> str:
     """The number of images above a bar; upright if it is long."""
     if images < 1000:
-        return _label(middle, head - 4, f"{images}", "middle", "count haloed")
+        return label(middle, head - 4, f"{images}", "middle", "count haloed")
     at = f'transform="translate({_round(middle + 3.5)} {_round(max(head - 4, TOP + 30))}) rotate(-90)"'
     return f'<text class="count haloed" {at}>{images:,}</text>'
 
 
-def _stroke(kind: str, begin: tuple[float, float], end: tuple[float, float]) -> str:
-    (x1, y1), (x2, y2) = begin, end
-    return f'<path class="{kind}" d="M{_round(x1)} {_round(y1)}L{_round(x2)} {_round(y2)}"/>'
+def route(points: Iterable[tuple[float, float]]) -> str:
+    """A line from point to point, for the attribute `d`."""
+    return f"M{'L'.join(f'{_round(x)} {_round(y)}' for x, y in points)}"
 
 
-def _label(x: float, y: float, shown: str, anchor: str, kind: str = "") -> str:
+def stroke(kind: str, begin: tuple[float, float], end: tuple[float, float]) -> str:
+    """A straight line."""
+    return f'<path class="{kind}" d="{route([begin, end])}"/>'
+
+
+def label(x: float, y: float, shown: str, anchor: str, kind: str = "") -> str:
+    """A text at a position."""
     also = f' class="{kind}"' if kind else ""
-    return f'<text{also} x="{_round(x)}" y="{_round(y)}" text-anchor="{anchor}">{text(shown)}</text>'
+    return f'<text{also} x="{_round(x)}" y="{_round(y)}" text-anchor="{anchor}">{escaped(shown)}</text>'
 
 
 def _short(step: float) -> str:

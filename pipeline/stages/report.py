@@ -11,11 +11,10 @@ from pathlib import Path
 
 from pipeline.base import files, linux
 from pipeline.config.params import Params
-from pipeline.data import credits, originals, split_table, suspects
-from pipeline.models import description
-from pipeline.reporting import audit, gallery, outcome, page, settings, thumbnails
+from pipeline.data import originals, split_table, suspects
+from pipeline.reporting import facts, gallery, page, thumbnails
 from pipeline.reporting.audit import Audit
-from pipeline.reporting.gallery import Album, Chosen
+from pipeline.reporting.gallery import Chosen
 from pipeline.stages import frame
 
 
@@ -32,27 +31,14 @@ def run(config: Params) -> None:
     """Write the page. Raises UserError if an input is missing or damaged."""
     linux.share_freed_memory()
     paths = config.paths
-    model = description.load(Path(paths.models))
-    measured = outcome.read(Path(paths.metrics), model.classes, model.epoch)
-    found = audit.of(split_table.all_rows(Path(paths.split)), suspects.read(Path(paths.metrics) / suspects.NAME))
-    chosen = gallery.choose(measured.answers)
+    rows = split_table.all_rows(Path(paths.split))
+    found = facts.read(config, rows, suspects.read(Path(paths.metrics) / suspects.NAME))
+    chosen = gallery.choose(found.outcome.answers)
     source = originals.locate(Path(paths.images), Path(paths.inbox))
     workers = config.run.decoding_threads
-    pictures = thumbnails.pictures(source, wanted(chosen, found), config.prepare.grey, workers, "report")
-    album = Album(pictures, credits.credits(Path(paths.images) / originals.LICENSE))
-    content = page.Content(
-        config=config,
-        model=model,
-        outcome=measured,
-        chosen=chosen,
-        audit=found,
-        album=album,
-        settings=settings.settings(config),
-        packages=settings.packages(),
-        hashes=settings.hashes(config),
-    )
+    pictures = thumbnails.pictures(source, wanted(chosen, found.audit), config.prepare.grey, workers, "report")
     target = Path(paths.reports) / "index.html"
-    files.write_text(target, page.page(content))
+    files.write_text(target, page.page(found, chosen, pictures))
     print(f"report: {target}: open it in a browser")
 
 

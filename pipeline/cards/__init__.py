@@ -1,1 +1,0 @@
-"""The model card: what README.md says beside the model."""

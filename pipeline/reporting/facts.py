@@ -1,0 +1,50 @@
+"""What the stages wrote about a run: what its page and its model card say, as values."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.config.params import Params
+from pipeline.data import credits, originals
+from pipeline.data.suspects import Suspect
+from pipeline.models import description
+from pipeline.models.description import Description
+from pipeline.reporting import audit, outcome, settings
+from pipeline.reporting.audit import Audit, Rows
+from pipeline.reporting.outcome import Outcome
+from pipeline.reporting.settings import Setting
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A finished run."""
+
+    config: Params
+    model: Description
+    outcome: Outcome
+    audit: Audit
+    credits: Mapping[str, str]  # path of an image → its licence and photographer
+    settings: Sequence[Setting]
+    packages: Sequence[tuple[str, str]]  # name and version
+    hashes: Sequence[tuple[str, str]]  # of what, and the MD5
+
+    @property
+    def weights(self) -> str:
+        """The MD5 of the exported weights, by which Git finds the commit."""
+        return dict(self.hashes)[settings.MODEL]
+
+
+def read(config: Params, rows: Rows, suspects: Sequence[Suspect] = ()) -> Facts:
+    """What the stages wrote. `rows`: of split.csv. Raises UserError for a missing or damaged file."""
+    paths = config.paths
+    model = description.load(Path(paths.models))
+    return Facts(
+        config=config,
+        model=model,
+        outcome=outcome.read(Path(paths.metrics), model.classes, model.epoch),
+        audit=audit.of(rows, suspects),
+        credits=credits.credits(Path(paths.images) / originals.LICENSE),
+        settings=settings.settings(config),
+        packages=settings.packages(),
+        hashes=settings.hashes(config),
+    )
