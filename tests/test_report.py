@@ -10,22 +10,27 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jinja2 import UndefinedError
 from PIL import Image
 from playwright.sync_api import Browser
 
 from pipeline.base import files
+from pipeline.base.text import visible
 from pipeline.data import corrections, split_table
-from pipeline.reporting import audit, charts, gallery, markup, outcome, page, result, settings, thumbnails
+from pipeline.data.suspects import Suspect
+from pipeline.reporting import audit, charts, facts, gallery, outcome, page, rendering, settings, thumbnails
+from pipeline.reporting.facts import Facts
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers import browser as browsers
 from tests.helpers import reports
 from tests.helpers.browser import Scheme, assert_links_have_targets, needs_chromium, on_every_screen, opened, readable
+from tests.helpers.pages import Element, assert_text_of_users_is_text, parsed
 from tests.helpers.refusals import refuses
-from tests.helpers.reports import CHINESE, CLASSES, HEBREW
+from tests.helpers.reports import CHINESE, CLASSES, HEBREW, HOSTILE
 from tests.helpers.settings import tracked
 
 PARTS = (
@@ -61,31 +66,22 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
-class Tags(HTMLParser):
-    """The tags of a page that have no end, and the elements that it holds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-        if tag not in ("meta", "link", "img", "br"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+@pytest.fixture(scope="module")
+def elements(written: Path) -> Element:
+    return parsed(written.read_text())
 
 
-def tags(page: Path) -> Tags:
-    parser = Tags()
-    parser.feed(page.read_text(encoding="utf-8"))
-    assert parser.open == []
-    return parser
+@pytest.fixture(scope="module")
+def known(finished: Path) -> Facts:
+    """What the page says."""
+    config = reports.config_in(finished)
+    return facts.read(config, split_table.all_rows(Path(config.paths.split)))
+
+
+def page_of(known: Facts, **changes: Any) -> Element:
+    """The page of other facts, without pictures."""
+    changed = replace(known, **changes)
+    return parsed(page.page(changed, gallery.choose(changed.outcome.answers), {}))
 
 
 # ---- the bytes ----
@@ -128,15 +124,15 @@ def test_thumbnails_have_the_same_bytes_on_every_cpu() -> None:
     assert len(found.pop()) == 65
 
 
-def test_it_shows_exactly_the_settings_that_the_stage_tracks(finished: Path, written: Path) -> None:
+def test_it_shows_exactly_the_settings_that_the_stage_tracks(finished: Path, elements: Element) -> None:
     """So a setting on the page is never an old one. Those of a source that is not used are not shown."""
-    config = reports.config_in(finished)
-    shown = {one.name for one in settings.settings(config)}
+    changed, others = elements.table("Other than"), elements.table("As the project comes")
     unused = {leaf for leaf in tracked("report") if leaf.startswith("data.") and leaf != "data.source"}
-    assert shown == tracked("report") - unused
-    page = written.read_text()
-    assert all(f"<code>{name}</code>" in page for name in shown)
-    assert {one.name for one in settings.settings(config) if one.is_changed} >= {"train.model", "split.min_side"}
+    assert {name for name, *_ in [*changed, *others]} == tracked("report") - unused
+    expected = {one.name: one for one in settings.settings(reports.config_in(finished))}
+    assert {name for name, *_ in changed} >= {"train.model", "split.min_side"}
+    for name, value, default in [*changed, *([*row, row[1]] for row in others)]:
+        assert (value, default) == (expected[name].value, expected[name].default)
 
 
 # ---- what it says ----
@@ -144,51 +140,41 @@ def test_it_shows_exactly_the_settings_that_the_stage_tracks(finished: Path, wri
 
 def test_names_of_users_are_text_and_nothing_else(written: Path) -> None:
     """A class called like an HTML tag, one from right to left, and a Chinese one are shown whole; no name is markup."""
-    found, text = tags(written), written.read_text()
-    assert "<img src=x" not in text
-    for tag, attributes in found.seen:
-        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
-        if tag == "img":
-            assert str(attributes["src"]).startswith("data:image/jpeg;base64,")
-    for name in (HEBREW, CHINESE, "&lt;img src=x onerror=alert(1)&gt;"):
-        assert text.count(f"<bdi>{name}</bdi>") > 5
-    assert '<a href="https://example.org/?a=1&amp;b=2" rel="noopener">CC-BY by Zoë &lt;b&gt;</a>' in text
+    root = assert_text_of_users_is_text(written.read_text())
+    names = [one.text for one in root.all("bdi")]
+    assert all(names.count(name) > 5 for name in (HOSTILE, HEBREW, CHINESE))
+    credit = next(one for one in root.all("a") if one.attributes.get("rel") == "noopener")
+    assert (credit.attributes["href"], credit.text) == ("https://example.org/?a=1&b=2", "CC-BY by Zoë <b>")
 
 
-def test_every_file_that_is_left_out_is_there_with_its_reason(written: Path) -> None:
+def test_every_file_that_is_left_out_is_there_with_its_reason(elements: Element) -> None:
     """A duplicate, a conflict in both classes, a truncated file, a small one, and one that is no image."""
-    text = written.read_text()
-    data = text[text.index('<section id="data"') : text.index('<section id="settings"')]
-    for reason, number in (
-        ("conflicting labels", "2 files"), ("duplicate", "1 file"), ("truncated", "1 file"), ("too small", "1 file"),
-        ("not an image", "1 file"),
-    ):  # fmt: skip
-        assert f"<h4>{reason}: {number}</h4>" in data
-    assert "102 files in all: used 96, left out 6." in data
-    assert data.count('class="missing"') == 2  # what cannot be decoded
-    assert f'the same image: <bdi dir="ltr">{CHINESE}/either.png</bdi>' in data
-    assert data.count("the same image: ") == 3
+    data = elements.one("section", id="data")
+    titles = [one.text for one in data.all("h4")]
+    assert {"conflicting labels: 2 files", "duplicate: 1 file", "truncated: 1 file", "too small: 1 file",
+            "not an image: 1 file"} <= set(titles)  # fmt: skip
+    assert "102 files in all: used 96, left out 6." in data.text
+    assert len(data.all(class_="missing")) == 2  # what cannot be decoded
+    same = [one.text for one in data.all("span") if one.text.startswith("the same image")]
+    assert len(same) == 3
+    assert f"the same image: {CHINESE}/either.png" in same
 
 
-def test_the_figures_are_those_of_the_tables(finished: Path, written: Path) -> None:
+def test_the_figures_are_those_of_the_tables(finished: Path, elements: Element) -> None:
     """Accuracy, interval and the number of images of each class follow from predictions.csv."""
     rows = files.read_csv(finished / "metrics/predictions.csv")
     right = sum(row["label"] == row["prediction"] for row in rows)
-    text = written.read_text()
-    assert f"<b>{100 * right / len(rows):.1f}\u00a0%</b>" in text
-    assert f"{right} of {len(rows)}" in text
-    for label in CLASSES:
-        images = sum(row["label"] == label for row in rows)
-        shown = label.replace("<", "&lt;").replace(">", "&gt;")
-        assert f'<th scope="row"><bdi>{shown}</bdi></th><td>{images}</td>' in text
+    hero = elements.one("p", class_="hero").text
+    assert hero.startswith(f"{100 * right / len(rows):.1f}\u00a0%")
+    assert f"{right} of {len(rows)}" in hero
+    images = {label: str(sum(row["label"] == label for row in rows)) for label in CLASSES}
+    assert {name: number for name, number, *_ in elements.table("Each class")} == images
 
 
-def test_the_gallery_begins_with_the_worst(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gallery_begins_with_the_worst(finished: Path, known: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most MOST_ANSWERS mistakes, the most confident first; and right answers, the least so first."""
-    config = reports.config_in(finished)
-    found = outcome.read(Path(config.paths.metrics), sorted(CLASSES), 1)
     monkeypatch.setattr(gallery, "MOST_ANSWERS", 6)
-    chosen = gallery.choose(found.answers)
+    chosen = gallery.choose(known.outcome.answers)
     rows = {row["path"]: row for row in files.read_csv(finished / "metrics/predictions.csv")}
     sure = [float(rows[answer.path][f"p_{rows[answer.path]['prediction']}"]) for answer in chosen.mistakes]
     unsure = [float(rows[answer.path][f"p_{rows[answer.path]['label']}"]) for answer in chosen.unsure]
@@ -224,12 +210,18 @@ def test_a_damaged_input_is_named(finished: Path, tmp_path: Path) -> None:
 @on_every_screen
 def test_it_can_be_read(browser: Browser, written: Path, width: int, scheme: Scheme) -> None:
     """On a desktop and on a phone, light and dark: nothing is wider than the window, and every text has a contrast of
-    at least 4.5. The console is empty, and nothing is requested.
+    at least 4.5. The console is empty, and nothing is requested. Every link inside the page has its target.
     """
     with readable(browser, written, width=width, scheme=scheme, texts=200) as page:
         assert [part for part in PARTS if not page.locator(f"#{part}").is_visible()] == []
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
         assert dark == (scheme == "dark")
+        assert_links_have_targets(page, PARTS)
+        for one, other in (("classes", "confusion"), ("settings", "environment")):  # narrow parts are side by side
+            left, right = page.locator(f"#{one}").bounding_box(), page.locator(f"#{other}").bounding_box()
+            assert left is not None
+            assert right is not None
+            assert (left["y"] == right["y"]) is (left["x"] + left["width"] <= right["x"]) is (width > 1000)
 
 
 @needs_chromium
@@ -243,9 +235,11 @@ def test_no_text_of_a_chart_is_cut_off(browser: Browser, tmp_path: Path, epochs:
     rows = [(name, [charts.Share(0.01, 0, 0.9), charts.Share(1, 0.5, 1)]) for name in ("test", "validation")]
     drawn += [charts.bars("b", "B", bins), charts.intervals("c", "C", rows)]
     path = tmp_path / "charts.html"
-    path.write_text(f"<style>{page.STYLE.read_text()}</style>{''.join(drawn)}", encoding="utf-8")
-    with opened(browser, path) as shown:
-        boxes = shown.evaluate(BOXES)
+    style = (rendering.TEMPLATES / "style.css").read_text()
+    figures = [f'<figure class="chart">{chart.svg}</figure>' for chart in drawn]
+    path.write_text(f"<style>{style}</style>{''.join(figures)}", encoding="utf-8")
+    with opened(browser, path) as page_of_charts:
+        boxes = page_of_charts.evaluate(BOXES)
     for (left, top, right, bottom), *texts in boxes:
         assert len(texts) > 8
         for one in texts:
@@ -305,57 +299,31 @@ def test_it_prints(browser: Browser, written: Path, tmp_path: Path) -> None:
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
 
 
-@needs_chromium
-def test_the_commands_are_lines(browser: Browser, finished: Path, written: Path) -> None:
+def test_the_commands_are_lines(finished: Path, elements: Element) -> None:
     """Each command of the repetition is a line of its own; the first finds the commit by the hash of the model."""
-    with opened(browser, written) as page:
-        commands = page.locator("#repeat pre").inner_text().splitlines()
+    commands = str(elements.one("section", id="repeat").one("pre").children[0]).splitlines()
     model = files.md5(finished / "models/model.safetensors")
     assert commands[0].startswith(f"git log --oneline -S {model} -- dvc.lock ")
     assert [command.split("  ")[0] for command in commands[2:5]] == ["make setup", "dvc pull", "make verify"]
 
 
-def test_it_begins_with_the_accuracy_and_ends_with_commands_that_exist(written: Path) -> None:
+def test_it_begins_with_the_accuracy_and_ends_with_commands_that_exist(elements: Element) -> None:
     """Every target of make and every module that the last part names is there."""
-    parts = re.findall(r'<section id="(\w+)"', written.read_text())
-    assert (parts[0], parts[-1]) == ("quality", "next")
-    text = written.read_text().partition('<section id="next"')[2]
+    parts = elements.one("main").all("section")
+    assert (parts[0].attributes["id"], parts[-1].attributes["id"]) == ("quality", "next")
+    text = parts[-1].text
     targets, modules = set(re.findall(r"make (\w+)", text)), re.findall(r"python -m pipeline\.(\w+)", text)
-    assert (
-        targets
-        == {"repro", "folds", "sweep", "compare"}
-        <= set(re.findall(r"^([\w-]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
-    )
+    in_makefile = set(re.findall(r"^([\w-]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
+    assert targets == {"repro", "folds", "sweep", "compare"} <= in_makefile
     assert modules == ["predict"]
     assert all((PROJECT / f"pipeline/{module}.py").is_file() for module in modules)
-    assert f"<code>{corrections.FILE}</code>" in text
-
-
-@needs_chromium
-def test_on_a_desktop_the_right_half_is_used(browser: Browser, written: Path) -> None:
-    """Parts that are narrow stand side by side, and one above the other on a phone."""
-    for width, expected in {1280: True, 390: False}.items():
-        with opened(browser, written, width=width) as page:
-            boxes = {part: page.locator(f"#{part}").bounding_box() for part in PARTS}
-        for one, other in (("classes", "confusion"), ("settings", "environment")):
-            left, right = boxes[one], boxes[other]
-            assert left is not None
-            assert right is not None
-            assert (left["y"] == right["y"]) is expected
-            assert (left["x"] + left["width"] <= right["x"]) is expected
-
-
-@needs_chromium
-def test_every_link_inside_the_page_has_its_target(browser: Browser, written: Path) -> None:
-    """No address is there twice, and none is missing."""
-    with opened(browser, written) as page:
-        assert_links_have_targets(page, PARTS)
+    assert str(corrections.FILE) in [code.text for code in parts[-1].all("code")]
 
 
 # ---- the limits ----
 
 
-def test_a_page_of_very_many_files_stays_small() -> None:
+def test_a_page_of_very_many_files_stays_small(known: Facts) -> None:
     """Of 50,000 files that are left out for three reasons, and 3,000 groups, only so many are shown; all count."""
     rows = [
         {"path": f"a/{k}.png", "class": "a", "split": "", "pixels": "", "group": "", "reason": reason}
@@ -371,53 +339,72 @@ def test_a_page_of_very_many_files_stays_small() -> None:
         ("truncated", 49_000, 12), ("too small", 999, 12), ("empty", 1, 1)
     ]  # fmt: skip
     assert (found.groups_in_all, found.in_groups, len(found.groups), found.files) == (3_000, 9_000, 8, 59_000)
-    shown = gallery.data(found, gallery.Album({}, {}))
-    assert "48,988 more; split.csv has all." in shown
-    assert "2,992 more groups are not shown" in shown
-    assert len(shown) < 30_000
+    data = page_of(known, audit=found).one("section", id="data")
+    assert len(data.all("figure")) == 12 + 12 + 1 + 8 * 3
+    assert "48,988 more; split.csv has all." in data.text
+    assert "2,992 more groups are not shown" in data.text
 
 
-def test_a_page_of_very_many_classes_stays_small(finished: Path) -> None:
+def test_it_shows_the_worst_of_each_issue(known: Facts) -> None:
+    """Six of each with their numbers, and how many more there are; a set without a suspect says so."""
+    rows = [{"path": f"{k}.png", "class": "<a>", "split": "test", "reason": "", "group": ""} for k in range(9)]
+    rows.append(rows[0] | {"path": "out.png", "split": "", "reason": "excluded by hand: a cup of <tea>", "pixels": "1"})
+    found = audit.of(rows, [Suspect("odd_size", f"{k}.png", "<a>", "test", 900.0 - k, 450.5) for k in range(9)])
+    assert [(reason.name, reason.first[0].is_picture) for reason in found.reasons] == [("excluded by hand", True)]
+    data = page_of(known, audit=found).one("section", id="data")
+    assert [one.text for one in data.all("h4")] == ["excluded by hand: 1 file", "odd size: 9 images"]
+    said = [
+        [span.text for span in one.one("figcaption").children if isinstance(span, Element)]
+        for one in data.all("figure")
+    ]
+    assert said[0] == ["class <a>", "a cup of <tea>", "out.png"]
+    assert said[1:] == [["class <a>, test", f"{900 - k}, limit 450.5", f"{k}.png"] for k in range(6)]
+    assert "3 more; suspects.csv has all." in data.text
+    nothing = page_of(known, audit=audit.of(rows)).one("section", id="data")
+    assert "No image is dark, bright, blurred, grey, or of an odd" in nothing.text
+
+
+def test_a_page_of_very_many_classes_stays_small(known: Facts) -> None:
     """With a thousand classes the matrix is a table of the most frequent confusions, and the classes are the worst."""
     classes = tuple(f"class {k}" for k in range(1000))
     answers = [
-        outcome.Answer(f"{k}-{j}.jpg", k, (k + (j < 3)) % 1000, k, (0.5, 0.5, 0.5))
+        outcome.Answer(f"{k}-{j}.jpg", k, (k + (j < 3 + (k == 7))) % 1000, k, (0.5, 0.5, 0.5))
         for k in range(1000)
         for j in range(9)
     ]
-    config = reports.config_in(finished)
-    read = outcome.read(Path(config.paths.metrics), sorted(CLASSES), 1)
-    large = replace(read, classes=classes, answers=answers)
-    page = result.confusion(large.classes, large.counts, frozenset()) + result.classes(large)
-    assert "The 30 most frequent of 1,000 confusions." in page
-    assert "the 100 with the lowest F1 of 1,000" in page
-    assert len(page) < 60_000
+    model = replace(known.model, classes=classes)
+    root = page_of(known, model=model, outcome=replace(known.outcome, classes=classes, answers=answers))
+    confusions = root.table("The 30 most frequent of 1,000 confusions.")
+    assert len(confusions) == 30
+    assert confusions[0][:2] == ["class 7", "class 8"]
+    worst = root.table("Each class on the test images: the 100 with the lowest F1 of 1,000; metrics/per_class.csv")
+    assert len(worst) == 100
+    assert {"class 7", "class 8"} < {name for name, *_ in worst}
+    assert root.all("table", class_="matrix") == []
 
 
 def test_one_bad_epoch_does_not_flatten_the_others() -> None:
     """It is outside the drawing, and named below it; so is an epoch whose loss is no number."""
     values = [1.0 - 0.02 * k for k in range(30)]
     bad = [*values[:9], 1e6, math.nan, *values[11:]]
-    drawn = charts.curves(
+    chart = charts.curves(
         "loss", "Loss", [charts.Line("training", values, 30), charts.Line("validation", bad, 30)], shares=False
     )
-    assert "Outside the drawing: validation, epoch 10: 1e+06; validation, epoch 11: not a finite number." in drawn
-    line = drawn.partition('class="line c0')[2].partition('"/>')[0]
-    heights = [float(height) for height in re.findall(r"[ML][\d.]+ ([\d.]+)", line)]
-    assert min(heights) < 80
-    assert "nan" not in drawn.replace("nan</", "")
+    assert chart.note == "Outside the drawing: validation, epoch 10: 1e+06; validation, epoch 11: not a finite number."
+    line = parsed(chart.svg).all("path", class_="c0")[0].attributes["d"]
+    assert min(float(height) for height in re.findall(r"[ML][\d.]+ ([\d.]+)", line)) < 80
+    assert "nan" not in chart.svg
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 7, 30, 1000, 100_000])
 def test_an_axis_has_few_whole_epochs(epochs: int) -> None:
     """The first and the last are there, and not more than a phone has room for; a long line is thinned."""
     values = [1 / k for k in range(1, epochs + 1)]
-    drawn = charts.curves("loss", "Loss", [charts.Line("training", values, epochs)], shares=False)
-    shown = [int(step.replace(",", "")) for step in re.findall(r'y="217"[^>]*>([\d,]+)<', drawn)]
-    assert shown[0] == 1
-    assert shown[-1] == epochs
-    assert len(shown) <= 8
-    assert len(drawn) < 15_000
+    chart = charts.curves("loss", "Loss", [charts.Line("training", values, epochs)], shares=False)
+    steps = [int(label.text.replace(",", "")) for label in parsed(chart.svg).all("text", y="217")]
+    assert (steps[0], steps[-1]) == (1, epochs)
+    assert len(steps) <= 8
+    assert len(chart.svg) < 15_000
 
 
 def test_thumbnails_have_the_shape_of_the_image() -> None:
@@ -434,19 +421,33 @@ def test_thumbnails_have_the_shape_of_the_image() -> None:
             assert (made.width, made.height) == image.size == expected
 
 
-def test_the_page_of_a_perfect_model_says_so(finished: Path) -> None:
+def test_the_page_of_a_perfect_model_says_so(known: Facts) -> None:
     """There is no mistake, the matrix has no cell beside its diagonal, and -0.0 is written as 0."""
-    config = reports.config_in(finished)
-    read = outcome.read(Path(config.paths.metrics), sorted(CLASSES), 1)
-    answers = [replace(answer, predicted=answer.actual) for answer in read.answers]
-    perfect = replace(read, answers=answers, figures=replace(read.figures, nll=-0.0))
-    chosen = gallery.choose(perfect.answers)
-    assert "There is no mistake." in gallery.images(chosen, read.classes, gallery.Album({}, {}))
-    assert 'class="miss"' not in result.confusion(perfect.classes, perfect.counts, chosen.pairs)
-    assert "<b>0.000</b><span>negative log-likelihood" in result.quality(perfect)
+    answers = [replace(answer, predicted=answer.actual) for answer in known.outcome.answers]
+    figures = replace(known.outcome.figures, nll=-0.0)
+    root = page_of(known, outcome=replace(known.outcome, answers=answers, figures=figures))
+    assert "There is no mistake." in root.one("section", id="images").text
+    matrix = root.one("table", class_="matrix")
+    assert (len(matrix.all("td", class_="hit")), matrix.all("td", class_="miss")) == (4, [])
+    assert root.one(class_="tiles").text.count("0.000 negative log-likelihood") == 1
 
 
 def test_characters_that_cannot_be_seen_are_escaped() -> None:
     """A name cannot turn the direction of the text after it, or break a line."""
-    assert markup.text("a\u202eb\nc\x00<&\"'") == "a\\u202eb\\nc\\x00&lt;&amp;&quot;&#x27;"
-    assert markup.name(HEBREW) == f"<bdi>{HEBREW}</bdi>"
+    assert parsed(rendering.escaped("a\u202eb\nc\x00<&\"'")).text == "a\\u202eb\\nc\\x00<&\"'"
+
+
+@pytest.mark.parametrize("path", ['a/\u202e<b>".png', "a\nb.png"])
+def test_no_path_is_markup(known: Facts, path: str) -> None:
+    """Whatever letters a file has in its name: in the text, in an attribute, and in its credit."""
+    answers = [replace(known.outcome.answers[0], path=path), *known.outcome.answers[1:]]
+    changed = replace(known, outcome=replace(known.outcome, answers=answers), credits={path: '"<i>\u202e'})
+    chosen = replace(gallery.choose(answers), unsure=answers[:1])
+    root = assert_text_of_users_is_text(page.page(changed, chosen, {}))
+    assert visible(path.rpartition("/")[2]) in [one.text for one in root.all(class_="file")]
+
+
+def test_a_value_that_a_template_lacks_is_an_error() -> None:
+    """Never an empty text."""
+    with pytest.raises(UndefinedError):
+        rendering.page("sweep.html.jinja")

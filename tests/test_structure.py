@@ -141,9 +141,10 @@ TEMPLATES = Path("pipeline/reporting/templates")
 
 def test_a_stage_depends_on_the_templates_that_it_fills() -> None:
     """The folder of templates is a dep of the stages that render, and of no other one."""
-    filled = {stage for stage in STAGES if TEMPLATES.parent / "rendering.py" in closure(f"pipeline.{stage}")}
+    filled = {stage for stage in STAGES if TEMPLATES.parent / "rendering.py" in closure(f"pipeline.stages.{stage}")}
     assert filled == {"card", "report"}
-    assert filled == {stage for stage in STAGES if str(TEMPLATES) in STAGE_TABLES[stage]["deps"]}
+    named = {str(TEMPLATES), str(TEMPLATES.parent)}
+    assert filled == {stage for stage in STAGES if not named.isdisjoint(STAGE_TABLES[stage]["deps"])}
 
 
 def test_the_benchmarks_know_every_stage() -> None:

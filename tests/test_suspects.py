@@ -222,25 +222,6 @@ def test_a_damaged_table_is_named(damage: str, tmp_path: Path) -> None:
         suspects.read(path)
 
 
-def test_the_page_shows_the_worst_of_each_issue() -> None:
-    """Six of each with their numbers, and how many more there are; a set without a suspect says so."""
-    rows = [{"path": f"{k}.png", "class": "<a>", "split": "test", "reason": "", "group": ""} for k in range(9)]
-    rows.append(rows[0] | {"path": "out.png", "split": "", "reason": "excluded by hand: a cup of <tea>", "pixels": "1"})
-    found = audit.of(rows, [Suspect("odd_size", f"{k}.png", "<a>", "test", 900.0 - k, 450.5) for k in range(9)])
-    assert [(reason.name, reason.first[0].is_picture) for reason in found.reasons] == [("excluded by hand", True)]
-    page = gallery.data(found, gallery.Album({}, {}))
-    shown = page[page.index("Suspicious images") :]
-    assert "<h4>odd size: 9 images</h4>" in shown
-    assert "900, limit 450.5" in shown
-    assert shown.count('<figure class="shot"') == 6
-    assert "3 more; suspects.csv has all." in shown
-    assert "a cup of &lt;tea&gt;" in page
-    assert "the same image" not in page
-    assert "No image is dark, bright, blurred, grey, or of an odd" in gallery.data(
-        audit.of(rows), gallery.Album({}, {})
-    )
-
-
 # ---- cleanvision ----
 
 

@@ -1,7 +1,6 @@
 """The page about a sweep and its table, looked at with a real browser."""
 
 import itertools
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from pipeline.reruns.trials import Done
 from tests.helpers import browser as browsers
 from tests.helpers.browser import Scheme, needs_chromium, on_every_screen, opened, readable
 from tests.helpers.measured import eval_figures, train_figures
+from tests.helpers.pages import Element, assert_text_of_users_is_text, parsed
 
 HOSTILE = "<b onclick=alert(1)>"
 LR = Range.model_validate({"from": 0.001, "to": 0.1, "scale": "log"})
@@ -39,7 +39,8 @@ PRESENT = ENDED[0].trial.values
 VERDICT = trials.verdict(BEST_FIRST, PRESENT, eval_figures(0.625, 0.4, 0.8), {"val": 40, "test": 80})
 TAKE_OVER = "python -m pipeline sweep s.yaml --apply && make repro"
 PAGE = sweep_page.written(SWEEP, BEST_FIRST, VERDICT, TAKE_OVER)
-DESKTOP, PHONE = PAGE.split('<div class="phone">')
+ELEMENTS = parsed(PAGE)
+DESKTOP, PHONE = ELEMENTS.one(class_="desktop"), ELEMENTS.one(class_="phone")
 
 
 @pytest.fixture(scope="module")
@@ -74,47 +75,54 @@ def test_the_verdict_warns_of_the_selection() -> None:
     assert "too good" not in alone[1]
 
 
-def test_the_page_has_every_trial_and_a_line_for_each_result() -> None:
-    """The failed one is in the table and has no line. On a logarithmic axis 0.01 is in the middle of 0.001 and 0.1."""
+def lines(drawing: Element) -> list[Element]:
+    return drawing.all("path", class_="line")
+
+
+def page(best_first: list[Done]) -> Element:
+    return parsed(sweep_page.written(SWEEP, best_first, VERDICT, TAKE_OVER))
+
+
+def test_the_page_has_every_trial_and_the_sentences() -> None:
+    """The failed one is in the table, without a rank."""
+    rows = ELEMENTS.table("The highest validation accuracy first")
+    assert rows[0] == ["1", "4", "0.7500", "0.05", "resnet18", "true", "1.2500", "2", "s-4"]
+    assert rows[-1] == ["–", "2", "failed", "0.1", "resnet18", "true", "", "", "s-2"]
+    said = [one.text for one in ELEMENTS.one("section", id="best").all("p")]
+    assert said == [*VERDICT, f"To take it over: {TAKE_OVER}."]
+
+
+def test_each_result_is_a_line_and_the_best_one_is_above_the_others() -> None:
+    """The others are drawn before it, the worst first and faintest. 0.01 is in the middle of an axis of logarithms."""
     for drawing in (DESKTOP, PHONE):
-        assert drawing.count('<path class="line ') == 4
-        assert drawing.count('<path class="line c1"') == 1
-    assert '<th scope="row">–</th><td>2</td><td>failed</td>' in PAGE
-    assert TAKE_OVER.replace("&", "&amp;") in PAGE
-    drawn = next(line for line in DESKTOP.splitlines() if "<title>trial 1: " in line)
-    assert 'd="M84 174L' in drawn
-    assert sweep_page.written(SWEEP, BEST_FIRST, VERDICT, TAKE_OVER) == PAGE
-
-
-def test_the_line_of_the_best_trial_has_its_own_colour_and_is_above_the_others() -> None:
-    """The others are drawn before it, the worst first and faintest."""
-    drawn = [line for line in DESKTOP.splitlines() if line.startswith('<path class="line ')]
-    assert [re.findall(r"<title>trial (\d)", line)[0] for line in drawn] == ["1", "3", "5", "4"]
-    assert ['class="line c1"' in line for line in drawn] == [False, False, False, True]
-    assert [re.findall(r'stroke-opacity="([\d.]+)"', line) for line in drawn] == [["0.25"], ["0.50"], ["0.75"], []]
+        assert [line.one("title").text.split(":")[0] for line in lines(drawing)] == [
+            f"trial {number}" for number in (1, 3, 5, 4)
+        ]
+        opacities = [line.attributes.get("stroke-opacity") for line in lines(drawing)]
+        assert opacities == ["0.25", "0.50", "0.75", None]
+        assert drawing.all("path", class_="c1") == lines(drawing)[-1:]
+    assert lines(DESKTOP)[0].attributes["d"].startswith("M84 174L")
 
 
 def test_names_of_users_are_text() -> None:
-    assert "<b onclick" not in PAGE
-    assert PAGE.count("&lt;b onclick=alert(1)&gt;") > 3
+    root = assert_text_of_users_is_text(PAGE)
+    assert root.text.count(HOSTILE) > 3
 
 
 def test_one_result_alone_can_be_drawn() -> None:
     """Its accuracy is the lowest and the highest."""
-    page = sweep_page.written(SWEEP, BEST_FIRST[:1], VERDICT, TAKE_OVER)
-    assert page.count('<path class="line ') == 2  # for a desktop, and for a phone
-    assert "nan" not in page
+    root = page(BEST_FIRST[:1])
+    assert len(lines(root)) == 2  # for a desktop, and for a phone
+    assert not any("nan" in line.attributes["d"] for line in lines(root))
 
 
-def test_present_settings_outside_the_file_are_drawn() -> None:
+@pytest.mark.parametrize(("lr", "model"), [(0.5, "resnet18"), (0.0, "resnet18"), (0.01, "resnet50")])
+def test_present_settings_outside_the_file_are_drawn(lr: float, model: str) -> None:
     """A number above its range, none on a logarithmic axis, and a word that is not in the list."""
-    for lr, model in ((0.5, "resnet18"), (0.0, "resnet18"), (0.01, "resnet50")):
-        page = sweep_page.written(
-            SWEEP, [*BEST_FIRST, done(6, lr, model, train_figures(0.25, 2.0, 3))], VERDICT, TAKE_OVER
-        )
-        assert page.count('<path class="line ') == 10
-        assert f"train.lr={lr} train.model={model}" in page
-        assert "nan" not in page
+    root = page([*BEST_FIRST, done(6, lr, model, train_figures(0.25, 2.0, 3))])
+    assert len(lines(root)) == 10
+    assert f"train.lr={lr} train.model={model}" in lines(root)[0].text
+    assert not any("nan" in line.attributes["d"] for line in lines(root))
 
 
 @on_every_screen
