@@ -2,16 +2,16 @@
 
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 
 from pipeline.base import files
-from pipeline.cards import markdown, parts
+from pipeline.data import split_table
 from pipeline.models import description, hub
-from pipeline.reporting import settings
+from pipeline.reporting import facts, model_card, rendering, settings
 from pipeline.stages import card
 from tests.conftest import change, read_params, write_params
 from tests.helpers import reports
@@ -51,8 +51,10 @@ def written(folder: Path) -> str:
     return write(folder)
 
 
-def front_matter(text: str) -> Any:
-    return YAML(typ="safe", pure=True).load(text.split("---\n")[1])
+def row(text: str, name: str) -> list[str]:
+    """The cells of the first row of a table of a card that begins with this cell, without it."""
+    line = next(line for line in text.splitlines() if line.startswith(f"| {name} |"))
+    return line.removesuffix(" |").split(" | ")[1:]
 
 
 def test_the_hub_reads_its_figures(folder: Path, written: str) -> None:
@@ -78,11 +80,10 @@ def test_another_folder_gets_the_same_bytes(written: str, tmp_path: Path) -> Non
 
 
 def test_every_image_is_counted(folder: Path, written: str) -> None:
-    """The table of the images has the counts of split.csv, and each reason to leave one out."""
+    """The table of the images has the counts of split.csv, and each reason to leave one out; each maker is counted."""
     rows = files.read_csv(folder / "data/split.csv")
-    total = next(line for line in written.splitlines() if line.startswith("| **total** |"))
-    counts = [sum(row["split"] == part for row in rows) for part in ("train", "val", "test", "")]
-    assert [int(cell) for cell in re.findall(r"\d+", total)] == counts
+    counts = [sum(one["split"] == part for one in rows) for part in ("train", "val", "test", "")]
+    assert [int(cell) for cell in row(written, "**total**")] == counts
     assert "- Left out: 1, because of: truncated." in written
     assert "CC-BY by Zoë &lt;b&gt; (2" in written
 
@@ -90,7 +91,7 @@ def test_every_image_is_counted(folder: Path, written: str) -> None:
 def test_the_hashes_are_those_of_the_files(folder: Path, written: str) -> None:
     """Whoever has a copy of the folder can compare it."""
     for name in card.FOLDER:
-        assert f"| `{name}` | `{files.sha256(folder / 'models' / name)}` |" in written
+        assert row(written, f"`{name}`") == [f"`{files.sha256(folder / 'models' / name)}`"]
     assert files.md5(folder / "models/model.safetensors") in written  # as in dvc.lock
 
 
@@ -99,25 +100,27 @@ def test_no_name_of_a_class_is_a_mark(written: str) -> None:
     assert "<img" not in written
     assert "&lt;img src=x onerror=alert(1)&gt;" in written
     assert reports.HEBREW in written
-    assert markdown.escaped("a|b\n`c` *d* [e]") == "a\\|b \\`c\\` \\*d\\* \\[e\\]"
+    assert rendering.markdown("a|b\n`c` *d* [e]") == "a\\|b \\`c\\` \\*d\\* \\[e\\]"
 
 
 @pytest.mark.parametrize("name", [*reports.CLASSES[1:], "Gänse blümchen", "می‌خواهم", "👩‍🌾", "été 2 (grün)"])
 def test_an_ordinary_name_keeps_its_bytes(name: str) -> None:
     """Letters of any script, and the joiners that some scripts and emoji have, stay as they are."""
-    assert markdown.escaped(name) == name
+    assert rendering.markdown(name) == name
 
 
-def test_no_letter_of_a_name_hides_or_turns_others(tmp_path: Path) -> None:
-    """The card shows the escapes of control and direction characters, also of those in a class's name."""
+def test_no_name_is_a_mark_or_hides_others_anywhere(folder: Path, tmp_path: Path) -> None:
+    """The card shows the escapes of control and direction characters; a class and a credit keep their line."""
     for letter in "\u202e\u2066\u200f\u061c\u200b\ufeff\u00ad\x1b\x07\x7f\x9b\ud800":
-        assert markdown.escaped(f"a{letter}b") == f"a\\{ascii(letter)[1:-1]}b"
-    folder = make(tmp_path / "one")
-    for path in (folder / "data/split.csv", folder / "models/model.json", *(folder / "metrics").glob("*.csv")):
-        path.write_text(path.read_text().replace("daisy", "dai\u202esy"))
-    card = write(folder)
-    assert "\u202e" not in card
-    assert r"| dai\\u202esy |" in card
+        assert rendering.markdown(f"a{letter}b") == f"a\\{ascii(letter)[1:-1]}b"
+    shutil.copytree(folder, tmp_path / "one")
+    for name in ("split.csv", "model.json", "predictions.csv", "LICENSE.txt"):
+        (path,) = tmp_path.rglob(name)
+        path.write_text(path.read_text().replace("daisy", "|*dai\u202esy").replace("Zoë", "[Zoë\u202e]"))
+    text = write(tmp_path / "one")
+    assert "\u202e" not in text
+    assert len(row(text, r"\|\*dai\\u202esy")) == 4
+    assert r"CC-BY by \[Zoë\\u202e\] &lt;b&gt;" in text
 
 
 def test_what_others_preprocessing_changes_is_said(folder: Path, written: str) -> None:
@@ -148,7 +151,7 @@ def test_it_names_the_libraries_that_load_the_model(
     folder: Path, tmp_path: Path, model: str, loaders: set[str], sentence: str
 ) -> None:
     """And no other. ONNX is named, unless it is switched off."""
-    make(tmp_path / "other")
+    shutil.copytree(folder, tmp_path / "other")
     path = tmp_path / "other/models/model.json"
     described = json.loads(path.read_text()) | {"model": model}
     files.write_json(path, described)
@@ -159,9 +162,9 @@ def test_it_names_the_libraries_that_load_the_model(
     assert sentence in text
 
 
-def test_what_was_not_done_is_not_claimed(tmp_path: Path) -> None:
+def test_what_was_not_done_is_not_claimed(folder: Path, tmp_path: Path) -> None:
     """Without photos and without ONNX, the card has no figure of them. Drawn images need no credit."""
-    make(tmp_path / "w")
+    shutil.copytree(folder, tmp_path / "w")
     files.write_json(tmp_path / "w/metrics/export.json", EXPORTED | {"preprocessing_of_others": None})
     assert "The effect is not measured: no photos." in write(tmp_path / "w")
     files.write_json(tmp_path / "w/metrics/export.json", {"onnx": False})
@@ -173,16 +176,29 @@ def test_what_was_not_done_is_not_claimed(tmp_path: Path) -> None:
     assert "another class" not in text
 
 
-def test_a_damaged_table_is_named(tmp_path: Path) -> None:
+def test_a_damaged_table_is_named(folder: Path, tmp_path: Path) -> None:
     """export.json that is no JSON object."""
-    make(tmp_path / "w")
+    shutil.copytree(folder, tmp_path / "w")
     files.write_text(tmp_path / "w/metrics/export.json", "[1]")
     with refuses((tmp_path / "w/metrics/export.json", "damaged")):
         write(tmp_path / "w")
 
 
-def test_many_classes_and_credits_are_cut(folder: Path) -> None:
-    """A table says how many more there are."""
-    assert list(markdown.unshown(103)) == ["", "3 more classes are not shown."]
-    assert list(markdown.unshown(100)) == []
-    assert parts.share_interval(0, 0) == "no image"
+def test_many_classes_and_credits_are_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table says how many more there are, and so does the list of the makers."""
+    config = reports.config_in(folder)
+    rows = split_table.all_rows(Path(config.paths.split))
+    known = facts.read(config, rows)
+    used = [one["path"] for one in rows if not one["reason"]]
+    credited = {path: f"CC-BY by {number:03}" for number, path in enumerate(used)}
+    classes = tuple(f"class {k}" for k in range(103))
+    many = replace(known, outcome=replace(known.outcome, classes=classes), credits=credited)
+    monkeypatch.setattr(model_card, "MOST_CREDITED", 2)
+    text = model_card.card(many, rows, EXPORTED, {})
+    assert text.count("\n3 more classes are not shown.\n") == 1
+    assert "| class 99 |" in text
+    assert "| class 100 |" not in text
+    assert row(text, "class 99")[1] == "0.000 (no image)"
+    assert f"names {len(used)} of {len(used)} images" in text
+    assert "CC-BY by 000 (1); CC-BY by 001 (1).\n" in text
+    assert f"And {len(used) - 2} more, in the licence file." in text

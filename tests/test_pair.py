@@ -1,10 +1,9 @@
 """The page with two runs, which `make compare` writes for two of them, looked at with a real browser."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
@@ -13,7 +12,7 @@ from pipeline.reruns import pair
 from pipeline.reruns.pair import Run
 from tests.helpers import browser as browsers
 from tests.helpers.browser import Scheme, on_every_screen, readable
-from tests.helpers.pages import Element, assert_text_of_users_is_text, parsed
+from tests.helpers.pages import assert_text_of_users_is_text, parsed
 
 HOSTILE = "<b onclick=alert(1)>"
 FIGURES = {"macro_f1": 0.4, "nll": 1.25, "ece": 0.1, "val_accuracy": 0.75}
@@ -39,12 +38,8 @@ SECOND = run_of(HOSTILE, [True, False, False, True, True, True, False], 5)
 VERDICT = "the second has 14.3 points more; chance can do as much (p = 1)"
 
 
-def page(second: Run = SECOND, first: Run = FIRST, changed: Any = CHANGED) -> str:
+def page(first: Run = FIRST, second: Run = SECOND, changed: Sequence[tuple[str, str, str]] = CHANGED) -> str:
     return pair.compared(first, second, VERDICT, changed)
-
-
-def compared(*runs: Run, changed: Any = CHANGED) -> Element:
-    return parsed(page(*runs, changed=changed))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +50,7 @@ def browser() -> Iterator[Browser]:
 
 def test_it_says_where_two_runs_disagree() -> None:
     """The verdict, every changed setting, the shares of each class, and each image that only one has right."""
-    root = compared()
+    root = parsed(page())
     assert VERDICT in root.one("section", id="better").text
     assert root.table("Settings that differ") == [list(row) for row in CHANGED]
     assert "Both have 1 image right, and both have 1 wrong." in root.text
@@ -73,7 +68,9 @@ def test_every_figure_has_the_difference_and_shares_have_their_interval() -> Non
     """The second one less the first; of the time too. What is not known of a run is a dash."""
 
     def row(second: Run, name: str) -> list[str]:
-        return next(cells for name_of, *cells in compared(second).table("Figures of both") if name_of == name)
+        return next(
+            cells for name_of, *cells in parsed(page(second=second)).table("Figures of both") if name_of == name
+        )
 
     first, second, difference = row(SECOND, "test accuracy")
     assert first == "0.4286 0.158 to 0.750"  # Wilson's, of 3 of 7
@@ -88,7 +85,7 @@ def test_every_figure_has_the_difference_and_shares_have_their_interval() -> Non
 
 def test_each_figure_is_one_drawing_with_a_line_of_each_run() -> None:
     """On the same axes: the longer one ends at the right, the shorter one before; each has its own exported epoch."""
-    root = compared()
+    root = parsed(page())
     for key in ("val_loss", "val_accuracy", "train_loss", "train_accuracy"):
         drawing = root.one("svg", **{"aria-labelledby": f"{key}-t {key}-d"})
         lines = [line.attributes["d"] for line in drawing.all("path", class_="line")]
@@ -106,14 +103,14 @@ def test_names_of_users_are_text() -> None:
 
 def test_runs_without_a_difference_say_so() -> None:
     """No setting differs, and no image is right in one only."""
-    same = compared(FIRST, changed=[]).text
+    same = parsed(page(FIRST, FIRST, [])).text
     assert "No setting differs." in same
     assert same.count("Images that only HEAD has right: 0.") == 2
 
 
 def test_a_long_list_is_cut_and_says_so() -> None:
     """A page of a large set stays small."""
-    many = compared(run_of("b", [False] * 80, 2), run_of("a", [True] * 80, 2))
+    many = parsed(page(run_of("a", [True] * 80, 2), run_of("b", [False] * 80, 2)))
     assert [row[0] for row in many.table("Images that only a has right: the first 50 of 80")] == [
         f"{k}.jpg" for k in range(50)
     ]

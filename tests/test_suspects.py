@@ -18,7 +18,6 @@ from pipeline.data import appearance, duplicates, images, suspects
 from pipeline.data.appearance import Appearance
 from pipeline.data.images import ImageInfo
 from pipeline.data.suspects import Suspect
-from pipeline.reporting import audit, gallery
 from pipeline.stages import split
 from tests.conftest import on_cpu
 from tests.helpers.datasets import noise_image, put
