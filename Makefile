@@ -1,5 +1,5 @@
 # All commands of the project. `make` alone lists them.
-# Needed: git, make, python3 (3.11.4 or later, 3.12), about 5 GB of disk. Linux on x86-64.
+# Needed: git, make, python3 (3.11.4 or later, 3.12), about 6 GB of disk (7 GB for the tests). Linux on x86-64.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -9,6 +9,7 @@ SHELL := /bin/bash
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
 VENV := .venv
 READY := $(VENV)/.ready
+READY_TESTS := $(VENV)/.ready-tests
 PROMPT := perennial
 PERENNIAL_IMAGE ?= perennial
 TARGET ?= runtime
@@ -18,14 +19,16 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: $(READY)  ## the environment in .venv (about 5 GB), from requirements/lock.txt, every hash checked
+setup: $(READY)  ## the environment in .venv (5.9 GB), from requirements/lock.txt, every hash checked
 
 # The stamp is newer than the lock only after a successful installation.
 # Only an environment that was made here is emptied: venv --clear goes through a link, and removes what it points to.
+# Or an empty one, which uv leaves where it is refused (requirements/refusal.py).
 $(READY): requirements/lock.txt
 	@test ! -L $(VENV) || { \
 		echo "setup: $(VENV) is a link to $$(readlink $(VENV)); its environment stays as it is; remove the link (rm $(VENV))" >&2; exit 1; }
-	@test ! -e $(VENV) || test -e $(READY) || grep -qsF "'$(PROMPT)'" $(VENV)/pyvenv.cfg || { \
+	@test ! -e $(VENV) || test -e $(READY) || grep -qsF "'$(PROMPT)'" $(VENV)/pyvenv.cfg || \
+		{ grep -qs '^uv = ' $(VENV)/pyvenv.cfg && ! compgen -G '$(VENV)/lib/*/site-packages/*.dist-info' >/dev/null; } || { \
 		echo "setup: $(VENV) is there, and was not made by make setup; move it away, or remove it (rm -r $(VENV))" >&2; exit 1; }
 	@command -v git >/dev/null || { echo "setup: git is missing; install it (apt-get install git)" >&2; exit 1; }
 	@command -v setpriv >/dev/null || { echo "setup: setpriv is missing; install util-linux" >&2; exit 1; }
@@ -35,14 +38,22 @@ $(READY): requirements/lock.txt
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "setup: $(PYTHON) cannot make environments; install its venv module (apt-get install python3-venv)" >&2; exit 1; }
 	@test "$$(uname -sm)" = "Linux x86_64" || { echo "setup: this is $$(uname -sm); needed: Linux x86_64" >&2; exit 1; }
-	@free=$$(df --output=avail -BG . | tail -1 | tr -dc 0-9); test "$$free" -ge 6 || { \
-		echo "setup: $$free GB free here; the environment takes about 5 GB, and pip needs room to unpack" >&2; exit 1; }
-	@echo "setup: installing about 5 GB into $(VENV)"
+	@free=$$(df --output=avail -BG . | tail -1 | tr -dc 0-9); test "$$free" -ge 7 || { \
+		echo "setup: $$free GB free here; the environment takes about 6 GB, and pip needs room to unpack" >&2; exit 1; }
+	@echo "setup: installing about 6 GB into $(VENV)"
 	@"$(PYTHON)" -m venv --clear --prompt "$(PROMPT)" $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/lock.txt
+	@install -m 755 requirements/perennial $(VENV)/bin/perennial
 	@$(VENV)/bin/python -m pipeline.versioning.plots_page
 	@touch $(READY)
 	@echo "setup: done; to use it: . $(VENV)/bin/activate"
+
+# pip reads both locks, so that it changes no package of the first.
+$(READY_TESTS): requirements/test.txt $(READY)
+	@echo "setup: adding what tests and linters need (0.8 GB), from requirements/test.txt"
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		--requirement requirements/lock.txt --requirement requirements/test.txt
+	@touch $(READY_TESTS)
 
 start: setup  ## choose settings that suit this machine and your photos, and see how long a run takes (PRESET=good PHOTOS=/path)
 	@python -m pipeline start $(PRESET) $(if $(PHOTOS),--photos "$(PHOTOS)")
@@ -87,13 +98,13 @@ test-packages:
 		echo "test-packages: $(TEST_PACKAGES) could not be installed; the tests that need them are left out" >&2; fi
 
 # Third: what only a GPU can show. Several tests run at once on many cores, without -n.
-test-gpu: setup  ## what only an NVIDIA GPU can show (tests/gpu), with a report; a second start resumes
+test-gpu: $(READY_TESTS)  ## what only an NVIDIA GPU can show (tests/gpu), with a report; a second start resumes
 	@python -m pytest tests/gpu --gpu-report benchmarks/results
 
-lint: setup  ## Python, types, Dockerfiles, shell, YAML, workflows, compose file
+lint: $(READY_TESTS)  ## Python, types, Dockerfiles, shell, YAML, workflows, compose file
 	@ruff check --quiet . && ruff format --check --quiet . && mypy
 	@hadolint docker/Dockerfile docker/lab/bases.Dockerfile
-	@shellcheck .ci/run docker/*.sh docker/lab/*.sh
+	@shellcheck .ci/run requirements/perennial docker/*.sh docker/lab/*.sh
 	@yamllint --strict --config-file .github/yamllint.yaml .github docker *.yaml .pre-commit-config.yaml CITATION.cff
 	@actionlint && zizmor --offline --quiet .github
 	@check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
@@ -101,10 +112,10 @@ lint: setup  ## Python, types, Dockerfiles, shell, YAML, workflows, compose file
 	@check-jsonschema --quiet --builtin-schema vendor.compose-spec docker/compose.yaml
 	@check-jsonschema --quiet --builtin-schema vendor.citation-file-format CITATION.cff
 
-format: setup  ## format the code, and fix what ruff can fix
+format: $(READY_TESTS)  ## format the code, and fix what ruff can fix
 	@ruff check --fix . && ruff format .
 
-docs: setup  ## write the generated parts of the documents anew
+docs: $(READY_TESTS)  ## write the generated parts of the documents anew
 	@python -m tests.documents
 
 bench: setup  ## measure what needs no GPU, 15 minutes on 2 idle cores (photos: ARCHIVE=file:///…); python -m benchmarks lists
@@ -128,9 +139,11 @@ image-repro:  ## dvc repro in the container, with all GPUs, on these files, as y
 image-test: setup  ## build and test the container without a GPU or a registry (25 GB of disk, about 7 minutes on 2 idle cores)
 	@docker/image_test.sh
 
-lock: setup  ## write requirements/lock.txt again, from pyproject.toml
-	@uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes --upgrade \
-		--no-header --no-annotate --quiet --output-file requirements/lock.txt
+COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --upgrade --no-header --no-annotate --quiet
+lock: $(READY_TESTS)  ## write requirements/lock.txt and requirements/test.txt again, from pyproject.toml
+	@$(COMPILE) pyproject.toml --output-file requirements/lock.txt
+	@$(COMPILE) --group test --constraint requirements/lock.txt --output-file requirements/test.txt \
+		$$(sed -n 's/^\([a-z0-9.-]*\)==.*/--no-emit-package \1/p' requirements/lock.txt)
 
 clean-runs: setup  ## remove what finished and stale runs left in runs/, and print how much space that freed
 	@python -m pipeline.training.runs --clean

@@ -3,7 +3,6 @@
 What hadolint, zizmor and check-jsonschema check (`make lint`) is not repeated here.
 """
 
-import importlib.metadata
 import json
 import os
 import re
@@ -44,7 +43,8 @@ def test_the_image_is_built_from_digests_and_commits() -> None:
 def test_the_build_sees_only_what_it_copies() -> None:
     """Every file that reaches the engine is one that the Dockerfile names: no data, no model, no credential."""
     ignored = (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
-    copies = re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
+    copies = re.findall(r"^COPY (?!--from)(?:--\S+ )?(.+) \S+$", DOCKERFILE, re.MULTILINE)
+    copies += re.findall(r"--mount=type=bind,source=([^,]+)", DOCKERFILE)
     assert ignored[1] == "*"
     assert {line[1:] for line in ignored if line.startswith("!")} == {word for line in copies for word in line.split()}
 
@@ -114,27 +114,32 @@ def test_training_needs_no_network_and_no_known_host_name(tmp_path: Path, proces
     assert (folder / "models/model.safetensors").is_file()
 
 
-def is_wanted(package: Requirement, extras: set[str]) -> bool:
-    """Whether this machine needs what a package names, with these of the package's extras."""
-    return package.marker is None or any(package.marker.evaluate({"extra": extra}) for extra in ("", *extras))
+def locked(name: str) -> set[str]:
+    """The names of the packages in a file of requirements/."""
+    return set(re.findall(r"^([a-z0-9.-]+)==", (PROJECT / "requirements" / name).read_text(), re.MULTILINE))
+
+
+def test_a_package_is_in_one_lock() -> None:
+    """What a run needs is in lock.txt; what only tests and linters need is in test.txt: it makes no stage run again."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    run, tests = (
+        {doctor.normalized(Requirement(line).name) for line in lines}
+        for lines in (project["project"]["dependencies"], project["dependency-groups"]["test"])
+    )
+    assert run <= locked("lock.txt")
+    assert tests <= locked("test.txt")
+    assert not locked("lock.txt") & locked("test.txt")
 
 
 def test_the_image_that_runs_has_no_optional_package() -> None:
-    """pillow-heif contains x265, so it is under GPL 2: it is an extra, and nothing that a run needs brings it."""
+    """pillow-heif contains x265, so it is under GPL 2: it is an extra, and the image that runs has lock.txt alone."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
-    wanted, needed = [Requirement(line) for line in project["project"]["dependencies"]], dict[str, Requirement]()
-    while wanted:
-        package = wanted.pop()
-        if str(package) not in needed:
-            needed[str(package)] = package
-            found = map(Requirement, importlib.metadata.requires(package.name) or [])
-            wanted += [other for other in found if is_wanted(other, package.extras)]
-    names = {doctor.normalized(package.name) for package in needed.values()}
-    assert {"torch", "pillow", "requests", "urllib3", "s3fs"} <= names
-    assert not {"pillow-heif", "timm", "pytest"} & names
+    assert {"torch", "timm", "pillow", "requests", "urllib3", "s3fs"} <= locked("lock.txt")
+    assert not {"pillow-heif", "pytest", "uv"} & locked("lock.txt")
     (heic,) = project["project"]["optional-dependencies"]["heic"]
-    assert heic in project["dependency-groups"]["dev"]
-    assert not re.search(r"--(all-)?extra|\[\w*heic", DOCKERFILE)
+    assert heic in project["dependency-groups"]["test"]
+    stages = re.split(r"^FROM \S+ AS ", DOCKERFILE, flags=re.MULTILINE)
+    assert [stage.split()[0] for stage in stages if "requirements/test.txt" in stage] == ["test"]
 
 
 def test_the_tests_that_run_in_the_image_exist() -> None:

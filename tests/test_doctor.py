@@ -120,14 +120,14 @@ def test_a_repository_of_somebody_else_is_a_fault(tmp_path: Path, monkeypatch: p
 
 
 def test_packages_are_held_against_the_lock() -> None:
-    """Another version and a missing direct dependency are faults. Packages for development may be missing."""
-    project = '[project]\nname = "x"\ndependencies = ["torch==2.11.0", "not.There>=1"]'
-    lock = "torch==2.10.0 ; marker \\\n    --hash=sha256:0\nnot-there==1.0\nonly-for-tests==3\nhypothesis==0\n"
-    found = doctor.packages(lock, project)
+    """Another version and a missing package are faults. A package that only tests need may be missing."""
+    lock = "torch==2.10.0 ; marker \\\n    --hash=sha256:0\nnot-there==1.0\n"
+    found = doctor.packages(lock, "only-for-tests==3\nhypothesis==0\n")
     assert "not-there missing (locked: 1.0)" in found.fault
     assert "torch 2.11.0 (locked: 2.10.0)" in found.fault
+    assert "(locked: 0)" in found.fault
     assert "only-for-tests" not in found.fault
-    here = [(PROJECT / name).read_text() for name in ("requirements/lock.txt", "pyproject.toml")]
+    here = [(PROJECT / name).read_text() for name in ("requirements/lock.txt", "requirements/test.txt")]
     assert doctor.packages(*here).fault == ""
 
 

@@ -390,7 +390,7 @@ def test_damaged_files_end_with_a_reason(tmp_path: Path, file_format: str) -> No
 def test_a_heic_without_its_decoder_is_named_counted_and_has_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing requires pillow-heif. The command names the version that the lock has; split must run again after it."""
+    """Nothing requires pillow-heif. The command names the version that test.txt has; split must run again after it."""
     monkeypatch.setitem(sys.modules, "pillow_heif", None)  # import says that there is no such module
     monkeypatch.setattr(decoders, "_heif", decoders._heif.__wrapped__)  # forgets that it was loaded
     for seed in range(20):
@@ -414,7 +414,7 @@ def test_a_heic_without_its_decoder_is_named_counted_and_has_a_remedy(
     assert remedy in error.value.faults[0].remedy
     command = re.search(r": pip install (pillow-heif==\S+) \(", remedy)
     assert command is not None
-    assert f"\n{command[1]} ;" in (PROJECT / "requirements/lock.txt").read_text()
+    assert f"\n{command[1]} ;" in (PROJECT / "requirements/test.txt").read_text()
 
 
 def test_the_decoder_of_heic_is_loaded_with_the_first_heic() -> None:

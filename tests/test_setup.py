@@ -1,4 +1,4 @@
-"""`make setup` empties only an environment that it made itself, and Git ignores links as it ignores folders."""
+"""`make setup` empties only an environment that it made itself; uv and pip refuse; Git ignores links as folders."""
 
 import os
 import shutil
@@ -13,20 +13,61 @@ from tests.conftest import PROJECT
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """The Makefile, and a lock without packages."""
+    """What installs the environment, and locks without packages."""
     folder = tmp_path / "project"
-    (folder / "requirements").mkdir(parents=True)
-    (folder / "requirements/lock.txt").touch()
-    shutil.copy(PROJECT / "Makefile", folder)
+    shutil.copytree(PROJECT / "requirements", folder / "requirements")
+    for lock in ("lock.txt", "test.txt"):
+        (folder / "requirements" / lock).write_text("")
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(PROJECT / name, folder)
     return folder
 
 
-def setup(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run `make setup`, as from a terminal without an environment."""
-    python = f"PYTHON={Path(sys.executable).resolve()}"
-    environ = {key: value for key, value in os.environ.items() if key not in {"MAKEFLAGS", "MAKELEVEL", "PYTHONPATH"}}
-    command = ["make", "--always-make", "setup", python]
+def started(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """A command's end, as from a terminal without an environment."""
+    outer = {"MAKEFLAGS", "MAKELEVEL", "PYTHONPATH", "VIRTUAL_ENV"}
+    environ = {key: value for key, value in os.environ.items() if key not in outer}
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+
+
+def setup(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run `make setup`."""
+    return started(folder, "make", "--always-make", "setup", f"PYTHON={Path(sys.executable).resolve()}")
+
+
+UV = (str(Path(sys.executable).parent / "uv"), "--offline", "--no-cache")
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [(*UV, "sync"), (*UV, "run", "perennial"), (*UV, "lock"), (*PIP, "wheel", "--no-deps", ".")],
+    ids=["uv sync", "uv run", "uv lock", "pip"],
+)
+def test_what_would_choose_other_versions_is_refused_with_the_remedy(project: Path, command: tuple[str, ...]) -> None:
+    """Nothing is resolved, and no package is installed. pip builds a wheel here, as it does before it installs."""
+    refused = started(project, *command)
+    assert refused.returncode != 0
+    assert "make setup" in refused.stderr + refused.stdout
+    assert not (project / "uv.lock").exists()
+    assert not [*project.rglob("*.dist-info"), *project.rglob("*.whl")]
+
+
+def test_the_program_runs_the_pipeline_of_the_current_folder(tmp_path: Path) -> None:
+    """In a copy of the project it runs the copy's. Its exit status is the pipeline's. Elsewhere it is refused."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    program = tmp_path / "bin/perennial"
+    shutil.copy(PROJECT / "requirements/perennial", program)
+    (tmp_path / "linked").symlink_to(program)
+    for name in ("clone", "copy"):
+        (tmp_path / name / "pipeline").mkdir(parents=True)
+        code = f"import sys; print({name!r}, *sys.argv[1:]); sys.exit(75)"
+        (tmp_path / name / "pipeline/__main__.py").write_text(code)
+        for path in (program, tmp_path / "linked"):
+            done = started(tmp_path / name, str(path), "train", "two words")
+            assert (done.returncode, done.stdout) == (75, f"{name} train two words\n")
+    assert started(tmp_path, str(program)).returncode == 2
 
 
 def test_the_environment_behind_a_link_is_not_emptied(project: Path, tmp_path: Path) -> None:
@@ -53,9 +94,11 @@ def test_an_environment_that_make_setup_did_not_make_is_not_emptied(project: Pat
 
 @pytest.mark.slow("venv installs pip three times: 15 s")
 def test_an_environment_of_make_setup_is_made_again(project: Path) -> None:
-    """After an interruption, and after a new lock. What was in it is gone."""
+    """After an interruption, after a new lock, and after uv, which leaves an empty one. What was in it is gone."""
     (project / "pipeline/base").mkdir(parents=True)
     (project / "pipeline/versioning/plots_page.py").touch()
+    started(project, *UV, "sync")
+    assert (project / ".venv").is_dir()
     for interrupted in (False, False, True):
         if interrupted:
             (project / ".venv/.ready").unlink()
@@ -63,6 +106,10 @@ def test_an_environment_of_make_setup_is_made_again(project: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert not (project / ".venv/of an earlier lock").exists()
         (project / ".venv/of an earlier lock").touch()
+    assert os.access(project / ".venv/bin/perennial", os.X_OK)
+    done = started(project, "make", ".venv/.ready-tests")
+    assert done.returncode == 0, done.stderr
+    assert (project / ".venv/.ready-tests").is_file()
 
 
 def test_git_ignores_a_link_in_place_of_a_folder(tmp_path: Path) -> None:

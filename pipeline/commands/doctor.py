@@ -12,7 +12,6 @@ import platform
 import re
 import shutil
 import subprocess
-import tomllib
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from pipeline.data import originals
 from pipeline.planning import estimate, survey
 
 SHM = 2**30  # bytes of /dev/shm that NCCL needs between processes; a container has 64 MiB by default
-LOCK, PROJECT = Path("requirements/lock.txt"), Path("pyproject.toml")
+LOCK, TESTS = Path("requirements/lock.txt"), Path("requirements/test.txt")
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def findings(config: Params, here: Machine) -> Iterator[Finding]:
     yield disk(config, shutil.disk_usage(Path.cwd()).free)
     yield git()
     yield dvc()
-    yield packages(LOCK.read_text(), PROJECT.read_text())
+    yield packages(LOCK.read_text(), TESTS.read_text())
     yield image(here)
 
 
@@ -182,25 +181,24 @@ def dvc() -> Finding:
     )
 
 
-def packages(lock: str, project: str) -> Finding:
-    """Whether the installed packages have the locked versions. Packages that only development needs may be missing.
+def packages(lock: str, tests: str) -> Finding:
+    """Whether the installed packages have the locked versions. Those that only tests and linters need may be missing.
 
-    `lock` and `project` are the texts of requirements/lock.txt and pyproject.toml.
+    `lock` and `tests` are the texts of requirements/lock.txt and requirements/test.txt.
     """
-    locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", lock, re.MULTILINE))
+    needed, optional = (dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE)) for text in (lock, tests))
     installed = {normalized(package.name): package.version for package in importlib.metadata.distributions()}
-    lines = tomllib.loads(project)["project"]["dependencies"]
-    needed = {normalized(re.split(r"[^\w.-]", line)[0]) for line in lines}
+    present = {name: version for name, version in optional.items() if name in installed}
     different = [
         f"{name} {installed.get(name, 'missing')} (locked: {version})"
-        for name, version in sorted(locked.items())
-        if installed.get(name, version) != version or (name in needed and name not in installed)
+        for name, version in sorted((needed | present).items())
+        if installed.get(name) != version
     ]
-    same = sum(installed.get(name) == version for name, version in locked.items())
+    same = sum(installed.get(name) == version for name, version in needed.items())
     fault = ""
     if different:
-        fault = f"{', '.join(different)}: not what {LOCK} has; make setup, or make image for the container"
-    return Finding("packages", f"{same} as in {LOCK}, {len(different)} not", fault)
+        fault = f"{', '.join(different)}: install the locked versions: make -B setup, or make image for the container"
+    return Finding("packages", f"{same} as in {LOCK}, {len(different)} not as locked", fault)
 
 
 def normalized(name: str) -> str:

@@ -21,7 +21,7 @@ Rows = list[split.Row]
 Counts = dict[str, Any]
 
 HAS_HEIF = importlib.util.find_spec("pillow_heif") is not None  # the decoder of HEIC, which is optional
-needs_heif = pytest.mark.skipif(not HAS_HEIF, reason="needs pillow-heif (make setup)")
+needs_heif = pytest.mark.skipif(not HAS_HEIF, reason="needs pillow-heif (make test)")
 
 
 def settings(
