@@ -20,10 +20,9 @@ from pipeline.models import exported, hub, network, onnx_export
 from pipeline.models.description import Description, View
 from tests.conftest import PROJECT
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="needs timm (make setup)")
 CLASSES = ("daisy", "rose", "tulip é")
 TRANSFORMERS = importlib.util.find_spec("transformers") is not None
-needs_transformers = pytest.mark.skipif(not TRANSFORMERS, reason="needs transformers (make setup)")
+needs_transformers = pytest.mark.skipif(not TRANSFORMERS, reason="needs transformers (make test)")
 QUICK = ("resnet18", "regnet_x_400mf", "densenet121", "inception_v3", "timm/mobilenetv3_small_050")
 LARGE = "regnet_y_128gf"  # 645 million parameters: only its tensors' names and shapes are compared
 

@@ -1,6 +1,5 @@
 """What training does to any of torchvision's models: find the head, group, freeze, compute again instead of keeping."""
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -26,7 +25,6 @@ from tests.conftest import PROJECT
 from tests.helpers.operators import Operators
 from tests.helpers.refusals import refuses
 
-needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="needs timm (make setup)")
 OF_TIMM = ["timm/resnet18", "timm/mobilenetv3_small_050"]
 WITHOUT_BLOCKS = ["alexnet", "vgg11", "vgg11_bn", "vgg13", "vgg13_bn", "vgg16", "vgg16_bn", "vgg19", "vgg19_bn"]
 
@@ -131,7 +129,7 @@ def train_steps(net: nn.Module, steps: int, side: int = 32) -> None:
         "mobilenet_v3_small",
         "densenet121",
         "squeezenet1_1",
-        *(pytest.param(x, marks=needs_timm) for x in OF_TIMM),
+        *OF_TIMM,
     ],
 )
 def test_a_frozen_backbone_does_not_move(name: str) -> None:
@@ -200,7 +198,7 @@ FURTHER = pytest.mark.slow("further models; make test has one with each kind of 
         ("densenet121", 64),  # layers that are handed a growing list
         ("shufflenet_v2_x0_5", 64),
         *(pytest.param(name, side, marks=FURTHER) for name, side in OF_MORE_KINDS),
-        *(pytest.param(name, 64, marks=needs_timm) for name in OF_TIMM),
+        *((name, 64) for name in OF_TIMM),
     ],
 )
 def test_checkpointing_changes_memory_and_nothing_else(name: str, side: int) -> None:

@@ -75,7 +75,6 @@ FOUR = {**GPU, "train__parallel": "ddp", "run__processes": 4}
 OTHERS: list[tuple[dict[str, Any], Machine, str, Kind]] = [
     ({"train__model": "resnet43"}, CPU_ONLY, "train.model", "unknown"),
     ({"train__model": "nothing like it"}, CPU_ONLY, "train.model", "unknown"),
-    ({"train__model": "timm/resnet18"}, CPU_ONLY, "train.model", "machine"),
     ({"train__weights": "mine.pth"}, CPU_ONLY, "train.weights", "value"),
     ({"train__crop_scale": (0.9, 0.1)}, CPU_ONLY, "train.crop_scale", "value"),
     ({"train__eval_crop": 64}, CPU_ONLY, "train.eval_crop", "pair"),

@@ -1,7 +1,5 @@
 """train.model: timm/<name> keeps the promises: the same bytes again, after a resume, on any number of processes."""
 
-import importlib.util
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import torch
 
 from pipeline.base import files
 from pipeline.commands import doctor
-from pipeline.config import machine, model_names, params, validity
+from pipeline.config import model_names, params
 from pipeline.config.params import Train
 from pipeline.data import packed
 from pipeline.engine.world import World
@@ -21,12 +19,10 @@ from pipeline.evaluation import inference
 from pipeline.loader import augment, storage
 from pipeline.models import exported, network, pretrained, timm_models
 from pipeline.stages import weights
-from tests.conftest import PROJECT, on_cpu, read_params
+from tests.conftest import on_cpu, read_params
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
 
-needs_timm = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="needs timm (make setup)")
-HAS_TIMM, HAS_NONE = (machine.Machine(0, "missing", True, timm=timm) for timm in (True, False))
 MODELS = ("timm/resnet18", "timm/mobilenetv3_small_050", "timm/vit_tiny_patch16_224")
 
 
@@ -34,20 +30,6 @@ def settings(**changes: Any) -> Train:
     return params.parse(on_cpu(read_params(), **{f"train__{key}": value for key, value in changes.items()})).train
 
 
-def faults(here: machine.Machine, **changes: Any) -> str:
-    changed = {f"train__{key}": value for key, value in changes.items()}
-    return "\n".join(map(str, validity.faults(params.parse(on_cpu(read_params(), **changed)), here)))
-
-
-def test_without_timm_its_models_are_refused_with_the_command() -> None:
-    """The command names the version that the lock has."""
-    assert faults(HAS_TIMM, model=MODELS[0]) == ""
-    command = re.search(r"pip install (timm==\S+) \(", faults(HAS_NONE, model=MODELS[0]))
-    assert command is not None
-    assert f"\n{command[1]} ;" in (PROJECT / "requirements/lock.txt").read_text()
-
-
-@needs_timm
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -71,7 +53,6 @@ def test_a_model_that_cannot_be_trained_is_refused_before_any_work(
     assert [(fault.key, fault.kind) for fault in timm_models.faults(settings(**changes))] == expected
 
 
-@needs_timm
 @pytest.mark.parametrize("model", MODELS)
 def test_own_weights_are_loaded_except_a_head_of_other_classes(model: str, tmp_path: Path) -> None:
     """The backbone is the file's. Weights that timm published for images with another mean are noted."""
@@ -93,7 +74,6 @@ def test_own_weights_are_loaded_except_a_head_of_other_classes(model: str, tmp_p
 MORE_MODELS = pytest.mark.slow("three trainings of a model; make test stops and resumes models of torchvision")
 
 
-@needs_timm
 @pytest.mark.parametrize(
     ("model", "side"),
     [
@@ -125,7 +105,6 @@ def test_a_resumed_run_has_the_bytes_of_a_straight_one(tmp_path: Path, model: st
     assert (found.argmax(1) == data.labels[rows]).mean() == float(history[-1]["val_accuracy"])
 
 
-@needs_timm
 @pytest.mark.slow("two trainings, of one process and of three")
 def test_elastic_gives_the_same_bytes_for_any_number_of_processes(tmp_path: Path) -> None:
     """With gradient checkpointing and a moving average: the weights of one process are those of three."""
@@ -140,7 +119,6 @@ def test_elastic_gives_the_same_bytes_for_any_number_of_processes(tmp_path: Path
     assert one == three
 
 
-@needs_timm
 def test_a_description_of_an_unknown_model_of_timm_is_refused(tmp_path: Path) -> None:
     """A changed model.json cannot make timm fetch anything."""
     folder = small_world(tmp_path, train__model=MODELS[1], train__epochs=1)
@@ -151,7 +129,6 @@ def test_a_description_of_an_unknown_model_of_timm_is_refused(tmp_path: Path) ->
         exported.load(folder / "models")
 
 
-@needs_timm
 def test_an_unknown_model_is_refused_before_the_images_are_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,10 +139,9 @@ def test_an_unknown_model_is_refused_before_the_images_are_prepared(
     assert not (tmp_path / "data/weights").exists()
 
 
-@needs_timm
 def test_doctor_says_what_timm_refuses() -> None:
     """Its version, and the fault of train.model; nothing for a model of torchvision."""
     config = params.parse(on_cpu(read_params(), train__model="timm/resnet81"))
-    (finding,) = doctor.timm(config, HAS_TIMM)
+    (finding,) = doctor.timm(config)
     assert finding.fault.startswith("train.model: timm/resnet81")
-    assert list(doctor.timm(params.parse(on_cpu(read_params())), HAS_TIMM)) == []
+    assert list(doctor.timm(params.parse(on_cpu(read_params())))) == []

@@ -49,7 +49,7 @@ def findings(config: Params, here: Machine) -> Iterator[Finding]:
     yield driver(config, machine.driver_version(), torch.version.cuda or "")
     yield gpus(here)
     yield apex(config, here)
-    yield from timm(config, here)
+    yield from timm(config)
     yield shared_memory(config, shutil.disk_usage("/dev/shm").total)
     yield writable((home(), Path.cwd(), Path("/var/tmp")))  # DVC keeps its locks in /var/tmp
     yield disk(config, shutil.disk_usage(Path.cwd()).free)
@@ -98,9 +98,9 @@ def apex(config: Params, here: Machine) -> Finding:
     return Finding("Apex", broken or "amp, parallel and the extensions load", fault)
 
 
-def timm(config: Params, here: Machine) -> Iterator[Finding]:
+def timm(config: Params) -> Iterator[Finding]:
     """Whether timm has train.model and takes images of its sizes, if the model is one of timm's."""
-    if config.train.model.startswith(TIMM) and here.timm:  # validity.py has reported it, if timm is missing
+    if config.train.model.startswith(TIMM):
         from pipeline.models import timm_models
 
         yield Finding("timm", importlib.metadata.version("timm"), "\n".join(map(str, timm_models.faults(config.train))))

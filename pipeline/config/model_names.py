@@ -1,8 +1,6 @@
 """The names of the models, for modules that do not import torch. A test compares them with torchvision's list."""
 
 TIMM = "timm/"  # before the name of a model of timm, which models/timm_models.py knows
-# A test compares the version with the lock.
-INSTALL_TIMM = "install the version that was tested: pip install timm==1.0.31 (docs/ways.md has the container)"
 
 # Every classification model of torchvision, sorted.
 MODELS = (

@@ -15,7 +15,7 @@ from pipeline.base.errors import Fault
 from pipeline.config import resolution, rules
 from pipeline.config.document import short_text
 from pipeline.config.machine import Machine
-from pipeline.config.model_names import INSTALL_TIMM, MODELS, TIMM
+from pipeline.config.model_names import MODELS, TIMM
 from pipeline.config.params import APEX_LEVELS, Params, Paths, Run, Split, Train
 
 START = "make start writes params that suit this machine"
@@ -45,7 +45,7 @@ def faults(params: Params, machine: Machine) -> list[Fault]:
         rules.faults(params),
         _processes(params.train, params.run, machine),
         _parts(params.train, params.run),
-        _model(params.train, machine),
+        _model(params.train),
         resolution.faults(params.train),
         _ranges(params.train),
         _inbox(params.paths.inbox, machine.project),
@@ -148,16 +148,12 @@ def _parts(train: Train, run: Run) -> Iterator[Fault]:
         yield Fault("train.batch_size", str(batch), "value", reason, allowed)
 
 
-def _model(train: Train, machine: Machine) -> Iterator[Fault]:
-    model = short_text(train.model)
-    if train.model.startswith(TIMM):  # models/timm_models.py knows the names and sizes
-        if not machine.timm:
-            yield Fault("train.model", model, "machine", "it needs timm, which is not installed", remedy=INSTALL_TIMM)
-    elif train.model not in MODELS:
+def _model(train: Train) -> Iterator[Fault]:
+    if not train.model.startswith(TIMM) and train.model not in MODELS:  # models/timm_models.py knows those of timm
         matches = difflib.get_close_matches(train.model, MODELS, n=3)
         guess = f"did you mean {', '.join(matches)}?" if matches else "torchvision.models.list_models() names them"
         reason = f"not one of torchvision's {len(MODELS)} classification models"
-        yield Fault("train.model", model, "unknown", reason, remedy=guess)
+        yield Fault("train.model", short_text(train.model), "unknown", reason, remedy=guess)
 
 
 def _ranges(train: Train) -> Iterator[Fault]:

@@ -30,7 +30,7 @@ def names() -> list[str]:
 
 
 def is_known(name: str) -> bool:
-    """Whether `build` can build the model. Raises UserError for a model of timm if timm is not installed."""
+    """Whether `build` can build the model."""
     return timm_models.is_known(name) if name.startswith(TIMM) else name in names()
 
 

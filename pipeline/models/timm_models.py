@@ -5,7 +5,6 @@ builds the model without memory (torch's device "meta") and lets two images of e
 """
 
 import difflib
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,29 +12,22 @@ from torch import nn
 
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import resolution
-from pipeline.config.model_names import INSTALL_TIMM, TIMM
+from pipeline.config.model_names import TIMM
 from pipeline.config.params import Train
-
-
-def _timm() -> ModuleType:
-    """timm. Raises UserError if it is not installed."""
-    try:
-        import timm
-    except ModuleNotFoundError as error:
-        reason = f"needs {error.name}, which is not installed"
-        raise UserError(Fault("train.model", f"{TIMM}…", "machine", reason, remedy=INSTALL_TIMM)) from None
-    module: ModuleType = timm
-    return module
 
 
 def is_known(model: str) -> bool:
     """Whether timm has an architecture of this name (with `timm/`). Other names would fetch files from a network."""
-    return model.removeprefix(TIMM) in _timm().list_models()
+    import timm
+
+    return model.removeprefix(TIMM) in timm.list_models()
 
 
 def build(model: str, classes: int) -> Any:
     """The model (nn.Module), with random weights from torch's generator, ending in `classes` logits. No network."""
-    return _timm().create_model(model.removeprefix(TIMM), pretrained=False, num_classes=classes)
+    import timm
+
+    return timm.create_model(model.removeprefix(TIMM), pretrained=False, num_classes=classes)
 
 
 def head(net: Any) -> Any:
@@ -49,9 +41,11 @@ def faults(settings: Train) -> list[Fault]:
     if not model.startswith(TIMM):
         return []
     if not is_known(model):
-        near = difflib.get_close_matches(model.removeprefix(TIMM), _timm().list_models(), n=3)
+        import timm
+
+        near = difflib.get_close_matches(model.removeprefix(TIMM), timm.list_models(), n=3)
         guess = f"did you mean {', '.join(TIMM + name for name in near)}?" if near else "timm.list_models() names them"
-        reason = f"the installed timm {_timm().__version__} has no such model"
+        reason = f"the installed timm {timm.__version__} has no such model"
         return [Fault("train.model", model, "unknown", reason, remedy=guess)]
     with torch.device("meta"):
         net, other = build(model, 2).eval(), build(model, 3)

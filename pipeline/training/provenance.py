@@ -6,7 +6,6 @@ import socket
 import subprocess
 import time
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,7 @@ def versions() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "libc": "-".join(platform.libc_ver()),
-        **{name: metadata.version(name) for name in ("numpy", "numba", "torchvision")},
-        "timm": metadata.version("timm") if find_spec("timm") else "",
+        **{name: metadata.version(name) for name in ("numpy", "numba", "torchvision", "timm")},
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
         "cudnn": str(torch.backends.cudnn.version()) if cuda else "",
