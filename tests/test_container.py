@@ -127,8 +127,16 @@ def test_a_package_is_in_one_lock() -> None:
         for lines in (project["project"]["dependencies"], project["dependency-groups"]["test"])
     )
     assert run <= locked("lock.txt")
-    assert tests <= locked("test.txt")
+    assert tests <= locked("lock.txt") | locked("test.txt")
     assert not locked("lock.txt") & locked("test.txt")
+
+
+@pytest.mark.parametrize(("name", "document"), [
+    ("lock.txt", "README.md"), ("lock.txt", "CONTRIBUTING.md"), ("test.txt", "CONTRIBUTING.md"),
+])  # fmt: skip
+def test_a_document_says_how_many_packages_a_lock_has(name: str, document: str) -> None:
+    """The number is that of the file in requirements/."""
+    assert f"{len(locked(name))} packages" in (PROJECT / document).read_text()
 
 
 def test_the_image_that_runs_has_no_optional_package() -> None:

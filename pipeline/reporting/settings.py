@@ -12,7 +12,8 @@ from pipeline.config.params import Params
 LOCK = Path("requirements/lock.txt")
 MODEL = "the model, model.safetensors"
 COMPUTING = (  # packages that decide bytes, in the order in which an image meets them
-    "pillow", "imagehash", "scipy", "numpy", "numba", "torch", "torchvision", "timm", "safetensors", "dvc",
+    "pillow", "pillow-heif", "imagehash", "scipy", "numpy", "numba", "torch", "torchvision", "timm", "safetensors",
+    "dvc",
 )  # fmt: skip
 
 
