@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup start demo repro compare folds sweep verify test test-packages test-code test-all test-gpu lint format docs bench doctor tensorboard lock \
+.PHONY: help setup start demo repro compare folds sweep verify test test-packages test-code test-all test-gpu lint format docs bench doctor tensorboard lock lock-tests \
 	clean clean-runs image image-repro image-test
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
@@ -140,10 +140,14 @@ image-test: setup  ## build and test the container without a GPU or a registry (
 	@docker/image_test.sh
 
 COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --upgrade --no-header --no-annotate --quiet
+COMPILE_TESTS := $(COMPILE) --group test --constraint requirements/lock.txt --output-file requirements/test.txt \
+	$$(sed -n 's/^\([a-z0-9.-]*\)==.*/--no-emit-package \1/p' requirements/lock.txt)
 lock: $(READY_TESTS)  ## write requirements/lock.txt and requirements/test.txt again, from pyproject.toml
 	@$(COMPILE) pyproject.toml --output-file requirements/lock.txt
-	@$(COMPILE) --group test --constraint requirements/lock.txt --output-file requirements/test.txt \
-		$$(sed -n 's/^\([a-z0-9.-]*\)==.*/--no-emit-package \1/p' requirements/lock.txt)
+	@$(COMPILE_TESTS)
+
+lock-tests: $(READY_TESTS)  ## write requirements/test.txt alone: new linters, and no stage runs again
+	@$(COMPILE_TESTS)
 
 clean-runs: setup  ## remove what finished and stale runs left in runs/, and print how much space that freed
 	@python -m pipeline.training.runs --clean
