@@ -65,7 +65,7 @@ def test_a_model_that_was_not_tested_is_said() -> None:
     tested = revision("a", timing={"seconds": 1.0, "images_per_second": 2.0})
     assert compare.cells(trained, tested, [])[1:4] == ["0.900 (0.786-0.957)", "–", "–"]
     assert list(compare.notes([tested, trained])) == [
-        "only trained, not tested: b; to test one: dvc exp apply NAME && make repro"
+        "only trained, not tested: b; to test one: dvc exp apply NAME && perennial repro"
     ]
 
 

@@ -42,7 +42,7 @@ def overwrite(path: Path, content: bytes) -> None:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small project on drawn flowers, run by `python -m pipeline repro`."""
+    """A small project on drawn flowers, run by `perennial repro`."""
     folder = copy_project(
         tmp_path_factory.mktemp("damage") / "project",
         data__source="synthetic", data__synthetic={"count": 50, "size": 40}, split__phash_distance=0,
@@ -176,7 +176,7 @@ def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
 
 def test_outputs_of_stages_that_are_not_asked_for_stay(project: Path) -> None:
     """After `dvc exp run` and `git checkout .`, models and figures are those of the experiment. `repro prepare` makes
-    neither anew, so it names and touches none of them. `make repro` then brings them back."""
+    neither anew, so it names and touches none of them. `perennial repro` then brings them back."""
     before, model = everything(project), project / "models/model.safetensors"
     model.unlink()  # a link or a copy of DVC's cache
     model.write_bytes(b"of an experiment")

@@ -40,7 +40,7 @@ def test_an_output_that_differs_is_named_with_both_hashes() -> None:
 
 def test_the_cause_of_a_difference_is_named() -> None:
     """An older CPU, or one of another architecture; elsewhere it can only be a change."""
-    assert "only other code, params or packages (make doctor) can be the cause" in demo.cause(())
+    assert "only other code, params or packages (perennial doctor) can be the cause" in demo.cause(())
     expected = "they are for x86-64 CPUs with AVX2 and FMA, and this CPU lacks AVX2 and FMA"
     assert demo.cause(("AVX2", "FMA")) == expected
 

@@ -175,7 +175,7 @@ def test_what_cannot_be_judged_is_refused(project: Path) -> None:
     call(project, "git", "rm", "--quiet", "--force", "metrics/seeds.json")
     commit(project)
     assert verify(project, "--elsewhere").stderr == (
-        "verify: metrics/seeds.json: not found; make it: python -m pipeline verify --record-seeds 5, where the claim "
+        "verify: metrics/seeds.json: not found; make it: perennial verify --record-seeds 5, where the claim "
         "comes from; then commit the file\n"
     )
     files.remove(project / "data/packed")

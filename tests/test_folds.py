@@ -1,4 +1,4 @@
-"""`make folds` tests every image once, by a model that was not trained on it; a killed study gives the same bytes."""
+"""`perennial folds` tests every image once, by a model not trained on it; a killed study gives the same bytes."""
 
 import itertools
 import json
@@ -176,7 +176,7 @@ def test_a_recipe_is_repeated_by_its_name(studied: Path, tmp_path: Path) -> None
     write_params(project / params.FILE, on_cpu(read_params(), **(SMALL | other)))
     done = call(project, "python", "-m", "pipeline", "folds", "--recipe", "mine")
     assert "folds: mine: the same bytes as recorded" in done.stdout
-    assert "make folds RECIPE=mine" in (project / "reports/folds.html").read_text()
+    assert "perennial folds --recipe mine" in (project / "reports/folds.html").read_text()
 
 
 def test_a_failed_fold_is_named_with_its_last_lines(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_the_label_errors_are_those_of_the_answers(studied: Path) -> None:
 
 
 def test_the_page_has_the_command_that_repeats_the_study(studied: Path) -> None:
-    assert "make folds FOLDS=2 SEEDS=1" in (studied / "reports/folds.html").read_text()
+    assert "perennial folds --folds 2 --seeds 1" in (studied / "reports/folds.html").read_text()
 
 
 def test_several_seeds_are_one_record(
@@ -275,7 +275,7 @@ def test_several_seeds_are_one_record(
         ("a", "b"), ("1", "2", "3", "4"), np.array([0, 1, 0, 0]), np.arange(4) % 2, (4, 5),
         np.array([of_first, of_second]),
     )  # fmt: skip
-    found = answers.write(config, made, pooled, "make folds")
+    found = answers.write(config, made, pooled, "perennial folds")
     assert found.data == {"data/split.csv of fold 0": "s0", "data/split.csv of fold 1": "s1"}
     assert [(part.seed, part.fold, part.model, part.predictions) for part in found.parts] == [
         (seed, fold, f"m{seed}{fold}", f"p{seed}{fold}") for seed in (4, 5) for fold in (0, 1)
@@ -305,7 +305,7 @@ def test_an_option_that_is_not_allowed_is_refused(
 
 @pytest.mark.parametrize(
     ("number", "split", "kind", "words"),
-    [(5, "", "value", ("'emu'", "'fox'", "FOLDS=3")), (3, "", "", ()), (3, "test", "pair", ("3 of 18", "photos"))],
+    [(5, "", "value", ("'emu'", "'fox'", "--folds 3")), (3, "", "", ()), (3, "test", "pair", ("3 of 18", "photos"))],
 )
 def test_images_that_cannot_all_be_tested_are_refused_at_once(
     number: int, split: str, kind: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -66,7 +66,7 @@ def content(project: Path, seeds: tuple[int, ...] = (0,)) -> Content:
         found=errors,
         album=Album(pictures, credits.credits(Path(config.paths.images) / originals.LICENSE)),
         settings=settings.settings(config),
-        command=f"make folds FOLDS={FOLDS}   # <all>",
+        command=f"perennial folds --folds {FOLDS}   # <all>",
     )
 
 

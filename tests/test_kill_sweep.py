@@ -143,7 +143,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m pipeline repro` to its end."""
+    """Run `perennial repro` to its end."""
     command = [sys.executable, "-m", "pipeline", "repro", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -269,7 +269,7 @@ def test_a_dvc_is_known_however_it_was_started(project: Path, options: list[str]
 
 
 def begin() -> subprocess.Popen[bytes]:
-    """Start `python -m pipeline repro` and wait until its stage runs."""
+    """Start `perennial repro` and wait until its stage runs."""
     Path("go").write_text("wait")
     started = subprocess.Popen([sys.executable, "-m", "pipeline", "repro"], start_new_session=True)
     while not Path("began").exists():

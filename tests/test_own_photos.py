@@ -33,7 +33,7 @@ def ran(folder: Path, *command: str) -> list[str]:
 
 
 def repro(folder: Path) -> list[str]:
-    """What `make repro` prints."""
+    """What `perennial repro` prints."""
     return call(folder, "python", "-m", "pipeline", "repro").stdout.splitlines()
 
 
@@ -75,7 +75,7 @@ def add_photo(photos: Path, inbox: Path) -> str:
 
 def test_a_clone_repeats_nothing_and_takes_a_new_photo(owner: Path, photos: Path, tmp_path: Path) -> None:
     """After `dvc pull` nothing runs. One photo is added to the set of all photos, and no other photo moves. Then
-    `make repro` says which class got it, and the accuracy before; without a new photo it says neither.
+    `perennial repro` says which class got it, and the accuracy before; without a new photo it says neither.
     """
     folder = clone(owner, tmp_path / "clone")
     call(folder, "dvc", "pull")
@@ -109,7 +109,7 @@ def test_a_queued_experiment_has_the_photos(owner: Path, tmp_path: Path) -> None
 
 
 def test_a_broken_link_among_the_photos_is_named(photos: Path, tmp_path: Path) -> None:
-    """`make repro` refuses it as `make start` does; a run without these photos goes on.
+    """`perennial repro` refuses it as `perennial start` does; a run without these photos goes on.
 
     3 seconds: DVC starts for the second run.
     """
@@ -153,7 +153,7 @@ def test_a_folder_is_read_where_it_is(photos: Path, tmp_path: Path) -> None:
 
 
 def test_wrong_params_cost_no_output(owner: Path, tmp_path: Path) -> None:
-    """`make repro` refuses before DVC removes anything. Under `dvc repro`, the stage that refuses names what DVC
+    """`perennial repro` refuses before DVC removes anything. Under `dvc repro`, the stage that refuses names what DVC
     removed, and how to get it back. A typing error in train.model costs no image.
     """
     folder = clone(owner, tmp_path / "clone")

@@ -1,4 +1,4 @@
-"""The page with two runs, which `make compare` writes for two of them, looked at with a real browser."""
+"""The page with two runs, which `perennial compare` writes for two of them, looked at with a real browser."""
 
 import re
 from collections.abc import Iterator, Sequence

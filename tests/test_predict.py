@@ -56,7 +56,7 @@ def folder(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m pipeline predict …` in `folder`."""
+    """`perennial predict …` in `folder`."""
     command = [sys.executable, "-m", "pipeline", "predict", *arguments]
     return starts.run(command, cwd=folder, encoding="utf-8")
 
@@ -205,7 +205,7 @@ def test_what_is_given_is_answered_counted_or_named(
 
 
 def elsewhere(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m pipeline predict …` in a folder without params.yaml."""
+    """`perennial predict …` in a folder without params.yaml."""
     command = [sys.executable, "-m", "pipeline", "predict", *arguments]
     environ = os.environ | {"PYTHONPATH": str(PROJECT)}
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, encoding="utf-8", check=False)

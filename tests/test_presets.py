@@ -1,4 +1,4 @@
-"""The presets of `make start`: for every machine and every number of images, params that can run and learn."""
+"""The presets of `perennial start`: for every machine and every number of images, params that can run and learn."""
 
 from dataclasses import replace
 from itertools import pairwise, product

@@ -227,7 +227,7 @@ def test_the_terminal_shows_how_many_files_are_excluded(
     assert lines[-6] == "split: left out: 1 empty (first: dog/empty.png)"
     assert lines[-4].split()[:2] == ["split:", "cat"]
     assert lines[-1].startswith(f"split: few test images ({of['test']} in all")
-    assert lines[-1].endswith("make folds tests every image")
+    assert lines[-1].endswith("perennial folds tests every image")
 
 
 def test_the_table_says_what_each_image_is(small: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

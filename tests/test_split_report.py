@@ -114,7 +114,7 @@ def test_what_is_done_with_a_given_split_is_said() -> None:
 def test_few_test_images_are_said(tested: tuple[int, int], facts: str) -> None:
     """Fewer than 30, or one of a class, by its name; and the command that tests every image."""
     said = split_report.few_test_images({label: {"test": images} for label, images in zip("ab", tested, strict=True)})
-    assert (said.partition("(")[2].partition(")")[0], "make folds" in said) == (facts, bool(facts))
+    assert (said.partition("(")[2].partition(")")[0], "perennial folds" in said) == (facts, bool(facts))
 
 
 def test_a_name_cannot_break_the_table() -> None:

@@ -1,4 +1,4 @@
-"""`make start`: it shows the presets, writes one into params.yaml, and says how long a run takes."""
+"""`perennial start`: it shows the presets, writes one into params.yaml, and says how long a run takes."""
 
 import io
 import os
@@ -194,8 +194,8 @@ def test_without_photos_there_are_times_and_two_ways(
     assert asked == 3 * [(3670, 5)]
     assert sum("about 10 minutes" in line for line in lines) == 3
     assert any("3,670 images in 5 classes" in line for line in lines)
-    assert [line.split()[:2] for line in lines[-2:]] == [["make", "start"], ["make", "demo"]]
-    assert "PHOTOS=" in lines[-2]
+    assert [line.split()[:2] for line in lines[-2:]] == [["perennial", "start"], ["make", "demo"]]
+    assert "--photos" in lines[-2]
     assert params.FILE.read_bytes() == before
 
 
@@ -221,7 +221,7 @@ class Terminal(io.StringIO):
 def test_the_name_of_a_preset_may_have_capitals(
     project_with_photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`make start PRESET=Quick` writes `quick`."""
+    """`perennial start Quick` writes `quick`."""
     monkeypatch.setattr(start, "this_machine", lambda: HERE)
     monkeypatch.setattr(estimate, "report", lambda config, found: iter(()))
     assert main(["start", "Quick"]) == 0
@@ -229,7 +229,7 @@ def test_the_name_of_a_preset_may_have_capitals(
 
 
 def run_start(folder: Path, *arguments: str, terminal: bytes = b"") -> subprocess.CompletedProcess[str]:
-    """`python -m pipeline start` in `folder`; with a terminal on stdin that these bytes are typed into, or without."""
+    """`perennial start` in `folder`; with a terminal on stdin that these bytes are typed into, or without."""
     keyboard, stdin = pty.openpty() if terminal else (None, subprocess.DEVNULL)
     if keyboard is not None:
         os.write(keyboard, terminal)
@@ -251,7 +251,7 @@ def test_from_photos_to_a_run(tmp_path: Path) -> None:
     shown = run_start(folder, "--photos", str(photos))
     assert shown.returncode == 0, shown.stderr
     assert f"60 in 2 classes, in {photos}" in shown.stdout
-    assert "python -m pipeline start good" in shown.stdout
+    assert "perennial start good" in shown.stdout
     assert (folder / "params.yaml").read_bytes() == before
     chosen = run_start(folder, "--photos", str(photos), terminal=b"q\n")
     assert chosen.returncode == 0, chosen.stderr

@@ -1,4 +1,4 @@
-"""What `make repro` and `make demo` end with: the figures, where to look, and what to do next."""
+"""What `perennial repro` and `make demo` end with: the figures, where to look, and what to do next."""
 
 import hashlib
 import re
@@ -31,15 +31,15 @@ def test_the_figures_are_those_of_the_metrics() -> None:
     assert re.search(r"^test accuracy +0.9434 \(95 % interval: 0.8463 to 0.9806, 53 images\)$", said, re.MULTILINE)
     for place in ("reports/index.html", "data/split.csv", "dvc plots show", "tensorboard --logdir runs"):
         assert place in said
-    assert "python -m pipeline predict IMAGE" in said
+    assert "perennial predict IMAGE" in said
 
 
 def test_few_test_images_are_said(tmp_path: Path) -> None:
     """With the command that tests every image; not in the demo, which has 53."""
-    assert "make folds" not in summary(paths_in(str(RESULTS / "metrics")))
+    assert "perennial folds" not in summary(paths_in(str(RESULTS / "metrics")))
     shutil.copyfile(RESULTS / "metrics/eval.json", tmp_path / "eval.json")
     (tmp_path / "images.csv").write_text("class,train,val,test,excluded\na,9,1,28,0\nb,9,1,1,0\n")
-    [said] = [line for line in summary(paths_in(str(tmp_path))).splitlines() if "make folds" in line]
+    [said] = [line for line in summary(paths_in(str(tmp_path))).splitlines() if "perennial folds" in line]
     assert "29 in all; 1 of b" in said
 
 

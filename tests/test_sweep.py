@@ -1,4 +1,4 @@
-"""`python -m pipeline sweep`: what it refuses, and real sweeps: killed and started again, stopped, taken over."""
+"""`perennial sweep`: what it refuses, and real sweeps: killed and started again, stopped, taken over."""
 
 import os
 import random

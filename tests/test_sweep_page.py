@@ -37,7 +37,7 @@ ENDED = [
 BEST_FIRST = trials.ranked(ENDED)
 PRESENT = ENDED[0].trial.values
 VERDICT = trials.verdict(BEST_FIRST, PRESENT, eval_figures(0.625, 0.4, 0.8), {"val": 40, "test": 80})
-TAKE_OVER = "python -m pipeline sweep s.yaml --apply && make repro"
+TAKE_OVER = "perennial sweep s.yaml --apply && perennial repro"
 PAGE = sweep_page.written(SWEEP, BEST_FIRST, VERDICT, TAKE_OVER)
 ELEMENTS = parsed(PAGE)
 DESKTOP, PHONE = ELEMENTS.one(class_="desktop"), ELEMENTS.one(class_="phone")

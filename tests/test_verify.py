@@ -1,4 +1,4 @@
-"""`make verify` confirms a correct dvc.lock, names every difference, and leaves no files behind."""
+"""`perennial verify` confirms a correct dvc.lock, names every difference, and leaves no files behind."""
 
 import shutil
 import signal

@@ -1,9 +1,9 @@
 """Compare experiments, commits and branches: changed params, accuracies with their intervals, time.
 
-    python -m pipeline compare                     the last commit, and all experiments that began there
-    python -m pipeline compare HEAD adept-wren     these; of two, also McNemar's exact test on the same test images, and
-                                                   a page with both: reports/compare.html
-    python -m pipeline compare --md …              as Markdown, for a pull request
+    perennial compare                     the last commit, and all experiments that began there
+    perennial compare HEAD adept-wren     these; of two, also McNemar's exact test on the same test images, and
+                                          a page with both: reports/compare.html
+    perennial compare --md …              as Markdown, for a pull request
 
 A revision is a commit, branch, tag or experiment, or `workspace`: what is in this folder now. A failed or queued
 experiment has no figures, and is shown as that.
@@ -96,7 +96,7 @@ def notes(all_of: Sequence[Revision]) -> Iterator[str]:
     if failed := [revision.name for revision in all_of if revision.state == revisions.FAILED]:
         yield f"failed: why: dvc queue logs {failed[0]}"
     if trained := [revision.name for revision in all_of if not revision.state and TEST not in revision.figures]:
-        yield f"only trained, not tested: {', '.join(trained)}; to test one: dvc exp apply NAME && make repro"
+        yield f"only trained, not tested: {', '.join(trained)}; to test one: dvc exp apply NAME && perennial repro"
     if any(not (revision.state or revision.timing) for revision in all_of):
         yield f"{UNKNOWN}: not known; seconds and images/s are in runs/, of trainings in this folder"
 
@@ -175,7 +175,7 @@ def compare(names: Sequence[str], as_markdown: bool) -> int:
     if len(measured) == 2:
         print(*two(measured[0], measured[1], known, paths), sep="\n")
     elif len(measured) > 2:
-        print(f"two of them in detail: python -m pipeline compare {measured[0].name} {measured[-1].name}")
+        print(f"two of them in detail: perennial compare {measured[0].name} {measured[-1].name}")
     return 0
 
 

@@ -1,7 +1,7 @@
 """Let the next training continue from a trained model: that of a commit, of an experiment, or of this folder.
 
-    python -m pipeline continue_from HEAD          a commit, a branch, a tag, or the name of an experiment
-    python -m pipeline continue_from workspace     the model that is in this folder now
+    perennial continue-from HEAD          a commit, a branch, a tag, or the name of an experiment
+    perennial continue-from workspace     the model that is in this folder now
 
 The model comes from DVC's cache, or from its remote. It is written into data/pretrained, with the names of its
 classes, and under a name from its SHA-256. DVC versions the file (dvc add), and train.weights names it. So the next
@@ -54,7 +54,7 @@ def fetch(revision: str, names: list[str], folder: Path) -> None:
             source.get_file(name, str(folder / Path(name).name))
             wanted = source.info(name).get("md5")  # of an output of DVC in a commit
             if wanted and wanted != files.md5(folder / Path(name).name):
-                raise damaged(f"{revision}:{name}", "in DVC's cache", "make repro repairs the cache")
+                raise damaged(f"{revision}:{name}", "in DVC's cache", "perennial repro repairs the cache")
     except (DvcException, OSError) as error:
         reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error) or "no such file"
         allowed = (

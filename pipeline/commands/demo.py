@@ -1,7 +1,7 @@
 """Run the whole pipeline on drawn flowers, in `.demo/`, a copy of the project: what `make demo` calls.
 
-    python -m pipeline demo              run, and compare with the committed results/demo/
-    python -m pipeline demo --record     also make this run the committed one
+    perennial demo              run, and compare with the committed results/demo/
+    perennial demo --record     also make this run the committed one
 
 The demo compares the hashes of all outputs (results/demo/outputs.json), not the hashes of the code. So a changed
 comment needs no new record. The copy stays (`cd .demo; dvc metrics show`), and a second demo has nothing to run.
@@ -92,8 +92,8 @@ def cause(lacking: Sequence[str]) -> str:
     if lacking:
         return f"they are for x86-64 CPUs with AVX2 and FMA, and this CPU lacks {' and '.join(lacking)}"
     return (
-        f"on this CPU ({machine.cpu_name()}) only other code, params or packages (make doctor) can be the cause; if "
-        f"none is changed, please report it"
+        f"on this CPU ({machine.cpu_name()}) only other code, params or packages (perennial doctor) can be the cause; "
+        f"if none is changed, please report it"
     )
 
 
@@ -115,7 +115,7 @@ def demo(recording: bool) -> int:
         record()
     print(f"\ndemo: done in {time.monotonic() - began:.0f} s. The files and commands above are for {FOLDER}/:")
     print(f"  cd {FOLDER} && . ../.venv/bin/activate")
-    print("  python -m pipeline verify      runs everything again, and compares every byte")
+    print("  perennial verify               runs everything again, and compares every byte")
     status = 0
     if not OUTPUTS.is_file():
         print(f"demo: there is no committed {OUTPUTS} to compare with; --record makes this run the committed one")

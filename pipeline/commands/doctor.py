@@ -1,6 +1,6 @@
 """Show what this machine or container has, what would stop a run here, and which params cannot run here.
 
-    python -m pipeline doctor        exit status 1 if something would stop a run; if not, how long a run takes
+    perennial doctor        exit status 1 if something would stop a run; if not, how long a run takes
 
 Each check is a function that returns a `Finding`: driver, Apex, memory, disks, Git, DVC and packages. The params are
 checked by config/validity.py, as at the start of every stage. Some checks take seconds, so only this command does them.

@@ -1,8 +1,8 @@
 """Train and test on every fold: a figure over all images, each of a model that was not trained on it.
 
-    python -m pipeline folds                     5 folds with these params; what `make folds` runs
-    python -m pipeline folds --folds 10 --seeds 3 --jobs 2
-    python -m pipeline folds --recipe NAME       repeats results/recipes/NAME.json, and compares every byte
+    perennial folds                     5 folds with these params; one test of every image
+    perennial folds --folds 10 --seeds 3 --jobs 2
+    perennial folds --recipe NAME       repeats results/recipes/NAME.json, and compares every byte
 
 One test split has few images, so its accuracy has a wide interval. Here split.folds is N, and the pipeline runs N times
 with split.fold from 0 to N - 1: each image is a test image once. --seeds K repeats that with K seeds of the training.
@@ -105,8 +105,8 @@ def check_images(found: Survey, folds: int) -> None:
                 f"{folds}, but {sizes}",
                 "value",
                 allowed=f"at least {folds} images in each class, a test image for each fold",
-                remedy=f"take fewer folds (make folds FOLDS={min(found.sizes.values())}), add images, or remove the "
-                f"class{'es' if len(few) > 1 else ''}",
+                remedy=f"take fewer folds (perennial folds --folds {min(found.sizes.values())}), add images, or remove "
+                f"the class{'es' if len(few) > 1 else ''}",
             )
         )
 
@@ -169,8 +169,8 @@ def folds(arguments: Namespace) -> int:
     recipe = record.read(path) if path else None
     chosen = study(config, arguments.folds, arguments.seeds, arguments.jobs, recipe)
     is_here = config.data.source != "archive"  # else paths.images may have images of another source
-    repeat = f"RECIPE={arguments.recipe}" if recipe else f"FOLDS={chosen.folds} SEEDS={len(chosen.seeds)}"
-    with locks.hold(FOLDER, "runs make folds"):
+    repeat = f"--recipe {arguments.recipe}" if recipe else f"--folds {chosen.folds} --seeds {len(chosen.seeds)}"
+    with locks.hold(FOLDER, "runs perennial folds"):
         workcopy.wait_for_workers(FOLDER)
         if is_here:
             announce(config, survey.survey(config), chosen)
@@ -189,7 +189,7 @@ def folds(arguments: Namespace) -> int:
         if repair(cache):
             raise UserError(cache_repair.DURING)
         pooled = answers.read(copies)
-        record_here = answers.write(config, copies, pooled, f"make folds {repeat}")
+        record_here = answers.write(config, copies, pooled, f"perennial folds {repeat}")
         status = judged(recipe, record_here, arguments.recipe) if recipe else 0
         files.remove(FOLDER)
     return status

@@ -1,6 +1,6 @@
 """Classify images with the exported model.
 
-    python -m pipeline predict IMAGE… [--model FOLDER | FILE] [--top N] [--json | --csv] [--device cuda]
+    perennial predict IMAGE… [--model FOLDER | FILE] [--top N] [--json | --csv] [--device cuda]
 
 IMAGE is a file, or a folder to look through. Prints one line `path: class probability` per image as it goes; with
 --json one JSON object per line, with --csv a table. An image is decoded, resized and cropped exactly as a test image

@@ -1,6 +1,6 @@
 """Run `dvc repro`: repair first what a killed DVC left, and wait for every process at the end.
 
-    python -m pipeline repro [arguments of dvc repro]
+    perennial repro [arguments of dvc repro]
 
 DVC rewrites dvc.lock and .dvc/tmp/rwlock in place. A DVC that is killed while it writes leaves them cut, and the next
 `dvc repro` refuses to start. A DVC that is killed while a stage runs leaves its PID in the rwlock. The next `dvc repro`
@@ -78,8 +78,7 @@ def check_photos(config: Params, stages: frozenset[str]) -> None:
     if "download" in stages and config.data.source == "folder" and not inbox.is_dir():
         allowed = "the folder with the images, for data.source: folder"
         remedy = (
-            "without it, train and evaluate can run on what dvc pull brings: "
-            "python -m pipeline repro --allow-missing evaluate"
+            "without it, train and evaluate can run on what dvc pull brings: perennial repro --allow-missing evaluate"
         )
         raise UserError(Fault("paths.inbox", str(inbox), "missing", "not a folder here", allowed, remedy))
     if "download" in stages and inbox.is_dir():

@@ -1,8 +1,8 @@
 """Write params that suit this machine and these photos into params.yaml, and say how long a run takes.
 
-    python -m pipeline start                     shows the presets; on a terminal, asks for one
-    python -m pipeline start good                writes this one: quick, good, best, modern, fast or apex
-    python -m pipeline start good --photos /path/to/photos
+    perennial start                     shows the presets; on a terminal, asks for one
+    perennial start good                writes this one: quick, good, best, modern, fast or apex
+    perennial start good --photos /path/to/photos
 
 The values of a preset follow from the machine and the number of images (planning/presets.py). The time follows from a
 few training steps on this machine (planning/estimate.py); it changes nothing in params.yaml.
@@ -29,8 +29,8 @@ from pipeline.planning.survey import Survey
 
 WITHOUT_PHOTOS = (
     "Nothing is changed, and no image is here yet. There are two ways to go on:",
-    "  make start PHOTOS=/path/to/photos    your own photos: a folder with one folder per class in it",
-    "  make demo                            the whole pipeline on drawn flowers, in about 3 minutes",
+    "  perennial start --photos /path/to/photos    your own photos: a folder with one folder per class in it",
+    "  make demo                                   the whole pipeline on drawn flowers, in about 3 minutes",
 )
 UNDO = f"git diff {params.FILE} shows what changed; git checkout {params.FILE} undoes all of it"
 
@@ -137,7 +137,7 @@ def chosen(now: Situation, photos: str) -> str:
     if not now.found.images and now.config.data.url == Data().url:
         print("", *WITHOUT_PHOTOS, sep="\n")
         return ""
-    command = f"python -m pipeline start {presets.RECOMMENDED}{f' --photos {shlex.quote(photos)}' if photos else ''}"
+    command = f"perennial start {presets.RECOMMENDED}{f' --photos {shlex.quote(photos)}' if photos else ''}"
     if not sys.stdin.isatty():
         print(f"\nNothing is changed. To take one: {command}")
         return ""
@@ -176,7 +176,7 @@ def start(asked: str, photos: str) -> int:
     print()
     for line in estimate.report(changed, now.found):
         print(line, flush=True)
-    print("Next: make repro")
+    print("Next: perennial repro")
     return 0
 
 

@@ -1,8 +1,8 @@
 """Try settings: a grid, random draws, or a search that learns. The best one by validation is tested once.
 
-    python -m pipeline sweep docs/sweep.yaml             writes metrics/sweep.csv and reports/sweep.html
-    python -m pipeline sweep docs/sweep.yaml --jobs 2    two trials at a time (not with search: tpe)
-    python -m pipeline sweep docs/sweep.yaml --apply     writes the settings of its best trial into params.yaml
+    perennial sweep docs/sweep.yaml             writes metrics/sweep.csv and reports/sweep.html
+    perennial sweep docs/sweep.yaml --jobs 2    two trials at a time (not with search: tpe)
+    perennial sweep docs/sweep.yaml --apply     writes the settings of its best trial into params.yaml
 
 One trial has the present settings. Each is trained in a work copy of the project (.dvc/tmp/reruns/sweep/), on the data
 of this folder. Your files, with params.yaml and what is not committed, stay as they are. Finished trials are not run
@@ -206,7 +206,7 @@ def keep(study: Study, training: Training, ended: Ended) -> None:
 
 
 def finish(study: Study, training: Training) -> None:
-    """Remove the checkpoint of a trial that has a result, and let `dvc exp show` and `make compare` show it."""
+    """Remove the checkpoint of a trial that has a result, and let `dvc exp show` and `perennial compare` show it."""
     for checkpoint in Path(study.config.paths.runs).glob(f"*-{training.name}-*/*checkpoint.pt"):
         files.remove(checkpoint)
     trials.publish(training.name, training.kept, study.config)
@@ -229,7 +229,7 @@ def conclude(study: Study, ended: Sequence[Done], on_test: EvalFigures, path: Pa
     counted = files.read_csv(Path(paths.metrics) / "images.csv")
     images = {split: sum(int(row[split]) for row in counted) for split in ("val", "test")}
     words = trials.verdict(ended, study.present, on_test, images)
-    take_over = f"python -m pipeline sweep {shlex.quote(str(path))} --apply && make repro"
+    take_over = f"perennial sweep {shlex.quote(str(path))} --apply && perennial repro"
     page = Path(paths.reports) / "sweep.html"
     files.write_text(page, sweep_page.written(study.sweep, ended, words, take_over))
     content = {"ranges": files.sha256(path), "trial": best.number, "values": best.values}
@@ -251,7 +251,7 @@ def best_of(path: Path) -> Path:
 def apply(path: Path) -> int:
     """Write the settings of the best trial into params.yaml; 0. Raises UserError if the sweep has not ended yet."""
     ranges.read(path)
-    remedy = f"run the sweep first: python -m pipeline sweep {path}"
+    remedy = f"run the sweep first: perennial sweep {path}"
     best = schema.json_of(best_of(path), Best, remedy)
     if best.ranges != files.sha256(path):
         raise UserError(Fault(str(path), "not the file of the sweep that has ended", "differs", remedy=remedy))
@@ -259,8 +259,8 @@ def apply(path: Path) -> int:
     params.with_values(config, best.values)  # refuses a setting that another version had
     old = dict(document.leaves(config.model_dump(mode="json")))
     document.rewrite(params.FILE, best.values)
-    changes = [f"{key} {old[key]} → {value}" for key, value in best.values.items() if old[key] != value]
-    say(f"{params.FILE} has the settings of trial {best.trial}: {', '.join(changes) or 'as before'}; next: make repro")
+    changed = ", ".join(f"{key} {old[key]} → {value}" for key, value in best.values.items() if old[key] != value)
+    say(f"{params.FILE} has the settings of trial {best.trial}: {changed or 'as before'}; next: perennial repro")
     return 0
 
 

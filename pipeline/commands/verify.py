@@ -1,9 +1,9 @@
-"""Run the committed stages again, and compare every output with the committed dvc.lock: what `make verify` runs.
+"""Run the committed stages again, and compare every output with the committed dvc.lock: `perennial verify`.
 
-    python -m pipeline verify                    every stage
-    python -m pipeline verify --stage train      one stage, from inputs that DVC's cache holds
-    python -m pipeline verify --elsewhere        for a machine on which the bytes cannot be equal: compares accuracies
-    python -m pipeline verify --record-seeds 5   writes the accuracies that --elsewhere compares with
+    perennial verify                    every stage
+    perennial verify --stage train      one stage, from inputs that DVC's cache holds
+    perennial verify --elsewhere        for a machine on which the bytes cannot be equal: compares accuracies
+    perennial verify --record-seeds 5   writes the accuracies that --elsewhere compares with
                                                  (both: --jobs N trains N seeds at the same time)
 
 First the folder itself is checked. Every file that decides bytes must be committed. Outputs must be as in dvc.lock: DVC

@@ -18,7 +18,7 @@ from pipeline.config.machine import Machine
 from pipeline.config.model_names import MODELS, TIMM
 from pipeline.config.params import APEX_LEVELS, Params, Paths, Run, Split, Train
 
-START = "make start writes params that suit this machine"
+START = "perennial start writes params that suit this machine"
 INSTEAD_OF_APEX = "without it: fp16 for O1 to O3, fp32 for O0, ddp for apex_ddp, torch for apex, sgd for fused_sgd"
 MAX_PER_CORE = 8  # processes per core: more of them only wait for each other, and each takes 0.4 GB
 RESERVED = frozenset({  # the paths of the project's own files and of the stages' outputs; a test compares them

@@ -16,7 +16,7 @@ from torch import Tensor
 from pipeline.base.errors import Fault, UserError
 
 THREADS = 256  # per block
-REMEDY = "install the packages of requirements/lock.txt (make setup), or a newer NVIDIA driver; make doctor shows both"
+REMEDY = "make setup, or a newer NVIDIA driver; perennial doctor shows the packages and the driver"
 
 
 def launch(source: str, name: str, blocks: int, arguments: Sequence[Tensor | int]) -> None:

@@ -20,7 +20,7 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.evaluation import metrics
 from pipeline.evaluation.figures import EvalFigures
 
-AGAIN = "run the folds again (make folds)"
+AGAIN = "run the folds again (perennial folds)"
 ONCE = "each image must be tested once; a class may have too few images: take fewer folds, or set split.stratify: true"
 LEAST = 5e-324  # the smallest float above 0: a probability of 0 in the table was a smaller number
 OF_LOGARITHMS, DIGITS = ("nll", "ece"), 12  # the last bits of numpy's logarithms depend on the kind of CPU

@@ -103,7 +103,7 @@ def summary(paths: Paths, *, reported: bool = True, earlier: Rows = ()) -> str:
         ("the split", f"{paths.split} (each image: train, val, test, or why it is not used)"),
         ("plots", "dvc plots show"),
         ("curves of the training", f"tensorboard --logdir {paths.runs}"),
-        ("classify an image", "python -m pipeline predict IMAGE"),
+        ("classify an image", "perennial predict IMAGE"),
         ("keep this result", "git add . && git commit -m 'My model'; to share it: dvc push"),
     ]
     if reported:

@@ -27,7 +27,7 @@ from pipeline.versioning.dvc_lock import Claims, Hashes
 
 FOLDER = workcopy.FOLDER / "seeds"
 RESULT = "result.json"  # in the work copy of a seed
-REMEDY = "dvc pull brings it, python -m pipeline repro prepare weights makes it again"
+REMEDY = "dvc pull brings it, perennial repro prepare weights makes it again"
 DIFFERENT = 3  # exit status
 
 

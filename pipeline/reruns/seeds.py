@@ -24,7 +24,7 @@ STAGES = ("train", "evaluate")  # those whose outputs depend on the kind of proc
 FEWEST = 2  # seeds on each side: one has no spread
 LEVEL = 0.05  # a lower mean that chance alone gives less often than this is a difference, as in MLPerf
 FOUND = 0.8  # the share of cases in which a drop that counts as visible is found
-RECORD = "python -m pipeline verify --record-seeds 5, where the claim comes from; then commit the file"
+RECORD = "perennial verify --record-seeds 5, where the claim comes from; then commit the file"
 
 
 @dataclass(frozen=True)

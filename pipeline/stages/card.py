@@ -1,6 +1,6 @@
 """Stage `card`: README.md beside the model, which the Hugging Face Hub shows as the model's page.
 
-    python -m pipeline card        reads what the other stages wrote; writes models/README.md
+    perennial card        reads what the other stages wrote; writes models/README.md
 
 The same inputs give the same card: no time, no host, no path.
 """

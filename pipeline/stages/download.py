@@ -1,6 +1,6 @@
 """Stage `download`: images in class folders below data/images, or a list of images that stay where they are.
 
-    python -m pipeline download
+    perennial download
 
 The images are unpacked from an archive, copied from the inbox, listed in a folder, or drawn (`data.source`). The
 SHA-256 of an archive is checked before it is unpacked. An output appears only when it is complete. A downloaded file is

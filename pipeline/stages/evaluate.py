@@ -1,6 +1,6 @@
 """Measure the trained model on the test images: one of the processes that `pipeline.stages.launch` starts.
 
-    python -m pipeline evaluate       starts run.processes of it, as params.yaml says
+    perennial evaluate       starts run.processes of it, as params.yaml says
 
 Reads models/ and the packed test rows. Writes metrics/eval.json, and metrics/*.csv (per_class, confusion, calibration,
 predictions): the same bytes for every number of processes. Every test image is counted once.

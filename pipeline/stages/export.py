@@ -1,6 +1,6 @@
 """Stage `export`: the model as ONNX, and the proof that it gives the same classes.
 
-    python -m pipeline export
+    perennial export
 
 Writes models/model.onnx and metrics/export.json. Every test image goes through onnxruntime, and the answer is compared
 with metrics/predictions.csv. Another class than there is an error that names the image. With evaluate.onnx: false

@@ -1,6 +1,6 @@
 """Start the processes of a stage, as many as `run.processes`, in the way that `run.launcher` names.
 
-python -m pipeline train | evaluate
+perennial train | evaluate
 """
 
 import os
@@ -32,7 +32,7 @@ def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
         place.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="launch-", dir=place, ignore_cleanup_errors=True) as folder,
-        locks.hold(Path(folder), "waits for its processes here"),  # make clean-runs leaves it alone
+        locks.hold(Path(folder), "waits for its processes here"),  # perennial clean-runs leaves it alone
     ):
         stopped, ended = Path(folder) / "stopped", Path(folder) / "ended"
         for restart in range(run.max_restarts + 1):

@@ -1,6 +1,6 @@
 """Stage `prepare`: decode every kept image once, resize it to a square and pack it, so that training never decodes.
 
-python -m pipeline prepare       reads data/images and data/split.csv; writes data/packed (data/packed.py)
+perennial prepare       reads data/images and data/split.csv; writes data/packed (data/packed.py)
 """
 
 from argparse import Namespace

@@ -1,6 +1,6 @@
 """Stage `report`: one page about the run, for a browser.
 
-    python -m pipeline report        reads what the other stages wrote; writes reports/index.html
+    perennial report        reads what the other stages wrote; writes reports/index.html
 
 The page needs no other file and no network. It has the same bytes for the same inputs: no time, no host, no path of the
 machine, and nothing that depends on the kind of CPU.

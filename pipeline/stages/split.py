@@ -1,6 +1,6 @@
 """Stage `split`: decode and check every image once, and assign it to train, val or test.
 
-    python -m pipeline split         reads the images; writes data/split.csv, and tables of counts in metrics/
+    perennial split         reads the images; writes data/split.csv, and tables of counts in metrics/
 
 The tables: images.csv (per class and split), excluded.csv (per reason), suspects.csv (images that a person should look
 at), findings.csv (duplicates and everything else).

@@ -1,6 +1,6 @@
 """Stage `train`: train a model on the packed images. This is one of the processes that `pipeline.stages.launch` starts.
 
-    python -m pipeline train       starts run.processes of it, as params.yaml says
+    perennial train       starts run.processes of it, as params.yaml says
 
 Writes models/{model.safetensors,model.json,config.json}, metrics/train.json and metrics/history.csv: the same bytes for
 the same inputs. A folder in runs/ (training/runs.py) holds the checkpoint from which an interrupted run resumes.

@@ -1,6 +1,6 @@
 """Stage `weights`: pretrained weights for train.model, or a note that none are asked for.
 
-    python -m pipeline weights       writes into data/weights: <train.model>.safetensors, or none.txt
+    perennial weights       writes into data/weights: <train.model>.safetensors, or none.txt
 
 It is a stage of its own, so that another model does not bring the images again. A downloaded file is kept, so the stage
 runs again without a network.

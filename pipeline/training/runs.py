@@ -11,8 +11,7 @@ fingerprint resumes.
 
 DVC runs a queued experiment in a temporary copy of the project, and removes the copy afterwards. Its events and its
 provenance.json are written into a folder of the same name in the project itself.
-
-    python -m pipeline.training.runs --clean   removes the folders of finished runs, and of runs that no start resumes
+`perennial clean-runs` removes the folders of finished runs, and of runs that no start resumes.
 """
 
 import os

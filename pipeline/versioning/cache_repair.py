@@ -33,7 +33,7 @@ IDLE_SECONDS = 60  # nobody fills an empty folder that is older than this
 PROTECTED = 0o444  # the mode that DVC gives to files in its cache
 THEM = "the files above"
 DURING = Fault(THEM, "damaged during this run", "damaged", "the disk or the memory may be failing", remedy="run again")
-BEFORE = Fault(THEM, "not what dvc.lock says, as before", "differs", remedy="remove them; make repro brings them back")
+BEFORE = Fault(THEM, "not what dvc.lock says, as before", "differs", remedy="remove them; then: perennial repro")
 
 
 def repair(cache: Path, stages: Collection[str]) -> list[str]:

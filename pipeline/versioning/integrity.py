@@ -5,7 +5,7 @@ empties a file, DVC uses that file without a message. The functions here read th
 
 MEMORY holds the MD5 of every file that was read, with its inode, size and times. A file for which these have not
 changed is not read again, as in Git's index: every write changes the ctime, and no program can set it. A disk that
-changes a file by itself is not noticed in this way; `python -m pipeline verify` uses no memory and reads everything.
+changes a file by itself is not noticed in this way; `perennial verify` uses no memory and reads everything.
 """
 
 import errno
@@ -30,7 +30,7 @@ IGNORE = Path(".dvcignore")
 UNDER_DVC = "DVC_STAGE"  # DVC sets this variable for the commands that it runs
 COMPARED = "PERENNIAL_COMPARED"  # the variable with what `check` compared at this start: see `mark_compared`
 REMEDY = (
-    "python -m pipeline repro (make repro) removes damaged files and makes them again; "
+    "perennial repro removes damaged files and makes them again; "
     "with a remote: remove the files that are listed, then dvc pull"
 )
 

@@ -3,7 +3,7 @@
     python -m tests.faults.frozen --timeout 20 --out benchmarks/results/frozen.json
 
 What the stages need is copied to a temporary folder, and the data are prepared there (a small ResNet-18 on CPU
-processes). Each case starts `python -m pipeline launch` in a copy of that folder, as DVC does. It waits for the first
+processes). Each case starts `perennial train` in a copy of that folder, as DVC does. It waits for the first
 epoch (in evaluate: for the processes), sends SIGSTOP to the processes that it names, and in some cases TERM to the
 launcher. It counts
 

@@ -31,7 +31,7 @@ class Fault:
     """One signal to one target at one moment of one stage.
 
     The target is "rank", "launcher" (in a stage without a launcher: the stage), "dvc", "group" (the process group), or
-    "repro" (`python -m pipeline repro`).
+    "repro" (`perennial repro`).
     """
 
     stage: str

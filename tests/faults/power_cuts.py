@@ -1,19 +1,19 @@
-"""Cuts the power of a disk during and after a run of the pipeline: the next `make repro` gives the right bytes.
+"""Cuts the power of a disk during and after a run of the pipeline: the next `perennial repro` gives the right bytes.
 
     python -m tests.faults.power_cuts --cuts 20 --out benchmarks/results/power_cuts.json
 
 Needs root, mkfs.btrfs and mkfs.ext4. The project is on an ext4 file system in a file, and that file is on a btrfs. A
 reflink copy of the file is the disk as a power cut at that moment leaves it: data that was only in memory is missing,
 and mounting the copy replays the journal. A small pipeline (drawn flowers, one epoch on one CPU process) runs there
-without interruption: once started by `python -m pipeline repro`, which is `make repro`, and once by `dvc repro`. The
+without interruption: once started by `perennial repro`, and once by `dvc repro`. The
 disk is copied during the run and in the seconds after it. Then each copy is mounted in place of the disk, and
-`python -m pipeline repro` runs until it succeeds. A cut counts
+`perennial repro` runs until it succeeds. A cut counts
 
     repros        runs until one succeeded; more than one means that the user saw an error
     repairs       lines about damage that was repaired
     stages_run    stages that ran
     wrong         dvc.lock in the end differs from the reference run's, or an output or cache object from its hash
-    lost          something was damaged, or ran again, although `make repro` had ended before the cut
+    lost          something was damaged, or ran again, although `perennial repro` had ended before the cut
 
 The exit status is 1 if a cut is wrong, lost something, or took more than one run. It is 0, with the reason, if nothing
 can be mounted here.
@@ -161,7 +161,7 @@ def run_and_cut(disk: Disk, project: Path, command: str, moments: list[float], a
 
 
 def recover(disk: Disk, project: Path, name: str, command: str, moment: str, expected: str) -> Cut:
-    """Mount a copy in place of the disk, and run `make repro` there until it succeeds."""
+    """Mount a copy in place of the disk, and run `perennial repro` there until it succeeds."""
     began = time.monotonic()
     disk.mount(name)
     repros, output, said, status = 0, "", "", 1

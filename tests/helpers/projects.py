@@ -47,7 +47,7 @@ def verify_environment(project: Path) -> dict[str, str]:
 
 
 def verify(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m pipeline verify` in the project. In every case its work copy is removed."""
+    """Run `perennial verify` in the project. In every case its work copy is removed."""
     command = [sys.executable, "-m", "pipeline", "verify", *arguments]
     done = subprocess.run(
         command, cwd=project, env=verify_environment(project), capture_output=True, text=True, check=False

@@ -27,7 +27,7 @@ LONG: dict[str, Any] = {"train__epochs": 24, "run__log_steps": 2, "run__epoch_ch
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
-    """`python -m pipeline train` in a session of its own. Its messages go to a file (see `messages`)."""
+    """`perennial train` in a session of its own. Its messages go to a file (see `messages`)."""
     with (folder / "said").open("w") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "pipeline", "train"],
@@ -104,7 +104,7 @@ def small_world(folder: Path, count: int = 60, side: int = 40, **changes: Any) -
 
 
 def launch(folder: Path, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`python -m pipeline train`, as DVC runs it, with these environment variables besides."""
+    """`perennial train`, as DVC runs it, with these environment variables besides."""
     processes = read_params(folder / "params.yaml")["run"]["processes"]
     environ = {**os.environ, **variables}
     done = starts.run([sys.executable, "-m", "pipeline", "train"], ranks=processes, cwd=folder, env=environ)

@@ -1,4 +1,4 @@
-"""`python -m pipeline rank train` in which every process but rank 0 always finds that much time has passed.
+"""`perennial rank train` in which every process but rank 0 always finds that much time has passed.
 
 python -m tests.ranks.own_clock FOLDER
 """

@@ -1,4 +1,4 @@
-"""`python -m pipeline rank train` that receives TERM after each step that it takes.
+"""`perennial rank train` that receives TERM after each step that it takes.
 
 python -m tests.ranks.stop_at_once
 """
