@@ -17,7 +17,6 @@ from benchmarks.harness.measuring import Report, Worker
 from benchmarks.speed import gpu, growth, portable
 from tests.conftest import PROJECT
 from tests.documents import figures
-from tests.documents.phrases import english
 from tests.helpers.refusals import refuses
 
 NAMES = ("ceiling", "ways", "time_to_accuracy", "pipeline", "loader", "prepare", "growth")  # with the tiny preset
@@ -36,18 +35,18 @@ SLOW = pytest.mark.slow("half a minute each; make test has two benchmarks, which
 
 @pytest.mark.parametrize("name", [name if name in IN_MAKE_TEST else pytest.param(name, marks=SLOW) for name in NAMES])
 def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
-    """The README's table can be made of the JSON, which names machine, versions, commit and preset."""
+    """The table of docs/performance.md can be made of the JSON, which names machine, versions, commit and preset."""
     done = run(name, "--tiny", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / f"{name}_cpu.json").read_text())
-    assert figures.LINES[name](report | {"rows": of_all_sizes(report["rows"])}, english)
+    assert figures.LINES[name](report | {"rows": of_all_sizes(report["rows"])})
     assert report["conditions"]["preset"] == "tiny"
     assert {"cpu", "cores", "gpus", "versions", "commit", "photos"} <= report["conditions"].keys()
     assert all(row in done.stdout for row in [*report["rows"], *report["left_out"]])
 
 
 def of_all_sizes(rows: dict[str, Any]) -> dict[str, Any]:
-    """The rows, with those of the tiny preset also under the size that the README has."""
+    """The rows, with those of the tiny preset also under the size that the table has."""
     return rows | {name.replace(" 32", f" {figures.SIDE}"): row for name, row in rows.items()}
 
 

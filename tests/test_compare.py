@@ -183,22 +183,15 @@ def test_real_experiments_are_compared(tmp_path: Path) -> None:
     assert "not run with these params" in asked(folder, "workspace", "HEAD")
 
 
-def section(title: str) -> list[str]:
-    """The commands of a section of README.md, without their comments. A command of make becomes what make runs."""
-    text = (PROJECT / "README.md").read_text().partition(f"\n## {title}\n")[2].partition("```bash\n")[2]
-    made = {
-        'make compare REVS="HEAD long"': "python -m pipeline compare HEAD long",
-        "make compare": "python -m pipeline compare",
-        "make repro": "python -m pipeline repro",
-    }
-    found = [line.split("  #")[0].rstrip() for line in text.partition("```")[0].splitlines()]
-    for command, run in made.items():
-        found = [line.replace(command, run) for line in found]
-    return found
+def commands(title: str) -> list[str]:
+    """The commands of a section of docs/experiments.md, without their comments, with this Python's program."""
+    text = (PROJECT / "docs/experiments.md").read_text().partition(f"\n## {title}\n")[2].partition("```bash\n")[2]
+    lines = [line.split("  #")[0].rstrip() for line in text.partition("```")[0].splitlines()]
+    return [line.replace("perennial ", "python -m pipeline ") for line in lines]
 
 
-@pytest.mark.slow("several runs of DVC, as a reader of README.md does them")
-def test_the_readmes_way_of_comparing_works_from_its_first_line(tmp_path: Path) -> None:
+@pytest.mark.slow("several runs of DVC, as a reader of docs/experiments.md does them")
+def test_the_documents_way_of_comparing_works_from_its_first_line(tmp_path: Path) -> None:
     """After a first run every command of the section works, in its order, and the last one gives back the commit."""
     folder = copy_project(
         tmp_path / "project", data__source="synthetic", data__synthetic__count=100, data__synthetic__size=40,
@@ -207,8 +200,8 @@ def test_the_readmes_way_of_comparing_works_from_its_first_line(tmp_path: Path) 
     for name in ("user.name", "user.email"):
         call(folder, "git", "config", name, "reader@localhost")
     lock = (folder / "dvc.lock").read_bytes()
-    commands = [line for line in section("Changing a setting and comparing") if not line.startswith("tensorboard")]
-    said = [call(folder, "bash", "-euc", f"export COLUMNS=110; {command}").stdout for command in commands]
+    lines = [line for line in commands("Changing a setting and comparing") if not line.startswith("tensorboard")]
+    said = [call(folder, "bash", "-euc", f"export COLUMNS=110; {line}").stdout for line in lines]
     assert call(folder, "git", "status", "--porcelain").stdout == ""
     assert "metrics/eval.json" in call(folder, "git", "ls-files", "metrics").stdout
     _, _, table, two, shown, diff, _ = said

@@ -2,12 +2,15 @@
 
 import ast
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from pipeline.__main__ import COMMANDS, parse
 from tests.conftest import PROJECT
 from tests.documents import parts
+from tests.documents.markdown import LINK, anchors, commands
 
 DOCUMENTS = (
     "README.md",
@@ -21,19 +24,55 @@ FOLDERS = "pipeline|tests|benchmarks|docs|docker|requirements|results|.github"
 
 @pytest.mark.parametrize("document", parts.DOCUMENTS)
 def test_the_generated_parts_are_up_to_date(document: str) -> None:
-    """The tables of results, figures, ways, and pairs of choices that do not work together."""
+    """The tables of results, figures, ways, and pairs of choices that do not work together: `make docs` writes them."""
     assert parts.filled(document) == (PROJECT / document).read_text(), "run: make docs"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_a_document_names_files_that_exist(document: str) -> None:
-    """Every relative link of a document, and every path in code style, is a file or a folder of the project."""
+def test_a_document_names_files_and_headings_that_exist(document: str) -> None:
+    """Every relative link, with its heading, and every path in code style is there."""
     path = PROJECT / document
     text = path.read_text()
-    links = re.findall(r"\]\((?!https?://|\.\./\.\./actions/)([^)#]+)", text)
     paths = re.findall(rf"`((?:{FOLDERS})/[\w./*-]*)`", text)
-    assert [link for link in links if not (path.parent / link).exists()] == []
     assert [name for name in paths if not list(PROJECT.glob(name))] == []
+    for link in LINK.findall(text):
+        file, _, anchor = link.partition("#")
+        if "://" in link or file.startswith("../../actions/"):
+            continue
+        target = path.parent / file if file else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), f"{document}: no heading {link}"
+
+
+TARGETS = set(re.findall(r"^([\w-]+):", (PROJECT / "Makefile").read_text(), re.MULTILINE))
+TEMPLATES = [str(path.relative_to(PROJECT)) for path in sorted((PROJECT / ".github").glob("**/*.md"))]
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *TEMPLATES, "results/README.md", "params.yaml", "docs/sweep.yaml"])
+def test_a_document_names_commands_that_exist(document: str) -> None:
+    """Every target of make, and every command of the program with its options and arguments."""
+    for line in commands((PROJECT / document).read_text()):
+        for command in re.split(r"&&|;|\|", line):
+            if made := re.match(r"\s*(?:\w+=\S+ )*make ([\w-]+)", command):
+                assert made[1] in TARGETS, command
+            if asked := re.search(r"(?:^|\s)perennial ([a-z].*)", command):
+                check(shlex.split(asked[1]))
+
+
+def check(words: list[str]) -> None:
+    """Fails if the program has no such command, or if the command does not take these arguments."""
+    name, *rest = words
+    assert name in COMMANDS, words
+    assert "-m pipeline" not in words
+    if rest:  # a command by its name alone may lack what it needs
+        parse(name, [re.sub(r"^[A-Z]$", "1", word) for word in rest])
+
+
+def test_a_message_names_a_command_that_exists() -> None:
+    """Every command of the program that a text in pipeline/ names."""
+    for path in (PROJECT / "pipeline").rglob("*.py"):
+        for name in re.findall(r"\bperennial ([a-z][a-z-]+)", path.read_text()):
+            assert name in COMMANDS, f"{path}: {name}"
 
 
 def names(file: Path) -> set[str]:

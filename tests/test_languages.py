@@ -12,11 +12,11 @@ from typing import NamedTuple
 import pytest
 
 from tests.conftest import PROJECT
+from tests.documents.markdown import CODE, LINK, anchors
 from tests.documents.phrases import PHRASES
 
-CHINESE = sorted(path.relative_to(PROJECT) for folder in ("", "docs") for path in (PROJECT / folder).glob("*.zh.md"))
+CHINESE = sorted(path.relative_to(PROJECT) for path in PROJECT.glob("*.zh.md"))
 TWINS = {Path(str(path).replace(".zh.md", ".md")): path for path in CHINESE}
-LINK, CODE = re.compile(r"\]\(([^)]+)\)"), re.compile(r"`[^`]+`")
 FIGURE = re.compile(r"(?<![\w.])\d[\d,.]*", re.ASCII)
 COMMENT = re.compile(r"(?:^|\s+)# .*$")
 HAN, FULL_WIDTH = r"[\u4e00-\u9fff]", r"[,;:!?()]"
@@ -71,23 +71,16 @@ def target(path: Path, link: str, headings: dict[str, int]) -> str:
     return f"{name}#{anchor}"
 
 
-def anchors(path: Path) -> dict[str, int]:
-    """The anchor of each heading, as the Git hosts make it from the heading, and its number."""
-    text = re.sub(r"^ *```.*?^ *```", "", (PROJECT / path).read_text(), flags=re.MULTILINE | re.DOTALL)
-    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-"): number for number, title in enumerate(titles)}
-
-
-def test_there_are_pairs() -> None:
-    """The README and the page for those who come from the tutorials."""
-    assert set(TWINS) >= {Path("README.md"), Path("docs/from-the-tutorials.md")}
+def test_there_is_a_pair() -> None:
+    """The README alone is in two languages."""
+    assert set(TWINS) == {Path("README.md")}
 
 
 @pytest.mark.parametrize("english", TWINS, ids=str)
 def test_both_languages_say_the_same(english: Path) -> None:
     """Line by line: marks, code, links and figures."""
     chinese = TWINS[english]
-    ours, theirs = lines(english, anchors(english)), lines(chinese, anchors(chinese))
+    ours, theirs = (lines(path, anchors(PROJECT / path)) for path in (english, chinese))
     for one, other in zip(ours, theirs, strict=False):
         assert one[1:] == other[1:], f"{english}:{one.number} and {chinese}:{other.number} differ"
     assert len(ours) == len(theirs)
@@ -100,16 +93,6 @@ def test_chinese_is_set_as_chinese(chinese: Path) -> None:
         plain = LINK.sub("]", text)
         for wrong in (rf"{HAN}\s*{FULL_WIDTH}", rf"{FULL_WIDTH}\s*{HAN}", rf"{HAN}[a-zA-Z0-9`]|[a-zA-Z0-9`]{HAN}"):
             assert re.search(wrong, plain) is None, f"{chinese}:{number}: {text}"
-
-
-@pytest.mark.parametrize("document", sorted({*TWINS, *CHINESE}), ids=str)
-def test_a_link_to_a_heading_finds_it(document: Path) -> None:
-    """In the same document or in another one."""
-    for link in LINK.findall((PROJECT / document).read_text()):
-        file, _, anchor = link.partition("#")
-        if anchor and "://" not in file:
-            name = Path(document.parent, file) if file else document
-            assert anchor in anchors(name), f"{document}: no heading {link}"
 
 
 def test_a_phrase_has_the_same_values_in_both_languages() -> None:

@@ -17,15 +17,14 @@ import pytest
 
 from pipeline.base import files
 from pipeline.base.errors import Fault
-from pipeline.config import params, rules, validity
+from pipeline.config import params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Train
 from pipeline.engine.choices import CLASS_WEIGHTS, LOSSES, OPTIMIZERS, PARALLELS, PRECISIONS, SYNC_BNS
 from pipeline.engine.launchers import LAUNCHERS, srun
 from tests.conftest import PROJECT
-from tests.documents.phrases import Say
 from tests.helpers import starts
-from tests.helpers.choices import CPU_ONLY, MEMORY_FORMAT, PARALLEL, PRECISION, SYNC_BN, TWO_GPUS, with_lines
+from tests.helpers.choices import CPU_ONLY, MEMORY_FORMAT, PARALLEL, PRECISION, SYNC_BN, with_lines
 from tests.helpers.trainings import small_world
 
 
@@ -135,28 +134,3 @@ def test_srun_is_told_the_cores_of_a_task() -> None:
     plain = ["srun", "--nodes=2", "--ntasks=4", "--kill-on-bad-exit=1"]
     assert srun(run, {}) == plain
     assert srun(run, {"SLURM_CPUS_PER_TASK": "4"}) == [*plain[:3], "--cpus-per-task=4", plain[3]]
-
-
-def table(say: Say) -> str:
-    """The README's table of ways: what is not refused, on the CPU and on GPUs with Apex."""
-    titles = [say(title) for title in ("`train.precision` on the CPU", "on GPUs", "on GPUs with Apex")]
-    lines = [f"| `train.parallel` | {' | '.join(titles)} |", "|---|---|---|---|"]
-    for parallel in PARALLEL:
-        cells = [Cell("torchrun", parallel, precision, "none", "contiguous", "cpu") for precision in PRECISION]
-        row = [
-            " ".join(cell.precision for cell in cells if not faults(cell._replace(device=device), machine)) or "–"
-            for device, machine in (
-                ("cpu", CPU_ONLY), ("cuda", Machine(2, "missing", True)), ("cuda", TWO_GPUS)
-            )
-        ]  # fmt: skip
-        lines.append(f"| `{parallel}` | {' | '.join(row)} |")
-    return "\n".join(lines)
-
-
-def pairs(_: Say) -> str:
-    """The table of docs/ways.md: every row of the rules."""
-    lines = ["| choice | not with | why | allowed instead |", "|---|---|---|---|"]
-    for row in rules.PAIRS:
-        first, *others = (f"`{key}`: {rules.words(values)}" for key, values in row.conditions.items())
-        lines.append(f"| {first} | {'; '.join(others)} | {row.reason} | {row.allowed} |")
-    return "\n".join(lines)

@@ -15,7 +15,7 @@ RUNS = {
     "flower_photos_mini": "flower_photos, one fifth",
     "flower_photos": "flower_photos, all",
 }
-RECIPE = ("long", "flower_photos, all, tested in 5 folds (`make folds RECIPE=long`)")
+RECIPE = ("long", "flower_photos, all, tested in 5 folds (`perennial folds --recipe long`)")
 
 
 def cells(title: str, images: int, train: Mapping[str, Any], figures: Mapping[str, Any], tested: int, say: Say) -> str:

@@ -1,0 +1,19 @@
+"""The parts of a document in Markdown: links, headings and their anchors, code."""
+
+import re
+from pathlib import Path
+
+LINK, CODE = re.compile(r"\]\(([^)]+)\)"), re.compile(r"`[^`]+`")
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+
+
+def anchors(path: Path) -> dict[str, int]:
+    """The anchor of each heading, as the Git hosts make it from the heading, and its number."""
+    titles = re.findall(r"^#+ (.+)$", BLOCK.sub("", path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-"): number for number, title in enumerate(titles)}
+
+
+def commands(text: str) -> list[str]:
+    """Every command line in a text: the lines of its code blocks, and what is in code style."""
+    lines = [line.partition("  #")[0] for _, block in BLOCK.findall(text) for line in block.splitlines()]
+    return [*lines, *(code.strip("`") for code in CODE.findall(BLOCK.sub("", text)))]
