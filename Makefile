@@ -1,10 +1,9 @@
-# All commands of the project. `make` alone lists them.
+# What sets up, tests and builds; `make` alone lists it. `perennial` runs the pipeline, and lists its own commands.
 # Needed: git, make, python3 (3.11.4 or later, 3.12), about 6 GB of disk (7 GB for the tests). Linux on x86-64.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup start demo repro compare folds sweep verify test test-packages test-code test-all test-gpu lint format docs bench doctor tensorboard lock lock-tests \
-	clean clean-runs image image-repro image-test
+.PHONY: help setup demo test test-packages test-code test-all test-gpu lint format docs bench lock lock-tests clean image image-repro image-test
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
 VENV := .venv
@@ -55,28 +54,8 @@ $(READY_TESTS): requirements/test.txt $(READY)
 		--requirement requirements/lock.txt --requirement requirements/test.txt
 	@touch $(READY_TESTS)
 
-start: setup  ## choose settings that suit this machine and your photos, and see how long a run takes (PRESET=good PHOTOS=/path)
-	@python -m pipeline start $(PRESET) $(if $(PHOTOS),--photos "$(PHOTOS)")
-
 demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes, no GPU)
 	@python -m pipeline demo
-
-repro: setup  ## run what params.yaml describes (dvc repro), and repair first what a kill or a power cut left
-	@python -m pipeline repro
-
-compare: setup  ## experiments and commits side by side, with intervals and a test of two: make compare REVS="HEAD two" (MD=1: Markdown)
-	@python -m pipeline compare $(if $(MD),--md) $(REVS)
-
-folds: setup  ## train and test on every fold: one figure over all images (FOLDS=5 SEEDS=1 JOBS=1), or repeat a recipe (RECIPE=name)
-	@python -m pipeline folds $(if $(FOLDS),--folds $(FOLDS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(JOBS),--jobs $(JOBS)) \
-		$(if $(RECIPE),--recipe "$(RECIPE)")
-
-SWEEP ?= docs/sweep.yaml
-sweep: setup  ## try settings, ranked on the validation images; the best one is tested: make sweep SWEEP=docs/sweep.yaml (JOBS=2; then APPLY=1)
-	@python -m pipeline sweep "$(SWEEP)" $(if $(JOBS),--jobs $(JOBS)) $(if $(APPLY),--apply)
-
-verify: setup  ## repeat what the committed dvc.lock claims, and compare every byte
-	@python -m pipeline verify
 
 # Three rings of tests. A test is in the first ring, unless its mark says why not: slow("the reason"), or gpu.
 # First: for new contributors, and before every commit. It leaves out slow tests, but runs another one of each kind.
@@ -123,12 +102,6 @@ bench: setup  ## measure what needs no GPU, 15 minutes on 2 idle cores (photos: 
 		python -m benchmarks $$name $(if $(ARCHIVE),--archive "$(ARCHIVE)") $(if $(SHA256),--sha256 "$(SHA256)") || exit; \
 	done
 
-doctor: setup  ## what this machine has, and why it would refuse the current params, or how long they take
-	@python -m pipeline doctor
-
-tensorboard: setup  ## show the runs on http://localhost:6006
-	@tensorboard --logdir runs
-
 image:  ## the container's image, from docker/pins.env (if Apex's host cannot be reached: APEX_SRC=<folder>)
 	@docker build --file docker/Dockerfile --target $(TARGET) --tag $(PERENNIAL_IMAGE) \
 		$$(sed -n 's/^[A-Z]/--build-arg &/p' docker/pins.env) $(if $(APEX_SRC),--build-context apex-src=$(APEX_SRC)) .
@@ -148,9 +121,6 @@ lock: $(READY_TESTS)  ## write requirements/lock.txt and requirements/test.txt a
 
 lock-tests: $(READY_TESTS)  ## write requirements/test.txt alone: new linters, and no stage runs again
 	@$(COMPILE_TESTS)
-
-clean-runs: setup  ## remove what finished and stale runs left in runs/, and print how much space that freed
-	@python -m pipeline.training.runs --clean
 
 clean:  ## remove .demo and the caches of tools; never data, models or runs
 	@rm -rf .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
