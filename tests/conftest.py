@@ -18,6 +18,8 @@ from ruamel.yaml import YAML
 from pipeline.config.params import Params, Paths
 from tests.helpers import starts
 
+pytest_plugins = ["tests.helpers.budget"]
+
 PROJECT = Path(__file__).resolve().parents[1]
 MINI = PROJECT.parent / "shared/data/flower_photos_mini.tgz"
 MINI_SHA256 = "b6fcdfa50563d9d6acac6e32666ee5d7f612622c3d7fed0875e75f4382e88331"

@@ -21,8 +21,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.helpers import forking
 
@@ -46,6 +49,13 @@ def stop() -> None:
         connection.close()
         process.wait()
     _servers.clear()
+
+
+def server_seconds() -> float:
+    """CPU seconds of the server, and of the processes that it has forked and that have ended. 0 if there is none."""
+    with suppress(psutil.NoSuchProcess):
+        return sum(sum(psutil.Process(process.pid).cpu_times()[:4]) for process, _ in _servers)
+    return 0.0
 
 
 def server() -> socket.socket:
