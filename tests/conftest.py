@@ -1,7 +1,10 @@
 """Shared by the tests: the project's folder, its params, the real photos if they are there, and time limits."""
 
+import fcntl
 import os
+import shutil
 import signal
+import sys
 import tarfile
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -120,6 +123,29 @@ def photos(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(mini) as archive:
         archive.extractall(folder, filter="data")
     return folder / "flower_photos"
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project on drawn flowers, run by `perennial repro` and committed. One for all workers; tests copy it.
+
+    20 seconds of CPU: a whole pipeline under DVC.
+    """
+    from tests.helpers.projects import call, commit, copy_project
+
+    top = tmp_path_factory.getbasetemp()
+    top = top.parent if "PYTEST_XDIST_WORKER" in os.environ else top
+    project = top / "finished/project"
+    with (top / "finished.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (top / "finished/done").exists():
+            shutil.rmtree(top / "finished", ignore_errors=True)  # of a worker that could not finish it
+            drawn = {"data__source": "synthetic", "data__synthetic": {"count": 60, "size": 40}}
+            copy_project(project, **drawn, split__phash_distance=0)
+            call(project, sys.executable, "-m", "pipeline", "repro")
+            commit(project)
+            (top / "finished/done").touch()
+    return project
 
 
 @pytest.fixture

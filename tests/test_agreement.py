@@ -63,6 +63,7 @@ def test_nodes_that_differ_are_refused_by_name(tmp_path: Path) -> None:
     assert not (first / "models").exists()
 
 
+@pytest.mark.slow("four starts of torchrun; make test has two nodes that differ, which are refused")
 @pytest.mark.parametrize(
     "damage", [shutil.rmtree, lambda folder: one_pixel(folder / "images.npy")], ids=["gone", "changed"]
 )
@@ -191,6 +192,7 @@ def test_a_variable_that_reaches_the_arithmetic_is_refused_or_compared(
     ]
 
 
+@pytest.mark.slow("two to four starts of a training; make test compares each variable without one")
 def test_a_variable_that_is_not_compared_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables for logging and caches: the bytes are the same, and provenance does not name them."""
     folders = [small_world(tmp_path / name) for name in ("without", "with")]
@@ -202,6 +204,7 @@ def test_a_variable_that_is_not_compared_changes_nothing(tmp_path: Path, monkeyp
     assert outputs(folders[0]) == outputs(folders[1])
 
 
+@pytest.mark.slow("two to four starts of a training; make test compares each variable without one")
 def test_a_resume_under_another_variable_is_refused(tmp_path: Path) -> None:
     """A run that began without a variable is refused with it: name and both values are shown. Without it, it goes on.
 

@@ -29,8 +29,8 @@ def run(name: str, *options: str, **environ: str) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True, check=False)
 
 
-IN_MAKE_TEST = ("prepare", "time_to_accuracy")
-SLOW = pytest.mark.slow("half a minute each; make test has two benchmarks, which share the code of these")
+IN_MAKE_TEST = ("prepare",)
+SLOW = pytest.mark.slow("half a minute each; make test has a benchmark, which shares their code")
 
 
 @pytest.mark.parametrize("name", [name if name in IN_MAKE_TEST else pytest.param(name, marks=SLOW) for name in NAMES])
@@ -50,7 +50,7 @@ def of_all_sizes(rows: dict[str, Any]) -> dict[str, Any]:
     return rows | {name.replace(" 32", f" {figures.SIDE}"): row for name, row in rows.items()}
 
 
-@pytest.mark.slow("two processes that import torch; make test has three benchmarks, which share the code of this one")
+@pytest.mark.slow("two processes that import torch; make test has a benchmark, which shares the code of this one")
 def test_the_cost_of_portable_arithmetic_is_a_ratio_of_turns(tmp_path: Path) -> None:
     """Seconds of both, which are above 0, and their ratio."""
     done = run("arithmetic", "--tiny", "--out", str(tmp_path))
@@ -60,7 +60,7 @@ def test_the_cost_of_portable_arithmetic_is_a_ratio_of_turns(tmp_path: Path) -> 
     assert row["ratio"] == pytest.approx(row["portable_seconds"] / row["native_seconds"])
 
 
-@pytest.mark.slow("a training in a process that imports torch; test_portable.py has the emulated CPUs in make test")
+@pytest.mark.slow("a training in a process that imports torch; make test has the benchmark of prepare")
 def test_the_trainings_of_the_portable_benchmark_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training in a fork gives its hash. One that fails is an error with its message."""
     monkeypatch.chdir(PROJECT)
@@ -70,6 +70,7 @@ def test_the_trainings_of_the_portable_benchmark_run(tmp_path: Path, monkeypatch
         portable.hashes(portable.HERE, (replace(portable.TINY[0], model="unknown"),), tmp_path / "fails")
 
 
+@pytest.mark.slow("three starts with a training; make test has the commands of its parts, and a benchmark")
 def test_the_gpu_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """Stopped by --seconds it names the part; started again it runs only what is missing."""
     asked = ("--device", "cpu", "--only", "steps")

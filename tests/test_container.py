@@ -101,7 +101,9 @@ def test_an_image_that_was_built_from_other_files_is_stale(tmp_path: Path, raw: 
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip, to take away the network")
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    "processes", [1, pytest.param(2, marks=pytest.mark.slow("the same with two processes; make test has one"))]
+)
 def test_training_needs_no_network_and_no_known_host_name(tmp_path: Path, processes: int) -> None:
     """As in a container with --network none: its name is in no file, and only the loopback is there."""
     parallel = "ddp" if processes > 1 else "single"

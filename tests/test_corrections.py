@@ -215,6 +215,7 @@ def test_the_new_label_reaches_the_tables_and_the_packed_images(
     assert "split: left out: 2 excluded by hand (first: cat/4.png)\n" in said
 
 
+@pytest.mark.slow("seven starts, five of them under DVC; make test corrects labels without it")
 def test_dvc_runs_split_again_after_a_correction(tmp_path: Path) -> None:
     """A changed line makes split stale; a missing table is refused by name, and a wrong line by its number."""
     project = copy_project(tmp_path / "project", data__source="synthetic", data__synthetic__count=50)

@@ -13,7 +13,7 @@ import pytest
 from pipeline.data import packed
 from pipeline.versioning import cache_repair, dvc_lock, integrity
 from tests.conftest import change, read_params, write_params
-from tests.helpers.projects import call, copy_project
+from tests.helpers.projects import call
 from tests.helpers.refusals import refuses
 
 
@@ -40,21 +40,10 @@ def overwrite(path: Path, content: bytes) -> None:
     path.chmod(mode)
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small project on drawn flowers, run by `perennial repro`."""
-    folder = copy_project(
-        tmp_path_factory.mktemp("damage") / "project",
-        data__source="synthetic", data__synthetic={"count": 50, "size": 40}, split__phash_distance=0,
-    )  # fmt: skip
-    repro(folder)
-    return folder
-
-
 @pytest.fixture
-def project(done: Path, tmp_path: Path) -> Iterator[Path]:
+def project(finished: Path, tmp_path: Path) -> Iterator[Path]:
     """A copy of the project that a test may damage."""
-    yield shutil.copytree(done, tmp_path / "project", symlinks=True)
+    yield shutil.copytree(finished, tmp_path / "project", symlinks=True)
     shutil.rmtree(tmp_path / "project")
 
 
@@ -102,7 +91,10 @@ def test_nothing_damaged_says_nothing_and_reads_nothing_twice(project: Path) -> 
     assert all((project / path).is_file() for path in remembered)
 
 
-@pytest.mark.parametrize("damage", [flip, cut, empty])
+@pytest.mark.parametrize(
+    "damage",
+    [flip, *(pytest.param(d, marks=pytest.mark.slow("the same; make test flips a bit")) for d in (cut, empty))],
+)
 def test_damaged_objects_are_put_back_from_whole_outputs(project: Path, damage: Callable[[Path], None]) -> None:
     """A damaged object of each kind is named and restored from the output, and no stage runs."""
     before = everything(project)
@@ -123,6 +115,7 @@ def test_damaged_objects_are_put_back_from_whole_outputs(project: Path, damage: 
     assert all(path.stat().st_mode & 0o777 == 0o444 for path in objects)
 
 
+@pytest.mark.slow("two to five starts of DVC; make test repairs damaged objects of each kind in one")
 def test_what_was_checked_out_of_a_damaged_cache_is_made_anew(project: Path) -> None:
     """A flipped image, a cut array, an empty model and metric, which DVC accepts, are restored or made again."""
     before, inside = everything(project), an_image(project)
@@ -141,6 +134,7 @@ def test_what_was_checked_out_of_a_damaged_cache_is_made_anew(project: Path) -> 
     assert everything(project) == before
 
 
+@pytest.mark.slow("two to five starts of DVC; make test repairs damaged objects of each kind in one")
 def test_a_flipped_output_comes_back_from_the_cache(project: Path) -> None:
     """DVC notices nothing, because size and time are the same. The cache object is intact, so no stage runs."""
     before = everything(project)
@@ -155,6 +149,7 @@ def test_a_flipped_output_comes_back_from_the_cache(project: Path) -> None:
     assert everything(project) == before
 
 
+@pytest.mark.slow("two to five starts of DVC; make test repairs damaged objects of each kind in one")
 def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
     """`dvc repro` accepts them; the stage that reads them names the file, its cache object, and the remedy."""
     flip(stored(project, "data/packed", "images.npy"))
@@ -174,6 +169,7 @@ def test_a_stage_refuses_damaged_inputs_under_dvc_alone(project: Path) -> None:
     assert integrity.inspect_outputs(outs(project), {})
 
 
+@pytest.mark.slow("two to five starts of DVC; make test repairs damaged objects of each kind in one")
 def test_outputs_of_stages_that_are_not_asked_for_stay(project: Path) -> None:
     """After `dvc exp run` and `git checkout .`, models and figures are those of the experiment. `repro prepare` makes
     neither anew, so it names and touches none of them. `perennial repro` then brings them back."""
@@ -198,11 +194,12 @@ def test_what_differed_before_a_run_was_not_damaged_during_it() -> None:
     cache_repair.check(["models: differs"], [])
 
 
+@pytest.mark.slow("two to five starts of DVC; make test repairs damaged objects of each kind in one")
 def test_the_run_cache_hands_on_no_damage(project: Path) -> None:
     """Params A, B, A, and an object of A is damaged in between: it is removed, and its stage runs again."""
     text, before = (project / "params.yaml").read_bytes(), everything(project)
     damaged = stored(project, "data/images", an_image(project))
-    other = {"count": 50, "size": 48}
+    other = {"count": 60, "size": 48}
     write_params(project / "params.yaml", change(read_params(project / "params.yaml"), data__synthetic=other))
     call(project, "dvc", "repro", "download")
     flip(damaged)
@@ -213,6 +210,7 @@ def test_the_run_cache_hands_on_no_damage(project: Path) -> None:
     assert before.items() <= everything(project).items()
 
 
+@pytest.mark.slow("two to five starts of DVC; make test repairs damaged objects of each kind in one")
 def test_after_a_power_cut_the_right_bytes_come_back(project: Path) -> None:
     """Outputs, objects, run cache and dvc.lock are empty, as a power cut soon after a run leaves them."""
     before = everything(project)
@@ -284,6 +282,7 @@ def test_what_is_synced_before_the_end(project: Path, monkeypatch: pytest.Monkey
     assert order == ["sync .dvc/cache", f"sync {project}", "remember"]
 
 
+@pytest.mark.slow("two to five starts of DVC; make test repairs damaged objects of each kind in one")
 def test_an_image_removed_by_hand_is_named_and_can_be_meant(project: Path) -> None:
     """With --downstream DVC accepts the folder. The stage refuses it until `dvc commit` confirms the change."""
     next((project / "data/images").rglob("*.png")).unlink()

@@ -78,6 +78,7 @@ def accuracies(folder: Path) -> list[float]:
     return [row["accuracy"] for row in json.loads((folder / "metrics/seeds.json").read_bytes())["seeds"]]
 
 
+@pytest.mark.slow("trains several seeds under DVC; make test has the file of the seeds, the verdicts, and verify")
 def test_the_first_verdict_is_the_same_bytes(project: Path) -> None:
     """A machine that gives the claimed bytes is found by its first seed. The cache stays as it is."""
     before = {path for path in (project / ".dvc/cache").rglob("*") if path.is_file()}
@@ -91,7 +92,7 @@ def test_the_first_verdict_is_the_same_bytes(project: Path) -> None:
     assert call(project, "git", "status", "--porcelain").stdout == ""
 
 
-SEVERAL_SEEDS = pytest.mark.slow("trainings with several seeds; make test has the first verdict")
+SEVERAL_SEEDS = pytest.mark.slow("trainings with several seeds; make test has the test of their accuracies")
 
 
 def claim_falsely(project: Path, old: str, new: str) -> None:
@@ -131,7 +132,7 @@ def test_the_third_verdict_is_a_lower_accuracy(project: Path) -> None:
     assert last.endswith(" (below 0.05)")
 
 
-@pytest.mark.slow("more trainings; make test records, and trains elsewhere")
+@pytest.mark.slow("trainings with several seeds, killed; make test has the file that they write")
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGTERM, STOPPED), (signal.SIGKILL, -signal.SIGKILL)], ids=["TERM", "KILL"]
 )
@@ -161,6 +162,7 @@ def test_recording_again_gives_the_same_bytes_and_trains_no_finished_seed(
     assert {path.name for path in finished.parent.iterdir()} == {elsewhere.RESULT, "runs"}
 
 
+@pytest.mark.slow("trains several seeds under DVC; make test has the file of the seeds, the verdicts, and verify")
 def test_what_cannot_be_judged_is_refused(project: Path) -> None:
     """Too few seeds, no figures, figures that are not committed, and a stage that fails: each with its remedy."""
     for option in (("--seeds", "1"), ("--record-seeds", "1")):

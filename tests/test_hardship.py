@@ -28,6 +28,7 @@ from tests.faults.watched_run import left_in
 from tests.helpers import starts
 from tests.helpers.projects import link_code
 
+EACH = pytest.mark.slow("the same for each stage; make test has one or two stages")
 OUTPUTS = ("data", "models", "metrics", "reports")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk or to become another user")
 
@@ -68,9 +69,9 @@ def outputs(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float]]:
-    """Every stage run once on drawn images, training on two processes, and the seconds each took."""
-    folder, seconds = tmp_path_factory.mktemp("done"), {}
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every stage run once on drawn images, training on two processes."""
+    folder = tmp_path_factory.mktemp("done")
     link_code(folder)
     params = on_cpu(
         read_params(), data__source="synthetic", data__synthetic={"count": 60, "size": 48},
@@ -80,29 +81,33 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, floa
     write_params(folder / "params.yaml", params)
     files.write_text(folder / corrections.FILE, corrections.EMPTY)
     for stage in STAGES:
-        began = time.monotonic()
-        finished = subprocess.run(command(stage), cwd=folder, capture_output=True, text=True, check=False)
+        finished = run(folder, stage)
         assert finished.returncode == 0, finished.stderr
-        seconds[stage] = time.monotonic() - began
-    return folder, seconds
-
-
-def copy(done: tuple[Path, dict[str, float]], folder: Path) -> Path:
-    """The finished run, in a folder of its own."""
-    shutil.copytree(done[0], folder, symlinks=True)
     return folder
 
 
-@pytest.mark.parametrize("stage", ["download", "split", "prepare", "weights", "evaluate", "export", "card", "report"])
-def test_a_killed_stage_ends_with_the_same_bytes(
-    done: tuple[Path, dict[str, float]], tmp_path: Path, stage: str
-) -> None:
-    """A stage that is killed at any moment leaves complete outputs or none; the next run writes the same bytes."""
+def copy(done: Path, folder: Path) -> Path:
+    """The finished run, in a folder of its own."""
+    shutil.copytree(done, folder, symlinks=True)
+    return folder
+
+
+KILLED = ("download", "split", "prepare", "weights", "evaluate", "export", "card", "report")
+
+
+@pytest.mark.parametrize("stage", ["prepare", *(pytest.param(s, marks=EACH) for s in KILLED if s != "prepare")])
+def test_a_killed_stage_ends_with_the_same_bytes(done: Path, tmp_path: Path, stage: str) -> None:
+    """A stage that is killed at any moment leaves complete outputs or none; the next run writes the same bytes.
+
+    10 seconds: four starts of Python with torch, the first of them to see how long a start takes.
+    """
     folder, source = copy(done, tmp_path / "killed"), random.Random(stage)
-    expected = outputs(folder)
+    expected, began = outputs(folder), time.monotonic()
+    subprocess.run(command(stage), cwd=folder, capture_output=True, check=True)
+    seconds = time.monotonic() - began
     for _ in range(3):
         started = subprocess.Popen(command(stage), cwd=folder, stderr=subprocess.DEVNULL, start_new_session=True)
-        time.sleep(source.uniform(0.2, 1) * done[1][stage])
+        time.sleep(source.uniform(0.2, 1) * seconds)
         if started.poll() is None:
             os.killpg(started.pid, signal.SIGKILL)
         started.wait()
@@ -136,10 +141,15 @@ def fill(disk: Path, leave: int) -> Path:
 
 
 @needs_root
-@pytest.mark.parametrize(("stage", "output"), [("download", "images"), ("split", "split.csv"), ("prepare", "packed")])
-def test_a_full_disk_is_named_and_costs_nothing(
-    done: tuple[Path, dict[str, float]], disk: Path, stage: str, output: str
-) -> None:
+@pytest.mark.parametrize(
+    ("stage", "output"),
+    [
+        ("prepare", "packed"),
+        pytest.param("download", "images", marks=EACH),
+        pytest.param("split", "split.csv", marks=EACH),
+    ],
+)
+def test_a_full_disk_is_named_and_costs_nothing(done: Path, disk: Path, stage: str, output: str) -> None:
     """One line names the output and the free space. Earlier outputs do not change. With enough space it runs."""
     folder = copy(done, disk / "w")
     before = outputs(folder)
@@ -166,11 +176,10 @@ def test_weights_that_do_not_fit_on_the_disk_are_named(disk: Path, tmp_path: Pat
     assert [path.name for path in disk.iterdir()] == ["filler"]
 
 
+@pytest.mark.slow("two trainings of two processes; make test fills the disk of another stage")
 @needs_root
 @pytest.mark.parametrize(("leave", "output"), [(40, "checkpoint.pt"), (110, "models/model.safetensors")])
-def test_a_disk_that_is_full_while_training_is_named(
-    done: tuple[Path, dict[str, float]], disk: Path, leave: int, output: str
-) -> None:
+def test_a_disk_that_is_full_while_training_is_named(done: Path, disk: Path, leave: int, output: str) -> None:
     """If the checkpoint or the export has no space: one line, no incomplete file, and the next run goes on."""
     folder = copy(done, disk / "w")
     expected = outputs(folder)
@@ -194,8 +203,10 @@ def test_a_disk_that_is_full_while_training_is_named(
 
 
 @needs_root
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_workspace_that_is_read_only_is_named(done: tuple[Path, dict[str, float]], disk: Path, stage: str) -> None:
+@pytest.mark.parametrize(
+    "stage", [stage if stage in ("split", "train") else pytest.param(stage, marks=EACH) for stage in STAGES]
+)
+def test_a_workspace_that_is_read_only_is_named(done: Path, disk: Path, stage: str) -> None:
     """One line per process that cannot start, and the outputs do not change."""
     folder = copy(done, disk / "w")
     before = outputs(folder)
@@ -234,9 +245,9 @@ def test_a_user_without_a_name_and_a_home_runs_the_pipeline(tmp_path: Path, monk
 
 
 @needs_root
-def test_a_workspace_of_somebody_else_is_named(done: tuple[Path, dict[str, float]]) -> None:
+def test_a_workspace_of_somebody_else_is_named(done: Path) -> None:
     """A user without write access gets one line."""
-    refused = as_a_stranger(done[0], command("prepare"))
+    refused = as_a_stranger(done, command("prepare"))
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
     assert line.startswith("prepare: data/.packed.partial: Permission denied")

@@ -63,13 +63,14 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 FOUR_SIGNALS = ("TERM", "INT", "USR1", "KILL")
-MORE_STRIKES = pytest.mark.slow("five strikes; make test has spawn's, and three others")
+MORE_STRIKES = pytest.mark.slow("two to five strikes; make test kills a process and stops a launcher")
 
 
 @pytest.mark.parametrize(
     ("launcher", "strikes"),
     [
-        pytest.param("spawn", [*itertools.product(("rank 1", "launcher"), ("TERM", "KILL"))], id="spawn"),
+        pytest.param("spawn", [("rank 1", "KILL"), ("launcher", "TERM")], id="spawn"),
+        pytest.param("spawn", [("rank 1", "TERM"), ("launcher", "KILL")], id="spawn-others", marks=MORE_STRIKES),
         pytest.param(
             "torchrun", [*itertools.product(["rank 1"], FOUR_SIGNALS), ("rank 0", "KILL")],
             id="torchrun-ranks", marks=MORE_STRIKES,
@@ -129,6 +130,7 @@ def test_a_kill_costs_the_steps_since_the_last_checkpoint_and_a_stop_none(whole:
     assert outputs(folder) == outputs(whole)
 
 
+@pytest.mark.slow("starts trainings of two processes; make test kills a process, stops a launcher, and goes on")
 def test_stops_are_not_restarted_and_deaths_are(whole: Path, tmp_path: Path) -> None:
     """With run.max_restarts, a killed process restarts all processes from the last save. A request to stop does not."""
     folder = small_world(tmp_path / "stop", train__parallel="ddp", run__processes=2, run__max_restarts=3, **LONG)
@@ -154,6 +156,7 @@ def test_under_dvc_a_stop_says_that_dvc_calls_it_an_error(tmp_path: Path, error:
         assert done.stderr.endswith(" (DVC reports this stop as an ERROR)\n") == expected
 
 
+@pytest.mark.slow("starts trainings of two processes; make test kills a process, stops a launcher, and goes on")
 def test_a_second_signal_does_not_hurry_a_stop(tmp_path: Path) -> None:
     """`docker stop` sends TERM to the launcher twice: through repro, and when DVC ends. The run saves as after one."""
     folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, **LONG)
@@ -177,6 +180,7 @@ def test_a_signal_after_the_processes_have_stopped_is_ignored() -> None:
     assert (done.returncode, done.stdout) == (0, "still here\n"), done.stderr
 
 
+@pytest.mark.slow("starts trainings of two processes; make test kills a process, stops a launcher, and goes on")
 def test_a_stop_during_the_start_is_not_restarted(tmp_path: Path) -> None:
     """Processes that are just starting have nothing to save. run.max_restarts does not start them again."""
     folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, run__max_restarts=3, **LONG)
@@ -188,6 +192,7 @@ def test_a_stop_during_the_start_is_not_restarted(tmp_path: Path) -> None:
     wait_for(lambda: gone(folder), "orphans")
 
 
+@pytest.mark.slow("goes on with trainings of two processes; make test has checkpoints, agreement, run folders")
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
     whole: Path, stopped: Path, tmp_path: Path
 ) -> None:
@@ -209,6 +214,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(
     assert re.search(r"train: runs/\S+/checkpoint\.pt, runs/.*: damaged", refused.stderr)
 
 
+@pytest.mark.slow("starts trainings of two processes; make test kills a process, stops a launcher, and goes on")
 def test_one_run_at_a_time(tmp_path: Path) -> None:
     """A second start is refused while the first one runs, with the process id of the first one."""
     folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, **LONG)
@@ -227,6 +233,7 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     assert first.wait(600) == 0
 
 
+@pytest.mark.slow("goes on with trainings of two processes; make test has checkpoints, agreement, run folders")
 def test_a_resume_on_other_hardware_is_refused(stopped: Path, tmp_path: Path) -> None:
     """The checkpoint records what decides bits. A difference is named."""
     folder = shutil.copytree(stopped, tmp_path / "w", symlinks=True)
@@ -239,6 +246,7 @@ def test_a_resume_on_other_hardware_is_refused(stopped: Path, tmp_path: Path) ->
     assert "'Another CPU'" in refused.stderr
 
 
+@pytest.mark.slow("goes on with trainings of two processes; make test has checkpoints, agreement, run folders")
 def test_clean_runs_removes_what_nothing_would_resume(whole: Path, stopped: Path, tmp_path: Path) -> None:
     """Finished and stale folders are removed, and the message says how much that freed. A resumable folder stays."""
     folder = shutil.copytree(stopped, tmp_path / "w", symlinks=True)

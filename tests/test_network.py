@@ -53,9 +53,18 @@ def test_the_list_of_models_is_torchvisions() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)
 
 
-def test_the_head_is_what_depends_on_the_classes() -> None:
+FAMILIES = {re.split(r"[\d_]", name)[0]: name for name in reversed(model_names.MODELS)}
+OF_ALL = pytest.mark.slow("builds 80 models several times; make test has one of each family")
+WHICH = pytest.mark.parametrize(
+    "names",
+    [pytest.param([*FAMILIES.values()], id="families"), pytest.param(model_names.MODELS, marks=OF_ALL, id="all")],
+)
+
+
+@WHICH
+def test_the_head_is_what_depends_on_the_classes(names: list[str]) -> None:
     """For every model: the parameters whose shape changes with the number of classes are exactly the head's."""
-    for name in model_names.MODELS:
+    for name in names:
         two, three = shape_of(name, 2), shape_of(name, 3)
         changed = {
             n for (n, p), q in zip(two.named_parameters(), three.parameters(), strict=True) if p.shape != q.shape
@@ -65,9 +74,10 @@ def test_the_head_is_what_depends_on_the_classes() -> None:
         assert changed, name
 
 
-def test_every_model_has_blocks_or_is_refused_by_name() -> None:
+@WHICH
+def test_every_model_has_blocks_or_is_refused_by_name(names: list[str]) -> None:
     """Gradient checkpointing finds the blocks of each model, which hold most of it, or says that there are none."""
-    for name in model_names.MODELS:
+    for name in names:
         net = shape_of(name, 2)
         if name in WITHOUT_BLOCKS:
             with refuses(("train.gradient_checkpointing", "pair")):

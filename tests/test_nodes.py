@@ -55,6 +55,7 @@ def test_two_nodes_write_the_bytes_of_one(one_node: dict[str, str], tmp_path: Pa
     assert "epoch" not in said
 
 
+@pytest.mark.slow("two to four starts of torchrun; make test has two nodes that write the bytes of one")
 def test_two_nodes_go_on_from_the_checkpoint_of_the_first(one_node: dict[str, str], tmp_path: Path) -> None:
     """Both nodes are killed after the first epoch and started again. The first node has the only checkpoint."""
     first, second = nodes(tmp_path, run__timeout_seconds=60)
@@ -115,6 +116,7 @@ def test_a_node_that_joins_late_costs_no_byte(tmp_path: Path) -> None:
     assert outputs(first) == outputs(straight)
 
 
+@pytest.mark.slow("two to four starts of torchrun; make test has two nodes that write the bytes of one")
 def test_trainings_at_the_same_time_do_not_collide(one_node: dict[str, str], tmp_path: Path) -> None:
     """Two launches of two processes each, with torchrun and spawn, run at the same time and write the same bytes."""
     folders = [small_world(tmp_path / name, **TWO, run__launcher=name) for name in ("torchrun", "spawn")]
@@ -151,6 +153,7 @@ def test_the_first_host_of_a_node_list(nodelist: str, first: str) -> None:
     assert rendezvous.first_host(nodelist) == first
 
 
+@pytest.mark.slow("two to four starts of torchrun; make test has two nodes that write the bytes of one")
 def test_the_interface_that_processes_talk_over_is_passed_on(one_node: dict[str, str], tmp_path: Path) -> None:
     """GLOO_SOCKET_IFNAME reaches every process: the loopback works, and a missing interface ends the run."""
     folder = small_world(tmp_path, **TWO)

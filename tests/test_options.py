@@ -253,6 +253,7 @@ def test_gradient_checkpointing_writes_the_same_model(runs: dict[str, Path]) -> 
     assert outputs(runs["recomputed"]) == outputs(runs["plain"])
 
 
+@pytest.mark.slow("two starts of a training; make test resumes a run with gradient checkpointing and an average")
 def test_a_model_with_drop_out_resumes_exactly(runs: dict[str, Path], tmp_path: Path) -> None:
     """Killed after its first epoch and started again, MobileNetV3 writes the bytes of the run that was left alone."""
     folder = prepared(tmp_path / "killed", DROPPING)

@@ -73,6 +73,7 @@ def add_photo(photos: Path, inbox: Path) -> str:
     return "poppy/new.png"
 
 
+@pytest.mark.slow("two whole pipelines under DVC; make test splits a photo more, and repeats nothing that is done")
 def test_a_clone_repeats_nothing_and_takes_a_new_photo(owner: Path, photos: Path, tmp_path: Path) -> None:
     """After `dvc pull` nothing runs. One photo is added to the set of all photos, and no other photo moves. Then
     `perennial repro` says which class got it, and the accuracy before; without a new photo it says neither.
@@ -95,7 +96,7 @@ def test_a_clone_repeats_nothing_and_takes_a_new_photo(owner: Path, photos: Path
     assert "data/inbox/poppy.dvc" in call(folder, "git", "status", "--porcelain").stdout
 
 
-@pytest.mark.slow("a training in DVC's queue; make test has the same photos in a clone")
+@pytest.mark.slow("a training in DVC's queue; make test has the list of a folder of photos")
 def test_a_queued_experiment_has_the_photos(owner: Path, tmp_path: Path) -> None:
     """`dvc exp run --queue` runs in a folder of its own. It has the photos, and runs only what the setting changes."""
     folder = clone(owner, tmp_path / "clone")
@@ -124,7 +125,7 @@ def test_a_broken_link_among_the_photos_is_named(photos: Path, tmp_path: Path) -
     assert "Running stage 'weights'" in asked.stdout
 
 
-@pytest.mark.slow("two trainings under DVC; make test has the list of a folder, and a clone with an inbox")
+@pytest.mark.slow("two trainings under DVC; make test has the list of a folder of photos")
 def test_a_folder_is_read_where_it_is(photos: Path, tmp_path: Path) -> None:
     """`data.source: folder` gives the split and the packed images of a copy. A new photo is noticed and used. A
     clone without the folder trains on what `dvc pull` brings.
@@ -152,12 +153,13 @@ def test_a_folder_is_read_where_it_is(photos: Path, tmp_path: Path) -> None:
     assert (elsewhere / "metrics/eval.json").read_bytes() != (folder / "metrics/eval.json").read_bytes()
 
 
-def test_wrong_params_cost_no_output(owner: Path, tmp_path: Path) -> None:
+def test_wrong_params_cost_no_output(finished: Path, tmp_path: Path) -> None:
     """`perennial repro` refuses before DVC removes anything. Under `dvc repro`, the stage that refuses names what DVC
     removed, and how to get it back. A typing error in train.model costs no image.
+
+    10 seconds: seven starts of DVC.
     """
-    folder = clone(owner, tmp_path / "clone")
-    call(folder, "dvc", "pull")
+    folder = shutil.copytree(finished, tmp_path / "project", symlinks=True)
     params = folder / "params.yaml"
     write_params(params, change(read_params(params), split__fold=99))
     refused = call(folder, "python", "-m", "pipeline", "repro", check=False)

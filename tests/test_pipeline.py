@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def real(tmp_path_factory: pytest.TempPathFactory, mini: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow("a whole pipeline on 735 photos under DVC; make test has one on drawn images")
 def test_real_photos_become_a_measured_model(real: Path) -> None:
     """From an archive of real photos to counts, a model and its figures; the counts add up to all images."""
     counts = {row["finding"]: int(row["number"]) for row in table(real, "findings")}
@@ -59,41 +61,48 @@ def test_real_photos_become_a_measured_model(real: Path) -> None:
     assert len(page) < 1_500_000
 
 
-def test_nothing_changed_runs_nothing(real: Path) -> None:
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory, finished: Path) -> Path:
+    """A copy of the finished project on drawn flowers."""
+    return shutil.copytree(finished, tmp_path_factory.mktemp("drawn") / "project", symlinks=True)
+
+
+def test_nothing_changed_runs_nothing(drawn: Path) -> None:
     """A second `dvc repro` runs no stage and does not change dvc.lock; `dvc status` reports no change."""
-    before = (real / "dvc.lock").read_bytes()
-    again = call(real, "dvc", "repro")
+    before = (drawn / "dvc.lock").read_bytes()
+    again = call(drawn, "dvc", "repro")
     assert "Running stage" not in again.stdout
     assert "up to date" in again.stdout
-    assert (real / "dvc.lock").read_bytes() == before
-    assert "up to date" in call(real, "dvc", "status").stdout
+    assert (drawn / "dvc.lock").read_bytes() == before
+    assert "up to date" in call(drawn, "dvc", "status").stdout
 
 
-def test_dvc_shows_the_run(real: Path) -> None:
+def test_dvc_shows_the_run(drawn: Path) -> None:
     """DVC's own commands can read the outputs."""
-    assert "evaluate" in call(real, "dvc", "dag").stdout
-    shown = json.loads(call(real, "dvc", "metrics", "show", "--json").stdout)[""]["data"]
+    assert "evaluate" in call(drawn, "dvc", "dag").stdout
+    shown = json.loads(call(drawn, "dvc", "metrics", "show", "--json").stdout)[""]["data"]
     assert {name: of["data"] for name, of in shown.items()} == {
-        f"metrics/{name}": data(real, name) for name in ("eval.json", "train.json")
+        f"metrics/{name}": data(drawn, name) for name in ("eval.json", "train.json")
     }
-    call(real, "dvc", "plots", "show")
-    page = (real / "dvc_plots/index.html").read_text()
+    call(drawn, "dvc", "plots", "show")
+    page = (drawn / "dvc_plots/index.html").read_text()
     assert all(name in page for name in ("Loss", "Accuracy", "Confusion", "Calibration", "val_loss"))
 
 
-def test_the_lock_and_the_outputs_hold_no_place_and_no_time(real: Path) -> None:
+def test_the_lock_and_the_outputs_hold_no_place_and_no_time(drawn: Path) -> None:
     """dvc.lock and all outputs that are text contain no path of this machine."""
     for path in [
-        real / "dvc.lock",
-        real / "data/split.csv",
-        *(real / "metrics").iterdir(),
-        *(real / "models" / name for name in ("model.json", "config.json", "README.md")),
-        real / "reports/index.html",
+        drawn / "dvc.lock",
+        drawn / "data/split.csv",
+        *(drawn / "metrics").iterdir(),
+        *(drawn / "models" / name for name in ("model.json", "config.json", "README.md")),
+        drawn / "reports/index.html",
     ]:
-        assert str(real) not in path.read_text()
+        assert str(drawn) not in path.read_text()
         assert "file://" not in path.read_text()
 
 
+@pytest.mark.slow("a whole pipeline on 735 photos under DVC; make test has one on drawn images")
 def test_forced_again_gives_the_same_bytes(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forced second run of prepare, train, evaluate and report really trains, and writes the same dvc.lock.
 
@@ -110,7 +119,7 @@ def test_forced_again_gives_the_same_bytes(real: Path, monkeypatch: pytest.Monke
     assert not list(real.glob("runs/*/*checkpoint.pt"))
 
 
-@pytest.mark.slow("the same under DVC; make test compares the launchers' bytes without it")
+@pytest.mark.slow("a training under DVC; make test compares the launchers' bytes without it")
 def test_spawn_writes_what_torchrun_wrote(real: Path) -> None:
     """Another launcher is no tracked change; a forced run with it writes the same bytes."""
     before, params = (real / "dvc.lock").read_bytes(), (real / "params.yaml").read_bytes()
@@ -123,6 +132,7 @@ def test_spawn_writes_what_torchrun_wrote(real: Path) -> None:
         (real / "params.yaml").write_bytes(params)
 
 
+@pytest.mark.slow("a whole pipeline on 735 photos under DVC; make test has one on drawn images")
 def test_going_back_to_old_params_trains_nothing(real: Path) -> None:
     """Params A, then B, then A again: the third run takes all stages from the run cache, with the same dvc.lock."""
     before, params = (real / "dvc.lock").read_bytes(), (real / "params.yaml").read_bytes()
@@ -136,6 +146,7 @@ def test_going_back_to_old_params_trains_nothing(real: Path) -> None:
     assert (real / "dvc.lock").read_bytes() == before
 
 
+@pytest.mark.slow("needs the pipeline on 735 photos; make test compares what dvc.yaml tracks")
 def test_the_number_of_processes_is_tracked_unless_the_way_is_elastic(real: Path) -> None:
     """A change of run.processes is a change for DVC with ddp, and none with elastic."""
     params, statuses = (real / "params.yaml").read_bytes(), {}
@@ -153,6 +164,7 @@ def test_the_number_of_processes_is_tracked_unless_the_way_is_elastic(real: Path
     assert statuses["elastic", 2] == statuses["elastic", 3]
 
 
+@pytest.mark.slow("six runs of DVC; make test has the rule that no tracked table holds a key called size")
 def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
     """Sizes A, B, A, B with a warm run cache: the drawn and the packed images always have the requested size."""
     small, large = (32, 40), (48, 40)  # prepare.size, data.synthetic.size

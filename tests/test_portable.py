@@ -27,7 +27,8 @@ from tests.test_network import operators_of_a_step
 
 QEMU = shutil.which("qemu-x86_64")
 needs_qemu = pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")
-CPUS = ("Haswell", pytest.param("EPYC-Rome", marks=pytest.mark.slow("as Haswell; make test emulates one CPU")))
+CPUS = ("Haswell", "EPYC-Rome")
+EMULATED = pytest.mark.slow("QEMU emulates a CPU, for minutes; make test refuses what cannot be portable")
 ATTEMPTS = 10  # QEMU 7.2 crashes now and then when a program has several threads
 OUTPUTS = ("data/split.csv", "models", "metrics", "reports")
 MOVES = {
@@ -103,6 +104,7 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@EMULATED
 @needs_qemu
 @pytest.mark.parametrize("cpu", CPUS)
 def test_an_emulated_cpu_writes_the_same_bytes(native: Path, tmp_path: Path, cpu: str) -> None:
@@ -122,6 +124,7 @@ def test_an_emulated_cpu_writes_the_same_bytes(native: Path, tmp_path: Path, cpu
     assert emulated(folder, cpu, "predict", *question) == answer
 
 
+@EMULATED
 @needs_qemu
 def test_without_the_variable_of_mkl_the_bytes_differ(native: Path, tmp_path: Path) -> None:
     """So the emulator shows what a real CPU of another kind would show."""
@@ -133,6 +136,7 @@ def test_without_the_variable_of_mkl_the_bytes_differ(native: Path, tmp_path: Pa
     assert found["models/model.safetensors"] != expected["models/model.safetensors"]
 
 
+@pytest.mark.slow("runs every stage; make test refuses what cannot be portable")
 def test_predict_computes_with_the_threads_of_the_params(native: Path, tmp_path: Path) -> None:
     """By default torch takes no more threads than there are cores, and their number changes the last bits."""
     folder = tmp_path / "threads"
@@ -146,6 +150,7 @@ def test_predict_computes_with_the_threads_of_the_params(native: Path, tmp_path:
     assert run(folder, sys.executable, "-c", script).splitlines()[-1] == str(threads)
 
 
+@pytest.mark.slow("runs every stage; make test refuses what cannot be portable")
 def test_a_portable_model_is_evaluated_on_no_older_cpu(native: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal names the file, what is missing, and two remedies."""
     assert description.arithmetic_here(native / "models") == "portable"
@@ -154,6 +159,7 @@ def test_a_portable_model_is_evaluated_on_no_older_cpu(native: Path, monkeypatch
         description.arithmetic_here(native / "models")
 
 
+@EMULATED
 @needs_qemu
 @pytest.mark.parametrize("cpu", CPUS)
 def test_random_numbers_are_the_same_before_they_are_rounded(cpu: str) -> None:
@@ -175,6 +181,7 @@ def operators(*before: str) -> dict[str, Any]:
     return answer
 
 
+@EMULATED
 @needs_qemu
 @pytest.mark.parametrize("cpu", CPUS)
 def test_every_operator_computes_the_same(cpu: str) -> None:
@@ -184,7 +191,7 @@ def test_every_operator_computes_the_same(cpu: str) -> None:
     assert there["hashes"] == here["hashes"]
 
 
-@pytest.mark.slow("a step of each of 80 models is traced; make test compares the operators")
+@pytest.mark.slow("a step of each of 80 models is traced; what the operators compute is compared above")
 def test_no_model_calls_another_operator() -> None:
     """What the models of torchvision compute is compared above; the rest only moves or compares values."""
     compared = {name.rstrip("_") for name in operators()["called"]}

@@ -1,7 +1,6 @@
 """`perennial sweep`: what it refuses, and real sweeps: killed and started again, stopped, taken over."""
 
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -153,16 +152,29 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_best_by_validation_is_tested_and_no_other(reference: Path) -> None:
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of two trials with one epoch each. 40 seconds of CPU: the least that is a sweep."""
+    folder = project(tmp_path_factory.mktemp("pair") / "project", DRAWN | {"trials": 2}, train__epochs=1)
+    swept(folder, "--jobs", "2")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "trials"),
+    [("pair", 2), pytest.param("reference", 4, marks=pytest.mark.slow("four trials; make test has a sweep of two"))],
+)
+def test_the_best_by_validation_is_tested_and_no_other(name: str, trials: int, request: pytest.FixtureRequest) -> None:
     """The table is in the order of the validation accuracy; one trial has the present settings. Only one experiment has
     figures of the test images, with the model of the best trial; `compare` shows them all.
     """
+    reference: Path = request.getfixturevalue(name)
     table = rows(reference)
-    assert sorted(row["trial"] for row in table) == ["1", "2", "3", "4"]
+    assert sorted(row["trial"] for row in table) == [str(number) for number in range(1, trials + 1)]
     assert sorted(table, key=lambda row: (-float(row["val_accuracy"]), float(row["val_loss"]))) == table
     assert next(row["train.lr"] for row in table if row["trial"] == "1") == "0.01"
     refs = call(reference, "git", "for-each-ref", "--format=%(refname)", "refs/exps").stdout.split()
-    assert len(refs) == 5
+    assert len(refs) == trials + 1
     (best,) = [ref for ref in refs if call(reference, "git", "ls-tree", ref, "metrics/eval.json").stdout]
     first = next(ref for ref in refs if ref.endswith(table[0]["experiment"]))
     of_best = [call(reference, "git", "show", f"{ref}:metrics/train.json").stdout for ref in (best, first)]
@@ -175,13 +187,21 @@ def test_the_best_by_validation_is_tested_and_no_other(reference: Path) -> None:
     assert [line.split()[0] for line in lines if line.count(" (0.") == 2] == [best.split("/")[-1]]
 
 
+def killed(folder: Path, chosen: Callable[[list[str]], object]) -> bool:
+    """Kill a process in the work copies as soon as there is one; whether there was one."""
+    for process in working(folder, chosen):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+            return True
+    return False
+
+
 @pytest.mark.slow("three starts of a sweep that are killed, and two more; make test has one undisturbed sweep")
 def test_a_sweep_killed_three_times_gives_the_same(reference: Path, tmp_path: Path) -> None:
-    """At drawn moments: the command, a DVC, a training. Finished trials are not run again."""
-    folder, drawn = project(tmp_path / "project", DRAWN), random.Random(0)
+    """The command, a DVC, a training. Finished trials are not run again."""
+    folder = project(tmp_path / "project", DRAWN)
     running = started(folder, "--jobs", "2")
     wait_for(lambda: running.poll() is not None or finished(folder), "no trial has finished")
-    time.sleep(drawn.random())
     assert running.poll() is None, "it ended before the kill"
     running.kill()
     running.wait()
@@ -189,10 +209,7 @@ def test_a_sweep_killed_three_times_gives_the_same(reference: Path, tmp_path: Pa
     for victims in (killed_dvc.is_dvc, lambda words: any(word.endswith("train") for word in words)):
         known = finished(folder)
         running = started(folder)
-        wait_for(lambda: running.poll() is not None or working(folder, victims), "no such process")  # noqa: B023
-        time.sleep(drawn.random())
-        for process in working(folder, victims)[:1]:
-            process.kill()
+        wait_for(lambda: running.poll() is not None or killed(folder, victims), "no such process")  # noqa: B023
         assert running.wait() == 0
         assert known.items() <= finished(folder).items()
         assert any(row["state"] == "failed" for row in rows(folder))

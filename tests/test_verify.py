@@ -18,29 +18,18 @@ from pipeline.commands import verify as repeating
 from pipeline.models import exported
 from pipeline.versioning import dvc_lock
 from tests.conftest import change, read_params, write_params
-from tests.helpers.projects import call, commit, copy_project, edited, verify, verify_environment
+from tests.helpers.projects import call, commit, edited, verify, verify_environment
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import gone, wait_for
 
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small project on drawn flowers, run and committed; the tests copy it."""
-    folder = copy_project(
-        tmp_path_factory.mktemp("verify") / "project",
-        data__source="synthetic", data__synthetic={"count": 60, "size": 40}, split__phash_distance=0,
-        train__lr=0.01,
-    )  # fmt: skip
-    call(folder, "dvc", "repro")
-    commit(folder)
-    return folder
+AGAIN = pytest.mark.slow("verify starts again for each of them, with Git and DVC; make test has one of each kind")
 
 
 @pytest.fixture
-def project(prepared: Path, tmp_path: Path) -> Path:
-    """The prepared project, to be changed by a test; TMPDIR for its work copy is beside it."""
+def project(finished: Path, tmp_path: Path) -> Path:
+    """The finished project, to be changed by a test; TMPDIR for its work copy is beside it."""
     (tmp_path / "temporary").mkdir()
-    return shutil.copytree(prepared, tmp_path / "project", symlinks=True)
+    return shutil.copytree(finished, tmp_path / "project", symlinks=True)
 
 
 def cache(project: Path) -> dict[str, bytes]:
@@ -84,6 +73,7 @@ def test_a_changed_byte_is_named(project: Path) -> None:
     assert "stale" not in done.stderr
 
 
+@pytest.mark.slow("verify starts again; make test has a changed byte in an output")
 def test_a_missing_output_is_named_once(project: Path) -> None:
     """A missing folder gives one line, not one per file."""
     shutil.rmtree(project / "data/images")
@@ -92,6 +82,7 @@ def test_a_missing_output_is_named_once(project: Path) -> None:
     assert [line.split(": ")[:2] for line in done.stderr.splitlines()] == [["verify", "data/images"]]
 
 
+@pytest.mark.slow("verify starts again; make test has a changed byte in an output")
 def test_a_tampered_hash_is_named(project: Path) -> None:
     """A hash in a committed dvc.lock that no run wrote."""
     lock = project / "dvc.lock"
@@ -103,6 +94,7 @@ def test_a_tampered_hash_is_named(project: Path) -> None:
     assert "verify: models/model.json: modified since the run that dvc.lock describes" in done.stderr
 
 
+@pytest.mark.slow("repeats a stage under DVC; make test repeats all of them for a true claim")
 def test_a_false_claim_is_found_out(project: Path) -> None:
     """For wrong weights with a matching dvc.lock, the number of different tensors and their difference are printed."""
     weights = project / "models/model.safetensors"
@@ -119,6 +111,7 @@ def test_a_false_claim_is_found_out(project: Path) -> None:
     assert "data/packed" not in done.stdout
 
 
+@pytest.mark.slow("repeats a stage under DVC; make test repeats all of them for a true claim")
 def test_a_command_that_is_not_the_projects_is_named_before_it_runs(project: Path) -> None:
     """A stage that copies its outputs gives every claimed byte, and shows nothing: exit status 1."""
     shutil.copytree(project / "metrics", project / "old")
@@ -141,10 +134,10 @@ def test_a_command_that_is_not_the_projects_is_named_before_it_runs(project: Pat
     ("old", "new", "key"),
     [
         ("  - path: models/model.json", "  - path: ../models/model.json", "dvc.lock: "),
-        ("  - path: models/model.json", "  - path: /etc/hostname", "dvc.lock: "),
-        ("schema: '2.0'", "schema: '9.0'", "dvc status --json: "),
-        ("    cmd: exec", "    command: exec", "dvc status --json: "),
-        ("      md5: ", "      md5: 7 #", "dvc.lock: "),
+        pytest.param("  - path: models/model.json", "  - path: /etc/hostname", "dvc.lock: ", marks=AGAIN),
+        pytest.param("schema: '2.0'", "schema: '9.0'", "dvc status --json: ", marks=AGAIN),
+        pytest.param("    cmd: exec", "    command: exec", "dvc status --json: ", marks=AGAIN),
+        pytest.param("      md5: ", "      md5: 7 #", "dvc.lock: ", marks=AGAIN),
     ],
 )
 def test_a_damaged_lock_is_refused_with_a_remedy(project: Path, old: str, new: str, key: str) -> None:
@@ -172,16 +165,18 @@ def other_lr(project: Path) -> None:
             "pipeline/training/schedule.py",
             "the stage train: pipeline/training/schedule.py: ",  # dvc.yaml names the folder, and DVC no file in it
         ),
-        (
+        pytest.param(
             edited("docker/pins.env", "APEX_COMMIT=", "APEX_COMMIT=0"),
             "docker/pins.env",
             "the stage train: docker/pins.env: ",
+            marks=AGAIN,
         ),
-        (other_lr, "params.yaml", "the stage train: params.yaml: train: "),
-        (
+        pytest.param(other_lr, "params.yaml", "the stage train: params.yaml: train: ", marks=AGAIN),
+        pytest.param(
             edited("dvc.yaml", "python -m pipeline split", "python -B -m pipeline split"),
             "dvc.yaml",
             "the stage split: its command in dvc.yaml: ",
+            marks=AGAIN,
         ),
     ],
     ids=["arithmetic", "pin", "params", "command"],
@@ -215,6 +210,7 @@ def test_what_is_not_in_git_is_no_claim(project: Path) -> None:
     assert "dvc.lock: not found" in verify(project).stderr
 
 
+@pytest.mark.slow("a whole pipeline under DVC; make test repeats one from drawn images")
 def test_an_archive_that_was_downloaded_is_found(project: Path) -> None:
     """The work copy uses the archives of this folder, so download runs without a network."""
     made = project.parent / "drawn.tgz"
@@ -277,11 +273,8 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     assert "data/images " in done.stdout
 
 
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow("the same again; make test sends SIGTERM"))],
-    ids=lambda number: number.name,
-)
+@pytest.mark.slow("two trainings that verify starts; make test stops trainings without it, and confirms a claim")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_an_interruption_leaves_nothing(project: Path, number: signal.Signals) -> None:
     """Interrupted in the middle of training: the processes end, the copy is removed, the status is not zero."""
     temporary = project.parent / "temporary"

@@ -55,6 +55,7 @@ def test_a_frozen_process_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
         assert gone(folder)
 
 
+@pytest.mark.slow("a training of two processes; make test has the order of exits, and names a frozen process")
 def test_the_process_that_ended_first_is_named(tmp_path: Path) -> None:
     """Process 1 is killed while the launcher is stopped. So the launcher sees the exit of process 0 first.
 
@@ -120,6 +121,7 @@ def test_a_process_notes_that_it_failed(status: int, tmp_path: Path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == [f"ended{FAILED}"] * status
 
 
+@pytest.mark.slow("waits for a rendezvous that cannot be; make test ends a run with a frozen process")
 def test_a_silent_listener_at_the_rendezvous_ends_the_launcher(tmp_path: Path) -> None:
     """A program listens at the port and never answers: a message at once, and an end in time that names the address."""
     with socket.socket() as listener:

@@ -77,13 +77,17 @@ launch.with_restarts(("tests.in_turn",), config.run, Path("runs"))
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict[Cell, Path]]:
-    """Gives the finished trainings of all cells of a launcher and a parallel: one start for them all, to save time."""
+def ran(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Callable[[str, str], dict[Cell, Path]]:
+    """Gives the finished trainings of a launcher and a parallel: one start for all cells that are tested."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items]
+    tested = [call.params["cell"] for call in calls if call and "cell" in call.params]
 
     @cache
     def run(launcher: str, parallel: str) -> dict[Cell, Path]:
         top = tmp_path_factory.mktemp(f"{launcher}_{parallel}")
-        cells = [cell for cell in ON_THE_CPU if (cell.launcher, cell.parallel) == (launcher, parallel)]
+        cells = [cell for cell in tested if (cell.launcher, cell.parallel) == (launcher, parallel)]
         lines: dict[str, Any] = {"train__model": "mobilenet_v3_small", "train__lr": 0.02, "train__batch_size": 6}
         folders = {cell: small_world(top / "-".join(cell), **cell.lines(), **lines) for cell in cells}
         environ = {**os.environ, "FOLDERS": ":".join(map(str, folders.values()))}
@@ -95,12 +99,22 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], dict[C
     return run
 
 
-SPAWNED = pytest.mark.slow("the same cells as torchrun's; make test spawns processes elsewhere, and compares bytes")
+IN_MAKE_TEST = {
+    ("single", "fp32", "contiguous"),
+    ("ddp", "bf16", "channels_last"),
+    ("elastic", "fp32", "channels_last"),
+}
+FURTHER = pytest.mark.slow("the cells share their code; make test has one of each parallel, and spawns elsewhere")
 
 
 @pytest.mark.parametrize(
     "cell",
-    [pytest.param(c, marks=SPAWNED) if c.launcher == "spawn" else c for c in ON_THE_CPU],
+    [
+        cell
+        if cell.launcher == "torchrun" and (cell.parallel, cell.precision, cell.memory_format) in IN_MAKE_TEST
+        else pytest.param(cell, marks=FURTHER)
+        for cell in ON_THE_CPU
+    ],
     ids="-".join,
 )
 def test_a_cell_that_is_not_refused_runs(cell: Cell, ran: Callable[[str, str], dict[Cell, Path]]) -> None:
