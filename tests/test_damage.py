@@ -48,7 +48,7 @@ def project(finished: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 def repro(folder: Path, *stages: str) -> subprocess.CompletedProcess[str]:
-    return call(folder, sys.executable, "-m", "pipeline", "repro", *stages)
+    return call(folder, sys.executable, "-m", "pipeline", "repro", "--verbose", *stages)
 
 
 def outs(folder: Path) -> dict[str, str]:

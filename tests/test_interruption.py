@@ -142,20 +142,6 @@ def test_stops_are_not_restarted_and_deaths_are(whole: Path, tmp_path: Path) -> 
     assert outputs(folder) == outputs(whole)
 
 
-@pytest.mark.parametrize("error", ["Stopped('saved')", "KeyboardInterrupt"])
-def test_under_dvc_a_stop_says_that_dvc_calls_it_an_error(tmp_path: Path, error: str) -> None:
-    """DVC's own line is `ERROR: failed to reproduce`. The stage's line, right before it, says that this is usual."""
-    folder = small_world(tmp_path)
-    code = (
-        "from pipeline.stages import frame\nfrom pipeline.base.errors import Stopped\n"
-        f"def work(config):\n    raise {error}\nstage.main('train', work)"
-    )
-    words = [sys.executable, "-c", code]
-    for environ, expected in (({**os.environ, "DVC_STAGE": "train"}, True), (os.environ, False)):
-        done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, check=True)
-        assert done.stderr.endswith(" (DVC reports this stop as an ERROR)\n") == expected
-
-
 @pytest.mark.slow("starts trainings of two processes; make test kills a process, stops a launcher, and goes on")
 def test_a_second_signal_does_not_hurry_a_stop(tmp_path: Path) -> None:
     """`docker stop` sends TERM to the launcher twice: through repro, and when DVC ends. The run saves as after one."""

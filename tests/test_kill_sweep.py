@@ -154,7 +154,7 @@ def test_a_cut_lock_is_put_back(project: Path) -> None:
     content = Path("dvc.lock").read_bytes()
     for cut in (b"", content[: len(content) // 2]):
         Path("dvc.lock").write_bytes(cut)
-        again = run()
+        again = run("--verbose")
         assert again.returncode == 0, again.stderr
         assert again.stderr.startswith(
             "repro: dvc.lock was cut by a killed DVC: put back as it was before the last run\n"

@@ -49,7 +49,7 @@ OWNERS = {  # a library → the modules that import it
     "timm": {"models.timm_models"},
     "torchvision": {"models.network", "models.pretrained", "training.monitor"}, "tensorboard": set(),
     "safetensors": {"models.exported", "models.pretrained"},
-    "apex": {"engine.apex"}, "dvc": {"reruns.revisions", "commands.continue_from"},
+    "apex": {"engine.apex"}, "dvc": {"reruns.revisions", "commands.continue_from", "versioning.quiet"},
     "optuna": {"reruns.search"}, "sklearn": set(),
     "numba": {"loader.resample"}, "cuda": {"engine.kernels"},
     "onnx": {"models.onnx_export"}, "onnxscript": {"models.onnx_export"},

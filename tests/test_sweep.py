@@ -250,7 +250,7 @@ def test_the_best_one_is_taken_over_without_a_training(reference: Path, tmp_path
     best, old = rows(folder)[0]["train.lr"], (folder / "params.yaml").read_text()
     call(folder, *COMMAND, "--apply")
     assert (folder / "params.yaml").read_text() == document.updated_text(old, {"train.lr": float(best)})
-    done = call(folder, sys.executable, "-m", "pipeline", "repro")
+    done = call(folder, sys.executable, "-m", "pipeline", "repro", "--verbose")
     ran = {line.split("'")[1] for line in done.stdout.splitlines() if line.startswith("Running stage")}
     assert ran == {"export", "card", "report"}
 

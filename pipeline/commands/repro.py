@@ -1,12 +1,14 @@
 """Run `dvc repro`: repair first what a killed DVC left, and wait for every process at the end.
 
-    perennial repro [arguments of dvc repro]
+    perennial repro [--verbose] [arguments of dvc repro]
 
 DVC rewrites dvc.lock and .dvc/tmp/rwlock in place. A DVC that is killed while it writes leaves them cut, and the next
 `dvc repro` refuses to start. A DVC that is killed while a stage runs leaves its PID in the rwlock. The next `dvc repro`
 then refuses to start as long as any process has that PID, which is likely in a container: it has few PIDs, and they are
 the same every time. If no DVC works in this folder, this command removes such an rwlock, replaces a cut dvc.lock by the
 last complete one, and prints what it did. Otherwise it runs the pipeline exactly as `dvc repro` does.
+
+DVC's ordinary lines are shown with --verbose, or if DVC fails: see versioning/quiet.py.
 
 This process forwards signals to DVC and the stage. If it is killed, they are terminated. It ends after the last of
 them: when the prompt is back, or a container ends, an interrupted training has saved its state.
@@ -31,14 +33,18 @@ DVC = Path(".dvc")
 WHOLE = {"-p", "--pipeline", "-P", "--all-pipelines", "-R", "--recursive"}  # with these, targets name no single stage
 SINGLE = re.compile(r"-[A-Za-z]*s[A-Za-z]*")  # short options of DVC, with -s among them
 WITHOUT_CACHE = {"--no-commit", "--dry", "--help", "-h"}  # with these, DVC neither writes nor reads its cache
+VERBOSE = "--verbose"  # an option of this command: DVC has one of its own, for its developers (-v)
+TALKS = re.compile(r"--(verbose|quiet|dry|interactive|help)|-[A-Za-z]*[vqih][A-Za-z]*")  # with these, DVC says it all
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def run(arguments: list[str]) -> int:
     """Run `dvc repro` until it and all processes that it started have ended. Returns its exit status."""
     linux.adopt_orphans()
+    module = [] if any(map(TALKS.fullmatch, arguments)) else ["pipeline.versioning.quiet"]
+    words = [*module, "dvc", "repro", *(word for word in arguments if word != VERBOSE)]
     # Ctrl-C reaches this process alone, which forwards it once.
-    dvc = children.start([sys.executable, "-m", "dvc", "repro", *arguments], env=programs.environment())
+    dvc = children.start([sys.executable, "-m", *words], env=programs.environment())
     for number in FORWARDED:
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
             signal.signal(number, lambda number, _: children.send(dvc, number))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.base import linux
-from pipeline.base.errors import INTERRUPTED, Fault, Stopped, UserError, exit_status
+from pipeline.base.errors import Fault, Stopped, UserError, exit_status
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from pipeline.versioning import dvc_lock, integrity
@@ -49,7 +49,6 @@ def run_stage(name: str, work: Callable[[Params], None]) -> int:
     linux.die_with_parent()
     linux.keep_freed_memory()
     note = os.environ.get(STOPPED_NOTE)
-    for_dvc = " (DVC reports this stop as an ERROR)" if integrity.UNDER_DVC in os.environ else ""
 
     def run() -> int:
         try:
@@ -62,7 +61,7 @@ def run_stage(name: str, work: Callable[[Params], None]) -> int:
             work(config)
         except Stopped as stopped:
             if not note:
-                raise Stopped(f"{stopped}{for_dvc}") from None
+                raise
             Path(note).write_text(str(stopped))
         else:
             if note:  # it is from earlier processes, which torchrun stopped because a node joined
@@ -70,6 +69,6 @@ def run_stage(name: str, work: Callable[[Params], None]) -> int:
         return 0
 
     try:
-        return exit_status(name, run, f"{INTERRUPTED}{for_dvc}")
+        return exit_status(name, run)
     finally:
         gc.freeze()  # else Python searches all objects for garbage before it exits: two seconds [measured]

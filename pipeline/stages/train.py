@@ -56,7 +56,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
 
     distributed.barrier()  # rank 0 may replace the checkpoint only after every process has read it
     with (
-        monitor.open_monitor(job, first_step, len(learning_rates)) as shown,
+        monitor.open_monitor(job, first_step, len(learning_rates), len(progress.history)) as shown,
         stopping.open_stopping(job.store, world, run.timeout_seconds) as stop,
     ):
         # The batches end with the last step, earlier by train.patience, or if all processes have agreed to stop.

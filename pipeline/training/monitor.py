@@ -41,11 +41,15 @@ class _NullWriter:
 class Monitor:
     """Shows steps and epochs. On all processes but rank 0 it shows nothing."""
 
-    def __init__(self, job: Job, first_step: int, steps: int) -> None:
-        """The events go to the run's board. They replace events of earlier attempts from `first_step` on."""
+    def __init__(self, job: Job, first_step: int, steps: int, epochs: int) -> None:
+        """The events go to the run's board. They replace events of earlier attempts from `first_step` on.
+
+        `epochs`: how many have ended before.
+        """
         is_main = job.world.is_main
         self._writer: Any = SummaryWriter(str(job.run.board), purge_step=first_step) if is_main else _NullWriter()
-        self._bar = tqdm(initial=first_step, total=steps, unit="step", disable=None if is_main else True)
+        title, disable = _title(job, epochs + 1), None if is_main else True
+        self._bar = tqdm(initial=first_step, total=steps, unit="step", desc=title, disable=disable)
         self._is_main, self._job = is_main, job
         self._previous_sums, self._step, self._time = [0.0, 0.0, 0.0], first_step, time.perf_counter()
         if is_main:
@@ -105,6 +109,7 @@ class Monitor:
                 f"validation loss {row['val_loss']:.4f}, validation accuracy {row['val_accuracy']:.4f}",
                 file=sys.stderr,
             )
+            self._bar.set_description(_title(self._job, int(row["epoch"]) + 1), refresh=False)
         self._previous_sums, self._time = [0.0, 0.0, 0.0], time.perf_counter()
 
     def finish(self, row: Mapping[str, float]) -> None:
@@ -120,10 +125,16 @@ class Monitor:
         self._bar.close()
 
 
+def _title(job: Job, epoch: int) -> str:
+    """The title of the bar: the epoch that runs; after the last epoch, the last."""
+    epochs = job.config.train.epochs
+    return f"train: epoch {min(epoch, epochs)}/{epochs}"
+
+
 @contextmanager
-def open_monitor(job: Job, first_step: int, steps: int) -> Iterator[Monitor]:
+def open_monitor(job: Job, first_step: int, steps: int, epochs: int) -> Iterator[Monitor]:
     """A Monitor that is closed when the block ends."""
-    monitor = Monitor(job, first_step, steps)
+    monitor = Monitor(job, first_step, steps, epochs)
     try:
         yield monitor
     finally:

@@ -140,4 +140,4 @@ def resumed_step(log: str) -> int | None:
     """The step at which train was resumed; 0 if it began anew; None if it did not run."""
     if steps := re.findall(r"going on from step (\d+)", log):
         return int(steps[0])
-    return 0 if "Running stage 'train'" in log else None
+    return 0 if re.search("^train: ", log, re.MULTILINE) else None

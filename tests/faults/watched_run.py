@@ -77,7 +77,7 @@ class Run:
     def dvc(self) -> psutil.Process:
         """DVC's process: the started process, or its child."""
         started = psutil.Process(self.process.pid)
-        return next((process for process in self.descendants() if "dvc" in command_line(process)[:3]), started)
+        return next((process for process in self.descendants() if "dvc" in command_line(process)[:4]), started)
 
     def steps(self) -> int:
         """The highest training step in TensorBoard's events, over all attempts."""
