@@ -18,6 +18,7 @@ from io import TextIOWrapper
 from pipeline.base.errors import exit_status
 
 PROGRAM = "perennial"
+COMPLETION = "--print-completion"
 Parser = argparse.ArgumentParser
 
 
@@ -45,6 +46,7 @@ def demo(parser: Parser) -> None:
 
 
 def repro(parser: Parser) -> None:
+    parser.add_argument("--verbose", action="store_true", help="show what DVC prints, too")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of dvc repro, such as --force or train")
 
 
@@ -189,11 +191,36 @@ def listing() -> str:
     """The commands in their groups, with a line each."""
     width = max(map(len, COMMANDS)) + 2
     groups = dict.fromkeys(command.group for command in COMMANDS.values() if command.group)
-    lines = [f"usage: {PROGRAM} <command> [arguments]     {PROGRAM} <command> --help"]
+    lines = [
+        f"usage: {PROGRAM} <command> [arguments]     {PROGRAM} <command> --help     {PROGRAM} {COMPLETION} bash|zsh"
+    ]
     for group in groups:
         lines += ["", f"{group}:"]
         lines += [f"  {name:<{width}}{each.help}" for name, each in COMMANDS.items() if each.group == group]
     return "\n".join(lines)
+
+
+def completion(words: Sequence[str]) -> str:
+    """The script with which a shell completes the program's words. Ends this process if it names no such shell."""
+    import shtab
+
+    from pipeline.planning.presets import NAMES
+
+    parser = Parser(prog=PROGRAM, add_help=False)
+    parser.add_argument(COMPLETION, choices=("bash", "zsh"))
+    commands = parser.add_subparsers()
+    stages = [name for name, command in COMMANDS.items() if command.group == STAGES]
+    values = {"preset": NAMES, "arguments": stages, "stage": stages}
+    files = {"IMAGE": shtab.FILE, "PATH": shtab.FILE, "FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY}
+    for name, command in COMMANDS.items():
+        if command.group:
+            each = commands.add_parser(name, help=command.help)
+            command.arguments(each)
+            for action in each._actions:
+                action.choices = action.choices or values.get(action.dest)
+                if action.metavar in files:
+                    vars(action)["complete"] = files[action.metavar]
+    return shtab.complete(parser, parser.parse_args(words).print_completion)
 
 
 def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
@@ -253,6 +280,9 @@ def main(words: Sequence[str] | None = None) -> int:
     name, *rest = [*(sys.argv[1:] if words is None else words)] or ["--help"]
     if name in ("-h", "--help"):
         print(listing())
+        return 0
+    if name == COMPLETION:
+        print(completion([name, *rest]))
         return 0
     if name not in COMMANDS:
         print(unknown(name), file=sys.stderr)

@@ -44,10 +44,10 @@ def copy_project(folder: Path, arithmetic: Arithmetic = "portable") -> None:
         stale.unlink()
 
 
-def run(folder: Path) -> None:
-    """Make `folder` a Git repository, run the pipeline there, and commit the results.
+def run(folder: Path) -> int:
+    """Make `folder` a Git repository, run the pipeline there, and commit the results. Returns the pipeline's status.
 
-    Raises CalledProcessError if a command fails.
+    Raises CalledProcessError if another command fails.
     """
 
     def call(*command: str) -> None:
@@ -61,11 +61,11 @@ def run(folder: Path) -> None:
     if not (folder / ".git").exists():
         call("git", "init", "--quiet")
     commit("The project, with the demo's params")
-    repro = [sys.executable, "-m", "pipeline", "repro"]
-    if status := children.run(repro, cwd=folder, env=programs.environment()):
-        raise subprocess.CalledProcessError(status, repro)
+    if status := children.run([sys.executable, "-m", "pipeline", "repro"], cwd=folder, env=programs.environment()):
+        return status
     call(sys.executable, "-m", "pipeline.versioning.plots_page")  # as `make setup` does for the project itself
     commit("What the pipeline wrote")
+    return 0
 
 
 def outputs(lock: Path) -> dvc_lock.Hashes:
@@ -107,7 +107,8 @@ def demo(recording: bool) -> int:
         print(f"demo: {cause(lacking)}: it runs with train.arithmetic: native, and its outputs will differ", flush=True)
     try:
         copy_project(FOLDER, "native" if lacking else "portable")
-        run(FOLDER)
+        if status := run(FOLDER):
+            return status  # the pipeline has printed why, and what to do
     except subprocess.CalledProcessError as error:
         value = f"exit status {error.returncode} in {FOLDER}/"
         raise UserError(Fault(" ".join(error.cmd), value, "failed", remedy="see above")) from None
@@ -116,7 +117,6 @@ def demo(recording: bool) -> int:
     print(f"\ndemo: done in {time.monotonic() - began:.0f} s. The files and commands above are for {FOLDER}/:")
     print(f"  cd {FOLDER} && . ../.venv/bin/activate")
     print("  perennial verify               runs everything again, and compares every byte")
-    status = 0
     if not OUTPUTS.is_file():
         print(f"demo: there is no committed {OUTPUTS} to compare with; --record makes this run the committed one")
     elif different := compare(outputs(FOLDER / "dvc.lock"), json.loads(OUTPUTS.read_bytes())):

@@ -36,7 +36,8 @@ def read(path: Path = LOCK) -> Claims:
     except FileNotFoundError:
         raise missing(path, "the first run writes it: dvc repro") from None
     except (YAMLError, ValueError, AttributeError, KeyError, TypeError, RecursionError, IsADirectoryError):
-        raise damaged(path, "not readable", f"restore it (git checkout {path.name}), or run the pipeline") from None
+        remedy = f"restore it (git checkout {path.name}), or remove it; the next run writes it"
+        raise damaged(path, "not readable", remedy) from None
 
 
 def _string(value: Any) -> str:

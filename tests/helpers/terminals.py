@@ -1,0 +1,24 @@
+"""Runs a command on a terminal of its own."""
+
+import os
+import pty
+import subprocess
+import termios
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+def on_terminal(command: Sequence[str], folder: Path, **options: Any) -> tuple[int, str]:
+    """The exit status of a command, and what it wrote to a terminal of 120 columns. `options`: those of Popen."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, 120))  # without a height, tqdm shows no bar
+    with subprocess.Popen(command, cwd=folder, stdout=theirs, stderr=theirs, **options) as process:
+        os.close(theirs)
+        written = b""
+        with suppress(OSError):  # the end
+            while part := os.read(ours, 10_000):
+                written += part
+    os.close(ours)
+    return process.returncode, written.decode()
