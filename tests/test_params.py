@@ -1,6 +1,7 @@
 """Params are typed, frozen values; every fault is named with its path, its value and what is allowed."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -135,6 +136,9 @@ def test_params_are_frozen() -> None:
             ("run.processes", 0), ("run.processes", 1_000_000), ("run.workers", 10**9), ("run.timeout_seconds", 10**30),
             ("run.rendezvous", "node0:99999"), ("run.rendezvous", "node0:65536"), ("data.url", "ftp://x/y"),
             ("data.url", "file:///" + "a" * 5000), ("paths.inbox", "a/../../b"), ("paths.inbox", "a" * 201),
+            # control characters, which would act on the terminal that shows the setting
+            ("paths.inbox", "/tmp/a\x1b[31mb"), ("paths.inbox", "/a\0"), ("data.url", "https://a/\x7f"),
+            ("split.group", "a\nb"), ("train.model", "\0"),
         )),
         ({"train__crop_scale": [0.5, 1e308]}, "train.crop_scale.1", "value"),
         ({"train__crop_scale": [0.5]}, "train.crop_scale.1", "missing"),
@@ -174,9 +178,24 @@ def test_numbers_are_read_as_dvc_reads_them(tmp_path: Path) -> None:
     assert params.load(path).train.lr == 1e-4
 
 
-@pytest.mark.parametrize("text", ["", "- 1", "train: {", "a: 1\na: 2", "\xff\xfe", "train: 2024-99-99", "train: !x y"])
+@pytest.mark.parametrize("port", ["0", "1", "80", "29400", "59999", "65535"])
+def test_every_port_there_is_can_be_met_at(raw: dict[str, Any], port: str) -> None:
+    """A port has 16 bits."""
+    assert params.parse(change(raw, run__rendezvous=f"node0:{port}")).run.rendezvous == f"node0:{port}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "- 1", "train: {", "a: 1\na: 2", "\xff\xfe", "train: 2024-99-99", "train: !x y", "&a [*a]",
+        "&a {train: *a}", "train: {crop_scale: &a [*a]}", "train: &a {x: *a}",
+    ],
+)  # fmt: skip
 def test_a_broken_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """A file that is not a table, not YAML, or has a key twice is refused by its name; so is a folder, or no file."""
+    """A file that is not a table, not YAML, has a key twice or an anchor that contains itself is refused by its name.
+
+    So is no file, a folder, or a pipe, whose reader would wait without end for a writer.
+    """
     monkeypatch.chdir(tmp_path)
     with refuses(("params.yaml", "missing")):
         params.load()
@@ -186,6 +205,10 @@ def test_a_broken_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert str(error.value).isprintable()
     params.FILE.unlink()
     params.FILE.mkdir()
+    with refuses(("params.yaml", "damaged")):
+        params.load()
+    params.FILE.rmdir()
+    os.mkfifo(params.FILE)
     with refuses(("params.yaml", "damaged")):
         params.load()
 
