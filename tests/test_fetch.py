@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from tests.helpers.sources import BODY, NO_WAITS, PHOTOS, reply, server, tar_byt
 
 BODY_SHA256 = hashlib.sha256(BODY).hexdigest()
 LIMIT = 10**7  # bytes
+Obtain = Callable[[str, str, Path], Path]
+archive: Obtain = partial(fetch.obtain_archive, max_bytes=LIMIT)
 
 
 @pytest.fixture(autouse=True)
@@ -150,37 +153,53 @@ def without_a_length(request: BaseHTTPRequestHandler) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "tries", "key", "kind"),
+    ("answer", "tries", "kind"),
     [
-        (lambda request: reply(request, b"", 500), 5, "data.url", "failed"),
-        (lambda request: reply(request, b"", 404), 1, "data.url", "failed"),
-        (without_a_length, 1, "data.url", "failed"),
-        (lambda request: reply(request, BODY), 1, "data.sha256", "differs"),
+        (lambda request: reply(request, b"", 500), 5, "failed"),
+        (lambda request: reply(request, b"", 404), 1, "failed"),
+        (without_a_length, 1, "failed"),
+        (lambda request: reply(request, BODY), 1, "differs"),
     ],
     ids=["500", "404", "no length", "another file"],
 )
+@pytest.mark.parametrize("obtain", [archive, fetch.obtain_weights], ids=["archive", "weights"])
 def test_what_fails_for_good_leaves_no_file(
-    tmp_path: Path, answer: Callable[[BaseHTTPRequestHandler], None], tries: int, key: str, kind: Kind
+    tmp_path: Path, obtain: Obtain, answer: Callable[[BaseHTTPRequestHandler], None], tries: int, kind: Kind
 ) -> None:
     """After the last try, and at once for what another try does not change."""
+    keys = {"failed": "data.url", "differs": "data.sha256"}
+    key = keys[kind] if obtain == archive else "train.weights"
     with server(lambda request, n: answer(request)) as (url, asked), refuses((key, kind)):
-        fetch.download(url, tmp_path / "got", "0" * 64, LIMIT, fetch.ARCHIVE)
+        obtain(url, "0" * 10, tmp_path)
     assert len(asked) == tries
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("obtain", "digest", "name", "stage"),
+    [
+        (archive, BODY_SHA256, BODY_SHA256, "download"),
+        (fetch.obtain_weights, BODY_SHA256[:10], "photos.tgz", "weights"),
+    ],
+    ids=["archive", "weights"],
+)
 def test_a_download_is_kept_and_checked_and_fetched_again_if_damaged(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, obtain: Obtain, digest: str, name: str, stage: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The second time needs no network; a damaged kept archive is named, removed and downloaded again."""
+    """The second time needs no network. A damaged file is named, removed and downloaded again.
+
+    Published weights have the first digits of their hash in their address. Each line has the name of the stage.
+    """
     with server(lambda request, n: reply(request, BODY)) as (url, asked):
-        kept = fetch.obtain_archive(url, BODY_SHA256, tmp_path, LIMIT)
-        assert fetch.obtain_archive(url, BODY_SHA256, tmp_path, LIMIT) == kept == tmp_path / BODY_SHA256
+        kept = obtain(url, digest, tmp_path)
+        assert obtain(url, digest, tmp_path) == kept == tmp_path / name
         assert len(asked) == 1
         kept.write_bytes(b"damaged")
-        assert fetch.obtain_archive(url, BODY_SHA256, tmp_path, LIMIT).read_bytes() == BODY
+        assert obtain(url, digest, tmp_path).read_bytes() == BODY
         assert len(asked) == 2
-    assert f"{kept} has SHA-256" in capfd.readouterr().err
+    lines = capfd.readouterr().err.splitlines()
+    assert {line.partition(" ")[0] for line in lines} == {f"{stage}:"}
+    assert sum(str(kept) in line for line in lines) == 1
 
 
 def test_bytes_are_stored_as_they_are_in_the_archive(tmp_path: Path) -> None:
