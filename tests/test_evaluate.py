@@ -2,79 +2,28 @@
 
 import json
 import math
+import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pytest
-from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from pipeline.base import files
 from pipeline.base.errors import Kind
-from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.data import packed, split_table
-from pipeline.data.originals import Originals
+from pipeline.data import packed
 from pipeline.evaluation import metrics
-from pipeline.models import network
-from pipeline.stages import evaluate, prepare
-from pipeline.training import results, state
-from tests.conftest import below, on_cpu, read_params, write_params
-from tests.helpers import starts
+from pipeline.stages import evaluate
+from tests.conftest import on_cpu, read_params, write_params
+from tests.helpers.evaluations import CLASSES, config_of, make, run
 from tests.helpers.refusals import refuses
 
-CLASSES = ("daisy", "rose", "tulip")
-OUTPUTS = (
-    "metrics/eval.json",
-    "metrics/per_class.csv",
-    "metrics/confusion.csv",
-    "metrics/calibration.csv",
-    "metrics/predictions.csv",
-)
-
-
-def draw(path: Path, size: tuple[int, int], colour: int, random: np.random.Generator) -> None:
-    """Save a noisy image of one colour."""
-    pixels = random.integers(0, 120, (size[1], size[0], 3))
-    pixels[..., colour] += 120
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels.astype(np.uint8)).save(path)
-
-
-def make(folder: Path) -> Params:
-    """Fill a folder with params, images, split, packed images and an untrained model, as earlier stages do."""
-    write_params(folder / "params.yaml", on_cpu(read_params(), evaluate__batch_size=4))
-    config = params.load(folder / "params.yaml")
-    random, lines = np.random.default_rng(0), []
-    for number in range(33):
-        colour = number % 3
-        path, size = f"{CLASSES[colour]}/{number:02d} é.png", (48 + number, 64 - number // 2)
-        draw(folder / config.paths.images / path, size, colour, random)
-        part = "train" if number < 10 else "test"
-        lines.append((path, CLASSES[colour], part, "", *size, "", "", ""))
-    lines.append(("rose/broken.png", "rose", "", "truncated", 0, 0, "", "", ""))
-    files.write_csv(folder / config.paths.split, split_table.HEADER, sorted(lines))
-    config = below(folder, config)
-    paths = config.paths
-    images = Originals(Path(paths.images), {})
-    prepare.prepare(images, Path(paths.split), Path(paths.packed), config.prepare, workers=2)
-    weights = network.export_state(network.build(config.train.model, len(CLASSES), seed=1))
-    history = [dict.fromkeys(state.HISTORY, 0.0) | {"epoch": 1, "step": 1}]
-    data = packed.load(Path(paths.packed), Path(paths.split))
-    results.write(config, data.classes, weights, state.Progress(step=1, history=history))
-    return config
-
-
-def run(folder: Path, processes: int) -> subprocess.CompletedProcess[str]:
-    """Run the stage in `folder` with so many processes, more than `validity` would allow on few cores."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [sys.executable, *(launcher if processes > 1 else []), "-m", "pipeline", "rank", "evaluate"]
-    return starts.run(command, ranks=processes, cwd=folder)
+OUTPUTS = [f"metrics/{name}" for name in ("eval.json", "per_class.csv", "confusion.csv", "calibration.csv",
+                                          "predictions.csv")]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +45,6 @@ def copy(evaluated: Path, tmp_path: Path) -> Path:
     for name in OUTPUTS:
         (folder / name).unlink()
     return folder
-
-
-def config_of(folder: Path) -> Params:
-    return below(folder, params.load(folder / "params.yaml"))
 
 
 def figures_in(folder: Path) -> dict[str, float]:
@@ -167,9 +112,7 @@ def test_a_model_without_mistakes(copy: Path) -> None:
     assert (figures["accuracy"], figures["nll"], figures["accuracy_high"]) == (1, 0, 1)
 
 
-def of_other_classes(folder: Path) -> None:
-    path = folder / "data/split.csv"
-    path.write_text(path.read_text().replace("rose", "peony"))
+MODEL, WEIGHTS = "models/model.json", "models/model.safetensors"
 
 
 def changed(path: str, old: str, new: str) -> Callable[[Path], None]:
@@ -177,28 +120,18 @@ def changed(path: str, old: str, new: str) -> Callable[[Path], None]:
     return lambda folder: files.write_text(folder / path, (folder / path).read_text().replace(old, new))
 
 
-def of_another_model(folder: Path) -> None:
-    save_file({"other": np.zeros(3, np.float32)}, folder / "models/model.safetensors")
-
-
-def cut(folder: Path) -> None:
-    path = folder / "models/model.safetensors"
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
 @pytest.mark.parametrize(
     ("change", "key", "kind"),
     [
-        (lambda folder: (folder / "models/model.json").unlink(), "models/model.json", "missing"),
-        (lambda folder: (folder / "models/model.safetensors").unlink(), "models/model.safetensors", "missing"),
-        (cut, "models/model.safetensors", "damaged"),
-        (of_another_model, "models/model.safetensors", "differs"),
-        (of_other_classes, "models/model.json", "differs"),
-        (changed("models/model.json", '"packed_size": 40', '"packed_size": 64'), "models/model.json", "differs"),
-        (changed("models/model.json", "0.485", "0.5"), "models/model.json", "differs"),  # another normalization
+        (lambda folder: (folder / MODEL).unlink(), MODEL, "missing"),
+        (lambda folder: (folder / WEIGHTS).unlink(), WEIGHTS, "missing"),
+        (lambda folder: os.truncate(folder / WEIGHTS, 10_000), WEIGHTS, "damaged"),
+        (lambda folder: save_file({"other": np.zeros(3, np.float32)}, folder / WEIGHTS), WEIGHTS, "differs"),
+        (changed("data/split.csv", "rose", "peony"), MODEL, "differs"),
+        (changed(MODEL, '"packed_size": 40', '"packed_size": 64'), MODEL, "differs"),
+        (changed(MODEL, "0.485", "0.5"), MODEL, "differs"),  # another normalization
         (changed("data/split.csv", ",test,", ",val,"), "data/split.csv", "missing"),  # no test image
     ],
-    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_what_does_not_belong_together_is_refused(
     copy: Path, change: Callable[[Path], object], key: str, kind: Kind
@@ -215,10 +148,7 @@ def test_a_broken_model(copy: Path) -> None:
     weights = copy / "models/model.safetensors"
     tensors = load_file(weights)
     largest = np.finfo(np.float32).max
-    for kernel, bias, key in (
-        (0, math.nan, str(weights)),
-        (largest, largest, "the model's outputs"),
-    ):
+    for kernel, bias, key in ((0, math.nan, str(weights)), (largest, largest, "the model's outputs")):
         tensors |= {"fc.weight": np.full_like(tensors["fc.weight"], kernel), "fc.bias": np.full(3, bias, np.float32)}
         save_file(tensors, weights)
         with refuses((key, "damaged")):

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.base import files
+from pipeline.base.errors import Kind
 from pipeline.config import params
 from pipeline.data import originals, packed
 from pipeline.evaluation import onnx_check
@@ -22,10 +23,10 @@ from pipeline.loader import augment, center
 from pipeline.models import exported, network, onnx_export, onnx_file
 from pipeline.models.description import Description, View
 from pipeline.stages import export
-from tests.conftest import PROJECT, read_params, write_params
+from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers import starts
+from tests.helpers.evaluations import CLASSES, append, config_of, make, run
 from tests.helpers.refusals import refuses
-from tests.test_evaluate import CLASSES, config_of, make, run
 
 OUTPUTS = ("models/model.onnx", "metrics/export.json")
 
@@ -37,9 +38,7 @@ def exporting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make(folder)
     assert run(folder, processes=1).returncode == 0
     done = call(folder)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert "gives the classes of metrics/predictions.csv for all 23 test images" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
     return folder
 
 
@@ -121,24 +120,20 @@ def less_sure(model: onnx.ModelProto) -> None:
     change_head(model, "bias", lambda bias: bias + np.array([1, 0, 0], np.float32))
 
 
-def test_a_changed_class_fails_with_the_image_named(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the faulty file does not stay."""
-    monkeypatch.setattr(onnx_export, "content", sabotaged(other_classes))
+@pytest.mark.parametrize(("change", "ties"), [(other_classes, False), (less_sure, True)])
+def test_a_changed_class_or_probability_fails_with_the_image_named(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[onnx.ModelProto], None], ties: bool
+) -> None:
+    """And the faulty file does not stay. Other probabilities are a fault where no other class is."""
+    monkeypatch.setattr(onnx_export, "content", sabotaged(change))
+    if ties:
+        monkeypatch.setattr(onnx_check, "near_ties", lambda wanted: np.ones(len(wanted.paths), bool))
     before = files.sha256(Path(OUTPUTS[0]))
     with refuses(("model.onnx", "differs")) as error:
         export.run(params.load())
-    assert "daisy/" in error.value.faults[0].reason
+    assert "é.png" in error.value.faults[0].reason
     assert files.sha256(Path(OUTPUTS[0])) == before
     assert not list(Path("models").glob(".*"))
-
-
-def test_a_changed_probability_fails_with_the_image_named(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other probabilities are a fault even if every class is the same."""
-    monkeypatch.setattr(onnx_export, "content", sabotaged(less_sure))
-    monkeypatch.setattr(onnx_check, "near_ties", lambda wanted: np.ones(len(wanted.paths), bool))
-    with refuses(("model.onnx", "differs")) as error:
-        export.run(params.load())
-    assert "é.png" in error.value.faults[0].reason
 
 
 def test_a_tie_is_no_changed_class() -> None:
@@ -161,25 +156,19 @@ def test_predictions_of_other_images_are_refused(copy: Path) -> None:
 
 def test_without_the_photos_their_preprocessing_is_not_measured(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The stages after prepare need no photos; the output says that nothing was measured."""
-    raw = read_params(Path("params.yaml"))
-    raw["paths"]["inbox"] = "nowhere"
-    write_params(Path("params.yaml"), raw)
+    write_params(params.FILE, change(read_params(params.FILE), paths__inbox="nowhere"))
     Path("data/images", originals.MANIFEST).write_text("path,bytes,sha256\n")
     export.run(params.load())
-    assert "is not measured: the photos in nowhere are not here" in capsys.readouterr().out
+    assert "nowhere" in capsys.readouterr().out
     assert json.loads(Path(OUTPUTS[1]).read_text())["preprocessing_of_others"] is None
 
 
-def test_the_export_can_be_switched_off(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Then model.onnx is empty, and whoever opens it is told why."""
-    raw = read_params(Path("params.yaml"))
-    raw["evaluate"]["onnx"] = False
-    write_params(Path("params.yaml"), raw)
+def test_the_export_can_be_switched_off(copy: Path) -> None:
+    """Then model.onnx is empty."""
+    write_params(params.FILE, change(read_params(params.FILE), evaluate__onnx=False))
     export.run(params.load())
-    assert capsys.readouterr().out == "export: evaluate.onnx is false, so models/model.onnx is empty\n"
     assert json.loads(Path(OUTPUTS[1]).read_text()) == {"onnx": False}
-    with refuses((OUTPUTS[0], "missing")):
-        onnx_file.load(Path(OUTPUTS[0]), 1)
+    assert Path(OUTPUTS[0]).read_bytes() == b""
 
 
 def test_a_model_that_torch_cannot_write_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,19 +259,24 @@ def test_every_test_image_gets_its_class_in_other_programs(
     assert [CLASSES[best] for best in program(pixels).argmax(1)] == wanted
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
-    """Missing, damaged, and an ONNX file of another program."""
-    path = tmp_path / "x.onnx"
-    with refuses((path, "missing")):
-        onnx_file.load(path, 1)
-    path.write_bytes(b"nothing of this kind")
-    with refuses((path, "damaged")):
-        onnx_file.load(path, 1)
+def of_another_program(path: Path) -> None:
     x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8), path)
-    with refuses((path, "damaged")):
-        onnx_file.load(path, 1)
+
+
+@pytest.mark.parametrize(
+    ("make_file", "kind"),
+    [
+        (lambda path: None, "missing"), (lambda path: path.touch(), "missing"),  # as evaluate.onnx: false leaves it
+        (lambda path: path.write_bytes(b"nothing of this kind"), "damaged"), (of_another_program, "damaged"),
+    ],
+)  # fmt: skip
+def test_what_is_no_model_is_refused(tmp_path: Path, make_file: Callable[[Path], None], kind: Kind) -> None:
+    """Missing, empty, damaged, and an ONNX file of another program."""
+    make_file(tmp_path / "x.onnx")
+    with refuses((tmp_path / "x.onnx", kind)):
+        onnx_file.load(tmp_path / "x.onnx", 1)
 
 
 def with_notes(**notes: str) -> Callable[[onnx.ModelProto], None]:
@@ -306,41 +300,33 @@ VIEW = {"packed_size": 40, "resize": 36, "crop": 32}
 
 
 @pytest.mark.parametrize(
-    ("change", "named"),
+    "change",
     [
-        (with_notes(classes='"abc"'), "array"), (with_notes(classes="[1, 2, 3]"), "string"),
-        (with_notes(classes='["a", "a", "b"]'), "twice"), (with_notes(classes='["a", "b"]'), "logits"),
-        (with_notes(classes="[" * 100_000), ""), (with_notes(classes="["), ""),
-        (with_notes(view=json.dumps(VIEW | {"grey": "evil"})), "grey"),
-        *((with_notes(view=json.dumps(VIEW | {"resize": side})), "resize") for side in (0, -1, "36", 36.5, None)),
-        (with_notes(view=json.dumps(VIEW | {"crop": 40})), "a crop of 40 from 36"),
-        (with_notes(view=json.dumps(VIEW | {"crop": 24})), "pixels"), (with_notes(view="[]"), ""),
-        (with_other_input, "data"),
+        *(with_notes(classes=text) for text in (
+            '"abc"', "[1, 2, 3]", '["a", "a", "b"]', '["a", "b"]', "[" * 100_000, "[",
+        )),
+        *(with_notes(view=json.dumps({**VIEW, **other})) for other in (
+            {"grey": "evil"}, {"crop": 40}, {"crop": 24},
+            *({"resize": side} for side in (0, -1, "36", 36.5, None)),
+        )),
+        with_notes(view="[]"), with_other_input,
     ],
 )  # fmt: skip
 def test_the_metadata_of_a_model_is_checked(
-    exporting: Path, tmp_path: Path, change: Callable[[onnx.ModelProto], None], named: str
+    exporting: Path, tmp_path: Path, change: Callable[[onnx.ModelProto], None]
 ) -> None:
-    """By the schema of model.json."""
+    """By the schema of model.json, and against the graph."""
     model = onnx.load(exporting / OUTPUTS[0])
     change(model)
     onnx.save(model, tmp_path / "changed.onnx")
     with refuses((tmp_path / "changed.onnx", "damaged")) as error:
         onnx_file.load(tmp_path / "changed.onnx", 1)
-    assert named in error.value.faults[0].reason
     assert len(str(error.value)) < 1000
 
 
 def not_a_number(model: onnx.ModelProto) -> None:
     """An answer becomes nan."""
     change_head(model, "bias", lambda bias: bias * np.array([1, np.nan, 1], np.float32))
-
-
-def append(model: onnx.ModelProto, node: onnx.NodeProto, **constants: NDArray[Any]) -> None:
-    """Add a last node, which takes the logits as `early`, and constants."""
-    model.graph.node[-1].output[0] = "early"
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in constants.items())
-    model.graph.node.append(node)
 
 
 def failing(model: onnx.ModelProto) -> None:

@@ -1,0 +1,74 @@
+"""A small untrained model with packed images of its own, the stage evaluate on it, and a longer graph for ONNX."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from PIL import Image
+
+from pipeline.base import files
+from pipeline.config import params
+from pipeline.config.params import Params
+from pipeline.data import packed, split_table
+from pipeline.data.originals import Originals
+from pipeline.models import network
+from pipeline.stages import prepare
+from pipeline.training import results, state
+from tests.conftest import below, on_cpu, read_params, write_params
+from tests.helpers import starts
+
+CLASSES = ("daisy", "rose", "tulip")
+
+
+def draw(path: Path, size: tuple[int, int], colour: int, random: np.random.Generator) -> None:
+    """Save a noisy image of one colour."""
+    pixels = random.integers(0, 120, (size[1], size[0], 3))
+    pixels[..., colour] += 120
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+
+def make(folder: Path) -> Params:
+    """Fill a folder with params, images, split, packed images and an untrained model, as earlier stages do."""
+    write_params(folder / "params.yaml", on_cpu(read_params(), evaluate__batch_size=4))
+    config = params.load(folder / "params.yaml")
+    random, lines = np.random.default_rng(0), []
+    for number in range(33):
+        colour = number % 3
+        path, size = f"{CLASSES[colour]}/{number:02d} é.png", (48 + number, 64 - number // 2)
+        draw(folder / config.paths.images / path, size, colour, random)
+        part = "train" if number < 10 else "test"
+        lines.append((path, CLASSES[colour], part, "", *size, "", "", ""))
+    lines.append(("rose/broken.png", "rose", "", "truncated", 0, 0, "", "", ""))
+    files.write_csv(folder / config.paths.split, split_table.HEADER, sorted(lines))
+    config = below(folder, config)
+    paths = config.paths
+    images = Originals(Path(paths.images), {})
+    prepare.prepare(images, Path(paths.split), Path(paths.packed), config.prepare, workers=2)
+    weights = network.export_state(network.build(config.train.model, len(CLASSES), seed=1))
+    history = [dict.fromkeys(state.HISTORY, 0.0) | {"epoch": 1, "step": 1}]
+    data = packed.load(Path(paths.packed), Path(paths.split))
+    results.write(config, data.classes, weights, state.Progress(step=1, history=history))
+    return config
+
+
+def run(folder: Path, processes: int) -> subprocess.CompletedProcess[str]:
+    """Run the stage in `folder` with so many processes, more than `validity` would allow on few cores."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [sys.executable, *(launcher if processes > 1 else []), "-m", "pipeline", "rank", "evaluate"]
+    return starts.run(command, ranks=processes, cwd=folder)
+
+
+def config_of(folder: Path) -> Params:
+    return below(folder, params.load(folder / "params.yaml"))
+
+
+def append(model: onnx.ModelProto, node: onnx.NodeProto, **constants: NDArray[Any]) -> None:
+    """Add a last node, which takes the logits as `early`, and constants."""
+    model.graph.node[-1].output[0] = "early"
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in constants.items())
+    model.graph.node.append(node)
