@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.__main__ import COMMANDS, parse
+from pipeline.command_line import COMMANDS, parse
 from tests.conftest import PROJECT
 from tests.documents import parts
 from tests.documents.markdown import LINK, anchors, commands

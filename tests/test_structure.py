@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.workspace import STAGE_TABLES, STAGES
-from pipeline.__main__ import COMMANDS, module_of
+from pipeline.__main__ import module_of
+from pipeline.command_line import COMMANDS
 from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, limited
 from tests.helpers.modules import MODULES, closure, imports, modules_of

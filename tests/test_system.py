@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.__main__ import COMMANDS, main
+from pipeline.__main__ import main
 from pipeline.base import errors, files, locks
 from pipeline.base.errors import Fault, Stopped, UserError
+from pipeline.command_line import COMMANDS
 from pipeline.config import params
 from pipeline.engine.world import World
 from pipeline.training import provenance

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import workspace
-from pipeline.__main__ import COMMANDS, COMPLETION, main
+from pipeline.__main__ import main
+from pipeline.command_line import COMMANDS, COMPLETION
 from pipeline.versioning import killed_dvc
 from tests.conftest import PROJECT
 from tests.helpers.terminals import on_terminal

@@ -1,0 +1,234 @@
+"""The commands of the program and their arguments. It imports nothing slow: `--help` answers at once."""
+
+import argparse
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+PROGRAM = "perennial"
+COMPLETION = "--print-completion"
+Parser = argparse.ArgumentParser
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the program. `main(arguments)` of its module returns the exit status."""
+
+    group: str  # of the list of commands; empty: not in the list
+    help: str  # its line in the list
+    doing: str  # printed before its imports; empty: nothing
+    arguments: Callable[[Parser], object] = lambda parser: None  # adds its arguments to a parser
+    answers: bool = False  # its stdout is read by programs: `doing` goes to stderr, and only if a person sees it
+
+
+BEGIN, RUN, ASK, KEEP, STAGES = "begin", "run", "ask", "keep", "stages, as dvc.yaml runs them"
+
+
+def start(parser: Parser) -> None:
+    parser.add_argument("preset", nargs="?", type=str.lower, default="", help="without: all are shown")
+    parser.add_argument("--photos", default="", metavar="FOLDER", help="a folder with images, read where it is")
+
+
+def demo(parser: Parser) -> None:
+    parser.add_argument("--record", action="store_true", help="make this run the committed one (results/demo/)")
+
+
+def repro(parser: Parser) -> None:
+    parser.add_argument("--verbose", action="store_true", help="show what DVC prints, too")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of dvc repro, such as --force or train")
+
+
+def predict(parser: Parser) -> None:
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="an image, or a folder to look through")
+    parser.add_argument(
+        "--model", metavar="PATH", help="a folder with model.json, a model.safetensors or a model.onnx; then no "
+        "params.yaml is read (default: the folder of params.yaml)",
+    )  # fmt: skip
+    parser.add_argument("--top", type=positive, metavar="N", help="print the N most likely classes")
+    parser.add_argument(
+        "--max-pixels", type=positive, metavar="N", help="refuse larger images (default: split.max_pixels)"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute (default: cpu)")
+    forms = parser.add_mutually_exclusive_group()
+    for form, what in (("json", "one JSON object per line, with all classes"), ("csv", "path,rank,class,probability")):
+        forms.add_argument(f"--{form}", dest="form", action="store_const", const=form, default="text", help=what)
+
+
+def compare(parser: Parser) -> None:
+    parser.add_argument("revisions", nargs="*", metavar="REV", help="a commit, branch, tag or experiment, or workspace")
+    parser.add_argument("--md", action="store_true", help="print a table of Markdown")
+
+
+def verify(parser: Parser) -> None:
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--stage", metavar="NAME", help="run this stage only")
+    mode.add_argument(
+        "--elsewhere", action="store_true", help="train the committed params with several seeds on this machine, and "
+        "compare the test accuracies with the recorded ones (exit status 3: lower than seeds explain)",
+    )  # fmt: skip
+    mode.add_argument(
+        "--record-seeds", metavar="N", type=int, help="record the test accuracies of N seeds, for --elsewhere"
+    )
+    parser.add_argument("--seeds", metavar="N", type=int, help="with --elsewhere: as many seeds (default: as recorded)")
+    parser.add_argument(
+        "--jobs", metavar="N", type=int, default=1, help="with seeds: trainings at the same time (default: 1)"
+    )
+
+
+def folds(parser: Parser) -> None:
+    parser.add_argument("--folds", type=int, metavar="N", help="number of folds (default: split.folds, else 5)")
+    parser.add_argument("--seeds", type=int, metavar="K", help="number of seeds, from train.seed on (default: 1)")
+    parser.add_argument("--jobs", type=int, metavar="J", default=1, help="trainings at the same time (default: 1)")
+    parser.add_argument("--recipe", metavar="NAME", help="repeat results/recipes/NAME.json")
+
+
+def sweep(parser: Parser) -> None:
+    parser.add_argument(
+        "file", nargs="?", metavar="FILE", default="docs/sweep.yaml", help="a file of ranges (default: docs/sweep.yaml)"
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time (default: 1)")
+    parser.add_argument("--apply", action="store_true", help="take over the best trial of a sweep that has ended")
+
+
+def continue_from(parser: Parser) -> None:
+    parser.add_argument("revision", help="a commit, branch, tag or experiment, or workspace")
+
+
+def rank(parser: Parser) -> None:
+    parser.add_argument("stage", choices=("train", "evaluate"))
+
+
+def positive(text: str) -> int:
+    """The number that a text is, for argparse, which refuses the text if this raises ValueError."""
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+COMMANDS = {
+    "start": Command(
+        BEGIN, "choose settings that suit this machine and your photos, and see how long a run takes",
+        "looking at this machine and at your images", start,
+    ),
+    "demo": Command(
+        BEGIN, "the whole pipeline on drawn flowers, in .demo/ (about 3 minutes, no GPU)",
+        "running all stages on drawn flowers in .demo/, a copy of the project", demo,
+    ),
+    "doctor": Command(
+        BEGIN, "what this machine has, and why it would refuse the params, or how long they take",
+        "looking at this machine and at params.yaml",
+    ),
+    "repro": Command(
+        RUN, "run what params.yaml describes (dvc repro); repair first what a kill or a power cut left",
+        "checking the files of earlier runs, then running the stages (dvc repro)", repro,
+    ),
+    "folds": Command(
+        RUN, "train and test on every fold: one figure over all images", "training and testing on every fold, in "
+        "copies of the project", folds,
+    ),
+    "sweep": Command(
+        RUN, "try settings, ranked on the validation images; the best one is tested",
+        "reading the ranges, and checking the params of every trial", sweep,
+    ),
+    "predict": Command(ASK, "the class of each photo", "loading the model", predict, answers=True),
+    "compare": Command(
+        ASK, "experiments and commits side by side, with intervals, and a test of two",
+        "reading the experiments and their figures from Git and DVC", compare, answers=True,
+    ),
+    "verify": Command(
+        ASK, "repeat what the committed dvc.lock claims, and compare every byte",
+        "comparing the files here with dvc.lock; then stages run again, in a copy", verify,
+    ),
+    "params": Command(ASK, "the params as they are used, with defaults, as JSON", "", answers=True),
+    "continue-from": Command(
+        KEEP, "start the next training from a model that is in DVC", "getting the model from DVC", continue_from
+    ),
+    "clean-runs": Command(KEEP, "remove what finished and stale runs left in runs/", "looking through runs/"),
+    "download": Command(STAGES, "images in class folders: an archive, a folder, or drawn", "getting the images"),
+    "split": Command(
+        STAGES, "every image checked, and assigned to train, val or test",
+        "checking every image, and assigning it to train, val or test",
+    ),
+    "prepare": Command(
+        STAGES, "images resized, and packed into one file", "resizing the images, and packing them into one file"
+    ),
+    "weights": Command(
+        STAGES, "pretrained weights, if train.weights names some",
+        "getting pretrained weights, if train.weights names some",
+    ),
+    "train": Command(
+        STAGES, "the model trained, in run.processes processes", "starting; it takes some seconds until the first step"
+    ),
+    "evaluate": Command(
+        STAGES, "the model measured on the test images", "measuring the trained model on the test images"
+    ),
+    "export": Command(
+        STAGES, "the model as ONNX", "writing the model as ONNX, and comparing its answers on the test images"
+    ),
+    "card": Command(
+        STAGES, "the model card for the Hugging Face Hub", "describing the model for the Hugging Face Hub"
+    ),
+    "report": Command(
+        STAGES, "reports/index.html", "writing a page with the figures, the curves, the mistakes and the data"
+    ),
+    "rank": Command("", "one process of train or evaluate; the launcher starts it", "", rank),
+}  # fmt: skip
+
+
+def listing() -> str:
+    """The commands in their groups, with a line each."""
+    width = max(map(len, COMMANDS)) + 2
+    groups = dict.fromkeys(command.group for command in COMMANDS.values() if command.group)
+    lines = [
+        f"usage: {PROGRAM} <command> [arguments]     {PROGRAM} <command> --help     {PROGRAM} {COMPLETION} bash|zsh"
+    ]
+    for group in groups:
+        lines += ["", f"{group}:"]
+        lines += [f"  {name:<{width}}{each.help}" for name, each in COMMANDS.items() if each.group == group]
+    return "\n".join(lines)
+
+
+def completion(words: Sequence[str]) -> str:
+    """The script with which a shell completes the program's words. Ends this process if it names no such shell."""
+    import shtab
+
+    from pipeline.planning.presets import NAMES
+
+    parser = Parser(prog=PROGRAM, add_help=False)
+    parser.add_argument(COMPLETION, choices=("bash", "zsh"))
+    commands = parser.add_subparsers()
+    stages = [name for name, command in COMMANDS.items() if command.group == STAGES]
+    values = {"preset": NAMES, "arguments": stages, "stage": stages}
+    files = {"IMAGE": shtab.FILE, "PATH": shtab.FILE, "FILE": shtab.FILE, "FOLDER": shtab.DIRECTORY}
+    for name, command in COMMANDS.items():
+        if command.group:
+            each = commands.add_parser(name, help=command.help)
+            command.arguments(each)
+            for action in each._actions:
+                action.choices = action.choices or values.get(action.dest)
+                if action.metavar in files:
+                    vars(action)["complete"] = files[action.metavar]
+    return shtab.complete(parser, parser.parse_args(words).print_completion)
+
+
+def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a command. Ends this process with status 2 if they are not what the command takes."""
+    parser = Parser(prog=f"{PROGRAM} {name}", description=COMMANDS[name].help)
+    COMMANDS[name].arguments(parser)
+    parser.set_defaults(command=name)
+    if name == "repro" and words not in (["-h"], ["--help"]):  # its arguments are those of dvc repro
+        return argparse.Namespace(command=name, arguments=[*words])
+    arguments = parser.parse_args(words)
+    if name == "verify":
+        with_seeds = arguments.elsewhere or arguments.record_seeds is not None
+        if arguments.seeds is not None and not arguments.elsewhere:
+            parser.error("--seeds: only with --elsewhere")
+        if arguments.jobs != 1 and not with_seeds:
+            parser.error("--jobs: only with --elsewhere or --record-seeds")
+    return arguments
+
+
+def unknown(name: str) -> str:
+    """What is said of a word that names no command: the nearest command, if there is one."""
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    return f"{PROGRAM}: {name}: no such command; {f'did you mean {near[0]}? ' if near else ''}{PROGRAM} lists them"
