@@ -55,7 +55,7 @@ OWNERS = {  # a library → the modules that import it
     "numba": {"loader.resample"}, "cuda": {"engine.kernels"},
     "onnx": {"models.onnx_export"}, "onnxscript": {"models.onnx_export"},
     "onnxruntime": {"models.onnx_file"}, "transformers": set(),
-    "shtab": {"__main__"},
+    "shtab": {"command_line"},
     "ctypes": {"base.linux", "config.machine", "engine.kernels"},
 }  # fmt: skip
 TORCH_DISTRIBUTED = {"engine.rendezvous", "engine.distributed", "engine.launchers"}  # stores, exchanges, torchrun
