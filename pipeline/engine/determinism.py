@@ -6,7 +6,7 @@ import torch
 
 
 def make_deterministic(threads: int, deterministic: bool) -> None:
-    """Set the number of compute threads. With `deterministic`, torch takes one algorithm for everything, or fails.
+    """Set the number of compute threads. With `deterministic`, torch uses only deterministic algorithms, or fails.
 
     The number of threads decides how a sum is split [measured: 1 and 2 threads give different bits]. torchrun sets it
     only for more than one process, so it is set here for every launcher.
@@ -17,7 +17,7 @@ def make_deterministic(threads: int, deterministic: bool) -> None:
     torch.backends.cudnn.benchmark = not deterministic  # tries all algorithms and takes the fastest
     torch.backends.cudnn.deterministic = deterministic
     torch.use_deterministic_algorithms(deterministic)
-    # Otherwise torch fills every new tensor before it is written. Nothing reads one earlier. Its stubs lack the name.
+    # Otherwise torch fills every new tensor, which costs time and is not needed. Its stubs lack the name.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 

@@ -29,7 +29,7 @@ PEER_DIED = 76  # exit status of a process that exits because another one died
 
 @contextmanager
 def join(world: World, timeout_seconds: int) -> Iterator[Store]:
-    """`process_group` for processes that have not met yet."""
+    """`process_group` with a store of its own: connects the processes first."""
     with process_group(world, timeout_seconds, rendezvous.connect_store(world, timeout_seconds)) as store:
         yield store
 
@@ -140,7 +140,7 @@ def all_reduce_max(value: Tensor) -> Tensor:
 def gather_in_order(tensors: list[Tensor], indices: list[int], count: int) -> list[Tensor]:
     """The tensors of all processes as one list, by their index in [0, count), on every process.
 
-    Bytes are moved and nothing is added, so the result is the same for every number of processes.
+    Nothing is added, so the bytes are the same for every number of processes.
     """
     by_index = dict(zip(indices, [tensor.to("cpu") for tensor in tensors], strict=True))
     for tensors_of_process in all_gather_object(by_index):

@@ -74,7 +74,7 @@ def required_variables(threads: int, deterministic: bool, arithmetic: Arithmetic
     variables = {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        # DDP warns in every process that it found no unused parameters. It must look for them (see parallel.py).
+        # DDP warns in every process if there are no unused parameters. It must search for them (see parallel.py).
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
     if not deterministic:

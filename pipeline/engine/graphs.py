@@ -1,7 +1,7 @@
 """The forward and the backward pass of a microbatch as one CUDA graph: one launch by the host instead of hundreds.
 
 A graph is a recording of kernels with the addresses of their inputs and outputs. `Graphs` records one for each shape of
-images and targets, when it first meets the shape. For every further microbatch it copies the inputs to the recorded
+images and targets, at the first microbatch of that shape. For further ones it copies the inputs to the recorded
 addresses and replays the graph. The kernels are those that torch starts without a graph; no compiler is needed.
 
 The recording asks torch.autograd.grad for the gradients instead of calling `backward`. So no hook of a parameter runs
@@ -148,8 +148,8 @@ def record(
         with precision.autocast():  # its cache of cast weights ends inside the recording
             logits = parallel_model.model(static_images)
             loss = learner.criterion(logits, static_targets)
-        scaled = precision.scaler.scale(loss / parallel_model.divisor)
-        gradients = torch.autograd.grad(scaled, parameters, allow_unused=True)
+        scaled_loss = precision.scaler.scale(loss / parallel_model.divisor)
+        gradients = torch.autograd.grad(scaled_loss, parameters, allow_unused=True)
         return Outputs(loss.detach(), logits.detach(), copy_gradients(parameters, gradients))
 
     values = [buffer.clone() for buffer in buffers]

@@ -74,8 +74,8 @@ class WeightedLoss(nn.Module):
         """
         if targets.ndim == 1:
             targets = (targets[:, None] == torch.arange(len(self.weights), device=targets.device)).float()
-        weighted = targets * self.weights
+        weighted_targets = targets * self.weights
         losses = self._losses(logits.float())
-        hit = (weighted * losses).sum(1)
-        spread = weighted.sum(1) * losses.mean(1)
+        hit = (weighted_targets * losses).sum(1)
+        spread = weighted_targets.sum(1) * losses.mean(1)
         return ((1 - self._smoothing) * hit + self._smoothing * spread).mean()

@@ -76,7 +76,7 @@ def dp(model: nn.Module, world: World, deterministic: bool, microbatches: int) -
 def ddp(model: nn.Module, world: World, deterministic: bool, microbatches: int) -> ParallelModel:
     """torch's DistributedDataParallel; with `deterministic`, with the same gradient buckets on every step.
 
-    By default DDP sorts its buckets anew after the first step, so a resumed run would sum in another order than an
+    By default DDP sorts its buckets again after the first step, so a resumed run would sum in another order than an
     uninterrupted one [measured: 62 of 122 tensors of a ResNet-18 differ on 3 and 4 processes]. It leaves them alone
     when it looks for unused parameters. BatchNorm buffers are broadcast by `distributed.broadcast_buffers`, once per
     epoch.

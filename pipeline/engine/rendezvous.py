@@ -1,4 +1,4 @@
-"""Where the processes of a run meet, and the messages they exchange before they can exchange tensors."""
+"""The rendezvous of the processes of a run, and the messages that they exchange before they can exchange tensors."""
 
 import os
 import re
@@ -56,11 +56,11 @@ def connect_store(world: World, timeout_seconds: int) -> Store:
 
 
 def gather_messages(store: Store, world: World, name: str, text: str) -> list[str]:
-    """The text of every process under a name, by rank. Raises UserError naming a process that sends none in time."""
+    """The texts of all processes under a name, by rank. Raises UserError that names a process without one in time."""
     store.set(f"{name}/{world.rank}", text)
     messages = [_receive(store, world, f"{name}/{rank}", rank) for rank in range(world.size)]
     store.set(f"{name}/read/{world.rank}", "")
-    if world.is_main:  # the store may live in this process, so it is the last to leave
+    if world.is_main:  # the store may be in this process, so it waits until all others have read
         for rank in range(world.size):
             _receive(store, world, f"{name}/read/{rank}", rank)
     return messages

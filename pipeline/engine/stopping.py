@@ -30,7 +30,7 @@ from pipeline.engine.rendezvous import Store
 from pipeline.engine.world import World
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-GRACE_SECONDS = 25  # from the first reason to stop to the end, even if something hangs; torchrun kills after 30
+GRACE_SECONDS = 25  # from the first reason to stop to the end, even if a call hangs; torchrun kills after 30
 CHECKS_PER_SECOND = 10  # checks per second
 
 
@@ -81,7 +81,7 @@ class Stopping:
     @property
     def reason(self) -> str:
         """Which process wanted to stop, and why."""
-        return self._store.get("stop/why").decode()
+        return self._store.get("stop/reason").decode()
 
     def must_stop(self, step: int) -> bool:
         """Whether all processes stop before `step`. Call it before every step."""
@@ -187,18 +187,18 @@ class Stopping:
         try:
             while not self._is_over:
                 if self._local_reason and not self._stop_requested:
-                    self._store.compare_set("stop/why", "", f"process {self._world.rank}: {self._local_reason}")
+                    self._store.compare_set("stop/reason", "", f"process {self._world.rank}: {self._local_reason}")
                 self._agree_on_step()
                 self._answer_liveness_check()
                 self._silent_checks = 0
                 time.sleep(1 / CHECKS_PER_SECOND)
-        except RuntimeError:  # the store is gone, and rank 0 with it
+        except RuntimeError:  # the store has ended with rank 0
             if not self._is_over:
                 self._leave(0, "ended")
 
     def _agree_on_step(self) -> None:
         """If a process wants to stop: publish our next step. Once all have, stop before the largest."""
-        if not self._stop_requested and self._store.check(["stop/why"]):
+        if not self._stop_requested and self._store.check(["stop/reason"]):
             signal.alarm(GRACE_SECONDS)
             with self._agreement:
                 self._stop_requested = True

@@ -1,7 +1,7 @@
 """Batches for training and for evaluation, cut from the packed images.
 
-A batch is planned one step ahead (see `threads.prefetch`): row numbers, random parameters and, for a GPU, the images in
-pinned memory. The plan becomes a batch on the device.
+A plan is made one step ahead (see `threads.prefetch`): row numbers, random parameters and, for a GPU, the images in
+pinned memory. The batch is computed from the plan on the device.
 """
 
 from collections.abc import Iterator, Sequence

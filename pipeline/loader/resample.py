@@ -48,7 +48,7 @@ class Filter:
     first: Tensor  # int64 [n, out]
     weights: Tensor  # float32 [n, count, out]: multiples of 1/256 that sum to exactly 1
 
-    def mirrored(self, flips: Tensor) -> "Filter":
+    def mirror(self, flips: Tensor) -> "Filter":
         """The filters with the output pixels in reverse order for the boxes where flips [n] is true."""
         return Filter(
             torch.where(flips[:, None], self.first.flip(1), self.first),
@@ -121,7 +121,7 @@ def by_kernels(
 def by_loops(images: Tensor, crops: Crops, mean: Tensor, scale: Tensor) -> Tensor:
     """`resample` as a compiled loop over the images. Runs on the CPU."""
     n, side, out, threads = len(crops.rows), images.shape[1], crops.size, torch.get_num_threads()
-    columns = triangle(crops.boxes[:, 0], crops.boxes[:, 2], side, out).mirrored(crops.flips)
+    columns = triangle(crops.boxes[:, 0], crops.boxes[:, 2], side, out).mirror(crops.flips)
     lines = triangle(crops.boxes[:, 1], crops.boxes[:, 3], side, out)
     # From NumPy, which asks for huge pages: the system clears these faster.
     output = torch.from_numpy(np.empty((n, 3, out, out), np.float32))

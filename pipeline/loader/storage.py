@@ -50,9 +50,9 @@ class ImageStore:
             return self.images, numbers
         if self.images.is_cuda:
             return self.images, numbers.pin_memory()
-        collected = torch.empty(len(rows), *self.images.shape[1:], dtype=torch.uint8, pin_memory=True)
-        torch.index_select(self.images, 0, numbers, out=collected)
-        return collected, torch.arange(len(rows)).pin_memory()
+        batch = torch.empty(len(rows), *self.images.shape[1:], dtype=torch.uint8, pin_memory=True)
+        torch.index_select(self.images, 0, numbers, out=batch)
+        return batch, torch.arange(len(rows)).pin_memory()
 
     def send(self, collected: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """The images and row numbers that `collect` returned, on the device.

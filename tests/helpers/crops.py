@@ -42,7 +42,7 @@ def cropped(images: Tensor, boxes: Tensor, flips: Tensor, out: int) -> Tensor:
 def exact(images: Tensor, crops: Crops, mean: Tensor, scale: Tensor) -> Tensor:
     """The crops float32 [n, 3, size, size] by sums in float64, in another order than any form of `resample`."""
     side, boxes = images.shape[1], crops.boxes
-    columns = dense(resample.triangle(boxes[:, 0], boxes[:, 2], side, crops.size).mirrored(crops.flips), side)
+    columns = dense(resample.triangle(boxes[:, 0], boxes[:, 2], side, crops.size).mirror(crops.flips), side)
     lines = dense(resample.triangle(boxes[:, 1], boxes[:, 3], side, crops.size), side)
     across = torch.einsum("nyxc,nox->nyoc", images[crops.rows].double().flip(2), columns.flip(2))
     quarters = torch.round(across * 4) / 4  # half to even, as the float unit rounds
