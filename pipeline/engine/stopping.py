@@ -31,7 +31,7 @@ from pipeline.engine.world import World
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 GRACE_SECONDS = 25  # from the first reason to stop to the end, even if a call hangs; torchrun kills after 30
-CHECKS_PER_SECOND = 10  # checks per second
+CHECKS_PER_SECOND = 10
 
 
 class HasStep(Protocol):
