@@ -128,6 +128,9 @@ class Bomb:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch exploded",)
 
+    def __repr__(self) -> str:  # without an address, which would make the names of tests differ
+        return "Bomb()"
+
 
 def a_pipe(path: Path) -> None:
     """Nobody writes into it: opening it would wait for ever."""

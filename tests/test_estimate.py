@@ -45,7 +45,7 @@ def test_the_parts_are_those_of_the_run(raw: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_a_time_is_said_in_words(seconds: float, words: str) -> None:
     """Rounded, because the machine is not always as busy as now."""
-    assert estimate.spoken(seconds) == words
+    assert estimate.time_in_words(seconds) == words
 
 
 def test_the_steps_are_real_with_two_processes(
@@ -83,7 +83,7 @@ def test_a_model_that_cannot_train_has_no_estimate(raw: dict[str, Any], capfd: p
     """If one process fails, all are ended, and the error says that its message is above."""
     broken = on_cpu(raw, train__model="alexnet", train__crop=16, train__parallel="ddp", run__processes=2)
     with refuses(("estimate", "failed")):
-        estimate.measured_times(params.parse(broken), 2)
+        estimate.measure_times(params.parse(broken), 2)
     assert "Output size is too small" in capfd.readouterr().err
 
 
@@ -112,7 +112,7 @@ def test_a_variable_that_a_training_refuses_has_no_estimate(
     """The estimate is for processes with the environment of a training."""
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
     with refuses(("GLIBC_TUNABLES", "pair")):
-        estimate.measured_times(params.parse(on_cpu(raw)), 2)
+        estimate.measure_times(params.parse(on_cpu(raw)), 2)
 
 
 def test_images_are_counted_where_the_params_say(
@@ -142,7 +142,7 @@ def test_videos_and_sidecars_are_no_images(tmp_path: Path) -> None:
     (tmp_path / "cat/photo").write_bytes(b"\0\0\0\x14ftypheic\0\0\0\0mif1")
     (tmp_path / "cat/photo.MOV").write_bytes(b"\0\0\0\x14ftypqt  \0\0\0\0qt  ")
     (tmp_path / "dog/photo.AAE").write_bytes(b"bplist00")
-    found = survey.of_folder(tmp_path)
+    found = survey.survey_folder(tmp_path)
     assert found.images == 20
     assert tmp_path / "cat/photo" in found.files
     assert not {tmp_path / "cat/photo.MOV", tmp_path / "dog/photo.AAE"} & {*found.files}
@@ -174,10 +174,10 @@ def test_a_given_split_is_counted_as_it_is(tmp_path: Path) -> None:
     for seed, folder in enumerate(["train/a", "train/b", "train/b", "val/a", "val/b", "test/a", "test/b"]):
         put(tmp_path / folder / f"{seed}.png", seed)
     tenths = settings(folds=1)
-    assert survey.of_folder(tmp_path).parts(tenths) == {"train": 3, "val": 2, "test": 2}
+    assert survey.survey_folder(tmp_path).parts(tenths) == {"train": 3, "val": 2, "test": 2}
     assert Survey("", 2, {"": 1000}).parts(tenths) == {"train": 800, "val": 100, "test": 100}
     for name in ("val/a/3.png", "val/b/4.png"):
         (tmp_path / name).unlink()
     for seed in range(7, 14):
         put(tmp_path / "train/a" / f"{seed}.png", seed)
-    assert survey.of_folder(tmp_path).parts(tenths) == {"train": 9, "val": 1, "test": 2}
+    assert survey.survey_folder(tmp_path).parts(tenths) == {"train": 9, "val": 1, "test": 2}

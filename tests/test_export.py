@@ -70,7 +70,8 @@ def test_every_test_image_gets_its_class_in_onnxruntime(exporting: Path) -> None
     config = config_of(exporting)
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
     wanted = files.read_csv(exporting / "metrics/predictions.csv")
-    found = onnx_check.answers(onnx_file.load(exporting / OUTPUTS[0], 1), data, data.rows("test"), batch_size=7)
+    model = onnx_file.load(exporting / OUTPUTS[0], 1)
+    found = onnx_check.onnx_probabilities(model, data, data.rows("test"), batch_size=7)
     assert [CLASSES[best] for best in found.argmax(1)] == [row["prediction"] for row in wanted]
     written = json.loads((exporting / OUTPUTS[1]).read_text())
     assert (written["images"], written["near_ties"], written["probabilities_differ_less_than"]) == (23, 0, 1e-4)
@@ -138,10 +139,10 @@ def test_a_changed_class_or_probability_fails_with_the_image_named(
 
 def test_a_tie_is_no_changed_class() -> None:
     """If two classes are less than 0.0001 apart, either is allowed."""
-    wanted = onnx_check.Expected(("a", "b"), ("x", "y"), np.array([[0.50001, 0.49999], [0.9, 0.1]]))
+    wanted = onnx_check.Predictions(("a", "b"), ("x", "y"), np.array([[0.50001, 0.49999], [0.9, 0.1]]))
     assert onnx_check.near_ties(wanted).tolist() == [True, False]
     assert onnx_check.limit(wanted, np.array([[0.49999, 0.50001], [0.9, 0.1]]), ("x", "y")) == 1e-4
-    swapped = onnx_check.Expected(("a", "b"), ("x", "y"), np.array([[0.50001, 0.49999], [0.45, 0.55]]))
+    swapped = onnx_check.Predictions(("a", "b"), ("x", "y"), np.array([[0.50001, 0.49999], [0.45, 0.55]]))
     with refuses(("model.onnx", "differs")):
         onnx_check.limit(swapped, np.array([[0.49999, 0.50001], [0.55, 0.45]]), ("x", "y"))
 

@@ -51,7 +51,7 @@ def test_damaged_figures_are_refused(tmp_path: Path, kind: type[Any]) -> None:
         with pytest.raises(UserError) as of_file:
             figures.read(tmp_path, kind)
         with pytest.raises(UserError) as of_text:
-            figures.of_text(text, kind, "eval.json of HEAD", "take another one")
+            figures.parse(text, kind, "eval.json of HEAD", "take another one")
         (fault,), (other,) = of_file.value.faults, of_text.value.faults
         assert (fault.key, fault.kind) == (str(path), "damaged")
         assert "dvc repro" in fault.remedy

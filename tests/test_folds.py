@@ -155,12 +155,12 @@ def test_the_time_is_measured_on_the_cores_of_one_training(
         measured.append((changed.split.folds, os.sched_getaffinity(0)))
         return [estimate.Part("train", 600.0, "")]
 
-    monkeypatch.setattr(estimate, "measured_parts", parts)
+    monkeypatch.setattr(estimate, "measure_parts", parts)
     chosen = folds.study(config, 3, 2, 4, None)
     folds.announce(config, Survey("here", 1, {"": 9}, Cut("", ("test",))), chosen)
     assert measured == [(3, set(chosen.slots[0].cores))]
     assert os.sched_getaffinity(0) == before
-    assert estimate.spoken(1200.0) in capsys.readouterr().out
+    assert estimate.time_in_words(1200.0) in capsys.readouterr().out
 
 
 @pytest.mark.slow("a study of one more fold")
@@ -326,7 +326,7 @@ def test_images_that_cannot_all_be_tested_are_refused_at_once(
     if split:
         rows = [f"{name},{name.split('/')[0]},{split if name.endswith('/0.png') else ''}" for name in names]
         Path("photos/labels.csv").write_text("\n".join(["path,label,split", *rows]))
-    monkeypatch.setattr(estimate, "measured_parts", lambda *_: sys.exit())
+    monkeypatch.setattr(estimate, "measure_parts", lambda *_: sys.exit())
     arguments = Namespace(folds=number, seeds=None, jobs=1, recipe=None)
     with pytest.raises(UserError if kind else SystemExit) as refused:
         folds.folds(arguments)

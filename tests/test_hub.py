@@ -97,14 +97,14 @@ def test_timm_gives_the_same_logits(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow("builds 29 models with up to 145 million parameters; make test compares one of each family")
-@pytest.mark.parametrize("model", sorted(hub.IN_TIMM.keys() - {*QUICK, LARGE}))
+@pytest.mark.parametrize("model", sorted(hub.TIMM_NAMES.keys() - {*QUICK, LARGE}))
 def test_timm_gives_the_same_logits_of_every_model(model: str, tmp_path: Path) -> None:
     """So does each other torchvision model that timm has."""
     check_timm(tmp_path, model)
 
 
 @needs_transformers
-@pytest.mark.parametrize("model", [name for name in QUICK if hub.in_transformers(name)])
+@pytest.mark.parametrize("model", [name for name in QUICK if hub.loads_in_transformers(name)])
 def test_transformers_gives_the_same_logits(model: str, tmp_path: Path) -> None:
     """With the names of the classes, and the sides and colours for its own preprocessing."""
     import transformers
@@ -199,7 +199,7 @@ def has_timms_tensors(model: str) -> bool:
     import timm
     from timm.models import regnet
 
-    name, renamed = hub.IN_TIMM.get(model, model), model.startswith(hub.RENAMED)
+    name, renamed = hub.TIMM_NAMES.get(model, model), model.startswith(hub.RENAMED_PREFIX)
     with torch.device("cpu" if renamed else "meta"):  # torchvision computes a RegNet's widths with tensors
         ours = shapes(network.build(model, 3, seed=0))
     with torch.device("meta"):
@@ -210,7 +210,7 @@ def has_timms_tensors(model: str) -> bool:
 @pytest.mark.parametrize("model", [name for name in model_names.MODELS if name != LARGE])
 def test_the_table_has_every_model_with_the_layers_of_timms(model: str) -> None:
     """Tensors' names and shapes are equal for each entry, and differ for each other model of the same name."""
-    assert has_timms_tensors(model) == (model in hub.IN_TIMM)
+    assert has_timms_tensors(model) == (model in hub.TIMM_NAMES)
 
 
 @pytest.mark.slow("fills 2.6 GB with random weights; make test compares the smaller models of this family")

@@ -121,11 +121,18 @@ def test_wilson_interval_of_none_and_of_all() -> None:
     assert (low, high) == pytest.approx((reach, 1 - reach))
 
 
+def calibration(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64], bins: int) -> list[metrics.Bin]:
+    """The calibration table with another number of bins."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "BINS", bins)
+        return metrics.calibration(log_probabilities, labels)
+
+
 def test_calibration_error_of_known_bins() -> None:
     """Two bins with known confidence and accuracy give the sum of their distances, weighed by their images."""
     probabilities = np.array([[0.6, 0.4], [0.6, 0.4], [0.9, 0.1], [0.9, 0.1], [0.9, 0.1], [0.9, 0.1]])
     labels = np.array([0, 1, 0, 0, 0, 1])
-    table = metrics.calibration(np.log(probabilities), labels, bins=5)
+    table = calibration(np.log(probabilities), labels, bins=5)
     assert [(row.low, row.high, row.count, row.accuracy) for row in table] == [(0.4, 0.6, 2, 0.5), (0.8, 1.0, 4, 0.75)]
     assert [row.confidence for row in table] == pytest.approx([0.6, 0.9])
     assert metrics.calibration_error(table) == pytest.approx((2 * 0.1 + 4 * 0.15) / 6)
@@ -133,13 +140,13 @@ def test_calibration_error_of_known_bins() -> None:
 
 def test_a_confidence_on_an_edge_belongs_to_the_bin_below() -> None:
     """Bins are open below and closed above, and a confidence of exactly 1 is in the last."""
-    table = metrics.calibration(np.log([[0.5, 0.5], [1.0, 1e-300]]), np.array([0, 0]), bins=4)
+    table = calibration(np.log([[0.5, 0.5], [1.0, 1e-300]]), np.array([0, 0]), bins=4)
     assert [(row.low, row.high, row.count) for row in table] == [(0.25, 0.5, 1), (0.75, 1.0, 1)]
 
 
 def test_a_confidence_above_one_by_rounding_is_in_the_last_bin() -> None:
     """A softmax may sum to a little more than 1; and an image with no confidence at all is in the first bin."""
-    table = metrics.calibration(np.array([[1e-12, -30.0], [-1e9, -1e9]]), np.array([0, 0]), bins=4)
+    table = calibration(np.array([[1e-12, -30.0], [-1e9, -1e9]]), np.array([0, 0]), bins=4)
     assert [(row.low, row.high, row.count) for row in table] == [(0.0, 0.25, 1), (0.75, 1.0, 1)]
 
 
@@ -147,7 +154,7 @@ def test_a_confidence_above_one_by_rounding_is_in_the_last_bin() -> None:
 def test_calibration_table(case: Case, bins: int) -> None:
     """Every image is in one bin, their accuracies add up to the accuracy, no row is empty or outside its bin."""
     log_probabilities, labels = case
-    table = metrics.calibration(log_probabilities, labels, bins)
+    table = calibration(log_probabilities, labels, bins)
     right = int((log_probabilities.argmax(1) == labels).sum())
     assert sum(row.count for row in table) == len(labels)
     assert sum(row.count * row.accuracy for row in table) == pytest.approx(right)
@@ -161,7 +168,7 @@ def test_calibration_table(case: Case, bins: int) -> None:
 def test_one_bin_measures_over_confidence(case: Case) -> None:
     """With a single bin the calibration error is the distance between mean confidence and accuracy."""
     log_probabilities, labels = case
-    error = metrics.calibration_error(metrics.calibration(log_probabilities, labels, bins=1))
+    error = metrics.calibration_error(calibration(log_probabilities, labels, bins=1))
     mean, accuracy = np.exp(log_probabilities.max(1)).mean(), (log_probabilities.argmax(1) == labels).mean()
     assert error == pytest.approx(abs(mean - accuracy), abs=1e-12)
 

@@ -81,9 +81,9 @@ def test_every_model_has_blocks_or_is_refused_by_name(names: list[str]) -> None:
         net = shape_of(name, 2)
         if name in WITHOUT_BLOCKS:
             with refuses(("train.gradient_checkpointing", "pair")):
-                network.checkpointed(net, name)
+                network.checkpoint_blocks(net, name)
             continue
-        network.checkpointed(net, name)
+        network.checkpoint_blocks(net, name)
         blocks = [module for module in net.modules() if "forward" in vars(module)]
         assert len(blocks) >= 4, name
         in_blocks = [id(parameter) for block in blocks for parameter in block.parameters()]
@@ -214,7 +214,7 @@ FURTHER = pytest.mark.slow("further models; make test has one with each kind of 
 def test_checkpointing_changes_memory_and_nothing_else(name: str, side: int) -> None:
     """Gradients, BatchNorm statistics and the random stream are the same bytes, and less is kept for the backward."""
     plain, saving = network.build(name, 3, seed=0), network.build(name, 3, seed=0)
-    network.checkpointed(saving, name)
+    network.checkpoint_blocks(saving, name)
     gradients, buffers, stream, size = one_step(plain, side)
     saved_gradients, saved_buffers, saved_stream, saved_size = one_step(saving, side)
     assert gradients.keys() == saved_gradients.keys()
@@ -228,7 +228,7 @@ def test_a_copy_of_a_checkpointed_model_is_its_own() -> None:
     """A deep copy (a moving average of the weights) computes with its own weights, under the same names."""
     net = network.build("resnet18", 3, seed=0)
     names = list(net.state_dict())
-    network.checkpointed(net, "resnet18")
+    network.checkpoint_blocks(net, "resnet18")
     copy = deepcopy(net)
     assert list(net.state_dict()) == list(copy.state_dict()) == names
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -260,7 +260,7 @@ def test_ddp_changes_nothing_of_it(find_unused: bool) -> None:
     moved = {name for name, value in frozen.state_dict().items() if not torch.equal(value, before[name])}
     assert moved == {"fc.weight", "fc.bias"}
 
-    network.checkpointed(saving, "resnet18")
+    network.checkpoint_blocks(saving, "resnet18")
     one_step(plain, 64)
     one_step(DistributedDataParallel(saving, find_unused_parameters=find_unused), 64)
     for one, other in zip(plain.parameters(), saving.parameters(), strict=True):

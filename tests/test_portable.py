@@ -153,10 +153,10 @@ def test_predict_computes_with_the_threads_of_the_params(native: Path, tmp_path:
 @pytest.mark.slow("runs every stage; make test refuses what cannot be portable")
 def test_a_portable_model_is_evaluated_on_no_older_cpu(native: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal names the file, what is missing, and two remedies."""
-    assert description.arithmetic_here(native / "models") == "portable"
+    assert description.usable_arithmetic(native / "models") == "portable"
     monkeypatch.setattr(machine, "missing_cpu_features", lambda: ("AVX2",))
     with refuses((native / "models/model.json", "machine")):
-        description.arithmetic_here(native / "models")
+        description.usable_arithmetic(native / "models")
 
 
 @EMULATED

@@ -168,7 +168,7 @@ def test_at_most_five_tensors_are_named(tmp_path: Path) -> None:
     net, path = small(), converted(tmp_path, network.build("resnet18", 3, seed=0).state_dict())
     with refuses(("train.weights", "pair")) as error:
         pretrained.load_into(net, path, network.head(net))
-    assert error.value.faults[0].reason.count(",") == pretrained.MOST_NAMED - 1
+    assert error.value.faults[0].reason.count(",") == pretrained.MAX_NAMES - 1
 
 
 def named(folder: Path, classes: list[str], text: str = "") -> tuple[Path, dict[str, Tensor]]:
@@ -322,7 +322,7 @@ def test_a_truncated_file_is_refused(ending: str, share: float, tmp_path_factory
 def test_every_model_has_published_weights_that_can_be_checked() -> None:
     """torchvision's default weights of each model have an https address with a part of their hash."""
     for name in network.names():
-        url, prefix = pretrained.published(name)
+        url, prefix = pretrained.published_weights(name)
         assert url.startswith("https://")
         assert len(prefix) >= 8
 

@@ -147,7 +147,7 @@ def test_the_table_fits_into_a_terminal(
     """It has 80 columns at most, and what cannot run here is marked."""
     here = MACHINES[name]
     monkeypatch.setattr(machine, "read", lambda: here)
-    monkeypatch.setattr(estimate, "measured_parts", lambda config, found: parts)
+    monkeypatch.setattr(estimate, "measure_parts", lambda config, found: parts)
     start.offer(start.Situation(params.parse(raw), here, {}, Survey("here", 2, {"": 100_000})))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 + len(presets.NAMES)
@@ -169,7 +169,7 @@ def test_without_photos_there_are_times_and_two_ways(
         asked.append((found.images, found.classes))
         return [Part("train", 600, "")]
 
-    monkeypatch.setattr(estimate, "measured_parts", measured_parts)
+    monkeypatch.setattr(estimate, "measure_parts", measured_parts)
     monkeypatch.setattr(start, "this_machine", lambda: HERE)
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
     assert start.start("", "") == 0

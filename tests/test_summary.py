@@ -12,7 +12,7 @@ from pipeline.commands.repro import reached
 from pipeline.config import params
 from pipeline.config.params import Paths
 from pipeline.data import split_table
-from pipeline.evaluation.summary import Evaluation, since, summary
+from pipeline.evaluation.summary import Evaluation, changes_since, summary
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT
 
@@ -64,12 +64,12 @@ def test_after_photos_were_added_the_earlier_accuracy_is_said(tmp_path: Path) ->
     new = put_split(tmp_path, ("a/1", "v", ""), ("b/1", "z", ""), ("b/2", "w", ""), ("b/3", "u", ""), ("c/1", "t", ""))
     answers = put_object(tmp_path, "path,label,prediction\n1,a,a\n2,a,b\n3,b,b\n4,b,b\n")
     before, after = Evaluation(old, answers), Evaluation(new, "0" * 32)
-    [(_, accuracy), (_, changes)] = since(before, after, tmp_path)
+    [(_, accuracy), (_, changes)] = changes_since(before, after, tmp_path)
     assert re.match(r"0\.7500 \(95 % interval: 0\.30\d\d to 0\.95\d\d, 4 images\)$", accuracy)
     assert changes == "3 added (b 2, c 1), 1 removed (a 1), 1 changed (a 1)"
     other = put_object(tmp_path, integrity.object_of(tmp_path, old).read_text().replace("test", "train"))
     for same in (before, Evaluation(other, "0" * 32), Evaluation("1" * 32, "0" * 32), None):
-        assert since(before, same, tmp_path) == since(same, before, tmp_path) == []
+        assert changes_since(before, same, tmp_path) == changes_since(same, before, tmp_path) == []
 
 
 def test_before_an_evaluation_there_is_nothing_to_say() -> None:

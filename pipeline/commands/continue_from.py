@@ -85,7 +85,7 @@ def trained(config: Params, revision: str) -> Trained:
             described=described,
             weights=network.export_state(net),
             digest=files.sha256(folder / "model.safetensors"),
-            accuracy=figures.of_text(text, TrainFigures, f"{metrics} of {revision}", REMEDY).val_accuracy,
+            accuracy=figures.parse(text, TrainFigures, f"{metrics} of {revision}", REMEDY).val_accuracy,
         )
 
 

@@ -119,7 +119,7 @@ def announce(config: Params, found: Survey, chosen: Study) -> None:
     check_images(found, chosen.folds)
     trainings, parallel = chosen.folds * len(chosen.seeds), len(chosen.slots)
     with runner.using(chosen.slots[0]):
-        one = estimate.measured_parts(params.with_values(config, chosen.changes(chosen.seeds[0], 0)), found)
+        one = estimate.measure_parts(params.with_values(config, chosen.changes(chosen.seeds[0], 0)), found)
     rounds = math.ceil(trainings / parallel)
     time = estimate.total(config, [replace(part, seconds=part.seconds * rounds) for part in one])
     print(f"folds: {trainings} trainings, {parallel} at a time: {time}", flush=True)
@@ -179,7 +179,7 @@ def folds(arguments: Namespace) -> int:
         copies = copies_of(chosen)
         if not is_here:
             images = next(iter(copies.values())).folder / config.paths.images
-            announce(config, survey.of_folder(images, corrections.read()), chosen)
+            announce(config, survey.survey_folder(images, corrections.read()), chosen)
         first = {fold: copy for (seed, fold), copy in copies.items() if seed == chosen.seeds[0]}
         splits = [Job(f"fold {fold}: split", copy.folder, ("split",)) for fold, copy in first.items()]
         runner.run_well(splits, chosen.slots, "folds")

@@ -74,7 +74,7 @@ def with_progress(each: Iterable[Answer], request: Request) -> Iterator[Answer]:
 
     from pipeline.evaluation import photos
 
-    yield from tqdm(each, "predict", photos.number_of_files(request.images), unit=" images")
+    yield from tqdm(each, "predict", photos.count_files(request.images), unit=" images")
 
 
 def as_counts(classes: Counter[str]) -> str:

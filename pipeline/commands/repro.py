@@ -110,7 +110,7 @@ def repro(arguments: list[str]) -> int:
         report(after := cache_repair.repair(cache, stages))
         cache_repair.check(before, after)
     if status == 0 and "evaluate" in stages:
-        earlier = summary.since(evaluated, summary.last_evaluation(paths), cache)
+        earlier = summary.changes_since(evaluated, summary.last_evaluation(paths), cache)
         print(f"\n{summary.summary(paths, reported='report' in stages, earlier=earlier)}")
     return status
 

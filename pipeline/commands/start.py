@@ -128,7 +128,7 @@ def offer(now: Situation) -> None:
         columns = (new[f"train.{key}"] for key in ("model", "crop", "epochs", "batch_size"))
         print("{:<8}{:<10}{:<8}{:<8}{:<7}".format(name, *columns), end="", flush=True)
         reason, changed = presets.missing(name, now.here), accepted(name, now, new)
-        print(reason or estimate.total(changed, estimate.measured_parts(changed, found)), flush=True)
+        print(reason or estimate.total(changed, estimate.measure_parts(changed, found)), flush=True)
 
 
 def chosen(now: Situation, photos: str) -> str:

@@ -182,13 +182,13 @@ def announce(study: Study, epochs: Sequence[int]) -> None:
     rows = files.read_csv(Path(study.config.paths.metrics) / "images.csv")
     images = Survey("", len(rows), {split: sum(int(row[split]) for row in rows) for split in ("train", "val", "test")})
     with runner.using(study.slots[0]):
-        parts = estimate.measured_parts(study.config, images) if epochs else []
+        parts = estimate.measure_parts(study.config, images) if epochs else []
     if parts:
         training, *others = (part.seconds for part in parts)
         mean = training * statistics.mean(epochs) / study.config.train.epochs + sum(others)
         at_once = f", {len(study.slots)} at a time" if len(study.slots) > 1 else ""
         seconds = mean * math.ceil(len(epochs) / len(study.slots))
-        say(f"time of {len(epochs)} trials{at_once}: {estimate.spoken(seconds)}")
+        say(f"time of {len(epochs)} trials{at_once}: {estimate.time_in_words(seconds)}")
 
 
 def keep(study: Study, training: Training, ended: Ended) -> None:

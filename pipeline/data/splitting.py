@@ -279,14 +279,14 @@ def check_class_sizes(classes: Sequence[str], image_files: Sequence[ImageFile], 
     """Raise UserError with each class that has too few images: one for each split, or one in each given split."""
     counts = Counter((image_file.label, image_file.given_split) for image_file in image_files)
     given_splits = [split for split in SPLITS if split not in cut.splits]
-    missing_splits = {label: [split for split in given_splits if not counts[label, split]] for label in classes}
+    missing = {label: [split for split in given_splits if not counts[label, split]] for label in classes}
     images = {label: counts[label, ""] + counts[label, "train"] for label in classes}
-    no_image = [f"class {label!r} has no image to use in {', '.join(of)}" for label, of in missing_splits.items() if of]
+    no_image = [f"class {label!r} has no image to use in {', '.join(gaps)}" for label, gaps in missing.items() if gaps]
     where = " in train" if cut.given_split else ""
     too_few = [
         f"class {label!r} has {images[label]} images to use{where}"
         for label in classes
-        if not missing_splits[label] and images[label] < len(cut.splits)
+        if not missing[label] and images[label] < len(cut.splits)
     ]
     remedy = f"add images, or remove the class folder{'s' if len(no_image) + len(too_few) > 1 else ''}"
     faults = []

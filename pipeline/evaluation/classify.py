@@ -1,7 +1,7 @@
-"""Answers of a model for image files: which of its files computes, and what it says of each image.
+"""Classifies image files by model.onnx or model.safetensors: selects the file, and computes an answer for each image.
 
-This module imports no library at its top: numpy and torch read the variables that `set_variables` sets when they are
-imported, and a model.onnx is computed by onnxruntime, without the seconds that torch needs to start.
+This module imports no library at its top: numpy and torch read the variables of `set_variables` when they are imported,
+and a model.onnx does not need torch, whose import takes seconds.
 """
 
 import os
@@ -32,7 +32,7 @@ Answer = dict[str, Any]  # as `photos.answer` makes it
 
 @dataclass(frozen=True)
 class Request:
-    """Which images are asked for, and what computes their answers."""
+    """The images to classify, and the model and the device."""
 
     images: tuple[Path, ...]
     model: Path | None = None  # a folder, a model.safetensors or a model.onnx; None: the folder of params.yaml
@@ -41,9 +41,9 @@ class Request:
 
 
 def answers(request: Request, config: Params, refused: list[UserError]) -> Iterator[Answer]:
-    """The answers of the file that computes. It is named on stderr, unless the request names it.
+    """The answers of the model. The file that computes is named on stderr, unless the request names it.
 
-    An image that is refused is added to `refused`. Raises UserError without a model.
+    The refusal of an image is added to `refused`. Raises UserError without a model.
     """
     models = request.model or Path(config.paths.models)
     if models.name == WEIGHTS:
@@ -51,7 +51,7 @@ def answers(request: Request, config: Params, refused: list[UserError]) -> Itera
     if request.model is not None and not models.is_dir():
         if request.device != "cpu":
             raise UserError(Fault("--device", request.device, "pair", f"{models} is computed on the CPU", "cpu"))
-        return by_onnxruntime(request, opened(models), config, refused)
+        return by_onnxruntime(request, open_onnx(models), config, refused)
     model = onnx_or_reason(models, description.load(models), request.device)
     if isinstance(model, str):
         print(f"predict: computed from {models / WEIGHTS}, because {model}", file=sys.stderr)
@@ -60,23 +60,23 @@ def answers(request: Request, config: Params, refused: list[UserError]) -> Itera
     return by_onnxruntime(request, model, config, refused)
 
 
-def opened(path: Path) -> "OnnxModel":
+def open_onnx(path: Path) -> "OnnxModel":
     """A model.onnx. Raises UserError."""
     from pipeline.models import onnx_file
 
-    with onnx_file.ended_by_ctrl_c():
+    with onnx_file.exit_on_ctrl_c():
         return onnx_file.load(path, linux.usable_cores())
 
 
-def onnx_or_reason(models: Path, described: Description, device: str) -> "OnnxModel | str":
-    """The opened model.onnx of a folder, or the reason why it does not compute.
+def onnx_or_reason(models: Path, model_json: Description, device: str) -> "OnnxModel | str":
+    """The opened model.onnx of a folder, or the reason why it is not used.
 
-    `export` keeps no file that gives another class for a test image. The file has the hash of its weights.
+    `export` writes no file that gives another class for a test image. The file has the hash of its weights.
     """
     path, weights = models / ONNX, models / WEIGHTS
     reasons = (
         (device != "cpu", f"--device is {device}"),
-        (described.arithmetic == "portable",
+        (model_json.arithmetic == "portable",
          f"train.arithmetic was portable; --model {path} is faster, with other last digits"),
         (not path.is_file() or path.stat().st_size == 0,
          f"{path} is missing or empty; to be faster: evaluate.onnx: true, then dvc repro (or dvc pull)"),
@@ -87,16 +87,16 @@ def onnx_or_reason(models: Path, described: Description, device: str) -> "OnnxMo
         if applies:
             return reason
     try:
-        model = opened(path)
+        model = open_onnx(path)
     except UserError as error:
         return f"of an error: {error}"
-    if (model.classes, model.view, model.weights) != (described.classes, described.view, files.sha256(weights)):
+    if (model.classes, model.view, model.weights) != (model_json.classes, model_json.view, files.sha256(weights)):
         return f"{path} is of another model; to be faster: dvc repro export, or dvc checkout"
     return model
 
 
 def by_onnxruntime(request: Request, model: "OnnxModel", config: Params, refused: list[UserError]) -> Iterator[Answer]:
-    """The answers of a model.onnx. The images go through one by one, so none depends on another."""
+    """The answers of a model.onnx. Each image is a batch of its own, so no answer depends on another image."""
     import numpy as np
 
     from pipeline.evaluation import photos
@@ -107,9 +107,9 @@ def by_onnxruntime(request: Request, model: "OnnxModel", config: Params, refused
     for image in photos.load_images(request.images, view, request.max_pixels or config.split.max_pixels, refused):
         (box,) = center.eval_boxes(np.array([image.size], np.int32), view.packed_size, view.resize, view.crop)
         pixels = center.cut(image.pixels, box, view.crop)[None]
-        with onnx_file.ended_by_ctrl_c():
+        with onnx_file.exit_on_ctrl_c():
             (log_probabilities,) = model.log_probabilities(pixels)
-        yield photos.answer(image, model.classes, np.exp(log_probabilities))
+        yield photos.make_answer(image, model.classes, np.exp(log_probabilities))
 
 
 def by_torch(request: Request, models: Path, config: Params, refused: list[UserError]) -> Iterator[Answer]:
@@ -125,29 +125,27 @@ def by_torch(request: Request, models: Path, config: Params, refused: list[UserE
     if model.arithmetic == "portable":
         determinism.make_deterministic(config.train.threads, deterministic=True)
     limit = request.max_pixels or config.split.max_pixels
-    loaded = photos.load_images(request.images, model.view, limit, refused)
-    return _in_batches(model, loaded, config.evaluate.batch_size, request.device)
+    images = photos.load_images(request.images, model.view, limit, refused)
+    return _in_batches(model, images, config.evaluate.batch_size, request.device)
 
 
 def set_variables(settings: Train, model: Description) -> None:
     """Set the variables that decide how this process computes, before it imports its libraries. Raises UserError.
 
-    A model of train.arithmetic: portable answers with the same bytes on every CPU that has what this needs, with the
-    same train.threads.
+    A model of train.arithmetic: portable gives the same bytes on every CPU with the needed features and the same
+    train.threads.
     """
     if model.arithmetic == "native":
         return
-    if lacking := machine.missing_cpu_features():
-        print(
-            f"predict: this CPU lacks {' and '.join(lacking)}, so the last digits may differ from another CPU's",
-            file=sys.stderr,
-        )
+    if missing_features := machine.missing_cpu_features():
+        lacks = f"this CPU lacks {' and '.join(missing_features)}"
+        print(f"predict: {lacks}, so the last digits may differ from another CPU's", file=sys.stderr)
         return
     os.environ.update(environment.required_variables(settings.threads, True, model.arithmetic))
 
 
 def _in_batches(
-    model: "ExportedModel", loaded: Iterable["LoadedImage"], batch_size: int, device: str
+    model: "ExportedModel", images: Iterable["LoadedImage"], batch_size: int, device: str
 ) -> Iterator[Answer]:
     """The answer for each image."""
     import numpy as np
@@ -157,7 +155,7 @@ def _in_batches(
     from pipeline.evaluation import inference, photos
     from pipeline.loader.storage import ImageStore
 
-    world, remaining = World(rank=0, local_rank=0, size=1, device=torch.device(device)), iter(loaded)
+    world, remaining = World(rank=0, local_rank=0, size=1, device=torch.device(device)), iter(images)
     while batch := list(islice(remaining, batch_size)):
         image_store = ImageStore(torch.from_numpy(np.stack([image.pixels for image in batch])), world.device)
         sizes = np.array([image.size for image in batch], np.int32)
@@ -165,4 +163,4 @@ def _in_batches(
             model, image_store, sizes, np.arange(len(batch)), batch_size=batch_size, world=world
         )
         for image, probabilities in zip(batch, np.exp(log_probs), strict=True):
-            yield photos.answer(image, model.classes, probabilities)
+            yield photos.make_answer(image, model.classes, probabilities)

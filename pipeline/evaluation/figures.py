@@ -1,6 +1,6 @@
-"""The figures of a run, metrics/train.json and metrics/eval.json, as values. They are read and written here alone.
+"""The figures of a run, metrics/train.json and metrics/eval.json, as values. Only this module reads and writes them.
 
-Needs neither torch nor numpy, so a command that only reads them starts at once.
+It needs neither torch nor numpy, so a command that only reads the figures starts at once.
 """
 
 from dataclasses import asdict, dataclass
@@ -54,7 +54,7 @@ def read(metrics: Path, kind: type[Figures], remedy: str = "") -> Figures:
     return schema.json_of(path, kind, remedy or f"restore it (git checkout {path}), or make it again (dvc repro)")
 
 
-def of_text(text: str | bytes, kind: type[Figures], name: str, remedy: str) -> Figures:
+def parse(text: str | bytes, kind: type[Figures], name: str, remedy: str) -> Figures:
     """The figures in the text of a file that has this name. Raises UserError if it is damaged."""
     try:
         return schema.of_json(text, kind)

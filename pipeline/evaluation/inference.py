@@ -25,8 +25,8 @@ def logits(
     """
     batches = crops.batches(batch_size)
     indices = range(world.rank, len(batches), world.size)
-    computed = list(loop.logits(model, eval_batches(images, [batches[index] for index in indices]), precision))
-    return torch.cat(distributed.gather_in_order(computed, list(indices), len(batches)))
+    batch_logits = list(loop.logits(model, eval_batches(images, [batches[index] for index in indices]), precision))
+    return torch.cat(distributed.gather_in_order(batch_logits, list(indices), len(batches)))
 
 
 def predict_log_probs(
@@ -45,7 +45,7 @@ def predict_log_probs(
     Raises UserError if a log-probability is not finite.
     """
     net, precision = exported.net.to(world.device), PRECISIONS["fp32"](world.device.type)
-    allow_tf32(False)  # in training, `precision.prepare` says so
+    allow_tf32(False)  # in training, `precision.prepare` sets it
     outputs = logits(net, images, center_crops(exported.view, sizes, rows), batch_size, world, precision)
     log_probs: NDArray[np.float64] = torch.log_softmax(outputs.double(), 1).numpy()
     if not np.isfinite(log_probs).all():

@@ -1,13 +1,13 @@
 """Images that probably have a wrong label, by confident learning [Northcutt, Jiang, Chuang 2021, JAIR 70, 1373-1411].
 
-The answers must be of models that were not trained on the image. A class has a threshold: the mean probability that its
-own images get for it. An image is a probable label error if another class is sure (its probability is at least the
-threshold of that class), and the class of its label is not the most likely one.
+The probabilities must be of models that were not trained on the image. The threshold of a class is the mean probability
+of this class over the images with its label. An image is a probable label error if the probability of another class is
+at least the threshold of that class, and the class of its label is not the most likely one.
 
-This is the count of the paper without its last step, which takes as many images of each pair of classes as an estimate
-of the noise says (cleanlab: "prune_by_noise_rate"). A person looks at each image, so each must have its own evidence,
-and must not depend on a rounded number. The most conspicuous come first: those where the most likely class leads the
-given one by most ("normalized margin"), because a person must decide between the two.
+The last step of the paper is left out: for each pair of classes it selects as many images as an estimate of the noise
+says (cleanlab: "prune_by_noise_rate"). A person looks at each image, so each must have its own evidence, and must not
+depend on a rounded number. The images are sorted by the normalized margin, the lead of the most likely class over the
+given one, because a person must decide between the two.
 
 cleanlab has both steps, and is the oracle in the tests. As a dependency it would bring pandas and scikit-learn, about
 150 MB, for what is here.
@@ -51,46 +51,50 @@ def find(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> list[
     best, rows = probabilities.argmax(1), np.arange(len(labels))
     another_is_sure = probabilities >= thresholds(probabilities, labels) - TOLERANCE
     another_is_sure[rows, labels] = False
-    given, highest = probabilities[rows, labels], probabilities[rows, best]
-    suspected = another_is_sure.any(1) & (highest - given > TOLERANCE)
-    found = [
-        LabelError(int(row), int(labels[row]), int(best[row]), float(given[row]), float(highest[row]))
-        for row in np.flatnonzero(suspected)
+    label_probability, highest = probabilities[rows, labels], probabilities[rows, best]
+    is_error = another_is_sure.any(1) & (highest - label_probability > TOLERANCE)
+    label_errors = [
+        LabelError(int(row), int(labels[row]), int(best[row]), float(label_probability[row]), float(highest[row]))
+        for row in np.flatnonzero(is_error)
     ]
-    return sorted(found, key=lambda one: (one.score, one.row))
+    return sorted(label_errors, key=lambda error: (error.score, error.row))
 
 
 def thresholds(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:
     """The mean probability [C] that the images of each class get for it; infinite for a class without an image."""
-    own = [probabilities[labels == k, k] for k in range(probabilities.shape[1])]
-    # fsum: the same result in any order.
-    return np.array([max(math.fsum(part) / len(part), LOWEST) if len(part) else math.inf for part in own])
+    means = []
+    for k in range(probabilities.shape[1]):
+        values = probabilities[labels == k, k]
+        # fsum: the same result in any order.
+        means.append(max(math.fsum(values) / len(values), LOWEST) if len(values) else math.inf)
+    return np.array(means)
 
 
 def table(
-    found: Sequence[LabelError], paths: Sequence[str], classes: Sequence[str]
+    label_errors: Sequence[LabelError], paths: Sequence[str], classes: Sequence[str]
 ) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
     """Header and rows of label_errors.csv, by rank. `paths`: of all rows."""
     header = ("rank", "path", "given", "suggested", "p_given", "p_suggested", "score")
     return header, [
-        (rank, paths[one.row], classes[one.given], classes[one.suggested], *map(_rounded, one.figures))
-        for rank, one in enumerate(found, start=1)
+        (rank, paths[error.row], classes[error.given], classes[error.suggested], *map(_rounded, error.figures))
+        for rank, error in enumerate(label_errors, start=1)
     ]
 
 
 def corrections(
-    found: Sequence[LabelError], paths: Sequence[str], classes: Sequence[str]
+    label_errors: Sequence[LabelError], paths: Sequence[str], classes: Sequence[str]
 ) -> list[tuple[str, str, str]]:
     """The rows (path, label, reason) that data/corrections.csv would have if every suggestion were right."""
     return [
-        (paths[one.row], classes[one.suggested], reason(rank, one, classes)) for rank, one in enumerate(found, start=1)
+        (paths[error.row], classes[error.suggested], reason(rank, error, classes))
+        for rank, error in enumerate(label_errors, start=1)
     ]
 
 
-def reason(rank: int, one: LabelError, classes: Sequence[str]) -> str:
+def reason(rank: int, error: LabelError, classes: Sequence[str]) -> str:
     """Why a correction is suggested: the rank, and both classes with their probabilities."""
-    given, suggested = f"{classes[one.given]} {one.p_given:.2f}", f"{classes[one.suggested]} {one.p_suggested:.2f}"
-    return f"label error {rank}: {given}, {suggested}"
+    label, suggestion = classes[error.given], classes[error.suggested]
+    return f"label error {rank}: {label} {error.p_given:.2f}, {suggestion} {error.p_suggested:.2f}"
 
 
 def _rounded(figure: float) -> float:

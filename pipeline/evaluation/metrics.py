@@ -1,7 +1,7 @@
-"""The figures of a classifier, all from one matrix of probabilities and the labels, in float64; a test of two of them.
+"""The figures of a classifier, from one matrix of log-probabilities and the labels, in float64; McNemar's test.
 
-Log-probabilities are the input, so that the log-likelihood of an image that the model is sure and wrong about stays
-finite. Totals are summed and divided once; a share of nothing is 0, as scikit-learn with `zero_division=0` has it.
+The inputs are log-probabilities, so that the log-likelihood stays finite for an image of which the model is sure and
+wrong. Totals are summed and divided once; 0 / 0 is 0, as in scikit-learn with `zero_division=0`.
 """
 
 import math
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.evaluation.figures import EvalFigures
 
-Z = 1.959963984540054  # a standard normal value lies within ±Z with a chance of 95 %
+Z = 1.959963984540054  # a standard normal variable lies within ±Z with probability 95 %
 LEVEL = 0.05  # of significance
 BINS = 15  # of the calibration, as in the paper
 
@@ -45,7 +45,7 @@ class Comparison:
     """Two models on the same images."""
 
     images: int
-    first_alone: int  # images that only the first model has right
+    first_alone: int  # images that only the first model predicts right
     second_alone: int
     p: float
 
@@ -56,12 +56,12 @@ class Comparison:
 
     @property
     def is_significant(self) -> bool:
-        """Whether chance alone gives so large a difference in fewer than LEVEL of all cases."""
+        """Whether the null hypothesis (equal accuracy) is rejected at LEVEL."""
         return self.p < LEVEL
 
 
 def summary(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> EvalFigures:
-    """The figures that one compares, of log-probabilities [n, classes] and labels [n], n >= 1."""
+    """The figures of eval.json, from log-probabilities [n, classes] and labels [n], n >= 1."""
     counts = confusion(log_probabilities.argmax(1), labels, log_probabilities.shape[1])
     right, total = int(counts.trace()), len(labels)
     low, high = wilson(right, total)
@@ -92,7 +92,7 @@ def wilson(right: float, total: int) -> tuple[float, float]:
 
 
 def confusion(predictions: NDArray[np.int64], labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """How many images of class i (row) were taken for class j (column): int64 [classes, classes]."""
+    """The number of images of class i (row) that are predicted as class j (column): int64 [classes, classes]."""
     return np.bincount(labels * classes + predictions, minlength=classes * classes).reshape(classes, classes)
 
 
@@ -115,17 +115,17 @@ def negative_log_likelihood(log_probabilities: NDArray[np.float64], labels: NDAr
     return float(-log_probabilities[np.arange(len(labels)), labels].sum() / len(labels))
 
 
-def calibration(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64], bins: int = BINS) -> list[Bin]:
-    """The calibration table: `bins` bins of equal width over (0, 1], without the empty ones [Guo et al. 2017]."""
+def calibration(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> list[Bin]:
+    """The calibration table: BINS bins of equal width over (0, 1], without the empty ones [Guo et al. 2017]."""
     confidence = np.exp(log_probabilities.max(1))
     right = log_probabilities.argmax(1) == labels
     # The clip is for rounding: a probability is in (0, 1].
-    index = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
-    count, sure, hits = (np.bincount(index, weights, bins) for weights in (None, confidence, right))
+    index = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
+    counts, confidences, hits = (np.bincount(index, weights, BINS) for weights in (None, confidence, right))
     return [
-        Bin(low=k / bins, high=(k + 1) / bins, count=int(n), confidence=float(sure[k] / n), accuracy=float(hits[k] / n))
-        for k, n in enumerate(count)
-        if n > 0
+        Bin(k / BINS, (k + 1) / BINS, int(count), float(confidences[k] / count), float(hits[k] / count))
+        for k, count in enumerate(counts)
+        if count > 0
     ]
 
 
@@ -135,7 +135,7 @@ def calibration_error(table: Sequence[Bin]) -> float:
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> Comparison:
-    """McNemar's exact test of which images, one or more, each of two models has right [McNemar 1947].
+    """McNemar's exact test of two models, from the images, one or more, that each predicts right [McNemar 1947].
 
     Under the null hypothesis each image that only one model has right favours either model with probability 1/2: a
     two-sided binomial test.
@@ -150,7 +150,7 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> Comparison:
 
 
 def _wilson_low(right: float, total: int) -> float:
-    """The lower end; exactly 0 for none right."""
+    """The lower end of the interval; exactly 0 if `right` is 0."""
     share, z2n = right / total, Z * Z / total
     return (share + z2n / 2 - math.sqrt(z2n * (share * (1 - share) + z2n / 4))) / (1 + z2n)
 

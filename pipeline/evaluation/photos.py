@@ -1,4 +1,4 @@
-"""Image files as `predict` reads them: files, and folders to look through. Without torch, which is slow to import."""
+"""Reads the images of `predict`, from files and from folders; without torch, which is slow to import."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ def load_image(path: Path, view: View, max_pixels: int) -> LoadedImage:
     try:
         return LoadedImage(path, *images.square_and_size(path, view.packed_size, max_pixels, view.grey))
     except OSError as error:
-        raise _unreadable(path, error) from None
+        raise _read_refusal(path, error) from None
 
 
 def image_paths(path: Path) -> list[Path]:
@@ -50,25 +50,25 @@ def image_paths(path: Path) -> list[Path]:
         if (file.is_symlink() or not file.is_dir()) and not files.is_junk(file.relative_to(path))
     )
     if not paths:
-        raise _without_images(path)
+        raise _empty_folder_refusal(path)
     return paths
 
 
 def load_images(
-    arguments: Sequence[Path], view: View, max_pixels: int, refused: list[UserError]
+    arguments: Sequence[Path], view: View, max_pixels: int, refusals: list[UserError]
 ) -> Iterator[LoadedImage]:
-    """Every image of these files and folders, in order. Other files are named on stderr and put into `refused`.
+    """Every image of these files and folders, in order. Other files are named on stderr and put into `refusals`.
 
-    Of a folder, files that are no images are only counted, in one line; there must be an image, too. The formats that
-    are read are named once, at the end.
+    In a folder, files that are no images are only counted, in one line; a folder without an image is refused. The
+    accepted formats are named once, at the end.
     """
 
     def refuse(error: UserError) -> None:
         for fault in error.faults:
             allowed = "" if isinstance(error, NotDecoded) else fault.allowed
-            said = replace(fault, key=visible(fault.key), allowed=allowed)
-            print(f"predict: {visible(str(said))}", file=sys.stderr)
-        refused.append(error)
+            line = replace(fault, key=visible(fault.key), allowed=allowed)
+            print(f"predict: {visible(str(line))}", file=sys.stderr)
+        refusals.append(error)
 
     for argument in arguments:
         try:
@@ -77,44 +77,44 @@ def load_images(
             refuse(error)
             continue
         except OSError as error:
-            refuse(_unreadable(argument, error))
+            refuse(_read_refusal(argument, error))
             continue
-        others = []  # files of a folder that are no images
+        other_files = []  # files of a folder that are no images
         for path in paths:
             try:
                 yield load_image(path, view, max_pixels)
             except UserError as error:
                 if isinstance(error, NotDecoded) and error.is_other and path != argument:
-                    others.append(path)
+                    other_files.append(path)
                 else:
                     refuse(error)
-        if others and len(others) == len(paths):
-            refuse(_without_images(argument))
-        elif others:
-            number = count_with_verb(len(others), "file", "files")
-            said = visible(f"{argument}: {number} left out: not an image (first: {others[0]})")
-            print(f"predict: {said}", file=sys.stderr)
-    if any(isinstance(error, NotDecoded) for error in refused):
+        if other_files and len(other_files) == len(paths):
+            refuse(_empty_folder_refusal(argument))
+        elif other_files:
+            number = count_with_verb(len(other_files), "file", "files")
+            line = f"{argument}: {number} left out: not an image (first: {other_files[0]})"
+            print(f"predict: {visible(line)}", file=sys.stderr)
+    if any(isinstance(error, NotDecoded) for error in refusals):
         allowed = ", ".join(decoders.NAMES)
         print(f"predict: allowed: a whole image as {allowed}", file=sys.stderr)
 
 
-def _unreadable(path: Path, error: OSError) -> UserError:
+def _read_refusal(path: Path, error: OSError) -> UserError:
     return UserError(Fault(str(path), str(error.strerror), "missing", remedy="give the path of an image"))
 
 
-def _without_images(folder: Path) -> UserError:
+def _empty_folder_refusal(folder: Path) -> UserError:
     return UserError(Fault(str(folder), "no image in this folder", "missing", remedy="give images, or another folder"))
 
 
-def number_of_files(arguments: Sequence[Path]) -> int:
-    """How many files `load_images` will look at."""
+def count_files(arguments: Sequence[Path]) -> int:
+    """The number of files that `load_images` will read."""
     return sum(
         sum(not path.is_dir() for path in argument.rglob("*")) if argument.is_dir() else 1 for argument in arguments
     )
 
 
-def answer(image: LoadedImage, classes: Sequence[str], probabilities: NDArray[np.float64]) -> Answer:
+def make_answer(image: LoadedImage, classes: Sequence[str], probabilities: NDArray[np.float64]) -> Answer:
     """The answer for one image, from the probabilities [classes]."""
     by_class = dict(zip(classes, probabilities.tolist(), strict=True))
     best = max(by_class, key=by_class.__getitem__)

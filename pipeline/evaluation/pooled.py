@@ -1,8 +1,8 @@
-"""The answers for every image, each of a model that was not trained on it: the test images of all folds, together.
+"""The predictions for the test images of all folds together: for every image, of a model that was not trained on it.
 
-Several seeds are several models for each image. Their figures are means over seeds, and the interval is that of so many
-images: another seed makes no other image. For the question what is taken for what there is one answer per image, from
-the mean of its probabilities.
+With several seeds there are several models for each image. The figures are means over seeds, and the interval is that
+of the number of images: another seed adds no image. The confusion matrix has one prediction per image, from the mean of
+its probabilities.
 """
 
 import csv
@@ -20,16 +20,18 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.evaluation import metrics
 from pipeline.evaluation.figures import EvalFigures
 
-AGAIN = "run the folds again (perennial folds)"
-ONCE = "each image must be tested once; a class may have too few images: take fewer folds, or set split.stratify: true"
-LEAST = 5e-324  # the smallest float above 0: a probability of 0 in the table was a smaller number
-OF_LOGARITHMS, DIGITS = ("nll", "ece"), 12  # the last bits of numpy's logarithms depend on the kind of CPU
+RUN_AGAIN = "run the folds again (perennial folds)"
+TEST_ONCE = (
+    "each image must be tested once; a class may have too few images: take fewer folds, or set split.stratify: true"
+)
+MIN_PROBABILITY = 5e-324  # the smallest float above 0; a probability of 0 in the table is a smaller number
+LOGARITHM_FIGURES, DIGITS = ("nll", "ece"), 12  # the last bits of numpy's logarithms depend on the CPU
 NEAR_ONE = 1e-3  # how far the sum of an image's probabilities may be from 1
 
 
 @dataclass(frozen=True)
 class Pooled:
-    """The answers for every image, each of a model that was not trained on it, for one or more seeds."""
+    """The predictions for every image, of a model that was not trained on it, for one or more seeds."""
 
     classes: tuple[str, ...]
     paths: tuple[str, ...]  # N, sorted
@@ -47,7 +49,7 @@ class Pooled:
     @property
     def log_probs(self) -> NDArray[np.float64]:
         """The logarithms of all probabilities [S, N, C]. All are finite."""
-        return np.log(np.maximum(self.by_seed, LEAST))
+        return np.log(np.maximum(self.by_seed, MIN_PROBABILITY))
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Spread:
-    """Some accuracies: how many, their mean, and their standard deviation (0 for one)."""
+    """The number of some accuracies, their mean, and their standard deviation (0 for one)."""
 
     count: int
     mean: float
@@ -75,7 +77,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Figures(EvalFigures):
-    """How good the answers are. The figures of a seed are over all images; with several seeds they are means."""
+    """The figures of the predictions. Those of a seed are over all images; with several seeds they are means."""
 
     images: int
     accuracy_of_mean: float  # of the class with the highest mean probability over seeds
@@ -92,46 +94,46 @@ def read(tables: Mapping[tuple[int, int], Path], labels: Mapping[str, str]) -> P
     """
     paths, seeds = tuple(sorted(labels)), tuple(sorted({seed for seed, _ in tables}))
     classes = _classes(tables, labels)
-    number, row_of = {name: k for k, name in enumerate(classes)}, {path: row for row, path in enumerate(paths)}
+    class_index, row_of = {name: k for k, name in enumerate(classes)}, {path: row for row, path in enumerate(paths)}
     probabilities = np.zeros((len(seeds), len(paths), len(classes)))
     folds = np.full((len(seeds), len(paths)), -1)
     for (seed, fold), table in sorted(tables.items()):
-        tested = folds[seeds.index(seed)]
-        for path, label, chances in _rows(table, len(classes)):
+        image_folds = folds[seeds.index(seed)]
+        for path, label, row_probabilities in _rows(table, len(classes)):
             if labels.get(path) != label:
-                known = f"of class {labels[path]}" if path in labels else "not there"
-                reason = f"it is {known} in the split"
-                raise UserError(Fault(str(table), f"{path} is of class {label}", "differs", reason, remedy=AGAIN))
+                split_class = f"of class {labels[path]}" if path in labels else "not there"
+                reason = f"it is {split_class} in the split"
+                raise UserError(Fault(str(table), f"{path} is of class {label}", "differs", reason, remedy=RUN_AGAIN))
             row = row_of[path]
-            if tested[row] >= 0:
-                value = f"a test image of fold {tested[row]} and of fold {fold}"
-                raise UserError(Fault(path, value, "differs", remedy=ONCE))
-            tested[row], probabilities[seeds.index(seed), row] = fold, chances
+            if image_folds[row] >= 0:
+                value = f"a test image of fold {image_folds[row]} and of fold {fold}"
+                raise UserError(Fault(path, value, "differs", remedy=TEST_ONCE))
+            image_folds[row], probabilities[seeds.index(seed), row] = fold, row_probabilities
     _check(paths, seeds, folds)
-    numbers = np.array([number[labels[path]] for path in paths], np.int64)
+    numbers = np.array([class_index[labels[path]] for path in paths], np.int64)
     return Pooled(classes, paths, numbers, folds[0], seeds, probabilities)
 
 
 def figures(pooled: Pooled) -> Figures:
-    """All figures."""
-    images, guesses = len(pooled.paths), pooled.by_seed.argmax(2)
-    hits = guesses == pooled.labels
+    """All figures of the predictions."""
+    images, predictions = len(pooled.paths), pooled.by_seed.argmax(2)
+    correct = predictions == pooled.labels
     parts = tuple(
-        Part(seed, int(fold), int((pooled.folds == fold).sum()), int(hit[pooled.folds == fold].sum()))
-        for seed, hit in zip(pooled.seeds, hits, strict=True)
+        Part(seed, int(fold), int((pooled.folds == fold).sum()), int(seed_correct[pooled.folds == fold].sum()))
+        for seed, seed_correct in zip(pooled.seeds, correct, strict=True)
         for fold in np.unique(pooled.folds)
     )
-    by_seed = [asdict(metrics.summary(found, pooled.labels)) for found in pooled.log_probs]
-    mean = {key: math.fsum(one[key] for one in by_seed) / len(by_seed) for key in by_seed[0]}
-    mean |= {key: round(mean[key], DIGITS) for key in OF_LOGARITHMS}
-    right = int(hits.sum())
+    by_seed = [asdict(metrics.summary(log_probs, pooled.labels)) for log_probs in pooled.log_probs]
+    mean = {key: math.fsum(seed_figures[key] for seed_figures in by_seed) / len(by_seed) for key in by_seed[0]}
+    mean |= {key: round(mean[key], DIGITS) for key in LOGARITHM_FIGURES}
+    right = int(correct.sum())
     low, high = metrics.wilson(right / len(by_seed), images)
     return Figures(
         images=images,
         **mean | {"accuracy": right / (len(by_seed) * images), "accuracy_low": low, "accuracy_high": high},
         accuracy_of_mean=int((pooled.probabilities.argmax(1) == pooled.labels).sum()) / images,
         over_folds=spread([part.accuracy for part in parts]),
-        over_seeds=spread([int(hit.sum()) / images for hit in hits]),
+        over_seeds=spread([int(seed_correct.sum()) / images for seed_correct in correct]),
         parts=parts,
     )
 
@@ -145,12 +147,12 @@ def spread(accuracies: Sequence[float]) -> Spread:
 def table(pooled: Pooled) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
     """Header and rows of a table with one answer per image: predictions.csv with a column for the fold."""
     probabilities = pooled.probabilities
-    guesses = probabilities.argmax(1)
+    predictions = probabilities.argmax(1)
     header = ("path", "fold", "label", "prediction", *(f"p_{name}" for name in pooled.classes))
-    columns = zip(pooled.paths, pooled.folds.tolist(), pooled.labels, guesses, probabilities.tolist(), strict=True)
+    columns = zip(pooled.paths, pooled.folds.tolist(), pooled.labels, predictions, probabilities.tolist(), strict=True)
     return header, [
-        (path, fold, pooled.classes[label], pooled.classes[guess], *chances)
-        for path, fold, label, guess, chances in columns
+        (path, fold, pooled.classes[label], pooled.classes[prediction], *image_probabilities)
+        for path, fold, label, prediction, image_probabilities in columns
     ]
 
 
@@ -159,15 +161,15 @@ def _classes(tables: Mapping[tuple[int, int], Path], labels: Mapping[str, str]) 
     first, *others = ((path, _header(path)) for _, path in sorted(tables.items()))
     for path, header in others:
         if header != first[1]:
-            raise UserError(Fault(str(path), f"its classes are not those of {first[0]}", "differs", remedy=AGAIN))
+            raise UserError(Fault(str(path), f"its classes are not those of {first[0]}", "differs", remedy=RUN_AGAIN))
     classes = tuple(name.removeprefix("p_") for name in first[1][3:])
     if set(classes) != set(labels.values()):
-        raise UserError(Fault(str(first[0]), "its classes are not those of the split", "differs", remedy=AGAIN))
+        raise UserError(Fault(str(first[0]), "its classes are not those of the split", "differs", remedy=RUN_AGAIN))
     return classes
 
 
 def _header(path: Path) -> list[str]:
-    with schema.reading(path, AGAIN):
+    with schema.reading(path, RUN_AGAIN):
         with path.open(encoding="utf-8", newline="") as lines:
             header = next(csv.reader(lines, strict=True), [])
         if header[:3] != ["path", "label", "prediction"] or len(set(header)) < len(header):
@@ -177,25 +179,30 @@ def _header(path: Path) -> list[str]:
 
 def _rows(table: Path, classes: int) -> Iterator[tuple[str, str, NDArray[np.float64]]]:
     """Path, label and probabilities of each image in a table, row by row: a large one does not fit in memory."""
-    with schema.reading(table, AGAIN), table.open(encoding="utf-8", newline="") as lines:
+    with schema.reading(table, RUN_AGAIN), table.open(encoding="utf-8", newline="") as lines:
         rows = csv.reader(lines, strict=True)
         next(rows, None)  # the header
         for path, label, _, *cells in rows:
-            chances = np.array(cells, np.float64)
-            if len(chances) != classes or not (chances.min() >= 0 and abs(chances.sum() - 1) < NEAR_ONE):
+            probabilities = np.array(cells, np.float64)
+            if len(probabilities) != classes or not _is_distribution(probabilities):
                 raise ValueError(f"{path}: not the probabilities of {classes} classes")
-            yield path, label, chances
+            yield path, label, probabilities
+
+
+def _is_distribution(probabilities: NDArray[np.float64]) -> bool:
+    """Whether these numbers are at least 0, and their sum is about 1. NaN is neither."""
+    return bool(probabilities.min() >= 0 and abs(probabilities.sum() - 1) < NEAR_ONE)
 
 
 def _check(paths: Sequence[str], seeds: Sequence[int], folds: NDArray[np.int64]) -> None:
     """Raise UserError if an image is not in the same fold [S, N] with every seed, or in none (-1)."""
-    for seed, tested in zip(seeds, folds, strict=True):
-        if len(missing := np.flatnonzero(tested < 0)):
+    for seed, image_folds in zip(seeds, folds, strict=True):
+        if len(missing := np.flatnonzero(image_folds < 0)):
             value = f"a test image of no fold with seed {seed}"
             reason = f"so are {len(missing):,} of {len(paths):,} images"
-            raise UserError(Fault(paths[missing[0]], value, "missing", reason, remedy=ONCE))
-        if len(moved := np.flatnonzero(tested != folds[0])):
-            row = moved[0]
-            value = f"in fold {tested[row]} with seed {seed}, but in fold {folds[0, row]} with seed {seeds[0]}"
+            raise UserError(Fault(paths[missing[0]], value, "missing", reason, remedy=TEST_ONCE))
+        if len(differing := np.flatnonzero(image_folds != folds[0])):
+            row = differing[0]
+            value = f"in fold {image_folds[row]} with seed {seed}, but in fold {folds[0, row]} with seed {seeds[0]}"
             reason = "a seed of the training must not change the split"
-            raise UserError(Fault(paths[row], value, "differs", reason, remedy=AGAIN))
+            raise UserError(Fault(paths[row], value, "differs", reason, remedy=RUN_AGAIN))

@@ -1,4 +1,4 @@
-"""What a person wants to know after the last stage: how good the model is, where to look, and what to do next."""
+"""The summary after the last stage: the test metrics, the files and pages with more, and the next commands."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,12 @@ from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures
 from pipeline.versioning import dvc_lock, integrity
 
-Rows = Sequence[tuple[str, str]]  # what it is, and its text
+Rows = Sequence[tuple[str, str]]  # name and text
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The last evaluation in dvc.lock, by the MD5 of what it read and wrote: DVC's cache keeps that of earlier runs."""
+    """The last evaluation in dvc.lock, by the MD5 of its input and output: DVC's cache has those of earlier runs."""
 
     split: str
     predictions: str
@@ -33,72 +33,73 @@ def last_evaluation(paths: Paths) -> Evaluation | None:
     return Evaluation(deps.get(paths.split, ""), outs.get(f"{paths.metrics}/predictions.csv", ""))
 
 
-def since(before: Evaluation | None, after: Evaluation | None, cache: Path) -> Rows:
+def changes_since(before: Evaluation | None, after: Evaluation | None, cache: Path) -> Rows:
     """The accuracy of an earlier evaluation, and which images were added, removed or changed since then.
 
-    Empty if no image was. `cache` is DVC's: without the tables of both evaluations in it, there is nothing to say.
+    Empty if no image was, or if `cache`, which is DVC's, lacks a table of the evaluations.
     """
     if not before or not after or before.split == after.split:
         return []
     objects = [integrity.object_of(cache, md5) for md5 in (before.split, before.predictions, after.split)]
     if not all(path.is_file() for path in objects):
         return []
-    old, new = _used(objects[0]), _used(objects[2])
+    old, new = _used_images(objects[0]), _used_images(objects[2])
     if not (changes := ", ".join(_changes(old, new))):
         return []
     answers = files.read_csv(objects[1])
-    right, tested = sum(row["label"] == row["prediction"] for row in answers), len(answers)
-    low, high = metrics.wilson(right, tested)
+    right, total = sum(row["label"] == row["prediction"] for row in answers), len(answers)
+    low, high = metrics.wilson(right, total)
     return [
-        ("test accuracy before", f"{right / tested:.4f} (95 % interval: {low:.4f} to {high:.4f}, {tested:,} images)"),
+        ("test accuracy before", f"{right / total:.4f} (95 % interval: {low:.4f} to {high:.4f}, {total:,} images)"),
         ("used images since then", changes),
     ]
 
 
-def _used(table: Path) -> dict[str, tuple[str, str]]:
+def _used_images(table: Path) -> dict[str, tuple[str, str]]:
     """Path → class and hash of the pixels, for each image that is not excluded."""
     return {row["path"]: (row["class"], row["pixels"]) for row in split_table.kept_rows(table)}
 
 
 def _changes(old: dict[str, tuple[str, str]], new: dict[str, tuple[str, str]]) -> Iterator[str]:
-    """How many images were added, removed or changed, in which classes."""
+    """The number of images that were added, removed or changed, in total and for each class."""
     for word, paths, table in (
         ("added", new.keys() - old.keys(), new),
         ("removed", old.keys() - new.keys(), old),
         ("changed", {path for path in new.keys() & old.keys() if new[path] != old[path]}, new),
     ):
         if counts := Counter(table[path][0] for path in sorted(paths)):
-            of = in_words([f"{visible(label)} {images:,}" for label, images in counts.most_common()])
-            yield f"{len(paths):,} {word} ({of})"
+            class_counts = in_words([f"{visible(label)} {images:,}" for label, images in counts.most_common()])
+            yield f"{len(paths):,} {word} ({class_counts})"
 
 
 def summary(paths: Paths, *, reported: bool = True, earlier: Rows = ()) -> str:
-    """The images, the metrics on the test images, where to look, and what to do next; empty before an evaluation.
+    """The numbers of images, the test metrics, the files with more, and the next commands; empty before an evaluation.
 
-    `reported`: the page in paths.reports is of the same run; it is named at the end. `earlier`: see `since`.
+    `reported`: whether the page in paths.reports is of the same run; it is named at the end. `earlier`: the rows of
+    `changes_since`.
     """
     folder = Path(paths.metrics)
     table = folder / "images.csv"
     if not (table.is_file() and (folder / figures.FILES[EvalFigures]).is_file()):
         return ""
-    classes, measured = files.read_csv(table), figures.read(folder, EvalFigures)
-    low, high = measured.interval
+    classes, eval_figures = files.read_csv(table), figures.read(folder, EvalFigures)
+    low, high = eval_figures.interval
     number = {column: sum(int(row[column]) for row in classes) for column in (*SPLITS, "excluded")}
     few = split_report.few_test_images({row["class"]: {"test": int(row["test"])} for row in classes})
-    kept = sum(number[name] for name in SPLITS)
+    used_images = sum(number[name] for name in SPLITS)
     splits = ", ".join(f"{number[name]:,} {name}" for name in SPLITS)
     rows = [
-        ("images", f"{kept:,} of {kept + number['excluded']:,} are used: {splits}"),
+        ("images", f"{used_images:,} of {used_images + number['excluded']:,} are used: {splits}"),
         (
             "test accuracy",
-            f"{measured.accuracy:.4f} (95 % interval: {low:.4f} to {high:.4f}, {number['test']:,} images)",
+            f"{eval_figures.accuracy:.4f} (95 % interval: {low:.4f} to {high:.4f}, {number['test']:,} images)",
         ),
         *earlier,
         *([("note", few)] if few else []),
-        ("balanced accuracy", f"{measured.balanced_accuracy:.4f}"),
-        ("macro F1", f"{measured.macro_f1:.4f}"),
-        ("negative log-likelihood", f"{measured.nll:.4f}"),
-        ("calibration error", f"{measured.ece:.4f}"),
+        ("balanced accuracy", f"{eval_figures.balanced_accuracy:.4f}"),
+        ("macro F1", f"{eval_figures.macro_f1:.4f}"),
+        ("negative log-likelihood", f"{eval_figures.nll:.4f}"),
+        ("calibration error", f"{eval_figures.ece:.4f}"),
         ("", ""),
         ("the split", f"{paths.split} (each image: train, val, test, or why it is not used)"),
         ("plots", "dvc plots show"),

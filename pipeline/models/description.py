@@ -1,4 +1,4 @@
-"""What models/model.json says of the model beside it: without torch, which takes seconds to import.
+"""The content of models/model.json, which describes the model; without torch, which takes seconds to import.
 
 The metadata of model.onnx has a part of it. Both are read by the same schema.
 """
@@ -19,7 +19,7 @@ INPUT, OUTPUT = "pixels", "logits"  # of model.onnx
 
 @dataclass(frozen=True)
 class View:
-    """What a model sees of an image; recorded in model.json and in model.onnx. Sides in pixels."""
+    """The part of an image that a model sees; recorded in model.json and in model.onnx. Sides in pixels."""
 
     __pydantic_config__ = schema.STRICT
 
@@ -29,12 +29,12 @@ class View:
     grey: Grey = "full"  # how 16-bit grey is scaled; older files do not have it
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a crop that is not inside."""
+        """Raise ValueError for a crop larger than the image."""
         if self.crop > self.resize:
             raise ValueError(f"a crop of {self.crop} from {self.resize} pixels")
 
     @classmethod
-    def of(cls, config: Params) -> "View":
+    def from_params(cls, config: Params) -> "View":
         """The view of a model that is trained with these params."""
         return cls(config.prepare.size, config.train.eval_resize, config.train.eval_crop, config.prepare.grey)
 
@@ -55,12 +55,12 @@ class Description:
     arithmetic: Arithmetic = "native"  # of the training; evaluate and predict use it too; older files do not have it
 
 
-def arithmetic_here(models: Path) -> Arithmetic:
-    """The arithmetic of the exported model. Raises UserError if there is no model, or if this CPU cannot compute so."""
+def usable_arithmetic(models: Path) -> Arithmetic:
+    """The arithmetic of the exported model. Raises UserError if there is no model, or if this CPU does not have it."""
     arithmetic = load(models).arithmetic
-    if arithmetic == "portable" and (lacking := machine.missing_cpu_features()):
+    if arithmetic == "portable" and (missing_features := machine.missing_cpu_features()):
         value = "train.arithmetic: portable"
-        reason = f"it needs an x86-64 CPU with AVX2 and FMA; this one lacks {' and '.join(lacking)}"
+        reason = f"it needs an x86-64 CPU with AVX2 and FMA; this one lacks {' and '.join(missing_features)}"
         remedy = "take another CPU, or train again with train.arithmetic: native"
         raise UserError(Fault(f"{models}/model.json", value, "machine", reason, remedy=remedy))
     return arithmetic

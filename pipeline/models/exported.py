@@ -32,8 +32,7 @@ class ExportedModel:
 
 
 def center_crops(view: View, sizes: NDArray[np.int32], rows: NDArray[np.int64]) -> CenterCrops:
-    """The crops of the given rows [n] that a model sees. `sizes` [N, 2] are the original widths and heights of all
-    images."""
+    """The crops that a model sees of the images `rows` [n]. `sizes` [N, 2]: original width and height of each image."""
     boxes = center.eval_boxes(sizes[rows], view.packed_size, view.resize, view.crop)
     return CenterCrops(rows, boxes, view.crop)
 
@@ -41,7 +40,7 @@ def center_crops(view: View, sizes: NDArray[np.int32], rows: NDArray[np.int64]) 
 def save_weights(path: Path, weights: dict[str, Tensor]) -> None:
     """Write a state dict as safetensors: without metadata, whose key order is not stable."""
     with files.atomic_file(path) as temporary:
-        temporary.write_bytes(safetensors.torch.save(weights))  # of a full disk, save_file does not raise OSError
+        temporary.write_bytes(safetensors.torch.save(weights))  # on a full disk, save_file does not raise OSError
 
 
 def save(models: Path, weights: dict[str, Tensor], description: Description) -> None:
@@ -52,35 +51,34 @@ def save(models: Path, weights: dict[str, Tensor], description: Description) -> 
 
 
 def load(models: Path) -> ExportedModel:
-    """Load the versioned model, on the CPU. Raises UserError if there is none, if a file is damaged, or if they do not
-    fit together."""
+    """The versioned model, on the CPU.
+
+    Raises UserError if there is none, if a file is damaged, or if the weights do not fit model.json.
+    """
     path, weights = models / "model.json", models / "model.safetensors"
-    described = description.load(models)
-    if not network.is_known(described.model):  # torchvision has others, of which one would fetch weights
-        raise damaged(path, f"model: {described.model!r:.60} is no model of torchvision or timm", REMEDY)
-    if (described.mean, described.std) != (augment.MEAN, augment.STD):
-        other = f"mean {list(described.mean)}, std {list(described.std)}"
+    model_json = description.load(models)
+    if not network.is_known(model_json.model):  # torchvision has others, of which one would fetch weights
+        raise damaged(path, f"model: {model_json.model!r:.60} is no model of torchvision or timm", REMEDY)
+    if (model_json.mean, model_json.std) != (augment.MEAN, augment.STD):
+        other = f"mean {list(model_json.mean)}, std {list(model_json.std)}"
         reason = f"this code has mean {list(augment.MEAN)}, std {list(augment.STD)}"
         remedy = "train again (dvc repro), or use the code that trained it"
         raise UserError(Fault(str(path), other, "differs", reason, remedy=remedy))
-    with (
-        schema.reading(weights, REMEDY, SafetensorError),
-        weights.open("rb"),
-    ):  # it tells more than the library
-        stored = safetensors.torch.load_file(weights)
-    if fault := network.unusable(stored):
+    with schema.reading(weights, REMEDY, SafetensorError), weights.open("rb"):  # open raises a clearer error
+        tensors = safetensors.torch.load_file(weights)
+    if fault := network.weights_fault(tensors):
         raise damaged(weights, fault, REMEDY)
-    model = f"the {described.model} with {len(described.classes)} classes of {path}"
+    model = f"the {model_json.model} with {len(model_json.classes)} classes of {path}"
     remedy = "restore both (dvc checkout) or train again (dvc repro)"
-    strangers = UserError(Fault(str(weights), f"not the weights of {model}", "differs", remedy=remedy))
-    if len(described.classes) not in {len(tensor) for tensor in stored.values() if tensor.ndim > 0}:
-        raise strangers  # before a model of so many classes is built
-    net = network.build(described.model, len(described.classes), seed=0)
+    other_weights = UserError(Fault(str(weights), f"not the weights of {model}", "differs", remedy=remedy))
+    if len(model_json.classes) not in {len(tensor) for tensor in tensors.values() if tensor.ndim > 0}:
+        raise other_weights  # before a model of so many classes is built
+    net = network.build(model_json.model, len(model_json.classes), seed=0)
     try:
-        loop.load_model_state(net, stored)
+        loop.load_model_state(net, tensors)
     except RuntimeError:
-        raise strangers from None
-    return ExportedModel(net, described.classes, described.view, described.arithmetic)
+        raise other_weights from None
+    return ExportedModel(net, model_json.classes, model_json.view, model_json.arithmetic)
 
 
 class Normalization(nn.Module):
@@ -101,26 +99,26 @@ def with_normalization(net: nn.Module) -> nn.Module:
     return nn.Sequential(OrderedDict(normalization=Normalization(), net=net)).eval()
 
 
-def tensor_differences(claimed: Path, got: Path) -> str:
-    """A sentence: how many tensors of two files of weights differ, and the largest difference."""
+def tensor_differences(first: Path, second: Path) -> str:
+    """A sentence on two files of weights: how many tensors differ, and the largest difference."""
 
     def as_bytes(tensor: Tensor) -> Tensor:
         return tensor.reshape(-1).view(torch.uint8)
 
     try:
-        ones, others = safetensors.torch.load_file(got), safetensors.torch.load_file(claimed)
+        tensors, others = safetensors.torch.load_file(first), safetensors.torch.load_file(second)
     except SafetensorError as error:
         return f"cannot be compared: {error}"
-    names = ones.keys() | others.keys()
+    names = tensors.keys() | others.keys()
     comparable = {
         name
-        for name in ones.keys() & others.keys()
-        if (ones[name].shape, ones[name].dtype) == (others[name].shape, others[name].dtype)
+        for name in tensors.keys() & others.keys()
+        if (tensors[name].shape, tensors[name].dtype) == (others[name].shape, others[name].dtype)
     }
-    unequal = sorted(n for n in comparable if not torch.equal(as_bytes(ones[n]), as_bytes(others[n])))
+    unequal = sorted(n for n in comparable if not torch.equal(as_bytes(tensors[n]), as_bytes(others[n])))
     sentence = f"{len(unequal)} of {len(names)} tensors differ"
     if unequal:
-        largest, name = max(((ones[n].double() - others[n].double()).abs().max().item(), n) for n in unequal)
+        largest, name = max(((tensors[n].double() - others[n].double()).abs().max().item(), n) for n in unequal)
         sentence += f", by at most {largest:.3g} ({name})"
     if rest := len(names) - len(comparable):
         sentence += f"; {rest} have another shape or dtype, or are in one file only"

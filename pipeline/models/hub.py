@@ -1,8 +1,8 @@
-"""What models/config.json says of the model beside it, so that timm and transformers load it; without torch.
+"""The content of models/config.json, with which timm and transformers load the model; without torch.
 
-timm loads its own models, and those of torchvision that have the same layers in both libraries (`IN_TIMM`).
+timm loads its own models, and those of torchvision that have the same layers in both libraries (`TIMM_NAMES`).
 transformers loads through timm, and only if the tensors have timm's names. For any other model config.json names the
-library that has it. Then timm and transformers refuse to load it, with this name in their message.
+library that has it. timm and transformers then refuse to load the model, with this name in their message.
 """
 
 import math
@@ -13,7 +13,7 @@ from pipeline.models.description import Description, View
 
 FILE = "config.json"
 # torchvision's model → timm's model with the same layers. A test compares the two, for every model of torchvision.
-IN_TIMM = {
+TIMM_NAMES = {
     **{name: name for name in (
         "densenet121", "densenet161", "densenet169", "densenet201", "inception_v3", "resnet18", "resnet34", "resnet50",
         "resnet101", "resnet152", "resnext50_32x4d", "resnext101_32x8d", "resnext101_64x4d", "wide_resnet50_2",
@@ -25,36 +25,39 @@ IN_TIMM = {
     "regnet_y_1_6gf": "regnety_016", "regnet_y_3_2gf": "regnety_032", "regnet_y_8gf": "regnety_080_tv",
     "regnet_y_16gf": "regnety_160", "regnet_y_32gf": "regnety_320", "regnet_y_128gf": "regnety_1280",
 }  # fmt: skip
-RENAMED = "regnet_"  # timm renames the tensors of these when it loads them; transformers does not
-HALF = (0.5, 0.5, 0.5)  # torchvision's Inception takes over our normalization into [-1, 1]; timm's expects that
+RENAMED_PREFIX = "regnet_"  # timm renames the tensors of these when it loads them; transformers does not
+HALF = (0.5, 0.5, 0.5)  # torchvision's Inception transforms our normalized images to [-1, 1]; timm's expects that
 
 
-def in_timm(model: str) -> str:
+def timm_name(model: str) -> str:
     """timm's name of a model that timm can load; empty if it cannot."""
-    return model.removeprefix(TIMM) if model.startswith(TIMM) else IN_TIMM.get(model, "")
+    return model.removeprefix(TIMM) if model.startswith(TIMM) else TIMM_NAMES.get(model, "")
 
 
-def in_transformers(model: str) -> bool:
+def loads_in_transformers(model: str) -> bool:
     """Whether transformers can load the model."""
-    return bool(in_timm(model)) and not model.startswith(RENAMED)
+    return bool(timm_name(model)) and not model.startswith(RENAMED_PREFIX)
 
 
-def config(described: Description) -> dict[str, Any]:
+def config(description: Description) -> dict[str, Any]:
     """The content of config.json."""
-    name, view = in_timm(described.model), described.view
-    own = described.model == "inception_v3"
+    name, view = timm_name(description.model), description.view
+    model_type = "timm" if name else "torchvision"
+    if loads_in_transformers(description.model):
+        model_type = "timm_wrapper"
+    normalizes_itself = description.model == "inception_v3"
     return {
-        "architecture": name or f"torchvision.models.{described.model}",
-        "model_type": "timm_wrapper" if in_transformers(described.model) else "timm" if name else "torchvision",
-        "num_classes": len(described.classes),
-        "label_names": list(described.classes),
+        "architecture": name or f"torchvision.models.{description.model}",
+        "model_type": model_type,
+        "num_classes": len(description.classes),
+        "label_names": list(description.classes),
         "pretrained_cfg": {
             "input_size": [3, view.crop, view.crop],
             "crop_pct": crop_share(view),
             "crop_mode": "center",
             "interpolation": "bicubic",
-            "mean": list(HALF if own else described.mean),
-            "std": list(HALF if own else described.std),
+            "mean": list(HALF if normalizes_itself else description.mean),
+            "std": list(HALF if normalizes_itself else description.std),
         },
     }
 

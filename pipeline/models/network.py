@@ -1,8 +1,8 @@
-"""A classification model of torchvision or timm by its name, and what training can do to any of them as it is.
+"""Classification models of torchvision and timm by name, and what training changes in any of them.
 
-Freezing, gradient checkpointing and the groups of parameters that an optimizer sees rest on one fact about these
-models: one layer maps to the classes. That is the head; everything else is the backbone. In torchvision's models it is
-the last Linear or Conv2d. A model of timm names its own.
+Freezing, gradient checkpointing and the parameter groups of an optimizer need one property of these models: one layer
+maps to the classes. This is the head; everything else is the backbone. In torchvision's models the head is the last
+Linear or Conv2d. A model of timm names it.
 """
 
 import warnings
@@ -37,8 +37,8 @@ def is_known(name: str) -> bool:
 def build(name: str, classes: int, seed: int) -> nn.Module:
     """The model `name` with random weights drawn from `seed`, ending in `classes` logits.
 
-    Auxiliary heads (GoogLeNet, Inception) are left out: every model maps [n, 3, h, w] to [n, classes]. These two take
-    our normalized images over into [-1, 1] themselves, which is what their published weights were trained with.
+    Auxiliary heads (GoogLeNet, Inception) are left out: every model maps [n, 3, h, w] to [n, classes]. These two
+    transform our normalized images to [-1, 1] themselves: their published weights were trained with such images.
     """
     options: dict[str, Any] = {"num_classes": classes}
     if name in ("googlenet", "inception_v3"):
@@ -47,59 +47,61 @@ def build(name: str, classes: int, seed: int) -> nn.Module:
     if name.startswith(TIMM):
         net: nn.Module = timm_models.build(name, classes)
         return net
-    with warnings.catch_warnings():  # these two warn that their own initialization is slow; it is what they define
+    with warnings.catch_warnings():  # these two warn that their initialization is slow
         warnings.filterwarnings("ignore", message=".*initialization of .* weights", category=FutureWarning)
         model: nn.Module = torchvision.models.get_model(name, weights=None, **options)
     return model
 
 
 def head(net: nn.Module) -> nn.Module:
-    """The layer that maps to the classes: the one that timm names, or the last Linear or Conv2d as defined."""
+    """The layer that maps to the classes: the one that timm names, or the last Linear or Conv2d of `modules()`."""
     return timm_models.head(net) or [m for m in net.modules() if isinstance(m, nn.Linear | nn.Conv2d)][-1]
 
 
 def parameter_groups(
     model: nn.Module, weight_decay: float, decay_norm_and_bias: bool, head_scale: float = 1.0
 ) -> list[dict[str, Any]]:
-    """The trainable parameters for an optimizer: weights and others of the backbone, then those of the head.
+    """The trainable parameters as groups for an optimizer: weights and others of the backbone, then those of the head.
 
-    Biases and normalization weights (at most one axis) are the others: they decay only if asked. `scale` is the
-    group's learning rate as a multiple of the scheduled one. Groups without parameters are left out.
+    The others are biases and normalization weights (at most one axis): they decay only with `decay_norm_and_bias`.
+    `scale` is the group's learning rate as a multiple of the scheduled one. Groups without parameters are left out.
     """
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    of_head = {id(parameter) for parameter in head(model).parameters()}
-    return [
-        {"params": chosen, "weight_decay": weight_decay if decays else 0.0, "scale": head_scale if last else 1.0}
-        for last in (False, True)
-        for decays in (True, False)
-        if (chosen := [p for p in trainable if (id(p) in of_head, p.ndim > 1 or decay_norm_and_bias) == (last, decays)])
-    ]
+    head_ids = {id(parameter) for parameter in head(model).parameters()}
+    groups = []
+    for in_head, scale in ((False, 1.0), (True, head_scale)):
+        for decays, decay in ((True, weight_decay), (False, 0.0)):
+            kind = in_head, decays
+            members = [p for p in trainable if (id(p) in head_ids, p.ndim > 1 or decay_norm_and_bias) == kind]
+            if members:
+                groups.append({"params": members, "weight_decay": decay, "scale": scale})
+    return groups
 
 
 def freeze_backbone(net: nn.Module) -> None:
-    """Let only the head be trained; the rest becomes a fixed function of the image.
+    """Freeze the backbone, so that only the head is trained.
 
-    Its parameters need no gradient, and its modules stay in evaluation mode whatever `net.train()` says: BatchNorm
-    statistics do not move, and nothing is dropped, not even right before the head. Call it before the model is wrapped.
+    Its parameters need no gradient, and its modules stay in evaluation mode after `net.train()`: BatchNorm statistics
+    do not change, and drop-out is off, also before the head. Call it before the model is wrapped.
     """
     last = head(net)
     for module in net.modules():
         if last not in module.modules():
             module.eval()
-            module.train = MethodType(_stay, module)  # type: ignore[method-assign]
+            module.train = MethodType(_ignore_mode, module)  # type: ignore[method-assign]
     net.requires_grad_(False)
     last.requires_grad_(True)
 
 
-def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
-    """What a frozen module does when it is told to train. A method, so that a deep copy has its own."""
+def _ignore_mode(module: nn.Module, mode: bool = True) -> nn.Module:
+    """`train` of a frozen module: changes nothing. It is bound as a method, so that a deep copy has its own."""
     return module
 
 
-def checkpointed(net: nn.Module, name: str) -> None:
-    """Have the model's blocks keep only their input in the forward pass, and compute the rest again in the backward.
+def checkpoint_blocks(net: nn.Module, name: str) -> None:
+    """Checkpoint the model's blocks: the forward pass stores only their inputs, the backward pass computes them again.
 
-    Gradients, buffers and drop-out are the same bytes as without. Evaluation, and a copy of the model, work as before.
+    Gradients, buffers and drop-out are the same bytes as without. Evaluation and a copy of the model work as before.
     Raises UserError if the model `name` is no sequence of blocks.
     """
     blocks = _blocks(net)
@@ -108,16 +110,16 @@ def checkpointed(net: nn.Module, name: str) -> None:
         allowed = "false, or a model of blocks, such as resnet34"
         raise UserError(Fault("train.gradient_checkpointing", "true", "pair", reason, allowed))
     for block in blocks:
-        block.forward = partial(_recomputed, block.forward, block)
+        block.forward = partial(_recompute, block.forward, block)
 
 
 def _blocks(net: nn.Module) -> list[nn.Module]:
-    """The modules that follow one another: residual blocks, encoder layers, dense layers, Inception modules.
+    """The modules of a sequence: residual blocks, encoder layers, dense layers, Inception modules.
 
-    They are the model's own parts, if these hold most of it (GoogLeNet, Inception), or stand in its outermost sequences
-    (all others). In timm's models a BatchNorm with its activation is a part, too.
+    They are the model's children, if these have most of its parameters (GoogLeNet, Inception), or are in its outermost
+    containers (all others). In timm's models a BatchNorm with its activation is a block, too.
     """
-    parts = [part for part in net.children() if _composite(part)]
+    parts = [part for part in net.children() if _is_composite(part)]
     return parts if _size(*parts) > _size(net) / 2 and len(parts) > 1 else list(_in_sequences(net))
 
 
@@ -127,43 +129,47 @@ def _size(*modules: nn.Module) -> int:
 
 
 def _in_sequences(module: nn.Module) -> Iterator[nn.Module]:
-    """The outermost composite modules that stand in a container."""
+    """The outermost composite modules in a container."""
     for child in module.children():
-        if _composite(child) and isinstance(module, CONTAINERS):
+        if _is_composite(child) and isinstance(module, CONTAINERS):
             yield child
         else:
             yield from _in_sequences(child)
 
 
-def _composite(module: nn.Module) -> bool:
+def _is_composite(module: nn.Module) -> bool:
     """Whether a module has parts and is more than their container."""
     return not isinstance(module, CONTAINERS) and any(True for _ in module.children())
 
 
-def _recomputed(forward: Callable[..., Any], block: nn.Module, *inputs: Any) -> Any:
+def _recompute(forward: Callable[..., Any], block: nn.Module, *inputs: Any) -> Any:
     """The block's `forward` on the inputs, computed again in the backward pass."""
-    # DenseNet goes on appending to the list that it hands to its layers; the second time needs it as it was.
-    inputs = tuple([*given] if isinstance(given, list) else given for given in inputs)
-    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), _buffers_kept(block)))
+    # DenseNet appends to the list that it gives to its layers; the second computation needs the list of the first.
+    inputs = tuple([*value] if isinstance(value, list) else value for value in inputs)
+
+    def contexts() -> tuple[Any, Any]:
+        return nullcontext(), _preserve_buffers(block)
+
+    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts)
 
 
 @contextmanager
-def _buffers_kept(block: nn.Module) -> Iterator[None]:
-    """Inside it the block's buffers are copies: BatchNorm statistics moved in the forward pass, and once is enough."""
-    kept = [(module, dict(module._buffers)) for module in block.modules()]
-    for module, buffers in kept:
+def _preserve_buffers(block: nn.Module) -> Iterator[None]:
+    """A context in which the block's buffers are copies: the forward pass already updated the BatchNorm statistics."""
+    saved_buffers = [(module, dict(module._buffers)) for module in block.modules()]
+    for module, buffers in saved_buffers:
         module._buffers.update({name: buffer.clone() for name, buffer in buffers.items() if buffer is not None})
     try:
         yield
     finally:
-        for module, buffers in kept:
+        for module, buffers in saved_buffers:
             module._buffers.update(buffers)
 
 
-def unusable(tensors: Mapping[Any, Tensor]) -> str:
-    """Why these are not the weights of a model, with the first tensor that is not usable; empty if they all are.
+def weights_fault(tensors: Mapping[Any, Tensor]) -> str:
+    """The fault of the first tensor that cannot be a weight of a model; empty without a fault.
 
-    A model takes real and finite numbers. Of complex ones, torch would drop the imaginary part.
+    Weights are real and finite numbers. Of complex numbers, torch would drop the imaginary part.
     """
     for name, values in tensors.items():
         if not isinstance(name, str):

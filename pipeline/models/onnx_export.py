@@ -1,16 +1,17 @@
 """The model as ONNX: the same bytes on every machine. The one owner of onnx.
 
-The graph takes pixels of 0 to 255 and normalizes them itself. Nothing is computed here, because another kind of CPU
-could round in another way: the weights are those of model.safetensors, and only operators that move values are applied
-to constants. torch puts the path of the code and its own version into the graph; they are removed.
+The graph takes pixels of 0 to 255 and normalizes them. The export does no arithmetic, because CPUs round differently:
+the weights are those of model.safetensors, and only operators that move values are applied to constants. torch writes
+the path of the code and its version into the graph; they are removed.
 
-No shape is computed inside: only the number of images is free. Not every program computes shapes (OpenCV does not).
+The graph computes no shape: only the number of images is free. Not every program computes shapes (OpenCV does not).
 """
 
 import json
 import logging
 import warnings
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import onnx
@@ -23,7 +24,7 @@ from pipeline.models.exported import ExportedModel, with_normalization
 
 OPSET = 18  # the version of ONNX's operators; runtimes of 2023 and later know it
 MOST_BYTES = 2**31 - 2**20  # a file of protobuf has at most 2 GiB
-MOVING = frozenset({  # operators that round nothing
+MOVING_OPERATORS = frozenset({  # operators that round nothing
     "Cast", "CastLike", "Concat", "Expand", "Gather", "Identity", "Reshape", "Shape", "Size", "Slice", "Squeeze",
     "Transpose", "Unsqueeze",
 })  # fmt: skip
@@ -33,26 +34,27 @@ INPUT_FORM = "float32 [batch, 3, crop, crop]: RGB, 0 to 255, not normalized"
 REMEDY = "set evaluate.onnx: false, then dvc repro"
 
 
-def content(model: ExportedModel, described: Description, weights: str) -> bytes:
-    """The file model.onnx. `weights` is the SHA-256 of model.safetensors.
+def content(model: ExportedModel, description: Description, weights: str) -> bytes:
+    """The content of model.onnx. `weights` is the SHA-256 of model.safetensors.
 
-    Raises UserError if torch cannot write the model as ONNX, or if it is too large."""
+    Raises UserError if torch cannot write the model as ONNX, or if it is too large.
+    """
     size = sum(value.numel() * value.element_size() for value in model.net.state_dict().values())
     if size > MOST_BYTES:
-        raise _refusal(described.model, f"{size:,} bytes; an ONNX file has at most {MOST_BYTES:,}")
+        raise _refusal(description.model, f"{size:,} bytes; an ONNX file has at most {MOST_BYTES:,}")
     try:
-        graph = traced(model)
+        graph = trace(model)
     except Exception as error:  # any error is possible inside torch's exporter
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise _refusal(described.model, f"torch cannot write it as ONNX ({reason})") from None
+        raise _refusal(description.model, f"torch cannot write it as ONNX ({reason})") from None
     fix_shapes(graph)
     clean(graph)
     notes = {
-        "arithmetic": described.arithmetic,
-        "classes": json.dumps(described.classes, ensure_ascii=False),
+        "arithmetic": description.arithmetic,
+        "classes": json.dumps(description.classes, ensure_ascii=False),
         "input": INPUT_FORM,
-        "model": described.model,
-        "view": json.dumps(asdict(described.view), sort_keys=True),
+        "model": description.model,
+        "view": json.dumps(asdict(description.view), sort_keys=True),
         "weights": weights,
     }
     graph.metadata_props.extend(onnx.StringStringEntryProto(key=key, value=notes[key]) for key in sorted(notes))
@@ -63,8 +65,8 @@ def _refusal(model: str, reason: str) -> UserError:
     return UserError(Fault("train.model", model, "pair", reason, remedy=REMEDY))
 
 
-def traced(model: ExportedModel) -> onnx.ModelProto:
-    """The graph of the model as torch gives it, for any number of images."""
+def trace(model: ExportedModel) -> onnx.ModelProto:
+    """The graph of the model as torch exports it, for any number of images."""
     crop, logger = model.view.crop, logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -88,7 +90,7 @@ def traced(model: ExportedModel) -> onnx.ModelProto:
                 dynamo=True,
             )
             assert program is not None
-            optimizer.fold_constants(program.model, should_fold=lambda node: None if node.op_type in MOVING else False)
+            optimizer.fold_constants(program.model, should_fold=should_fold)
             optimizer.remove_unused_nodes(program.model)
     finally:
         logger.setLevel(level)
@@ -98,9 +100,17 @@ def traced(model: ExportedModel) -> onnx.ModelProto:
     return proto
 
 
+def should_fold(node: Any) -> bool | None:
+    """Whether the optimizer may compute this node: None leaves it to the optimizer, False forbids it."""
+    return None if node.op_type in MOVING_OPERATORS else False
+
+
 def as_contiguous(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-    """The input of a pooling in torch's usual order of values. For another order (ConvNeXt), torch would write the
-    output's addresses into the graph, computed from the number of images."""
+    """The input of a pooling in contiguous memory.
+
+    For another memory format (ConvNeXt), torch would compute the output's addresses in the graph from the number of
+    images.
+    """
     return (inputs[0].contiguous(),)
 
 
@@ -109,12 +119,12 @@ def fix_shapes(model: onnx.ModelProto) -> None:
 
     A shape with more than one free side stays. No value changes.
     """
-    graph, inferred = model.graph, onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    graph, inferred_graph = model.graph, onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     sides = {
         value.name: [
             side.dim_value if side.HasField("dim_value") else FREE for side in value.type.tensor_type.shape.dim
         ]
-        for value in (*inferred.value_info, *inferred.output)
+        for value in (*inferred_graph.value_info, *inferred_graph.output)
     }
     constants = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
     constants |= {name: [] for node in graph.node if node.op_type == "Constant" for name in node.output}
@@ -128,7 +138,7 @@ def fix_shapes(model: onnx.ModelProto) -> None:
                 node.input[1] = name
                 del node.attribute[:]  # allowzero: no side is 0
             elif shape[0] == FREE and constants.get(node.input[0]) == [1, *shape[1:]]:
-                nodes += repeated(graph, node, len(shape))
+                nodes += repeat_constant(graph, node, len(shape))
                 continue
         nodes.append(node)
     del graph.node[:]
@@ -136,8 +146,8 @@ def fix_shapes(model: onnx.ModelProto) -> None:
     optimizer.remove_unused_nodes(model)
 
 
-def repeated(graph: onnx.GraphProto, node: onnx.NodeProto, rank: int) -> list[onnx.NodeProto]:
-    """Nodes that give a constant once per image, as `node` (Expand) does: where true, the constant, else the image."""
+def repeat_constant(graph: onnx.GraphProto, node: onnx.NodeProto, rank: int) -> list[onnx.NodeProto]:
+    """Nodes that repeat a constant for each image, as `node` (Expand) does: Where(true, the constant, the image)."""
     (name,) = node.output
     parts = {
         "start": np.zeros(3, np.int64), "end": np.ones(3, np.int64), "axes": np.arange(1, 4),
@@ -154,7 +164,7 @@ def repeated(graph: onnx.GraphProto, node: onnx.NodeProto, rank: int) -> list[on
 
 
 def clean(model: onnx.ModelProto) -> None:
-    """Remove what no runtime needs: where and with what it was written, and the shapes inside."""
+    """Remove what no runtime needs: the path and the versions of the exporter, and the shapes of inner values."""
     model.producer_name, model.producer_version, model.doc_string = "perennial", "", ""
     graph = model.graph
     del graph.value_info[:]

@@ -16,7 +16,7 @@ from pipeline.base.errors import Fault, UserError, damaged, missing
 from pipeline.models.description import INPUT, OUTPUT, View
 
 REMEDY = "give a model.onnx that the stage export wrote (dvc repro export, or dvc pull)"
-NOTHING = 4  # onnxruntime's level of messages: what it raises, it would print too
+FATAL = 4  # onnxruntime's level of messages: it would also print the errors that it raises
 FLOATS = "tensor(float)"
 
 
@@ -28,7 +28,7 @@ class OnnxModel:
     session: Any  # onnxruntime.InferenceSession
     classes: tuple[str, ...]
     view: View
-    weights: str  # SHA-256 of the model.safetensors that it was made from; empty if the file does not say it
+    weights: str  # SHA-256 of the model.safetensors that it was exported from; empty if the file does not say it
 
     def log_probabilities(self, pixels: NDArray[np.float32]) -> NDArray[np.float64]:
         """The log-probabilities [n, classes] of pixels of 0 to 255 [n, 3, crop, crop].
@@ -58,8 +58,8 @@ def load(path: Path, threads: int) -> OnnxModel:
         raise missing(path, "set evaluate.onnx: true, then dvc repro", "empty, because evaluate.onnx is false")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = NOTHING
-    onnxruntime.set_default_logger_severity(NOTHING)
+    options.log_severity_level = FATAL
+    onnxruntime.set_default_logger_severity(FATAL)
     try:
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         notes = session.get_modelmeta().custom_metadata_map
@@ -69,22 +69,22 @@ def load(path: Path, threads: int) -> OnnxModel:
         raise _foreign(path, _reason(error)) from None
     with schema.reading(path, REMEDY, KeyError):
         classes, view = schema.of_json(notes["classes"], schema.Names), schema.of_json(notes["view"], View)
-    wanted = [(INPUT, FLOATS, [3, view.crop, view.crop])], [(OUTPUT, FLOATS, [len(classes)])]
-    ends = [
+    expected = [(INPUT, FLOATS, [3, view.crop, view.crop])], [(OUTPUT, FLOATS, [len(classes)])]
+    ports = [
         [(end.name, end.type, end.shape[1:]) for end in side] for side in (session.get_inputs(), session.get_outputs())
     ]
-    if ends != list(wanted):
-        raise _foreign(path, f"inputs and outputs are {ends}; its classes and view say {list(wanted)}")
+    if ports != list(expected):
+        raise _foreign(path, f"inputs and outputs are {ports}; its classes and view say {list(expected)}")
     return OnnxModel(path, session, classes, view, notes.get("weights", ""))
 
 
 @contextmanager
-def ended_by_ctrl_c() -> Iterator[None]:
-    """A block that Ctrl-C ends at once, with the process, as the system does it.
+def exit_on_ctrl_c() -> Iterator[None]:
+    """A block in which Ctrl-C ends the process at once, by the system's default action.
 
-    While onnxruntime computes, Python notes a signal and does nothing: a file with an endless loop would not end.
+    Python's handler runs only after onnxruntime returns: a file with an endless loop would not end.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or a program's own
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or another handler
         yield
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)

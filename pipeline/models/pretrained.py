@@ -21,13 +21,13 @@ from pipeline.base.errors import Fault, Kind, UserError
 from pipeline.models import network
 
 FORMATS = (".pth", ".pt", ".safetensors")
-WRAPPED_IN = ("state_dict", "model")  # keys under which training scripts save the weights
+WEIGHTS_KEYS = ("state_dict", "model")  # keys under which training scripts save the weights
 DDP_PREFIX = "module."  # DistributedDataParallel puts it before every name
 CLASSES = "classes"  # the key of a .safetensors file's metadata with the names of the head's classes, as JSON
-MOST_NAMED = 5  # tensors in one error message
+MAX_NAMES = 5  # tensors in one error message
 
 # torchvision published some weights before it renamed parts of their models: the dense layers of DenseNet, and the MLPs
-# of vision transformers. Its own loaders translate these names too.
+# of vision transformers. Its loaders translate these names too.
 OLD_NAMES = (
     (re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)"), r"\1\2"),
     (re.compile(r"(encoder_layer_\d+\.mlp\.)linear_1\."), r"\g<1>0."),
@@ -36,7 +36,7 @@ OLD_NAMES = (
 AUXILIARY_HEAD = re.compile(r"(aux1|aux2|AuxLogits)\.")  # in GoogLeNet and Inception; the models here have none
 
 
-def published(model: str) -> tuple[str, str]:
+def published_weights(model: str) -> tuple[str, str]:
     """The address of torchvision's default weights of a model, and the first digits of their SHA-256."""
     url: str = torchvision.models.get_model_weights(model).DEFAULT.url
     return url, hash_prefix(url)
@@ -67,7 +67,7 @@ def convert(source: Path, target: Path) -> list[str]:
         notes.append(f"{source.name}: the prefix {DDP_PREFIX!r} of DistributedDataParallel removed from all names")
     if auxiliary := [name for name in tensors if AUXILIARY_HEAD.match(name)]:
         notes.append(f"{source.name}: {len(auxiliary)} tensors of auxiliary heads left out; the models here have none")
-    with _refused(source):
+    with _reading_user_file(source):
         content = _content(
             {_new_name(name): tensors[name] for name in sorted(tensors.keys() - set(auxiliary))}, classes
         )
@@ -78,7 +78,7 @@ def convert(source: Path, target: Path) -> list[str]:
 
 def save(path: Path, tensors: Mapping[str, Tensor], classes: Sequence[str]) -> None:
     """Write weights as safetensors. `classes`: the names of the head's classes in their order; empty if not known."""
-    path.write_bytes(_content(tensors, classes))  # of a full disk, save_file does not raise OSError
+    path.write_bytes(_content(tensors, classes))  # on a full disk, save_file does not raise OSError
 
 
 def _content(tensors: Mapping[str, Tensor], classes: Sequence[str]) -> bytes:
@@ -91,43 +91,45 @@ def _content(tensors: Mapping[str, Tensor], classes: Sequence[str]) -> bytes:
 def classes_of(path: Path) -> tuple[str, ...]:
     """The names of the head's classes in a .safetensors file; empty if the file does not name them."""
     with safetensors.safe_open(path, "pt") as content:
-        named = json.loads((content.metadata() or {}).get(CLASSES, "[]"))
-    if not (isinstance(named, list) and all(isinstance(name, str) for name in named)):
+        names = json.loads((content.metadata() or {}).get(CLASSES, "[]"))
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise ValueError(f"{CLASSES!r} in its metadata is not a list of names")
-    return tuple(named)
+    return tuple(names)
 
 
 def load_into(net: nn.Module, path: Path, head: nn.Module, classes: Sequence[str] = ()) -> str:
-    """Load a file written by `convert` into a model; one sentence about what was loaded.
+    """Load a file of `convert` into a model. Returns one sentence about the loaded tensors.
 
     If the file names the classes of its head, each of the model's `classes` gets the part of the head with its name. If
     it does not, and the head in the file has another number of classes, the `head` of the model is not changed. Raises
-    UserError if any other tensor is missing, unknown to the model, or of another shape. It has the first names.
+    UserError, with the first names, if any other tensor is missing, unknown to the model, or of another shape.
     """
     with schema.reading(path, schema.checkout(path.parent), SafetensorError), path.open("rb"):
-        state, loaded, named = net.state_dict(), safetensors.torch.load_file(path), classes_of(path)
-    if fault := network.unusable(loaded):
+        state, tensors, file_classes = net.state_dict(), safetensors.torch.load_file(path), classes_of(path)
+    if fault := network.weights_fault(tensors):
         raise errors.damaged(path, fault, schema.checkout(path.parent))
     name = next(name for name, module in net.named_modules() if module is head)
     head_names = [f"{name}.{part}" for part in head.state_dict()]
-    note = f"{path}: {len(loaded)} tensors loaded"
-    if named and any(loaded[part].shape[:1] != (len(named),) for part in head_names if part in loaded):
-        reason = f"its metadata names {len(named)} classes, its head {name!r} has another number"
+    note = f"{path}: {len(tensors)} tensors loaded"
+    if file_classes and any(tensors[part].shape[:1] != (len(file_classes),) for part in head_names if part in tensors):
+        reason = f"its metadata names {len(file_classes)} classes, its head {name!r} has another number"
         raise _refusal(path, "damaged", reason, remedy="write the names of all its classes, or none")
-    if named and named != tuple(classes) and _same_but_for_classes(state, loaded, head_names):
-        known = [label for label in classes if label in named]
-        loaded |= {part: _by_class(state[part], loaded[part], classes, named) for part in head_names}
-        new = ", ".join(repr(label) for label in classes if label not in named)
-        note += f"; of the head {name!r}, the parts of {len(known)} classes" + (f"; untrained: {new}" if new else "")
-    elif _other_classes(state, loaded, head_names):
-        there, here = len(loaded[head_names[0]]), len(state[head_names[0]])
-        note += f", except the head {name!r} ({there} classes there, {here} here): it starts untrained"
-        loaded |= {part: state[part] for part in head_names}
-    if faults := _faults(state, loaded):
-        more = f" and {len(faults) - MOST_NAMED} more" if len(faults) > MOST_NAMED else ""
-        reason = f"it does not fit the model: {', '.join(faults[:MOST_NAMED])}{more}"
+    if file_classes and file_classes != tuple(classes) and _same_but_for_classes(state, tensors, head_names):
+        common_classes = [label for label in classes if label in file_classes]
+        tensors |= {part: _by_class(state[part], tensors[part], classes, file_classes) for part in head_names}
+        new = ", ".join(repr(label) for label in classes if label not in file_classes)
+        note += f"; of the head {name!r}, the parts of {len(common_classes)} classes"
+        if new:
+            note += f"; untrained: {new}"
+    elif _other_classes(state, tensors, head_names):
+        file_count, model_count = len(tensors[head_names[0]]), len(state[head_names[0]])
+        note += f", except the head {name!r} ({file_count} classes there, {model_count} here): it starts untrained"
+        tensors |= {part: state[part] for part in head_names}
+    if faults := _faults(state, tensors):
+        more = f" and {len(faults) - MAX_NAMES} more" if len(faults) > MAX_NAMES else ""
+        reason = f"it does not fit the model: {', '.join(faults[:MAX_NAMES])}{more}"
         raise _refusal(path, "pair", reason, "weights of train.model (only the number of classes may differ), or none")
-    state.update(loaded)  # keeps num_batches_tracked, which old files lack, and the versions that MNASNet needs
+    state.update(tensors)  # keeps num_batches_tracked, which old files lack, and the versions that MNASNet needs
     net.load_state_dict(state)
     return note
 
@@ -138,14 +140,14 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise _refusal(path, "value", "no known format", f"none, imagenet, {', '.join(FORMATS)}")
     if not path.is_file():
         raise _refusal(path, "missing", "there is no such file", "none, imagenet, a file's path")
-    with _refused(path):
+    with _reading_user_file(path):
         if path.suffix == ".safetensors":
             content = safetensors.torch.load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
     tensors = _tensors(path, content)
-    with _refused(path):
-        fault = network.unusable(tensors)
+    with _reading_user_file(path):
+        fault = network.weights_fault(tensors)
     if fault:
         allowed = "tensors of real, finite numbers by name"
         raise _refusal(path, "damaged", fault, allowed, "save it again, as such, or take another file")
@@ -157,10 +159,10 @@ def _refusal(value: Path | str, kind: Kind, reason: str, allowed: str = "", reme
 
 
 @contextmanager
-def _refused(path: Path) -> Iterator[None]:
-    """A block that reads or converts a user's file: any error that is not of the system becomes a UserError.
+def _reading_user_file(path: Path) -> Iterator[None]:
+    """A block that reads or converts a user's file. Raises UserError for any error but those of the system.
 
-    torch names no types for its errors, and the unpickler raises almost any.
+    torch documents no types for its errors, and the unpickler raises almost any.
     """
     try:
         yield
@@ -177,12 +179,12 @@ def _refused(path: Path) -> Iterator[None]:
 
 def _tensors(path: Path, content: Any) -> dict[str, Tensor]:
     """The weights in the content of a file: a dict of tensors, directly or under a key of WRAPPED_IN."""
-    for key in WRAPPED_IN:
+    for key in WEIGHTS_KEYS:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
     if not (isinstance(content, dict) and content and all(isinstance(value, Tensor) for value in content.values())):
-        keys = ", ".join(map(str, list(content)[:MOST_NAMED])) or "nothing in it" if isinstance(content, dict) else ""
-        allowed = f"a dict of tensors by name, directly or under {' or '.join(map(repr, WRAPPED_IN))}"
+        keys = ", ".join(map(str, list(content)[:MAX_NAMES])) or "nothing in it" if isinstance(content, dict) else ""
+        allowed = f"a dict of tensors by name, directly or under {' or '.join(map(repr, WEIGHTS_KEYS))}"
         raise _refusal(path, "damaged", f"it holds {f'a dict with {keys}' if keys else 'no dict'}", allowed)
     return content
 
@@ -194,42 +196,42 @@ def _new_name(name: str) -> str:
     return name
 
 
-def _other_classes(state: Mapping[str, Tensor], loaded: Mapping[str, Tensor], head_names: list[str]) -> bool:
+def _other_classes(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], head_names: list[str]) -> bool:
     """Whether the two heads differ in their number of classes, the first axis, and in nothing else."""
-    return _same_but_for_classes(state, loaded, head_names) and any(
-        len(loaded[name]) != len(state[name]) for name in head_names
+    return _same_but_for_classes(state, tensors, head_names) and any(
+        len(tensors[name]) != len(state[name]) for name in head_names
     )
 
 
-def _same_but_for_classes(state: Mapping[str, Tensor], loaded: Mapping[str, Tensor], head_names: list[str]) -> bool:
+def _same_but_for_classes(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor], head_names: list[str]) -> bool:
     """Whether the two heads differ in nothing but their classes, the first axis."""
     return all(
-        name in loaded and loaded[name].ndim > 0 and loaded[name].shape[1:] == state[name].shape[1:]
+        name in tensors and tensors[name].ndim > 0 and tensors[name].shape[1:] == state[name].shape[1:]
         for name in head_names
     )
 
 
-def _by_class(own: Tensor, loaded: Tensor, classes: Sequence[str], named: Sequence[str]) -> Tensor:
+def _by_class(model_tensor: Tensor, file_tensor: Tensor, classes: Sequence[str], file_classes: Sequence[str]) -> Tensor:
     """A tensor of the head: of each class that the file names, the part in the file; else the model's own part."""
-    result = own.clone()
+    result = model_tensor.clone()
     for index, label in enumerate(classes):
-        if label in named:
-            result[index] = loaded[named.index(label)]
+        if label in file_classes:
+            result[index] = file_tensor[file_classes.index(label)]
     return result
 
 
-def _faults(state: Mapping[str, Tensor], loaded: Mapping[str, Tensor]) -> list[str]:
-    """Why `loaded` does not fit the model's `state`, one sentence per tensor.
+def _faults(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[str]:
+    """Why `tensors` does not fit the model's `state`, one sentence per tensor.
 
     Files from before torch 0.4.1 do not count batches, which is allowed.
     """
-    missing = sorted(name for name in state.keys() - loaded.keys() if not name.endswith("num_batches_tracked"))
+    missing = sorted(name for name in state.keys() - tensors.keys() if not name.endswith("num_batches_tracked"))
     return [
         *(f"{name} is missing" for name in missing),
-        *(f"{name} is not of this model" for name in sorted(loaded.keys() - state.keys())),
+        *(f"{name} is not of this model" for name in sorted(tensors.keys() - state.keys())),
         *(
-            f"{name} has shape {list(loaded[name].shape)}, not {list(state[name].shape)}"
+            f"{name} has shape {list(tensors[name].shape)}, not {list(state[name].shape)}"
             for name in state
-            if name in loaded and loaded[name].shape != state[name].shape
+            if name in tensors and tensors[name].shape != state[name].shape
         ),
     ]

@@ -1,7 +1,7 @@
 """The models of timm, a library of its own: train.model: timm/<name>. It is imported only for such a model.
 
-Training does to them what it does to torchvision's. `fault` says which of them it cannot train, before any work: it
-builds the model without memory (torch's device "meta") and lets two images of each size go through.
+They are trained as torchvision's. `faults` refuses a model that cannot be trained, before any work: it builds the model
+without memory (torch's device "meta") and computes the logits of two images of each size.
 """
 
 import difflib
@@ -17,7 +17,7 @@ from pipeline.config.params import Train
 
 
 def is_known(model: str) -> bool:
-    """Whether timm has an architecture of this name (with `timm/`). Other names would fetch files from a network."""
+    """Whether timm has an architecture of this name (with `timm/`). For other names timm would fetch files."""
     import timm
 
     return model.removeprefix(TIMM) in timm.list_models()
@@ -49,24 +49,24 @@ def faults(settings: Train) -> list[Fault]:
         return [Fault("train.model", model, "unknown", reason, remedy=guess)]
     with torch.device("meta"):
         net, other = build(model, 2).eval(), build(model, 3)
-    changed = _depends_on_classes(net, other)
-    if not changed or changed - _in_head(net):
+    class_parameters = _class_parameters(net, other)
+    if not class_parameters or class_parameters - _head_parameters(net):
         reason = "timm does not name one layer that gives the classes, so the head is not known"
         return [Fault("train.model", model, "value", reason, "another model")]
-    cut = [(resolution.key_of(settings, side), side) for side in resolution.sides_of_training(settings)]
-    for key, side in (*cut, ("eval_crop", settings.eval_crop)):
-        if reason := _refuses(net, side):
-            own = net.pretrained_cfg["input_size"][-1]
-            reason = f"train.model: {model!r} does not take images of this size ({reason}); its own is {own}"
-            allowed = f"{0 if key == 'crop_from' else own}, or another model"
+    crop_sides = [(resolution.key_of(settings, side), side) for side in resolution.sides_of_training(settings)]
+    for key, side in (*crop_sides, ("eval_crop", settings.eval_crop)):
+        if reason := _side_fault(net, side):
+            own_side = net.pretrained_cfg["input_size"][-1]
+            reason = f"train.model: {model!r} does not take images of this size ({reason}); its own is {own_side}"
+            allowed = f"{0 if key == 'crop_from' else own_side}, or another model"
             return [Fault(f"train.{key}", str(side), "pair", reason, allowed)]
     return []
 
 
 def check(settings: Train) -> None:
     """Raise UserError if train.model is one of timm's and cannot be trained with these sides."""
-    if refused := faults(settings):
-        raise UserError(*refused)
+    if reasons := faults(settings):
+        raise UserError(*reasons)
 
 
 def normalization_note(model: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]) -> str:
@@ -80,24 +80,24 @@ def normalization_note(model: nn.Module, mean: tuple[float, ...], std: tuple[flo
     )
 
 
-def _depends_on_classes(net: nn.Module, other: nn.Module) -> set[str]:
+def _class_parameters(net: nn.Module, other: nn.Module) -> set[str]:
     """The names of the parameters that differ in shape between two models with another number of classes."""
     others = dict(other.named_parameters())
     return {name for name, value in net.named_parameters() if value.shape != others[name].shape}
 
 
-def _in_head(net: nn.Module) -> set[str]:
-    """The names of the parameters of the layer that timm says is the classifier."""
+def _head_parameters(net: nn.Module) -> set[str]:
+    """The names of the parameters of the layer that timm names as the classifier."""
     classifier = head(net)
-    own = {id(value) for value in classifier.parameters()} if isinstance(classifier, nn.Module) else set()
-    return {name for name, value in net.named_parameters() if id(value) in own}
+    head_ids = {id(value) for value in classifier.parameters()} if isinstance(classifier, nn.Module) else set()
+    return {name for name, value in net.named_parameters() if id(value) in head_ids}
 
 
-def _refuses(net: nn.Module, side: int) -> str:
-    """Why the model, on the device "meta", does not give two logits for each of two images of this side, or empty."""
+def _side_fault(net: nn.Module, side: int) -> str:
+    """Why the model, on the device "meta", does not give two logits for each of two images of this side; or empty."""
     try:
         with torch.no_grad():
-            found = net(torch.empty(2, 3, side, side, device="meta"))
+            output = net(torch.empty(2, 3, side, side, device="meta"))
     except (RuntimeError, AssertionError, ValueError) as error:
         return " ".join(str(error).split()).rstrip(".")[:120] or type(error).__name__
-    return "" if isinstance(found, torch.Tensor) and found.shape == (2, 2) else "it gives no logits"
+    return "" if isinstance(output, torch.Tensor) and output.shape == (2, 2) else "it gives no logits"

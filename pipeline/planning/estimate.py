@@ -1,4 +1,4 @@
-"""How long a run takes: from a few measured training steps, and from a sample of the user's images."""
+"""Estimates the time of a run, from a few measured training steps and a sample of the user's images."""
 
 import json
 import os
@@ -36,31 +36,31 @@ class Times:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run, its seconds, and where they come from."""
+    """A part of a run, its seconds, and the reason for them."""
 
     name: str
     seconds: float
     reason: str
 
 
-def measured_times(config: Params, classes: int) -> Times:
-    """Take a few training steps with these params, in as many processes as they say for one node.
+def measure_times(config: Params, classes: int) -> Times:
+    """The times of a few training steps with these params, in as many processes as they set for one node.
 
-    Raises UserError if a process fails; it has printed why.
+    Raises UserError if a process fails; the process has printed the reason.
     """
-    here = config.run.processes // config.run.nodes
+    processes = config.run.processes // config.run.nodes
     train = config.train.model_copy(
         update={
-            "weights": "none",  # they may not be there yet, and change no time
-            "crop_from": 0,  # the longest steps; the few at the beginning would be the shortest
+            "weights": "none",  # the file may be missing yet, and changes no time
+            "crop_from": 0,  # all steps with the full crop, which takes longest
         }
     )
-    run = config.run.model_copy(update={"processes": here, "nodes": 1, "min_processes": 0})
-    tried = config.model_copy(update={"train": train, "run": run})
+    run = config.run.model_copy(update={"processes": processes, "nodes": 1, "min_processes": 0})
+    trial_config = config.model_copy(update={"train": train, "run": run})
     with tempfile.TemporaryDirectory() as folder:
         question = Path(folder) / "question.json"
-        question.write_text(json.dumps({"params": tried.model_dump(mode="json"), "classes": classes}))
-        return Times(**json.loads(_answer(question, _variables(tried), here)))
+        question.write_text(json.dumps({"params": trial_config.model_dump(mode="json"), "classes": classes}))
+        return Times(**json.loads(_answer(question, _variables(trial_config), processes)))
 
 
 def _variables(config: Params) -> dict[str, str]:
@@ -78,9 +78,9 @@ def _variables(config: Params) -> dict[str, str]:
 
 
 def _answer(question: Path, variables: dict[str, str], processes: int) -> str:
-    """What rank 0 of the processes prints. If one fails, the others are ended and UserError is raised."""
+    """The output of rank 0 of the processes. If one fails, the others are ended and UserError is raised."""
     command = [sys.executable, "-m", "pipeline.planning.trial", str(question)]
-    started = [
+    ranks = [
         children.start(
             command,
             env=variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
@@ -90,14 +90,14 @@ def _answer(question: Path, variables: dict[str, str], processes: int) -> str:
         for rank in range(processes)
     ]
     try:
-        while None in (statuses := [process.poll() for process in started]) and not any(statuses):
+        while None in (statuses := [process.poll() for process in ranks]) and not any(statuses):
             time.sleep(0.05)
         if any(statuses):
             value = "a training step with these params fails here"
             raise UserError(Fault("estimate", value, "failed", remedy="see above"))
-        return str(started[0].communicate()[0])
+        return str(ranks[0].communicate()[0])
     finally:
-        for process in started:
+        for process in ranks:
             with process:
                 process.kill()
 
@@ -115,13 +115,13 @@ def reading_seconds(config: Params, survey: Survey) -> float:
 
     sample = survey.files[:: max(1, len(survey.files) // SAMPLE)]
     workers = config.run.decoding_threads
-    began = time.perf_counter()
-    done = 0
+    start = time.perf_counter()
+    images_read = 0
     for _ in threads.ordered_map(read, sample, workers, "a few images"):
-        done += 1
-        if time.perf_counter() - began > LONGEST_SAMPLE:
+        images_read += 1
+        if time.perf_counter() - start > LONGEST_SAMPLE:
             break
-    return (time.perf_counter() - began) / done
+    return (time.perf_counter() - start) / images_read
 
 
 def parts(config: Params, survey: Survey, times: Times, reading: float) -> Iterator[Part]:
@@ -148,37 +148,38 @@ def parts(config: Params, survey: Survey, times: Times, reading: float) -> Itera
     )
 
 
-def measured_parts(config: Params, survey: Survey) -> list[Part]:
-    """The parts of a run with these params on this machine; empty if they cannot be known here (`total` says why).
+def measure_parts(config: Params, survey: Survey) -> list[Part]:
+    """The parts of a run with these params on this machine; empty if they cannot be measured (`total` has the reason).
 
-    Takes some seconds. Raises UserError as `measured_times` does.
+    Takes some seconds. Raises UserError as `measure_times` does.
     """
     if not survey.images or _gpus_are_elsewhere(config):
         return []
-    times = measured_times(config, survey.classes)
+    times = measure_times(config, survey.classes)
     return list(parts(config, survey, times, reading_seconds(config, survey)))
 
 
-def total(config: Params, found: Sequence[Part]) -> str:
+def total(config: Params, run_parts: Sequence[Part]) -> str:
     """The length of a run in words, and where it runs."""
-    if not found:
+    if not run_parts:
         elsewhere = "not known here: this machine has no GPU, the nodes of run.launcher: slurm have them"
         return elsewhere if _gpus_are_elsewhere(config) else "not known before the images are here"
-    longest = "at most " if config.train.patience or config.train.crop_from else ""  # it may end early, or begin faster
-    return f"{longest}{spoken(sum(part.seconds for part in found))} {_where(config)}"
+    # It may end early (patience), or begin with faster steps (crop_from).
+    longest = "at most " if config.train.patience or config.train.crop_from else ""
+    return f"{longest}{time_in_words(sum(part.seconds for part in run_parts))} {_where(config)}"
 
 
 def report(config: Params, survey: Survey) -> Iterator[str]:
-    """Lines that say how long a run takes here, and how this was found. Raises UserError as `measured_times` does."""
+    """Lines with the time of a run and of its parts, and the reasons. Raises UserError as `measure_times` does."""
     yield "Measuring a few training steps …"
-    found = measured_parts(config, survey)
-    yield f"Time of a run: {total(config, found)}"
-    for part in found:
-        yield f"  {part.name:<18} {spoken(part.seconds):<18} {part.reason}"
+    run_parts = measure_parts(config, survey)
+    yield f"Time of a run: {total(config, run_parts)}"
+    for part in run_parts:
+        yield f"  {part.name:<18} {time_in_words(part.seconds):<18} {part.reason}"
 
 
 def _gpus_are_elsewhere(config: Params) -> bool:
-    """Whether accepted params need GPUs that this machine does not have: it is a login node of Slurm."""
+    """Whether valid params need GPUs that this machine lacks: it is a login node of Slurm."""
     return config.train.device == "cuda" and not machine.read().cuda_devices
 
 
@@ -190,7 +191,7 @@ def _where(config: Params) -> str:
     return f"on {cores} cores" if cores > 1 else "on one core"
 
 
-def spoken(seconds: float) -> str:
+def time_in_words(seconds: float) -> str:
     """A time in words: `about 40 seconds`, `about 9 minutes`, `about 3.5 hours`."""
     if seconds < 90:
         return f"about {max(5, round(seconds / 5) * 5)} seconds"

@@ -1,7 +1,7 @@
 """Presets: values of `params.yaml` that suit a machine and a number of images. docs/presets.md describes them.
 
 `changes` is a pure function, so the same machine and the same images give the same values. Every preset sets the same
-keys: what another preset wrote does not stay.
+keys, so no value of another preset remains.
 """
 
 import math
@@ -13,10 +13,10 @@ from pipeline.config.machine import Machine
 NAMES = ("quick", "good", "best", "modern", "fast", "apex")
 RECOMMENDED = "good"
 MOST_THREADS = 8  # more compute threads do not make such small models faster
-BF16_CAPABILITY = (8, 0)  # Ampere, the oldest GPU that computes in bf16
-STEPS = 10  # of an epoch, at least
-SMALLEST = 8  # images that a process computes at once: BatchNorm needs several
-MANY = 3000  # training images, where the number is not known
+BF16_CAPABILITY = (8, 0)  # Ampere, the oldest GPU with bf16
+STEPS = 10  # the least of an epoch
+SMALLEST = 8  # the least images in the batch of a process: BatchNorm needs several
+MANY = 3000  # training images, if the number is not known
 
 Values = dict[str, Any]  # dotted key → value
 
@@ -55,7 +55,7 @@ FAST = Recipe("resnet18", 160, 64, 0.05, 1375, (30, 120), crop_from=96)
 
 
 def sizes(size: int) -> Values:
-    """The four sizes of the images, in pixels, from one: what the model sees, and what it is cut from."""
+    """The four sizes of the images, in pixels, from the one that the model sees."""
     return {
         "prepare.size": size * 5 // 4,
         "train.crop": size,
@@ -65,25 +65,25 @@ def sizes(size: int) -> Values:
 
 
 def changes(name: str, machine: Machine, images: int) -> Values:
-    """The params of the preset `name` for so many training images; 0: not known, taken for many."""
-    known = images or MANY
+    """The params of the preset `name` for this number of training images; 0: not known, MANY are assumed."""
+    image_count = images or MANY
     if name == "apex":
-        batch, processes = _batch(APEX, known, machine.cuda_devices)
-        return _training(APEX, known, batch) | _apex(processes)
+        batch, processes = _batch(APEX, image_count, machine.cuda_devices)
+        return _training(APEX, image_count, batch) | _apex(processes)
     if name == "modern":
-        batch, processes = _batch(MODERN, known, machine.cuda_devices)
-        return _training(MODERN, known, batch) | _modern(machine, processes)
-    if name == "fast":  # several GPUs would wait for each other in such short steps
-        return _training(FAST, known, _batch(FAST, known, 1)[0]) | _gpu(machine, 1)
+        batch, processes = _batch(MODERN, image_count, machine.cuda_devices)
+        return _training(MODERN, image_count, batch) | _modern(machine, processes)
+    if name == "fast":  # one GPU: the steps are so short that several would mostly wait for each other
+        return _training(FAST, image_count, _batch(FAST, image_count, 1)[0]) | _gpu(machine, 1)
     if machine.cuda_devices:
-        batch, processes = _batch(GPU[name], known, machine.cuda_devices)
-        return _training(GPU[name], known, batch) | _gpu(machine, processes)
-    # One process: with several, each would see too few images of a small batch for BatchNorm.
-    return _training(CPU[name], known, _batch(CPU[name], known, 1)[0]) | _cpu(machine)
+        batch, processes = _batch(GPU[name], image_count, machine.cuda_devices)
+        return _training(GPU[name], image_count, batch) | _gpu(machine, processes)
+    # One process: with several, each would have too few images of a small batch for BatchNorm.
+    return _training(CPU[name], image_count, _batch(CPU[name], image_count, 1)[0]) | _cpu(machine)
 
 
 def missing(name: str, machine: Machine) -> str:
-    """What a preset needs that this machine does not have; empty if it can run here."""
+    """The requirement of a preset that this machine does not meet; empty if the preset can run here."""
     if name not in CPU and not machine.cuda_devices:
         return "needs an NVIDIA GPU (found: none)"
     if name == "modern" and not _has_bf16(machine):
@@ -92,7 +92,7 @@ def missing(name: str, machine: Machine) -> str:
 
 
 def possible(machine: Machine) -> tuple[str, ...]:
-    """The presets that can run on this machine, some of them only in the container."""
+    """The presets that can run on this machine; apex perhaps only in the container."""
     return tuple(name for name in NAMES if not missing(name, machine) or (name == "apex" and machine.cuda_devices > 0))
 
 
@@ -103,7 +103,7 @@ def _has_bf16(machine: Machine) -> bool:
 def _batch(recipe: Recipe, images: int, devices: int) -> tuple[int, int]:
     """The batch size, and the number of processes that share it: at most `devices`.
 
-    Few images: half of it, again and again, until an epoch has STEPS steps; SMALLEST are enough for two steps.
+    For few images the batch of the recipe is halved until an epoch has STEPS steps, or two steps of SMALLEST images.
     """
     options = [recipe.batch >> halvings for halvings in range(recipe.batch.bit_length())]
     enough = (size for size in options if images // size >= (STEPS if size > SMALLEST else 2))
@@ -133,7 +133,7 @@ def _training(recipe: Recipe, images: int, batch: int) -> Values:
 
 
 def _cpu(machine: Machine) -> Values:
-    """One process. Most CPUs show each core as two; a second thread on a core only waits for the first."""
+    """One process. Most CPUs count each core twice (SMT); a second compute thread on a core only waits."""
     return _ways("cpu", "fp32", "single", 1) | {"train.threads": max(1, min(machine.cores // 2, MOST_THREADS))}
 
 
@@ -154,7 +154,7 @@ def _apex(processes: int) -> Values:
 
 
 def _ways(device: str, precision: str, parallel: str, processes: int) -> Values:
-    """Where and how to compute. What is not named here is as in the committed params.yaml."""
+    """The settings of devices and processes. Other settings are those of the committed params.yaml."""
     return {
         "train.device": device,
         "train.threads": 1,

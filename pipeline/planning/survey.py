@@ -1,4 +1,4 @@
-"""Counts the images that a run would use, without decoding one."""
+"""Counts the images that a run would use, without decoding them."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ from pipeline.data.split_table import SPLITS
 from pipeline.data.splitting import Cut
 
 NO_SPLIT = Cut("", SPLITS)  # no image has a given split
-DRAWN_CLASSES = 5  # of data.source: synthetic; a test compares it
+SYNTHETIC_CLASSES = 5  # of data.source: synthetic; a test compares it
 
 
 @dataclass(frozen=True)
 class Survey:
     """The images of a data set, as far as they are known before a run."""
 
-    where: str  # in words
+    where: str  # in words, for messages
     classes: int
     split_counts: Mapping[str, int]  # split → images for which the layout gives it; "": for which it gives none
     cut: Cut = NO_SPLIT
-    files: tuple[Path, ...] = ()  # of the images that are on this machine
+    files: tuple[Path, ...] = ()  # the images that are on this machine
     notes: tuple[str, ...] = ()  # what the user may not expect of the layout
     sizes: Mapping[str, int] = field(default_factory=dict)  # class → images, if they are counted
 
@@ -50,23 +50,23 @@ class Survey:
         return {split: fixed[split] + added.get(split, 0) for split in SPLITS}
 
 
-# What a time is shown for, as long as no image is here: the numbers of flower_photos, the default of data.url.
+# For an estimate before an image is here: the numbers of flower_photos, the default of data.url.
 EXAMPLE = Survey("flower_photos", 5, {"": 3670})
 
 
 def survey(config: Params) -> Survey:
     """The images that these params use. Raises UserError for a folder that `split` would refuse."""
     if config.data.source == "synthetic":
-        return Survey("flowers that are drawn", DRAWN_CLASSES, {"": config.data.synthetic.count})
+        return Survey("flowers that are drawn", SYNTHETIC_CLASSES, {"": config.data.synthetic.count})
     inbox, images = Path(config.paths.inbox), Path(config.paths.images)
     if config.data.source == "folder" or (config.data.source == "inbox" and not is_empty(inbox)):
-        return of_folder(inbox, corrections.read())
+        return survey_folder(inbox, corrections.read())
     if images.is_dir() and not (images / originals.MANIFEST).is_file():  # it would list the images of another source
-        return of_folder(images, corrections.read())
+        return survey_folder(images, corrections.read())
     return Survey("in an archive that is not downloaded yet (data.url)", 0, {})
 
 
-def of_folder(folder: Path, table: corrections.Table = corrections.NONE) -> Survey:
+def survey_folder(folder: Path, table: corrections.Table = corrections.NONE) -> Survey:
     """The images in a folder, with the corrections of `table`, and with any layout that `split` understands.
 
     Raises UserError for what `split` would refuse: another layout, corrections of other images, and classes with too
@@ -75,10 +75,12 @@ def of_folder(folder: Path, table: corrections.Table = corrections.NONE) -> Surv
     if not folder.is_dir():
         raise folders.no_inbox(folder, "set it to the folder with your images")
     layout = folders.interpret(str(folder), originals.list_entries(folder), lambda name: (folder / name).read_bytes())
-    corrected = corrections.apply(table, layout)
-    layout = corrected.layout
+    corrected_layout = corrections.apply(table, layout)
+    layout = corrected_layout.layout
     photos = [
-        file for file in layout.image_files if file.path not in corrected.reasons and not is_beside(folder / file.path)
+        file
+        for file in layout.image_files
+        if file.path not in corrected_layout.reasons and not is_companion(folder / file.path)
     ]
     cut = splitting.find_cut(layout.image_files)
     splitting.check_class_sizes(layout.classes, photos, cut)
@@ -93,7 +95,7 @@ def of_folder(folder: Path, table: corrections.Table = corrections.NONE) -> Surv
     )
 
 
-def is_beside(path: Path) -> bool:
+def is_companion(path: Path) -> bool:
     """Whether a file is a video or a sidecar beside a photo. A file with the ending of an image is not opened."""
     if looks_like_image(path.name):
         return False
@@ -103,5 +105,5 @@ def is_beside(path: Path) -> bool:
 
 
 def is_empty(inbox: Path) -> bool:
-    """Whether there are no images in the inbox, which may be missing, or hold only what `dvc add` wrote."""
+    """Whether the inbox has no images: it is missing, or has only files of `dvc add`."""
     return all(folders.is_from_dvc_add(path, inbox) for path in files.visible(inbox))

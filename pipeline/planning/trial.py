@@ -1,4 +1,4 @@
-"""Take a few real training steps with given params, on random images, and time them.
+"""Measures a few real training steps with given params, on random images.
 
     python -m pipeline.planning.trial FILE       FILE: JSON with `params` and the number of `classes`
 
@@ -33,7 +33,7 @@ from pipeline.models.description import View
 from pipeline.models.exported import center_crops
 from pipeline.training.state import make_learner, microbatch_count
 
-ENOUGH = 4.0  # seconds; steps that take longer together are the last ones
+ENOUGH_SECONDS = 4.0  # no more steps after this time
 WARM_UP, MOST = 2, 40  # steps; the first one also compiles and allocates
 
 
@@ -55,7 +55,7 @@ def random_data(config: Params, classes: int, device: torch.device) -> Dataset:
 
 
 def trial(config: Params, classes: int) -> dict[str, float]:
-    """The fields of `estimate.Times`, whose module imports what would make the start of this process longer."""
+    """The fields of `estimate.Times` as a dict: importing `estimate` would make this start longer."""
     settings = config.train
     determinism.make_deterministic(settings.threads, settings.deterministic)
     world = World.from_env(os.environ, settings.device)
@@ -84,7 +84,7 @@ def step_seconds(config: Params, learner: Learner, dataset: Dataset, world: Worl
         wait_for(world.device)
         now = time.perf_counter()
         seconds.append(now - before)
-        enough = len(seconds) > 1 and sum(seconds) > ENOUGH
+        enough = len(seconds) > 1 and sum(seconds) > ENOUGH_SECONDS
         if distributed.broadcast_flag(enough, world.device):
             break
         before = time.perf_counter()
@@ -94,7 +94,7 @@ def step_seconds(config: Params, learner: Learner, dataset: Dataset, world: Worl
 def validation_seconds(config: Params, learner: Learner, dataset: Dataset) -> float:
     """The seconds that this process needs for one image of a validation."""
     data = dataset.packed
-    crops = center_crops(View.of(config), data.sizes, data.rows("val"))
+    crops = center_crops(View.from_params(config), data.sizes, data.rows("val"))
     before = time.perf_counter()
     for _ in loop.logits(learner.model, eval_batches(dataset.images, [crops]), learner.precision):
         wait_for(dataset.images.device)
@@ -102,7 +102,7 @@ def validation_seconds(config: Params, learner: Learner, dataset: Dataset) -> fl
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until the device has done what was started on it."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

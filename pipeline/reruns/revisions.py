@@ -83,7 +83,7 @@ def read(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Revis
     for kind, text in texts.items():
         if text and (tested or kind is TrainFigures):
             file = f"{paths.metrics}/{figures.FILES[kind]} of {name}"
-            measured |= figures.by_name(figures.of_text(text, kind, file, REMEDY))
+            measured |= figures.by_name(figures.parse(text, kind, file, REMEDY))
     return Revision(name, "", settings, measured, _images(source, paths), model, _timing(Path(paths.runs), model))
 
 

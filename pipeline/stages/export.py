@@ -23,7 +23,7 @@ from pipeline.stages import frame
 
 def set_variables(config: Params) -> None:
     """Set the variables that decide how this process computes, before it imports its libraries, as for `evaluate`."""
-    arithmetic = description.arithmetic_here(Path(config.paths.models))
+    arithmetic = description.usable_arithmetic(Path(config.paths.models))
     deterministic = config.train.deterministic or arithmetic == "portable"
     os.environ.update(environment.required_variables(config.train.threads, deterministic, arithmetic))
 
@@ -55,7 +55,7 @@ def written(config: Params, target: Path) -> dict[str, Any]:
     data = packed.load(Path(paths.packed), Path(paths.split))
     packed.check_pixels(data, Path(paths.packed))
     rows = data.rows("test")
-    wanted = onnx_check.expected(Path(paths.metrics) / "predictions.csv", model.classes)
+    wanted = onnx_check.read_predictions(Path(paths.metrics) / "predictions.csv", model.classes)
     if wanted.paths != tuple(data.paths[row] for row in rows):
         value, remedy = f"not of the test images of {paths.split}", "run dvc repro evaluate first"
         raise UserError(Fault(f"{paths.metrics}/predictions.csv", value, "differs", remedy=remedy))
@@ -63,7 +63,7 @@ def written(config: Params, target: Path) -> dict[str, Any]:
         weights = files.sha256(Path(paths.models) / "model.safetensors")
         temporary.write_bytes(onnx_export.content(model, description.load(Path(paths.models)), weights))
         runtime = onnx_file.load(temporary, linux.usable_cores())
-        below = onnx_check.limit(wanted, onnx_check.answers(runtime, data, rows, batch_size), model.classes)
+        below = onnx_check.limit(wanted, onnx_check.onnx_probabilities(runtime, data, rows, batch_size), model.classes)
     ties = int(onnx_check.near_ties(wanted).sum())
     print(
         f"export: {target} ({target.stat().st_size:,} bytes) gives the classes of {paths.metrics}/predictions.csv for "
@@ -90,11 +90,11 @@ def preprocessed(config: Params, model: Any, wanted: Any) -> dict[str, int] | No
         print(f"export: other libraries' preprocessing is not measured: the photos in {inbox} are not here")
         return None
     source = originals.locate(images, inbox)
-    guesses = onnx_check.with_their_preprocessing(
+    guesses = onnx_check.classes_from_originals(
         model, source, wanted, config.run.decoding_threads, config.evaluate.batch_size
     )
     names = [model.classes[guess] for guess in guesses]
-    changed = int((guesses != wanted.guesses).sum())
+    changed = int((guesses != wanted.best_classes).sum())
     right = sum(name == label for name, label in zip(names, wanted.labels, strict=True))
     print(f"export: with other libraries' preprocessing {changed:,} of {len(names):,} test images get another class")
     return {"changed": changed, "right": right}

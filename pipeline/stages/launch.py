@@ -90,7 +90,7 @@ def main(arguments: Namespace) -> int:
     def start(config: Params) -> None:
         arithmetic = config.train.arithmetic
         if name == "evaluate":  # with the arithmetic with which the model was trained
-            arithmetic = description.arithmetic_here(Path(config.paths.models))
+            arithmetic = description.usable_arithmetic(Path(config.paths.models))
         set_variables(config.train, arithmetic)
         check_apex(config.train)
         timm_models.check(config.train)

@@ -31,7 +31,7 @@ def run(config: Params) -> None:
         from pipeline.models import pretrained  # imports torch, which takes seconds
 
         if asked == "imagenet":
-            source = fetch.obtain_weights(*pretrained.published(model), Path(config.paths.archives))
+            source = fetch.obtain_weights(*pretrained.published_weights(model), Path(config.paths.archives))
         else:
             source = Path(asked)
         for note in pretrained.convert(source, folder / weights_file(model)):

@@ -45,7 +45,7 @@ def write(config: Params, classes: tuple[str, ...], weights: dict[str, Tensor], 
     description = Description(
         model=settings.model,
         classes=classes,
-        view=View.of(config),
+        view=View.from_params(config),
         mean=augment.MEAN,
         std=augment.STD,
         export=settings.export,

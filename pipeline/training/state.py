@@ -75,7 +75,7 @@ def make_model(config: Params, classes: tuple[str, ...], world: World) -> nn.Mod
     if settings.freeze_backbone:
         network.freeze_backbone(model)
     if settings.gradient_checkpointing:
-        network.checkpointed(model, settings.model)
+        network.checkpoint_blocks(model, settings.model)
     memory_format = MEMORY_FORMATS[settings.memory_format]
     model = model.to(world.device).to(memory_format=memory_format)  # type: ignore[call-overload]
     return SYNC_BNS[settings.sync_bn](model)

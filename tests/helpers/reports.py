@@ -63,7 +63,7 @@ def finish(folder: Path, *, epochs: int = 6, seed: int = 0) -> Params:
     ]
     files.write_csv(Path(config.paths.metrics) / "history.csv", HISTORY, history)
     described = Description(
-        "resnet18", data.classes, View.of(config), (0.5,) * 3, (0.2,) * 3, "best", max(1, epochs - 2)
+        "resnet18", data.classes, View.from_params(config), (0.5,) * 3, (0.2,) * 3, "best", max(1, epochs - 2)
     )
     files.write_json(Path(config.paths.models) / "model.json", asdict(described))
     files.write_text(Path(config.paths.models) / "model.safetensors", "the weights")

@@ -51,7 +51,7 @@ def trained(world: World, case: Case, steps: int, shards: int, images: int) -> t
     model, parallel, precision_name, optimizer_name, options = case
     net = network.build(model, 3, 0)
     if options.get("checkpointing"):
-        network.checkpointed(net, model)
+        network.checkpoint_blocks(net, model)
     precision = PRECISIONS[precision_name]("cpu")
     groups = network.parameter_groups(net, 1e-3, False)
     optimizer = OPTIMIZERS[optimizer_name](groups, 0.01, 0.9, True)
