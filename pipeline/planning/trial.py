@@ -2,7 +2,7 @@
 
     python -m pipeline.planning.trial FILE       FILE: JSON with `params` and the number of `classes`
 
-Rank 0 prints `estimate.Times` as JSON. `estimate.measured_times` starts it, once for each of `run.processes`. The steps
+Rank 0 prints `estimate.Times` as JSON. `estimate.measure_times` starts it, once for each of `run.processes`. The steps
 are those of the stage `train`: the same model, loader, precision and parallelism. The learning rate is 0, and nothing
 is written.
 """
