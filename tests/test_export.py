@@ -297,19 +297,17 @@ def with_other_input(model: onnx.ModelProto) -> None:
     model.graph.input[0].name = "data"
 
 
-VIEW = {"packed_size": 40, "resize": 36, "crop": 32}
-
-
 @pytest.mark.parametrize(
     "change",
     [
         *(with_notes(classes=text) for text in (
             '"abc"', "[1, 2, 3]", '["a", "a", "b"]', '["a", "b"]', "[" * 100_000, "[",
         )),
-        *(with_notes(view=json.dumps({**VIEW, **other})) for other in (
-            {"grey": "evil"}, {"crop": 40}, {"crop": 24},
-            *({"resize": side} for side in (0, -1, "36", 36.5, None)),
-        )),
+        *(with_notes(view=json.dumps({"packed_size": 40, "resize": side, "crop": crop, "grey": grey}))
+          for side, crop, grey in (
+              (36, 32, "evil"), (36, 40, "full"), (36, 24, "full"),
+              *((side, 32, "full") for side in (0, -1, "36", 36.5, None)),
+          )),
         with_notes(view="[]"), with_other_input,
     ],
 )  # fmt: skip

@@ -409,8 +409,8 @@ def test_a_name_that_acts_on_a_terminal_is_printed_with_escapes(
     beside.parent.mkdir()
     for path in (good, beside.with_name("a.png")):
         Image.new("RGB", (50, 40), "red").save(path, format="PNG")
-    for path in (bad, beside):
-        path.write_bytes(b"")
+    bad.touch()
+    beside.write_text("text")
     lines = {"text": 2, "csv": 3, "json": 2}
     for form, count in lines.items():
         assert ask(good, bad, beside.parent, model=Path("models/model.onnx"), form=form) == 1
