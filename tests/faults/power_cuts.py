@@ -166,7 +166,7 @@ def recover(disk: Disk, project: Path, name: str, command: str, moment: str, exp
     disk.mount(name)
     repros, output, said, status = 0, "", "", 1
     while status != 0 and repros < MOST_REPROS:
-        done = call(project, *arguments(OURS))
+        done = call(project, *arguments(OURS), "--verbose")
         repros, output, status = repros + 1, output + done.stdout + done.stderr, done.returncode
         said += done.stderr
     state = call(project, sys.executable, "-c", LOOK).stdout.strip()
