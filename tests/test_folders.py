@@ -99,7 +99,7 @@ def test_a_pipe_among_the_images_is_refused_and_not_waited_for(tmp_path: Path) -
 
 
 def test_too_few_images_are_refused(tmp_path: Path) -> None:
-    """No folder, and each class with two images: three are enough."""
+    """No folder, and a class with two images: three are enough. A given split has each class in each part."""
     folder = tmp_path / "images"
     with refuses((folder, "missing")):
         do_split(folder)
@@ -111,6 +111,11 @@ def test_too_few_images_are_refused(tmp_path: Path) -> None:
     assert "'cat'" in error.value.faults[0].value
     (folder / "5.png").rename(folder / "cat/5.png")
     assert set(splits_by_path(do_split(folder)[0]).values()) == set(SPLITS)
+    for number, name in enumerate(SPLITS):
+        put(tmp_path / "given" / name / "cat/0.png", number)
+    put(tmp_path / "given/train/dog/0.png", 100)
+    with refuses(("classes", "missing")):
+        do_split(tmp_path / "given")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import hashlib
 from collections import Counter
 from contextlib import nullcontext
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from pipeline.config.params import Split
 from pipeline.data import splitting
 from pipeline.data.layout import ImageFile
 from pipeline.data.split_table import SPLITS
-from tests.helpers.datasets import do_split, put, settings
+from tests.helpers.datasets import settings
 from tests.helpers.refusals import refuses
 
 Placed = dict[str, tuple[str, int]]  # key → position on the circle, images of class a
@@ -66,13 +65,6 @@ def test_the_fractions_hold_on_average() -> None:
         assert abs(counts[name] / 20_000 - share) < 4 * (share * (1 - share) / 20_000) ** 0.5
 
 
-def test_another_seed_gives_another_split() -> None:
-    """Seeds 0 and 1 assign 200 groups differently."""
-    groups = [splitting.Group(str(n), {"a": 1}) for n in range(200)]
-    first, second = (splitting.assign(groups, settings(seed))[0] for seed in (0, 1))
-    assert first != second
-
-
 @given(
     st.lists(st.tuples(keys, st.integers(1, 4)), min_size=3, max_size=8, unique_by=lambda drawn: drawn[0]),
     any_settings,
@@ -101,55 +93,42 @@ def test_the_distance_to_an_interval_is_that_on_the_circle() -> None:
     assert splitting._distance(Fraction(5, 100), (Fraction(2, 10), Fraction(1))) == Fraction(5, 100)
 
 
-def filled(monkeypatch: pytest.MonkeyPatch, placed: Placed, *shared: str) -> tuple[dict[str, str], int]:
-    """`assign` for groups at the positions in `placed` (test: 0 to 0.1, val: to 0.2, train: to 1).
+FILLED: dict[str, tuple[Placed, str, dict[str, str], int]] = {
+    # groups (position, images of class a), those with one image of class b → splits, images that are moved
+    "val before test, each with the nearest group": (
+        {"p": ("0.25", 3), "q": ("0.28", 2), "r": ("0.6", 9)}, "", {"p": "val", "q": "test", "r": "train"}, 5),
+    "the nearest on the circle": (
+        {"p": ("0.25", 1), "q": ("0.28", 1), "r": ("0.95", 4)}, "", {"p": "val", "q": "train", "r": "test"}, 5),
+    "from the split with the most images": (
+        {"p": ("0.11", 1), "q": ("0.12", 2), "r": ("0.4", 2), "s": ("0.5", 3)}, "",
+        {"p": "val", "q": "val", "r": "test", "s": "train"}, 2),
+    "of splits with equally many images, the nearest": (
+        {"p": ("0.11", 1), "q": ("0.12", 2), "r": ("0.4", 1), "s": ("0.5", 2)}, "",
+        {"p": "test", "q": "val", "r": "train", "s": "train"}, 1),
+    "the only group of a split stays": (
+        {"p": ("0.15", 1), "q": ("0.12", 1), "r": ("0.5", 9)}, "", {"p": "val", "q": "test", "r": "train"}, 1),
+    "a group of two classes stays, a farther one is moved": (
+        {"p": ("0.25", 1), "q": ("0.3", 1), "r": ("0.35", 1), "s": ("0.6", 1)}, "p",
+        {"p": "train", "q": "val", "r": "test", "s": "train"}, 2),
+    "of equally near groups the smallest key": (
+        dict.fromkeys("zyx", ("0.3", 1)), "", {"x": "val", "y": "test", "z": "train"}, 2),
+}  # fmt: skip
 
-    The groups named in `shared` have one more image, of class b.
-    """
+
+@pytest.mark.parametrize("case", FILLED)
+def test_an_empty_split_is_filled(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With test from 0 to 0.1, val to 0.2 and train to 1. The order of the groups does not matter."""
+    placed, shared, expected, number = FILLED[case]
     monkeypatch.setattr(
         splitting, "position", lambda key, _: Fraction(placed[key][0]) if key in placed else Fraction(1, 2)
     )
     groups = [
         splitting.Group(key, {"a": size} | ({"b": 1} if key in shared else {})) for key, (_, size) in placed.items()
     ]
-    b = [splitting.Group(f"b{n}", {"b": 1}) for n in range(3)] if shared else []
-    splits, moved = splitting.assign([*groups, *b], settings(folds=1))
-    return {key: splits[key] for key in placed}, moved - (2 if shared else 0)
-
-
-def test_an_empty_split_takes_the_nearest_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """val is filled before test, each with the group nearest to its interval on the circle."""
-    result = filled(monkeypatch, {"p": ("0.25", 3), "q": ("0.28", 2), "r": ("0.6", 9)})
-    assert result == ({"p": "val", "q": "test", "r": "train"}, 5)
-    result = filled(monkeypatch, {"p": ("0.25", 1), "q": ("0.28", 1), "r": ("0.95", 4)})
-    assert result == ({"p": "val", "q": "train", "r": "test"}, 5)
-
-
-def test_an_empty_split_takes_from_the_split_with_the_most_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nearer groups of a smaller split stay; between splits with equally many images, the distance decides."""
-    placed = {"p": ("0.11", 1), "q": ("0.12", 2), "r": ("0.4", 2), "s": ("0.5", 3)}
-    assert filled(monkeypatch, placed) == ({"p": "val", "q": "val", "r": "test", "s": "train"}, 2)
-    placed = {"p": ("0.11", 1), "q": ("0.12", 2), "r": ("0.4", 1), "s": ("0.5", 2)}
-    assert filled(monkeypatch, placed) == ({"p": "test", "q": "val", "r": "train", "s": "train"}, 1)
-
-
-def test_filling_a_split_empties_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The only group of a split stays there, for any number of images."""
-    placed = {"p": ("0.15", 1), "q": ("0.12", 1), "r": ("0.5", 9)}
-    assert filled(monkeypatch, placed) == ({"p": "val", "q": "test", "r": "train"}, 1)
-
-
-def test_a_group_of_two_classes_is_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would change the other class too; a group of one class is moved instead, even from farther away."""
-    placed = {"p": ("0.25", 1), "q": ("0.3", 1), "r": ("0.35", 1), "s": ("0.6", 1)}
-    assert filled(monkeypatch, placed, "p") == ({"p": "train", "q": "val", "r": "test", "s": "train"}, 2)
-
-
-def test_of_equally_near_groups_the_smallest_key_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the order of the groups does not matter."""
-    for letters in ("zyx", "xyz"):
-        splits, moved = filled(monkeypatch, dict.fromkeys(letters, ("0.3", 1)))
-        assert (splits, moved) == ({"x": "val", "y": "test", "z": "train"}, 2)
+    b = [splitting.Group(f"b{n}", {"b": 1}) for n in range(3)] if shared else []  # two of them fill the splits of b
+    for listed in (groups, groups[::-1]):
+        splits, moved = splitting.assign([*listed, *b], settings(folds=1))
+        assert ({key: splits[key] for key in placed}, moved) == (expected, number + (2 if shared else 0))
 
 
 def test_a_position_is_the_seeded_hash_turned_by_the_fold() -> None:
@@ -174,22 +153,22 @@ def test_near_duplicates_in_two_classes_fill_no_split() -> None:
         splitting.assign([*lone, *of_b], settings())
 
 
+WHOLE, GIVEN = splitting.Cut("", SPLITS), splitting.Cut("train", ())
+TEST_FROM_TRAIN = splitting.Cut("train", ("train", "test"))
+
+
 @pytest.mark.parametrize(
-    ("splits", "is_refused"),
+    ("cut", "splits", "is_refused"),
     [
-        (["", "", ""], False),
-        (["", ""], True),
-        ([], True),
-        (["test", "val", "train"], False),
-        (["train", "test", "test"], True),
+        (WHOLE, ["", "", ""], False), (WHOLE, ["", ""], True), (WHOLE, [], True),
+        (GIVEN, ["test", "val", "train"], False), (GIVEN, ["train", "test", "test"], True),
+        (TEST_FROM_TRAIN, ["train", "train", "val"], False), (TEST_FROM_TRAIN, ["train", "val"], True),
     ],
-)
-def test_a_class_needs_three_images_or_one_in_each_given_split(splits: list[str], is_refused: bool) -> None:
-    """Only usable images count."""
-    image_files = [ImageFile("a.png", "a", split) for split in splits]
-    cut = splitting.Cut("train", ()) if "test" in splits else splitting.Cut("", SPLITS)
+)  # fmt: skip
+def test_a_class_needs_images_in_each_split(cut: splitting.Cut, splits: list[str], is_refused: bool) -> None:
+    """Three images, or one in each given split, or as many as are cut from train."""
     with refuses(("classes", "missing")) if is_refused else nullcontext():
-        splitting.check_class_sizes(["a"], image_files, cut)
+        splitting.check_class_sizes(["a"], [ImageFile("a.png", "a", split) for split in splits], cut)
 
 
 def test_every_class_with_too_few_images_is_named() -> None:
@@ -202,16 +181,6 @@ def test_every_class_with_too_few_images_is_named() -> None:
     without, few = (fault.value for fault in error.value.faults)
     assert [label for label in "abcd" if f"'{label}'" in without] == ["b", "d"]
     assert [label for label in "abcd" if f"'{label}'" in few] == ["c"]
-
-
-def test_a_given_split_needs_each_class_in_each_split(tmp_path: Path) -> None:
-    """A class without an image in train, val or test is refused."""
-    folder = tmp_path / "images"
-    for start, name in enumerate(SPLITS):
-        put(folder / name / "cat/0.png", start)
-    put(folder / "train/dog/0.png", 100)
-    with refuses(("classes", "missing")):
-        do_split(folder)
 
 
 def test_a_missing_split_takes_its_fraction_of_train() -> None:
@@ -269,15 +238,6 @@ def test_a_fixed_group_is_not_moved_to_fill_a_split() -> None:
         assert "test" in splits.values()
     with refuses(("classes", "missing")):
         splitting.assign(groups, settings(), ("train", "test"), dict.fromkeys("pqr", "train"))
-
-
-def test_a_class_needs_images_to_cut() -> None:
-    """With train and val given, two images in train are enough, for train and test."""
-    image_files = [ImageFile("", "a", name) for name in ("train", "train", "val")]
-    cut = splitting.find_cut(image_files)
-    splitting.check_class_sizes(["a"], image_files, cut)
-    with refuses(("classes", "missing")):
-        splitting.check_class_sizes(["a"], image_files[1:], cut)
 
 
 Classes = dict[str, list[int]]  # class → the sizes of its groups
