@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,6 +88,9 @@ open("out", "w").write("out")
 """
 
 
+AGAIN = pytest.mark.slow("starts DVC two to four times for the same with another word; make test has the first")
+
+
 @pytest.mark.slow("four minutes; make test kills stages, processes and launchers without DVC")
 def test_killed_at_seeded_moments_it_goes_on_to_the_same_lock() -> None:
     """Five signals at five moments of train: no process stays, no false record, the usual dvc.lock."""
@@ -126,20 +130,50 @@ def test_a_whole_lock_is_whole() -> None:
     assert not dvc_lock.is_whole("a line of text\n")
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with two small stages under real DVC. Tests copy it: to start DVC takes a second."""
+    folder = tmp_path_factory.mktemp("small") / "project"
+    folder.mkdir()
+    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+    environ = {**os.environ, "DVC_SITE_CACHE_DIR": str(folder / ".site")}
+    subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], cwd=folder, env=environ, check=True)
+    (folder / "dvc.yaml").write_text(PIPELINE.format(python=sys.executable))
+    (folder / "stage.py").write_text(STAGE)
+    (folder / "go").write_text("go")
+    (folder / "data").mkdir(exist_ok=True)
+    (folder / "data/corrections.csv").write_text(corrections.EMPTY)
+    write_params(folder / "params.yaml", on_cpu(read_params()))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small_and_done(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Path:
+    """The same after a run. Tests copy it."""
+    folder = shutil.copytree(small, tmp_path_factory.mktemp("done") / "project", symlinks=True)
+    environ = {**os.environ, "DVC_SITE_CACHE_DIR": str(folder / ".site")}
+    subprocess.run([sys.executable, "-m", "pipeline", "repro"], cwd=folder, env=environ, check=True)
+    return folder
+
+
+def entered(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of a repository as the working folder."""
+    folder = shutil.copytree(source, tmp_path / "project", symlinks=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(folder / ".site"))
+    return folder
+
+
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with two small stages under real DVC."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / ".site"))
-    subprocess.run(["git", "init", "--quiet"], check=True)
-    subprocess.run([sys.executable, "-m", "dvc", "init", "--quiet"], check=True)
-    Path("dvc.yaml").write_text(PIPELINE.format(python=sys.executable))
-    Path("stage.py").write_text(STAGE)
-    Path("go").write_text("go")
-    Path("data").mkdir(exist_ok=True)
-    Path("data/corrections.csv").write_text(corrections.EMPTY)
-    write_params(Path("params.yaml"), on_cpu(read_params()))
-    return tmp_path
+def project(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with two small stages under real DVC, as the working folder."""
+    return entered(small, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def done(small_and_done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same after a run."""
+    return entered(small_and_done, tmp_path, monkeypatch)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -148,9 +182,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_cut_lock_is_put_back(project: Path) -> None:
+@pytest.mark.usefixtures("done")
+def test_a_cut_lock_is_put_back() -> None:
     """A cut or empty dvc.lock is restored, with a message, and no stage runs again."""
-    assert run().returncode == 0
     content = Path("dvc.lock").read_bytes()
     for cut in (b"", content[: len(content) // 2]):
         Path("dvc.lock").write_bytes(cut)
@@ -163,9 +197,9 @@ def test_a_cut_lock_is_put_back(project: Path) -> None:
         assert Path("dvc.lock").read_bytes() == content
 
 
-def test_without_a_copy_the_committed_lock_is_taken_and_without_that_none(project: Path) -> None:
+@pytest.mark.usefixtures("done")
+def test_without_a_copy_the_committed_lock_is_taken_and_without_that_none() -> None:
     """The second choice is Git's; the last is to begin without one, with a message."""
-    assert run().returncode == 0
     content = Path("dvc.lock").read_bytes()
     subprocess.run(["git", "add", "dvc.lock"], check=True)
     identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
@@ -206,18 +240,23 @@ def lock(project: Path, pid: int, after: float) -> None:
     os.utime(killed_dvc.RWLOCK, times=(psutil.Process(pid).create_time() + after,) * 2)
 
 
-@pytest.mark.parametrize(("argument", "after"), [("repro", -1), ("another", 1)], ids=["begun later", "another program"])
+@pytest.mark.parametrize(
+    ("argument", "after"),
+    [
+        pytest.param("repro", -1, id="begun later"),
+        pytest.param("another", 1, id="another program", marks=AGAIN),
+    ],
+)
 def test_a_lock_of_a_killed_dvc_is_removed_though_another_process_has_its_pid(
-    project: Path, argument: str, after: float
+    done: Path, argument: str, after: float
 ) -> None:
     """DVC alone takes any process with this PID for the holder of the lock; in containers PIDs repeat soon."""
-    assert run().returncode == 0
     with subprocess.Popen([*SLEEP, argument]) as other:
-        lock(project, other.pid, after)
+        lock(done, other.pid, after)
         alone = subprocess.run([sys.executable, "-m", "dvc", "repro"], capture_output=True, text=True, check=False)
         assert alone.returncode != 0
         assert "is busy" in alone.stderr
-        lock(project, other.pid, after)
+        lock(done, other.pid, after)
         started = run()
         assert other.poll() is None
         other.kill()
@@ -228,13 +267,12 @@ def test_a_lock_of_a_killed_dvc_is_removed_though_another_process_has_its_pid(
     assert run().stderr == ""
 
 
-def test_a_lock_whose_holder_lives_stays(project: Path) -> None:
+def test_a_lock_whose_holder_lives_stays(done: Path) -> None:
     """Also if the holder cannot be recognized as DVC: it is older than the lock and has the arguments named there."""
-    assert run().returncode == 0
     with subprocess.Popen([*SLEEP, "repro"]) as holder:
-        lock(project, holder.pid, after=1)
+        lock(done, holder.pid, after=1)
         before = killed_dvc.RWLOCK.read_bytes()
-        assert not killed_dvc.works(project)
+        assert not killed_dvc.works(done)
         refused = run()
         assert killed_dvc.RWLOCK.read_bytes() == before
         holder.kill()
@@ -255,7 +293,7 @@ def test_an_rwlock_that_is_none_is_removed(project: Path, content: str) -> None:
     assert not killed_dvc.RWLOCK.exists()
 
 
-@pytest.mark.parametrize("options", [["-u", "-m"], ["-X", "utf8", "-m"]])
+@pytest.mark.parametrize("options", [["-u", "-m"], pytest.param(["-X", "utf8", "-m"], marks=AGAIN)])
 def test_a_dvc_is_known_however_it_was_started(project: Path, options: list[str]) -> None:
     """Also with Python's options before its name."""
     Path("go").write_text("wait")
@@ -289,7 +327,9 @@ def test_nothing_is_put_right_while_a_dvc_works_here(project: Path) -> None:
     assert killed_dvc.repair() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=AGAIN)], ids=lambda number: number.name
+)
 def test_a_signal_reaches_the_stage_and_it_ends_last(project: Path, number: signal.Signals) -> None:
     """The stage saves, `perennial repro` then ends with an error, no process stays, and the next run succeeds."""
     started = begin()
