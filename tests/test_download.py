@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,7 @@ def test_a_killed_run_leaves_nothing_and_the_next_one_succeeds(tmp_path: Path) -
     child = subprocess.Popen(command, cwd=tmp_path, env=environment)
     while not (files.partial(images) / ".unpacked" / "daisy" / "50.jpg").exists():
         assert child.poll() is None
+        time.sleep(0.001)
     child.kill()
     assert child.wait() == -signal.SIGKILL
     assert sorted(path.name for path in images.parent.iterdir()) == [files.partial(images).name]

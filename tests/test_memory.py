@@ -139,12 +139,15 @@ def test_no_image_takes_more_than_its_estimate(tmp_path: Path, of_heic: bool) ->
         assert peak < most + MARGIN, name
 
 
+SLOW_ENCODER = pytest.mark.slow("x265 takes 20 seconds to write it; make test has AVIF and JPEG 2000")
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
         ("clear.jp2", {}),
         ("clear.avif", {"speed": 10, "subsampling": "4:4:4"}),
-        pytest.param("clear.heic", {"chroma": 444}, marks=needs_heif),
+        pytest.param("clear.heic", {"chroma": 444}, marks=[needs_heif, SLOW_ENCODER]),
     ],
 )
 def test_the_estimate_does_not_need_the_margin_for_comments(tmp_path: Path, name: str, options: dict[str, Any]) -> None:

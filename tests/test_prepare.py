@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,7 @@ def test_a_killed_run_leaves_nothing_and_the_next_gives_the_same_bytes(
     process = subprocess.Popen(command, cwd=tmp_path)
     growing = tmp_path / "data/.packed.partial/images.npy"
     while process.poll() is None and not (growing.exists() and growing.stat().st_size > 2**20):
-        pass
+        time.sleep(0.001)
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert growing.exists()

@@ -283,6 +283,7 @@ ALTERED: dict[str, Callable[[Image.Image], Image.Image]] = {
 MOST_APART = {"dark": 1, "bright": 1, "blurred": 1, "low_information": 1, "odd_aspect": 0, "odd_size": 0}
 
 
+@pytest.mark.slow("cleanvision takes 10 seconds; make test has what each measure says of an image")
 def test_cleanvision_names_the_same_altered_photos(photos: Path, tmp_path: Path) -> None:
     """Photos that are darkened, blurred and so on by degrees, across each limit: nearly all decisions are the same."""
     for path in sorted(photos.glob("*/*.jpg"))[::60]:

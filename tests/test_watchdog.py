@@ -140,7 +140,7 @@ def test_who_works_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that computes, or whose child computes, is left alone. A process that only waits is counted at every
     check, and killed by the launcher's watch after its time."""
     sleeper = [sys.executable, "-c", "import time; time.sleep(1000)"]
-    computing = "while True: pass"
+    computing = "import time\nwhile True: time.sleep(0.1), sum(range(10**6))"
     waiting = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {computing!r}])"
     commands = (sleeper, *([sys.executable, "-c", code] for code in (computing, waiting)))
     started = [subprocess.Popen(command) for command in commands]
