@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jinja2 import UndefinedError
 from PIL import Image
 from playwright.sync_api import Browser
 
@@ -27,16 +26,12 @@ from pipeline.reporting.facts import Facts
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers import browser as browsers
 from tests.helpers import reports
-from tests.helpers.browser import Scheme, assert_links_have_targets, needs_chromium, on_every_screen, opened, readable
-from tests.helpers.pages import Element, assert_text_of_users_is_text, parsed
+from tests.helpers.browser import needs_chromium, opened
+from tests.helpers.pages import Element, parsed
 from tests.helpers.refusals import refuses
 from tests.helpers.reports import CHINESE, CLASSES, HEBREW, HOSTILE
 from tests.helpers.settings import tracked
 
-PARTS = (
-    "quality", "trained", "curves", "classes", "confusion", "calibration", "images", "data", "settings", "environment",
-    "repeat", "next",
-)  # fmt: skip
 # For each drawing: its box, then those of its texts, as left, top, right and bottom.
 BOXES = """() => [...document.querySelectorAll("svg")].map((drawing) =>
   [drawing, ...drawing.querySelectorAll("text")].map((element) => {
@@ -88,16 +83,13 @@ def page_of(known: Facts, **changes: Any) -> Element:
 
 
 def test_the_same_inputs_give_the_same_bytes(finished: Path, written: Path, tmp_path: Path) -> None:
-    """Again, and in another folder; with another number of threads. No place and no time is in it."""
+    """Again, and in another folder; with another number of threads."""
     before = written.read_bytes()
     assert reports.write(finished).read_bytes() == before
     other = tmp_path / "elsewhere"
     reports.make(other)
     write_params(other / "params.yaml", change(read_params(other / "params.yaml"), run__workers=3))
     assert reports.write(other).read_bytes() == before
-    assert str(finished).encode() not in before
-    assert not re.search(rb"20\d\d-\d\d-\d\d|\d\d:\d\d:\d\d", before)
-    assert len(before) < 200_000
 
 
 ENCODE = """
@@ -138,12 +130,11 @@ def test_it_shows_exactly_the_settings_that_the_stage_tracks(finished: Path, ele
 # ---- what it says ----
 
 
-def test_names_of_users_are_text_and_nothing_else(written: Path) -> None:
-    """A class called like an HTML tag, one from right to left, and a Chinese one are shown whole; no name is markup."""
-    root = assert_text_of_users_is_text(written.read_text())
-    names = [one.text for one in root.all("bdi")]
+def test_every_name_is_shown_whole(elements: Element) -> None:
+    """A class called like an HTML tag, one from right to left, and a Chinese one; and the credit, with its address."""
+    names = [one.text for one in elements.all("bdi")]
     assert all(names.count(name) > 5 for name in (HOSTILE, HEBREW, CHINESE))
-    credit = next(one for one in root.all("a") if one.attributes.get("rel") == "noopener")
+    credit = elements.all("a", rel="noopener")[0]
     assert (credit.attributes["href"], credit.text) == ("https://example.org/?a=1&b=2", "CC-BY by Zoë <b>")
 
 
@@ -207,23 +198,6 @@ def test_a_damaged_input_is_named(finished: Path, tmp_path: Path) -> None:
 # ---- in a browser ----
 
 
-@on_every_screen
-def test_it_can_be_read(browser: Browser, written: Path, width: int, scheme: Scheme) -> None:
-    """On a desktop and on a phone, light and dark: nothing is wider than the window, and every text has a contrast of
-    at least 4.5. The console is empty, and nothing is requested. Every link inside the page has its target.
-    """
-    with readable(browser, written, width=width, scheme=scheme, texts=200) as page:
-        assert [part for part in PARTS if not page.locator(f"#{part}").is_visible()] == []
-        dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
-        assert dark == (scheme == "dark")
-        assert_links_have_targets(page, PARTS)
-        for one, other in (("classes", "confusion"), ("settings", "environment")):  # narrow parts are side by side
-            left, right = page.locator(f"#{one}").bounding_box(), page.locator(f"#{other}").bounding_box()
-            assert left is not None
-            assert right is not None
-            assert (left["y"] == right["y"]) is (left["x"] + left["width"] <= right["x"]) is (width > 1000)
-
-
 @needs_chromium
 @pytest.mark.parametrize("epochs", [1, 2, 24, 999, 6000, 12_345, 100_000])
 def test_no_text_of_a_chart_is_cut_off(browser: Browser, tmp_path: Path, epochs: int) -> None:
@@ -272,10 +246,9 @@ def test_a_number_of_the_matrix_shows_its_images_only(browser: Browser, written:
 
 
 @needs_chromium
-def test_without_javascript_the_page_is_whole(browser: Browser, written: Path) -> None:
-    """Every part is there, every image is shown, and a number of the matrix is a jump to an image of its cell."""
+def test_without_javascript_a_number_of_the_matrix_is_a_jump(browser: Browser, written: Path) -> None:
+    """To an image of its cell. What is folded can be opened."""
     with opened(browser, written, script=False) as page:
-        assert page.locator("#images .shot:visible").count() == page.locator("#images .shot").count() > 6
         link = page.locator(".matrix .miss a").first
         target = str(link.get_attribute("href"))
         assert page.locator(f'[id="{target[1:]}"]').count() == 1
@@ -285,30 +258,14 @@ def test_without_javascript_the_page_is_whole(browser: Browser, written: Path) -
         assert page.get_by_text("train.label_smoothing").is_visible()
 
 
-@needs_chromium
-def test_it_prints(browser: Browser, written: Path, tmp_path: Path) -> None:
-    """A PDF on white paper, of a dark page too; what is folded on the screen is in it, also without JavaScript."""
-    with opened(browser, written, scheme="dark", script=False) as page:
-        page.emulate_media(media="print")
-        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-        assert page.locator("nav").is_hidden()
-        folded = page.locator("details table").bounding_box()
-        assert folded is not None
-        assert folded["height"] > 1000
-        page.pdf(path=tmp_path / "page.pdf", format="A4")
-    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
-
-
-def test_the_commands_are_lines(finished: Path, elements: Element) -> None:
-    """Each command of the repetition is a line of its own; the first finds the commit by the hash of the model."""
+def test_it_begins_with_the_accuracy_and_ends_with_commands(finished: Path, elements: Element) -> None:
+    """Each command is a line of its own; the first finds the commit by the hash of the model. All targets of make and
+    all modules that the last part names are there.
+    """
     commands = str(elements.one("section", id="repeat").one("pre").children[0]).splitlines()
     model = files.md5(finished / "models/model.safetensors")
     assert commands[0].startswith(f"git log --oneline -S {model} -- dvc.lock ")
     assert [command.split("  ")[0] for command in commands[2:5]] == ["make setup", "dvc pull", "make verify"]
-
-
-def test_it_begins_with_the_accuracy_and_ends_with_commands_that_exist(elements: Element) -> None:
-    """Every target of make and every module that the last part names is there."""
     parts = elements.one("main").all("section")
     assert (parts[0].attributes["id"], parts[-1].attributes["id"]) == ("quality", "next")
     text = parts[-1].text
@@ -432,22 +389,14 @@ def test_the_page_of_a_perfect_model_says_so(known: Facts) -> None:
     assert root.one(class_="tiles").text.count("0.000 negative log-likelihood") == 1
 
 
-def test_characters_that_cannot_be_seen_are_escaped() -> None:
-    """A name cannot turn the direction of the text after it, or break a line."""
-    assert parsed(rendering.escaped("a\u202eb\nc\x00<&\"'")).text == "a\\u202eb\\nc\\x00<&\"'"
-
-
-@pytest.mark.parametrize("path", ['a/\u202e<b>".png', "a\nb.png"])
-def test_no_path_is_markup(known: Facts, path: str) -> None:
+@pytest.mark.parametrize("file", ['\u202e<b>".png', "a\nb.png"])
+def test_no_path_is_markup(known: Facts, file: str) -> None:
     """Whatever letters a file has in its name: in the text, in an attribute, and in its credit."""
-    answers = [replace(known.outcome.answers[0], path=path), *known.outcome.answers[1:]]
-    changed = replace(known, outcome=replace(known.outcome, answers=answers), credits={path: '"<i>\u202e'})
-    chosen = replace(gallery.choose(answers), unsure=answers[:1])
-    root = assert_text_of_users_is_text(page.page(changed, chosen, {}))
-    assert visible(path.rpartition("/")[2]) in [one.text for one in root.all(class_="file")]
-
-
-def test_a_value_that_a_template_lacks_is_an_error() -> None:
-    """Never an empty text."""
-    with pytest.raises(UndefinedError):
-        rendering.page("sweep.html.jinja")
+    answers = [replace(known.outcome.answers[0], path=f"a/{file}"), *known.outcome.answers[1:]]
+    chosen = replace(gallery.choose(answers), mistakes=[], unsure=answers[:1])
+    text = page.page(replace(known, credits={f"a/{file}": '"<i>\u202e'}), chosen, {})
+    shot = parsed(text).one("section", id="images").one("figure")
+    assert [span.text for span in shot.all("span")[-2:]] == ['"<i>\\u202e'] * 2
+    assert shot.one(class_="file").text == visible(file)
+    assert shot.one(class_="file").attributes["title"] == visible(f"a/{file}")
+    assert "\u202e" not in text

@@ -1,0 +1,119 @@
+"""What every page promises, looked at with a real browser: the report, all folds, a sweep, and two runs."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jinja2 import UndefinedError
+from playwright.sync_api import Browser
+
+from pipeline.base import files
+from pipeline.reporting import rendering
+from pipeline.reruns import folds_page
+from tests import test_folds_page, test_pair, test_sweep_page
+from tests.helpers import browser as browsers
+from tests.helpers import reports
+from tests.helpers.browser import Scheme, assert_links_have_targets, needs_chromium, on_every_screen, opened, readable
+from tests.helpers.pages import parsed
+
+PAGES = {"report": 200, "folds": 200, "sweep": 40, "compare": 60}  # page → it has more texts than so many
+BESIDE = {"report": [("classes", "confusion"), ("settings", "environment")]}  # parts that share a row of a desktop
+FOLDED = {"report": 1, "folds": 2, "sweep": 0, "compare": 0}  # page → its folded parts
+BOX = "(element) => element.getBoundingClientRect().toJSON()"
+every_page = pytest.mark.parametrize("name", PAGES)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project's folder after the report: class names, paths and credits with letters of all kinds."""
+    folder = tmp_path_factory.mktemp("project")
+    reports.make(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The file of each page."""
+    folder = tmp_path_factory.mktemp("pages")
+    texts = {
+        "report": reports.write(project).read_text(),
+        "folds": folds_page.page(test_folds_page.content(project)),
+        "sweep": test_sweep_page.PAGE,
+        "compare": test_pair.page(),
+    }
+    for name, text in texts.items():
+        files.write_text(folder / f"{name}.html", text)
+    return {name: folder / f"{name}.html" for name in texts}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsers.started() as started:
+        yield started
+
+
+@every_page
+def test_what_users_named_is_text_and_nothing_else(pages: dict[str, Path], name: str) -> None:
+    """No element runs a script or asks for a file, but the page's own; no letter hides or turns others."""
+    text = pages[name].read_text()
+    root = parsed(text)
+    policy = root.one("meta", **{"http-equiv": "Content-Security-Policy"}).attributes["content"]
+    assert policy.startswith("default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-")
+    assert not re.search("[\u202a-\u202e\u2066\u2067]", text)
+    for element in root.all():
+        assert element.tag not in ("i", "iframe", "object")
+        assert not any(key.startswith("on") for key in element.attributes), element.attributes
+        assert element.attributes.get("src", "data:image/jpeg;base64,").startswith("data:image/jpeg;base64,")
+    hostile = {"sweep": test_sweep_page.HOSTILE, "compare": test_pair.HOSTILE}.get(name, reports.HOSTILE)
+    assert root.text.count(hostile) > 3
+
+
+@every_page
+def test_no_place_and_no_time_is_on_a_page(pages: dict[str, Path], project: Path, name: str) -> None:
+    """So the same inputs give the same bytes, and they are few."""
+    text = pages[name].read_text()
+    assert str(project) not in text
+    assert not re.search(r"20\d\d-\d\d-\d\d|\d\d:\d\d:\d\d", text)
+    assert len(text) < 200_000
+
+
+@on_every_screen
+@every_page
+def test_it_can_be_read(browser: Browser, pages: dict[str, Path], name: str, width: int, scheme: Scheme) -> None:
+    """On a desktop and on a phone, light and dark: nothing is wider than the window, and every text has a contrast of
+    at least 4.5. The console is empty, and nothing is requested. Every link inside the page has its target.
+    """
+    parts = [part.attributes["id"] for part in parsed(pages[name].read_text()).one("main").all("section")]
+    with readable(browser, pages[name], width=width, scheme=scheme, texts=PAGES[name]) as page:
+        assert [part for part in parts if not page.locator(f"#{part}").is_visible()] == []
+        assert_links_have_targets(page, parts)
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 26)"
+        assert dark == (scheme == "dark")
+        for pair in BESIDE.get(name, []):
+            left, right = (page.locator(f"#{part}").evaluate(BOX) for part in pair)
+            assert (left["top"] == right["top"]) is (left["right"] <= right["left"]) is (width > 1000)
+
+
+@needs_chromium
+@every_page
+def test_without_javascript_and_printed_it_is_whole(
+    browser: Browser, pages: dict[str, Path], name: str, tmp_path: Path
+) -> None:
+    """Every image is shown. A print is on white paper, of a dark page too, and has what is folded on the screen."""
+    with opened(browser, pages[name], scheme="dark", script=False) as page:
+        assert page.locator(".shot:visible").count() == page.locator(".shot").count()
+        assert page.locator("select").count() == 0
+        page.emulate_media(media="print")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert page.locator("nav").is_hidden()
+        heights = page.locator("details").evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().height)")
+        assert [height > 100 for height in heights] == [True] * FOLDED[name]  # only their first line: 24
+        page.pdf(path=tmp_path / "page.pdf", format="A4")
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_value_that_a_template_lacks_is_an_error() -> None:
+    """Never an empty text."""
+    with pytest.raises(UndefinedError):
+        rendering.page("sweep.html.jinja")
