@@ -79,28 +79,19 @@ def test_another_folder_gets_the_same_bytes(written: str, tmp_path: Path) -> Non
     assert not re.search(r"\d\d:\d\d|/tmp|/home|localhost", written)
 
 
-def test_every_image_is_counted(folder: Path, written: str) -> None:
-    """The table of the images has the counts of split.csv, and each reason to leave one out; each maker is counted."""
+def test_the_numbers_and_hashes_are_those_of_the_files(folder: Path, written: str) -> None:
+    """The table of the images counts every file; whoever has a copy of the folder can compare it."""
     rows = files.read_csv(folder / "data/split.csv")
     counts = [sum(one["split"] == part for one in rows) for part in ("train", "val", "test", "")]
     assert [int(cell) for cell in row(written, "**total**")] == counts
     assert "- Left out: 1, because of: truncated." in written
     assert "CC-BY by Zoë &lt;b&gt; (2" in written
-
-
-def test_the_hashes_are_those_of_the_files(folder: Path, written: str) -> None:
-    """Whoever has a copy of the folder can compare it."""
+    answers = files.read_csv(folder / "metrics/predictions.csv")
+    right = sum(one["label"] == one["prediction"] for one in answers)
+    assert f"Then 3 of the {len(answers)} test images get another class; 17 are right instead of {right}." in written
     for name in card.FOLDER:
         assert row(written, f"`{name}`") == [f"`{files.sha256(folder / 'models' / name)}`"]
     assert files.md5(folder / "models/model.safetensors") in written  # as in dvc.lock
-
-
-def test_no_name_of_a_class_is_a_mark(written: str) -> None:
-    """A name with HTML or Markdown is shown as it is; one in another script, too."""
-    assert "<img" not in written
-    assert "&lt;img src=x onerror=alert(1)&gt;" in written
-    assert reports.HEBREW in written
-    assert rendering.markdown("a|b\n`c` *d* [e]") == "a\\|b \\`c\\` \\*d\\* \\[e\\]"
 
 
 @pytest.mark.parametrize("name", [*reports.CLASSES[1:], "Gänse blümchen", "می‌خواهم", "👩‍🌾", "été 2 (grün)"])
@@ -109,8 +100,11 @@ def test_an_ordinary_name_keeps_its_bytes(name: str) -> None:
     assert rendering.markdown(name) == name
 
 
-def test_no_name_is_a_mark_or_hides_others_anywhere(folder: Path, tmp_path: Path) -> None:
-    """The card shows the escapes of control and direction characters; a class and a credit keep their line."""
+def test_no_name_is_a_mark_or_hides_others(folder: Path, written: str, tmp_path: Path) -> None:
+    """A name with HTML or Markdown is shown as it is, in one line; characters that hide or turn others as escapes."""
+    assert "<img" not in written
+    assert "&lt;img src=x onerror=alert(1)&gt;" in written
+    assert rendering.markdown("a|b\n`c` *d* [e]") == "a\\|b \\`c\\` \\*d\\* \\[e\\]"
     for letter in "\u202e\u2066\u200f\u061c\u200b\ufeff\u00ad\x1b\x07\x7f\x9b\ud800":
         assert rendering.markdown(f"a{letter}b") == f"a\\{ascii(letter)[1:-1]}b"
     shutil.copytree(folder, tmp_path / "one")
@@ -121,13 +115,6 @@ def test_no_name_is_a_mark_or_hides_others_anywhere(folder: Path, tmp_path: Path
     assert "\u202e" not in text
     assert len(row(text, r"\|\*dai\\u202esy")) == 4
     assert r"CC-BY by \[Zoë\\u202e\] &lt;b&gt;" in text
-
-
-def test_what_others_preprocessing_changes_is_said(folder: Path, written: str) -> None:
-    """With the figures of export.json, and those of predictions.csv beside them."""
-    rows = files.read_csv(folder / "metrics/predictions.csv")
-    right = sum(row["label"] == row["prediction"] for row in rows)
-    assert f"Then 3 of the {len(rows)} test images get another class; 17 are right instead of {right}." in written
 
 
 def test_it_shows_exactly_the_settings_that_the_stage_tracks(folder: Path, written: str) -> None:

@@ -132,23 +132,18 @@ def test_several_seeds_are_shown_with_their_spread(project: Path) -> None:
     assert "from the mean of its probabilities over seeds" in root.one("section", id="classes").text
 
 
-def test_the_gallery_begins_with_the_most_confident_mistake(shown: Content) -> None:
-    """Then the others; the right answers begin with the least confident one. Of equal ones the first path is first."""
+def test_the_gallery_has_the_answers_of_the_folds(shown: Content) -> None:
+    """The most confident mistake is first, with the mean probabilities of its classes; of equal ones the first path."""
     probabilities, labels = shown.pooled.probabilities, shown.pooled.labels
-    guesses, sure = probabilities.argmax(1), probabilities.max(1)
-    picked = folds_page.chosen(shown.pooled)
-    wrong = sorted(np.flatnonzero(guesses != labels), key=lambda row: -sure[row])
-    right = sorted(np.flatnonzero(guesses == labels), key=lambda row: sure[row])
-    assert [one.path for one in picked.mistakes] == [shown.pooled.paths[row] for row in wrong[:MOST_ANSWERS]]
-    assert [one.path for one in picked.unsure] == [shown.pooled.paths[row] for row in right[:MOST_ANSWERS]]
-    assert (picked.mistakes_in_all, picked.right_in_all) == (len(wrong), len(right))
-    first = picked.mistakes[0]
-    assert first.probabilities[0] == probabilities[wrong[0], labels[wrong[0]]]
-    assert first.probabilities[2] == sorted(probabilities[wrong[0]])[-2]
+    wrong = np.flatnonzero(probabilities.argmax(1) != labels)
+    first = wrong[probabilities[wrong].max(1).argmax()]
+    assert shown.chosen.mistakes[0].path == shown.pooled.paths[first]
+    given, highest, second = shown.chosen.mistakes[0].probabilities
+    assert (given, [second, highest]) == (probabilities[first, labels[first]], sorted(probabilities[first])[-2:])
+    assert (shown.chosen.mistakes_in_all, shown.chosen.right_in_all) == (len(wrong), len(labels) - len(wrong))
     equal = replace(shown.pooled, by_seed=np.full((1, 96, 4), 0.25))
-    tied = folds_page.chosen(equal)
     others = [path for path, label in zip(equal.paths, labels, strict=True) if label != 0]
-    assert [one.path for one in tied.mistakes] == others[:MOST_ANSWERS]
+    assert [one.path for one in folds_page.chosen(equal).mistakes] == others[:MOST_ANSWERS]
 
 
 def test_every_label_error_is_there_with_both_classes(shown: Content, elements: Element) -> None:

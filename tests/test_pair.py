@@ -74,6 +74,7 @@ def test_every_figure_has_the_difference_and_shares_have_their_interval() -> Non
 def test_each_figure_is_one_drawing_with_a_line_of_each_run() -> None:
     """On the same axes: the longer one ends at the right, the shorter one before; each has its own exported epoch."""
     root = parsed(page())
+    assert len(root.all("svg", role="img")) == 5
     for key in ("val_loss", "val_accuracy", "train_loss", "train_accuracy"):
         drawing = root.one("svg", **{"aria-labelledby": f"{key}-t {key}-d"})
         lines = [line.attributes["d"] for line in drawing.all("path", class_="line")]

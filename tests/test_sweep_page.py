@@ -79,10 +79,6 @@ def lines(drawing: Element) -> list[Element]:
     return drawing.all("path", class_="line")
 
 
-def page(best_first: list[Done]) -> Element:
-    return parsed(sweep_page.written(SWEEP, best_first, VERDICT, TAKE_OVER))
-
-
 def test_the_page_has_every_trial_and_the_sentences() -> None:
     """The failed one is in the table, without a rank."""
     rows = ELEMENTS.table("The highest validation accuracy first")
@@ -104,20 +100,17 @@ def test_each_result_is_a_line_and_the_best_one_is_above_the_others() -> None:
     assert lines(DESKTOP)[0].attributes["d"].startswith("M84 174L")
 
 
-def test_one_result_alone_can_be_drawn() -> None:
-    """Its accuracy is the lowest and the highest."""
-    root = page(BEST_FIRST[:1])
-    assert len(lines(root)) == 2  # for a desktop, and for a phone
-    assert not any("nan" in line.attributes["d"] for line in lines(root))
-
-
 @pytest.mark.parametrize(("lr", "model"), [(0.5, "resnet18"), (0.0, "resnet18"), (0.01, "resnet50")])
 def test_present_settings_outside_the_file_are_drawn(lr: float, model: str) -> None:
-    """A number above its range, none on a logarithmic axis, and a word that is not in the list."""
-    root = page([*BEST_FIRST, done(6, lr, model, train_figures(0.25, 2.0, 3))])
-    assert len(lines(root)) == 10
-    assert f"train.lr={lr} train.model={model}" in lines(root)[0].text
-    assert not any("nan" in line.attributes["d"] for line in lines(root))
+    """A number above its range, none on a logarithmic axis, a word that is not in the list; also a trial that is alone,
+    whose accuracy is the lowest and the highest.
+    """
+    last = done(6, lr, model, train_figures(0.25, 2.0, 3))
+    for best_first, number in (([*BEST_FIRST, last], 10), ([last], 2)):  # each for a desktop and for a phone
+        drawn = lines(parsed(sweep_page.written(SWEEP, best_first, VERDICT, TAKE_OVER)))
+        assert len(drawn) == number
+        assert f"train.lr={lr} train.model={model}" in drawn[0].text
+        assert not any("nan" in line.attributes["d"] for line in drawn)
 
 
 @needs_chromium
@@ -127,6 +120,7 @@ def test_a_phone_shows_every_axis_without_scrolling(browser: Browser, tmp_path: 
     path.write_text(PAGE)
     boxes = "[...document.querySelectorAll('.phone text')].map(t => t.getBoundingClientRect().toJSON())"
     with opened(browser, path, width=420) as page:
+        assert page.locator("svg[role=img]:visible").count() == 1
         found = page.evaluate(boxes)
     assert len(found) > 15
     for one in found:
@@ -145,5 +139,6 @@ def test_the_drawing_of_one_setting_does_not_fill_the_page(browser: Browser, tmp
     path = tmp_path / "sweep.html"
     path.write_text(sweep_page.written(one, alone, VERDICT, TAKE_OVER))
     with opened(browser, path, width=1280) as page:
+        assert page.locator("svg[role=img]:visible").count() == 1
         heights = page.evaluate("[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height)")
         assert max(heights) < 30
