@@ -9,27 +9,11 @@ import torchvision
 import torchvision.transforms.v2.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from pipeline.engine.parallel import Share
 from pipeline.loader import augment, random_params
 from pipeline.loader.random_params import AugmentParams
-from tests.helpers.crops import cropped, random_boxes, random_images
-
-
-def jitter(n: int, strength: float = 0.4, seed: int = 0) -> NDArray[np.float32]:
-    return random_params.jitter_factors(seed, 0, n, strength)
-
-
-def drawn(n: int, side: int, out: int, seed: int = 0) -> AugmentParams:
-    """Every draw of a training crop, switched on."""
-    factors, erased = jitter(n, seed=seed), random_params.erase_boxes(seed, 0, n, out, 0.5)
-    return AugmentParams(random_boxes(n, side, seed).numpy(), np.arange(n) % 2 == 0, factors, erased)
-
-
-def mixes(n: int, out: int) -> list[random_params.Mix]:
-    """Mixup, and CutMix."""
-    return [random_params.draw_mix(0, 0, n, out, 0.2, 0.0), random_params.draw_mix(0, 0, n, out, 0.0, 1.0)]
+from tests.helpers.crops import cropped, drawn, jitter, mixes, random_boxes, random_images
 
 
 def test_pixels_are_normalized_as_published_weights_expect() -> None:

@@ -19,9 +19,9 @@ from pipeline.training import checkpoint, resume, runs, state
 from pipeline.training.job import Job
 from pipeline.training.runs import Run
 from tests.conftest import change, on_cpu, read_params
+from tests.helpers.pickles import Bomb
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import ALONE
-from tests.test_damaged import Bomb
 
 STEPS = 4
 

@@ -29,6 +29,7 @@ from pipeline.training.runs import Run
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers.datasets import one_pixel
+from tests.helpers.pickles import Bomb
 from tests.helpers.refusals import refuses
 
 SPLIT = """path,class,split,reason,width,height,pixels,phash,group
@@ -120,16 +121,6 @@ def vast(path: Path) -> None:
     layout = {"descr": "|u1", "fortran_order": False, "shape": (60_000_000, 1000, 1000, 3)}
     np.lib.format.write_array_header_1_0(header, layout)
     path.write_bytes(header.getvalue() + bytes(100))
-
-
-class Bomb:
-    """An object that would write a file if it were unpickled."""
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, ("touch exploded",)
-
-    def __repr__(self) -> str:  # without an address, which would make the names of tests differ
-        return "Bomb()"
 
 
 def a_pipe(path: Path) -> None:

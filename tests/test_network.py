@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -13,37 +13,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torchvision
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
-from torch.overrides import TorchFunctionMode
 
 from pipeline.config import model_names, rules
 from pipeline.models import network
 from tests.conftest import PROJECT
-from tests.helpers.operators import Operators
+from tests.helpers.operators import operators_of_a_step, shape_of
 from tests.helpers.refusals import refuses
 
 OF_TIMM = ["timm/resnet18", "timm/mobilenetv3_small_050"]
 WITHOUT_BLOCKS = ["alexnet", "vgg11", "vgg11_bn", "vgg13", "vgg13_bn", "vgg16", "vgg16_bn", "vgg19", "vgg19_bn"]
-
-
-class WithoutMemory(TorchFunctionMode):
-    """Inside it torch.empty gives meta tensors, so a large model is built at once (its parameters are made so)."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return func(*args, **((kwargs or {}) | ({"device": "meta"} if func is torch.empty else {})))
-
-
-def shape_of(name: str, classes: int) -> nn.Module:
-    """The model without memory behind its parameters."""
-    options = {"aux_logits": False, "init_weights": False} if name in ("googlenet", "inception_v3") else {}
-    with WithoutMemory():
-        net: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
-    return net
 
 
 def test_the_list_of_models_is_torchvisions() -> None:
@@ -282,16 +263,6 @@ def test_a_model_is_the_same_for_the_same_seed() -> None:
         )
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert not torch.equal(one["fc.weight"], other["fc.weight"])
-
-
-def operators_of_a_step(name: str) -> set[str]:
-    """The operators of a forward and a backward pass, traced without memory and without arithmetic."""
-    side = 299 if name == "inception_v3" else 224
-    net, images = shape_of(name, 3).to("meta").train(), torch.empty(2, 3, side, side, device="meta")
-    called = Operators()
-    with called:
-        net(images).sum().backward()
-    return called.names
 
 
 def refused_by_torch() -> set[str]:

@@ -21,9 +21,9 @@ from pipeline.data import corrections
 from pipeline.engine import environment
 from pipeline.models import description
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
+from tests.helpers.operators import operators_of_a_step
 from tests.helpers.projects import link_code
 from tests.helpers.refusals import refuses
-from tests.test_network import operators_of_a_step
 
 QEMU = shutil.which("qemu-x86_64")
 needs_qemu = pytest.mark.skipif(QEMU is None, reason="needs qemu-x86_64 (apt-get install qemu-user)")

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -22,6 +21,7 @@ from pipeline.loader import augment
 from pipeline.models import exported, network, pretrained
 from pipeline.models.description import Description, View
 from pipeline.stages import weights
+from tests.helpers.pickles import Bomb
 from tests.helpers.refusals import refuses
 from tests.helpers.sources import project
 
@@ -217,20 +217,10 @@ def test_names_of_classes_that_do_not_fit_are_refused(text: str, tmp_path: Path)
     assert [fault.kind for fault in error.value.faults] == ["damaged"]
 
 
-class Harmful:
-    """A pickle that runs a command if a reader trusts it."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
-        return os.system, (f"touch {self.trace}",)
-
-
 SQUARE = torch.zeros(2, 2)
 UNUSABLE: dict[str, Callable[[], Any]] = {
     "a model": small,
-    "code": lambda: {"state_dict": {}, "by": Harmful(Path("trace"))},
+    "code": lambda: {"state_dict": {}, "by": Bomb()},
     "a list": lambda: [torch.zeros(1)],
     "nothing": dict,
     "other keys": lambda: {"epoch": 3, "net": {}},

@@ -10,8 +10,7 @@ from pipeline.loader import augment, resample
 from pipeline.loader.resample import Crops
 from pipeline.loader.storage import ImageStore
 from tests.gpu.training import Figures
-from tests.helpers.crops import LAYOUTS, NORMALIZED, drawn_crops, random_images
-from tests.test_augment import drawn, mixes
+from tests.helpers.crops import LAYOUTS, NORMALIZED, drawn, drawn_crops, mixes, random_images
 
 
 @pytest.mark.gpu(needs="cuda")

@@ -1,0 +1,10 @@
+"""A pickle that runs a command if a reader trusts it."""
+
+import os
+
+
+class Bomb:
+    """An object that would write the file `exploded` if it were unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch exploded",)
