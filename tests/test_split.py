@@ -1,5 +1,6 @@
 """The stage split: every file is inspected once, and every image is in one split or has a reason."""
 
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -91,17 +92,6 @@ def test_a_photo_added_moves_no_other(photos: Path, mini_split: tuple[Rows, Coun
     assert {path: after[path] for path in before} == before
     assert after["daisy/0 new.png"] in SPLITS
     assert left_out(rows)["truncated"] == 1
-
-
-def test_ten_folds_test_every_photo_once(mini_split: tuple[Rows, Counts]) -> None:
-    """Over ten folds each group is in test exactly once, and no photo is moved to fill a split."""
-    groups = {row.group: splitting.Group(row.group, {row.image_file.label: 1}) for row in mini_split[0] if row.split}
-    tested: Counter[str] = Counter()
-    for fold in range(10):
-        assigned, moved = splitting.assign(list(groups.values()), settings(seed=3, fold=fold))
-        assert moved == 0
-        tested.update(key for key, name in assigned.items() if name == "test")
-    assert tested == Counter(dict.fromkeys(groups, 1))
 
 
 def test_the_number_of_workers_changes_nothing(small: Path) -> None:
@@ -219,15 +209,12 @@ def test_the_terminal_shows_how_many_files_are_excluded(
     split.run(params.parse(on_cpu(raw, split__min_side=16)))
     of = Counter(row["split"] for row in files.read_csv(Path("data/split.csv")))
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-8:-6] == [
-        f"split: 21 files: {of['train']} train, {of['val']} val, {of['test']} test; "
-        "1 excluded, each with its reason in data/split.csv",
-        "split: layout: class folders",
-    ]
-    assert lines[-6] == "split: left out: 1 empty (first: dog/empty.png)"
+    assert re.findall(r"\d+", lines[-8]) == ["21", *(str(of[name]) for name in SPLITS), "1"]
+    assert "data/split.csv" in lines[-8]
+    assert "1 empty" in lines[-6]
+    assert "dog/empty.png" in lines[-6]
     assert lines[-4].split()[:2] == ["split:", "cat"]
-    assert lines[-1].startswith(f"split: few test images ({of['test']} in all")
-    assert lines[-1].endswith("perennial folds tests every image")
+    assert str(of["test"]) in lines[-1]
 
 
 def test_the_table_says_what_each_image_is(small: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,22 +289,10 @@ def test_the_stage_hands_every_setting_on(raw: dict[str, Any], monkeypatch: pyte
         split.run(params.parse(change(raw, **changes)))
     assert taken == [
         Originals(Path("data/images"), {}),
-        settings(
-            7,
-            0.25,
-            0.25,
-            5,
-            3,
-            phash_distance=4,
-            min_side=21,
-            max_pixels=22,
-            max_unreadable=23,
-            group="p(.)",
-            stratify=True,
-        ),
-        6,
-        corrections.Table([], []),
-    ]
+        settings(7, 0.25, 0.25, 5, 3, phash_distance=4, min_side=21, max_pixels=22, max_unreadable=23, group="p(.)",
+                 stratify=True),
+        6, corrections.Table([], []),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(4))

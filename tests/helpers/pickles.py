@@ -8,3 +8,6 @@ class Bomb:
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch exploded",)
+
+    def __repr__(self) -> str:  # without an address: the workers of pytest must give a test the same name
+        return "Bomb()"
