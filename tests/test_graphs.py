@@ -93,7 +93,7 @@ def test_graphs_train_the_bits_of_eager(model: str, precision: str, parallel: st
 
 def test_every_shape_has_its_own_graph() -> None:
     """Images that grow, and targets of mixed images: each is recorded once."""
-    plain, graphed = learner_of("resnet18", "fp32"), learner_of("resnet18", "fp32")
+    plain, graphed = learner_of("shufflenet_v2_x0_5", "fp32"), learner_of("shufflenet_v2_x0_5", "fp32")
     graphed = replace(graphed, gradients=Graphs(partial(RehearsedGraph, graphed.model)))
     results = []
     for learner in (plain, graphed):
@@ -116,10 +116,10 @@ def test_a_frozen_backbone_is_not_part_of_a_graphs_gradients() -> None:
 
 def test_a_restored_state_is_where_the_graph_reads_it() -> None:
     """`load_state_dict` copies into the recorded weights: the following steps are those of the restored state."""
-    learner = learner_of("resnet18", "fp16")
+    learner = learner_of("shufflenet_v2_x0_5", "fp16")
     learner = replace(learner, gradients=Graphs(partial(RehearsedGraph, learner.model)))
     once = [value.clone() for value in everything(learner, Totals.zero(ALONE.device, 1), batches(0, 2), "single", 1)]
-    fresh = learner_of("resnet18", "fp16")
+    fresh = learner_of("shufflenet_v2_x0_5", "fp16")
     learner.load_state_dict(fresh.state_dict())
     learner.optimizer.state.clear()
     again = everything(learner, Totals.zero(ALONE.device, 1), batches(0, 2), "single", 1)

@@ -113,14 +113,17 @@ def train_steps(net: nn.Module, steps: int, side: int = 32) -> None:
         net.eval()
 
 
+FURTHER = pytest.mark.slow("further models; make test has drop-out, stochastic depth and a model of timm")
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "resnet18",
         "mobilenet_v3_small",
-        "densenet121",
         "squeezenet1_1",
-        *OF_TIMM,
+        OF_TIMM[1],
+        *(pytest.param(name, marks=FURTHER) for name in ("resnet18", "densenet121")),
+        pytest.param(OF_TIMM[0], marks=FURTHER),
     ],
 )
 def test_a_frozen_backbone_does_not_move(name: str) -> None:
@@ -177,19 +180,18 @@ def one_step(net: nn.Module, side: int) -> tuple[dict[str, Tensor], dict[str, Te
 
 # googlenet has blocks that stand in no container.
 OF_MORE_KINDS = [("convnext_tiny", 64), ("googlenet", 64), ("swin_t", 64), ("vit_b_32", 224)]
-FURTHER = pytest.mark.slow("further models; make test has one with each kind of state")
 
 
 @pytest.mark.parametrize(
     ("name", "side"),
     [
-        ("resnet18", 64),
         ("mobilenet_v3_small", 64),  # drop-out
         ("efficientnet_b0", 64),  # stochastic depth
-        ("densenet121", 64),  # layers that are handed a growing list
-        ("shufflenet_v2_x0_5", 64),
+        pytest.param("resnet18", 64, marks=FURTHER),
+        pytest.param("densenet121", 64, marks=FURTHER),  # layers that are handed a growing list
+        pytest.param("shufflenet_v2_x0_5", 64, marks=FURTHER),
         *(pytest.param(name, side, marks=FURTHER) for name, side in OF_MORE_KINDS),
-        *((name, 64) for name in OF_TIMM),
+        *(pytest.param(name, 64, marks=FURTHER) for name in OF_TIMM),
     ],
 )
 def test_checkpointing_changes_memory_and_nothing_else(name: str, side: int) -> None:
@@ -231,7 +233,7 @@ def one_of_one(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_of_one")
 @pytest.mark.filterwarnings("ignore:.*find_unused_parameters=True was specified:UserWarning")
-@pytest.mark.parametrize("find_unused", [False, True])
+@pytest.mark.parametrize("find_unused", [False, pytest.param(True, marks=FURTHER)])
 def test_ddp_changes_nothing_of_it(find_unused: bool) -> None:
     """Under DistributedDataParallel a frozen backbone stays, and checkpointed gradients and statistics are equal."""
     frozen, plain, saving = (network.build("resnet18", 3, seed=0) for _ in range(3))
