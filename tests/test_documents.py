@@ -24,7 +24,7 @@ FOLDERS = "pipeline|tests|benchmarks|docs|docker|requirements|results|.github"
 
 @pytest.mark.parametrize("document", parts.DOCUMENTS)
 def test_the_generated_parts_are_up_to_date(document: str) -> None:
-    """The tables of results, figures, ways, and pairs of choices that do not work together: `make docs` writes them."""
+    """`make docs` writes them."""
     assert parts.filled(document) == (PROJECT / document).read_text(), "run: make docs"
 
 

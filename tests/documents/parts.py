@@ -5,12 +5,21 @@ from functools import partial
 
 from benchmarks.harness.measuring import RESULTS
 from tests.conftest import PROJECT
-from tests.documents import figures, results, ways
+from tests.documents import figures, results, tables, ways
 from tests.documents.phrases import READMES
 
 DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {  # document → its parts
     **{name: {"results": partial(results.table, say)} for name, say in READMES.items()},
-    "docs/performance.md": {"figures": partial(figures.table, PROJECT / RESULTS)},
+    "docs/performance.md": {"figures": partial(figures.table, PROJECT / RESULTS), "arithmetic": tables.arithmetic},
+    "docs/presets.md": {
+        "cpu": partial(tables.recipes, tables.OF_CPU),
+        "gpu": partial(tables.recipes, tables.OF_GPU),
+    },
+    "docs/reproducibility-catalogue.md": {
+        "hashes": tables.elastic_hashes,
+        "cost": tables.elastic_cost,
+        "accuracy": tables.elastic_accuracy,
+    },
     "docs/ways.md": {"ways": ways.table, "pairs": ways.pairs},
 }
 

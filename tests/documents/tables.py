@@ -1,0 +1,88 @@
+"""Tables of docs/ that are made of the presets, and of single reports in benchmarks/results."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from benchmarks.harness.measuring import RESULTS
+from pipeline.planning import presets
+from pipeline.planning.presets import Recipe
+from tests.conftest import PROJECT
+
+OF_CPU = presets.CPU
+OF_GPU = {**presets.GPU, "apex": presets.APEX, "modern": presets.MODERN, "fast": presets.FAST}
+MODELS = {
+    "resnet18 64 px": "ResNet-18, 32 of 64 pixels",
+    "resnet34 64 px": "ResNet-34, 32 of 64 pixels",
+    "resnet18 224 px": "ResNet-18, 16 of 224 pixels",
+    "resnet34 224 px": "ResNet-34, 16 of 224 pixels",
+    "mobilenet_v3_small 224 px": "MobileNetV3-small, 16 of 224 pixels",
+    "vit_b_32 224 px": "ViT-B/32, 8 of 224 pixels",
+}
+
+
+def table(titles: str, rows: Iterable[Iterable[object]]) -> str:
+    """A table of Markdown: the titles as one line, and the cells of each row."""
+    head = [f"| {titles} |", f"|{'---|' * (titles.count('|') + 1)}"]
+    return "\n".join([*head, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
+
+
+def report(name: str) -> Any:
+    return json.loads((PROJECT / RESULTS / f"{name}.json").read_text())["rows"]
+
+
+def recipes(of: Mapping[str, Recipe]) -> str:
+    """The values of each preset."""
+    titles = "preset | model | pixels | batch | learning rate | training steps, about | epochs | mixup"
+    rows = []
+    for name, recipe in of.items():
+        sides = range(recipe.crop_from, recipe.size + 1, 32) if recipe.crop_from else [recipe.size]
+        rows.append(
+            (
+                f"`{name}`", recipe.model, ", ".join(map(str, sides)), recipe.batch, recipe.lr, f"{recipe.steps:,}",
+                f"{recipe.epochs[0]} to {recipe.epochs[1]}", recipe.mixup or "–",
+            )
+        )  # fmt: skip
+    return table(titles, rows)
+
+
+def arithmetic() -> str:
+    """Seconds of a step in native and in portable arithmetic."""
+    rows, figures = report("arithmetic_cpu"), ("native_seconds", "portable_seconds", "ratio")
+    cells = [
+        (title, *(f"{rows[name][figure]:.{digits}f}" for figure, digits in zip(figures, (3, 3, 2), strict=True)))
+        for name, title in MODELS.items()
+    ]
+    return table("model, images | native | portable | ratio", cells)
+
+
+def elastic_hashes() -> str:
+    """The first digits of the hash of each precision and optimizer. Raises ValueError if a way has another one."""
+    hashes: dict[tuple[str, str], set[str]] = {}
+    for row in report("elastic_hashes"):
+        hashes.setdefault((row["precision"], row["optimizer"]), set()).add(row["sha256"])
+    if wrong := [way for way, found in hashes.items() if len(found) > 1]:
+        raise ValueError(f"several hashes: {wrong}")
+    return table("precision | optimizer | SHA-256 begins", [(*way, f"`{sha:.16}`") for way, (sha,) in hashes.items()])
+
+
+def elastic_cost() -> str:
+    """Seconds per step with ddp and with elastic."""
+    rows = [
+        (row["processes"], *(f"{row[name]:.2f}" for name in ("ddp_seconds", "elastic_seconds", "ratio", "bytes_moved")))
+        for row in report("elastic_cost")
+    ]
+    return table("processes | ddp | elastic | ratio | bytes sent", rows)
+
+
+def elastic_accuracy() -> str:
+    """The mean accuracies of the seeds, and their difference with its standard error."""
+    rows = []
+    for key, title in (("val", "79 validation images"), ("test", "61 test images")):
+        pairs = [(row[f"ddp_{key}"], row[f"elastic_{key}"]) for row in report("elastic_accuracy")]
+        ddp, elastic = (statistics.mean(column) for column in zip(*pairs, strict=True))
+        error = statistics.stdev(one - other for one, other in pairs) / math.sqrt(len(pairs))
+        rows.append((title, f"{ddp:.3f}", f"{elastic:.3f}", f"{ddp - elastic:.3f} ({error:.3f})"))
+    return table("mean of five seeds | ddp | elastic | difference (standard error)", rows)
