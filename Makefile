@@ -59,7 +59,7 @@ demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes,
 
 # Three rings of tests. A test is in the first ring, unless its mark says why not: slow("the reason"), or gpu.
 # First: for new contributors, and before every commit. It leaves out slow tests, but runs another one of each kind.
-test: lint  ## lint, types, every unit test, one test of each kind of real process (about 20 minutes on 2 idle cores)
+test: lint  ## lint, types, every unit test, one test of each kind of real process (about 6 minutes on 2 idle cores)
 	@python -m pytest -n auto --dist worksteal -m "not gpu and not slow"
 
 # Second: continuous integration runs this. It finds everything that a machine without a GPU can find.

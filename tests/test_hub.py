@@ -168,11 +168,12 @@ def handed_on(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+ANOTHER_WAY = pytest.mark.slow("imports another library for seconds; make test has timm")
 WAYS = re.findall(r"^(\w+):\n\n```python\n(.*?)```", (PROJECT / "docs/hand-on.md").read_text(), re.M | re.S)
 
 
 @needs_transformers
-@pytest.mark.parametrize("way", [way for way, _ in WAYS])
+@pytest.mark.parametrize("way", [way if way == "timm" else pytest.param(way, marks=ANOTHER_WAY) for way, _ in WAYS])
 def test_the_lines_of_the_documentation_run(way: str, handed_on: Path) -> None:
     """In a process and a folder without this project, they print the class. All of them print the same one."""
     done = subprocess.run(

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import subprocess
 import sys
 import tarfile
 import textwrap
@@ -16,6 +15,7 @@ from pipeline.base import files
 from pipeline.config import params
 from pipeline.data import corrections, synthetic
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
+from tests.helpers import starts
 from tests.helpers.modules import MODULES, closure
 from tests.helpers.projects import link_code
 from tests.helpers.settings import LEAVES, keys, tracked
@@ -87,10 +87,7 @@ def pipeline(folder: Path, changes: dict[str, Any]) -> Path:
     raw["data"]["url"] = raw["data"]["url"].format(folder=folder.parent).replace(" ", "%20")
     write_params(folder / "params.yaml", raw)
     files.write_text(folder / corrections.FILE, corrections.EMPTY)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(RECORDER), *STAGES],
-        cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = starts.run([sys.executable, "-c", textwrap.dedent(RECORDER), *STAGES], cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
 
