@@ -111,11 +111,12 @@ def run_trial(before: Path, reference: Reference, fault: Fault, generator: rando
     lock = folder / "dvc.lock"
     recorded = entry(lock.read_bytes(), fault.stage) if lock.is_file() else None
     last_step = run.steps() if fault.stage == "train" else None
-    repros, log, again = 0, "", None
+    repros, log, notes, again = 0, "", "", None
     while again != 0 and repros < MOST_REPROS:
         set_params(folder, {"run": {"processes": generator.choice(reference.processes)}})
         done = call(folder, sys.executable, "-m", "pipeline", "repro", *goals)
-        repros, log, again = repros + 1, log + done.stdout + done.stderr, done.returncode
+        repros, again = repros + 1, done.returncode
+        log, notes = log + done.stdout + done.stderr, notes + done.stderr
     same = again == 0 and lock.read_bytes() == expected
     if not same:
         print(f"{fault}: status {status}\n{run.log.read_text()}\n---- again:\n{log}", file=sys.stderr)
@@ -127,7 +128,7 @@ def run_trial(before: Path, reference: Reference, fault: Fault, generator: rando
         orphans=len(left),
         gone_seconds=round(gone, 1),
         repros=repros,
-        repairs=re.findall(r"^repro: (.*)", log, re.MULTILINE),
+        repairs=re.findall(r"^repro: (.*)", notes, re.MULTILINE),
         false_record=recorded is not None and recorded != entry(expected, fault.stage),
         same=same,
         last_step=last_step,
