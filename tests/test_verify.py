@@ -294,7 +294,7 @@ def test_an_interruption_leaves_nothing(project: Path, number: signal.Signals) -
 
 def test_a_stage_that_fails_is_told_with_its_last_lines(project: Path) -> None:
     """All that it said stays, though the work copy is removed."""
-    edited("pipeline/stages/evaluate.py", "import sys\n", "import sys\n\nsys.exit('the moon is full')\n")(project)
+    edited("pipeline/stages/evaluate.py", "import os\n", "import os\n\nraise SystemExit('the moon is full')\n")(project)
     call(project, "dvc", "commit", "--force")
     commit(project)
     done = verify(project, "--stage", "evaluate")

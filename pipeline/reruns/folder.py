@@ -12,7 +12,7 @@ from pipeline.versioning import dvc_lock, integrity, programs
 from pipeline.versioning.dvc_lock import LOCK, Claims
 
 DECISIVE = (LOCK.as_posix(), "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  # and the deps of the stages
-COMMANDS = [f"exec setpriv --pdeathsig TERM python -m pipeline.{part}{{stage}}" for part in ("", "launch ")]
+COMMAND = "exec setpriv --pdeathsig TERM python -m pipeline {stage}"  # of each stage of dvc.yaml
 FROM_GIT = f"take {LOCK} from an earlier commit, or dvc repro, then commit"
 NOT_DVCS = f"{LOCK} or dvc.yaml is not as DVC writes it; take both from an earlier commit, or dvc repro, then commit"
 ANY_STAGE = "dvc checkout restores it, dvc repro makes it again"
@@ -39,11 +39,10 @@ def outside(claims: Claims) -> list[Fault]:
 def foreign_commands(stages: Iterable[str]) -> list[Fault]:
     """The stages whose command in dvc.lock is not of the form that this project's stages have."""
     commands, why = dvc_lock.commands(), "a command that is not this project's"
-    allowed = {name: [command.format(stage=name) for command in COMMANDS] for name in stages}
     return [
-        Fault(f"the stage {name}", f"{commands[name]!r:.200}", "differs", why, " or ".join(allowed[name]))
-        for name in allowed
-        if commands[name] not in allowed[name]
+        Fault(f"the stage {name}", f"{commands[name]!r:.200}", "differs", why, COMMAND.format(stage=name))
+        for name in stages
+        if commands[name] != COMMAND.format(stage=name)
     ]
 
 
