@@ -18,7 +18,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: $(READY)  ## the environment in .venv (5.9 GB), from requirements/lock.txt, every hash checked
+setup: $(READY) $(VENV)/bin/perennial  ## the environment in .venv (5.9 GB), from requirements/lock.txt, every hash checked
 
 # The stamp is newer than the lock only after a successful installation.
 # Only an environment that was made here is emptied: venv --clear goes through a link, and removes what it points to.
@@ -42,10 +42,12 @@ $(READY): requirements/lock.txt
 	@echo "setup: installing about 6 GB into $(VENV)"
 	@"$(PYTHON)" -m venv --clear --prompt "$(PROMPT)" $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/lock.txt
-	@install -m 755 requirements/perennial $(VENV)/bin/perennial
 	@$(VENV)/bin/python -m pipeline.versioning.plots_page
 	@touch $(READY)
 	@echo "setup: done; to use it: . $(VENV)/bin/activate"
+
+$(VENV)/bin/perennial: requirements/perennial | $(READY)
+	@install -m 755 requirements/perennial $(VENV)/bin/perennial
 
 # pip reads both locks, so that it changes no package of the first.
 $(READY_TESTS): requirements/test.txt $(READY)
@@ -106,7 +108,7 @@ image:  ## the container's image, from docker/pins.env (if Apex's host cannot be
 	@docker build --file docker/Dockerfile --target $(TARGET) --tag $(PERENNIAL_IMAGE) \
 		$$(sed -n 's/^[A-Z]/--build-arg &/p' docker/pins.env) $(if $(APEX_SRC),--build-context apex-src=$(APEX_SRC)) .
 
-image-repro:  ## dvc repro in the container, with all GPUs, on these files, as your user
+image-repro:  ## run the pipeline in the container (perennial repro), with all GPUs, on these files, as your user
 	@PERENNIAL_IMAGE="$(PERENNIAL_IMAGE)" PERENNIAL_USER="$$(id -u):$$(id -g)" docker compose --file docker/compose.yaml run --rm repro
 
 image-test: setup  ## build and test the container without a GPU or a registry (25 GB of disk, about 7 minutes on 2 idle cores)

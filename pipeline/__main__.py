@@ -8,13 +8,26 @@ import argparse
 import gc
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from io import TextIOWrapper
+from pathlib import Path
 
 from pipeline.base.errors import exit_status
-from pipeline.command_line import COMMANDS, COMPLETION, STAGES, Command, completion, listing, parse, unknown
+from pipeline.command_line import (
+    COMMANDS,
+    COMPLETION,
+    HELP,
+    PROGRAM,
+    STAGES,
+    Command,
+    completion,
+    listing,
+    parse,
+    unknown,
+)
 
 
 def module_of(arguments: argparse.Namespace) -> str:
@@ -46,15 +59,22 @@ def announce(name: str, command: Command) -> None:
             os.write(descriptor, f"{name}: {command.doing}\n".encode())
 
 
+def print_text(text: str) -> int:
+    """Print a text; 0."""
+    print(text)
+    return 0
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command that the words name. Returns its exit status: 2 if there is no such command, or arguments."""
     name, *rest = [*(sys.argv[1:] if words is None else words)] or ["--help"]
-    if name in ("-h", "--help"):
-        print(listing())
-        return 0
-    if name == COMPLETION:
-        print(completion([name, *rest]))
-        return 0
+    if sys.stderr is None:  # closed: nobody wants its lines, and they do not belong into the answers
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    answers = name not in COMMANDS or COMMANDS[name].answers or not HELP.isdisjoint(rest)
+    if answers:  # the reader of the output may end first, as head does
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    if name in HELP or name == COMPLETION:
+        return exit_status(PROGRAM, lambda: print_text(listing() if name in HELP else completion([name, *rest])))
     if name not in COMMANDS:
         print(unknown(name), file=sys.stderr)
         return 2

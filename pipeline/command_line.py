@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 PROGRAM = "perennial"
+HELP = {"-h", "--help"}
 COMPLETION = "--print-completion"
 Parser = argparse.ArgumentParser
 
@@ -35,7 +36,11 @@ def demo(parser: Parser) -> None:
 
 def repro(parser: Parser) -> None:
     parser.add_argument("--verbose", action="store_true", help="show what DVC prints, too")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of dvc repro, such as --force or train")
+    parser.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        help="arguments of dvc repro, such as --force or train; dvc repro --help lists them",
+    )
 
 
 def predict(parser: Parser) -> None:
@@ -216,7 +221,7 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog=f"{PROGRAM} {name}", description=COMMANDS[name].help)
     COMMANDS[name].arguments(parser)
     parser.set_defaults(command=name)
-    if name == "repro" and words not in (["-h"], ["--help"]):  # its arguments are those of dvc repro
+    if name == "repro" and HELP.isdisjoint(words):  # its arguments are those of dvc repro
         return argparse.Namespace(command=name, arguments=[*words])
     arguments = parser.parse_args(words)
     if name == "verify":

@@ -54,5 +54,5 @@ def test_damaged_figures_are_refused(tmp_path: Path, kind: type[Any]) -> None:
             figures.parse(text, kind, "eval.json of HEAD", "take another one")
         (fault,), (other,) = of_file.value.faults, of_text.value.faults
         assert (fault.key, fault.kind) == (str(path), "damaged")
-        assert "dvc repro" in fault.remedy
+        assert "repro" in fault.remedy
         assert (other.key, other.kind, other.remedy) == ("eval.json of HEAD", "damaged", "take another one")

@@ -405,7 +405,7 @@ def test_a_heic_without_its_decoder_is_named_counted_and_has_a_remedy(
     remedy = formats.remedy("HEIC")
     said, again = findings.lines([(row.image_file.path, row.info) for row in rows])
     assert said == f"unsupported format: HEIC: {remedy}"
-    assert again.endswith("let split run again: dvc repro --force --single-item split")
+    assert again.endswith("let split run again: perennial repro --force --single-item split")
     with refuses(("split.max_unreadable", "damaged")) as error:
         do_split(tmp_path, max_unreadable=0)
     assert said in error.value.faults[0].remedy

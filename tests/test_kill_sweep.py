@@ -306,10 +306,24 @@ def test_a_dvc_is_known_however_it_was_started(project: Path, options: list[str]
         os.killpg(dvc.pid, signal.SIGKILL)
 
 
-def begin() -> subprocess.Popen[bytes]:
+@pytest.mark.parametrize(
+    ("command", "is_ours"),
+    [
+        ("python -m pipeline repro", True), ("python -u -m pipeline rank train", True),
+        ("srun --nodes=2 python -m pipeline rank train", True), ("setpriv --pdeathsig TERM python -m pipeline", True),
+        ("python -m pipeline.planning.trial question", True), ("python -m pipelines", False),
+        ("less /home/me/perennial", False), ("python -m", False),
+    ],
+)  # fmt: skip
+def test_a_process_of_this_program_is_known_by_its_command(command: str, is_ours: bool) -> None:
+    """A work copy is removed only when none works in it."""
+    assert killed_dvc.is_perennial(command.split()) == is_ours
+
+
+def begin(**options: Any) -> subprocess.Popen[Any]:
     """Start `perennial repro` and wait until its stage runs."""
     Path("go").write_text("wait")
-    started = subprocess.Popen([sys.executable, "-m", "pipeline", "repro"], start_new_session=True)
+    started = subprocess.Popen([sys.executable, "-m", "pipeline", "repro"], start_new_session=True, **options)
     while not Path("began").exists():
         assert started.poll() is None
         time.sleep(0.01)
@@ -358,3 +372,34 @@ def test_the_exit_status_is_dvcs(project: Path) -> None:
     refused = run("no_such_stage")
     assert refused.returncode == 255
     assert "no_such_stage" in refused.stderr
+
+
+def test_ctrl_z_stops_dvc_and_its_stage_and_they_go_on(project: Path) -> None:
+    """Stopped by the terminal, the command stops what it started; continued, it continues it."""
+    started = begin()
+    processes = [psutil.Process(started.pid), *psutil.Process(started.pid).children(recursive=True)]
+    assert len(processes) > 2
+    started.send_signal(signal.SIGTSTP)
+    wait_for(lambda: {process.status() for process in processes} == {psutil.STATUS_STOPPED}, "one goes on")
+    started.send_signal(signal.SIGCONT)
+    wait_for(lambda: psutil.STATUS_STOPPED not in {process.status() for process in processes}, "one is stopped")
+    started.send_signal(signal.SIGTERM)
+    assert started.wait() != 0
+    assert Path("saved").exists()
+
+
+def test_a_dvc_that_somebody_kills_is_named(project: Path) -> None:
+    """As the kernel kills a process when memory is full: nobody else says anything."""
+    started = begin(stderr=subprocess.PIPE, text=True)
+    (dvc,) = psutil.Process(started.pid).children()
+    dvc.kill()
+    _, said = started.communicate()
+    assert started.returncode == 128 + signal.SIGKILL
+    assert said.splitlines()[-1].startswith("repro: dvc repro: ended by SIGKILL; ")
+
+
+def test_questions_of_dvc_are_refused(project: Path) -> None:
+    """DVC could not read an answer."""
+    refused = run("--interactive")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("repro: repro: --interactive: ")

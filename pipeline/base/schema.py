@@ -38,7 +38,7 @@ Schema = TypeVar("Schema")
 
 def checkout(path: Path) -> str:
     """The remedy for a damaged output of a stage."""
-    return f"restore it (dvc checkout {path}), or make it again (dvc repro)"
+    return f"restore it (dvc checkout {path}), or make it again (perennial repro)"
 
 
 @contextmanager

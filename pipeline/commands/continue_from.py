@@ -29,7 +29,7 @@ from pipeline.reruns import revisions
 from pipeline.reruns.revisions import HERE
 from pipeline.versioning import programs
 
-REMEDY = "take another revision, or train there again (dvc repro)"
+REMEDY = "take another revision, or train there again (perennial repro)"
 DIGITS = 12  # of the SHA-256 of models/model.safetensors, in the name of the file
 
 

@@ -20,8 +20,6 @@ second.
 import csv
 import io
 import json
-import os
-import signal
 import sys
 from argparse import Namespace
 from collections import Counter
@@ -139,9 +137,6 @@ def positive(text: str) -> int:
 
 
 def main(arguments: Namespace) -> int:
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader of the output may end first, as head does
-    if sys.stderr is None:  # closed: nobody wants its lines, and they do not belong into the answers
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     images = tuple(map(Path, arguments.images))
     model = Path(arguments.model) if arguments.model else None
     request = Request(images, model, arguments.device, arguments.max_pixels)

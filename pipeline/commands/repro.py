@@ -14,6 +14,7 @@ This process forwards signals to DVC and the stage. If it is killed, they are te
 them: when the prompt is back, or a container ends, an interrupted training has saved its state.
 """
 
+import os
 import re
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from pipeline.base import children, linux
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import UNKNOWN, Fault, UserError
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from pipeline.data import corrections, originals
@@ -34,7 +35,8 @@ WHOLE = {"-p", "--pipeline", "-P", "--all-pipelines", "-R", "--recursive"}  # wi
 SINGLE = re.compile(r"-[A-Za-z]*s[A-Za-z]*")  # short options of DVC, with -s among them
 WITHOUT_CACHE = {"--no-commit", "--dry", "--help", "-h"}  # with these, DVC neither writes nor reads its cache
 VERBOSE = "--verbose"  # an option of this command: DVC has one of its own, for its developers (-v)
-TALKS = re.compile(r"--(verbose|quiet|dry|interactive|help)|-[A-Za-z]*[vqih][A-Za-z]*")  # with these, DVC says it all
+ASKS = {"-i", "--interactive"}
+TALKS = re.compile(r"--(verbose|quiet|dry|help)|-[A-Za-z]*[vqh][A-Za-z]*")  # with these, DVC says it all
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -44,12 +46,29 @@ def run(arguments: list[str]) -> int:
     module = [] if any(map(TALKS.fullmatch, arguments)) else ["pipeline.versioning.quiet"]
     words = [*module, "dvc", "repro", *(word for word in arguments if word != VERBOSE)]
     # Ctrl-C reaches this process alone, which forwards it once.
-    dvc = children.start([sys.executable, "-m", *words], env=programs.environment())
-    for number in FORWARDED:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, lambda number, _: children.send(dvc, number))
-    status = dvc.wait()
-    children.wait_for_all()
+    dvc, sent = children.start([sys.executable, "-m", *words], env=programs.environment()), list[int]()
+
+    def forward(number: int, _: object) -> None:
+        sent.append(number)
+        children.send(dvc, number)
+
+    def pause(number: int, _: object) -> None:
+        children.send(dvc, number)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        children.send(dvc, signal.SIGCONT)  # runs after somebody has continued this process
+
+    handlers = dict.fromkeys(FORWARDED, forward) | {signal.SIGTSTP: pause}
+    ignored = [number for number in handlers if signal.getsignal(number) == signal.SIG_IGN]  # as nohup has it
+    before = {number: signal.signal(number, handlers[number]) for number in handlers if number not in ignored}
+    try:
+        status = dvc.wait()
+        children.wait_for_all()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if status < 0 and not sent:
+        remedy = f"if nobody did this, {UNKNOWN}; then run again"
+        report([str(Fault("dvc repro", f"ended by {signal.Signals(-status).name}", "failed", remedy=remedy))])
     return status if status >= 0 else 128 - status
 
 
@@ -95,6 +114,9 @@ def check_photos(config: Params, stages: frozenset[str]) -> None:
 
 def repro(arguments: list[str]) -> int:
     """Repair, run, and check what was written. Returns the exit status of DVC. Raises UserError for new damage."""
+    if asking := ASKS.intersection(arguments):
+        reason = "DVC asks before each stage, and cannot read an answer in the background"
+        raise UserError(Fault("repro", asking.pop(), "value", reason, remedy="dvc repro --interactive"))
     stages = reached(arguments)
     paths = check_params(stages, arguments).paths
     report(killed_dvc.repair())

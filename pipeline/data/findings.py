@@ -31,7 +31,7 @@ def lines(inspected_files: InspectedFiles) -> Iterator[str]:
     if any(info.reason == decoders.NO_HEIF for _, info in inspected_files):
         yield (
             "DVC does not see which packages are installed; after an installation, let split run again: "
-            "dvc repro --force --single-item split"
+            "perennial repro --force --single-item split"
         )
 
 

@@ -41,7 +41,7 @@ YOLO = {"images", "labels"}  # folders of images and of boxes, as tools for obje
 def entries(folder: Path) -> list[str]:
     """The relative paths of all files and folders below `folder` without junk, sorted. That of a folder ends in /."""
     if not folder.is_dir():
-        raise missing(folder, "run the download stage first (dvc repro does)", "no such folder")
+        raise missing(folder, "run the download stage first (perennial repro does)", "no such folder")
     names = []
     for path in folder.rglob("*"):
         relative = path.relative_to(folder)

@@ -79,13 +79,15 @@ def check_hash(file: IO[bytes], path: Path, sha256: str) -> None:
 
 def _change_refusal(path: Path, what: str) -> Changed:
     value = f"{what} after the stage download listed it (data.source: folder)"
-    remedy = "list the files again (dvc repro --force --single-item download), then dvc repro; or restore it"
+    remedy = (
+        "list the files again (perennial repro --force --single-item download), then perennial repro; or restore it"
+    )
     return Changed(Fault(str(path), value, "differs", remedy=remedy))
 
 
 def missing_image(path: Path) -> UserError:
     """The refusal of a missing image file that is in split.csv."""
-    return missing(path, "run the split stage again (dvc repro does)", "in split.csv, but not there")
+    return missing(path, "run the split stage again (perennial repro does)", "in split.csv, but not there")
 
 
 def locate(images: Path, inbox: Path) -> Originals:
@@ -101,7 +103,7 @@ def locate(images: Path, inbox: Path) -> Originals:
     if not inbox.is_dir():
         remedy = (
             f"set it to the folder with the images that {manifest} lists; train and evaluate do not need them: "
-            f"dvc repro --allow-missing evaluate"
+            f"perennial repro --allow-missing evaluate"
         )
         raise folders.no_inbox(inbox, remedy)
     return Originals(inbox, hashes)
@@ -116,7 +118,7 @@ def copy_inbox(inbox: Path, folder: Path) -> None:
     remedy = (
         f"put images into {inbox}/<class>/ (or {inbox}/train/<class>/, and the same for val and test; or anywhere in "
         f"it, with a table {inbox}/{labels.NAME}); in a clone: dvc pull, if the photos were added with "
-        f"dvc add {inbox}/*; without the photos: dvc repro --downstream split"
+        f"dvc add {inbox}/*; without the photos: perennial repro --downstream split"
     )
     if not inbox.is_dir():
         raise folders.no_inbox(inbox, remedy)

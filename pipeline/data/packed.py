@@ -64,7 +64,7 @@ def load(folder: Path, split_csv: Path) -> Packed:
     digest = schema.json_of(folder / DIGEST, Digest, schema.checkout(folder))
     images, rows = _memory_map(folder, digest), split_table.kept_rows(split_csv)
     if digest.images != len(rows):
-        reason, remedy = f"{split_csv} keeps {len(rows)}", "run the prepare stage again (dvc repro does)"
+        reason, remedy = f"{split_csv} keeps {len(rows)}", "run the prepare stage again (perennial repro does)"
         raise UserError(Fault(str(folder / IMAGES), f"{digest.images} images", "differs", reason, remedy=remedy))
     classes = tuple(sorted({row["class"] for row in rows}))
     number = {name: index for index, name in enumerate(classes)}
@@ -127,7 +127,7 @@ def check_packed_size(data: Packed, folder: Path, size: int) -> None:
     """Raise UserError if the images of the packed `folder` are not of `size` pixels (`prepare.size`)."""
     if (actual := data.images.shape[1]) != size:
         reason = f"the packed images in {folder / IMAGES} have {actual} pixels"
-        remedy = "or pack again (dvc repro --force --single-item prepare); then dvc repro"
+        remedy = "or pack again (perennial repro --force --single-item prepare); then perennial repro"
         raise UserError(Fault("prepare.size", str(size), "differs", reason, str(actual), remedy))
 
 

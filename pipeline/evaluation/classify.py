@@ -79,7 +79,7 @@ def onnx_or_reason(models: Path, model_json: Description, device: str) -> "OnnxM
         (model_json.arithmetic == "portable",
          f"train.arithmetic was portable; --model {path} is faster, with other last digits"),
         (not path.is_file() or path.stat().st_size == 0,
-         f"{path} is missing or empty; to be faster: evaluate.onnx: true, then dvc repro (or dvc pull)"),
+         f"{path} is missing or empty; to be faster: evaluate.onnx: true, then perennial repro (or dvc pull)"),
         (not weights.is_file(),
          f"nothing says that {path} is of this model without that file; --model {path} needs no other"),
     )  # fmt: skip
@@ -91,7 +91,7 @@ def onnx_or_reason(models: Path, model_json: Description, device: str) -> "OnnxM
     except UserError as error:
         return f"of an error: {error}"
     if (model.classes, model.view, model.weights) != (model_json.classes, model_json.view, files.sha256(weights)):
-        return f"{path} is of another model; to be faster: dvc repro export, or dvc checkout"
+        return f"{path} is of another model; to be faster: perennial repro export, or dvc checkout"
     return model
 
 

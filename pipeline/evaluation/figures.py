@@ -51,7 +51,7 @@ Figures = TypeVar("Figures", TrainFigures, EvalFigures)
 def read(metrics: Path, kind: type[Figures], remedy: str = "") -> Figures:
     """The figures in a folder of metrics. Raises UserError, with the remedy, if the file is missing or damaged."""
     path = metrics / FILES[kind]
-    return schema.json_of(path, kind, remedy or f"restore it (git checkout {path}), or make it again (dvc repro)")
+    return schema.json_of(path, kind, remedy or f"restore it (git checkout {path}), or make it again (perennial repro)")
 
 
 def parse(text: str | bytes, kind: type[Figures], name: str, remedy: str) -> Figures:

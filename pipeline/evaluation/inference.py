@@ -49,6 +49,6 @@ def predict_log_probs(
     outputs = logits(net, images, center_crops(exported.view, sizes, rows), batch_size, world, precision)
     log_probs: NDArray[np.float64] = torch.log_softmax(outputs.double(), 1).numpy()
     if not np.isfinite(log_probs).all():
-        value, remedy = "not finite numbers", "train again with a lower train.lr (dvc repro)"
+        value, remedy = "not finite numbers", "train again with a lower train.lr (perennial repro)"
         raise UserError(Fault("the model's outputs", value, "damaged", remedy=remedy))
     return log_probs

@@ -12,7 +12,7 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config import machine
 from pipeline.config.params import Arithmetic, Grey, Params
 
-REMEDY = "train a model (dvc repro) or fetch a shared one (dvc pull)"
+REMEDY = "train a model (perennial repro) or fetch a shared one (dvc pull)"
 
 INPUT, OUTPUT = "pixels", "logits"  # of model.onnx
 

@@ -62,14 +62,14 @@ def load(models: Path) -> ExportedModel:
     if (model_json.mean, model_json.std) != (augment.MEAN, augment.STD):
         other = f"mean {list(model_json.mean)}, std {list(model_json.std)}"
         reason = f"this code has mean {list(augment.MEAN)}, std {list(augment.STD)}"
-        remedy = "train again (dvc repro), or use the code that trained it"
+        remedy = "train again (perennial repro), or use the code that trained it"
         raise UserError(Fault(str(path), other, "differs", reason, remedy=remedy))
     with schema.reading(weights, REMEDY, SafetensorError), weights.open("rb"):  # open raises a clearer error
         tensors = safetensors.torch.load_file(weights)
     if fault := network.weights_fault(tensors):
         raise damaged(weights, fault, REMEDY)
     model = f"the {model_json.model} with {len(model_json.classes)} classes of {path}"
-    remedy = "restore both (dvc checkout) or train again (dvc repro)"
+    remedy = "restore both (dvc checkout) or train again (perennial repro)"
     other_weights = UserError(Fault(str(weights), f"not the weights of {model}", "differs", remedy=remedy))
     if len(model_json.classes) not in {len(tensor) for tensor in tensors.values() if tensor.ndim > 0}:
         raise other_weights  # before a model of so many classes is built

@@ -31,7 +31,7 @@ MOVING_OPERATORS = frozenset({  # operators that round nothing
 BATCH = "batch"
 FREE = -1  # a side that follows from the number of images
 INPUT_FORM = "float32 [batch, 3, crop, crop]: RGB, 0 to 255, not normalized"
-REMEDY = "set evaluate.onnx: false, then dvc repro"
+REMEDY = "set evaluate.onnx: false, then perennial repro"
 
 
 def content(model: ExportedModel, description: Description, weights: str) -> bytes:

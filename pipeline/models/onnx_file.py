@@ -15,7 +15,7 @@ from pipeline.base import schema
 from pipeline.base.errors import Fault, UserError, damaged, missing
 from pipeline.models.description import INPUT, OUTPUT, View
 
-REMEDY = "give a model.onnx that the stage export wrote (dvc repro export, or dvc pull)"
+REMEDY = "give a model.onnx that the stage export wrote (perennial repro export, or dvc pull)"
 FATAL = 4  # onnxruntime's level of messages: it would also print the errors that it raises
 FLOATS = "tensor(float)"
 
@@ -43,7 +43,7 @@ class OnnxModel:
         if logits.shape != expected:
             raise _foreign(self.path, f"answers of the shape {list(logits.shape)}; allowed: {list(expected)}")
         if not np.isfinite(logits).all():
-            remedy = "train again with a lower train.lr (dvc repro), or restore the file (dvc checkout)"
+            remedy = "train again with a lower train.lr (perennial repro), or restore the file (dvc checkout)"
             raise damaged(self.path, "the model's outputs are not finite numbers", remedy)
         shifted = logits.astype(np.float64) - logits.max(1, keepdims=True)
         log_probabilities: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
@@ -55,7 +55,7 @@ def load(path: Path, threads: int) -> OnnxModel:
     if not path.is_file():
         raise missing(path, REMEDY)
     if path.stat().st_size == 0:
-        raise missing(path, "set evaluate.onnx: true, then dvc repro", "empty, because evaluate.onnx is false")
+        raise missing(path, "set evaluate.onnx: true, then perennial repro", "empty, because evaluate.onnx is false")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = FATAL

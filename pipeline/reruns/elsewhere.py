@@ -64,7 +64,7 @@ def claimed() -> Claim:
     config, claims = params.load(), dvc_lock.read()
     for name in STAGES:
         if name not in claims:
-            value, remedy = f"no stage {name}, so it claims no accuracy", "dvc repro, then commit"
+            value, remedy = f"no stage {name}, so it claims no accuracy", "perennial repro, then commit"
             raise UserError(Fault(str(dvc_lock.LOCK), value, "missing", remedy=remedy))
     return Claim(config, claims, accuracy(config, Path()))
 

@@ -13,9 +13,9 @@ from pipeline.versioning.dvc_lock import LOCK, Claims
 
 DECISIVE = (LOCK.as_posix(), "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  # and the deps of the stages
 COMMAND = "exec setpriv --pdeathsig TERM python -m pipeline {stage}"  # of each stage of dvc.yaml
-FROM_GIT = f"take {LOCK} from an earlier commit, or dvc repro, then commit"
-NOT_DVCS = f"{LOCK} or dvc.yaml is not as DVC writes it; take both from an earlier commit, or dvc repro, then commit"
-ANY_STAGE = "dvc checkout restores it, dvc repro makes it again"
+FROM_GIT = f"take {LOCK} from an earlier commit, or perennial repro, then commit"
+NOT_DVCS = f"{LOCK} or dvc.yaml is not as DVC writes it; take both from an earlier commit"
+ANY_STAGE = "dvc checkout restores it, perennial repro makes it again"
 
 
 def check(config: Params, claims: Claims) -> None:
@@ -78,7 +78,7 @@ def unclean(config: Params, claims: Claims, unneeded: set[str], remedy: str) -> 
             if not _is_or_inside(path, unneeded)
         ),
         *(
-            Fault(path, "not in DVC's cache", "missing", remedy="dvc pull, or dvc repro")
+            Fault(path, "not in DVC's cache", "missing", remedy="dvc pull, or perennial repro")
             for path in sorted(data.get("not_in_cache", []))
             if not _is_or_inside(path.rstrip("/"), unneeded)
         ),
@@ -118,7 +118,7 @@ def _of_stages(status: dict[str, Any], claims: Claims, data: set[str]) -> tuple[
                     changed[path] = how
                 else:
                     committed += changed_files(path, claims.get(name, {}).get("deps", {}).get(path, ""))
-        why, remedy = "committed without a run, so the stage is stale", "dvc repro, then commit"
+        why, remedy = "committed without a run, so the stage is stale", "perennial repro, then commit"
         stale += [Fault(f"the stage {name}", part, "differs", why, remedy=remedy) for part in committed]
     return stale, changed
 

@@ -23,7 +23,7 @@ from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.versioning import dvc_lock
 
 HERE = "workspace"  # DVC's word for what is in this folder now
-REMEDY = "name another revision, or make the file again there (dvc repro)"
+REMEDY = "name another revision, or make the file again there (perennial repro)"
 FAILED, OTHER_PARAMS, NO_RUN = "failed", "not run with these params", "no run"
 Table = list[dict[str, str]]
 

@@ -37,7 +37,7 @@ def list_images(config: Params, images: Path) -> None:
         first = ", ".join(links[:3]) + (", …" if len(links) > 3 else "")
         print(
             f"download: {len(links)} links to folders are followed ({first}), but DVC notices no change in them; "
-            f"after such a change: dvc repro --force --single-item download, then dvc repro"
+            f"after such a change: perennial repro --force --single-item download, then perennial repro"
         )
 
 

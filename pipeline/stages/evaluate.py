@@ -39,10 +39,10 @@ def check_model_fits_data(config: Params, model: ExportedModel, data: Packed) ->
     if model.classes != data.classes:
         value = f"its classes are {', '.join(model.classes)}"
         reason = f"those of {config.paths.split} are {', '.join(data.classes)}"
-        raise UserError(Fault(described, value, "differs", reason, remedy="train again (dvc repro)"))
+        raise UserError(Fault(described, value, "differs", reason, remedy="train again (perennial repro)"))
     if model.view.packed_size != packed_size:
         value = f"made for packed images of {model.view.packed_size} pixels"
-        reason, remedy = f"{config.paths.packed} has {packed_size}", "dvc repro --force --single-item train"
+        reason, remedy = f"{config.paths.packed} has {packed_size}", "perennial repro --force --single-item train"
         raise UserError(Fault(described, value, "differs", reason, remedy=f"train again ({remedy})"))
 
 
@@ -98,7 +98,7 @@ def ready(config: Params, world: World) -> tuple[Packed, NDArray[np.int64], Expo
     packed.check_packed_size(data, Path(config.paths.packed), config.prepare.size)
     rows = data.rows("test")
     if len(rows) == 0:
-        raise missing(config.paths.split, "raise split.fractions.test, then dvc repro", "no test image")
+        raise missing(config.paths.split, "raise split.fractions.test, then perennial repro", "no test image")
     model = exported.load(Path(config.paths.models))
     check_model_fits_data(config, model, data)
     return data, rows, model

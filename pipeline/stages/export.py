@@ -57,7 +57,7 @@ def written(config: Params, target: Path) -> dict[str, Any]:
     rows = data.rows("test")
     wanted = onnx_check.read_predictions(Path(paths.metrics) / "predictions.csv", model.classes)
     if wanted.paths != tuple(data.paths[row] for row in rows):
-        value, remedy = f"not of the test images of {paths.split}", "run dvc repro evaluate first"
+        value, remedy = f"not of the test images of {paths.split}", "run perennial repro evaluate first"
         raise UserError(Fault(f"{paths.metrics}/predictions.csv", value, "differs", remedy=remedy))
     with files.atomic_file(target) as temporary:  # so that no file stays that gives other classes
         weights = files.sha256(Path(paths.models) / "model.safetensors")

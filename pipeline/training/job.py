@@ -67,7 +67,7 @@ def common_facts(config: Params, parts: dict[str, Any], world: World) -> Facts:
             **parts["settings"],
             **{f"run.{name}": value for name, value in config.run.model_dump(exclude=may_differ).items()},
         },
-        "give every node the same data (dvc repro prepare, or a copy), then run again": parts["data"],
+        "give every node the same data (perennial repro prepare, or a copy), then run again": parts["data"],
         "check out the same commit on every node, then run again": parts["code"],
         "install the same packages on every node (requirements/lock.txt, or the image), then run again": versions,
         "set it alike on every node, or unset it, then run again": variables,

@@ -34,7 +34,7 @@ def read(path: Path = LOCK) -> Claims:
             for stage, content in stages.items()
         }
     except FileNotFoundError:
-        raise missing(path, "the first run writes it: dvc repro") from None
+        raise missing(path, "the first run writes it: perennial repro") from None
     except (YAMLError, ValueError, AttributeError, KeyError, TypeError, RecursionError, IsADirectoryError):
         remedy = f"restore it (git checkout {path.name}), or remove it; the next run writes it"
         raise damaged(path, "not readable", remedy) from None
@@ -68,7 +68,8 @@ def code(stage: str, path: Path = Path("dvc.yaml")) -> list[Path]:
     """
     outs = [out for written in _stages(path).values() for out in _outs(written)]
     named = [dep for dep in deps(stage, path) if not _reads([dep], outs)]
-    return sorted(file for dep in named for file in (dep.rglob("*.py") if dep.is_dir() else [dep]))
+    files = [file for dep in named for file in (dep.rglob("*.py") if dep.is_dir() else [dep])]
+    return sorted(file for file in files if not file.name.startswith("."))  # such as an editor's
 
 
 def deps(stage: str, path: Path = Path("dvc.yaml")) -> list[Path]:

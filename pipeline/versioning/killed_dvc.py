@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -40,7 +41,7 @@ def workers(folder: Path) -> list[int]:
 
 def is_perennial(words: Sequence[str]) -> bool:
     """Whether the words of a command are those of this program."""
-    return list(words[1:3]) == ["-m", "pipeline"] or any(Path(word).name == "perennial" for word in words[:2])
+    return any(option == "-m" and f"{module}.".startswith("pipeline.") for option, module in pairwise(words))
 
 
 def is_dvc(words: Sequence[str]) -> bool:

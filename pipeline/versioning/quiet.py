@@ -21,7 +21,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pipeline.base.errors import INTERRUPTED, UNKNOWN, Fault
+from pipeline.base.errors import INTERRUPTED, STOPPED, UNKNOWN, Fault
 
 LONG = 1.0  # seconds
 RUNS = "Running stage '%s':"
@@ -29,7 +29,8 @@ SKIPS = {  # DVC's message about a stage that does not run → what is said of a
     "Stage '%s' didn't change, skipping": "unchanged",
     "Stage '%s' is cached - skipping run, checking out outputs": "taken from DVC's cache",
 }
-KILLED = re.compile(r"exited with -(\d+)$")  # the end of DVC's message about a command that a signal has ended
+ENDED = re.compile(r"exited with (-?\d+)$")  # the end of DVC's message about a command that failed
+TOLD = (1, 2, STOPPED, 130)  # the exit statuses of this project's stages, which have said why
 
 
 @dataclass
@@ -87,9 +88,11 @@ class Sieve:
             self.show_ordinary()
             remedy = f"correct what DVC names above, {again}"
             line = str(Fault("dvc repro", f"exit status {status}", "failed", remedy=remedy))
-        elif killed := KILLED.search(str(self.cause)):
-            name, remedy = signal.Signals(int(killed[1])).name, f"if nobody did this, {UNKNOWN}; {again}"
+        elif (ended := ENDED.search(str(self.cause))) and (code := int(ended[1])) < 0:
+            name, remedy = signal.Signals(-code).name, f"if nobody did this, {UNKNOWN}; {again}"
             line = str(Fault(self.stage, f"ended by {name}", "failed", remedy=remedy))
+        elif ended and code not in TOLD:
+            line = str(Fault(self.stage, f"exit status {code}", "failed", remedy=f"see above; {again}"))
         else:
             return
         show(f"repro: {line}\n", descriptor=2)
