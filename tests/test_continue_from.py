@@ -39,7 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def continue_from(folder: Path, revision: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return call(folder, sys.executable, "-m", "pipeline", "continue_from", revision, check=check)
+    return call(folder, sys.executable, "-m", "pipeline", "continue-from", revision, check=check)
 
 
 def test_the_file_follows_from_the_model_alone(tmp_path: Path) -> None:
@@ -136,11 +136,11 @@ def test_what_cannot_be_continued_is_refused_and_nothing_is_changed(trained: Pat
     kept = sorted(path.name for path in (trained / "data/pretrained").iterdir())
     refused = continue_from(trained, "HEAD~1", check=False)
     assert refused.returncode == 1
-    assert refused.stderr.startswith("continue_from: HEAD~1: ")
+    assert refused.stderr.startswith("continue-from: HEAD~1: ")
     write_params(trained / "params.yaml", change(read_params(trained / "params.yaml"), train__model="resnet18"))
     refused = continue_from(trained, "workspace", check=False)
     assert refused.returncode == 1
-    assert refused.stderr.startswith("continue_from: train.model: resnet18: ")
+    assert refused.stderr.startswith("continue-from: train.model: resnet18: ")
     (trained / "params.yaml").write_text(before)
     lock = YAML(typ="safe").load(call(trained, "git", "show", "HEAD:dvc.lock").stdout)
     (md5,) = (out["md5"] for out in lock["stages"]["train"]["outs"] if out["path"] == "models/model.safetensors")
@@ -150,7 +150,7 @@ def test_what_cannot_be_continued_is_refused_and_nothing_is_changed(trained: Pat
     stored.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     refused = continue_from(trained, "HEAD", check=False)
     stored.write_bytes(content)
-    assert refused.stderr.startswith("continue_from: HEAD:models/model.safetensors: ")
+    assert refused.stderr.startswith("continue-from: HEAD:models/model.safetensors: ")
     model = trained / "models/model.safetensors"
     whole = model.read_bytes()
     files.remove(model)  # it may share its bytes with DVC's cache
@@ -159,5 +159,5 @@ def test_what_cannot_be_continued_is_refused_and_nothing_is_changed(trained: Pat
     refused = continue_from(trained, "workspace", check=False)
     files.remove(model)
     model.write_bytes(whole)
-    assert refused.stderr.startswith("continue_from: workspace:model.safetensors: ")
+    assert refused.stderr.startswith("continue-from: workspace:model.safetensors: ")
     assert sorted(path.name for path in (trained / "data/pretrained").iterdir()) == kept

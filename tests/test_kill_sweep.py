@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ from pipeline.versioning import dvc_lock, killed_dvc
 from tests.conftest import on_cpu, read_params, write_params
 from tests.faults import kill_sweep, plan
 from tests.faults.watched_run import working_in
+from tests.helpers.trainings import wait_for
 
 # As DVC writes it.
 LOCK = """schema: '2.0'
