@@ -171,19 +171,16 @@ def test_what_cannot_be_judged_is_refused(project: Path) -> None:
         assert done.stderr.startswith(f"verify: {option[0]}: 1; ")
     figures = project / "metrics/seeds.json"
     figures.write_text(figures.read_text().replace("0.", "0.0", 1))
-    assert (
-        "metrics/seeds.json: differs from the commit; commit it, or restore it" in verify(project, "--elsewhere").stderr
-    )
+    assert "metrics/seeds.json: differs" in verify(project, "--elsewhere").stderr
     call(project, "git", "rm", "--quiet", "--force", "metrics/seeds.json")
     commit(project)
-    assert verify(project, "--elsewhere").stderr == (
-        "verify: metrics/seeds.json: not found; make it: perennial verify --record-seeds 5, where the claim "
-        "comes from; then commit the file\n"
-    )
+    (line,) = verify(project, "--elsewhere").stderr.splitlines()
+    assert line.startswith("verify: metrics/seeds.json: ")
+    assert "--record-seeds" in line
     files.remove(project / "data/packed")
     done = verify(project, "--record-seeds", "2")
     assert done.returncode == 1
-    assert "data/packed: deleted since the run that dvc.lock describes; dvc pull brings it, python -m" in done.stderr
+    assert done.stderr.startswith("verify: data/packed: ")
     assert "models" not in done.stderr
     claim_falsely(project, RATE[1], "reference else exit(4)\n")
     done = verify(project, "--record-seeds", "2")
