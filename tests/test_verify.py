@@ -149,7 +149,7 @@ def test_a_damaged_lock_is_refused_with_a_remedy(project: Path, old: str, new: s
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"verify: {key}")
     assert "│" not in done.stderr
-    assert "perennial repro" in done.stderr or "run the pipeline" in done.stderr
+    assert "perennial repro" in done.stderr or "next run" in done.stderr
 
 
 def other_lr(project: Path) -> None:

@@ -14,7 +14,7 @@ from pipeline.versioning.dvc_lock import LOCK, Claims
 DECISIVE = (LOCK.as_posix(), "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  # and the deps of the stages
 COMMAND = "exec setpriv --pdeathsig TERM python -m pipeline {stage}"  # of each stage of dvc.yaml
 FROM_GIT = f"take {LOCK} from an earlier commit, or perennial repro, then commit"
-NOT_DVCS = f"{LOCK} or dvc.yaml is not as DVC writes it; take both from an earlier commit"
+NOT_DVCS = f"{LOCK} or dvc.yaml is not as DVC writes it; take both from an earlier commit, or perennial repro"
 ANY_STAGE = "dvc checkout restores it, perennial repro makes it again"
 
 
