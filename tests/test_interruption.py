@@ -241,14 +241,12 @@ def test_clean_runs_removes_what_nothing_would_resume(whole: Path, stopped: Path
     (folder / "runs/stale/checkpoint.pt").write_bytes(bytes(2_500_000))
     clean = [sys.executable, "-m", "pipeline", "clean-runs"]
     done = subprocess.run(clean, cwd=folder, capture_output=True, text=True, check=True)
-    assert done.stdout == "runs: 1 folders removed, 2.5 MB freed\n"
+    assert done.stdout.splitlines()[-1] == "clean-runs: 1 folders removed, 2.5 MB freed"
     assert list((folder / "runs").iterdir()) == [resumable]
     launch(folder)
     assert outputs(folder) == outputs(whole)
-    assert (
-        "runs: 1 folders removed"
-        in subprocess.run(clean, cwd=folder, capture_output=True, text=True, check=True).stdout
-    )
+    done = subprocess.run(clean, cwd=folder, capture_output=True, text=True, check=True)
+    assert "1 folders removed" in done.stdout
 
 
 def test_a_container_that_forbids_to_watch_a_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

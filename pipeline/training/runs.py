@@ -163,6 +163,6 @@ def clean(config: Params) -> int:
                 files.remove(run.folder)
                 folders += 1
         except UserError as error:
-            print(f"runs: left alone: {error}", file=sys.stderr)
-    print(f"runs: {folders} folders removed, {freed_bytes / 1e6:,.1f} MB freed")
+            print(f"clean-runs: left alone: {error}", file=sys.stderr)
+    print(f"clean-runs: {folders} folders removed, {freed_bytes / 1e6:,.1f} MB freed")
     return 0
