@@ -43,7 +43,11 @@ def run(*options: str) -> tuple[int, Listener]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the environment of the ranks in this process, so that they can be forked (tests/helpers/starts.py)."""
+    """Set the environment of the ranks in this process, so that they can be forked (tests/helpers/starts.py).
+
+    The pytest that a test runs has no options of the one that runs the test.
+    """
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     for name, value in required_variables(1, True).items():
         monkeypatch.setenv(name, value)
 
