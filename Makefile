@@ -65,7 +65,7 @@ test: lint  ## lint, types, every unit test, one test of each kind of real proce
 	@python -m pytest -n auto --dist worksteal -m "not gpu and not slow"
 
 # Second: continuous integration runs this. It finds everything that a machine without a GPU can find.
-test-all: test-packages test-code image-test  ## everything that needs no GPU: all tests, then the container (about 60 minutes on 2 idle cores)
+test-all: test-packages test-code image-test  ## everything that needs no GPU: all tests, then the container (about 50 minutes on 2 idle cores)
 
 test-code: lint  ## lint, types, every test that needs no GPU, without the container
 	@python -m pytest -n auto --dist worksteal -m "not gpu"
