@@ -121,7 +121,7 @@ COMMANDS = {
     ),
     "doctor": Command(
         BEGIN, "what this machine has, and why it would refuse the params, or how long they take",
-        "looking at this machine and at params.yaml",
+        "looking at this machine and at params.yaml", answers=True,
     ),
     "repro": Command(
         RUN, "run what params.yaml describes (dvc repro); repair first what a kill or a power cut left",
