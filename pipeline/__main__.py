@@ -71,9 +71,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if sys.stderr is None:  # closed: nobody wants its lines, and they do not belong into the answers
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     answers = name not in COMMANDS or COMMANDS[name].answers or not HELP.isdisjoint(rest)
-    if (
-        answers and words is None
-    ):  # the reader of the output may end first, as head does; a caller's process stays as is
+    if answers and words is None:  # this process is the program; who reads its output may end first, as head does
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if name in HELP or name == COMPLETION:
         return exit_status(PROGRAM, lambda: print_text(listing() if name in HELP else completion([name, *rest])))
