@@ -31,7 +31,7 @@ def revision(name: str, **changes: Any) -> Revision:
 
 def lines(*all_of: Revision, as_markdown: bool = False) -> list[str]:
     """The table of these revisions."""
-    rows = [list(compare.HEAD), *(compare.cells(one, all_of[0], compare.changed(all_of)) for one in all_of)]
+    rows = [list(compare.HEAD), *(compare.cells(one, all_of[0], compare.differing_params(all_of)) for one in all_of)]
     return list((compare.markdown if as_markdown else compare.plain)(rows))
 
 
@@ -102,32 +102,32 @@ def answers(*right: bool) -> list[dict[str, str]]:
 def test_of_two_the_better_one_is_named_and_whether_it_is_shown() -> None:
     """With the difference in points, p, and how many images each has right alone."""
     few, many = answers(*[True] * 3, *[False] * 7), answers(*[False] * 1, *[True] * 9)
-    said = compare.tested(("x", "y"), (few, many))
+    said = compare.describe_test(("x", "y"), (few, many))
     assert said.startswith("y has 60.0 points more on these 10 images than x; chance can do as much (p = 0.07): ")
     assert "1 images that only x has right, 7 that only y has right; McNemar's exact test, level 5 %" in said
     assert "better" not in said  # it would contradict what follows
-    assert compare.tested(("y", "x"), (many, few)).startswith("y has 60.0 points more")
-    shown = compare.tested(("x", "y"), (answers(*[False] * 9), answers(*[True] * 9)))
+    assert compare.describe_test(("y", "x"), (many, few)).startswith("y has 60.0 points more")
+    shown = compare.describe_test(("x", "y"), (answers(*[False] * 9), answers(*[True] * 9)))
     assert shown.startswith("y is better than x: 100.0 points more on these 9 images, ")
     assert "(p = 0.0039): 0 images that only x has right" in shown
     assert "can do as much" not in shown
-    assert compare.tested(("x", "y"), (few, few)).startswith(
+    assert compare.describe_test(("x", "y"), (few, few)).startswith(
         "x and y are equally accurate on these 10 images: 0 images that"
     )
 
 
 def test_without_the_same_test_images_there_is_no_test() -> None:
     """Accuracies on other images cannot be compared: the numbers are named. Without predictions, how to get them is."""
-    said = compare.untested(("x", "y"), (answers(True, True), answers(True, True, True)))
+    said = compare.reason_against_test(("x", "y"), (answers(True, True), answers(True, True, True)))
     assert said.startswith("no test of the difference: x and y have other test images (2 and 3, 2 in common)")
-    said = compare.untested(("x", "y"), (answers(True), []))
+    said = compare.reason_against_test(("x", "y"), (answers(True), []))
     assert said.startswith(
         "no test of the difference: the predictions of y are neither in DVC's cache nor in its remote"
     )
     assert said.endswith("run again what made them, or dvc push where they are")
 
 
-def asked(folder: Path, *arguments: str, check: bool = True) -> str:
+def printed(folder: Path, *arguments: str, check: bool = True) -> str:
     """What the command prints."""
     done = call(folder, sys.executable, "-m", "pipeline", "compare", *arguments, check=check)
     assert "Traceback" not in done.stderr
@@ -154,7 +154,7 @@ def test_real_experiments_are_compared(tmp_path: Path) -> None:
     call(folder, "dvc", "exp", "run", "--queue", "--name", "later", "-S", "train.lr=0.07")
     shutil.rmtree(folder / "metrics")  # figures are those of the revisions, not those that lie here
 
-    table, _, below = asked(folder).partition("\n\n")
+    table, _, below = printed(folder).partition("\n\n")
     shown = {line.split()[0]: line for line in table.splitlines()}
     figures = json.loads(call(folder, "git", "show", "HEAD:metrics/eval.json").stdout)
     assert f"{figures['accuracy']:.3f} ({figures['accuracy_low']:.3f}-{figures['accuracy_high']:.3f})" in shown["HEAD"]
@@ -168,19 +168,19 @@ def test_real_experiments_are_compared(tmp_path: Path) -> None:
     assert list(board.glob("events.out.*"))
     assert below.startswith("failed: why: dvc queue logs broken\ntwo of them in detail: ")
 
-    said = asked(folder, "HEAD", "faster")
+    said = printed(folder, "HEAD", "faster")
     assert "McNemar's exact test" in said
     assert said.endswith("both on one page, for a browser: reports/compare.html\n")
     page = (folder / "reports/compare.html").read_text()
     assert "<code>train.lr</code>" in page
     assert f"{figures['accuracy']:.4f}" in page
-    assert asked(folder, "--md", "HEAD", "faster").startswith("| experiment | validation (95 %) |")
-    assert asked(folder, before, "HEAD").splitlines()[1].split()[1:3] == ["no", "run"]
-    assert "nowhere: " in asked(folder, "nowhere", check=False)
+    assert printed(folder, "--md", "HEAD", "faster").startswith("| experiment | validation (95 %) |")
+    assert printed(folder, before, "HEAD").splitlines()[1].split()[1:3] == ["no", "run"]
+    assert "nowhere: " in printed(folder, "nowhere", check=False)
     changed = change(read_params(folder / "params.yaml"), train__label_smoothing=0.5)
     write_params(folder / "params.yaml", changed)
     call(folder, "git", "checkout", "HEAD", "metrics/eval.json", "metrics/train.json")
-    assert "not run with these params" in asked(folder, "workspace", "HEAD")
+    assert "not run with these params" in printed(folder, "workspace", "HEAD")
 
 
 def commands(title: str) -> list[str]:
@@ -269,4 +269,7 @@ def test_a_revision_that_does_not_exist_is_refused_by_name(tmp_path: Path, monke
             assert said.startswith(f"{name[:100] or repr('')}: ")
             assert "\n" not in said
             assert len(said) < 400
-    assert revisions.read("HEAD", {}, paths).state == "no run"
+    head = revisions.read("HEAD", {}, paths)
+    assert head.state == revisions.NO_RUN
+    (note,) = compare.notes([head])
+    assert "perennial compare workspace" in note

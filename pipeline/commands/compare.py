@@ -16,10 +16,11 @@ from pathlib import Path
 
 from pipeline.base import files
 from pipeline.base.errors import without_secrets
+from pipeline.base.text import in_words
 from pipeline.config import params
 from pipeline.config.params import Paths
 from pipeline.data.layout import display_width, pad
-from pipeline.evaluation import metrics
+from pipeline.evaluation import figures, metrics
 from pipeline.reruns import pair, revisions
 from pipeline.reruns.revisions import Revision, Table
 
@@ -30,7 +31,7 @@ UNKNOWN = "–"
 TEST = "accuracy"  # the figure of the test images
 
 
-def changed(all_of: Sequence[Revision]) -> list[str]:
+def differing_params(all_of: Sequence[Revision]) -> list[str]:
     """The names of the params that differ among revisions, in the order of params.yaml."""
     names = dict.fromkeys(name for revision in all_of for name in revision.params)
     return [name for name in names if len({repr(revision.params.get(name)) for revision in all_of}) > 1]
@@ -61,17 +62,21 @@ def share(accuracy: float | None, images: int) -> str:
 
 def cells(revision: Revision, first: Revision, names: Sequence[str]) -> list[str]:
     """A revision as a row of the table."""
-    own = settings(revision, first, names)
+    changes = settings(revision, first, names)
     if revision.state:
-        return [revision.name, revision.state, "", "", "", "", own]
-    figures, images, timing = revision.figures, revision.images, revision.timing
-    numbers = [("macro_f1", figures, ".3f"), ("seconds", timing, ",.0f"), ("images_per_second", timing, ",.0f")]
+        return [revision.name, revision.state, "", "", "", "", changes]
+    images, timing = revision.images, revision.timing
+    numbers = [
+        ("macro_f1", revision.figures, ".3f"),
+        ("seconds", timing, ",.0f"),
+        ("images_per_second", timing, ",.0f"),
+    ]
     return [
         revision.name,
-        share(figures.get("val_accuracy"), images.get("val", 0)),
-        share(figures.get(TEST), images.get("test", 0)),
+        share(revision.figures.get("val_accuracy"), images.get("val", 0)),
+        share(revision.figures.get(TEST), images.get("test", 0)),
         *(f"{of[name]:{form}}" if name in of else UNKNOWN for name, of, form in numbers),
-        own,
+        changes,
     ]
 
 
@@ -92,17 +97,22 @@ def markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def notes(all_of: Sequence[Revision]) -> Iterator[str]:
-    """What the table does not explain."""
+    """Sentences about what the table does not explain, and what to do."""
+    if no_run := [revision.name for revision in all_of if revision.state == revisions.NO_RUN]:
+        yield (
+            f"{revisions.NO_RUN}: {in_words(no_run)}: no figures there; if a run in this folder is not committed: "
+            f"git add . && git commit, or perennial compare {revisions.HERE}; else: perennial repro"
+        )
     if failed := [revision.name for revision in all_of if revision.state == revisions.FAILED]:
         yield f"failed: why: dvc queue logs {failed[0]}"
-    if trained := [revision.name for revision in all_of if not revision.state and TEST not in revision.figures]:
-        yield f"only trained, not tested: {', '.join(trained)}; to test one: dvc exp apply NAME && perennial repro"
+    if untested := [revision.name for revision in all_of if not revision.state and TEST not in revision.figures]:
+        yield f"only trained, not tested: {', '.join(untested)}; to test one: dvc exp apply NAME && perennial repro"
     if any(not (revision.state or revision.timing) for revision in all_of):
         yield f"{UNKNOWN}: not known; seconds and images/s are in runs/, of trainings in this folder"
 
 
-def untested(names: Sequence[str], tables: Sequence[Table]) -> str:
-    """Why the predictions of two revisions cannot be tested; empty if they can."""
+def reason_against_test(names: Sequence[str], tables: Sequence[Table]) -> str:
+    """Why McNemar's test of two revisions is not possible; empty if it is."""
     without = "no test of the difference: "
     if lacking := [name for name, table in zip(names, tables, strict=True) if not table]:
         where = "neither in DVC's cache nor in its remote; run again what made them, or dvc push where they are"
@@ -116,47 +126,48 @@ def untested(names: Sequence[str], tables: Sequence[Table]) -> str:
     return ""
 
 
-def tested(names: Sequence[str], tables: Sequence[Table]) -> str:
+def describe_test(names: Sequence[str], tables: Sequence[Table]) -> str:
     """McNemar's test of the predictions of two revisions on the same images, in words."""
-    found = metrics.mcnemar(*([row["label"] == row["prediction"] for row in table] for table in tables))
-    counted = (
-        f"{found.first_alone} images that only {names[0]} has right, {found.second_alone} that only {names[1]} has "
+    test = metrics.mcnemar(*([row["label"] == row["prediction"] for row in table] for table in tables))
+    counts = (
+        f"{test.first_alone} images that only {names[0]} has right, {test.second_alone} that only {names[1]} has "
         f"right; McNemar's exact test, level {100 * metrics.LEVEL:g} %"
     )
-    better, worse = (names[1], names[0]) if found.points > 0 else (names[0], names[1])
-    difference = f"{abs(found.points):.1f} points more on these {found.images} images"
-    if not found.points:
-        said = f"{names[0]} and {names[1]} are equally accurate on these {found.images} images"
-    elif found.is_significant:
-        said = f"{better} is better than {worse}: {difference}, which chance does not explain (p = {found.p:.2g})"
+    better, worse = (names[1], names[0]) if test.points > 0 else (names[0], names[1])
+    difference = f"{abs(test.points):.1f} points more on these {test.images} images"
+    if not test.points:
+        result = f"{names[0]} and {names[1]} are equally accurate on these {test.images} images"
+    elif test.is_significant:
+        result = f"{better} is better than {worse}: {difference}, which chance does not explain (p = {test.p:.2g})"
     else:
-        said = f"{better} has {difference} than {worse}; chance can do as much (p = {found.p:.2g})"
-    return f"{said}: {counted}"
+        result = f"{better} has {difference} than {worse}; chance can do as much (p = {test.p:.2g})"
+    return f"{result}: {counts}"
 
 
-def two(first: Revision, second: Revision, known: Mapping[str, tuple[str, str]], paths: Paths) -> Iterator[str]:
-    """What there is to say of two measured revisions. Writes a page with both, if they have the same test images."""
+def compare_two(first: Revision, second: Revision, known: Mapping[str, tuple[str, str]], paths: Paths) -> Iterator[str]:
+    """Sentences about two revisions with test figures. Writes a page with both, if they have the same test images."""
     names = (first.name, second.name)
-    tables = [revisions.table(name, known, paths, "predictions.csv") for name in names]
-    if reason := untested(names, tables):
+    tables = [revisions.table(name, known, paths, figures.PREDICTIONS) for name in names]
+    if reason := reason_against_test(names, tables):
         yield reason
         return
-    yield (verdict := tested(names, tables))
+    yield (sentence := describe_test(names, tables))
     runs = [
         pair.Run(
             one.name,
             {**one.figures, **one.timing},
             one.images,
             table,
-            revisions.table(one.name, known, paths, "history.csv"),
+            revisions.table(one.name, known, paths, figures.HISTORY),
         )
         for one, table in zip((first, second), tables, strict=True)
     ]
     differing = [
-        (key, _value(first.params.get(key)), _value(second.params.get(key))) for key in changed([first, second])
+        (key, _value(first.params.get(key)), _value(second.params.get(key)))
+        for key in differing_params([first, second])
     ]
     page = Path(paths.reports) / "compare.html"
-    files.write_text(page, pair.compared(runs[0], runs[1], verdict, differing))
+    files.write_text(page, pair.compared(runs[0], runs[1], sentence, differing))
     yield f"both on one page, for a browser: {page}"
 
 
@@ -164,18 +175,18 @@ def compare(names: Sequence[str], as_markdown: bool) -> int:
     """Print the comparison; 0. Raises UserError for a revision that does not exist."""
     paths = params.load().paths
     known = revisions.experiments()
-    chosen = list(dict.fromkeys(names)) or ["HEAD", *known]
-    all_of = [revisions.read(name, known, paths) for name in chosen]
-    varied = changed(all_of)
+    all_of = [revisions.read(name, known, paths) for name in dict.fromkeys(names or ["HEAD", *known])]
+    varied = differing_params(all_of)
     rows = [list(HEAD), *(cells(revision, all_of[0], varied) for revision in all_of)]
     print(*(markdown if as_markdown else plain)(rows), sep="\n")
     print()
-    print(*(said := list(notes(all_of))), sep="\n", end="\n" if said else "")
-    measured = [revision for revision in all_of if not revision.state and TEST in revision.figures]
-    if len(measured) == 2:
-        print(*two(measured[0], measured[1], known, paths), sep="\n")
-    elif len(measured) > 2:
-        print(f"two of them in detail: perennial compare {measured[0].name} {measured[-1].name}")
+    for note in notes(all_of):
+        print(note)
+    with_test = [revision for revision in all_of if not revision.state and TEST in revision.figures]
+    if len(with_test) == 2:
+        print(*compare_two(with_test[0], with_test[1], known, paths), sep="\n")
+    elif len(with_test) > 2:
+        print(f"two of them in detail: perennial compare {with_test[0].name} {with_test[-1].name}")
     return 0
 
 

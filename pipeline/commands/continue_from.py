@@ -48,7 +48,7 @@ def fetch(revision: str, names: list[str], folder: Path) -> None:
 
     Raises UserError if there is no such revision or file, or if the cache has other bytes than the revision names.
     """
-    source = revisions.opened(revision)
+    source = revisions.open_revision(revision)
     try:
         for name in names:
             source.get_file(name, str(folder / Path(name).name))
@@ -72,7 +72,7 @@ def _of_revision(fault: Fault, folder: Path, revision: str) -> Fault:
 def trained(config: Params, revision: str) -> Trained:
     """The model of a revision. Raises UserError if it cannot be had, or is damaged."""
     names = [f"{config.paths.models}/{name}" for name in ("model.json", "model.safetensors")]
-    metrics = f"{config.paths.metrics}/{figures.FILES[TrainFigures]}"
+    metrics = str(figures.path(config.paths.metrics, TrainFigures))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         fetch(revision, [*names, metrics], folder)
@@ -80,7 +80,7 @@ def trained(config: Params, revision: str) -> Trained:
             described, net = description.load(folder), exported.load(folder).net
         except UserError as error:
             raise UserError(*(_of_revision(fault, folder, revision) for fault in error.faults)) from None
-        text = (folder / figures.FILES[TrainFigures]).read_bytes()
+        text = figures.path(folder, TrainFigures).read_bytes()
         return Trained(
             described=described,
             weights=network.export_state(net),

@@ -21,6 +21,7 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, machine, params
 from pipeline.config.params import Arithmetic
 from pipeline.data import corrections
+from pipeline.evaluation import figures
 from pipeline.reruns import workcopy
 from pipeline.versioning import dvc_lock, programs
 
@@ -29,7 +30,7 @@ RESULTS = Path("results/demo")
 OUTPUTS = RESULTS / "outputs.json"  # output → MD5, as in dvc.lock
 COPIED = (
     "params.yaml",
-    *(f"metrics/{name}" for name in ("images.csv", "train.json", "history.csv", "eval.json", "per_class.csv")),
+    *(f"metrics/{name}" for name in (figures.IMAGES, figures.HISTORY, figures.CLASSES, *figures.FILES.values())),
 )
 
 

@@ -1,13 +1,17 @@
 """The figures of a run, metrics/train.json and metrics/eval.json, as values. Only this module reads and writes them.
 
+It also has the names of the tables beside them.
+
 It needs neither torch nor numpy, so a command that only reads the figures starts at once.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from pipeline.base import files, schema
+from pipeline.data.split_table import SPLITS
 
 
 @dataclass(frozen=True)
@@ -45,13 +49,19 @@ class EvalFigures:
 
 
 FILES: dict[type, str] = {TrainFigures: "train.json", EvalFigures: "eval.json"}
+IMAGES, HISTORY, PREDICTIONS, CLASSES = "images.csv", "history.csv", "predictions.csv", "per_class.csv"
 Figures = TypeVar("Figures", TrainFigures, EvalFigures)
+
+
+def path(metrics: Path | str, kind: type) -> Path:
+    """The file of these figures in a folder of metrics."""
+    return Path(metrics) / FILES[kind]
 
 
 def read(metrics: Path, kind: type[Figures], remedy: str = "") -> Figures:
     """The figures in a folder of metrics. Raises UserError, with the remedy, if the file is missing or damaged."""
-    path = metrics / FILES[kind]
-    return schema.json_of(path, kind, remedy or f"restore it (git checkout {path}), or make it again (perennial repro)")
+    file = path(metrics, kind)
+    return schema.json_of(file, kind, remedy or f"restore it (git checkout {file}), or make it again (perennial repro)")
 
 
 def parse(text: str | bytes, kind: type[Figures], name: str, remedy: str) -> Figures:
@@ -64,9 +74,14 @@ def parse(text: str | bytes, kind: type[Figures], name: str, remedy: str) -> Fig
 
 def write(metrics: Path, figures: TrainFigures | EvalFigures) -> None:
     """Write the file of these figures into a folder of metrics."""
-    files.write_json(metrics / FILES[type(figures)], by_name(figures))
+    files.write_json(path(metrics, type(figures)), by_name(figures))
 
 
 def by_name(figures: TrainFigures | EvalFigures) -> dict[str, float]:
     """Name → figure, as the file has them."""
     return {name: figure for name, figure in asdict(figures).items() if figure is not None}
+
+
+def image_counts(rows: Sequence[Mapping[str, str]]) -> dict[str, int]:
+    """Split → its number of images, from the rows of images.csv."""
+    return {split: sum(int(row[split]) for row in rows) for split in SPLITS}

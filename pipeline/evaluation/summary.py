@@ -30,7 +30,7 @@ def last_evaluation(paths: Paths) -> Evaluation | None:
     if not dvc_lock.LOCK.is_file() or dvc_lock.is_cut() or "evaluate" not in (claims := dvc_lock.read()):
         return None
     deps, outs = claims["evaluate"]["deps"], claims["evaluate"]["outs"]
-    return Evaluation(deps.get(paths.split, ""), outs.get(f"{paths.metrics}/predictions.csv", ""))
+    return Evaluation(deps.get(paths.split, ""), outs.get(f"{paths.metrics}/{figures.PREDICTIONS}", ""))
 
 
 def changes_since(before: Evaluation | None, after: Evaluation | None, cache: Path) -> Rows:
@@ -79,8 +79,8 @@ def summary(paths: Paths, *, reported: bool = True, earlier: Rows = ()) -> str:
     `changes_since`.
     """
     folder = Path(paths.metrics)
-    table = folder / "images.csv"
-    if not (table.is_file() and (folder / figures.FILES[EvalFigures]).is_file()):
+    table = folder / figures.IMAGES
+    if not (table.is_file() and figures.path(folder, EvalFigures).is_file()):
         return ""
     classes, eval_figures = files.read_csv(table), figures.read(folder, EvalFigures)
     low, high = eval_figures.interval

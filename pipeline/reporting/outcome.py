@@ -59,10 +59,10 @@ def read(folder: Path, classes: Sequence[str], epoch: int) -> Outcome:
     """
     return Outcome(
         tuple(classes),
-        _answers(folder / "predictions.csv", classes),
+        _answers(folder / figures.PREDICTIONS, classes),
         figures.read(folder, EvalFigures),
         _bins(folder / "calibration.csv"),
-        _history(folder / "history.csv", epoch),
+        _history(folder / figures.HISTORY, epoch),
     )
 
 

@@ -8,6 +8,8 @@ from typing import Any
 from pipeline.base import files, schema
 from pipeline.config import document
 from pipeline.config.params import Params
+from pipeline.evaluation import figures
+from pipeline.evaluation.figures import EvalFigures
 
 LOCK = Path("requirements/lock.txt")
 MODEL = "the model, model.safetensors"
@@ -76,7 +78,7 @@ def packages() -> list[tuple[str, str]]:
 def hashes(config: Params) -> list[tuple[str, str]]:
     """The MD5 of each file that the result consists of. So dvc.lock names them."""
     paths = config.paths
-    of_metrics = ("history.csv", "predictions.csv", "eval.json")
+    of_metrics = (figures.HISTORY, figures.PREDICTIONS, figures.FILES[EvalFigures])
     found = [
         (MODEL, Path(paths.models) / "model.safetensors"),
         ("its description, model.json", Path(paths.models) / "model.json"),

@@ -1,4 +1,4 @@
-"""What a revision (a commit, branch, tag or experiment, or the files here) has: params, figures, predictions.
+"""Reads the params, figures and predictions of a revision: a commit, branch, tag or experiment, or the files here.
 
 Git has params, metrics and dvc.lock; DVC's cache, or its remote, has the tables.
 """
@@ -17,7 +17,6 @@ from dvc.exceptions import DvcException
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, params
 from pipeline.config.params import Paths
-from pipeline.data.split_table import SPLITS
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.versioning import dvc_lock
@@ -30,31 +29,31 @@ Table = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Revision:
-    """What is known of a revision. A state that is not empty says why it has no figures."""
+    """The params and figures of a revision. A state that is not empty is the reason why it has no figures."""
 
     name: str
     state: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)  # section.key → value
     figures: Mapping[str, float] = field(default_factory=dict)  # of train.json and, if the model was tested, eval.json
-    images: Mapping[str, int] = field(default_factory=dict)  # per split; empty if the table cannot be had
+    images: Mapping[str, int] = field(default_factory=dict)  # per split; 0 if the table cannot be had
     model: str = ""  # MD5 of the weights
     timing: Mapping[str, float] = field(default_factory=dict)  # seconds, images_per_second; empty if not known here
 
 
 def experiments() -> dict[str, tuple[str, str]]:
     """Name of each experiment that began at this commit → its revision and state. The oldest comes first."""
-    rows = _asked(exp_show, "the experiments")
-    found = [row for row in rows if row["typ"] != "baseline"]
+    rows = _ask_dvc(exp_show, "the experiments")
     return {
         str(row["Experiment"] or row["rev"]): (str(row["rev"]), str(row["State"] or "").lower())
-        for row in reversed(found)
+        for row in reversed(rows)
+        if row["typ"] != "baseline"
     }
 
 
 def read(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Revision:
     """The revision of this name; `known`: see `experiments`. Raises UserError if there is none."""
     revision, state = known.get(name, (name, ""))
-    source = opened(revision)
+    source = open_revision(revision)
     raw = _params(source, revision)
     settings = dict(document.leaves(document.with_defaults(raw, params.Params().model_dump(mode="json"))))
     if state in (FAILED, "queued", "running"):  # its files are those of the commit that it began at
@@ -68,33 +67,33 @@ def read(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Revis
         stages = dvc_lock.read(lock)
         outs = {path: md5 for stage in stages.values() for path, md5 in stage["outs"].items()}
         ran_with = dvc_lock.params(lock)
-    texts = {kind: _text(source, f"{paths.metrics}/{file}") for kind, file in figures.FILES.items()}
+    texts = {kind: _text(source, str(figures.path(paths.metrics, kind))) for kind in figures.FILES}
     weights = f"{paths.models}/model.safetensors"
     model = outs.get(weights, "")
-    trained = texts[TrainFigures] and f"{paths.metrics}/train.json" in outs
+    has_output = {kind: bool(text) and str(figures.path(paths.metrics, kind)) in outs for kind, text in texts.items()}
     # After a training that ran alone, eval.json is missing, or is of the model before.
     of_model = stages.get("evaluate", {}).get("deps", {}).get(weights, model) == model
-    tested = texts[EvalFigures] and f"{paths.metrics}/eval.json" in outs and of_model
-    if not (trained or tested):
+    is_tested = has_output[EvalFigures] and of_model
+    if not (has_output[TrainFigures] or is_tested):
         return Revision(name, NO_RUN, settings)
     if any(value != _at(raw, key) for key, value in ran_with.items()):
         return Revision(name, OTHER_PARAMS, settings)
-    measured: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for kind, text in texts.items():
-        if text and (tested or kind is TrainFigures):
-            file = f"{paths.metrics}/{figures.FILES[kind]} of {name}"
-            measured |= figures.by_name(figures.parse(text, kind, file, REMEDY))
-    return Revision(name, "", settings, measured, _images(source, paths), model, _timing(Path(paths.runs), model))
+        if text and (is_tested or kind is TrainFigures):
+            file = f"{figures.path(paths.metrics, kind)} of {name}"
+            by_name |= figures.by_name(figures.parse(text, kind, file, REMEDY))
+    images = figures.image_counts(_table(source, f"{paths.metrics}/{figures.IMAGES}"))
+    return Revision(name, "", settings, by_name, images, model, _timing(Path(paths.runs), model))
 
 
 def table(name: str, known: Mapping[str, tuple[str, str]], paths: Paths, file: str) -> Table:
     """The rows of a table of metrics of a revision; none if neither DVC's cache nor its remote has it."""
     revision, _ = known.get(name, (name, ""))
-    source = opened(revision)
-    return _table(source, f"{paths.metrics}/{file}")
+    return _table(open_revision(revision), f"{paths.metrics}/{file}")
 
 
-def opened(revision: str) -> DVCFileSystem:
+def open_revision(revision: str) -> DVCFileSystem:
     """The files of a revision. Raises UserError if it is none."""
 
     def files() -> DVCFileSystem:
@@ -107,10 +106,10 @@ def opened(revision: str) -> DVCFileSystem:
             raise DvcException("not a commit") from None
         return source
 
-    return _asked(files, f"{revision:.100}" or "''")
+    return _ask_dvc(files, f"{revision:.100}" or "''")
 
 
-def _asked(question: Callable[[], Any], what: str) -> Any:
+def _ask_dvc(question: Callable[[], Any], what: str) -> Any:
     """The answer of DVC. Raises UserError if it has none."""
     try:
         return question()
@@ -123,8 +122,8 @@ def _asked(question: Callable[[], Any], what: str) -> Any:
 def _text(source: DVCFileSystem, path: str) -> str:
     """The text of a file of a revision; empty if it cannot be had."""
     try:
-        with source.open(path, "rb") as opened:
-            return str(opened.read().decode())
+        with source.open(path, "rb") as file:
+            return str(file.read().decode())
     except (DvcException, OSError, UnicodeDecodeError):
         return ""
 
@@ -133,16 +132,11 @@ def _table(source: DVCFileSystem, path: str) -> Table:
     return list(csv.DictReader(_text(source, path).splitlines(keepends=True)))
 
 
-def _images(source: DVCFileSystem, paths: Paths) -> dict[str, int]:
-    rows = _table(source, f"{paths.metrics}/images.csv")
-    return {name: sum(int(row[name]) for row in rows) for name in SPLITS} if rows else {}
-
-
 def _params(source: DVCFileSystem, revision: str) -> dict[str, Any]:
     """The params of a revision, as they are in its file."""
     with tempfile.TemporaryDirectory() as temporary:
         path = Path(temporary) / params.FILE.name
-        path.write_bytes(_asked(lambda: source.cat_file(params.FILE.as_posix()), revision))
+        path.write_bytes(_ask_dvc(lambda: source.cat_file(params.FILE.as_posix()), revision))
         raw = document.read(path)
     if not isinstance(raw, dict):
         key = f"{params.FILE} of {revision}"
@@ -161,9 +155,9 @@ def _timing(runs: Path, model: str) -> dict[str, float]:
     """Seconds and images/s of the training of these weights, if it was on this machine and runs/ still has it."""
     for path in sorted(runs.glob("*/provenance.json")):
         try:
-            found = json.loads(path.read_bytes())
-            if model and found["model"] == model:
-                return {name: float(found[name]) for name in ("seconds", "images_per_second")}
+            provenance = json.loads(path.read_bytes())
+            if model and provenance["model"] == model:
+                return {name: float(provenance[name]) for name in ("seconds", "images_per_second")}
         except (OSError, ValueError, KeyError, TypeError):
             continue
     return {}

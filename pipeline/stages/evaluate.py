@@ -52,7 +52,7 @@ def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[
     measured = metrics.summary(found, labels)
     by_class = metrics.class_table(metrics.confusion(found.argmax(1), labels, len(classes)), classes)
     figures.write(folder, measured)
-    files.write_csv(folder / "per_class.csv", ("class", "images", "precision", "recall", "f1"), map(astuple, by_class))
+    files.write_csv(folder / figures.CLASSES, ("class", "images", "precision", "recall", "f1"), map(astuple, by_class))
     pairs = [(classes[label], classes[guess]) for label, guess in zip(labels, found.argmax(1), strict=True)]
     # One row per image: DVC's template `confusion` counts the rows of each pair itself.
     files.write_csv(folder / "confusion.csv", ("actual", "predicted"), pairs)
@@ -62,7 +62,7 @@ def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[
         map(astuple, metrics.calibration(found, labels)),
     )
     files.write_csv(
-        folder / "predictions.csv",
+        folder / figures.PREDICTIONS,
         ("path", "label", "prediction", *(f"p_{name}" for name in classes)),
         (
             (data.paths[row], *pair, *probabilities)

@@ -64,4 +64,4 @@ def write(config: Params, classes: tuple[str, ...], weights: dict[str, Tensor], 
             stopped_early=schedule.should_stop(progress.history, settings.patience) if settings.patience else None,
         ),
     )
-    files.write_csv(metrics / "history.csv", HISTORY, ([row[name] for name in HISTORY] for row in progress.history))
+    files.write_csv(metrics / figures.HISTORY, HISTORY, ([row[name] for name in HISTORY] for row in progress.history))
