@@ -156,7 +156,7 @@ def test_the_time_is_measured_on_the_cores_of_one_training(
         return [estimate.Part("train", 600.0, "")]
 
     monkeypatch.setattr(estimate, "measure_parts", parts)
-    chosen = folds.study(config, 3, 2, 4, None)
+    chosen = folds.make_study(config, 3, 2, 4, None)
     folds.announce(config, Survey("here", 1, {"": 9}, Cut("", ("test",))), chosen)
     assert measured == [(3, set(chosen.slots[0].cores))]
     assert os.sched_getaffinity(0) == before
@@ -228,7 +228,7 @@ def test_folds_are_checked_before_anything_is_trained(
     tested = ({"a": True, "b": False, "c": False}, {"a": False, "b": True, "c": False})
     made = {(0, fold): with_split(tmp_path / str(fold), params.load(), of) for fold, of in enumerate(tested)}
     ran: list[tuple[str, ...]] = []
-    monkeypatch.setattr(folds, "copies_of", lambda *_: made)
+    monkeypatch.setattr(folds, "make_copies", lambda *_: made)
     monkeypatch.setattr(integrity, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(folds, "announce", lambda *_: None)
     monkeypatch.setattr(runner, "run_well", lambda jobs, *_: ran.extend(job.stages for job in jobs))
@@ -299,7 +299,7 @@ def test_an_option_that_is_not_allowed_is_refused(
 ) -> None:
     """It names the option and the value."""
     with pytest.raises(UserError) as refused:
-        folds.study(params.parse(on_cpu(raw)), *options, recipe=None)
+        folds.make_study(params.parse(on_cpu(raw)), *options, recipe=None)
     assert [(fault.key, fault.value, fault.kind) for fault in refused.value.faults] == [(key, value, "value")]
 
 
@@ -347,31 +347,32 @@ def test_images_that_cannot_all_be_tested_are_refused_at_once(
 def test_a_recipe_with_a_fault_is_refused(wrong: dict[str, Any], key: str, kind: Kind, raw: dict[str, Any]) -> None:
     """It names the param, whatever is wrong with it."""
     with refuses((key, kind)):
-        folds.study(params.parse(on_cpu(raw)), None, None, 1, replace(A_RECORD, params=wrong))
+        folds.make_study(params.parse(on_cpu(raw)), None, None, 1, replace(A_RECORD, params=wrong))
 
 
 def test_params_that_cannot_run_here_are_refused(raw: dict[str, Any]) -> None:
     """Before a copy is made; so is a recipe with folds or seeds beside it."""
     with refuses(("train.precision", "pair")):
-        folds.study(params.parse(on_cpu(raw, train__precision="tf32")), 2, None, 1, None)
+        folds.make_study(params.parse(on_cpu(raw, train__precision="tf32")), 2, None, 1, None)
     for number, seeds in ((2, None), (None, 2)):
         with refuses(("--recipe", "pair")):
-            folds.study(params.parse(on_cpu(raw)), number, seeds, 1, A_RECORD)
+            folds.make_study(params.parse(on_cpu(raw)), number, seeds, 1, A_RECORD)
 
 
 def test_a_recipe_brings_its_params_and_seeds(raw: dict[str, Any]) -> None:
     """Whatever params.yaml has."""
     recipe = replace(A_RECORD, parts=(A_PART, replace(A_PART, seed=7)))
-    chosen = folds.study(params.parse(on_cpu(raw, train__lr=0.7, split__folds=9)), None, None, 1, recipe)
+    chosen = folds.make_study(params.parse(on_cpu(raw, train__lr=0.7, split__folds=9)), None, None, 1, recipe)
     assert chosen.changes(7, 1) == {"split.folds": 2, "train.lr": 0.1, "split.fold": 1, "train.seed": 7}
     assert (chosen.folds, chosen.seeds) == (2, [0, 7])
 
 
 def test_a_repeated_recipe_with_other_bytes_has_another_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     """It says what differs, and both accuracies."""
-    recorded = replace(A_RECORD, figures={"accuracy": 0.5})
-    assert folds.judged(recorded, recorded, "mine") == 0
-    assert folds.judged(recorded, replace(recorded, data={"split": "d"}, figures={"accuracy": 0.25}), "mine") == 3
+    recipe = replace(A_RECORD, figures={"accuracy": 0.5})
+    assert folds.compare_with_recipe(recipe, recipe, "mine") == 0
+    other = replace(recipe, data={"split": "d"}, figures={"accuracy": 0.25})
+    assert folds.compare_with_recipe(recipe, other, "mine") == folds.DIFFERENT
     assert capsys.readouterr().out.splitlines()[-2:] == [
         "folds: mine: accuracy 0.2500, recorded 0.5000", "folds: mine: other images or their split: split"
     ]  # fmt: skip
@@ -379,12 +380,12 @@ def test_a_repeated_recipe_with_other_bytes_has_another_exit_status(capsys: pyte
 
 def test_the_params_say_the_number_of_folds_unless_the_option_does(raw: dict[str, Any]) -> None:
     """split.folds if it is above 1, else 5; the seeds follow train.seed."""
-    assert folds.study(params.parse(on_cpu(raw)), None, None, 1, None).folds == 5
+    assert folds.make_study(params.parse(on_cpu(raw)), None, None, 1, None).folds == 5
     config = params.parse(on_cpu(raw, split__folds=7, train__seed=3))
-    assert folds.study(config, None, 2, 1, None).folds == 7
-    assert list(folds.study(config, None, 2, 1, None).seeds) == [3, 4]
+    assert folds.make_study(config, None, 2, 1, None).folds == 7
+    assert list(folds.make_study(config, None, 2, 1, None).seeds) == [3, 4]
     last = params.parse(on_cpu(raw, train__seed=2**32 - 1))
-    assert list(folds.study(last, None, 2, 1, None).seeds) == [2**32 - 1, 0]
+    assert list(folds.make_study(last, None, 2, 1, None).seeds) == [2**32 - 1, 0]
 
 
 def test_records_that_differ_say_in_what(tmp_path: Path) -> None:

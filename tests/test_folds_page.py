@@ -53,15 +53,15 @@ def content(project: Path, seeds: tuple[int, ...] = (0,)) -> Content:
     config, found = reports.config_in(project), answers(project, seeds)
     errors = label_errors.find(found.probabilities, found.labels)
     source = originals.locate(Path(config.paths.images), Path(config.paths.inbox))
-    chosen = folds_page.chosen(found)
-    wanted = folds_page.wanted(chosen, found, errors)
+    examples = folds_page.choose_examples(found)
+    wanted = folds_page.image_paths(examples, found, errors)
     pictures = thumbnails.pictures(source, wanted, config.prepare.grey, 2, "folds")
     return Content(
         config=config,
         pooled=found,
         figures=pooled.figures(found),
-        chosen=chosen,
-        found=errors,
+        examples=examples,
+        errors=errors,
         album=Album(pictures, credits.credits(Path(config.paths.images) / originals.LICENSE)),
         settings=settings.settings(config),
         command=f"perennial folds --folds {FOLDS}   # <all>",
@@ -137,23 +137,23 @@ def test_the_gallery_has_the_answers_of_the_folds(shown: Content) -> None:
     probabilities, labels = shown.pooled.probabilities, shown.pooled.labels
     wrong = np.flatnonzero(probabilities.argmax(1) != labels)
     first = wrong[probabilities[wrong].max(1).argmax()]
-    assert shown.chosen.mistakes[0].path == shown.pooled.paths[first]
-    given, highest, second = shown.chosen.mistakes[0].probabilities
+    assert shown.examples.mistakes[0].path == shown.pooled.paths[first]
+    given, highest, second = shown.examples.mistakes[0].probabilities
     assert (given, [second, highest]) == (probabilities[first, labels[first]], sorted(probabilities[first])[-2:])
-    assert (shown.chosen.mistakes_in_all, shown.chosen.right_in_all) == (len(wrong), len(labels) - len(wrong))
+    assert (shown.examples.mistakes_in_all, shown.examples.right_in_all) == (len(wrong), len(labels) - len(wrong))
     equal = replace(shown.pooled, by_seed=np.full((1, 96, 4), 0.25))
     others = [path for path, label in zip(equal.paths, labels, strict=True) if label != 0]
-    assert [one.path for one in folds_page.chosen(equal).mistakes] == others[:MOST_ANSWERS]
+    assert [one.path for one in folds_page.choose_examples(equal).mistakes] == others[:MOST_ANSWERS]
 
 
 def test_every_label_error_is_there_with_both_classes(shown: Content, elements: Element) -> None:
     """Rank, given and suggested class with probabilities, and a picture."""
-    labels, number, names = elements.one("section", id="labels"), len(shown.found), shown.pooled.classes
-    assert {one.row for one in shown.found} >= set(range(0, 96, 12))
+    labels, number, names = elements.one("section", id="labels"), len(shown.errors), shown.pooled.classes
+    assert {one.row for one in shown.errors} >= set(range(0, 96, 12))
     assert f"{number} labels of 96 ({100 * number / 96:.1f}\u00a0%) may be wrong" in labels.text
     figures = labels.one(id="sheet").all("figure")
     assert sum(one.attributes["src"].startswith("data:image/jpeg") for one in labels.all("img")) == number
-    for rank, (figure, one) in enumerate(zip(figures, shown.found, strict=True), start=1):
+    for rank, (figure, one) in enumerate(zip(figures, shown.errors, strict=True), start=1):
         first, second, *_ = (span.text for span in figure.one("figcaption").all("span"))
         assert first == f"{rank}. label {names[one.given]} {100 * one.p_given:.1f}\u00a0%"
         assert second == f"suggested: {names[one.suggested]} {100 * one.p_suggested:.1f}\u00a0%"
@@ -162,7 +162,7 @@ def test_every_label_error_is_there_with_both_classes(shown: Content, elements: 
 
 def test_no_suspected_label_is_said(shown: Content) -> None:
     """A page without a label error has no empty sheet."""
-    labels = parsed(folds_page.page(replace(shown, found=[]))).one("section", id="labels")
+    labels = parsed(folds_page.page(replace(shown, errors=[]))).one("section", id="labels")
     assert "No label is suspected." in labels.text
     assert labels.all(id="sheet") == []
 
@@ -177,7 +177,7 @@ def test_a_page_of_very_many_stays_small(shown: Content) -> None:
         tuple(f"class {j}" for j in range(k)), tuple(f"{j:05d}.jpg" for j in range(n)), labels, labels, (0,), right
     )
     errors = [label_errors.LabelError(row, int(labels[row]), (int(labels[row]) + 1) % k, 0.1, 0.9) for row in range(n)]
-    large = replace(shown, pooled=found, found=errors, figures=pooled.figures(found), album=NO_PICTURES, settings=[])
+    large = replace(shown, pooled=found, errors=errors, figures=pooled.figures(found), album=NO_PICTURES, settings=[])
     page = folds_page.page(large)
     root = parsed(page)
     sheet = root.one("section", id="labels")
@@ -186,7 +186,7 @@ def test_a_page_of_very_many_stays_small(shown: Content) -> None:
     assert len(sheet.all("figure")) == len(root.table("Each training")) == 100
     assert len(root.table("The 30 most frequent of 1,000 confusions")) == 30
     assert len(page) < 200_000
-    assert len(folds_page.wanted(folds_page.chosen(found), found, errors)) <= 120
+    assert len(folds_page.image_paths(folds_page.choose_examples(found), found, errors)) <= 120
 
 
 # ---- in a browser ----
@@ -200,10 +200,10 @@ def test_choices_become_lines_of_the_corrections(
     with opened(browser, written) as page:
         assert page.locator("#chosen").is_hidden()
         choices, names = page.locator("#sheet .shot select"), shown.pooled.classes
-        paths = [shown.pooled.paths[one.row] for one in shown.found]
-        suggested = names[shown.found[0].suggested]
+        paths = [shown.pooled.paths[one.row] for one in shown.errors]
+        suggested = names[shown.errors[0].suggested]
         hostile = names.index(HOSTILE)
-        third = next(k for k, one in enumerate(shown.found) if k > 1 and hostile not in (one.given, one.suggested))
+        third = next(k for k, one in enumerate(shown.errors) if k > 1 and hostile not in (one.given, one.suggested))
         choices.nth(0).select_option(suggested)
         choices.nth(1).select_option("exclude")
         choices.nth(third).select_option(HOSTILE)
@@ -219,7 +219,7 @@ def test_choices_become_lines_of_the_corrections(
             row[:2] for row in rows
         ]
         folded = page.locator("#labels details pre").text_content()
-        expected = label_errors.corrections(shown.found, shown.pooled.paths, shown.pooled.classes)
+        expected = label_errors.corrections(shown.errors, shown.pooled.paths, shown.pooled.classes)
         assert [tuple(row) for row in csv.reader(io.StringIO(folded))] == expected
 
 
@@ -227,7 +227,7 @@ def test_choices_become_lines_of_the_corrections(
 def test_the_sheet_shows_the_labels_of_one_class(browser: Browser, shown: Content, written: Path) -> None:
     """The filter counts each class; the matrix still filters the gallery, and leaves the sheet alone."""
     with opened(browser, written) as page:
-        sheet, given = page.locator("#sheet .shot:visible"), [shown.pooled.classes[one.given] for one in shown.found]
+        sheet, given = page.locator("#sheet .shot:visible"), [shown.pooled.classes[one.given] for one in shown.errors]
         page.locator("#sheet > select").select_option(given[0])
         assert sheet.count() == given.count(given[0]) < len(given)
         page.locator("#sheet > select").select_option("")

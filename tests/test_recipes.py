@@ -21,7 +21,7 @@ def test_a_recipe_can_be_repeated_here(path: Path, raw: dict[str, Any]) -> None:
     """Its params are accepted on a CPU, whatever params.yaml says; it has every seed with every fold."""
     found = record.read(path)
     config = params.parse(change(raw, train__lr=0.77))
-    chosen = folds.study(config, None, None, 1, found)
+    chosen = folds.make_study(config, None, None, 1, found)
     repeated = params.with_values(config, chosen.changes(chosen.seeds[0], 0))
     assert record.decisive(repeated) == found.params
     assert {(part.seed, part.fold) for part in found.parts} == {

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import files, locks
+from pipeline.base import errors, files, locks
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import in_words
 from pipeline.config import machine, params, validity
@@ -43,9 +43,9 @@ DIFFERENT = 3  # exit status
 
 @dataclass(frozen=True)
 class Study:
-    """What is to be done."""
+    """The trainings of a study: params, folds, seeds, and what each may use."""
 
-    values: Mapping[str, Any]  # dotted key → value: what the params of this folder are changed by
+    values: Mapping[str, Any]  # dotted key → value: the changes of the params of this folder
     folds: int
     seeds: Sequence[int]
     slots: Sequence[Slot]  # one for each training at a time
@@ -55,7 +55,7 @@ class Study:
         return {**self.values, "split.folds": self.folds, "split.fold": fold, "train.seed": seed}
 
 
-def study(config: Params, folds: int | None, seeds: int | None, jobs: int, recipe: Record | None) -> Study:
+def make_study(config: Params, folds: int | None, seeds: int | None, jobs: int, recipe: Record | None) -> Study:
     """The study that the options ask for. A recipe gives its own params, folds and seeds.
 
     Raises UserError for an option that is not allowed, and for params that cannot run on this machine.
@@ -78,63 +78,62 @@ def study(config: Params, folds: int | None, seeds: int | None, jobs: int, recip
     for option, value, low, high in (("--folds", folds, 2, MOST_FOLDS), ("--seeds", seeds, 1, MOST_SEEDS)):
         if not low <= value <= high:
             raise UserError(Fault(option, str(value), "value", allowed=f"{low} to {high}"))
-    changed = params.with_values(config, {**values, "split.folds": folds, "split.fold": folds - 1})
-    if faults := validity.faults(changed, machine.read()):
-        raise UserError(*faults)
-    return Study(values, folds, numbers, runner.slots(changed, jobs))
+    last = params.with_values(config, {**values, "split.folds": folds, "split.fold": folds - 1})
+    errors.raise_if_any(validity.faults(last, machine.read()))
+    return Study(values, folds, numbers, runner.slots(last, jobs))
 
 
-def check_images(found: Survey, folds: int) -> None:
+def check_images(data: Survey, folds: int) -> None:
     """Raise UserError if not every image can be a test image once: known before an image is decoded."""
-    if found.images and not found.in_all_folds:
-        given = found.images - found.split_counts.get("", 0)
+    if data.images and not data.in_all_folds:
+        assigned = data.images - data.split_counts.get("", 0)
         raise UserError(
             Fault(
                 "--folds",
-                f"{given:,} of {found.images:,} images in {found.where} have a split already (folders, labels.csv)",
+                f"{assigned:,} of {data.images:,} images in {data.where} have a split already (folders, labels.csv)",
                 "pair",
                 allowed="none, because each image is a test image of one fold",
                 remedy="remove that split",
             )
         )
-    if few := [label for label, images in found.sizes.items() if images < folds]:
-        sizes = in_words([f"class {label!r} has {found.sizes[label]} images" for label in sorted(few)])
+    if few := [label for label, size in data.sizes.items() if size < folds]:
+        sizes = in_words([f"class {label!r} has {data.sizes[label]} images" for label in sorted(few)])
         raise UserError(
             Fault(
                 "--folds",
                 f"{folds}, but {sizes}",
                 "value",
                 allowed=f"at least {folds} images in each class, a test image for each fold",
-                remedy=f"take fewer folds (perennial folds --folds {min(found.sizes.values())}), add images, or remove "
+                remedy=f"take fewer folds (perennial folds --folds {min(data.sizes.values())}), add images, or remove "
                 f"the class{'es' if len(few) > 1 else ''}",
             )
         )
 
 
-def announce(config: Params, found: Survey, chosen: Study) -> None:
+def announce(config: Params, data: Survey, study: Study) -> None:
     """Print how long the study takes, from a few training steps on the cores that one training has. Takes seconds.
 
     Raises UserError if not every image can be a test image, or if a training step fails.
     """
-    check_images(found, chosen.folds)
-    trainings, parallel = chosen.folds * len(chosen.seeds), len(chosen.slots)
-    with runner.using(chosen.slots[0]):
-        one = estimate.measure_parts(params.with_values(config, chosen.changes(chosen.seeds[0], 0)), found)
+    check_images(data, study.folds)
+    trainings, parallel = study.folds * len(study.seeds), len(study.slots)
+    with runner.using(study.slots[0]):
+        one = estimate.measure_parts(params.with_values(config, study.changes(study.seeds[0], 0)), data)
     rounds = math.ceil(trainings / parallel)
     time = estimate.total(config, [replace(part, seconds=part.seconds * rounds) for part in one])
     print(f"folds: {trainings} trainings, {parallel} at a time: {time}", flush=True)
 
 
-def copies_of(chosen: Study) -> dict[tuple[int, int], WorkCopy]:
-    """A work copy of the project for each seed and fold, with the images and weights of the first one."""
-    print(f"folds: {chosen.folds}, seeds: {len(chosen.seeds)}; work copies in {FOLDER}/", flush=True)
+def make_copies(study: Study) -> dict[tuple[int, int], WorkCopy]:
+    """(seed, fold) → its work copy of the project, with the images and weights of the first one."""
+    print(f"folds: {study.folds}, seeds: {len(study.seeds)}; work copies in {FOLDER}/", flush=True)
     copies = {
-        (seed, fold): workcopy.of_project(FOLDER / f"seed{seed}-fold{fold}", chosen.changes(seed, fold))
-        for seed in chosen.seeds
-        for fold in range(chosen.folds)
+        (seed, fold): workcopy.of_project(FOLDER / f"seed{seed}-fold{fold}", study.changes(seed, fold))
+        for seed in study.seeds
+        for fold in range(study.folds)
     }
     first, *others = copies.values()
-    runner.run_well([Job("images and weights", first.folder, BEFORE)], chosen.slots[:1], "folds")
+    runner.run_well([Job("images and weights", first.folder, BEFORE)], study.slots[:1], "folds")
     for other in others:
         for output in (first.config.paths.images, first.config.paths.weights):
             files.link(other.folder / output, first.folder / output)
@@ -142,23 +141,23 @@ def copies_of(chosen: Study) -> dict[tuple[int, int], WorkCopy]:
 
 
 def repair(cache: Path) -> bool:
-    """Remove what a power cut or a kill has damaged in DVC's cache, and say it. Whether there was something.
+    """Repair what a power cut or a kill has damaged in DVC's cache, and print it. Returns whether there was damage.
 
     While a DVC works here, nothing is changed: it may be writing these files. Outputs in this folder stay as they are.
     """
-    done = [] if killed_dvc.works(Path.cwd()) else cache_repair.repair(cache, stages=())
-    for sentence in done:
+    repairs = [] if killed_dvc.works(Path.cwd()) else cache_repair.repair(cache, stages=())
+    for sentence in repairs:
         print(f"folds: {sentence}", file=sys.stderr)
-    return bool(done)
+    return bool(repairs)
 
 
-def judged(recipe: Record, found: Record, name: str) -> int:
-    """Print whether a repeated recipe has the recorded bytes: 0 if it has, else DIFFERENT."""
-    if not (different := list(record.differences(recipe, found))):
+def compare_with_recipe(recipe: Record, result: Record, name: str) -> int:
+    """Print whether a repeated recipe has the recorded bytes. Returns 0 if it has, else DIFFERENT."""
+    if not (differences := list(record.differences(recipe, result))):
         print(f"\nfolds: {name}: the same bytes as recorded")
         return 0
-    print(f"\nfolds: {name}: accuracy {found.figures['accuracy']:.4f}, recorded {recipe.figures['accuracy']:.4f}")
-    for sentence in different:
+    print(f"\nfolds: {name}: accuracy {result.figures['accuracy']:.4f}, recorded {recipe.figures['accuracy']:.4f}")
+    for sentence in differences:
         print(f"folds: {name}: {sentence}")
     return DIFFERENT
 
@@ -167,30 +166,29 @@ def folds(arguments: Namespace) -> int:
     """Run the study that the arguments ask for. Returns the exit status."""
     config, path = params.load(), arguments.recipe and record.RECIPES / f"{arguments.recipe}.json"
     recipe = record.read(path) if path else None
-    chosen = study(config, arguments.folds, arguments.seeds, arguments.jobs, recipe)
-    is_here = config.data.source != "archive"  # else paths.images may have images of another source
-    repeat = f"--recipe {arguments.recipe}" if recipe else f"--folds {chosen.folds} --seeds {len(chosen.seeds)}"
+    study = make_study(config, arguments.folds, arguments.seeds, arguments.jobs, recipe)
+    is_local = config.data.source != "archive"  # else paths.images may have images of another source
+    repeat = f"--recipe {arguments.recipe}" if recipe else f"--folds {study.folds} --seeds {len(study.seeds)}"
     with locks.hold(FOLDER, "runs perennial folds"):
         workcopy.wait_for_workers(FOLDER)
-        if is_here:
-            announce(config, survey.survey(config), chosen)
+        if is_local:
+            announce(config, survey.survey(config), study)
         cache = integrity.cache_folder()
         repair(cache)
-        copies = copies_of(chosen)
-        if not is_here:
+        copies = make_copies(study)
+        if not is_local:
             images = next(iter(copies.values())).folder / config.paths.images
-            announce(config, survey.survey_folder(images, corrections.read()), chosen)
-        first = {fold: copy for (seed, fold), copy in copies.items() if seed == chosen.seeds[0]}
+            announce(config, survey.survey_folder(images, corrections.read()), study)
+        first = {fold: copy for (seed, fold), copy in copies.items() if seed == study.seeds[0]}
         splits = [Job(f"fold {fold}: split", copy.folder, ("split",)) for fold, copy in first.items()]
-        runner.run_well(splits, chosen.slots, "folds")
+        runner.run_well(splits, study.slots, "folds")
         answers.check(first)
-        named = [(f"seed {seed}, fold {fold}", copy.folder) for (seed, fold), copy in copies.items()]
-        runner.run_well([Job(name, folder, ("split", *STAGES)) for name, folder in named], chosen.slots, "folds")
+        trainings = [Job(f"seed {s}, fold {k}", copy.folder, ("split", *STAGES)) for (s, k), copy in copies.items()]
+        runner.run_well(trainings, study.slots, "folds")
         if repair(cache):
             raise UserError(cache_repair.DURING)
-        pooled = answers.read(copies)
-        record_here = answers.write(config, copies, pooled, f"perennial folds {repeat}")
-        status = judged(recipe, record_here, arguments.recipe) if recipe else 0
+        result = answers.write(config, copies, answers.read(copies), f"perennial folds {repeat}")
+        status = compare_with_recipe(recipe, result, arguments.recipe) if recipe else 0
         files.remove(FOLDER)
     return status
 

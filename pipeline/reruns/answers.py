@@ -1,4 +1,4 @@
-"""What the trainings of all folds answered: checks, figures, tables, and the page."""
+"""The predictions of all folds: their checks, figures, tables, and the page."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
 from pipeline.data import credits, originals, split_table
-from pipeline.evaluation import label_errors, pooled
+from pipeline.evaluation import figures, label_errors, pooled
 from pipeline.evaluation.pooled import Figures, Pooled
 from pipeline.reporting import settings, thumbnails
 from pipeline.reporting.gallery import Album
@@ -16,34 +16,35 @@ from pipeline.reruns.record import Record
 from pipeline.reruns.workcopy import WorkCopy
 from pipeline.versioning import dvc_lock
 
-Made = Mapping[tuple[int, int], WorkCopy]  # the work copy of each (seed, fold)
+Copies = Mapping[tuple[int, int], WorkCopy]  # (seed, fold) → its work copy
+LABEL_ERRORS, RECORD, PAGE = "label_errors.csv", "summary.json", "folds.html"
 
 
-def check(made: Mapping[int, WorkCopy]) -> None:
-    """Raise UserError unless each image is a test image of exactly one fold. `made`: the copy of each fold."""
-    tested: dict[str, int] = {}
-    kept: set[str] = set()
-    for fold, copy in made.items():
+def check(copies: Mapping[int, WorkCopy]) -> None:
+    """Raise UserError unless each image is a test image of exactly one fold. `copies`: fold → its work copy."""
+    fold_of: dict[str, int] = {}  # test image → its fold
+    images: set[str] = set()
+    for fold, copy in copies.items():
         rows = split_table.kept_rows(copy.folder / copy.config.paths.split)
-        kept |= {row["path"] for row in rows}
+        images |= {row["path"] for row in rows}
         for path in (row["path"] for row in rows if row["split"] == "test"):
-            if path in tested:
+            if path in fold_of:
                 raise UserError(
                     Fault(
                         path,
-                        f"a test image of fold {tested[path]} and of fold {fold}",
+                        f"a test image of fold {fold_of[path]} and of fold {fold}",
                         "pair",
                         allowed="of one",
                         remedy="if the data set gives its test images (folders, labels.csv), remove that split; if a "
                         "class has few images, take fewer folds, or set split.stratify: true",
                     )
                 )
-            tested[path] = fold
-    if missing := sorted(kept - tested.keys()):
+            fold_of[path] = fold
+    if missing := sorted(images - fold_of.keys()):
         raise UserError(
             Fault(
                 missing[0],
-                f"a test image of no fold (as {len(missing):,} of {len(kept):,} images)",
+                f"a test image of no fold (as {len(missing):,} of {len(images):,} images)",
                 "missing",
                 "a class has few images, and some were moved so that each split has one",
                 remedy="take fewer folds, or set split.stratify: true",
@@ -51,61 +52,61 @@ def check(made: Mapping[int, WorkCopy]) -> None:
         )
 
 
-def read(made: Made) -> Pooled:
-    """The answers of all trainings. Raises UserError if they do not belong together."""
-    first = next(iter(made.values()))
+def read(copies: Copies) -> Pooled:
+    """The predictions of all trainings. Raises UserError if they do not belong together."""
+    first = next(iter(copies.values()))
     rows = split_table.kept_rows(first.folder / first.config.paths.split)
-    tables = {key: copy.folder / copy.config.paths.metrics / "predictions.csv" for key, copy in made.items()}
+    tables = {key: copy.folder / copy.config.paths.metrics / figures.PREDICTIONS for key, copy in copies.items()}
     return pooled.read(tables, {row["path"]: row["class"] for row in rows})
 
 
-def _recorded(made: Made, figures: Figures) -> Record:
+def _make_record(copies: Copies, pooled_figures: Figures) -> Record:
     """The record of the study."""
-    locks = {key: dvc_lock.read(copy.folder / dvc_lock.LOCK) for key, copy in made.items()}
-    first, config = min(seed for seed, _ in made), next(iter(made.values())).config
+    locks = {key: dvc_lock.read(copy.folder / dvc_lock.LOCK) for key, copy in copies.items()}
+    first, config = min(seed for seed, _ in copies), next(iter(copies.values())).config
     splits = [lock["split"]["outs"][config.paths.split] for (seed, _), lock in sorted(locks.items()) if seed == first]
     outs = {key: {**lock["train"]["outs"], **lock["evaluate"]["outs"]} for key, lock in locks.items()}
-    return record.of(config, splits, figures, outs)
+    return record.make_record(config, splits, pooled_figures, outs)
 
 
-def write(config: Params, made: Made, found: Pooled, command: str) -> Record:
+def write(config: Params, copies: Copies, predictions: Pooled, command: str) -> Record:
     """Write the tables, the page and the record into the folders of `config`, and print the figures.
 
     `command` gives the same bytes again; the page has it. Returns the record.
     """
-    folder, first = Path(config.paths.metrics) / "folds", next(iter(made.values()))
-    figures = pooled.figures(found)
-    record_of = _recorded(made, figures)
-    wrong = label_errors.find(found.probabilities, found.labels)
-    files.write_csv(folder / "predictions.csv", *pooled.table(found))
-    files.write_csv(folder / "label_errors.csv", *label_errors.table(wrong, found.paths, found.classes))
-    chosen = folds_page.chosen(found)
+    folder, first = Path(config.paths.metrics) / "folds", next(iter(copies.values()))
+    pooled_figures = pooled.figures(predictions)
+    study_record = _make_record(copies, pooled_figures)
+    errors = label_errors.find(predictions.probabilities, predictions.labels)
+    files.write_csv(folder / figures.PREDICTIONS, *pooled.table(predictions))
+    files.write_csv(folder / LABEL_ERRORS, *label_errors.table(errors, predictions.paths, predictions.classes))
+    examples = folds_page.choose_examples(predictions)
     content = folds_page.Content(
         config=first.config,
-        pooled=found,
-        figures=figures,
-        chosen=chosen,
-        found=wrong,
-        album=_album(first, folds_page.wanted(chosen, found, wrong)),
+        pooled=predictions,
+        figures=pooled_figures,
+        examples=examples,
+        errors=errors,
+        album=_album(first, folds_page.image_paths(examples, predictions, errors)),
         settings=settings.settings(first.config),
         command=command,
     )
-    files.write_text(Path(config.paths.reports) / "folds.html", folds_page.page(content))
-    record.write(folder / "summary.json", record_of)
-    print(f"\n{said(figures, len(wrong), config)}")
-    return record_of
+    files.write_text(Path(config.paths.reports) / PAGE, folds_page.page(content))
+    record.write(folder / RECORD, study_record)
+    print(f"\n{_describe(pooled_figures, len(errors), config)}")
+    return study_record
 
 
-def _album(copy: WorkCopy, wanted: Mapping[str, bool]) -> Album:
+def _album(copy: WorkCopy, paths: Mapping[str, bool]) -> Album:
     """The thumbnails of these images, and who took them."""
     images, inbox = copy.folder / copy.config.paths.images, copy.folder / copy.config.paths.inbox
     workers = copy.config.run.decoding_threads
-    pictures = thumbnails.pictures(originals.locate(images, inbox), wanted, copy.config.prepare.grey, workers, "folds")
+    pictures = thumbnails.pictures(originals.locate(images, inbox), paths, copy.config.prepare.grey, workers, "folds")
     return Album(pictures, credits.credits(images / originals.LICENSE))
 
 
-def said(figures: Figures, wrong: int, config: Params) -> str:
-    """The figures, in words."""
+def _describe(figures: Figures, errors: int, config: Params) -> str:
+    """The figures as lines of a terminal. `errors`: how many labels are probably wrong."""
     folds, seeds = figures.over_folds, figures.over_seeds
     interval = f"95 % interval: {figures.accuracy_low:.4f} to {figures.accuracy_high:.4f}"
     lines = [
@@ -114,9 +115,9 @@ def said(figures: Figures, wrong: int, config: Params) -> str:
         ("of one fold", f"{folds.mean:.4f} ± {folds.deviation:.4f} (mean and standard deviation of {folds.count})"),
         ("balanced accuracy", f"{figures.balanced_accuracy:.4f}"),
         ("macro F1", f"{figures.macro_f1:.4f}"),
-        ("probable label errors", f"{wrong:,}: {config.paths.metrics}/folds/label_errors.csv"),
-        ("all figures", f"{config.paths.metrics}/folds/summary.json"),
-        ("the page, for a browser", f"{config.paths.reports}/folds.html"),
+        ("probable label errors", f"{errors:,}: {config.paths.metrics}/folds/{LABEL_ERRORS}"),
+        ("all figures", f"{config.paths.metrics}/folds/{RECORD}"),
+        ("the page, for a browser", f"{config.paths.reports}/{PAGE}"),
     ]
     if seeds.count > 1:
         lines.insert(3, ("of one seed", f"{seeds.mean:.4f} ± {seeds.deviation:.4f} (of {seeds.count})"))

@@ -1,4 +1,4 @@
-"""The page about all folds: every image is answered once, by a model that was not trained on it."""
+"""The page about all folds: every image has one prediction, of a model that was not trained on it."""
 
 import csv
 import io
@@ -23,24 +23,24 @@ MOST_CHOICES = 30  # classes to choose from for an image; of more, only the give
 
 @dataclass(frozen=True)
 class Content:
-    """Everything that the page shows."""
+    """The content of the page."""
 
     config: Params
     pooled: Pooled
     figures: Figures
-    chosen: Chosen
-    found: Sequence[LabelError]  # by rank
+    examples: Chosen
+    errors: Sequence[LabelError]  # by rank
     album: Album
     settings: Sequence[Setting]
     command: str  # that makes the page again
 
 
 def page(content: Content) -> str:
-    """The whole page: it needs no other file and no network."""
+    """The page as HTML: it needs no other file and no network."""
     pooled, figures = content.pooled, content.figures
     counts = metrics.confusion(pooled.probabilities.argmax(1), pooled.labels, len(pooled.classes))
-    shown = content.found[:MOST_ERRORS]
-    suggestions = label_errors.corrections(shown, pooled.paths, pooled.classes)
+    errors = content.errors[:MOST_ERRORS]
+    suggestions = label_errors.corrections(errors, pooled.paths, pooled.classes)
     return rendering.page(
         "folds.html.jinja",
         model=content.config.train.model,
@@ -49,21 +49,22 @@ def page(content: Content) -> str:
         most_frequent=int(counts.sum(1).max()) / figures.images,
         parts=[(part, metrics.wilson(part.right, part.images)) for part in figures.parts[:MOST_PARTS]],
         class_table=result.class_table(pooled.classes, counts),
-        confusion=result.confusion(pooled.classes, counts, content.chosen.first_of),
-        chosen=content.chosen,
+        confusion=result.confusion(pooled.classes, counts, content.examples.first_of),
+        chosen=content.examples,
         album=content.album,
-        errors=len(content.found),
-        suspects=list(zip(shown, suggestions, strict=True)),
+        errors=len(content.errors),
+        suspects=list(zip(errors, suggestions, strict=True)),
         suggestions=_lines(suggestions),
         choices=json.dumps(pooled.classes if len(pooled.classes) <= MOST_CHOICES else (), ensure_ascii=False),
         corrections=corrections,
-        settings=[one for one in content.settings if one.name not in record.VARIED],  # the table of folds has these
+        # The table of folds has what varies.
+        settings=[setting for setting in content.settings if setting.name not in record.VARIED],
         command=content.command,
     )
 
 
-def chosen(pooled: Pooled) -> Chosen:
-    """The answers that the page shows; see `gallery.choose`."""
+def choose_examples(pooled: Pooled) -> Chosen:
+    """The predictions that the page shows; see `gallery.choose`."""
     numbers = pooled.labels.tolist()
     answers = [
         outcome.answer(path, actual, predicted, chances)
@@ -74,10 +75,10 @@ def chosen(pooled: Pooled) -> Chosen:
     return gallery.choose(answers)
 
 
-def wanted(chosen: Chosen, pooled: Pooled, found: Sequence[LabelError]) -> dict[str, bool]:
+def image_paths(examples: Chosen, pooled: Pooled, errors: Sequence[LabelError]) -> dict[str, bool]:
     """The path of every image that the page shows, as `thumbnails.pictures` needs them."""
-    paths = [answer.path for answer in (*chosen.mistakes, *chosen.unsure)]
-    return dict.fromkeys([*paths, *(pooled.paths[one.row] for one in found[:MOST_ERRORS])], True)
+    paths = [answer.path for answer in (*examples.mistakes, *examples.unsure)]
+    return dict.fromkeys([*paths, *(pooled.paths[error.row] for error in errors[:MOST_ERRORS])], True)
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The file that says what a study of all folds found: its params, its figures, and the hashes of what it wrote.
+"""The file with the result of a study of all folds: its params, its figures, and the hashes of its outputs.
 
 A study with the same params on the same images has the same file, byte for byte, on a machine of the same kind. The
 recipes in results/recipes/ are such files.
@@ -12,6 +12,7 @@ from typing import Any
 from pipeline.base import files, schema
 from pipeline.config import document
 from pipeline.config.params import Params
+from pipeline.evaluation.figures import PREDICTIONS
 from pipeline.evaluation.pooled import Figures
 from pipeline.training import identity
 from pipeline.versioning.dvc_lock import Hashes
@@ -58,10 +59,12 @@ def decisive(config: Params) -> dict[str, Any]:
     return {key: value for key, value in identity.settings(config, STAGES).items() if key not in VARIED}
 
 
-def of(config: Params, splits: Sequence[str], figures: Figures, outs: Mapping[tuple[int, int], Hashes]) -> Record:
-    """The record. `splits`: the MD5 of split.csv of each fold. `outs`: those of all outputs by (seed, fold)."""
+def make_record(
+    config: Params, splits: Sequence[str], figures: Figures, outs: Mapping[tuple[int, int], Hashes]
+) -> Record:
+    """The record of a study. `splits`: the MD5 of split.csv of each fold. `outs`: by (seed, fold), of all outputs."""
     model = f"{config.paths.models}/model.safetensors"
-    predictions = f"{config.paths.metrics}/predictions.csv"
+    predictions = f"{config.paths.metrics}/{PREDICTIONS}"
     parts = [
         Part(part.seed, part.fold, part.images, part.right, hashes[model], hashes[predictions])
         for part in figures.parts
@@ -74,12 +77,12 @@ def of(config: Params, splits: Sequence[str], figures: Figures, outs: Mapping[tu
 
 
 def read(path: Path) -> Record:
-    """The content of a file. Raises UserError if it is missing or damaged.
+    """The record in a file. Raises UserError if it is missing or damaged.
 
     A setting that came after the record has its default value.
     """
-    found = schema.json_of(path, Record, f"allowed: a file as in {RECIPES}/; restore it: git checkout {path}")
-    return replace(found, params=decisive(Params()) | found.params)
+    record = schema.json_of(path, Record, f"allowed: a file as in {RECIPES}/; restore it: git checkout {path}")
+    return replace(record, params=decisive(Params()) | record.params)
 
 
 def write(path: Path, record: Record) -> None:
@@ -87,21 +90,20 @@ def write(path: Path, record: Record) -> None:
     files.write_json(path, asdict(record))
 
 
-def differences(recorded: Record, found: Record) -> Iterator[str]:
+def differences(expected: Record, actual: Record) -> Iterator[str]:
     """Sentences that say in what two records differ; none if they are the same."""
-    parts = [{(part.seed, part.fold): part for part in one.parts} for one in (recorded, found)]
+    parts = [{(part.seed, part.fold): part for part in one.parts} for one in (expected, actual)]
     models, answers = (
         [{f"seed {seed} fold {fold}": getattr(part, name) for (seed, fold), part in one.items()} for one in parts]
         for name in ("model", "predictions")
     )
     kinds: dict[str, Sequence[Mapping[str, Any]]] = {
-        "params": (recorded.params, found.params),
-        "images or their split": (recorded.data, found.data),
+        "params": (expected.params, actual.params),
+        "images or their split": (expected.data, actual.data),
         "models": models,
         "answers": answers,
     }
-    for what, (there, here) in kinds.items():
-        differing = [key for key in sorted({*there, *here}) if there.get(key) != here.get(key)]
-        if differing:
+    for kind, (old, new) in kinds.items():
+        if differing := [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]:
             more = ", …" if len(differing) > MOST_SHOWN else ""
-            yield f"other {what}: {', '.join(differing[:MOST_SHOWN])}{more}"
+            yield f"other {kind}: {', '.join(differing[:MOST_SHOWN])}{more}"
