@@ -69,7 +69,7 @@ def verify(parser: Parser) -> None:
     mode.add_argument("--stage", metavar="NAME", help="run this stage only")
     mode.add_argument(
         "--elsewhere", action="store_true", help="train the committed params with several seeds on this machine, and "
-        "compare the test accuracies with the recorded ones (exit status 3: lower than seeds explain)",
+        "compare the test accuracies with the recorded ones (exit status 3: significantly lower)",
     )  # fmt: skip
     mode.add_argument(
         "--record-seeds", metavar="N", type=int, help="record the test accuracies of N seeds, for --elsewhere"

@@ -1,4 +1,4 @@
-"""`verify --elsewhere` says: the same bytes, the same accuracy within what seeds do, or a lower one."""
+"""`verify --elsewhere` says: the same bytes, no significant difference of the accuracies, or a lower one."""
 
 import json
 import shutil
@@ -19,8 +19,8 @@ from pipeline.base import files
 from pipeline.base.errors import STOPPED, Kind
 from pipeline.config import params
 from pipeline.config.params import Params
+from pipeline.evaluation.pooled import Spread, spread
 from pipeline.reruns import elsewhere, seeds
-from pipeline.reruns.seeds import Sample
 from pipeline.versioning.dvc_lock import Claims
 from tests.conftest import on_cpu, read_params
 from tests.helpers.datasets import noise_image
@@ -78,8 +78,8 @@ def accuracies(folder: Path) -> list[float]:
     return [row["accuracy"] for row in json.loads((folder / "metrics/seeds.json").read_bytes())["seeds"]]
 
 
-@pytest.mark.slow("trains several seeds under DVC; make test has the file of the seeds, the verdicts, and verify")
-def test_the_first_verdict_is_the_same_bytes(project: Path) -> None:
+@pytest.mark.slow("trains several seeds under DVC; make test has the file of the seeds, the t-test, and verify")
+def test_the_first_result_is_the_same_bytes(project: Path) -> None:
     """A machine that gives the claimed bytes is found by its first seed. The cache stays as it is."""
     before = {path for path in (project / ".dvc/cache").rglob("*") if path.is_file()}
     done = verify(project, "--elsewhere")
@@ -104,7 +104,7 @@ def claim_falsely(project: Path, old: str, new: str) -> None:
 
 
 @SEVERAL_SEEDS
-def test_the_second_verdict_is_the_same_within_what_seeds_do(project: Path) -> None:
+def test_the_second_result_is_no_significant_difference(project: Path) -> None:
     """Other rounding gives other bytes, and accuracies that a t-test does not tell from the recorded ones.
 
     The rounding is that of a learning rate, as of a machine that computes it in another way.
@@ -113,7 +113,7 @@ def test_the_second_verdict_is_the_same_within_what_seeds_do(project: Path) -> N
     done = verify(project, "--elsewhere", "--seeds", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     last = done.stdout.splitlines()[-1]
-    assert last.startswith("verify: the same within what seeds do, in other bytes: test accuracy ")
+    assert last.startswith("verify: no significant difference, in other bytes: test accuracy ")
     assert f"{statistics.mean(accuracies(project)):.4f} ± " in last
     assert " over 2 seeds committed, p = " in last
     assert last.endswith(" would be found in 4 of 5 cases")
@@ -122,13 +122,13 @@ def test_the_second_verdict_is_the_same_within_what_seeds_do(project: Path) -> N
 
 
 @SEVERAL_SEEDS
-def test_the_third_verdict_is_a_lower_accuracy(project: Path) -> None:
+def test_the_third_result_is_a_lower_accuracy(project: Path) -> None:
     """Code that learns nothing, in a commit that claims the recorded outputs: exit status 3, and the figures."""
     claim_falsely(project, RATE[1], "reference else lr * 0\n")
     done = verify(project, "--elsewhere")
     assert done.returncode == 3, done.stdout + done.stderr
     last = done.stdout.splitlines()[-1]
-    assert last.startswith("verify: different: lower than seeds explain: test accuracy 0.")
+    assert last.startswith("verify: significantly lower: test accuracy 0.")
     assert last.endswith(" (below 0.05)")
 
 
@@ -162,8 +162,8 @@ def test_recording_again_gives_the_same_bytes_and_trains_no_finished_seed(
     assert {path.name for path in finished.parent.iterdir()} == {elsewhere.RESULT, "runs"}
 
 
-@pytest.mark.slow("trains several seeds under DVC; make test has the file of the seeds, the verdicts, and verify")
-def test_what_cannot_be_judged_is_refused(project: Path) -> None:
+@pytest.mark.slow("trains several seeds under DVC; make test has the file of the seeds, the t-test, and verify")
+def test_what_cannot_be_compared_is_refused(project: Path) -> None:
     """Too few seeds, no figures, figures that are not committed, and a stage that fails: each with its remedy."""
     for option in (("--seeds", "1"), ("--record-seeds", "1")):
         done = verify(project, *(("--elsewhere",) if option[0] == "--seeds" else ()), *option)
@@ -216,14 +216,14 @@ def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_figures_belong_to_params_and_data_but_not_to_a_seed(figures: Path) -> None:
     """Another seed of the same recipe is compared with the same figures. A setting that is newer has its default."""
-    found = seeds.recorded(config(), CLAIMS, 0.5)
+    found = seeds.read(config(), CLAIMS, 0.5)
     assert [(seed.seed, seed.accuracy) for seed in found.seeds] == [(0, 0.5), (1, 0.6)]
     assert found.inputs == {"data/packed": "1.dir"}
-    assert seeds.recorded(config(train__seed=7), CLAIMS, 0.1) == found
+    assert seeds.read(config(train__seed=7), CLAIMS, 0.1) == found
     content = json.loads(figures.read_bytes())
     del content["params"]["train.patience"]
     files.write_json(figures, content)
-    assert seeds.recorded(config(), CLAIMS, 0.5).seeds == found.seeds
+    assert seeds.read(config(), CLAIMS, 0.5).seeds == found.seeds
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_figures_of_another_recipe_are_refused_by_name(
     """Each setting or input that differs is a fault, with the command that makes the file again."""
     expected: list[tuple[object, Kind]] = [(f"{figures}{key}", "differs") for key in keys]
     with refuses(*expected) as error:
-        seeds.recorded(config(**changes), claims, claimed)
+        seeds.read(config(**changes), claims, claimed)
     assert all(seeds.RECORD in fault.remedy for fault in error.value.faults)
 
 
@@ -253,14 +253,14 @@ def test_damaged_figures_are_refused(figures: Path, content: str) -> None:
     """A file that is cut, or has a value that is no accuracy."""
     figures.write_text(content)
     with refuses((figures, "damaged")):
-        seeds.recorded(config(), CLAIMS, 0.5)
+        seeds.read(config(), CLAIMS, 0.5)
 
 
 def test_one_recorded_seed_has_no_spread(figures: Path) -> None:
     """A file with one accuracy is refused."""
     seeds.write(figures, config(), CLAIMS, {0: 0.5})
     with refuses((figures, "value")):
-        seeds.recorded(config(), CLAIMS, 0.5)
+        seeds.read(config(), CLAIMS, 0.5)
 
 
 # ---- the test
@@ -270,27 +270,27 @@ def test_the_p_value_is_that_of_the_one_sided_t_test() -> None:
     """Compared with scipy's test of the values themselves. Values without any spread are equal, higher or lower."""
     here, there = [0.91, 0.90, 0.93], [0.94, 0.95, 0.91, 0.93]
     wanted = stats.ttest_ind(here, there, alternative="less").pvalue
-    assert seeds.probability(seeds.sample(here), seeds.sample(there)) == pytest.approx(wanted)
-    flat = Sample(2, 0.9, 0.0)
-    assert [seeds.probability(replace(flat, mean=mean), flat) for mean in (0.8, 0.9, 1.0)] == [0, 1, 1]
-    assert seeds.visible_drop(flat, flat) == 0
+    assert seeds.p_value(spread(here), spread(there)) == pytest.approx(wanted)
+    flat = Spread(2, 0.9, 0.0)
+    assert [seeds.p_value(replace(flat, mean=mean), flat) for mean in (0.8, 0.9, 1.0)] == [0, 1, 1]
+    assert seeds.detectable_drop(flat, flat) == 0
 
 
 @pytest.mark.parametrize(("count", "other"), [(2, 2), (5, 5), (3, 10)])
 def test_a_visible_drop_is_found_in_four_of_five_cases(count: int, other: int) -> None:
     """20,000 drawn comparisons with this drop of the mean; and with none, one in twenty is called different."""
-    spread, random = 0.01, np.random.default_rng(0)
-    drop = seeds.visible_drop(Sample(count, 0.9, spread), Sample(other, 0.9, spread))
-    recorded = random.normal(0.9, spread, (20_000, other))
+    deviation, random = 0.01, np.random.default_rng(0)
+    drop = seeds.detectable_drop(Spread(count, 0.9, deviation), Spread(other, 0.9, deviation))
+    recorded = random.normal(0.9, deviation, (20_000, other))
     for lower, share in ((drop, 0.8), (0.0, 0.05)):
-        here = random.normal(0.9 - lower, spread, (20_000, count))
+        here = random.normal(0.9 - lower, deviation, (20_000, count))
         found = stats.ttest_ind(here, recorded, axis=1, alternative="less").pvalue < seeds.LEVEL
         assert found.mean() == pytest.approx(share, abs=0.01)
 
 
 def test_a_higher_accuracy_is_no_difference() -> None:
     """The test is one-sided: only a lower accuracy is called different."""
-    low, high = Sample(3, 0.5, 0.01), Sample(3, 0.9, 0.01)
-    assert seeds.verdict(low, high)[0]
-    assert not seeds.verdict(high, low)[0]
-    assert "p = 1 " in seeds.verdict(high, low)[1]
+    low, high = Spread(3, 0.5, 0.01), Spread(3, 0.9, 0.01)
+    assert seeds.t_test(low, high)[0]
+    assert not seeds.t_test(high, low)[0]
+    assert "p = 1 " in seeds.t_test(high, low)[1]

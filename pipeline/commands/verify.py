@@ -18,8 +18,8 @@ not repeated.
 
 --elsewhere trains the committed params with several seeds in such copies, beginning with the committed one. If that
 seed gives the claimed bytes, it ends. Otherwise a one-sided t-test compares the test accuracies with those in
-metrics/seeds.json, which --record-seeds wrote. Exit status: 0 for the same bytes, and for accuracies that are the same
-within what seeds do; 3 if they are lower; 1 if it could not run; 75 if it was stopped. Both options keep finished seeds
+metrics/seeds.json, which --record-seeds wrote. Exit status: 0 for the same bytes, and for no significant difference; 3
+if the accuracies are significantly lower; 1 if it could not run; 75 if it was stopped. Both options keep finished seeds
 in .dvc/tmp/reruns/seeds/, and continue interrupted ones.
 """
 
@@ -29,7 +29,7 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.base.errors import Fault, UserError, exit_status
+from pipeline.base.errors import Fault, UserError, exit_status, raise_if_any
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from pipeline.reruns import comparison, folder, repetition, runner
@@ -37,7 +37,7 @@ from pipeline.reruns.runner import Job
 from pipeline.versioning import dvc_lock, programs
 from pipeline.versioning.dvc_lock import Claims
 
-LOG = programs.TEMPORARY / "verify.txt"  # all that a repetition said that failed: its work copy is removed
+LOG = programs.TEMPORARY / "verify.txt"  # the log of a rerun that failed: its work copy is removed
 
 
 def verify(only: str | None) -> int:
@@ -48,36 +48,33 @@ def verify(only: str | None) -> int:
     config, claims = params.load(), dvc_lock.read()
     if only is not None and only not in claims:
         raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(claims)))
-    if faults := validity.faults(config, machine.read()):
-        raise UserError(*faults)
+    raise_if_any(validity.faults(config, machine.read()))
     folder.check(config, claims)
-    targets, options, repeated = plan(config, claims, only)
-    foreign = folder.foreign_commands(repeated)
+    targets, options, stages = plan(config, claims, only)
+    foreign = folder.foreign_commands(stages)
     print(*(f"verify: {sentence}\n" for sentence in foreign), sep="", end="", flush=True)
     commit = programs.output("git", "rev-parse", "--short", "HEAD").strip()
     with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
         place = Path(temporary) / "copy"
-        print(f"verify: repeating {', '.join(repeated)} of commit {commit} in {place}", flush=True)
+        print(f"verify: repeating {', '.join(stages)} of commit {commit} in {place}", flush=True)
         copy = repetition.make(place, config, {})
-        repetition.bring_inputs(copy, claims, repeated)
+        repetition.bring_inputs(copy, claims, stages)
         run(repetition.job(f"commit {commit}", copy, targets, *options), config)
-        got = comparison.outputs(dvc_lock.read(place / dvc_lock.LOCK), repeated)
-        different = comparison.compare(claims, got, repeated)
-        comparison.print_tensor_differences(different, place)
-        comparison.print_provenance(Path(config.paths.runs), place / config.paths.runs)
-    print(f"\nverify: {'differs: ' + ', '.join(different) if different else 'every output is as dvc.lock claims'}")
+        hashes = comparison.outputs(dvc_lock.read(place / dvc_lock.LOCK), stages)
+        differing = comparison.compare(claims, hashes, stages, copy)
+    print(f"\nverify: {'differs: ' + ', '.join(differing) if differing else 'every output is as dvc.lock claims'}")
     if foreign:
-        print(f"verify: {len(foreign)} of {len(repeated)} stages ran a command that is not this project's: see above")
-    return 1 if different or foreign else 0
+        print(f"verify: {len(foreign)} of {len(stages)} stages ran a command that is not this project's: see above")
+    return 1 if differing or foreign else 0
 
 
 def run(job: Job, config: Params) -> None:
     """Run a job of a work copy that is removed afterwards. Raises UserError if it fails; its log is kept."""
-    (ended,) = runner.run_all([job], runner.slots(config, 1), "verify")
-    if ended.failures:
+    (result,) = runner.run_all([job], runner.slots(config, 1), "verify")
+    if result.failures:
         log = job.folder / runner.LOG
         shutil.copyfile(log, LOG)
-        faults = [replace(fault, remedy=fault.remedy.replace(str(log), str(LOG))) for fault in ended.failures]
+        faults = [replace(fault, remedy=fault.remedy.replace(str(log), str(LOG))) for fault in result.failures]
         raise UserError(*faults)
 
 
@@ -108,4 +105,4 @@ def main(arguments: Namespace) -> int:
     from pipeline.reruns import elsewhere  # imports torch, which takes seconds
 
     runner.stop_on_signals("what is trained is kept: run again to go on")
-    return elsewhere.judge(arguments.seeds, jobs) if count is None else elsewhere.record(count, jobs)
+    return elsewhere.compare(arguments.seeds, jobs) if count is None else elsewhere.record(count, jobs)

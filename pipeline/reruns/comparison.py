@@ -1,25 +1,31 @@
-"""Compares the outputs of a repetition with the claimed ones, and prints both."""
+"""Compares the outputs of a rerun with those in dvc.lock, and prints both."""
 
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pipeline.base import schema
+from pipeline.reruns.workcopy import WorkCopy
 from pipeline.versioning.dvc_lock import Claims, Hashes
 
 COLUMN = 64  # characters of the first column of values in the table of provenance
 
 
-def compare(claims: Claims, got: Hashes, repeated: Iterable[str]) -> list[str]:
-    """Print one line per output of the stages. Returns the paths of those whose hash is not the claimed one."""
-    rows = [
-        (path, claimed, got.get(path, "none")) for name in repeated for path, claimed in claims[name]["outs"].items()
-    ]
-    width = max(len(path) for path, _, _ in rows)
+def compare(claims: Claims, hashes: Hashes, stages: Iterable[str], copy: WorkCopy) -> list[str]:
+    """Print the hash of each output of the stages in dvc.lock and in the rerun, and what else differs in the copy.
+
+    Returns the paths of the outputs whose hashes differ.
+    """
+    expected = outputs(claims, stages)
+    width = max(map(len, expected))
     print(f"\n{'output':{width}}  {'claimed':36}  {'got':36}")
-    for path, claimed, found in rows:
-        print(f"{path:{width}}  {claimed:36}  {found:36}  {'same' if claimed == found else 'differs'}")
-    return [path for path, claimed, found in rows if claimed != found]
+    for path, md5 in expected.items():
+        actual = hashes.get(path, "none")
+        print(f"{path:{width}}  {md5:36}  {actual:36}  {'same' if md5 == actual else 'differs'}")
+    differing = [path for path, md5 in expected.items() if md5 != hashes.get(path)]
+    print_tensor_differences(differing, copy.folder)
+    print_provenance(Path(copy.config.paths.runs), copy.folder / copy.config.paths.runs)
+    return differing
 
 
 def outputs(claims: Claims, stages: Iterable[str]) -> Hashes:
@@ -27,25 +33,25 @@ def outputs(claims: Claims, stages: Iterable[str]) -> Hashes:
     return {path: md5 for name in stages for path, md5 in claims[name]["outs"].items()}
 
 
-def print_tensor_differences(different: Iterable[str], clone: Path) -> None:
-    """Print in how many tensors the weights among these outputs differ, if the files are here and in the clone."""
-    for path in different:
-        if path.endswith(".safetensors") and Path(path).is_file() and (clone / path).is_file():
+def print_tensor_differences(outputs: Iterable[str], folder: Path) -> None:
+    """Print in how many tensors the weights among these outputs differ, if the files are here and in the work copy."""
+    for path in outputs:
+        if path.endswith(".safetensors") and Path(path).is_file() and (folder / path).is_file():
             from pipeline.models import exported  # imports torch, which takes seconds
 
-            print(f"\n{path}: {exported.tensor_differences(Path(path), clone / path)}")
+            print(f"\n{path}: {exported.tensor_differences(Path(path), folder / path)}")
 
 
-def print_provenance(here: Path, there: Path) -> None:
-    """Print the provenance of the claimed training and of the repeated one, side by side."""
-    for repeated in sorted(there.glob("*/provenance.json")):
+def print_provenance(runs: Path, reruns: Path) -> None:
+    """Print the provenance of each training below `reruns`, and of the one below `runs` with the same inputs."""
+    for path in sorted(reruns.glob("*/provenance.json")):
         # Names with the same last digits are of the same fingerprint, and so of the same inputs.
-        digits = repeated.parent.name.rpartition("-")[2]
-        claimed = next((_flat(path) for path in sorted(here.glob(f"*-{digits}/{repeated.name}"))), {})
-        got = _flat(repeated)
+        digits = path.parent.name.rpartition("-")[2]
+        expected = next((_flat(original) for original in sorted(runs.glob(f"*-{digits}/{path.name}"))), {})
+        actual = _flat(path)
         print(f"\n{'provenance':24}  {'claimed':{COLUMN}}  got")
-        for key in sorted(claimed.keys() | got.keys()):
-            print(f"{key:24}  {claimed.get(key, '?'):{COLUMN}}  {got.get(key, '?')}")
+        for key in sorted(expected.keys() | actual.keys()):
+            print(f"{key:24}  {expected.get(key, '?'):{COLUMN}}  {actual.get(key, '?')}")
 
 
 def _flat(path: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Trains what the commit claims with several seeds on this machine, and records or judges their test accuracies.
+"""Trains the committed params with several seeds on this machine, and records or compares their test accuracies.
 
 Each seed has a work copy of the commit in FOLDER. The result of a finished seed stays there, with the hashes of its
 outputs. A training that was interrupted continues from its checkpoint. Both belong to the code, params, data, versions
@@ -6,8 +6,8 @@ and hardware that made them, by a digest.
 """
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from pipeline.engine.world import World
-from pipeline.evaluation import figures
+from pipeline.evaluation import figures, pooled
 from pipeline.evaluation.figures import EvalFigures
 from pipeline.reruns import comparison, folder, repetition, runner, seeds, workcopy
-from pipeline.reruns.runner import Slot
+from pipeline.reruns.runner import Job, Slot
 from pipeline.reruns.seeds import STAGES
+from pipeline.reruns.workcopy import WorkCopy
 from pipeline.training import checkpoint, identity, provenance, runs
 from pipeline.versioning import dvc_lock, integrity
 from pipeline.versioning.dvc_lock import Claims, Hashes
@@ -28,12 +29,12 @@ from pipeline.versioning.dvc_lock import Claims, Hashes
 FOLDER = workcopy.FOLDER / "seeds"
 RESULT = "result.json"  # in the work copy of a seed
 REMEDY = "dvc pull brings it, perennial repro prepare weights makes it again"
-DIFFERENT = 3  # exit status
+LOWER = 3  # exit status
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished seed gave: its test accuracy, and the hash of every output."""
+    """The result of a seed: its test accuracy, and the hash of every output."""
 
     __pydantic_config__ = schema.STRICT
 
@@ -42,16 +43,21 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """The commit's params and dvc.lock, and the test accuracy that it claims."""
+class Reference:
+    """The params, the dvc.lock and the test accuracy of the commit."""
 
     config: Params
     claims: Claims
     accuracy: float
 
     def seeds(self, count: int) -> list[int]:
-        """The committed seed, and those that follow."""
+        """So many seeds: the committed one, and those that follow."""
         return [(self.config.train.seed + k) % 2**32 for k in range(count)]
+
+
+def eval_file(config: Params) -> str:
+    """The path of eval.json, as dvc.lock has it."""
+    return str(figures.path(config.paths.metrics, EvalFigures))
 
 
 def accuracy(config: Params, top: Path) -> float:
@@ -59,26 +65,26 @@ def accuracy(config: Params, top: Path) -> float:
     return figures.read(top / config.paths.metrics, EvalFigures).accuracy
 
 
-def claimed() -> Claim:
-    """What the params, dvc.lock and eval.json of this folder say. Raises UserError if a training is not among it."""
+def read_reference() -> Reference:
+    """The params, dvc.lock and test accuracy in this folder. Raises UserError if there is no training."""
     config, claims = params.load(), dvc_lock.read()
     for name in STAGES:
         if name not in claims:
             value, remedy = f"no stage {name}, so it claims no accuracy", "perennial repro, then commit"
             raise UserError(Fault(str(dvc_lock.LOCK), value, "missing", remedy=remedy))
-    return Claim(config, claims, accuracy(config, Path()))
+    return Reference(config, claims, accuracy(config, Path()))
 
 
-def check(claim: Claim) -> None:
+def check(reference: Reference) -> None:
     """Raise UserError if the code, the params or the inputs here are not as committed, or cannot run on this machine.
 
     The outputs of training and evaluation, and of stages that read them, may be missing, except eval.json.
     """
-    config, claims = claim.config, claim.claims
+    config, claims = reference.config, reference.claims
     errors.raise_if_any([*folder.outside(claims), *folder.foreign_commands(STAGES)])
     of_both = comparison.outputs(claims, STAGES)
     readers = [name for name, stage in claims.items() if of_both.keys() & stage["deps"].keys()]
-    missing = {*of_both, *comparison.outputs(claims, readers)} - {f"{config.paths.metrics}/eval.json"}
+    missing = {*of_both, *comparison.outputs(claims, readers)} - {eval_file(config)}
     unneeded = missing | {config.paths.inbox, config.paths.pretrained}
     errors.raise_if_any(folder.unclean(config, claims, unneeded, REMEDY))
     needed = {
@@ -89,11 +95,11 @@ def check(claim: Claim) -> None:
     errors.raise_if_any(validity.faults(config, machine.read()))
 
 
-def place(claim: Claim) -> Path:
+def results_folder(reference: Reference) -> Path:
     """The folder for the results of this code, these params and these data on this machine."""
-    config, world = claim.config, World.from_env({}, claim.config.train.device)
+    config, world = reference.config, World.from_env({}, reference.config.train.device)
     parts: dict[str, Any] = {
-        "deps": {name: claim.claims[name]["deps"] for name in STAGES},
+        "deps": {name: reference.claims[name]["deps"] for name in STAGES},
         "params": seeds.decisive(config),
         "versions": provenance.versions(),
         "hardware": provenance.hardware(world, config.train.threads, config.train.arithmetic),
@@ -101,16 +107,16 @@ def place(claim: Claim) -> Path:
     return FOLDER / identity.digest(parts)[:16]
 
 
-def trained(claim: Claim, numbers: Sequence[int], slots: Sequence[Slot]) -> dict[int, Result]:
+def results_of(reference: Reference, numbers: Sequence[int], slots: Sequence[Slot]) -> dict[int, Result]:
     """Seed → its result. The seeds that have none yet are trained, one in each slot at a time.
 
     Raises UserError if a stage fails.
     """
-    top = place(claim)
+    top = results_folder(reference)
     missing = [seed for seed in numbers if not (top / str(seed) / RESULT).is_file()]
     if missing:
         print(f"verify: training seeds: {', '.join(map(str, missing))}; work copies in {top}/", flush=True)
-        train(claim, missing, slots)
+        train(reference, missing, slots)
     paths = {seed: top / str(seed) / RESULT for seed in numbers}
     results = {seed: schema.json_of(path, Result, f"remove it: rm {path}") for seed, path in paths.items()}
     for seed, result in results.items():
@@ -119,11 +125,11 @@ def trained(claim: Claim, numbers: Sequence[int], slots: Sequence[Slot]) -> dict
     return results
 
 
-def train(claim: Claim, numbers: Sequence[int], slots: Sequence[Slot]) -> None:
+def train(reference: Reference, numbers: Sequence[int], slots: Sequence[Slot]) -> None:
     """Train and test each seed in a work copy, with the inputs of the first one, and write its result there."""
-    config, top = claim.config, place(claim)
-    copies = [repetition.make(top / str(seed), config, {"train.seed": seed}, kept(config)) for seed in numbers]
-    inputs = repetition.bring_inputs(copies[0], claim.claims, STAGES)
+    config, top = reference.config, results_folder(reference)
+    copies = [repetition.make(top / str(seed), config, {"train.seed": seed}, names_to_keep(config)) for seed in numbers]
+    inputs = repetition.bring_inputs(copies[0], reference.claims, STAGES)
     for copy in copies[1:]:
         for path in inputs:
             files.link(copy.folder / path, copies[0].folder / path)
@@ -131,89 +137,86 @@ def train(claim: Claim, numbers: Sequence[int], slots: Sequence[Slot]) -> None:
         repetition.job(f"seed {seed}", copy, STAGES, "--single-item")
         for seed, copy in zip(numbers, copies, strict=True)
     ]
-    with closing(runner.run_all(jobs, slots, "verify")) as runs_of_seeds:
-        for ended in runs_of_seeds:
-            if ended.failures:
-                raise UserError(*ended.failures)
-            there = ended.job.folder
-            outs = comparison.outputs(dvc_lock.read(there / dvc_lock.LOCK), STAGES)
-            files.write_json(there / RESULT, {"accuracy": accuracy(config, there), "outs": outs})
-            for run in (there / config.paths.runs).glob("*/"):
-                checkpoint.remove(run / runs.CHECKPOINT)
+    runner.run_well(jobs, slots, "verify", partial(write_result, config))
 
 
-def kept(config: Params) -> set[str]:
-    """What stays in the work copy of a seed: its result, and its runs."""
+def write_result(config: Params, job: Job) -> None:
+    """Write the result of a seed into its work copy, and remove its checkpoints."""
+    outs = comparison.outputs(dvc_lock.read(job.folder / dvc_lock.LOCK), STAGES)
+    files.write_json(job.folder / RESULT, {"accuracy": accuracy(config, job.folder), "outs": outs})
+    for run in (job.folder / config.paths.runs).glob("*/"):
+        checkpoint.remove(run / runs.CHECKPOINT)
+
+
+def names_to_keep(config: Params) -> set[str]:
+    """The names of what stays in the work copy of a seed: its result, and its runs."""
     return {RESULT, Path(config.paths.runs).parts[0]}
 
 
-def tidy(claim: Claim) -> None:
+def clear_copies(reference: Reference) -> None:
     """Remove everything else from the work copies."""
-    for copy in place(claim).glob("[0-9]*"):
-        workcopy.clear(copy, kept(claim.config))
+    for copy in results_folder(reference).glob("[0-9]*"):
+        workcopy.clear(copy, names_to_keep(reference.config))
 
 
 def record(count: int, jobs: int) -> int:
-    """Train the seeds that follow the committed one, and write the accuracies of all `count` seeds into a file; 0.
+    """Train the seeds that follow the committed one, and write the accuracies of all `count` seeds. Returns 0.
 
     `jobs`: so many at the same time.
     """
     check_count("--record-seeds", count)
-    claim = claimed()
-    slots = runner.slots(claim.config, jobs)
-    errors.raise_if_any(folder.uncommitted(claim.claims, f"{claim.config.paths.metrics}/eval.json"))
-    check(claim)
-    first, *others = claim.seeds(count)
-    with locks.hold(place(claim), "trains these seeds"):
-        results = trained(claim, others, slots)
-        tidy(claim)
-    found = {first: claim.accuracy} | {seed: result.accuracy for seed, result in results.items()}
-    file = seeds.path(claim.config)
-    seeds.write(file, claim.config, claim.claims, found)
-    summary = seeds.sample([*found.values()])
+    reference = read_reference()
+    config, slots = reference.config, runner.slots(reference.config, jobs)
+    errors.raise_if_any(folder.uncommitted(reference.claims, eval_file(config)))
+    check(reference)
+    first, *others = reference.seeds(count)
+    with locks.hold(results_folder(reference), "trains these seeds"):
+        results = results_of(reference, others, slots)
+        clear_copies(reference)
+    accuracies = {first: reference.accuracy} | {seed: result.accuracy for seed, result in results.items()}
+    file = seeds.path(config)
+    seeds.write(file, config, reference.claims, accuracies)
+    sample = pooled.spread([*accuracies.values()])
     print(
-        f"\nwritten: {file}: test accuracy {summary}",
-        f"as many seeds elsewhere show a drop of {seeds.visible_drop(summary, summary):.4f} in 4 of 5 cases",
+        f"\nwritten: {file}: test accuracy {seeds.in_words(sample)}",
+        f"as many seeds elsewhere show a drop of {seeds.detectable_drop(sample, sample):.4f} in 4 of 5 cases",
         f"for Git: git add {file}",
         sep="\n",
     )
     return 0
 
 
-def judge(count: int | None, jobs: int) -> int:
-    """Train the committed seeds here, and compare: the same bytes, as good as the committed ones, or different.
+def compare(count: int | None, jobs: int) -> int:
+    """Train the recorded seeds here, and compare the bytes, then the accuracies. Returns 0, or LOWER.
 
-    Returns 0, or DIFFERENT. `count` seeds are trained; by default as many as were recorded. The first one is trained
+    `count` seeds are trained; by default as many as were recorded. The first one is trained
     alone, the others `jobs` at the same time.
     """
     check_count("--seeds", seeds.FEWEST if count is None else count)
-    claim = claimed()
-    config, claims, file = claim.config, claim.claims, seeds.path(claim.config)
-    slots = runner.slots(config, jobs)
-    errors.raise_if_any(folder.uncommitted(claims, f"{config.paths.metrics}/eval.json", str(file)))
-    known = seeds.recorded(config, claims, claim.accuracy)
-    check(claim)
-    (first, *others), top = claim.seeds(count or len(known.seeds)), place(claim)
+    reference = read_reference()
+    config, claims, slots = reference.config, reference.claims, runner.slots(reference.config, jobs)
+    errors.raise_if_any(folder.uncommitted(claims, eval_file(config), str(seeds.path(config))))
+    recorded_seeds = seeds.read(config, claims, reference.accuracy).seeds
+    check(reference)
+    (first, *others), top = reference.seeds(count or len(recorded_seeds)), results_folder(reference)
     with locks.hold(top, "trains these seeds"):
-        results = trained(claim, [first], runner.slots(config, 1))
-        different = comparison.compare(claims, results[first].outs, STAGES)
-        comparison.print_tensor_differences(different, top / str(first))
-        comparison.print_provenance(Path(config.paths.runs), top / str(first) / config.paths.runs)
-        if different:
-            results |= trained(claim, others, slots)
-        tidy(claim)
-    if not different:
+        results = results_of(reference, [first], runner.slots(config, 1))
+        differing = comparison.compare(claims, results[first].outs, STAGES, WorkCopy(top / str(first), config))
+        if differing:
+            results |= results_of(reference, others, slots)
+        clear_copies(reference)
+    if not differing:
         print(f"\nverify: the same bytes: seed {first} gives every output of {' and '.join(STAGES)} as in dvc.lock")
         return 0
-    lower, sentence = seeds.verdict(
-        seeds.sample([result.accuracy for result in results.values()]),
-        seeds.sample([seed.accuracy for seed in known.seeds]),
+    is_lower, sentence = seeds.t_test(
+        pooled.spread([result.accuracy for result in results.values()]),
+        pooled.spread([seed.accuracy for seed in recorded_seeds]),
     )
     print(f"\nverify: {sentence}")
-    return DIFFERENT if lower else 0
+    return LOWER if is_lower else 0
 
 
 def check_count(option: str, count: int) -> None:
-    """Raise UserError for a number of seeds that has no spread."""
+    """Raise UserError for a number of seeds that has no variance."""
     if count < seeds.FEWEST:
         raise UserError(Fault(option, str(count), "value", allowed=f"{seeds.FEWEST} or more"))

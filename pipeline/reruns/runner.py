@@ -146,12 +146,18 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Genera
             children.wait_for_all(others)
 
 
-def run_well(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> None:
-    """Run the jobs as `run_all` does. Raises UserError for the first one that fails; the others are ended."""
+def run_well(
+    jobs: Sequence[Job], places: Sequence[Slot], command: str, then: Callable[[Job], object] = lambda job: None
+) -> None:
+    """Run the jobs as `run_all` does, and call `then` with each that ends well.
+
+    Raises UserError for the first one that fails; the others are ended.
+    """
     with closing(run_all(jobs, places, command)) as runs:
         for ended in runs:
             if ended.failures:
                 raise UserError(*ended.failures)
+            then(ended.job)
 
 
 def stop_on_signals(sentence: str, kind: type[BaseException] = Stopped) -> None:
