@@ -29,17 +29,17 @@ def run_of(name: str, right: list[bool], epochs: int) -> Run:
 # 1 both right, 2 only the first, 3 only the second, 1 both wrong
 FIRST = run_of("HEAD", [True, True, True, False, False, False, False], 3)
 SECOND = run_of(HOSTILE, [True, False, False, True, True, True, False], 5)
-VERDICT = "the second has 14.3 points more; chance can do as much (p = 1)"
+TEST = "the second has 14.3 points more; chance can do as much (p = 1)"
 
 
 def page(first: Run = FIRST, second: Run = SECOND, changed: Sequence[tuple[str, str, str]] = CHANGED) -> str:
-    return pair.compared(first, second, VERDICT, changed)
+    return pair.page(first, second, TEST, changed)
 
 
 def test_it_says_where_two_runs_disagree() -> None:
-    """The verdict, every changed setting, the shares of each class, and each image that only one has right."""
+    """The result of the test, every setting, the shares of each class, and each image that only one has right."""
     root = parsed(page())
-    assert VERDICT in root.one("section", id="better").text
+    assert TEST in root.one("section", id="better").text
     assert root.table("Settings that differ") == [list(row) for row in CHANGED]
     assert "Both have 1 image right, and both have 1 wrong." in root.text
     assert root.table("Images that only HEAD has right: 2") == [

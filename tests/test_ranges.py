@@ -87,5 +87,5 @@ def test_the_example_can_run_with_the_params_of_a_cpu() -> None:
     """Every trial of docs/sweep.yaml is accepted."""
     example = ranges.read(PROJECT / "docs/sweep.yaml")
     config = params.parse(on_cpu(read_params()))
-    first = search.present(example, config)
+    first = search.present_values(example, config)
     trials.check(config, [trial.values for trial in search.random(example, first, example.trials)], machine.read())

@@ -79,11 +79,11 @@ def test_a_grid_has_every_combination_and_the_present_settings(tmp_path: Path) -
     grid = ranges.read(tmp_path / "my sweep.yaml")
     assert (grid.name, grid.trials) == ("my sweep", 4)
     config = params.parse(on_cpu(read_params(), train__lr=0.2))
-    inside = search.planned(grid, search.present(grid, config))
+    inside = search.plan(grid, search.present_values(grid, config))
     assert [(trial.number, trial.values[LR], trial.values[SCALE][0]) for trial in inside] == [
         (1, 0.1, 0.08), (2, 0.1, 0.5), (3, 0.2, 0.08), (4, 0.2, 0.5)
     ]  # fmt: skip
-    outside = search.planned(grid, search.present(grid, params.parse(on_cpu(read_params(), train__lr=0.3))))
+    outside = search.plan(grid, search.present_values(grid, params.parse(on_cpu(read_params(), train__lr=0.3))))
     assert outside[0] == Trial(1, {LR: 0.3, SCALE: [0.08, 1.0], "train.flip": 0.5})
     assert [trial.values for trial in outside[1:]] == [trial.values for trial in inside]
     assert [trial.number for trial in outside] == [1, 2, 3, 4, 5]

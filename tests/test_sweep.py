@@ -61,7 +61,7 @@ def test_both_ends_of_a_range_must_be_allowed() -> None:
     tried = {"search": "tpe", "trials": 2, "params": {"train.lr": [0.1], "train.epochs": {"from": 1, "to": 10**12}}}
     write_params(Path("tried.yaml"), tried)
     with pytest.raises(UserError, match=r"train\.epochs"):
-        sweep.checked(ranges.read(Path("tried.yaml")), params.load(), 1)
+        sweep.slots_of_trials(ranges.read(Path("tried.yaml")), params.load(), 1)
 
 
 @pytest.mark.usefixtures("folder")

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser
 from pipeline.evaluation.figures import TrainFigures
 from pipeline.reruns import sweep_page, trials
 from pipeline.reruns.ranges import Range, Sweep, Trial
-from pipeline.reruns.trials import Done
+from pipeline.reruns.trials import TrialResult
 from tests.helpers import browser as browsers
 from tests.helpers.browser import needs_chromium, opened
 from tests.helpers.measured import eval_figures, train_figures
@@ -23,22 +23,23 @@ SWEEP = Sweep(
 )
 
 
-def done(number: int, lr: float, model: str, *results: TrainFigures) -> Done:
-    return Done(Trial(number, {"train.lr": lr, "train.model": model, "train.nesterov": True}), f"s-{number}", results)
+def result_of(number: int, lr: float, model: str, *results: TrainFigures) -> TrialResult:
+    values = {"train.lr": lr, "train.model": model, "train.nesterov": True}
+    return TrialResult(Trial(number, values), f"s-{number}", results)
 
 
 ENDED = [
-    done(1, 0.01, "resnet18", train_figures(0.5, 0.5, 3)),
-    done(2, 0.1, "resnet18"),  # failed
-    done(3, 0.001, HOSTILE, train_figures(0.75, 1.5, 3)),
-    done(4, 0.05, "resnet18", train_figures(0.75, 1.25, 2)),
-    done(5, 0.02, "resnet18", train_figures(0.75, 1.25, 2)),
+    result_of(1, 0.01, "resnet18", train_figures(0.5, 0.5, 3)),
+    result_of(2, 0.1, "resnet18"),  # failed
+    result_of(3, 0.001, HOSTILE, train_figures(0.75, 1.5, 3)),
+    result_of(4, 0.05, "resnet18", train_figures(0.75, 1.25, 2)),
+    result_of(5, 0.02, "resnet18", train_figures(0.75, 1.25, 2)),
 ]
-BEST_FIRST = trials.ranked(ENDED)
+BEST_FIRST = trials.sort_by_rank(ENDED)
 PRESENT = ENDED[0].trial.values
-VERDICT = trials.verdict(BEST_FIRST, PRESENT, eval_figures(0.625, 0.4, 0.8), {"val": 40, "test": 80})
+CONCLUSION = trials.conclusion(BEST_FIRST, PRESENT, eval_figures(0.625, 0.4, 0.8), {"val": 40, "test": 80})
 TAKE_OVER = "perennial sweep s.yaml --apply && perennial repro"
-PAGE = sweep_page.written(SWEEP, BEST_FIRST, VERDICT, TAKE_OVER)
+PAGE = sweep_page.page(SWEEP, BEST_FIRST, CONCLUSION, TAKE_OVER)
 ELEMENTS = parsed(PAGE)
 DESKTOP, PHONE = ELEMENTS.one(class_="desktop"), ELEMENTS.one(class_="phone")
 
@@ -56,22 +57,22 @@ def test_the_best_is_the_one_with_the_highest_validation_accuracy() -> None:
     assert header[:6] == ["rank", "trial", "experiment", "state", "train.lr", "train.model"]
     assert rows[0] == ["1", 4, "s-4", "", "0.05", "resnet18", "true", 0.75, 1.25, 2]
     assert rows[-1] == ["", 2, "s-2", "failed", "0.1", "resnet18", "true", "", "", ""]
-    assert trials.shown_table(BEST_FIRST).splitlines()[-1].split()[:3] == ["–", "2", "failed"]
+    assert trials.text_table(BEST_FIRST).splitlines()[-1].split()[:3] == ["–", "2", "failed"]
 
 
 def test_the_loss_of_a_training_that_went_wrong_is_short() -> None:
-    assert trials.short(done(1, 0.9, "resnet18", train_figures(0.25, 2.399e26, 1)))[1] == "2.4e+26"
+    assert trials.figure_cells(result_of(1, 0.9, "resnet18", train_figures(0.25, 2.399e26, 1)))[1] == "2.4e+26"
 
 
-def test_the_verdict_warns_of_the_selection() -> None:
+def test_the_conclusion_warns_of_the_selection() -> None:
     """Each figure has the interval of its images. The validation accuracy is said to be too good."""
-    first, second, third, fourth = VERDICT
+    first, second, third, fourth = CONCLUSION
     assert "0.7500 (95 % interval 0.5981 to 0.8581, 40 images)" in first
     assert "too good" in second
     assert "0.5000" in third
     assert "+25.0 points" in third
     assert "0.6250 (95 % interval 0.4000 to 0.8000, 80 images)" in fourth
-    alone = trials.verdict(ENDED[:1], PRESENT, eval_figures(0.5, 0.4, 0.6), {"val": 40, "test": 80})
+    alone = trials.conclusion(ENDED[:1], PRESENT, eval_figures(0.5, 0.4, 0.6), {"val": 40, "test": 80})
     assert "too good" not in alone[1]
 
 
@@ -85,7 +86,7 @@ def test_the_page_has_every_trial_and_the_sentences() -> None:
     assert rows[0] == ["1", "4", "0.7500", "0.05", "resnet18", "true", "1.2500", "2", "s-4"]
     assert rows[-1] == ["–", "2", "failed", "0.1", "resnet18", "true", "", "", "s-2"]
     said = [one.text for one in ELEMENTS.one("section", id="best").all("p")]
-    assert said == [*VERDICT, f"To take it over: {TAKE_OVER}."]
+    assert said == [*CONCLUSION, f"To take it over: {TAKE_OVER}."]
 
 
 def test_each_result_is_a_line_and_the_best_one_is_above_the_others() -> None:
@@ -105,9 +106,9 @@ def test_present_settings_outside_the_file_are_drawn(lr: float, model: str) -> N
     """A number above its range, none on a logarithmic axis, a word that is not in the list; also a trial that is alone,
     whose accuracy is the lowest and the highest.
     """
-    last = done(6, lr, model, train_figures(0.25, 2.0, 3))
+    last = result_of(6, lr, model, train_figures(0.25, 2.0, 3))
     for best_first, number in (([*BEST_FIRST, last], 10), ([last], 2)):  # each for a desktop and for a phone
-        drawn = lines(parsed(sweep_page.written(SWEEP, best_first, VERDICT, TAKE_OVER)))
+        drawn = lines(parsed(sweep_page.page(SWEEP, best_first, CONCLUSION, TAKE_OVER)))
         assert len(drawn) == number
         assert f"train.lr={lr} train.model={model}" in drawn[0].text
         assert not any("nan" in line.attributes["d"] for line in drawn)
@@ -135,9 +136,9 @@ def test_a_phone_shows_every_axis_without_scrolling(browser: Browser, tmp_path: 
 def test_the_drawing_of_one_setting_does_not_fill_the_page(browser: Browser, tmp_path: Path) -> None:
     """Its letters are not much larger than those of the text."""
     one = Sweep("one", "random", 4, 0, {"train.lr": LR})
-    alone = [Done(Trial(1, {"train.lr": 0.01}), "s-1", (train_figures(0.5, 1.5, 3),))]
+    alone = [TrialResult(Trial(1, {"train.lr": 0.01}), "s-1", (train_figures(0.5, 1.5, 3),))]
     path = tmp_path / "sweep.html"
-    path.write_text(sweep_page.written(one, alone, VERDICT, TAKE_OVER))
+    path.write_text(sweep_page.page(one, alone, CONCLUSION, TAKE_OVER))
     with opened(browser, path, width=1280) as page:
         assert page.locator("svg[role=img]:visible").count() == 1
         heights = page.evaluate("[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height)")

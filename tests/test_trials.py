@@ -11,7 +11,7 @@ from pipeline.base.errors import UserError
 from pipeline.config import params
 from pipeline.reruns import trials
 from pipeline.reruns.ranges import Sweep, Trial
-from pipeline.reruns.trials import Done
+from pipeline.reruns.trials import TrialResult
 from pipeline.versioning import dvc_lock, programs
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers.measured import train_figures
@@ -88,8 +88,8 @@ def test_data_and_code_are_known_by_their_hashes(tmp_path: Path, monkeypatch: py
     assert trials.data(params.parse(read_params())) == expected
 
 
-def done(number: int, *accuracies: float) -> Done:
-    return Done(
+def result_of(number: int, *accuracies: float) -> TrialResult:
+    return TrialResult(
         Trial(number, {"train.lr": number}), "", tuple(train_figures(accuracy, 1.0, 1) for accuracy in accuracies)
     )
 
@@ -99,13 +99,13 @@ def test_the_gain_has_an_interval() -> None:
     assert trials.difference((48, 80), (56, 70)) == pytest.approx((0.0524, 0.3339), abs=5e-5)
     low, high = trials.difference((40, 80), (40, 80))
     assert -low == pytest.approx(high)
-    assert "+10.0 points" in trials.gain(done(2, 0.7), done(1, 0.6), 80)
+    assert "+10.0 points" in trials.gain(result_of(2, 0.7), result_of(1, 0.6), 80)
 
 
 def test_a_gain_that_is_none_has_no_number() -> None:
     """The present settings are the best, or have no result."""
-    present = done(1, 0.6)
-    sentences = [trials.gain(present, present, 80), trials.gain(done(2, 0.7), done(1), 80)]
+    present = result_of(1, 0.6)
+    sentences = [trials.gain(present, present, 80), trials.gain(result_of(2, 0.7), result_of(1), 80)]
     assert not any("interval" in sentence for sentence in sentences)
 
 

@@ -167,7 +167,7 @@ def compare_two(first: Revision, second: Revision, known: Mapping[str, tuple[str
         for key in differing_params([first, second])
     ]
     page = Path(paths.reports) / "compare.html"
-    files.write_text(page, pair.compared(runs[0], runs[1], sentence, differing))
+    files.write_text(page, pair.page(runs[0], runs[1], sentence, differing))
     yield f"both on one page, for a browser: {page}"
 
 

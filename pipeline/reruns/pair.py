@@ -1,4 +1,4 @@
-"""The page that compares two runs: whether one is better, what differs, their curves, and where they disagree."""
+"""The page that compares two runs: McNemar's test, figures, settings, curves, and images that one alone has right."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Run:
 
     name: str
     figures: Mapping[str, float]  # of eval.json and train.json; the seconds and images/s, if they are known here
-    images: Mapping[str, int]  # of each part; empty if that is not known
+    images: Mapping[str, int]  # of each part; 0 if that is not known
     predictions: Table
     history: Table
 
@@ -47,8 +47,8 @@ class Run:
         return [row["label"] == row["prediction"] for row in self.predictions]
 
 
-def compared(first: Run, second: Run, verdict: str, changed: Sequence[tuple[str, str, str]]) -> str:
-    """The whole page. `verdict`: a sentence about the difference; `changed`: a setting and its value in each run.
+def page(first: Run, second: Run, test: str, changes: Sequence[tuple[str, str, str]]) -> str:
+    """The page as HTML. `test`: a sentence with the result of the test; `changes`: a setting and its value in each run.
 
     Both runs have the same test images, in the same order.
     """
@@ -61,12 +61,12 @@ def compared(first: Run, second: Run, verdict: str, changed: Sequence[tuple[str,
     return rendering.page(
         "compare.html.jinja",
         runs=runs,
-        verdict=verdict,
+        test=test,
         line_classes=charts.LINE_CLASSES,
         shares=_shares(runs),
         figures=_figures(runs),
         is_timed=all("seconds" in run.figures for run in runs),
-        changed=changed,
+        changed=changes,
         curves=[_curve(runs, key, title) for key, title in CURVES],
         classes=_classes(runs),
         both_right=hits.count((True, True)),
@@ -78,20 +78,20 @@ def compared(first: Run, second: Run, verdict: str, changed: Sequence[tuple[str,
 
 def _shares(runs: Sequence[Run]) -> Chart | None:
     """The figures that are shares of images in both runs, with their intervals; None if there is none."""
-    shares = [(shown, [share for run in runs if (share := run.share(key))]) for key, shown in FIGURES]
-    drawn = [row for row in shares if len(row[1]) == len(runs)]
-    return charts.intervals("shares", "Accuracies, with their 95 % intervals", drawn) if drawn else None
+    shares = [(name, [share for run in runs if (share := run.share(key))]) for key, name in FIGURES]
+    rows = [row for row in shares if len(row[1]) == len(runs)]
+    return charts.intervals("shares", "Accuracies, with their 95 % intervals", rows) if rows else None
 
 
 def _figures(runs: Sequence[Run]) -> list[dict[str, object]]:
     """The rows of the table of figures: of each run the figure, and its interval if it has one."""
     return [
         {
-            "name": shown,
+            "name": name,
             "cells": [(_figure(run, key), run.share(key)) for run in runs],
             "difference": _difference(runs[0], runs[1], key),
         }
-        for key, shown in FIGURES
+        for key, name in FIGURES
         if any(key in run.figures for run in runs)
     ]
 
@@ -101,7 +101,7 @@ def _figure(run: Run, key: str) -> str:
 
 
 def _difference(first: Run, second: Run, key: str) -> str:
-    """How much more the second one has."""
+    """The figure of the second run minus that of the first one."""
     if not (key in first.figures and key in second.figures):
         return UNKNOWN
     difference = second.figures[key] - first.figures[key]
@@ -125,9 +125,9 @@ def _classes(runs: Sequence[Run]) -> list[dict[str, object]]:
     """Of each class the test images, and the share of them that each run has right."""
     labels, rows = [row["label"] for row in runs[0].predictions], []
     for label in sorted(set(labels)):
-        own = [k for k, other in enumerate(labels) if other == label]
-        right = [sum(run.hits[k] for k in own) for run in runs]
-        recalls = [Share(count / len(own), *metrics.wilson(count, len(own))) for count in right]
-        points = 100 * (right[1] - right[0]) / len(own)
-        rows.append({"name": label, "images": len(own), "recalls": recalls, "points": points})
+        images = [k for k, other in enumerate(labels) if other == label]
+        right = [sum(run.hits[k] for k in images) for run in runs]
+        recalls = [Share(count / len(images), *metrics.wilson(count, len(images))) for count in right]
+        points = 100 * (right[1] - right[0]) / len(images)
+        rows.append({"name": label, "images": len(images), "recalls": recalls, "points": points})
     return rows

@@ -40,7 +40,7 @@ class Range(Section):
     def is_whole(self) -> bool:
         return isinstance(self.start, int) and isinstance(self.to, int)
 
-    def rounded(self, value: float) -> int | float:
+    def round_value(self, value: float) -> int | float:
         """The value as it is tried: inside the range, a fraction with so many digits that a person can repeat it."""
         inside = min(max(value, self.start), self.to)
         return int(inside) if self.is_whole else min(max(float(f"{inside:.{DIGITS}g}"), self.start), self.to)
@@ -60,7 +60,7 @@ Axis = Range | tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is to be tried."""
+    """A sweep: its search, its number of trials, and the values to try."""
 
     name: str
     search: Search
@@ -97,7 +97,7 @@ def _sweep(name: str, file: File) -> Sweep:
 
 
 def _faults(raw: dict[str, Any]) -> list[Fault]:
-    """What is wrong with the content of a file; the key of a fault is the key in the file."""
+    """The faults of the content of a file; the key of a fault is the key in the file."""
     try:
         file = File.model_validate(raw)
     except ValidationError as error:
@@ -137,26 +137,26 @@ def _faults_of_key(key: str) -> Iterator[Fault]:
 
 
 def _faults_of_axis(key: str, value: Any, search: Search) -> Iterator[Fault]:
-    shown = document.short_text(value)
+    text = document.short_text(value)
     if isinstance(value, list):
         if not value or len({repr(one) for one in value}) < len(value):
-            yield Fault(key, shown, "value", allowed="different values")
+            yield Fault(key, text, "value", allowed="different values")
         return
     if not isinstance(value, dict):
         allowed = "a list such as [0.1, 0.2], or a range such as {from: 0.01, to: 0.1, scale: log}"
-        yield Fault(key, shown, "value", allowed=allowed)
+        yield Fault(key, text, "value", allowed=allowed)
         return
     try:
-        found = Range.model_validate(value)
+        limits = Range.model_validate(value)
     except ValidationError as error:
         for fault in (document.fault(one, Range, {}) for one in error.errors(include_url=False)):
             # pydantic knows the field by a name that Python allows
             yield replace(fault, key=f"{key}.{fault.key}", allowed=fault.allowed.replace("start, ", "from, "))
         return
-    if not found.start < found.to:
-        yield Fault(key, f"from {found.start} to {found.to}", "value", remedy="exchange them, or give a list")
-    if found.scale == "log" and found.start <= 0:
-        yield Fault(key, f"from: {found.start} × scale: log", "pair", allowed="from above 0, or scale: linear")
+    if not limits.start < limits.to:
+        yield Fault(key, f"from {limits.start} to {limits.to}", "value", remedy="exchange them, or give a list")
+    if limits.scale == "log" and limits.start <= 0:
+        yield Fault(key, f"from: {limits.start} × scale: log", "pair", allowed="from above 0, or scale: linear")
     if search == "grid":
         yield Fault(key, "a range × search: grid", "pair", allowed="a list of values, or search: random")
 

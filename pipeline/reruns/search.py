@@ -20,14 +20,17 @@ ATTEMPTS, TPE_ATTEMPTS = 1000, 20  # draws until a trial differs from all before
 Values = Mapping[str, Any]  # section.key → value
 
 
-def present(sweep: Sweep, config: Params) -> dict[str, Any]:
+def present_values(sweep: Sweep, config: Params) -> dict[str, Any]:
     """The values that params.yaml has for the settings of the sweep."""
     values = dict(document.leaves(config.model_dump(mode="json")))
     return {key: values[key] for key in sweep.axes}
 
 
-def planned(sweep: Sweep, first: Values) -> list[Trial]:
-    """All trials of a grid or a random search; none of a search that chooses by results. `first`: see `present`."""
+def plan(sweep: Sweep, first: Values) -> list[Trial]:
+    """All trials of a grid or a random search; none of a search that chooses by results.
+
+    `first`: see `present_values`.
+    """
     if sweep.search == "grid":
         return grid(sweep, first)
     return random(sweep, first, sweep.trials) if sweep.search == "random" else []
@@ -54,7 +57,7 @@ def random(sweep: Sweep, first: Values, trials: int) -> list[Trial]:
 
     values = [first]
     for number in range(2, trials + 1):
-        draws = _answers(sweep, RandomSampler(seed=_seed(sweep, number)), [])
+        draws = _draws(sweep, RandomSampler(seed=_seed(sweep, number)), [])
         new = next((draw for draw in itertools.islice(draws, ATTEMPTS) if draw not in values), None)
         if new is None:
             raise UserError(
@@ -77,9 +80,9 @@ def tpe(sweep: Sweep, first: Values, number: int, results: Sequence[tuple[Values
     from optuna.samplers import TPESampler
 
     sampler = TPESampler(seed=_seed(sweep, number), n_startup_trials=1)
-    draws = list(itertools.islice(_answers(sweep, sampler, inside), TPE_ATTEMPTS))
-    known = [values for values, _ in results]
-    return Trial(number, next((draw for draw in draws if draw not in known), draws[0]))
+    draws = list(itertools.islice(_draws(sweep, sampler, inside), TPE_ATTEMPTS))
+    earlier = [values for values, _ in results]
+    return Trial(number, next((draw for draw in draws if draw not in earlier), draws[0]))
 
 
 def corners(sweep: Sweep) -> Iterator[dict[str, Any]]:
@@ -94,22 +97,22 @@ def _seed(sweep: Sweep, number: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{sweep.seed}:{number}".encode()).digest()[:4])
 
 
-def _answers(sweep: Sweep, sampler: Any, results: Sequence[tuple[Values, float]]) -> Iterator[dict[str, Any]]:
-    """What a sampler of Optuna asks for, again and again, after these results."""
+def _draws(sweep: Sweep, sampler: Any, results: Sequence[tuple[Values, float]]) -> Iterator[dict[str, Any]]:
+    """The values that a sampler of Optuna draws after these results, without end."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     spaces = {key: _space(axis) for key, axis in sweep.axes.items()}
     study = optuna.create_study(direction="maximize", sampler=sampler)
     for values, accuracy in results:
-        stored = {
+        indexed = {
             key: values[key] if isinstance(axis, Range) else axis.index(values[key]) for key, axis in sweep.axes.items()
         }
-        study.add_trial(optuna.trial.create_trial(params=stored, distributions=spaces, value=accuracy))
+        study.add_trial(optuna.trial.create_trial(params=indexed, distributions=spaces, value=accuracy))
     while True:
-        answer = study.ask(spaces).params
+        draw = study.ask(spaces).params
         yield {
-            key: axis.rounded(answer[key]) if isinstance(axis, Range) else axis[answer[key]]
+            key: axis.round_value(draw[key]) if isinstance(axis, Range) else axis[draw[key]]
             for key, axis in sweep.axes.items()
         }
 

@@ -1,4 +1,4 @@
-"""The page about a sweep: what the best trial is, how settings and results go together, and every trial.
+"""The page about a sweep: its best trial, a drawing of settings and results, and a table of all trials.
 
 Its drawing has parallel coordinates: one axis per setting, the last one for the result, and one line per trial.
 """
@@ -6,12 +6,13 @@ Its drawing has parallel coordinates: one axis per setting, the last one for the
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.reporting import charts, rendering
 from pipeline.reporting.rendering import Html, escaped
 from pipeline.reruns import trials
 from pipeline.reruns.ranges import Range, Sweep
-from pipeline.reruns.trials import Done
+from pipeline.reruns.trials import TrialResult
 
 RESULT = "validation accuracy"
 DRAWING = "Settings and validation accuracy"
@@ -27,21 +28,22 @@ TICK = 4  # half of its length
 Place = Callable[[int, float], tuple[float, float]]  # axis and share of its length → position
 
 
-def written(sweep: Sweep, best_first: Sequence[Done], verdict: Sequence[str], command: str) -> str:
-    """The whole page. `verdict`: sentences about the best trial; `command` takes it over."""
+def page(sweep: Sweep, best_first: Sequence[TrialResult], conclusion: Sequence[str], command: str) -> str:
+    """The page as HTML. `conclusion`: sentences about the best trial; `command` takes it over."""
     scales, lines = _scales(sweep, best_first), _lines(best_first)
     return rendering.page(
         "sweep.html.jinja",
         sweep=sweep,
         keys=[_short(key) for key in sweep.axes],
-        verdict=verdict,
+        conclusion=conclusion,
         command=command,
         drawing=DRAWING,
         on_a_desktop=_on_a_desktop(scales, lines),
         on_a_phone=_on_a_phone(scales, lines),
         result=RESULT,
         trials=[
-            _row(rank, done, list(sweep.axes)) for rank, done in zip(trials.ranks(best_first), best_first, strict=True)
+            _row(rank, result, list(sweep.axes))
+            for rank, result in zip(trials.ranks(best_first), best_first, strict=True)
         ],
     )
 
@@ -50,21 +52,21 @@ def _short(key: str) -> str:
     return key.removeprefix("train.")
 
 
-def _row(rank: str, done: Done, keys: Sequence[str]) -> dict[str, object]:
+def _row(rank: str, result: TrialResult, keys: Sequence[str]) -> dict[str, object]:
     """A trial as a row of the table."""
-    accuracy, loss, epoch = trials.short(done)
+    accuracy, loss, epoch = trials.figure_cells(result)
     return {
         "rank": rank,
-        "number": done.trial.number,
+        "number": result.trial.number,
         "accuracy": accuracy,
-        "settings": [trials.shown(done.trial.values[key]) for key in keys],
+        "settings": [trials.as_yaml(result.trial.values[key]) for key in keys],
         "loss": loss,
         "epoch": epoch,
-        "experiment": done.experiment,
+        "experiment": result.experiment,
     }
 
 
-# ---- what is drawn ----
+# ---- the content of the drawing ----
 
 
 @dataclass(frozen=True)
@@ -76,29 +78,31 @@ class Scale:
     values: Sequence[float]  # of each line
 
 
-def _scales(sweep: Sweep, best_first: Sequence[Done]) -> list[Scale]:
+def _scales(sweep: Sweep, best_first: Sequence[TrialResult]) -> list[Scale]:
     """An axis for each setting, and one for the result, with the trials that have a result."""
-    ended = [done for done in best_first if done.results]
-    accuracies = [done.results[0].val_accuracy for done in ended]
-    scales = [_scale(sweep, key, ended) for key in sweep.axes]
+    finished = [result for result in best_first if result.figures]
+    accuracies = [result.figures[0].val_accuracy for result in finished]
+    scales = [_scale(sweep, key, [result.trial.values[key] for result in finished]) for key in sweep.axes]
     return [*scales, _of_numbers(RESULT, min(accuracies), max(accuracies), accuracies, log=False)]
 
 
-def _scale(sweep: Sweep, key: str, ended: Sequence[Done]) -> Scale:
-    axis, values = sweep.axes[key], [done.trial.values[key] for done in ended]
+def _scale(sweep: Sweep, key: str, values: Sequence[Any]) -> Scale:
+    """The axis of a setting; `values`: of each line."""
+    axis = sweep.axes[key]
     if isinstance(axis, Range):
         log = axis.scale == "log" and min(values) > 0  # the present value may lie outside
         return _of_numbers(_short(key), min(axis.start, *values), max(axis.to, *values), values, log=log)
-    listed = [*axis, *(value for value in values if value not in axis)]  # at most one, the present value
-    return _of_names(_short(key), [trials.shown(value) for value in listed], [listed.index(value) for value in values])
+    choices = [*axis, *(value for value in values if value not in axis)]  # at most one, the present value
+    indices = [choices.index(value) for value in values]
+    return _of_names(_short(key), [trials.as_yaml(value) for value in choices], indices)
 
 
-def _of_names(title: str, names: Sequence[str], chosen: Sequence[int]) -> Scale:
-    """An axis of values without a distance; `chosen`: the number of the value of each line."""
+def _of_names(title: str, names: Sequence[str], indices: Sequence[int]) -> Scale:
+    """An axis of values without a distance; `indices`: the number of the value of each line."""
     last = max(len(names) - 1, 1)
     every = -(-len(names) // MOST_TICKS)
     ticks = [(number / last, name) for number, name in enumerate(names) if number % every == 0]
-    return Scale(title, ticks, [number / last for number in chosen])
+    return Scale(title, ticks, [number / last for number in indices])
 
 
 def _of_numbers(title: str, low: float, high: float, values: Sequence[float], *, log: bool) -> Scale:
@@ -116,12 +120,12 @@ def _of_numbers(title: str, low: float, high: float, values: Sequence[float], *,
     return Scale(title, ticks, [at(value) for value in values])
 
 
-def _lines(best_first: Sequence[Done]) -> list[str]:
-    """What each line is: the best first."""
+def _lines(best_first: Sequence[TrialResult]) -> list[str]:
+    """The title of each line: the best first."""
     return [
-        f"trial {done.trial.number}: {trials.described(done.trial.values)}: {done.results[0].val_accuracy:.4f}"
-        for done in best_first
-        if done.results
+        f"trial {result.trial.number}: {trials.describe(result.trial.values)}: {result.figures[0].val_accuracy:.4f}"
+        for result in best_first
+        if result.figures
     ]
 
 
@@ -188,5 +192,5 @@ def _each(scales: Sequence[Scale], labels: Callable[[int, Scale], Iterator[str]]
 
 def _svg(anchor: str, scales: Sequence[Scale], lines: Sequence[str], parts: Sequence[str], size: str) -> Html:
     over = ", ".join(scale.title for scale in scales)
-    described = f"{DRAWING}: {len(lines):,} trials over {over}. Best: {lines[0]}."
-    return charts.svg(anchor, DRAWING, described, parts, size)
+    description = f"{DRAWING}: {len(lines):,} trials over {over}. Best: {lines[0]}."
+    return charts.svg(anchor, DRAWING, description, parts, size)

@@ -1,4 +1,4 @@
-"""Trials of a sweep: their params, names and results, which is the best by validation, and each as an experiment."""
+"""Trials of a sweep: their params, names, results, their rank by validation, and each as an experiment of DVC."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import files
-from pipeline.base.errors import Fault, UserError
+from pipeline.base.errors import Fault, UserError, raise_if_any
 from pipeline.config import params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
@@ -26,41 +26,35 @@ FIGURES = ("val_accuracy", "val_loss", "exported_epoch")
 
 
 @dataclass(frozen=True)
-class Done:
-    """A trial that has ended."""
+class TrialResult:
+    """The result of a trial."""
 
     trial: Trial
     experiment: str  # its name
-    results: tuple[TrainFigures, ...]  # one, or none if it has failed
-
-    @property
-    def figures(self) -> tuple[object, ...]:
-        return tuple(getattr(self.results[0], name) for name in FIGURES) if self.results else ("",) * len(FIGURES)
+    figures: tuple[TrainFigures, ...]  # one, or none if it has failed
 
 
-def check(config: Params, chosen: Sequence[Mapping[str, Any]], machine: Machine) -> None:
+def check(config: Params, trial_values: Sequence[Mapping[str, Any]], machine: Machine) -> None:
     """Raise UserError with the faults of the params that cannot run on this machine."""
-    faults = [
-        replace(fault, reason=f"{fault.reason}; in the trial {described(values)}".removeprefix("; "))
-        for values in chosen
+    raise_if_any(
+        replace(fault, reason=f"{fault.reason}; in the trial {describe(values)}".removeprefix("; "))
+        for values in trial_values
         for fault in validity.faults(params.with_values(config, values), machine)
-    ]
-    if faults:
-        raise UserError(*faults)
+    )
 
 
-def described(values: Mapping[str, Any]) -> str:
+def describe(values: Mapping[str, Any]) -> str:
     """The values of a trial in one line."""
-    return " ".join(f"{key}={shown(value)}" for key, value in values.items())
+    return " ".join(f"{key}={as_yaml(value)}" for key, value in values.items())
 
 
-def shown(value: object) -> str:
+def as_yaml(value: object) -> str:
     """A value as params.yaml has it."""
     return json.dumps(value) if isinstance(value, bool | list | tuple | None) else str(value)
 
 
 def data(config: Params) -> dict[str, str]:
-    """What all trials share besides the params: the hashes of the split and of the packed images, and of the code."""
+    """The hashes that all trials share: of the split, of the packed images, and of the code."""
     outs = {path: md5 for claims in dvc_lock.read().values() for path, md5 in claims["outs"].items()}
     return {path: outs[path] for path in (config.paths.split, config.paths.packed)} | identity.code("train")
 
@@ -69,7 +63,7 @@ def weights(config: Params, sweep: Sweep) -> list[str]:
     """The user's own weights files that trials start from. Raises UserError if one is missing."""
     swept = sweep.axes.get("train.weights")
     values = (config.train.weights, *(swept if isinstance(swept, tuple) else ()))
-    paths = sorted({path for value in values for path in own_weights(value)})
+    paths = sorted({path for value in values for path in user_weights(value)})
     if missing := [path for path in paths if not Path(path).is_file()]:
         raise UserError(
             Fault("train.weights", f"{', '.join(missing)} not found", "missing", remedy="put the file there")
@@ -77,15 +71,15 @@ def weights(config: Params, sweep: Sweep) -> list[str]:
     return paths
 
 
-def digest(config: Params, shared: Mapping[str, str], own: Mapping[str, str]) -> str:
-    """The identity of a training: what DVC's run cache compares, as settings, code, the lock of the packages, and data.
+def digest(config: Params, shared: Mapping[str, str], weights: Mapping[str, str]) -> str:
+    """The identity of a training: a hash of what DVC's run cache compares: settings, code, locked packages, and data.
 
-    `shared` is `data`; `own`: the hashes of the user's own weights files, by path.
+    `shared` is `data`; `weights`: the hashes of the user's own weights files, by path.
     """
     return identity.digest(
         {
             "settings": identity.settings(config, ["train"]),
-            "weights": [own[path] for path in own_weights(config.train.weights)],
+            "weights": [weights[path] for path in user_weights(config.train.weights)],
             "shared": dict(shared),
         }
     )
@@ -97,13 +91,13 @@ def name(study: str, word: str, digest: str) -> str:
     return f"{letters or 'sweep'}-{word}-{digest[:LETTERS]}"
 
 
-def own_weights(weights: str) -> list[str]:
+def user_weights(weights: str) -> list[str]:
     """The user's own file that a training starts from, if this value of train.weights is one."""
     return [] if weights in ("none", "imagenet") else [weights]
 
 
 def publish(experiment: str, folder: Path, config: Params) -> None:
-    """Let DVC know what a folder has of a training, as an experiment of the last commit with this name.
+    """Store the files of a training in a folder as an experiment of DVC with this name, on the last commit.
 
     The folder has the layout of the project. The files of the user and Git's index stay as they are. Where the project
     is only a part of a repository, or without a commit, there is no experiment.
@@ -117,51 +111,51 @@ def publish(experiment: str, folder: Path, config: Params) -> None:
     commit = subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip()
     if not commit or git("rev-parse", "--show-prefix"):
         return
-    measured = [Path(config.paths.metrics) / name for name in figures.FILES.values()]
-    own = [str(path) for path in (params.FILE, dvc_lock.LOCK, *measured) if (folder / path).is_file()]
+    metric_files = [figures.path(config.paths.metrics, kind) for kind in figures.FILES]
+    names = [str(path) for path in (params.FILE, dvc_lock.LOCK, *metric_files) if (folder / path).is_file()]
     git("read-tree", commit)
-    git("update-index", "--force-remove", *map(str, measured))  # those of the commit are of another model
-    there = ("-C", str(folder), f"--git-dir={git('rev-parse', '--absolute-git-dir')}", "--work-tree=.")
-    git(*there, "add", "--force", "--", *own)
+    git("update-index", "--force-remove", *map(str, metric_files))  # those of the commit are of another model
+    in_folder = ("-C", str(folder), f"--git-dir={git('rev-parse', '--absolute-git-dir')}", "--work-tree=.")
+    git(*in_folder, "add", "--force", "--", *names)
     author = ("-c", "user.name=perennial", "-c", "user.email=perennial@localhost")
     new = git(*author, "commit-tree", "-p", commit, "-m", experiment, git("write-tree"))
     git("update-ref", f"refs/exps/{commit[:2]}/{commit[2:]}/{experiment}", new)
     files.remove(folder / ".index")
 
 
-def ranked(ended: Sequence[Done]) -> list[Done]:
+def sort_by_rank(results: Sequence[TrialResult]) -> list[TrialResult]:
     """The best first: by validation accuracy, then by validation loss, then by number; the failed ones last."""
 
-    def key(done: Done) -> tuple[bool, float, float, int]:
-        if not done.results:
-            return True, 0.0, 0.0, done.trial.number
-        return False, -done.results[0].val_accuracy, done.results[0].val_loss, done.trial.number
+    def key(result: TrialResult) -> tuple[bool, float, float, int]:
+        accuracy, loss = next(((one.val_accuracy, one.val_loss) for one in result.figures), (0.0, 0.0))
+        return not result.figures, -accuracy, loss, result.trial.number
 
-    return sorted(ended, key=key)
+    return sorted(results, key=key)
 
 
-def ranks(best_first: Sequence[Done]) -> list[str]:
+def ranks(best_first: Sequence[TrialResult]) -> list[str]:
     """The rank of each trial; empty if it has failed."""
-    return [f"{rank}" if done.results else "" for rank, done in enumerate(best_first, start=1)]
+    return [f"{rank}" if result.figures else "" for rank, result in enumerate(best_first, start=1)]
 
 
-def table(best_first: Sequence[Done]) -> tuple[list[str], list[list[object]]]:
+def table(best_first: Sequence[TrialResult]) -> tuple[list[str], list[list[object]]]:
     """The header and the rows of metrics/sweep.csv."""
     keys = list(best_first[0].trial.values)
     rows = [
-        [rank, done.trial.number, done.experiment, "" if done.results else "failed",
-         *(shown(done.trial.values[key]) for key in keys), *done.figures]
-        for rank, done in zip(ranks(best_first), best_first, strict=True)
+        [rank, result.trial.number, result.experiment, "" if result.figures else "failed",
+         *(as_yaml(result.trial.values[key]) for key in keys),
+         *([getattr(figures, name) for figures in result.figures for name in FIGURES] or [""] * len(FIGURES))]
+        for rank, result in zip(ranks(best_first), best_first, strict=True)
     ]  # fmt: skip
     return ["rank", "trial", "experiment", "state", *keys, *FIGURES], rows
 
 
-def shown_table(best_first: Sequence[Done]) -> str:
+def text_table(best_first: Sequence[TrialResult]) -> str:
     """The results as lines of a terminal."""
     head = ["", "trial", "validation", "loss", "epoch", "settings"]
     rows = [
-        [f"{rank}." if rank else "–", f"{done.trial.number}", *short(done), described(done.trial.values)]
-        for rank, done in zip(ranks(best_first), best_first, strict=True)
+        [f"{rank}." if rank else "–", f"{result.trial.number}", *figure_cells(result), describe(result.trial.values)]
+        for rank, result in zip(ranks(best_first), best_first, strict=True)
     ]
     widths = [max(display_width(row[column]) for row in [head, *rows]) for column in range(len(head) - 1)]
     lines = [
@@ -171,44 +165,44 @@ def shown_table(best_first: Sequence[Done]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def short(done: Done) -> list[str]:
-    """The figures of a trial as a table shows them."""
-    if not done.results:
+def figure_cells(result: TrialResult) -> list[str]:
+    """The validation accuracy, the loss and the epoch of a trial, as cells of a table."""
+    if not result.figures:
         return ["failed", "", ""]
-    (one,) = done.results
+    (one,) = result.figures
     loss = f"{one.val_loss:.4f}" if one.val_loss < LARGE else f"{one.val_loss:.3g}"
     return [f"{one.val_accuracy:.4f}", loss, f"{one.exported_epoch}"]
 
 
-def verdict(
-    best_first: Sequence[Done], present: Mapping[str, Any], tested: EvalFigures, images: Mapping[str, int]
+def conclusion(
+    best_first: Sequence[TrialResult], present: Mapping[str, Any], on_test: EvalFigures, images: Mapping[str, int]
 ) -> list[str]:
-    """What the sweep says about its best trial, in sentences. `present`: the values before the sweep."""
-    best, (result,) = best_first[0], best_first[0].results
-    low, high = metrics.wilson(round(result.val_accuracy * images["val"]), images["val"])
-    count = sum(bool(done.results) for done in best_first)
-    selected = (
+    """Sentences about the best trial of a sweep. `present`: the values before the sweep."""
+    best, (of_best,) = best_first[0], best_first[0].figures
+    low, high = metrics.wilson(round(of_best.val_accuracy * images["val"]), images["val"])
+    count = sum(bool(result.figures) for result in best_first)
+    selection = (
         f"This figure is too good: it is the highest of {count} on the same images. Trials inside its interval may be "
         f"as good."
     )
     return [
-        f"Best of {count}: trial {best.trial.number}, {described(best.trial.values)}: validation accuracy "
-        f"{result.val_accuracy:.4f} (95 % interval {low:.4f} to {high:.4f}, {images['val']:,} images).",
-        selected if count > 1 else "It is the only trial with a result.",
-        gain(best, next(done for done in best_first if done.trial.values == present), images["val"]),
-        f"Test accuracy, measured once, of this trial alone: {tested.accuracy:.4f} (95 % interval "
-        f"{tested.accuracy_low:.4f} to {tested.accuracy_high:.4f}, {images['test']:,} images).",
+        f"Best of {count}: trial {best.trial.number}, {describe(best.trial.values)}: validation accuracy "
+        f"{of_best.val_accuracy:.4f} (95 % interval {low:.4f} to {high:.4f}, {images['val']:,} images).",
+        selection if count > 1 else "It is the only trial with a result.",
+        gain(best, next(result for result in best_first if result.trial.values == present), images["val"]),
+        f"Test accuracy, measured once, of this trial alone: {on_test.accuracy:.4f} (95 % interval "
+        f"{on_test.accuracy_low:.4f} to {on_test.accuracy_high:.4f}, {images['test']:,} images).",
     ]
 
 
-def gain(best: Done, present: Done, images: int) -> str:
-    """How much better the best trial is than the present settings on the validation images, in a sentence."""
+def gain(best: TrialResult, present: TrialResult, images: int) -> str:
+    """A sentence with the gain of validation accuracy of the best trial over the present settings."""
     before = f"the settings of {params.FILE} (trial {present.trial.number}"
     if best is present:
         return f"No trial is better than {before})."
-    if not present.results:
+    if not present.figures:
         return f"The gain over {before}) is not known: that trial has no result."
-    old, new = present.results[0].val_accuracy, best.results[0].val_accuracy
+    old, new = present.figures[0].val_accuracy, best.figures[0].val_accuracy
     low, high = difference((round(old * images), images), (round(new * images), images))
     return (
         f"Gain over {before}: {old:.4f}): {100 * (new - old):+.1f} points of validation accuracy (95 % interval "
