@@ -184,8 +184,8 @@ def test_a_failed_fold_is_named_with_its_last_lines(tmp_path: Path) -> None:
     project = copy_project(tmp_path / "project", **SMALL)
     refused = call(project, "python", "-c", (  # a process of its own: it becomes the parent of orphans
         "from pathlib import Path; from pipeline.reruns import runner, workcopy; "
-        "copy = workcopy.of_project(Path('copy'), {'split.seed': 3}); "
-        "runner.run_well([runner.Job('fold 1', copy.folder, ('split',))], runner.slots(copy.config, 1), 'folds')"
+        "copy = workcopy.copy_project(Path('copy'), {'split.seed': 3}); "
+        "runner.run_or_raise([runner.Job('fold 1', copy.folder, ('split',))], runner.slots(copy.config, 1), 'folds')"
     ), check=False)  # fmt: skip
     message = refused.stderr.partition("UserError: ")[2]
     assert message.startswith("fold 1: ")
@@ -231,7 +231,7 @@ def test_folds_are_checked_before_anything_is_trained(
     monkeypatch.setattr(folds, "make_copies", lambda *_: made)
     monkeypatch.setattr(integrity, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(folds, "announce", lambda *_: None)
-    monkeypatch.setattr(runner, "run_well", lambda jobs, *_: ran.extend(job.stages for job in jobs))
+    monkeypatch.setattr(runner, "run_or_raise", lambda jobs, *_: ran.extend(job.stages for job in jobs))
     with pytest.raises(UserError, match="c: a test image of no fold"):
         folds.folds(Namespace(folds=2, seeds=None, jobs=1, recipe=None))
     assert ran == [("split",), ("split",)]

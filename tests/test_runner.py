@@ -68,8 +68,8 @@ places = [Slot(frozenset(cores), tuple(gpus)) for cores, gpus in json.loads(sys.
 jobs = [Job(name, Path(name), (what,)) for name, what in json.loads(sys.argv[2])]
 runner.stop_on_signals("run again to go on")
 def work():
-    print([(ended.job.name, [(fault.key, fault.kind) for fault in ended.failures]) for ended in runner.run_all(
-        jobs, places, "test")] if sys.argv[3] == "all" else runner.run_well(jobs, places, "test"))
+    print([(end.job.name, [(fault.key, fault.kind) for fault in end.failures]) for end in runner.run_all(
+        jobs, places, "test")] if sys.argv[3] == "all" else runner.run_or_raise(jobs, places, "test"))
     return 0
 sys.exit(exit_status("test", work))
 """
@@ -183,22 +183,22 @@ def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
 def test_a_disk_without_room_for_a_log_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the log cannot say it."""
     (tmp_path / runner.LOG).touch()
-    running = runner._Running(Job("fold 1", tmp_path, ()), Slot(frozenset(), ()), None, 0, 0)  # type: ignore[arg-type]
+    running = runner._Run(Job("fold 1", tmp_path, ()), Slot(frozenset(), ()), None, 0, 0)  # type: ignore[arg-type]
     assert runner._failure(running, 1).kind == "failed"
-    monkeypatch.setattr(runner, "LITTLE", 2**62)
+    monkeypatch.setattr(runner, "MIN_FREE_BYTES", 2**62)
     assert (runner._failure(running, 1).key, runner._failure(running, 1).kind) == ("fold 1", "machine")
-    assert os.strerror(errno.ENOSPC) in runner.FULL
+    assert os.strerror(errno.ENOSPC) in runner.DISK_FULL
 
 
 def test_the_newest_line_of_progress_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the name of the job; not the lines of the start before, no line that is not complete, each line once."""
-    monkeypatch.setattr(runner, "PAUSE", 0.0)
+    monkeypatch.setattr(runner, "MESSAGE_SECONDS", 0.0)
     log = tmp_path / runner.LOG
     log.write_text("epoch 1/9: of the start before\n")
     job, read = Job("seed 0, fold 1", tmp_path, ()), len(log.read_text())
-    running = runner._Running(job, Slot(frozenset(), ()), None, read, read)  # type: ignore[arg-type]
+    running = runner._Run(job, Slot(frozenset(), ()), None, read, read)  # type: ignore[arg-type]
     runner._show_progress(running, "folds")
     assert capsys.readouterr().out == ""
     with log.open("a") as more:

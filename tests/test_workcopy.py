@@ -19,7 +19,7 @@ def test_a_copy_has_the_files_and_the_params_but_not_git(tmp_path: Path, monkeyp
     (project / "pipeline/new.py").write_text("NEW = 1\n")
     (project / "large.zip").write_text("not code")
     folder = workcopy.FOLDER / "a"
-    copy = workcopy.of_project(folder, {"train.lr": 0.5})
+    copy = workcopy.copy_project(folder, {"train.lr": 0.5})
     assert copy.config.train.lr == 0.5
     assert (folder / "pipeline/new.py").is_file()
     assert not (folder / "large.zip").exists()
@@ -27,7 +27,7 @@ def test_a_copy_has_the_files_and_the_params_but_not_git(tmp_path: Path, monkeyp
     (folder / "runs").mkdir()
     (folder / "runs/kept").touch()
     (folder / "stale").touch()
-    workcopy.of_project(folder, {"train.lr": 0.6})
+    workcopy.copy_project(folder, {"train.lr": 0.6})
     assert (folder / "runs/kept").exists()
     assert not (folder / "stale").exists()
 
@@ -40,7 +40,7 @@ def test_a_copy_reads_the_users_own_files_where_they_are(tmp_path: Path, monkeyp
     (project / "data/inbox/mine.png").write_bytes(b"x")
     (project / "pipeline/commands/compare.py").unlink()
     (project / "pipeline/loader/__pycache__/one.nbi").touch()
-    workcopy.of_project(Path("copy"), {})
+    workcopy.copy_project(Path("copy"), {})
     assert (project / "copy/data/inbox").resolve() == project / "data/inbox"
     assert (project / "copy/data/inbox/mine.png").is_file()
     assert (project / "copy/pipeline/loader/__pycache__/one.nbi").is_file()
@@ -57,7 +57,7 @@ def test_a_copy_of_a_commit_has_the_files_of_that_commit(tmp_path: Path, monkeyp
     (project / "pipeline/commands/compare.py").unlink()
     status = call(project, "git", "status", "--porcelain").stdout
     monkeypatch.chdir(project)
-    copy = workcopy.of_commit(Path("one"), first, {"train.lr": 0.5})
+    copy = workcopy.copy_commit(Path("one"), first, {"train.lr": 0.5})
     assert copy.config.train.lr == 0.5
     assert not (project / "one/pipeline/new.py").exists()
     assert (project / "one/pipeline/commands/compare.py").is_file()
@@ -66,7 +66,7 @@ def test_a_copy_of_a_commit_has_the_files_of_that_commit(tmp_path: Path, monkeyp
     written.read(project / "one/.dvc/config.local")
     cache = written["cache"]["dir"].strip('"')
     assert (project / "one/.dvc" / cache).resolve() == project / ".dvc/cache"
-    workcopy.of_commit(Path("two"), "HEAD", {}, own=())
+    workcopy.copy_commit(Path("two"), "HEAD", {}, user_folders=())
     assert (project / "two/pipeline/new.py").is_file()
     assert not (project / "two/data/inbox").is_symlink()
     workcopy.clear(Path("one"), ())
@@ -74,7 +74,7 @@ def test_a_copy_of_a_commit_has_the_files_of_that_commit(tmp_path: Path, monkeyp
     assert call(project, "git", "status", "--porcelain").stdout == status
     for unknown in ("nothing", "--index-output=written"):
         with pytest.raises(UserError):
-            workcopy.of_commit(Path("three"), unknown, {})
+            workcopy.copy_commit(Path("three"), unknown, {})
     assert not (project / "written").exists()
 
 
@@ -102,7 +102,7 @@ def test_a_copy_of_a_commit_of_a_subfolder(tmp_path: Path, monkeypatch: pytest.M
     (project.parent / "beside").touch()
     commit(project.parent)
     monkeypatch.chdir(project)
-    workcopy.of_commit(Path("copy"), "HEAD", {"train.lr": 0.5})
+    workcopy.copy_commit(Path("copy"), "HEAD", {"train.lr": 0.5})
     assert (project / "copy/pipeline/stages/train.py").is_file()
     assert not (project / "copy/beside").exists()
 

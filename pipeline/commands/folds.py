@@ -117,7 +117,7 @@ def announce(config: Params, data: Survey, study: Study) -> None:
     """
     check_images(data, study.folds)
     trainings, parallel = study.folds * len(study.seeds), len(study.slots)
-    with runner.using(study.slots[0]):
+    with runner.cores_of(study.slots[0]):
         one = estimate.measure_parts(params.with_values(config, study.changes(study.seeds[0], 0)), data)
     rounds = math.ceil(trainings / parallel)
     time = estimate.total(config, [replace(part, seconds=part.seconds * rounds) for part in one])
@@ -128,12 +128,12 @@ def make_copies(study: Study) -> dict[tuple[int, int], WorkCopy]:
     """(seed, fold) → its work copy of the project, with the images and weights of the first one."""
     print(f"folds: {study.folds}, seeds: {len(study.seeds)}; work copies in {FOLDER}/", flush=True)
     copies = {
-        (seed, fold): workcopy.of_project(FOLDER / f"seed{seed}-fold{fold}", study.changes(seed, fold))
+        (seed, fold): workcopy.copy_project(FOLDER / f"seed{seed}-fold{fold}", study.changes(seed, fold))
         for seed in study.seeds
         for fold in range(study.folds)
     }
     first, *others = copies.values()
-    runner.run_well([Job("images and weights", first.folder, BEFORE)], study.slots[:1], "folds")
+    runner.run_or_raise([Job("images and weights", first.folder, BEFORE)], study.slots[:1], "folds")
     for other in others:
         for output in (first.config.paths.images, first.config.paths.weights):
             files.link(other.folder / output, first.folder / output)
@@ -181,10 +181,10 @@ def folds(arguments: Namespace) -> int:
             announce(config, survey.survey_folder(images, corrections.read()), study)
         first = {fold: copy for (seed, fold), copy in copies.items() if seed == study.seeds[0]}
         splits = [Job(f"fold {fold}: split", copy.folder, ("split",)) for fold, copy in first.items()]
-        runner.run_well(splits, study.slots, "folds")
+        runner.run_or_raise(splits, study.slots, "folds")
         answers.check(first)
         trainings = [Job(f"seed {s}, fold {k}", copy.folder, ("split", *STAGES)) for (s, k), copy in copies.items()]
-        runner.run_well(trainings, study.slots, "folds")
+        runner.run_or_raise(trainings, study.slots, "folds")
         if repair(cache):
             raise UserError(cache_repair.DURING)
         result = answers.write(config, copies, answers.read(copies), f"perennial folds {repeat}")

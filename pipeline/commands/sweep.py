@@ -30,7 +30,7 @@ from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.planning.survey import Survey
 from pipeline.reruns import ranges, runner, search, sweep_page, trial_copies, trials, workcopy
 from pipeline.reruns.ranges import Sweep, Trial
-from pipeline.reruns.runner import Ended, Job, Slot
+from pipeline.reruns.runner import Job, Outcome, Slot
 from pipeline.reruns.trials import TrialResult
 from pipeline.versioning import dvc_lock, programs
 
@@ -184,7 +184,7 @@ def announce(study: Study, epochs: Sequence[int]) -> None:
 
     rows = image_rows(study.config)
     images = Survey("", len(rows), figures.image_counts(rows))
-    with runner.using(study.slots[0]):
+    with runner.cores_of(study.slots[0]):
         parts = estimate.measure_parts(study.config, images) if epochs else []
     if parts:
         training, *others = (part.seconds for part in parts)
@@ -199,7 +199,7 @@ def image_rows(config: Params) -> list[dict[str, str]]:
     return files.read_csv(Path(config.paths.metrics) / figures.IMAGES)
 
 
-def save_result(study: Study, training: Training, outcome: Ended) -> None:
+def save_result(study: Study, training: Training, outcome: Outcome) -> None:
     """Save the results of a trial, or its log if it failed, and remove its work copy."""
     folder, train_file = outcome.job.folder, figures.path(study.config.paths.metrics, TrainFigures)
     with files.atomic_folder(training.results) as new:
@@ -224,7 +224,7 @@ def test_best(study: Study, trial: Trial) -> EvalFigures:
     """The test figures of a trial. Its training comes from DVC's run cache."""
     training = replace(study.training(trial, "best"), title=f"the best one, trial {trial.number}, on the test images")
     folder = trial_copies.FOLDER / training.name
-    runner.run_well([training.job(TEST)], study.slots[:1], "sweep")
+    runner.run_or_raise([training.job(TEST)], study.slots[:1], "sweep")
     on_test = figures.read(folder / study.config.paths.metrics, EvalFigures, "run again")
     trials.publish(training.name, folder, study.config)
     trial_copies.drop(folder)

@@ -57,7 +57,7 @@ def verify(only: str | None) -> int:
     with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
         place = Path(temporary) / "copy"
         print(f"verify: repeating {', '.join(stages)} of commit {commit} in {place}", flush=True)
-        copy = repetition.make(place, config, {})
+        copy = repetition.make_copy(place, config, {})
         repetition.bring_inputs(copy, claims, stages)
         run(repetition.job(f"commit {commit}", copy, targets, *options), config)
         hashes = comparison.outputs(dvc_lock.read(place / dvc_lock.LOCK), stages)
@@ -70,11 +70,11 @@ def verify(only: str | None) -> int:
 
 def run(job: Job, config: Params) -> None:
     """Run a job of a work copy that is removed afterwards. Raises UserError if it fails; its log is kept."""
-    (result,) = runner.run_all([job], runner.slots(config, 1), "verify")
-    if result.failures:
+    (outcome,) = runner.run_all([job], runner.slots(config, 1), "verify")
+    if outcome.failures:
         log = job.folder / runner.LOG
         shutil.copyfile(log, LOG)
-        faults = [replace(fault, remedy=fault.remedy.replace(str(log), str(LOG))) for fault in result.failures]
+        faults = [replace(fault, remedy=fault.remedy.replace(str(log), str(LOG))) for fault in outcome.failures]
         raise UserError(*faults)
 
 

@@ -81,12 +81,12 @@ def check(reference: Reference) -> None:
     The outputs of training and evaluation, and of stages that read them, may be missing, except eval.json.
     """
     config, claims = reference.config, reference.claims
-    errors.raise_if_any([*folder.outside(claims), *folder.foreign_commands(STAGES)])
+    errors.raise_if_any([*folder.outputs_outside(claims), *folder.foreign_commands(STAGES)])
     of_both = comparison.outputs(claims, STAGES)
     readers = [name for name, stage in claims.items() if of_both.keys() & stage["deps"].keys()]
     missing = {*of_both, *comparison.outputs(claims, readers)} - {eval_file(config)}
     unneeded = missing | {config.paths.inbox, config.paths.pretrained}
-    errors.raise_if_any(folder.unclean(config, claims, unneeded, REMEDY))
+    errors.raise_if_any(folder.lock_differences(config, claims, unneeded, REMEDY))
     needed = {
         name: {**stage, "outs": {path: md5 for path, md5 in stage["outs"].items() if path not in missing}}
         for name, stage in claims.items()
@@ -128,7 +128,9 @@ def results_of(reference: Reference, numbers: Sequence[int], slots: Sequence[Slo
 def train(reference: Reference, numbers: Sequence[int], slots: Sequence[Slot]) -> None:
     """Train and test each seed in a work copy, with the inputs of the first one, and write its result there."""
     config, top = reference.config, results_folder(reference)
-    copies = [repetition.make(top / str(seed), config, {"train.seed": seed}, names_to_keep(config)) for seed in numbers]
+    copies = [
+        repetition.make_copy(top / str(seed), config, {"train.seed": seed}, names_to_keep(config)) for seed in numbers
+    ]
     inputs = repetition.bring_inputs(copies[0], reference.claims, STAGES)
     for copy in copies[1:]:
         for path in inputs:
@@ -137,7 +139,7 @@ def train(reference: Reference, numbers: Sequence[int], slots: Sequence[Slot]) -
         repetition.job(f"seed {seed}", copy, STAGES, "--single-item")
         for seed, copy in zip(numbers, copies, strict=True)
     ]
-    runner.run_well(jobs, slots, "verify", partial(write_result, config))
+    runner.run_or_raise(jobs, slots, "verify", partial(write_result, config))
 
 
 def write_result(config: Params, job: Job) -> None:
@@ -167,7 +169,7 @@ def record(count: int, jobs: int) -> int:
     check_count("--record-seeds", count)
     reference = read_reference()
     config, slots = reference.config, runner.slots(reference.config, jobs)
-    errors.raise_if_any(folder.uncommitted(reference.claims, eval_file(config)))
+    errors.raise_if_any(folder.commit_differences(reference.claims, eval_file(config)))
     check(reference)
     first, *others = reference.seeds(count)
     with locks.hold(results_folder(reference), "trains these seeds"):
@@ -195,7 +197,7 @@ def compare(count: int | None, jobs: int) -> int:
     check_count("--seeds", seeds.FEWEST if count is None else count)
     reference = read_reference()
     config, claims, slots = reference.config, reference.claims, runner.slots(reference.config, jobs)
-    errors.raise_if_any(folder.uncommitted(claims, eval_file(config), str(seeds.path(config))))
+    errors.raise_if_any(folder.commit_differences(claims, eval_file(config), str(seeds.path(config))))
     recorded_seeds = seeds.read(config, claims, reference.accuracy).seeds
     check(reference)
     (first, *others), top = reference.seeds(count or len(recorded_seeds)), results_folder(reference)

@@ -1,4 +1,4 @@
-"""Compares this folder with its commit and with dvc.lock. Each part that is not as claimed is a fault."""
+"""Compares this folder with its commit and with dvc.lock. Each difference is a fault."""
 
 import json
 from collections.abc import Iterable
@@ -20,13 +20,13 @@ ANY_STAGE = "dvc checkout restores it, perennial repro makes it again"
 
 def check(config: Params, claims: Claims) -> None:
     """Raise UserError if this folder is not what the commit and its dvc.lock say. Reads every byte of the outputs."""
-    errors.raise_if_any(outside(claims))
-    errors.raise_if_any(uncommitted(claims))
-    errors.raise_if_any(unclean(config, claims, set(), ANY_STAGE))
+    errors.raise_if_any(outputs_outside(claims))
+    errors.raise_if_any(commit_differences(claims))
+    errors.raise_if_any(lock_differences(config, claims, set(), ANY_STAGE))
     errors.raise_if_any(integrity.damage(claims))
 
 
-def outside(claims: Claims) -> list[Fault]:
+def outputs_outside(claims: Claims) -> list[Fault]:
     """The outputs that are outside this folder: no stage writes there, so nobody can repeat them."""
     return [
         Fault(str(LOCK), f"the output {path!r:.200} of {name}", "value", "it is outside this folder", remedy=FROM_GIT)
@@ -46,23 +46,23 @@ def foreign_commands(stages: Iterable[str]) -> list[Fault]:
     ]
 
 
-def uncommitted(claims: Claims, *others: str) -> list[Fault]:
+def commit_differences(claims: Claims, *others: str) -> list[Fault]:
     """The files that decide bytes, or are among `others`, and that are not as in the commit."""
     deps = {path for claim in claims.values() for path in claim["deps"]}
     decisive = {*DECISIVE, *others, *filter(_is_inside, deps)}
-    listed = programs.output("git", "status", "--porcelain", "-z", "--no-renames", "--", *sorted(decisive)).split("\0")
-    changed = {line[3:] for line in listed if line}  # a file that only the index lost has two lines
+    lines = programs.output("git", "status", "--porcelain", "-z", "--no-renames", "--", *sorted(decisive)).split("\0")
+    changed = {line[3:] for line in lines if line}  # a file that only the index lost has two lines
     remedy = "commit it, or restore it"
     return [Fault(path, "differs from the commit", "differs", remedy=remedy) for path in sorted(changed)]
 
 
-def unclean(config: Params, claims: Claims, unneeded: set[str], remedy: str) -> list[Fault]:
+def lock_differences(config: Params, claims: Claims, unneeded: set[str], remedy: str) -> list[Fault]:
     """The files that are not as in dvc.lock: code and params (dvc.lock is stale), data, and the cache.
 
     Outputs and folders in `unneeded` may be missing or changed. `remedy` brings data back. To be called after
-    `uncommitted`: tracked files are as in the commit.
+    `commit_differences`: tracked files are as in the commit.
     """
-    stale, changed = _of_stages(
+    stale, changed = _stage_differences(
         json.loads(programs.dvc("status", "--json", remedy=NOT_DVCS)), claims, _data(config, claims)
     )
     data = json.loads(programs.dvc("data", "status", "--granular", "--json", remedy=NOT_DVCS))
@@ -104,7 +104,7 @@ def _is_or_inside(path: str, paths: set[str]) -> bool:
     return path in paths or _inside(path, paths)
 
 
-def _of_stages(status: dict[str, Any], claims: Claims, data: set[str]) -> tuple[list[Fault], dict[str, str]]:
+def _stage_differences(status: dict[str, Any], claims: Claims, data: set[str]) -> tuple[list[Fault], dict[str, str]]:
     """The stale stages, and changed data (path → how it changed), from the JSON of `dvc status`."""
     stale, changed = [], {}
     for name, entries in status.items():

@@ -17,10 +17,12 @@ WITHOUT_PHOTOS = {"train", "evaluate"}  # the stages that read no photo and no w
 
 
 def unversioned(config: Params) -> dict[str, str]:
-    """Stage → the input of the user's own that it reads, if no commit has this input (`dvc add` puts it into one)."""
+    """Stage → the user's own input that it reads, if no commit has this input (`dvc add` puts it into one)."""
     inputs = {}
-    own, inbox = config.data.source in ("inbox", "folder"), Path(config.paths.inbox)
-    if own and not (_in_project(inbox) and all(map(_is_added, files.visible(inbox)))):
+    inbox = Path(config.paths.inbox)
+    if config.data.source in ("inbox", "folder") and not (
+        _in_project(inbox) and all(map(_is_added, files.visible(inbox)))
+    ):
         inputs["download"] = config.paths.inbox
     weights = Path(config.train.weights)
     if config.train.weights not in ("none", "imagenet") and not _is_added(weights):
@@ -38,27 +40,27 @@ def _is_added(path: Path) -> bool:
     return bool(programs.output("git", "ls-files", "--", str(file)))
 
 
-def _own_folders(config: Params) -> list[str]:
+def _user_folders(config: Params) -> list[str]:
     """The folders of the user's own files that are inside the project."""
     return [path for path in (config.paths.inbox, config.paths.pretrained) if not Path(path).is_absolute()]
 
 
-def make(folder: Path, config: Params, values: Mapping[str, Any], keep: Collection[str] = ()) -> WorkCopy:
+def make_copy(folder: Path, config: Params, values: Mapping[str, Any], keep: Collection[str] = ()) -> WorkCopy:
     """Make the folder a work copy of the commit, with other params, and without inputs. `keep`: as for work copies.
 
     Archives, and photos in no commit (data.source: folder), are read where they are.
     """
     photos = config.data.source == "folder" and "download" in unversioned(config)
-    return workcopy.of_commit(folder, "HEAD", values, keep, ("archives", "inbox") if photos else ("archives",))
+    return workcopy.copy_commit(folder, "HEAD", values, keep, ("archives", "inbox") if photos else ("archives",))
 
 
 def bring_inputs(copy: WorkCopy, claims: Claims, stages: Collection[str]) -> list[str]:
-    """Have DVC check out what these stages of a work copy read, and other stages have written. Returns the paths."""
+    """Check out the inputs of these stages of a work copy that other stages write. Returns the paths."""
     outs = {path for name in claims if name not in stages for path in claims[name]["outs"]}
     inputs = sorted(outs & {path for name in stages for path in claims[name]["deps"]})
     if not WITHOUT_PHOTOS.issuperset(stages):
-        own = (f"{folder}/*.dvc" for folder in _own_folders(copy.config))
-        inputs += programs.output("git", "ls-files", "-z", "--", *own).split("\0")[:-1]
+        user_files = (f"{folder}/*.dvc" for folder in _user_folders(copy.config))
+        inputs += programs.output("git", "ls-files", "-z", "--", *user_files).split("\0")[:-1]
     if inputs:
         programs.dvc("checkout", *inputs, cwd=copy.folder, environ={**programs.environment(), **_variables(copy)})
     return inputs

@@ -1,4 +1,4 @@
-"""Runs stages in work copies, several copies at the same time, and shows how far they are.
+"""Runs stages in work copies, several copies at the same time, and prints their progress.
 
 Each run has its own share of the cores, or of the GPUs. If this process ends, even by a kill, the kernel asks the runs
 to end, and they save their state. The same command then goes on: DVC's run cache has the stages that have ended, and a
@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from pipeline.base import children, linux
-from pipeline.base.errors import Fault, Stopped, UserError
+from pipeline.base.errors import Fault, Stopped, UserError, raise_if_any
 from pipeline.config import machine
 from pipeline.config.params import Params
 from pipeline.versioning import programs
@@ -30,12 +30,12 @@ from pipeline.versioning import programs
 LOG = "log.txt"  # in a work copy: what DVC and its stages print
 # Lines of a log that say how far a run is.
 PROGRESS = re.compile(r"epoch \d|download: .*(%|unpack)|.*: unpacked|Running stage ")
-PAUSE = 10.0  # seconds between two such lines of one run, at least
-LOOK = 0.2  # seconds between two looks at the processes
+MESSAGE_SECONDS = 10.0  # between two such lines of one run, at least
+POLL_SECONDS = 0.2  # between two polls of the processes
 LAST_LINES = 3  # of a log, in the message of a failure
-LONG = 60  # seconds: a shorter rest is not announced
-FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))  # what a log says of a full disk
-LITTLE = 2**20  # bytes: with less room, a log may not say it
+MIN_REST_SECONDS = 60  # a shorter time to go is not printed
+DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))  # what a log says of a full disk
+MIN_FREE_BYTES = 2**20  # with less room, a log may not say it
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MOST = 64  # runs at the same time
 
@@ -61,23 +61,23 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A run that has ended. `failures` is empty if it ended well, and else says why it failed."""
+class Outcome:
+    """The outcome of a job. `failures` is empty after a success, and else has the reasons."""
 
     job: Job
     failures: tuple[Fault, ...]
 
 
 @dataclass
-class _Running:
-    """A run whose DVC works."""
+class _Run:
+    """A job whose DVC runs."""
 
     job: Job
     slot: Slot
     process: subprocess.Popen[Any]
-    began: int  # bytes that its log had before
-    read: int  # bytes of its log that were read
-    shown: float = 0.0  # time of its last message
+    log_start: int  # bytes that its log had before
+    log_position: int  # bytes of its log that were read
+    message_time: float = 0.0  # of its last message
 
 
 def slots(config: Params, parallel: int) -> list[Slot]:
@@ -99,8 +99,8 @@ def slots(config: Params, parallel: int) -> list[Slot]:
 
 
 @contextmanager
-def using(slot: Slot) -> Iterator[None]:
-    """Inside the block this process has the cores of a run: what it measures is what a run will take."""
+def cores_of(slot: Slot) -> Iterator[None]:
+    """Restrict this process to the cores of a slot inside the block: so it measures the speed of a run."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, slot.cores)
     try:
@@ -109,24 +109,24 @@ def using(slot: Slot) -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
-def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Generator[Ended]:
-    """Run the jobs, one in each slot at a time, and yield each when it has ended.
+def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Generator[Outcome]:
+    """Run the jobs, one in each slot at a time, and yield the outcome of each at its end.
 
     `command` begins the messages. If the caller leaves the loop, or at a signal, the runs are asked to end, and have
     saved their state when this function ends.
     """
     linux.adopt_orphans()
     others = children.pids()
-    waiting, running, free = deque(jobs), list[_Running](), list(reversed(places))
+    waiting, running, free = deque(jobs), list[_Run](), list(reversed(places))
     began, count = time.monotonic(), 0
     try:
         while waiting or running:
             while waiting and free:
                 job = waiting.popleft()
                 job.prepare()
-                with _signals_wait():
+                with _defer_signals():
                     running.append(_start(job, free.pop()))
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
             for one in list(running):
                 status = one.process.poll()
                 _show_progress(one, command)
@@ -135,33 +135,32 @@ def run_all(jobs: Sequence[Job], places: Sequence[Slot], command: str) -> Genera
                     free.append(one.slot)
                     count += 1
                     rest = (time.monotonic() - began) / count * (len(jobs) - count)
-                    about = f"; about {rest / 60:.0f} min to go" if rest > LONG and not status else ""
+                    about = f"; about {rest / 60:.0f} min to go" if rest > MIN_REST_SECONDS and not status else ""
                     state = "failed" if status else "done"
                     print(f"{command}: {one.job.name}: {state} ({count} of {len(jobs)}){about}", flush=True)
-                    yield Ended(one.job, (_failure(one, status),) if status else ())
+                    yield Outcome(one.job, (_failure(one, status),) if status else ())
     finally:
-        with _signals_wait():
+        with _defer_signals():
             for one in running:
                 children.send(one.process, signal.SIGTERM)
             children.wait_for_all(others)
 
 
-def run_well(
+def run_or_raise(
     jobs: Sequence[Job], places: Sequence[Slot], command: str, then: Callable[[Job], object] = lambda job: None
 ) -> None:
-    """Run the jobs as `run_all` does, and call `then` with each that ends well.
+    """Run the jobs as `run_all` does, and call `then` with each that succeeds.
 
     Raises UserError for the first one that fails; the others are ended.
     """
-    with closing(run_all(jobs, places, command)) as runs:
-        for ended in runs:
-            if ended.failures:
-                raise UserError(*ended.failures)
-            then(ended.job)
+    with closing(run_all(jobs, places, command)) as outcomes:
+        for outcome in outcomes:
+            raise_if_any(outcome.failures)
+            then(outcome.job)
 
 
 def stop_on_signals(sentence: str, kind: type[BaseException] = Stopped) -> None:
-    """Have the first signal of SIGNALS raise Stopped with this sentence, and later ones do nothing: runs still save.
+    """Make the first signal of SIGNALS raise Stopped with this sentence, and ignore later ones: runs still save.
 
     A signal that this process ignores stays ignored (nohup). `kind`: another exception than Stopped.
     """
@@ -177,23 +176,23 @@ def stop_on_signals(sentence: str, kind: type[BaseException] = Stopped) -> None:
 
 
 @contextmanager
-def _signals_wait() -> Iterator[None]:
-    """Inside the block the signals wait; they arrive after it.
+def _defer_signals() -> Iterator[None]:
+    """Defer signals until the end of the block.
 
     Not with a mask: libraries have threads, and the system gives a signal to any thread that does not mask it.
     """
-    arrived: list[int] = []
-    handlers = {each: signal.signal(each, lambda number, _: arrived.append(number)) for each in SIGNALS}
+    pending: list[int] = []
+    handlers = {each: signal.signal(each, lambda number, _: pending.append(number)) for each in SIGNALS}
     try:
         yield
     finally:
         for each, handler in handlers.items():
             signal.signal(each, handler)
-    for number in arrived:
+    for number in pending:
         signal.raise_signal(number)
 
 
-def _start(job: Job, slot: Slot) -> _Running:
+def _start(job: Job, slot: Slot) -> _Run:
     """Start DVC for a job."""
     gpus = {"CUDA_VISIBLE_DEVICES": ",".join(slot.gpus)} if slot.gpus else {}
     with (job.folder / LOG).open("ab") as log:
@@ -206,35 +205,40 @@ def _start(job: Job, slot: Slot) -> _Running:
             stdout=log,
             stderr=log,
         )
-        return _Running(job, slot, process, log.tell(), log.tell())
+        return _Run(job, slot, process, log.tell(), log.tell())
 
 
-def _show_progress(one: _Running, command: str) -> None:
+def _show_progress(one: _Run, command: str) -> None:
     """Print the newest line of a log that says how far the run is, but not too often."""
-    if time.monotonic() - one.shown < PAUSE:
+    if time.monotonic() - one.message_time < MESSAGE_SECONDS:
         return
-    new = _log(one.job, one.read)
+    new = _log(one.job, one.log_position)
     new = new[: new.rfind(b"\n") + 1]
     if lines := [line for line in new.decode(errors="replace").splitlines() if PROGRESS.match(line)]:
         print(f"{command}: {one.job.name}: {lines[-1]}", flush=True)
-        one.read, one.shown = one.read + len(new), time.monotonic()
+        one.log_position, one.message_time = one.log_position + len(new), time.monotonic()
 
 
 def _log(job: Job, start: int) -> bytes:
-    """The bytes of a log from a place on."""
+    """The bytes of a log from a position on."""
     with (job.folder / LOG).open("rb") as log:
         log.seek(start)
         return log.read()
 
 
-def _failure(one: _Running, status: int) -> Fault:
-    """Why a run ended with an exit status that is not 0, with the last lines of its log."""
-    job, text = one.job, _log(one.job, one.began).decode(errors="replace")
-    said = " | ".join([line.strip() for line in text.splitlines() if line.strip()][-LAST_LINES:])
+def _failure(one: _Run, status: int) -> Fault:
+    """The reason of an exit status that is not 0, with the last lines of the log."""
+    job, text = one.job, _log(one.job, one.log_start).decode(errors="replace")
+    last_lines = " | ".join([line.strip() for line in text.splitlines() if line.strip()][-LAST_LINES:])
     remedy = f"all it said: {job.folder / LOG}"
-    if any(sentence in text for sentence in FULL) or shutil.disk_usage(job.folder).free < LITTLE:
+    if any(sentence in text for sentence in DISK_FULL) or shutil.disk_usage(job.folder).free < MIN_FREE_BYTES:
         return Fault(
-            job.name, f"the disk of {job.folder} is full", "machine", said, "", f"make room, then run again; {remedy}"
+            job.name,
+            f"the disk of {job.folder} is full",
+            "machine",
+            last_lines,
+            "",
+            f"make room, then run again; {remedy}",
         )
     how = f"exit status {status}" if status > 0 else signal.Signals(-status).name
-    return Fault(job.name, f"dvc repro ended with {how}", "failed", said, remedy=remedy)
+    return Fault(job.name, f"dvc repro ended with {how}", "failed", last_lines, remedy=remedy)

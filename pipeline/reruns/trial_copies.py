@@ -13,8 +13,8 @@ from pipeline.reruns import workcopy
 from pipeline.versioning import dvc_lock, integrity
 
 FOLDER = workcopy.FOLDER / "sweep"
-PROJECT, RESULTS = FOLDER / "project", FOLDER / "results"  # a copy of the project, and what finished trials gave
-DATA_FOLDER = FOLDER / "data"  # what they read
+PROJECT, RESULTS = FOLDER / "project", FOLDER / "results"  # a copy of the project, and the results of finished trials
+DATA_FOLDER = FOLDER / "data"  # the data that they read
 DATA = ("download", "split", "prepare")
 
 
@@ -25,17 +25,17 @@ def copy_project(config: Params, weights: Sequence[str]) -> None:
     TensorBoard shows the trials while they run; so are the user's own weights.
     """
     drop_all()
-    if workcopy.of_project(PROJECT, {}).config != config:
+    if workcopy.copy_project(PROJECT, {}).config != config:
         raise UserError(Fault(str(params.FILE), "changed while the data was made ready", "differs", remedy="run again"))
     paths = config.paths
     files.remove(PROJECT / paths.metrics)  # figures of another model
     stages = document.read(dvc_lock.LOCK)["stages"]
     shutil.copyfile(dvc_lock.LOCK, PROJECT / dvc_lock.LOCK)
     document.rewrite(PROJECT / dvc_lock.LOCK, {"stages": {name: stages[name] for name in DATA}})
-    prepared = (paths.packed, paths.split)
-    memory = integrity.load_memory() | workcopy.snapshot(prepared, DATA_FOLDER)
+    data = (paths.packed, paths.split)
+    memory = integrity.load_memory() | workcopy.snapshot(data, DATA_FOLDER)
     files.write_json(PROJECT / integrity.MEMORY, memory)  # so no trial reads the images once more
-    for name in prepared:
+    for name in data:
         files.link(PROJECT / name, DATA_FOLDER / name)
     Path(paths.runs).mkdir(parents=True, exist_ok=True)
     for name in (paths.runs, *weights):
@@ -56,7 +56,7 @@ def drop(folder: Path) -> None:
 
 
 def drop_all() -> None:
-    """Remove everything but what finished trials gave."""
+    """Remove everything but the results of finished trials."""
     for path in FOLDER.glob("*/"):
         if path != RESULTS:
             drop(path)

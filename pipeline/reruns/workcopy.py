@@ -19,12 +19,12 @@ from pipeline.config.params import Params
 from pipeline.versioning import integrity, killed_dvc, programs
 from pipeline.versioning.integrity import Hashed
 
-FOLDER = programs.TEMPORARY / "reruns"  # of all work copies that are kept for a next start
+FOLDER = programs.TEMPORARY / "reruns"  # of all work copies that a next start uses again
 CODE = "pipeline"
 COMPILED = "pipeline/loader/__pycache__/*.nb?"  # by numba, which compares the source's hash
 RUNS = frozenset({"runs"})  # what stays if a work copy is made again: the checkpoints of interrupted trainings
-OWN = ("inbox", "pretrained", "archives")  # in paths: the user's own folders, in no commit without `dvc add`
-POLL = 0.2  # seconds between two looks whether a process still works in a folder
+USER_FOLDERS = ("inbox", "pretrained", "archives")  # in paths: in no commit without `dvc add`
+POLL_SECONDS = 0.2  # between two searches for a process that still works in a folder
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def snapshot(names: Iterable[str], folder: Path) -> Hashed:
             shutil.copytree(name, folder / name, copy_function=_link_or_copy)
         else:
             _link_or_copy(name, str(folder / name))
-    hashed = integrity.hash_files((str(path) for path in folder.rglob("*") if path.is_file()), {})
-    return {Path(path).relative_to(folder).as_posix(): entry for path, entry in hashed.items()}
+    hashes = integrity.hash_files((str(path) for path in folder.rglob("*") if path.is_file()), {})
+    return {Path(path).relative_to(folder).as_posix(): entry for path, entry in hashes.items()}
 
 
 def _link_or_copy(source: str, target: str) -> None:
@@ -93,7 +93,7 @@ def check_out(commit: str, folder: Path) -> None:
     files.remove(folder / ".index")
 
 
-def of_project(folder: Path, values: Mapping[str, Any], keep: Collection[str] = RUNS) -> WorkCopy:
+def copy_project(folder: Path, values: Mapping[str, Any], keep: Collection[str] = RUNS) -> WorkCopy:
     """Make the folder a work copy of the project in the current folder, with other params (dotted key → value).
 
     `keep`: names in the folder that stay as they are. Everything else there is removed. Raises UserError for params
@@ -101,23 +101,23 @@ def of_project(folder: Path, values: Mapping[str, Any], keep: Collection[str] = 
     """
     clear(folder, keep)
     copy_files(project_files(), Path(), folder)
-    return _connect(folder, values, OWN)
+    return _connect(folder, values, USER_FOLDERS)
 
 
-def of_commit(
+def copy_commit(
     folder: Path,
     commit: str,
     values: Mapping[str, Any],
     keep: Collection[str] = RUNS,
-    own: Collection[str] = OWN,
+    user_folders: Collection[str] = USER_FOLDERS,
 ) -> WorkCopy:
-    """Make the folder a work copy of a commit, as `of_project` does.
+    """Make the folder a work copy of a commit, as `copy_project` does.
 
-    `own`: which of the user's own folders it reads where they are; in the other ones it has what the commit has.
+    `user_folders`: those of the user's own folders that it reads where they are; the others are as in the commit.
     """
     clear(folder, keep)
     check_out(commit, folder)
-    return _connect(folder, values, own)
+    return _connect(folder, values, user_folders)
 
 
 def clear(folder: Path, keep: Collection[str]) -> None:
@@ -133,12 +133,12 @@ def clear(folder: Path, keep: Collection[str]) -> None:
 
 def wait_for_workers(folder: Path) -> None:
     """Wait until no process of DVC or of this project works in a folder, or below it. Prints for which it waits."""
-    announced = 0
+    last_pid = 0
     while folder.is_dir() and (pids := killed_dvc.workers(folder.resolve())):
-        if pids[0] != announced:
-            announced = pids[0]
-            print(f"waiting for process {announced}, which still works in {folder}", flush=True)
-        time.sleep(POLL)
+        if pids[0] != last_pid:
+            last_pid = pids[0]
+            print(f"waiting for process {last_pid}, which still works in {folder}", flush=True)
+        time.sleep(POLL_SECONDS)
 
 
 @functools.cache
@@ -147,7 +147,7 @@ def _cache_of(project: Path) -> Path:
     return (project / integrity.cache_folder()).resolve()
 
 
-def _connect(folder: Path, values: Mapping[str, Any], own: Collection[str]) -> WorkCopy:
+def _connect(folder: Path, values: Mapping[str, Any], user_folders: Collection[str]) -> WorkCopy:
     """Set the params, and let the copy use the project's cache and read the user's own files where they are.
 
     DVC in a work copy uses no Git: Git ignores the folder. Outputs are no links to the cache: two DVCs that replace
@@ -156,7 +156,7 @@ def _connect(folder: Path, values: Mapping[str, Any], own: Collection[str]) -> W
     document.rewrite(folder / params.FILE, values)
     config = params.load(folder / params.FILE)
     Path(config.paths.archives).mkdir(parents=True, exist_ok=True)  # else each copy would download for itself
-    for path in (Path(getattr(config.paths, name)) for name in own):
+    for path in (Path(getattr(config.paths, name)) for name in user_folders):
         if not path.is_absolute() and path.is_dir():
             files.link(folder / path, path)
     cache = os.path.relpath(_cache_of(Path.cwd()), (folder / ".dvc").resolve())
