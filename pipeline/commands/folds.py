@@ -132,11 +132,9 @@ def make_copies(study: Study) -> dict[tuple[int, int], WorkCopy]:
         for seed in study.seeds
         for fold in range(study.folds)
     }
-    first, *others = copies.values()
+    first = next(iter(copies.values()))
     runner.run_or_raise([Job("images and weights", first.folder, BEFORE)], study.slots[:1], "folds")
-    for other in others:
-        for output in (first.config.paths.images, first.config.paths.weights):
-            files.link(other.folder / output, first.folder / output)
+    workcopy.share((first.config.paths.images, first.config.paths.weights), [*copies.values()])
     return copies
 
 

@@ -128,13 +128,9 @@ def results_of(reference: Reference, numbers: Sequence[int], slots: Sequence[Slo
 def train(reference: Reference, numbers: Sequence[int], slots: Sequence[Slot]) -> None:
     """Train and test each seed in a work copy, with the inputs of the first one, and write its result there."""
     config, top = reference.config, results_folder(reference)
-    copies = [
-        repetition.make_copy(top / str(seed), config, {"train.seed": seed}, names_to_keep(config)) for seed in numbers
-    ]
-    inputs = repetition.bring_inputs(copies[0], reference.claims, STAGES)
-    for copy in copies[1:]:
-        for path in inputs:
-            files.link(copy.folder / path, copies[0].folder / path)
+    keep = names_to_keep(config)
+    copies = [repetition.make_copy(top / str(seed), config, {"train.seed": seed}, keep) for seed in numbers]
+    workcopy.share(repetition.bring_inputs(copies[0], reference.claims, STAGES), copies)
     jobs = [
         repetition.job(f"seed {seed}", copy, STAGES, "--single-item")
         for seed, copy in zip(numbers, copies, strict=True)

@@ -19,13 +19,10 @@ WITHOUT_PHOTOS = {"train", "evaluate"}  # the stages that read no photo and no w
 def unversioned(config: Params) -> dict[str, str]:
     """Stage → the user's own input that it reads, if no commit has this input (`dvc add` puts it into one)."""
     inputs = {}
-    inbox = Path(config.paths.inbox)
-    if config.data.source in ("inbox", "folder") and not (
-        _in_project(inbox) and all(map(_is_added, files.visible(inbox)))
-    ):
+    uses_inbox, inbox = config.data.source in ("inbox", "folder"), Path(config.paths.inbox)
+    if uses_inbox and not (_in_project(inbox) and all(map(_is_added, files.visible(inbox)))):
         inputs["download"] = config.paths.inbox
-    weights = Path(config.train.weights)
-    if config.train.weights not in ("none", "imagenet") and not _is_added(weights):
+    if config.train.weights not in ("none", "imagenet") and not _is_added(Path(config.train.weights)):
         inputs["weights"] = config.train.weights
     return inputs
 

@@ -232,13 +232,7 @@ def _failure(one: _Run, status: int) -> Fault:
     last_lines = " | ".join([line.strip() for line in text.splitlines() if line.strip()][-LAST_LINES:])
     remedy = f"all it said: {job.folder / LOG}"
     if any(sentence in text for sentence in DISK_FULL) or shutil.disk_usage(job.folder).free < MIN_FREE_BYTES:
-        return Fault(
-            job.name,
-            f"the disk of {job.folder} is full",
-            "machine",
-            last_lines,
-            "",
-            f"make room, then run again; {remedy}",
-        )
+        value, remedy = f"the disk of {job.folder} is full", f"make room, then run again; {remedy}"
+        return Fault(job.name, value, "machine", last_lines, remedy=remedy)
     how = f"exit status {status}" if status > 0 else signal.Signals(-status).name
     return Fault(job.name, f"dvc repro ended with {how}", "failed", last_lines, remedy=remedy)

@@ -8,7 +8,7 @@ import functools
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,13 @@ def copy_commit(
     clear(folder, keep)
     check_out(commit, folder)
     return _connect(folder, values, user_folders)
+
+
+def share(names: Iterable[str], copies: Sequence[WorkCopy]) -> None:
+    """Link these files and folders of the first work copy into the other ones."""
+    for name in names:
+        for copy in copies[1:]:
+            files.link(copy.folder / name, copies[0].folder / name)
 
 
 def clear(folder: Path, keep: Collection[str]) -> None:
