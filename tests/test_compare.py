@@ -1,7 +1,9 @@
 """`python -m pipeline compare`: the table of experiments and commits, and the test of two."""
 
 import json
+import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -254,6 +256,21 @@ def test_figures_of_the_model_before_are_not_those_of_this_one(tmp_path: Path, m
     with pytest.raises(UserError) as error:
         revisions.read("workspace", {}, params.load().paths)
     assert [(fault.key, fault.kind) for fault in error.value.faults] == [("metrics/train.json of workspace", "damaged")]
+
+
+def test_a_remote_that_closes_its_connection_is_an_error() -> None:
+    """Also in a process that ends with the reader of its output: only its own output has that right."""
+    handler = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        with pytest.raises(UserError) as error:
+            revisions._ask_dvc(lambda: os.write(writing, b"question"), "HEAD")
+        assert signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGPIPE, handler)
+        os.close(writing)
+    assert [fault.key for fault in error.value.faults] == ["HEAD"]
 
 
 def test_a_revision_that_does_not_exist_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,10 @@ Git has params, metrics and dvc.lock; DVC's cache, or its remote, has the tables
 
 import csv
 import json
+import signal
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,17 +114,31 @@ def open_revision(revision: str) -> DVCFileSystem:
 def _ask_dvc(question: Callable[[], Any], what: str) -> Any:
     """The answer of DVC. Raises UserError if it has none."""
     try:
-        return question()
+        with _errors_of_connections():
+            return question()
     except (DvcException, OSError) as error:
         reason = f"no {error.filename} there" if isinstance(error, OSError) and error.filename else str(error)
         allowed = f"{HERE}, or a commit, branch, tag or experiment (dvc exp show names them)"
         raise UserError(Fault(what, reason, "unknown", allowed=allowed)) from None
 
 
+@contextmanager
+def _errors_of_connections() -> Iterator[None]:
+    """Make a connection that a remote closes an error inside the block. `compare` would end without a word.
+
+    Its SIGPIPE is the default, so that it ends with the reader of its output.
+    """
+    handler = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGPIPE, handler)
+
+
 def _text(source: DVCFileSystem, path: str) -> str:
     """The text of a file of a revision; empty if it cannot be had."""
     try:
-        with source.open(path, "rb") as file:
+        with _errors_of_connections(), source.open(path, "rb") as file:
             return str(file.read().decode())
     except (DvcException, OSError, UnicodeDecodeError):
         return ""
