@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from pipeline.base.errors import Fault, UserError
-from pipeline.config import params
+from pipeline.config import identity, params
 from pipeline.engine import agreement, environment
 from pipeline.engine.agreement import Facts
 from pipeline.engine.world import World
-from pipeline.training import identity, provenance
+from pipeline.training import provenance
 from pipeline.training.job import common_facts
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.datasets import one_pixel

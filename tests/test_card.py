@@ -117,12 +117,10 @@ def test_no_name_is_a_mark_or_hides_others(folder: Path, written: str, tmp_path:
     assert r"CC-BY by \[Zoë\\u202e\] &lt;b&gt;" in text
 
 
-def test_it_shows_exactly_the_settings_that_the_stage_tracks(folder: Path, written: str) -> None:
-    """So a setting on the card is never an old one. Those of a source that is not used are not shown."""
-    shown = {one.name for one in settings.settings(reports.config_in(folder))}
-    unused = {leaf for leaf in tracked("card") if leaf.startswith("data.") and leaf != "data.source"}
-    assert shown == tracked("card") - unused
-    assert all(f"`{name}`" in written for name in shown)
+def test_it_shows_the_settings_of_the_report(folder: Path, written: str) -> None:
+    """The stage tracks the same ones, so a setting on the card is never an old one."""
+    assert tracked("card") == tracked("report")
+    assert all(f"`{one.name}`" in written for one in settings.settings(reports.config_in(folder)))
 
 
 @pytest.mark.parametrize(

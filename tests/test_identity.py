@@ -6,10 +6,9 @@ import pytest
 from pydantic import BaseModel
 
 from benchmarks.harness.workspace import STAGES
-from pipeline.config import document, params
+from pipeline.config import document, identity, params
 from pipeline.config.params import Params
 from pipeline.reruns import record, seeds
-from pipeline.training import identity
 from tests.helpers.settings import LEAVES, tracked
 
 TEXT = {  # another value of a setting that is text, without a list of its values

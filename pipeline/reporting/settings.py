@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import files, schema
-from pipeline.config import document
+from pipeline.config import document, identity
 from pipeline.config.params import Params
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures
@@ -17,6 +17,7 @@ COMPUTING = (  # packages that decide bytes, in the order in which an image meet
     "pillow", "pillow-heif", "imagehash", "scipy", "numpy", "numba", "torch", "torchvision", "timm", "safetensors",
     "dvc",
 )  # fmt: skip
+SOURCES = {"data.sha256": "archive", "data.synthetic.count": "synthetic", "data.synthetic.size": "synthetic"}  # readers
 
 
 @dataclass(frozen=True)
@@ -33,34 +34,25 @@ class Setting:
 
 
 def settings(config: Params) -> list[Setting]:
-    """All settings that decide the result, in the order of params.yaml.
+    """The settings that can change a byte of the result: those that dvc.yaml tracks for the report, in its order.
 
-    Paths, the address of an archive, and how the work is divided are left out: they change no byte.
+    A setting that another data.source would read, or that has no effect with train.parallel: elastic, is left out.
     """
-    usual = dict(document.leaves(Params().model_dump(mode="json")))
+    defaults = dict(document.leaves(Params().model_dump(mode="json")))
+    values = dict(document.leaves(config.model_dump(mode="json")))
     return [
-        Setting(name, _shown(value), _shown(usual[name]))
-        for name, value in document.leaves(config.model_dump(mode="json"))
-        if _decides(name, config)
+        Setting(name, _text(value), _text(defaults[name]))
+        for name, value in identity.settings(config, ["report"]).items()
+        if SOURCES.get(name, config.data.source) == config.data.source and value == values[name]
     ]
 
 
-def _decides(name: str, config: Params) -> bool:
-    section, _, key = name.partition(".")
-    if section == "data":
-        of_source = {"archive": ("source", "sha256"), "synthetic": ("source", "synthetic")}
-        return key.partition(".")[0] in of_source.get(config.data.source, ("source",))
-    if section == "run":
-        return key == "processes" and config.train.parallel != "elastic"
-    return section != "paths"
-
-
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     """A value as params.yaml has it, in one line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_shown, value))}]"
+        return f"[{', '.join(map(_text, value))}]"
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.base import errors, files, locks, schema
 from pipeline.base.errors import Fault, UserError
-from pipeline.config import machine, params, validity
+from pipeline.config import identity, machine, params, validity
 from pipeline.config.params import Params
 from pipeline.engine.world import World
 from pipeline.evaluation import figures, pooled

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base import files, schema
-from pipeline.config import document
+from pipeline.config import document, identity
 from pipeline.config.params import Params
 from pipeline.evaluation.figures import PREDICTIONS
 from pipeline.evaluation.pooled import Figures
-from pipeline.training import identity
 from pipeline.versioning.dvc_lock import Hashes
 
 RECIPES = Path("results/recipes")

@@ -14,6 +14,7 @@ from scipy import optimize, stats
 
 from pipeline.base import files, schema
 from pipeline.base.errors import Fault, UserError
+from pipeline.config import identity
 from pipeline.config.params import Params
 from pipeline.evaluation.pooled import Spread
 from pipeline.training import identity

@@ -10,14 +10,13 @@ from typing import Any
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, raise_if_any
-from pipeline.config import params, validity
+from pipeline.config import identity, params, validity
 from pipeline.config.machine import Machine
 from pipeline.config.params import Params
 from pipeline.data.layout import display_width, pad
 from pipeline.evaluation import figures, metrics
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.reruns.ranges import Sweep, Trial
-from pipeline.training import identity
 from pipeline.versioning import dvc_lock, programs
 
 LETTERS = 8  # hexadecimal digits of the digest in a name

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.base.errors import Fault, UserError
+from pipeline.config import identity
 from pipeline.config.params import Params
 from pipeline.data import packed
 from pipeline.data.packed import Packed
@@ -15,7 +16,7 @@ from pipeline.engine.rendezvous import Store
 from pipeline.engine.world import World
 from pipeline.loader import storage
 from pipeline.loader.storage import Dataset
-from pipeline.training import identity, provenance, runs
+from pipeline.training import provenance, runs
 from pipeline.training.runs import Run
 
 

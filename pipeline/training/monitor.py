@@ -13,10 +13,9 @@ from torch import Tensor
 from torchvision.utils import make_grid
 from tqdm import tqdm
 
-from pipeline.config import params
+from pipeline.config import identity, params
 from pipeline.engine.loop import Batch, Totals
 from pipeline.loader import augment
-from pipeline.training import identity
 from pipeline.training.job import Job
 
 with warnings.catch_warnings():  # its import touches interfaces that its dependencies deprecate

@@ -23,10 +23,11 @@ from pathlib import Path
 
 from pipeline.base import files, locks, schema
 from pipeline.base.errors import UserError
+from pipeline.config import identity
 from pipeline.config.params import Params
 from pipeline.data import packed
 from pipeline.engine.world import World
-from pipeline.training import checkpoint, identity, provenance
+from pipeline.training import checkpoint, provenance
 from pipeline.versioning import dvc_lock, integrity
 
 CHECKPOINT, FINGERPRINT = "checkpoint.pt", "fingerprint"

@@ -1,6 +1,6 @@
 """The inputs that decide the bytes of a stage's outputs: the settings that dvc.yaml tracks, code, data; their digest.
 
-Fingerprints of runs, names of experiments and records of reruns use it.
+Fingerprints of runs, names of experiments, records of reruns, the report and the model card use it.
 """
 
 import hashlib
