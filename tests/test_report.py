@@ -294,12 +294,13 @@ def test_a_page_of_very_many_files_stays_small(known: Facts) -> None:
         {"path": f"b/{k}.png", "class": "b", "split": "train", "pixels": "", "group": f"{k // 3}", "reason": ""}
         for k in range(9_000)
     ]
-    found = audit.of(rows)
-    assert [(one.name, one.count, len(one.first)) for one in found.reasons] == [
+    counts = audit.summarize_split(rows)
+    assert [(one.name, one.count, len(one.examples)) for one in counts.reasons] == [
         ("truncated", 49_000, 12), ("too small", 999, 12), ("empty", 1, 1)
     ]  # fmt: skip
-    assert (found.groups_in_all, found.in_groups, len(found.groups), found.files) == (3_000, 9_000, 8, 59_000)
-    data = page_of(known, audit=found).one("section", id="data")
+    assert (counts.group_count, counts.grouped_image_count, len(counts.groups)) == (3_000, 9_000, 8)
+    assert counts.file_count == 59_000
+    data = page_of(known, audit=counts).one("section", id="data")
     assert len(data.all("figure")) == 12 + 12 + 1 + 8 * 3
     assert "48,988 more; split.csv has all." in data.text
     assert "2,992 more groups are not shown" in data.text
@@ -309,9 +310,10 @@ def test_it_shows_the_worst_of_each_issue(known: Facts) -> None:
     """Six of each with their numbers, and how many more there are; a set without a suspect says so."""
     rows = [{"path": f"{k}.png", "class": "<a>", "split": "test", "reason": "", "group": ""} for k in range(9)]
     rows.append(rows[0] | {"path": "out.png", "split": "", "reason": "excluded by hand: a cup of <tea>", "pixels": "1"})
-    found = audit.of(rows, [Suspect("odd_size", f"{k}.png", "<a>", "test", 900.0 - k, 450.5) for k in range(9)])
-    assert [(reason.name, reason.first[0].is_picture) for reason in found.reasons] == [("excluded by hand", True)]
-    data = page_of(known, audit=found).one("section", id="data")
+    suspects = [Suspect("odd_size", f"{k}.png", "<a>", "test", 900.0 - k, 450.5) for k in range(9)]
+    counts = audit.summarize_split(rows, suspects)
+    assert [(reason.name, reason.examples[0].is_picture) for reason in counts.reasons] == [("excluded by hand", True)]
+    data = page_of(known, audit=counts).one("section", id="data")
     assert [one.text for one in data.all("h4")] == ["excluded by hand: 1 file", "odd size: 9 images"]
     said = [
         [span.text for span in one.one("figcaption").children if isinstance(span, Element)]
@@ -320,7 +322,7 @@ def test_it_shows_the_worst_of_each_issue(known: Facts) -> None:
     assert said[0] == ["class <a>", "a cup of <tea>", "out.png"]
     assert said[1:] == [["class <a>, test", f"{900 - k}, limit 450.5", f"{k}.png"] for k in range(6)]
     assert "3 more; suspects.csv has all." in data.text
-    nothing = page_of(known, audit=audit.of(rows)).one("section", id="data")
+    nothing = page_of(known, audit=audit.summarize_split(rows)).one("section", id="data")
     assert "No image is dark, bright, blurred, grey, or of an odd" in nothing.text
 
 

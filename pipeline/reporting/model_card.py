@@ -6,10 +6,9 @@ from typing import Any
 
 from pipeline.config.model_names import TIMM
 from pipeline.data import credits
-from pipeline.data.split_table import SPLITS
 from pipeline.models import hub
 from pipeline.reporting import rendering, result
-from pipeline.reporting.audit import Rows
+from pipeline.reporting.audit import PARTS, Rows
 from pipeline.reporting.facts import Facts
 
 MOST_ROWS = 100  # of a table of classes
@@ -40,8 +39,7 @@ def card(facts: Facts, rows: Rows, export: Mapping[str, Any], hashes: Mapping[st
         few=[row.name for row in classes if row.images < FEW_IMAGES],
         few_images=FEW_IMAGES,
         most=MOST_ROWS,
-        parts=[*SPLITS, "excluded"],
-        groups_apart=_groups_apart(rows),
+        parts=PARTS,
         used=len(used),
         credited=len(named),
         makers=sorted(makers.items()),
@@ -52,12 +50,3 @@ def card(facts: Facts, rows: Rows, export: Mapping[str, Any], hashes: Mapping[st
         theirs=export.get("preprocessing_of_others"),
         onnx_limit=export.get("probabilities_differ_less_than"),
     )
-
-
-def _groups_apart(rows: Rows) -> int:
-    """The number of groups of images that are in more than one part, which only a given split can have."""
-    parts_of: dict[str, set[str]] = {}
-    for row in rows:
-        if row["group"] and row["split"]:
-            parts_of.setdefault(row["group"], set()).add(row["split"])
-    return sum(len(parts) > 1 for parts in parts_of.values())

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from pipeline.data import corrections, suspects
-from pipeline.data.split_table import SPLITS
 from pipeline.reporting import charts, rendering, result
+from pipeline.reporting.audit import PARTS
 from pipeline.reporting.charts import Chart, Line
 from pipeline.reporting.facts import Facts
 from pipeline.reporting.gallery import MEASURES, Album, Chosen
@@ -36,8 +36,8 @@ def page(facts: Facts, chosen: Chosen, pictures: Mapping[str, Thumbnail]) -> str
         chosen=chosen,
         album=Album(pictures, facts.credits),
         audit=facts.audit,
-        parts=(*SPLITS, "excluded"),
-        largest=facts.audit.largest(MOST_ROWS),
+        parts=PARTS,
+        largest_classes=facts.audit.largest_classes(MOST_ROWS),
         measures=MEASURES,
         corrections=corrections,
         suspects=suspects,

@@ -20,9 +20,9 @@ from pipeline.stages import frame
 
 def wanted(chosen: Chosen, found: Audit) -> dict[str, bool]:
     """The path of every image that the page shows, and whether it must be possible to decode it."""
-    left_out = [file for reason in found.reasons for file in reason.first if file.is_picture]
-    used = [path for group in found.groups for path in group.first]
-    used += [suspect.path for issue in found.issues for suspect in issue.first]
+    left_out = [file for reason in found.reasons for file in reason.examples if file.is_picture]
+    used = [path for group in found.groups for path in group.examples]
+    used += [suspect.path for issue in found.issues for suspect in issue.examples]
     used += [answer.path for answer in (*chosen.mistakes, *chosen.unsure)]
     return dict.fromkeys((file.path for file in left_out), False) | dict.fromkeys(used, True)
 
