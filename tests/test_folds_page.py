@@ -140,7 +140,7 @@ def test_the_gallery_has_the_answers_of_the_folds(shown: Content) -> None:
     assert shown.examples.mistakes[0].path == shown.pooled.paths[first]
     given, highest, second = shown.examples.mistakes[0].probabilities
     assert (given, [second, highest]) == (probabilities[first, labels[first]], sorted(probabilities[first])[-2:])
-    assert (shown.examples.mistakes_in_all, shown.examples.right_in_all) == (len(wrong), len(labels) - len(wrong))
+    assert (shown.examples.mistake_count, shown.examples.right_count) == (len(wrong), len(labels) - len(wrong))
     equal = replace(shown.pooled, by_seed=np.full((1, 96, 4), 0.25))
     others = [path for path, label in zip(equal.paths, labels, strict=True) if label != 0]
     assert [one.path for one in folds_page.choose_examples(equal).mistakes] == others[:MOST_ANSWERS]

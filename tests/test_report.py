@@ -77,7 +77,7 @@ def known(finished: Path) -> Facts:
 def page_of(known: Facts, **changes: Any) -> Element:
     """The page of other facts, without pictures."""
     changed = replace(known, **changes)
-    return parsed(page.page(changed, gallery.choose(changed.outcome.answers), {}))
+    return parsed(page.page(changed, gallery.hard_answers(changed.outcome.answers), {}))
 
 
 # ---- the bytes ----
@@ -166,14 +166,14 @@ def test_the_figures_are_those_of_the_tables(finished: Path, elements: Element) 
 def test_the_gallery_begins_with_the_worst(finished: Path, known: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most MOST_ANSWERS mistakes, the most confident first; and right answers, the least so first."""
     monkeypatch.setattr(gallery, "MOST_ANSWERS", 6)
-    chosen = gallery.choose(known.outcome.answers)
+    hard = gallery.hard_answers(known.outcome.answers)
     rows = {row["path"]: row for row in files.read_csv(finished / "metrics/predictions.csv")}
-    sure = [float(rows[answer.path][f"p_{rows[answer.path]['prediction']}"]) for answer in chosen.mistakes]
-    unsure = [float(rows[answer.path][f"p_{rows[answer.path]['label']}"]) for answer in chosen.unsure]
+    sure = [float(rows[answer.path][f"p_{rows[answer.path]['prediction']}"]) for answer in hard.mistakes]
+    unsure = [float(rows[answer.path][f"p_{rows[answer.path]['label']}"]) for answer in hard.right_answers]
     assert sure == sorted(sure, reverse=True)
     assert unsure == sorted(unsure)
     assert len(unsure) == 6
-    assert chosen.mistakes_in_all + chosen.right_in_all == len(rows)
+    assert hard.mistake_count + hard.right_count == len(rows)
 
 
 def test_a_damaged_input_is_named(finished: Path, tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_a_thumbnail_has_the_shape_of_the_image(size: tuple[int, int], expected:
 
 def test_the_page_of_a_perfect_model_says_so(known: Facts) -> None:
     """There is no mistake, the matrix has no cell beside its diagonal, and -0.0 is written as 0."""
-    answers = [replace(answer, predicted=answer.actual) for answer in known.outcome.answers]
+    answers = [replace(answer, prediction=answer.label) for answer in known.outcome.answers]
     figures = replace(known.outcome.figures, nll=-0.0)
     root = page_of(known, outcome=replace(known.outcome, answers=answers, figures=figures))
     assert "There is no mistake." in root.one("section", id="images").text
@@ -384,8 +384,8 @@ def test_the_page_of_a_perfect_model_says_so(known: Facts) -> None:
 def test_no_path_is_markup(known: Facts, file: str) -> None:
     """Whatever letters a file has in its name: in the text, in an attribute, and in its credit."""
     answers = [replace(known.outcome.answers[0], path=f"a/{file}"), *known.outcome.answers[1:]]
-    chosen = replace(gallery.choose(answers), mistakes=[], unsure=answers[:1])
-    text = page.page(replace(known, credits={f"a/{file}": '"<i>\u202e'}), chosen, {})
+    hard = replace(gallery.hard_answers(answers), mistakes=[], right_answers=answers[:1])
+    text = page.page(replace(known, credits={f"a/{file}": '"<i>\u202e'}), hard, {})
     shot = parsed(text).one("section", id="images").one("figure")
     assert [span.text for span in shot.all("span")[-2:]] == ['"<i>\\u202e'] * 2
     assert shot.one(class_="file").text == visible(file)

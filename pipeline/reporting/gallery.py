@@ -1,9 +1,9 @@
-"""Images on a page: which are shown, and what is said of each."""
+"""Images on a page: which ones it has, and the words, thumbnail and credit of each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.data import credits as of_photos
+from pipeline.data import credits
 from pipeline.reporting.outcome import Answer
 from pipeline.reporting.thumbnails import NO_PICTURE, Thumbnail
 
@@ -45,26 +45,27 @@ class Album:
         """The image with this path."""
         credit = self.credits.get(path, "")
         picture = self.pictures.get(path, NO_PICTURE)
-        return Shot(path, picture, of_photos.without_address(credit), of_photos.address(credit))
+        return Shot(path, picture, credits.without_address(credit), credits.address(credit))
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The answers that are shown, and how many there are."""
+class HardAnswers:
+    """The answers on a page, the hardest first, and the number of all mistakes and of all right answers."""
 
     mistakes: Sequence[Answer]
-    mistakes_in_all: int
-    unsure: Sequence[Answer]
-    right_in_all: int
+    mistake_count: int
+    right_answers: Sequence[Answer]
+    right_count: int
 
     @property
-    def first_of(self) -> dict[tuple[int, int], str]:
-        """For each cell of the confusion matrix that these are in: the path of its first image."""
-        return {(one.actual, one.predicted): one.path for one in reversed((*self.mistakes, *self.unsure))}
+    def cell_images(self) -> dict[tuple[int, int], str]:
+        """Cell of the confusion matrix (label, prediction) → the path of its first image, if it has one here."""
+        answers = (*self.mistakes, *self.right_answers)
+        return {(answer.label, answer.prediction): answer.path for answer in reversed(answers)}
 
 
-def choose(answers: Sequence[Answer]) -> Chosen:
+def hard_answers(answers: Sequence[Answer]) -> HardAnswers:
     """The most confident mistakes and the least confident right answers; ties in the order of answers."""
-    mistakes = sorted((one for one in answers if not one.is_right), key=lambda one: -one.probabilities[1])
-    unsure = sorted((one for one in answers if one.is_right), key=lambda one: one.probabilities[1])
-    return Chosen(mistakes[:MOST_ANSWERS], len(mistakes), unsure[:MOST_ANSWERS], len(unsure))
+    mistakes = sorted((answer for answer in answers if not answer.is_right), key=lambda one: -one.probabilities[1])
+    right = sorted((answer for answer in answers if answer.is_right), key=lambda one: one.probabilities[1])
+    return HardAnswers(mistakes[:MOST_ANSWERS], len(mistakes), right[:MOST_ANSWERS], len(right))

@@ -1,4 +1,4 @@
-"""What training and evaluation wrote, as the page needs it: the curves, every test image's answer, the figures."""
+"""The results of training and evaluation, from the folder of metrics: curves, answers for test images, figures."""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -15,28 +15,28 @@ from pipeline.evaluation.figures import EvalFigures
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model said of one test image. Classes are numbers, in the order of the model's classes."""
+    """The answer of the model for a test image. Classes are numbers, in the order of the model's classes."""
 
     path: str
-    actual: int
-    predicted: int
-    second: int  # the class with the second highest probability
-    probabilities: tuple[float, float, float]  # of these three
+    label: int
+    prediction: int
+    second_class: int  # the class with the second highest probability
+    probabilities: tuple[float, ...]  # of these three classes
 
     @property
     def is_right(self) -> bool:
-        return self.actual == self.predicted
+        return self.label == self.prediction
 
 
-def answer(path: str, actual: int, predicted: int, chances: Sequence[float]) -> Answer:
+def make_answer(path: str, label: int, prediction: int, probabilities: Sequence[float]) -> Answer:
     """The answer for an image, from the probabilities of all classes."""
-    second = max((k for k in range(len(chances)) if k != predicted), key=chances.__getitem__)
-    return Answer(path, actual, predicted, second, (chances[actual], chances[predicted], chances[second]))
+    second = max((k for k in range(len(probabilities)) if k != prediction), key=probabilities.__getitem__)
+    return Answer(path, label, prediction, second, tuple(probabilities[k] for k in (label, prediction, second)))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything that was measured."""
+    """The results of training and evaluation."""
 
     classes: tuple[str, ...]
     answers: list[Answer]  # of all test images, in the order of split.csv
@@ -47,9 +47,9 @@ class Outcome:
     @property
     def counts(self) -> NDArray[np.int64]:
         """The confusion matrix."""
-        predicted = np.array([answer.predicted for answer in self.answers], np.int64)
-        actual = np.array([answer.actual for answer in self.answers], np.int64)
-        return metrics.confusion(predicted, actual, len(self.classes))
+        predictions = np.array([answer.prediction for answer in self.answers], np.int64)
+        labels = np.array([answer.label for answer in self.answers], np.int64)
+        return metrics.confusion(predictions, labels, len(self.classes))
 
 
 def read(folder: Path, classes: Sequence[str], epoch: int) -> Outcome:
@@ -69,19 +69,19 @@ def read(folder: Path, classes: Sequence[str], epoch: int) -> Outcome:
 def _answers(path: Path, classes: Sequence[str]) -> list[Answer]:
     with schema.reading(path, schema.checkout(path), KeyError, IndexError):
         with path.open(encoding="utf-8", newline="") as lines:
-            answers = list(_each_answer(csv.reader(lines, strict=True), classes))
+            answers = list(_parse_answers(csv.reader(lines, strict=True), classes))
         if not answers:
             raise ValueError("no test image in it")
         return answers
 
 
-def _each_answer(lines: Iterator[list[str]], classes: Sequence[str]) -> Iterator[Answer]:
-    """Row by row: with many classes, the table takes far more memory than what is read of it."""
+def _parse_answers(lines: Iterator[list[str]], classes: Sequence[str]) -> Iterator[Answer]:
+    """The answers, row by row: with many classes, the table takes far more memory than they do."""
     header, numbers = next(lines, []), {name: number for number, name in enumerate(classes)}
     if header != ["path", "label", "prediction", *(f"p_{name}" for name in classes)]:
         raise ValueError("its columns are not those of the model's classes")
     for path, label, prediction, *probabilities in lines:
-        yield answer(path, numbers[label], numbers[prediction], list(map(float, probabilities)))
+        yield make_answer(path, numbers[label], numbers[prediction], list(map(float, probabilities)))
 
 
 def _bins(path: Path) -> list[tuple[float, float, int, float]]:

@@ -7,13 +7,13 @@ from pipeline.reporting import charts, rendering, result
 from pipeline.reporting.audit import PARTS
 from pipeline.reporting.charts import Chart, Line
 from pipeline.reporting.facts import Facts
-from pipeline.reporting.gallery import MEASURES, Album, Chosen
+from pipeline.reporting.gallery import MEASURES, Album, HardAnswers
 from pipeline.reporting.thumbnails import Thumbnail
 
 MOST_ROWS = 200  # classes in the table of counts
 
 
-def page(facts: Facts, chosen: Chosen, pictures: Mapping[str, Thumbnail]) -> str:
+def page(facts: Facts, hard_answers: HardAnswers, pictures: Mapping[str, Thumbnail]) -> str:
     """The whole page: it needs no other file and no network. `pictures`: by the path of the image."""
     outcome = facts.outcome
     classes, counts, epochs = outcome.classes, outcome.counts, outcome.history["val_loss"]
@@ -30,10 +30,10 @@ def page(facts: Facts, chosen: Chosen, pictures: Mapping[str, Thumbnail]) -> str
         loss=_curves(facts, "loss", "Loss (lower is better)"),
         accuracy=_curves(facts, "accuracy", "Accuracy (higher is better)"),
         class_table=result.class_table(classes, counts),
-        confusion=result.confusion(classes, counts, chosen.first_of),
+        confusion=result.confusion(classes, counts, hard_answers.cell_images),
         bars=charts.bars("calibrated", "Share of right answers, and number of images, by probability", outcome.bins),
-        is_narrow=len(classes) <= result.NARROW,
-        chosen=chosen,
+        is_narrow=len(classes) <= result.MOST_IN_HALF,
+        hard_answers=hard_answers,
         album=Album(pictures, facts.credits),
         audit=facts.audit,
         parts=PARTS,

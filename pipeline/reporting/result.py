@@ -1,8 +1,7 @@
-"""The tables of the classes and of the confusions, as values for a page."""
+"""The table of the classes and the confusion matrix, as values for a page."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +10,9 @@ from pipeline.evaluation import metrics
 from pipeline.evaluation.metrics import ClassFigures
 
 MOST_CLASSES = 100  # rows of the table of classes
-WIDEST_MATRIX = 30  # classes; with more, only the most frequent confusions are shown
-NARROW = 6  # classes whose matrix fills half of a page at most
-SHARES_SHOWN = 12  # classes; with more, a cell of the matrix has room for one number
+MOST_IN_MATRIX = 30  # classes; with more, there is a table of the most frequent confusions
+MOST_IN_HALF = 6  # classes whose matrix fits into half of a page
+MOST_WITH_SHARES = 12  # classes; with more, a cell of the matrix has room for one number
 MOST_CONFUSIONS = 30
 
 
@@ -30,20 +29,16 @@ class ClassTable:
     """The classes in their order; of very many, those with the lowest F1."""
 
     rows: Sequence[ClassRow]
-    number: int  # of classes in all
+    class_count: int
 
 
 def class_rows(classes: Sequence[str], counts: NDArray[np.int64]) -> list[ClassRow]:
-    """All classes, from the confusion matrix."""
-    return [
-        ClassRow(**vars(row), **_interval(right, row.images))
-        for row, right in zip(metrics.class_table(counts, classes), counts.diagonal().tolist(), strict=True)
-    ]
-
-
-def _interval(right: int, images: int) -> dict[str, Any]:
-    low, high = metrics.wilson(right, images) if images else (0.0, 1.0)
-    return {"low": low, "high": high}
+    """The figures of all classes, from the confusion matrix."""
+    rows = []
+    for figures, right in zip(metrics.class_table(counts, classes), counts.diagonal().tolist(), strict=True):
+        low, high = metrics.wilson(right, figures.images) if figures.images else (0.0, 1.0)
+        rows.append(ClassRow(**vars(figures), low=low, high=high))
+    return rows
 
 
 def class_table(classes: Sequence[str], counts: NDArray[np.int64]) -> ClassTable:
@@ -58,15 +53,15 @@ class Cell:
     """A cell of the confusion matrix."""
 
     pair: str  # the numbers of its two classes
-    actual: str
-    predicted: str
+    label: str
+    prediction: str
     images: int
     share: float  # of the row
     target: str  # the address of the first of its images; of all images, if none is on the page
 
     @property
     def is_right(self) -> bool:
-        return self.actual == self.predicted
+        return self.label == self.prediction
 
 
 @dataclass(frozen=True)
@@ -83,25 +78,25 @@ class Confusion:
     """The confusion matrix; for more classes than it can show, the most frequent confusions."""
 
     rows: Sequence[Row]  # none if there are too many
-    worst: Sequence[Cell]
-    mistakes: int  # cells with an image that is taken for another class
-    widest: int = WIDEST_MATRIX
+    frequent: Sequence[Cell]  # the most frequent confusions
+    confusion_count: int  # cells with an image that is taken for another class
+    max_classes: int = MOST_IN_MATRIX
 
     @property
     def is_dense(self) -> bool:
-        return len(self.rows) > SHARES_SHOWN
+        return len(self.rows) > MOST_WITH_SHARES
 
 
-def confusion(classes: Sequence[str], counts: NDArray[np.int64], shown: Collection[tuple[int, int]]) -> Confusion:
-    """The confusions of these counts. `shown`: the cells with an image in the gallery."""
+def confusion(classes: Sequence[str], counts: NDArray[np.int64], gallery: Collection[tuple[int, int]]) -> Confusion:
+    """The confusions of these counts. `gallery`: the cells with an image in it."""
     totals = counts.sum(1).tolist()
 
     def cell(i: int, j: int) -> Cell:
-        images, target = int(counts[i, j]), f"shot-{i}-{j}" if (i, j) in shown else "images"
+        images, target = int(counts[i, j]), f"shot-{i}-{j}" if (i, j) in gallery else "images"
         return Cell(f"{i}-{j}", classes[i], classes[j], images, images / max(totals[i], 1), target)
 
-    wrong = [(int(i), int(j)) for i, j in zip(*counts.nonzero(), strict=True) if i != j]
-    worst = sorted(wrong, key=lambda pair: -counts[pair])[:MOST_CONFUSIONS]
-    numbers = range(len(classes)) if len(classes) <= WIDEST_MATRIX else ()
+    mistakes = [(int(i), int(j)) for i, j in zip(*counts.nonzero(), strict=True) if i != j]
+    frequent = sorted(mistakes, key=lambda pair: -counts[pair])[:MOST_CONFUSIONS]
+    numbers = range(len(classes)) if len(classes) <= MOST_IN_MATRIX else ()
     rows = [Row(classes[i], [cell(i, j) for j in numbers], totals[i]) for i in numbers]
-    return Confusion(rows, [cell(*pair) for pair in worst], len(wrong))
+    return Confusion(rows, [cell(*pair) for pair in frequent], len(mistakes))

@@ -12,7 +12,7 @@ from pipeline.evaluation import label_errors, metrics
 from pipeline.evaluation.label_errors import LabelError
 from pipeline.evaluation.pooled import Figures, Pooled
 from pipeline.reporting import gallery, outcome, rendering, result
-from pipeline.reporting.gallery import Album, Chosen
+from pipeline.reporting.gallery import Album, HardAnswers
 from pipeline.reporting.settings import Setting
 from pipeline.reruns import record
 
@@ -28,7 +28,7 @@ class Content:
     config: Params
     pooled: Pooled
     figures: Figures
-    examples: Chosen
+    examples: HardAnswers
     errors: Sequence[LabelError]  # by rank
     album: Album
     settings: Sequence[Setting]
@@ -49,8 +49,8 @@ def page(content: Content) -> str:
         most_frequent=int(counts.sum(1).max()) / figures.images,
         parts=[(part, metrics.wilson(part.right, part.images)) for part in figures.parts[:MOST_PARTS]],
         class_table=result.class_table(pooled.classes, counts),
-        confusion=result.confusion(pooled.classes, counts, content.examples.first_of),
-        chosen=content.examples,
+        confusion=result.confusion(pooled.classes, counts, content.examples.cell_images),
+        hard_answers=content.examples,
         album=content.album,
         errors=len(content.errors),
         suspects=list(zip(errors, suggestions, strict=True)),
@@ -63,21 +63,21 @@ def page(content: Content) -> str:
     )
 
 
-def choose_examples(pooled: Pooled) -> Chosen:
-    """The predictions that the page shows; see `gallery.choose`."""
+def choose_examples(pooled: Pooled) -> HardAnswers:
+    """The predictions that the page shows; see `gallery.hard_answers`."""
     numbers = pooled.labels.tolist()
     answers = [
-        outcome.answer(path, actual, predicted, chances)
+        outcome.make_answer(path, actual, predicted, chances)
         for path, actual, predicted, chances in zip(
             pooled.paths, numbers, pooled.probabilities.argmax(1).tolist(), pooled.probabilities.tolist(), strict=True
         )
     ]
-    return gallery.choose(answers)
+    return gallery.hard_answers(answers)
 
 
-def image_paths(examples: Chosen, pooled: Pooled, errors: Sequence[LabelError]) -> dict[str, bool]:
+def image_paths(examples: HardAnswers, pooled: Pooled, errors: Sequence[LabelError]) -> dict[str, bool]:
     """The path of every image that the page shows, as `thumbnails.pictures` needs them."""
-    paths = [answer.path for answer in (*examples.mistakes, *examples.unsure)]
+    paths = [answer.path for answer in (*examples.mistakes, *examples.right_answers)]
     return dict.fromkeys([*paths, *(pooled.paths[error.row] for error in errors[:MOST_ERRORS])], True)
 
 

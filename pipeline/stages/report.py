@@ -14,17 +14,17 @@ from pipeline.config.params import Params
 from pipeline.data import originals, split_table, suspects
 from pipeline.reporting import facts, gallery, page, thumbnails
 from pipeline.reporting.audit import Audit
-from pipeline.reporting.gallery import Chosen
+from pipeline.reporting.gallery import HardAnswers
 from pipeline.stages import frame
 
 
-def wanted(chosen: Chosen, found: Audit) -> dict[str, bool]:
-    """The path of every image that the page shows, and whether it must be possible to decode it."""
-    left_out = [file for reason in found.reasons for file in reason.examples if file.is_picture]
-    used = [path for group in found.groups for path in group.examples]
-    used += [suspect.path for issue in found.issues for suspect in issue.examples]
-    used += [answer.path for answer in (*chosen.mistakes, *chosen.unsure)]
-    return dict.fromkeys((file.path for file in left_out), False) | dict.fromkeys(used, True)
+def image_paths(answers: HardAnswers, audit: Audit) -> dict[str, bool]:
+    """The path of every image on the page → whether it must be possible to decode it."""
+    excluded = [file.path for reason in audit.reasons for file in reason.examples if file.is_picture]
+    used = [path for group in audit.groups for path in group.examples]
+    used += [suspect.path for issue in audit.issues for suspect in issue.examples]
+    used += [answer.path for answer in (*answers.mistakes, *answers.right_answers)]
+    return dict.fromkeys(excluded, False) | dict.fromkeys(used, True)
 
 
 def run(config: Params) -> None:
@@ -32,13 +32,13 @@ def run(config: Params) -> None:
     linux.share_freed_memory()
     paths = config.paths
     rows = split_table.all_rows(Path(paths.split))
-    found = facts.read(config, rows, suspects.read(Path(paths.metrics) / suspects.NAME))
-    chosen = gallery.choose(found.outcome.answers)
+    run_facts = facts.read(config, rows, suspects.read(Path(paths.metrics) / suspects.NAME))
+    answers = gallery.hard_answers(run_facts.outcome.answers)
     source = originals.locate(Path(paths.images), Path(paths.inbox))
-    workers = config.run.decoding_threads
-    pictures = thumbnails.pictures(source, wanted(chosen, found.audit), config.prepare.grey, workers, "report")
+    paths_on_page, workers = image_paths(answers, run_facts.audit), config.run.decoding_threads
+    pictures = thumbnails.pictures(source, paths_on_page, config.prepare.grey, workers, "report")
     target = Path(paths.reports) / "index.html"
-    files.write_text(target, page.page(found, chosen, pictures))
+    files.write_text(target, page.page(run_facts, answers, pictures))
     print(f"report: {target}: open it in a browser")
 
 
