@@ -178,7 +178,7 @@ def test_many_classes_and_credits_are_cut(folder: Path, monkeypatch: pytest.Monk
     credited = {path: f"CC-BY by {number:03}" for number, path in enumerate(used)}
     classes = tuple(f"class {k}" for k in range(103))
     many = replace(known, outcome=replace(known.outcome, classes=classes), credits=credited)
-    monkeypatch.setattr(model_card, "MOST_CREDITED", 2)
+    monkeypatch.setattr(model_card, "MOST_MAKERS", 2)
     text = model_card.card(many, rows, EXPORTED, {})
     assert text.count("\n3 more classes are not shown.\n") == 1
     assert "| class 99 |" in text

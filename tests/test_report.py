@@ -101,7 +101,7 @@ noise = np.random.default_rng(0).integers(0, 256, (40, 30, 30, 3), np.uint8)
 smooth = [Image.fromarray(part).resize((97 + k, 131 - k), Image.Resampling.BICUBIC) for k, part in enumerate(noise)]
 odd = [Image.fromarray(part[: 1 + k, : 30 - k // 2]) for k, part in enumerate(noise[:30])]
 large = [image.resize((500, 333)) for image in smooth[:5]]
-print(hashlib.sha256("".join(thumbnails.encoded(i, i.size).source for i in smooth + odd + large).encode()).hexdigest())
+print(hashlib.sha256("".join(thumbnails.encode(i, i.size).source for i in smooth + odd + large).encode()).hexdigest())
 """
 
 
@@ -364,7 +364,7 @@ def test_one_bad_epoch_does_not_flatten_the_others() -> None:
 )
 def test_a_thumbnail_has_the_shape_of_the_image(size: tuple[int, int], expected: tuple[int, int]) -> None:
     """The longer side is 192 pixels, a small image keeps its size, and no side is 0."""
-    made = thumbnails.encoded(Image.new("RGB", size), size)
+    made = thumbnails.encode(Image.new("RGB", size), size)
     with Image.open(io.BytesIO(base64.b64decode(made.source.partition(",")[2]))) as image:
         assert (made.width, made.height) == image.size == expected
 

@@ -1,1 +1,1 @@
-"""The report: one HTML page with everything that a person asks after a run."""
+"""The report, the model card, and the parts of other pages."""

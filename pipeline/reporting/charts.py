@@ -8,19 +8,19 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.reporting.rendering import Html, escaped
+from pipeline.reporting.rendering import Html, escape
 
 WIDTH, HEIGHT = 380, 240  # units; on a phone one unit is about one pixel
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 30, 38  # margins of the plot
 MOST_POINTS = 400  # of a line; a longer one is thinned
-FAR = 3  # a value beyond so many times the 90th percentile is cut off, because it would flatten the others
+FAR = 3  # a value beyond this many times the 90th percentile is left out, because it would flatten the others
 LEGEND = (8, 94, 192)  # where its entries begin: two lines, and the exported epoch
 LINE_CLASSES = ("line c0 solid", "line c1 dashed")  # of the first line and of the second one
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing, its title, and a sentence about what it leaves out."""
+    """A drawing, its title, and a sentence about values outside of it."""
 
     title: str
     svg: Html
@@ -33,7 +33,7 @@ class Line:
 
     name: str
     values: Sequence[float]
-    marked: int  # the exported epoch
+    exported_epoch: int
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,15 @@ class Share:
 
 @dataclass(frozen=True)
 class Axis:
-    """Where a value lies: from `low` (at `start`, in units of the drawing) to `high` (at `end`)."""
+    """A linear scale: `low` is at `start`, in units of the drawing, and `high` is at `end`."""
 
     low: float
     high: float
     start: float
     end: float
 
-    def at(self, value: float) -> float:
+    def __call__(self, value: float) -> float:
+        """The position of a value."""
         share = (value - self.low) / (self.high - self.low)
         return self.start + (self.end - self.start) * share
 
@@ -66,28 +67,29 @@ def curves(anchor: str, title: str, lines: Sequence[Line], *, shares: bool, lege
     `legend`: short names above the plot, of lines of one training; longer ones belong beside the drawing.
     """
     epochs = max(len(line.values) for line in lines)
-    top, cut = (1.0, "") if shares else _top(lines)
+    top, note = (1.0, "") if shares else _top(lines)
     steps = _steps(top)
     x = Axis(min(1, epochs - 1), epochs, LEFT, WIDTH - RIGHT)  # one epoch alone is at the right end
     y = Axis(0, top if shares else max(top, steps[-1]), HEIGHT - BOTTOM, TOP)
-    shown = [f"{100 * step:.0f} %" if shares else _short(step) for step in steps]
+    labels = [f"{100 * step:.0f} %" if shares else _short(step) for step in steps]
     parts = [
-        *_grid(y, list(zip(steps, shown, strict=True))),
+        *_grid(y, list(zip(steps, labels, strict=True))),
         *_ticks(x, _whole_steps(epochs)),
         label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, "epoch", "middle"),
     ]
-    marks = dict.fromkeys(line.marked for line in lines)
-    parts += [stroke("exported", (x.at(marked), TOP), (x.at(marked), HEIGHT - BOTTOM)) for marked in marks]
+    exported_epochs = dict.fromkeys(line.exported_epoch for line in lines)
+    parts += [stroke("exported", (x(epoch), TOP), (x(epoch), HEIGHT - BOTTOM)) for epoch in exported_epochs]
     for number, line in enumerate(lines):
-        parts += [_path(line, x, y, number), _dot(x.at(line.marked), y, line.values[line.marked - 1], number)]
+        epoch = line.exported_epoch
+        parts += [_path(line, x, y, number), _dot(x(epoch), y, line.values[epoch - 1], number)]
         if legend:
             parts += _legend(line.name, LINE_CLASSES[number], number)
-    exported = " and ".join(f"{marked:,}" for marked in marks)
+    exported = " and ".join(f"{epoch:,}" for epoch in exported_epochs)
     if legend:
         parts += _legend(f"exported: epoch {exported}", "exported", 2)
-    ends = ", ".join(f"{line.name} {_number(line.values[line.marked - 1], shares)}" for line in lines)
-    described = f"{title} over {epochs:,} epochs. At the exported epoch {exported}: {ends}."
-    return _chart(anchor, title, described, parts, cut)
+    ends = ", ".join(f"{line.name} {_number(line.values[line.exported_epoch - 1], shares)}" for line in lines)
+    description = f"{title} over {epochs:,} epochs. At the exported epoch {exported}: {ends}."
+    return _chart(anchor, title, description, parts, note)
 
 
 def intervals(anchor: str, title: str, rows: Sequence[tuple[str, Sequence[Share]]]) -> Chart:
@@ -96,20 +98,20 @@ def intervals(anchor: str, title: str, rows: Sequence[tuple[str, Sequence[Share]
     low = math.floor(5 * min(share.low for share in shares)) / 5
     x = Axis(low, math.ceil(5 * max(share.high for share in shares)) / 5, LEFT / 2, WIDTH - RIGHT * 2)
     ticks = [k / 5 for k in range(6) if x.low <= k / 5 <= x.high]
-    parts = [stroke("grid", (x.at(tick), TOP), (x.at(tick), HEIGHT - BOTTOM)) for tick in ticks]
-    parts += [label(x.at(tick), HEIGHT - BOTTOM + 15, f"{100 * tick:.0f} %", "middle") for tick in ticks]
+    parts = [stroke("grid", (x(tick), TOP), (x(tick), HEIGHT - BOTTOM)) for tick in ticks]
+    parts += [label(x(tick), HEIGHT - BOTTOM + 15, f"{100 * tick:.0f} %", "middle") for tick in ticks]
     height = (HEIGHT - BOTTOM - TOP) / len(rows)
     for place, (name, row) in enumerate(rows):
         top = TOP + height * place
         parts.append(label(x.start + 4, top + 14, name, "start", "haloed"))
         for number, share in enumerate(row):
             middle = top + 24 + (height - 24) * (number + 0.6) / len(row)
-            at = x.at(share.value)
-            parts.append(stroke(LINE_CLASSES[number], (x.at(share.low), middle), (x.at(share.high), middle)))
-            parts.append(f'<circle class="dot c{number}" cx="{_round(at)}" cy="{_round(middle)}" r="5"/>')
-            parts.append(label(at, middle - 8, _number(share.value, True), "middle", "haloed"))
-    said = "; ".join(f"{name}: {', '.join(_number(share.value, True) for share in row)}" for name, row in rows)
-    return _chart(anchor, title, f"{title}. {said}.", parts)
+            center = x(share.value)
+            parts.append(stroke(LINE_CLASSES[number], (x(share.low), middle), (x(share.high), middle)))
+            parts.append(f'<circle class="dot c{number}" cx="{_round(center)}" cy="{_round(middle)}" r="5"/>')
+            parts.append(label(center, middle - 8, _number(share.value, True), "middle", "haloed"))
+    values = "; ".join(f"{name}: {', '.join(_number(share.value, True) for share in row)}" for name, row in rows)
+    return _chart(anchor, title, f"{title}. {values}.", parts)
 
 
 def bars(anchor: str, title: str, bins: Sequence[tuple[float, float, int, float]]) -> Chart:
@@ -119,45 +121,45 @@ def bars(anchor: str, title: str, bins: Sequence[tuple[float, float, int, float]
     parts = [*_grid(y, fifths), *_ticks(x, fifths)]
     parts.append(label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, "the model's probability for its answer", "middle"))
     for low, high, _, accuracy in bins:
-        left, right, head = x.at(low), x.at(high), y.at(accuracy)
+        left, right, head = x(low), x(high), y(accuracy)
         size = f'width="{_round(right - left - 1)}" height="{_round(max(y.start - head, 1))}"'
         parts.append(f'<rect class="bar" x="{_round(left + 0.5)}" y="{_round(min(head, y.start - 1))}" {size}/>')
     parts.append(stroke("diagonal", (x.start, y.start), (x.end, y.end)))
-    parts += [_count(x.at((low + high) / 2), y.at(accuracy), images) for low, high, images, accuracy in bins]
+    parts += [_image_count(x((low + high) / 2), y(accuracy), images) for low, high, images, accuracy in bins]
     images = sum(count for _, _, count, _ in bins)
-    described = f"{title}: {images:,} images in {len(bins)} bins. The dashed line is where a bar should end."
-    return _chart(anchor, title, described, parts)
+    description = f"{title}: {images:,} images in {len(bins)} bins. The dashed line is where a bar should end."
+    return _chart(anchor, title, description, parts)
 
 
-def svg(anchor: str, title: str, described: str, parts: Iterable[str], size: str) -> Html:
+def svg(anchor: str, title: str, description: str, parts: Iterable[str], size: str) -> Html:
     """The drawing of these parts, with a title and a description for those who cannot see it. `size`: attributes."""
     body = "\n".join(part for part in parts if part)
-    said = f'<title id="{anchor}-t">{escaped(title)}</title><desc id="{anchor}-d">{escaped(described)}</desc>'
-    return Html(f'<svg {size} role="img" aria-labelledby="{anchor}-t {anchor}-d">\n{said}\n{body}\n</svg>')
+    texts = f'<title id="{anchor}-t">{escape(title)}</title><desc id="{anchor}-d">{escape(description)}</desc>'
+    return Html(f'<svg {size} role="img" aria-labelledby="{anchor}-t {anchor}-d">\n{texts}\n{body}\n</svg>')
 
 
-def _chart(anchor: str, title: str, described: str, parts: Sequence[str], note: str = "") -> Chart:
-    return Chart(title, svg(anchor, title, described, parts, f'viewBox="0 0 {WIDTH} {HEIGHT}"'), note)
+def _chart(anchor: str, title: str, description: str, parts: Sequence[str], note: str = "") -> Chart:
+    return Chart(title, svg(anchor, title, description, parts, f'viewBox="0 0 {WIDTH} {HEIGHT}"'), note)
 
 
 # ---- axes ----
 
 
 def _top(lines: Sequence[Line]) -> tuple[float, str]:
-    """The end of the axis of values, and a sentence about values that are beyond it or no numbers."""
+    """The end of the axis of values, and a sentence about values that are beyond it or not finite."""
     finite = sorted(value for line in lines for value in line.values if math.isfinite(value))
     if not finite:
         return 1.0, "No value is a finite number."
-    usual = finite[len(finite) * 9 // 10 - (len(finite) >= 10)]
-    top = finite[-1] if finite[-1] <= FAR * usual else 1.25 * usual
-    cut = [
+    percentile = finite[len(finite) * 9 // 10 - (len(finite) >= 10)]
+    top = finite[-1] if finite[-1] <= FAR * percentile else 1.25 * percentile
+    outside = [
         f"{line.name}, epoch {epoch:,}: {_number(value, False)}"
         for line in lines
         for epoch, value in enumerate(line.values, start=1)
         if not value <= top
     ]
-    more = f" and {len(cut) - 5:,} more" if len(cut) > 5 else ""
-    return (top if top > 0 else 1.0), f"Outside the drawing: {'; '.join(cut[:5])}{more}." if cut else ""
+    more = f" and {len(outside) - 5:,} more" if len(outside) > 5 else ""
+    return (top if top > 0 else 1.0), f"Outside the drawing: {'; '.join(outside[:5])}{more}." if outside else ""
 
 
 def _steps(top: float) -> list[float]:
@@ -181,52 +183,52 @@ def _whole_steps(epochs: int) -> list[tuple[float, str]]:
 
 
 def _grid(y: Axis, steps: Sequence[tuple[float, str]]) -> Iterator[str]:
-    for step, shown in steps:
-        yield stroke("grid", (LEFT, y.at(step)), (WIDTH - RIGHT, y.at(step)))
-        yield label(LEFT - 5, y.at(step) + 4, shown, "end")
+    for step, text in steps:
+        yield stroke("grid", (LEFT, y(step)), (WIDTH - RIGHT, y(step)))
+        yield label(LEFT - 5, y(step) + 4, text, "end")
 
 
 def _ticks(x: Axis, steps: Sequence[tuple[float, str]]) -> Iterator[str]:
-    for step, shown in steps:
-        yield label(x.at(step), HEIGHT - BOTTOM + 15, shown, "end" if step == x.high else "middle")
+    for step, text in steps:
+        yield label(x(step), HEIGHT - BOTTOM + 15, text, "end" if step == x.high else "middle")
 
 
 # ---- marks ----
 
 
 def _path(line: Line, x: Axis, y: Axis, number: int) -> str:
-    """A line through all values that are numbers; one that is none, and one beyond the axis, makes a gap."""
+    """A line through the values, with a gap at each that is not finite or lies beyond the axis."""
     points = list(enumerate(line.values, start=1))
-    every = -(-len(points) // MOST_POINTS)
-    drawn, pen = "", "M"
-    for epoch, value in [*points[:-1:every], points[-1]]:
+    stride = -(-len(points) // MOST_POINTS)
+    path, pen = "", "M"
+    for epoch, value in [*points[:-1:stride], points[-1]]:
         if not (math.isfinite(value) and y.low <= value <= y.high):
             pen = "M"
             continue
-        drawn += f"{pen}{_round(x.at(epoch))} {_round(y.at(value))}"
+        path += f"{pen}{_round(x(epoch))} {_round(y(value))}"
         pen = "L"
-    return f'<path class="{LINE_CLASSES[number]}" d="{drawn}"/>' if drawn else ""
+    return f'<path class="{LINE_CLASSES[number]}" d="{path}"/>' if path else ""
 
 
 def _dot(left: float, y: Axis, value: float, number: int) -> str:
     if not y.low <= value <= y.high:
         return ""
-    return f'<circle class="dot c{number}" cx="{_round(left)}" cy="{_round(y.at(value))}" r="4"/>'
+    return f'<circle class="dot c{number}" cx="{_round(left)}" cy="{_round(y(value))}" r="4"/>'
 
 
 def _legend(name: str, kind: str, number: int) -> Iterator[str]:
-    """A piece of a line of this kind, and what it is, above the plot."""
+    """An entry of the legend above the plot: a short line of this kind, and its name."""
     left = LEGEND[number]
     yield stroke(kind, (left, 12), (left + 24, 12))
     yield label(left + 29, 16, name, "start")
 
 
-def _count(middle: float, head: float, images: int) -> str:
+def _image_count(middle: float, head: float, images: int) -> str:
     """The number of images above a bar; upright if it is long."""
     if images < 1000:
         return label(middle, head - 4, f"{images}", "middle", "count haloed")
-    at = f'transform="translate({_round(middle + 3.5)} {_round(max(head - 4, TOP + 30))}) rotate(-90)"'
-    return f'<text class="count haloed" {at}>{images:,}</text>'
+    transform = f'transform="translate({_round(middle + 3.5)} {_round(max(head - 4, TOP + 30))}) rotate(-90)"'
+    return f'<text class="count haloed" {transform}>{images:,}</text>'
 
 
 def route(points: Iterable[tuple[float, float]]) -> str:
@@ -239,10 +241,10 @@ def stroke(kind: str, begin: tuple[float, float], end: tuple[float, float]) -> s
     return f'<path class="{kind}" d="{route([begin, end])}"/>'
 
 
-def label(x: float, y: float, shown: str, anchor: str, kind: str = "") -> str:
+def label(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
     """A text at a position."""
-    also = f' class="{kind}"' if kind else ""
-    return f'<text{also} x="{_round(x)}" y="{_round(y)}" text-anchor="{anchor}">{escaped(shown)}</text>'
+    attribute = f' class="{kind}"' if kind else ""
+    return f'<text{attribute} x="{_round(x)}" y="{_round(y)}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _short(step: float) -> str:

@@ -1,4 +1,4 @@
-"""What the stages wrote about a run: what its page and its model card say, as values."""
+"""The facts about a run that its page and its model card have, from the files of the stages."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from pipeline.reporting.settings import Setting
 
 @dataclass(frozen=True)
 class Facts:
-    """A finished run."""
+    """The facts about a finished run."""
 
     config: Params
     model: Description
@@ -26,7 +26,7 @@ class Facts:
     credits: Mapping[str, str]  # path of an image → its licence and photographer
     settings: Sequence[Setting]
     packages: Sequence[tuple[str, str]]  # name and version
-    hashes: Sequence[tuple[str, str]]  # of what, and the MD5
+    hashes: Sequence[tuple[str, str]]  # name of a file, and its MD5
 
     @property
     def weights(self) -> str:
@@ -35,7 +35,7 @@ class Facts:
 
 
 def read(config: Params, rows: Rows, suspects: Sequence[Suspect] = ()) -> Facts:
-    """What the stages wrote. `rows`: of split.csv. Raises UserError for a missing or damaged file."""
+    """The facts about the run of `config`. `rows`: of split.csv. Raises UserError for a missing or damaged file."""
     paths = config.paths
     model = description.load(Path(paths.models))
     return Facts(

@@ -8,7 +8,7 @@ from pipeline.reporting.outcome import Answer
 from pipeline.reporting.thumbnails import NO_PICTURE, Thumbnail
 
 MOST_ANSWERS = 24  # mistakes, and as many right answers
-MEASURES = {  # issue → what its number is
+MEASURES = {  # issue → the meaning of its number
     "dark": "The brightness, from 0 to 1, that 99 % of the pixels do not exceed",
     "bright": "The brightness, from 0 to 1, that 95 % of the pixels exceed",
     "blurred": "How strong the edges are; a photo with a soft background has few, too",
@@ -21,7 +21,7 @@ MEASURES = {  # issue → what its number is
 
 @dataclass(frozen=True)
 class Shot:
-    """An image as a page shows it."""
+    """An image on a page."""
 
     path: str
     picture: Thumbnail
@@ -36,7 +36,7 @@ class Shot:
 
 @dataclass(frozen=True)
 class Album:
-    """The thumbnails of the page and the credits of the photos, by the path of the image."""
+    """Thumbnails and credits of the images on a page, by path."""
 
     pictures: Mapping[str, Thumbnail]
     credits: Mapping[str, str]

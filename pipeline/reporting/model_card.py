@@ -12,41 +12,35 @@ from pipeline.reporting.audit import PARTS, Rows
 from pipeline.reporting.facts import Facts
 
 MOST_ROWS = 100  # of a table of classes
-MOST_CREDITED = 5000  # photographers
+MOST_MAKERS = 5000  # photographers in the list
 FEW_IMAGES = 30  # in the test split: the figures of such a class say little
 
 
-def card(facts: Facts, rows: Rows, export: Mapping[str, Any], hashes: Mapping[str, str]) -> str:
-    """The whole card. `rows`: of split.csv; `export`: export.json; `hashes`: the SHA-256 of each file of the model."""
+def card(facts: Facts, rows: Rows, export: Mapping[str, Any], file_hashes: Mapping[str, str]) -> str:
+    """The text of the card. `rows`: of split.csv; `export`: export.json; `file_hashes`: file of the model → SHA-256."""
     model, outcome = facts.model.model, facts.outcome
     classes = result.class_rows(outcome.classes, outcome.counts)
-    used = [row["path"] for row in rows if not row["reason"]]
-    named = [facts.credits[path] for path in used if path in facts.credits]
-    makers = Counter(credits.without_address(credit).strip() for credit in named)
+    used_paths = [row["path"] for row in rows if not row["reason"]]
+    used_credits = [facts.credits[path] for path in used_paths if path in facts.credits]
+    makers = Counter(credits.without_address(credit).strip() for credit in used_credits)
     return rendering.card(
         "model_card.md.jinja",
-        config=facts.config,
-        model=facts.model,
-        outcome=outcome,
-        audit=facts.audit,
-        settings=facts.settings,
-        packages=facts.packages,
+        **vars(facts),
         weights=facts.weights,
-        hashes=hashes,
-        tested=len(outcome.answers),
+        file_hashes=file_hashes,
         right=int(outcome.counts.trace()),
         classes=classes,
-        few=[row.name for row in classes if row.images < FEW_IMAGES],
+        small_classes=[row.name for row in classes if row.images < FEW_IMAGES],
         few_images=FEW_IMAGES,
-        most=MOST_ROWS,
+        max_rows=MOST_ROWS,
         parts=PARTS,
-        used=len(used),
-        credited=len(named),
+        used=len(used_paths),
+        credited=len(used_credits),
         makers=sorted(makers.items()),
-        most_credited=MOST_CREDITED,
+        max_makers=MOST_MAKERS,
         in_timm=bool(hub.timm_name(model)),
         in_transformers=hub.loads_in_transformers(model),
         in_torchvision=not model.startswith(TIMM),
-        theirs=export.get("preprocessing_of_others"),
+        other_preprocessing=export.get("preprocessing_of_others"),
         onnx_limit=export.get("probabilities_differ_less_than"),
     )

@@ -1,4 +1,4 @@
-"""The page about a run: everything that a person asks after it."""
+"""The report, a page about a run."""
 
 from collections.abc import Mapping
 
@@ -14,19 +14,15 @@ MOST_ROWS = 200  # classes in the table of counts
 
 
 def page(facts: Facts, hard_answers: HardAnswers, pictures: Mapping[str, Thumbnail]) -> str:
-    """The whole page: it needs no other file and no network. `pictures`: by the path of the image."""
+    """The HTML of the page: it needs no other file and no network. `pictures`: path of an image → its thumbnail."""
     outcome = facts.outcome
-    classes, counts, epochs = outcome.classes, outcome.counts, outcome.history["val_loss"]
+    classes, counts = outcome.classes, outcome.counts
     return rendering.page(
         "report.html.jinja",
-        model=facts.model,
-        train=facts.config.train,
-        source=facts.config.data.source,
-        figures=outcome.figures,
-        tested=len(outcome.answers),
+        **vars(facts),
+        weights=facts.weights,
         right=int(counts.trace()),
         most_frequent=int(counts.sum(1).max()) / len(outcome.answers),
-        epochs=len(epochs),
         loss=_curves(facts, "loss", "Loss (lower is better)"),
         accuracy=_curves(facts, "accuracy", "Accuracy (higher is better)"),
         class_table=result.class_table(classes, counts),
@@ -35,21 +31,16 @@ def page(facts: Facts, hard_answers: HardAnswers, pictures: Mapping[str, Thumbna
         is_narrow=len(classes) <= result.MOST_IN_HALF,
         hard_answers=hard_answers,
         album=Album(pictures, facts.credits),
-        audit=facts.audit,
         parts=PARTS,
         largest_classes=facts.audit.largest_classes(MOST_ROWS),
         measures=MEASURES,
         corrections=corrections,
         suspects=suspects,
-        settings=facts.settings,
-        packages=facts.packages,
-        hashes=facts.hashes,
-        weights=facts.weights,
     )
 
 
 def _curves(facts: Facts, key: str, title: str) -> Chart:
-    """The curve of a figure in training and validation."""
+    """The curves of a figure in training and validation."""
     history, epoch = facts.outcome.history, facts.model.epoch
     lines = [
         Line("training", history[f"train_{key}"], epoch),

@@ -1,6 +1,6 @@
 """Templates become text: the pages (HTML) and the model card (Markdown).
 
-Every text of a page goes through `escaped`, also without a filter, so no name of a class or a file becomes markup. In
+Every text of a page goes through `escape`, also without a filter, so no name of a class or a file becomes markup. In
 the card the filter `markdown` does this. A name that a template does not know is an error, never an empty text.
 """
 
@@ -24,22 +24,22 @@ Html = markupsafe.Markup  # text that is HTML already
 
 def page(template: str, **values: Any) -> str:
     """The HTML of this template with these values."""
-    return _of_pages().get_template(template).render(values)
+    return _page_environment().get_template(template).render(values)
 
 
 def card(template: str, **values: Any) -> str:
     """The Markdown of this template with these values."""
-    return _of_cards().get_template(template).render(values)
+    return _card_environment().get_template(template).render(values)
 
 
 @cache
-def _of_pages() -> jinja2.Environment:
-    environment = _environment(autoescape=True, finalize=escaped)
+def _page_environment() -> jinja2.Environment:
+    environment = _environment(autoescape=True, finalize=escape)
     environment.filters |= {
         "code": _code,
         "digest": _digest,
         "in_words": lambda names: Html(in_words([_name(name) for name in names])),
-        "lines": lambda lines: Html("\n").join(map(escaped, lines)),
+        "lines": lambda lines: Html("\n").join(map(escape, lines)),
         "name": _name,
         "source": _source,
     }
@@ -47,7 +47,7 @@ def _of_pages() -> jinja2.Environment:
 
 
 @cache
-def _of_cards() -> jinja2.Environment:
+def _card_environment() -> jinja2.Environment:
     environment = _environment(autoescape=False)
     environment.filters |= {
         "in_words": lambda names: in_words([markdown(name) for name in names]),
@@ -56,7 +56,7 @@ def _of_cards() -> jinja2.Environment:
     return environment
 
 
-def _environment(**of_kind: Any) -> jinja2.Environment:
+def _environment(**options: Any) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -64,7 +64,7 @@ def _environment(**of_kind: Any) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         optimized=False,  # compiles faster, and a stage renders a template once
-        **of_kind,
+        **options,
     )
     environment.filters |= {"number": number, "percent": percent, "several": several}
     return environment
@@ -73,8 +73,8 @@ def _environment(**of_kind: Any) -> jinja2.Environment:
 # ---- text of users ----
 
 
-def escaped(value: object) -> Html:
-    """The value as text of a page or an attribute; HTML stays. A character that cannot be seen becomes its escape."""
+def escape(value: object) -> Html:
+    """The value as text of a page or an attribute; HTML stays. An invisible character becomes its escape sequence."""
     return value if isinstance(value, Html) else markupsafe.escape(visible(str(value)))
 
 
@@ -85,12 +85,12 @@ def markdown(value: str) -> str:
 
 def _name(value: str) -> Html:
     """A name that a user chose. Its direction (right to left, say) does not reach the text beside it."""
-    return Html(f"<bdi>{escaped(value)}</bdi>")
+    return Html(f"<bdi>{escape(value)}</bdi>")
 
 
 def _code(value: object) -> Html:
     """The value in the letters of a terminal."""
-    return Html(f"<code>{escaped(value)}</code>")
+    return Html(f"<code>{escape(value)}</code>")
 
 
 # ---- numbers ----
@@ -106,9 +106,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}\u00a0%"
 
 
-def several(count: int, one: str, many: str) -> str:
-    """So many things: `1 image`, `1,200 images`."""
-    return f"{count:,} {one if count == 1 else many}"
+def several(count: int, singular: str, plural: str) -> str:
+    """A number with its noun: `1 image`, `1,200 images`."""
+    return f"{count:,} {singular if count == 1 else plural}"
 
 
 # ---- styles and scripts ----

@@ -1,4 +1,4 @@
-"""What decided the result: the settings, the locked packages, and the hashes of the files."""
+"""The inputs of a result: settings, locked packages, and the hashes of the files."""
 
 import re
 from dataclasses import dataclass
@@ -13,11 +13,12 @@ from pipeline.evaluation.figures import EvalFigures
 
 LOCK = Path("requirements/lock.txt")
 MODEL = "the model, model.safetensors"
-COMPUTING = (  # packages that decide bytes, in the order in which an image meets them
+COMPUTE_PACKAGES = (  # packages that decide bytes, in the order in which an image meets them
     "pillow", "pillow-heif", "imagehash", "scipy", "numpy", "numba", "torch", "torchvision", "timm", "safetensors",
     "dvc",
 )  # fmt: skip
-SOURCES = {"data.sha256": "archive", "data.synthetic.count": "synthetic", "data.synthetic.size": "synthetic"}  # readers
+# A setting that only one data.source reads → this source.
+SOURCES = {"data.sha256": "archive", "data.synthetic.count": "synthetic", "data.synthetic.size": "synthetic"}
 
 
 @dataclass(frozen=True)
@@ -57,25 +58,25 @@ def _text(value: Any) -> str:
 
 
 def packages() -> list[tuple[str, str]]:
-    """Name and version of the packages that compute, as the lock has them."""
+    """The name and the version of the packages that compute, from the lock."""
     with schema.reading(LOCK, f"restore it: git checkout {LOCK}"):
         lines = LOCK.read_text(encoding="utf-8").splitlines()
-    found: dict[str, list[str]] = {}
+    versions: dict[str, list[str]] = {}
     for line in lines:
         if match := re.match(r"([A-Za-z0-9._-]+)==([^\s;\\]+)", line):
-            found.setdefault(match[1].lower(), []).append(match[2])
-    return [(name, " or ".join(found[name])) for name in COMPUTING if name in found]
+            versions.setdefault(match[1].lower(), []).append(match[2])
+    return [(name, " or ".join(versions[name])) for name in COMPUTE_PACKAGES if name in versions]
 
 
 def hashes(config: Params) -> list[tuple[str, str]]:
-    """The MD5 of each file that the result consists of. So dvc.lock names them."""
+    """The name and the MD5 of each file of the result, as dvc.lock has it."""
     paths = config.paths
-    of_metrics = (figures.HISTORY, figures.PREDICTIONS, figures.FILES[EvalFigures])
-    found = [
+    metrics = (figures.HISTORY, figures.PREDICTIONS, figures.FILES[EvalFigures])
+    named_paths = [
         (MODEL, Path(paths.models) / "model.safetensors"),
         ("its description, model.json", Path(paths.models) / "model.json"),
         ("the split, split.csv; it has a hash of each image", Path(paths.split)),
-        *((name, Path(paths.metrics) / name) for name in of_metrics),
+        *((name, Path(paths.metrics) / name) for name in metrics),
         ("the locked packages, requirements/lock.txt", LOCK),
     ]
-    return [(name, files.md5(path)) for name, path in found]
+    return [(name, files.md5(path)) for name, path in named_paths]

@@ -8,7 +8,6 @@ depend on how zlib was built for the CPU.
 import base64
 import io
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from PIL import Image
@@ -38,36 +37,34 @@ NO_PICTURE = Thumbnail("", 0, 0)
 def pictures(
     originals: Originals, paths: Mapping[str, bool], grey: Grey, workers: int, name: str
 ) -> dict[str, Thumbnail]:
-    """The thumbnail of each path, made by `workers` threads; progress is shown under this name.
+    """The thumbnail of each path, computed by `workers` threads. `name`: of the progress bar.
 
-    The value of a path says whether it must be possible to decode the file.
+    The value of a path says whether it must be possible to decode the file; else the thumbnail may be NO_PICTURE.
     Raises UserError if a file is not the one that `split` saw.
     """
 
-    def one(path: str) -> Thumbnail:
-        return (of if paths[path] else of_left_out)(originals, path, grey)
+    def load(path: str) -> Thumbnail:
+        try:
+            return make_thumbnail(originals, path, grey)
+        except Refused:
+            if paths[path]:
+                raise
+            return NO_PICTURE
 
-    return dict(zip(paths, threads.ordered_map(one, list(paths), workers, name), strict=True))
+    return dict(zip(paths, threads.ordered_map(load, list(paths), workers, name), strict=True))
 
 
-def of(originals: Originals, name: str, grey: Grey) -> Thumbnail:
+def make_thumbnail(originals: Originals, name: str, grey: Grey) -> Thumbnail:
     """The thumbnail of an image file. Raises UserError if it is not the one that `split` saw, or cannot be decoded."""
     path, sha256 = originals.file(name)
     try:
         with images.decode(path, draft=2 * SIDE, grey=grey, sha256=sha256) as original:
-            return encoded(original.image, original.size)
+            return encode(original.image, original.size)
     except FileNotFoundError:
         raise missing_image(path) from None
 
 
-def of_left_out(originals: Originals, name: str, grey: Grey) -> Thumbnail:
-    """The same of a file that nobody has decoded yet: NO_PICTURE if that cannot be done."""
-    with suppress(Refused):
-        return of(originals, name, grey)
-    return NO_PICTURE
-
-
-def encoded(image: Image.Image, size: tuple[int, int]) -> Thumbnail:
+def encode(image: Image.Image, size: tuple[int, int]) -> Thumbnail:
     """The thumbnail of an RGB image in the shape of `size`, the width and height of the original."""
     scale = min(1.0, SIDE / max(size))
     width, height = (max(1, round(side * scale)) for side in size)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.reporting import charts, rendering
-from pipeline.reporting.rendering import Html, escaped
+from pipeline.reporting.rendering import Html, escape
 from pipeline.reruns import trials
 from pipeline.reruns.ranges import Range, Sweep
 from pipeline.reruns.trials import TrialResult
@@ -183,7 +183,7 @@ def _routes(scales: Sequence[Scale], lines: Sequence[str], place: Place) -> Iter
         opacity = 1 - (1 - FAINTEST) * number / max(len(lines) - 1, 1)
         kind = "line c1" if number == 0 else f'line c0" stroke-opacity="{opacity:.2f}'
         route = charts.route(place(axis, scale.values[number]) for axis, scale in enumerate(scales))
-        yield f'<path class="{kind}" d="{route}"><title>{escaped(lines[number])}</title></path>'
+        yield f'<path class="{kind}" d="{route}"><title>{escape(lines[number])}</title></path>'
 
 
 def _each(scales: Sequence[Scale], labels: Callable[[int, Scale], Iterator[str]]) -> Iterator[str]:
