@@ -22,7 +22,7 @@ from pipeline.reruns import comparison, folder, repetition, runner, seeds, workc
 from pipeline.reruns.runner import Job, Slot
 from pipeline.reruns.seeds import STAGES
 from pipeline.reruns.workcopy import WorkCopy
-from pipeline.training import checkpoint, identity, provenance, runs
+from pipeline.training import checkpoint, provenance, runs
 from pipeline.versioning import dvc_lock, integrity
 from pipeline.versioning.dvc_lock import Claims, Hashes
 

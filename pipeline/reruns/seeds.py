@@ -17,7 +17,6 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config import identity
 from pipeline.config.params import Params
 from pipeline.evaluation.pooled import Spread
-from pipeline.training import identity
 from pipeline.versioning.dvc_lock import Claims, Hashes
 
 STAGES = ("train", "evaluate")  # those whose outputs depend on the kind of processor
