@@ -4,11 +4,29 @@ It prints what the command does, before the imports of the command, which take a
 module of the command and runs it. An error becomes one line on stderr and an exit status (base/errors.py).
 """
 
+# ruff: noqa: E402  (Ctrl-C is handled before the other imports)
+
+import os
+import signal
+
+
+def end_at_once(*_: object) -> None:
+    """End this process with one line and status 130: Ctrl-C, before the command has begun.
+
+    An exception instead could be printed as a traceback, or become another one in a library's import.
+    """
+    try:
+        os.write(2, b"perennial: interrupted; nothing was begun\n")
+    finally:
+        os._exit(130)
+
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not so under nohup
+    signal.signal(signal.SIGINT, end_at_once)
+
 import argparse
 import gc
 import importlib
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,11 +40,13 @@ from pipeline.command_line import (
     HELP,
     PROGRAM,
     STAGES,
+    VERSION,
     Command,
     completion,
     listing,
     parse,
     unknown,
+    version,
 )
 
 
@@ -73,8 +93,9 @@ def main(words: Sequence[str] | None = None) -> int:
     answers = name not in COMMANDS or COMMANDS[name].answers or not HELP.isdisjoint(rest)
     if answers and words is None:  # this process is the program; who reads its output may end first, as head does
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    if name in HELP or name == COMPLETION:
-        return exit_status(PROGRAM, lambda: print_text(listing() if name in HELP else completion([name, *rest])))
+    texts = dict.fromkeys(HELP, listing) | {VERSION: version, COMPLETION: lambda: completion([name, *rest])}
+    if name in texts:
+        return exit_status(PROGRAM, lambda: print_text(texts[name]()))
     if name not in COMMANDS:
         print(unknown(name), file=sys.stderr)
         return 2
@@ -84,7 +105,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         # The imports, too, can fail for lack of memory (ulimit -v), or be interrupted.
-        status: int = importlib.import_module(module_of(arguments)).main(arguments)
+        module = importlib.import_module(module_of(arguments))
+        if signal.getsignal(signal.SIGINT) is end_at_once:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        status: int = module.main(arguments)
         return status
 
     return exit_status(arguments.stage if name == "rank" else name, run)

@@ -4,10 +4,11 @@ import argparse
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 PROGRAM = "perennial"
 HELP = {"-h", "--help"}
-COMPLETION = "--print-completion"
+COMPLETION, VERSION = "--print-completion", "--version"
 Parser = argparse.ArgumentParser
 
 
@@ -185,12 +186,20 @@ def listing() -> str:
     width = max(map(len, COMMANDS)) + 2
     groups = dict.fromkeys(command.group for command in COMMANDS.values() if command.group)
     lines = [
-        f"usage: {PROGRAM} <command> [arguments]     {PROGRAM} <command> --help     {PROGRAM} {COMPLETION} bash|zsh"
+        f"usage: {PROGRAM} <command> [arguments]     {PROGRAM} <command> --help",
+        f"       {PROGRAM} {VERSION}                 {PROGRAM} {COMPLETION} bash|zsh",
     ]
     for group in groups:
         lines += ["", f"{group}:"]
         lines += [f"  {name:<{width}}{each.help}" for name, each in COMMANDS.items() if each.group == group]
     return "\n".join(lines)
+
+
+def version() -> str:
+    """The program's name, and the version of the project, which CITATION.cff has."""
+    lines = (Path(__file__).parents[1] / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    (number,) = (line.removeprefix("version: ") for line in lines if line.startswith("version: "))
+    return f"{PROGRAM} {number}"
 
 
 def completion(words: Sequence[str]) -> str:

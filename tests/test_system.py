@@ -19,7 +19,7 @@ from pipeline.__main__ import main
 from pipeline.base import errors, files, locks
 from pipeline.base.errors import Fault, Stopped, UserError
 from pipeline.command_line import COMMANDS
-from pipeline.config import params
+from pipeline.config import document, params
 from pipeline.engine.world import World
 from pipeline.training import provenance
 from tests.conftest import PROJECT, read_params
@@ -158,6 +158,21 @@ def test_an_interrupt_during_imports_is_a_line(tmp_path: Path) -> None:
     assert done.stderr == f"train: interrupted; {errors.INTERRUPTED}\n"
 
 
+@pytest.mark.parametrize("module", ["difflib", "pydantic"])  # of the program, of a command
+def test_ctrl_c_during_imports_ends_the_program(module: str, tmp_path: Path) -> None:
+    """With one line and status 130, though a library makes another exception of KeyboardInterrupt. nohup ignores it."""
+    interrupt = "os.kill(os.getpid(), signal.SIGINT); os.getpid()"
+    code = f"import os, signal\ntry: {interrupt}\nexcept BaseException: raise ImportError\nos._exit(7)"
+    (tmp_path / f"{module}.py").write_text(code)
+    command = [sys.executable, "-m", "pipeline", "rank", "train"]
+    environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{PROJECT}"}
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, check=False)
+    assert done.returncode == 130
+    assert len(done.stderr.splitlines()) == 1
+    ignoring = ["bash", "-c", "trap '' INT; exec \"$@\"", "bash", *command]
+    assert subprocess.run(ignoring, cwd=tmp_path, env=environ, capture_output=True, check=False).returncode == 7
+
+
 def read_all(terminal: int) -> str:
     """What was written to a terminal whose other end is closed. One read may give a part of it."""
     shown = b""
@@ -204,6 +219,13 @@ def test_the_program_lists_its_commands_and_names_the_nearest(
         ended = int(end.code or 0)
     assert ended == status
     assert named in "".join(capsys.readouterr())
+
+
+def test_the_version_is_that_of_the_citation(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, with nothing that depends on the time or the machine."""
+    citation = document.read(PROJECT / "CITATION.cff")
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"perennial {citation['version']}\n"
 
 
 @pytest.mark.parametrize("options", [[], ["-u"]], ids=str)

@@ -21,7 +21,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pipeline.base.errors import INTERRUPTED, STOPPED, UNKNOWN, Fault
+from pipeline.base.errors import INTERRUPTED, STOPPED, UNKNOWN, Fault, exit_status
 
 LONG = 1.0  # seconds
 RUNS = "Running stage '%s':"
@@ -142,4 +142,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[2:]))
+    sys.exit(exit_status("repro", lambda: main(sys.argv[2:])))  # Ctrl-C while it imports DVC, too
