@@ -156,12 +156,28 @@ def test_a_fault_is_named(raw: dict[str, Any], changes: dict[str, Any], key: str
 
 
 def test_all_faults_are_named_at_once(raw: dict[str, Any]) -> None:
-    """Several wrong values and a typo are reported together. A key that is nearly right is guessed."""
+    """Several wrong values and a typo are reported together."""
     with refuses(("train.lr", "value"), ("train.devices", "unknown"), ("run.launcher", "value")) as error:
         params.parse(change(raw, train__lr=-1, train__devices="cpu", run__launcher="mpirun"))
     assert error.value.faults[0].value == "-1"
-    assert "device?" in error.value.faults[1].remedy
     assert error.value.faults[2].allowed == "torchrun, spawn, slurm"
+
+
+@pytest.mark.parametrize(
+    ("key", "keys"),
+    [
+        ("train.devices", ["train.device"]), ("learning_rate", ["train.lr"]), ("train.learning_rate", ["train.lr"]),
+        ("epochs", ["train.epochs"]), ("data.num_epochs", ["train.epochs"]), ("split.sed", ["split.seed"]),
+        ("train.bs", ["train.batch_size"]), ("batchsize", ["train.batch_size", "evaluate.batch_size"]),
+        ("train.processes", ["run.processes"]), ("trian", ["train"]), ("zzz", []), ("", []),
+    ],
+)  # fmt: skip
+def test_an_unknown_key_is_refused_with_the_nearest(raw: dict[str, Any], key: str, keys: list[str]) -> None:
+    """A key that is misplaced, abbreviated or written out is found in every section; a typo first in its own."""
+    assert document.nearest(key.split("."), params.Params) == keys
+    with refuses((key or "''", "unknown")) as error:
+        params.parse(change(raw, **{key.replace(".", "__"): 1}))
+    assert all(name in error.value.faults[0].reason for name in keys)
 
 
 def test_a_password_in_an_address_is_not_shown(raw: dict[str, Any]) -> None:

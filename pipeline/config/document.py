@@ -8,7 +8,7 @@ import errno
 import io
 import json
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,10 +158,9 @@ def fault(error: ErrorDetails, model: type[BaseModel], patterns: Mapping[str, st
     context = error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden" | "invalid_key":
-            names = list(_section(model, location[:-1]).model_fields)
-            matches = difflib.get_close_matches(location[-1], names, n=1)
-            guess = f"did you mean {matches[0]}?" if matches else ""
-            return Fault(path, value, "unknown", "unknown key", ", ".join(names), guess)
+            near = nearest(location, model)
+            reason = f"unknown key; nearest: {', '.join(near)}" if near else "unknown key"
+            return Fault(path, value, "unknown", reason, ", ".join(_section(model, location[:-1]).model_fields))
         case "missing":
             return Fault(path, "missing", "missing", remedy="add it")
         case "literal_error":
@@ -181,6 +180,43 @@ def fault(error: ErrorDetails, model: type[BaseModel], patterns: Mapping[str, st
             allowed = allowed.replace("a valid integer", "a whole number")
             allowed = allowed.replace("a valid boolean", "true, false").replace("a valid ", "a ")
     return Fault(path, value, "value", allowed=allowed)
+
+
+def nearest(location: Sequence[str], model: type[BaseModel]) -> list[str]:
+    """The dotted keys in `model` that an unknown key at `location` may mean; empty if none is near.
+
+    First those of the same name in another section, or of its initials (learning_rate, lr). Then those of a similar
+    name in its own section. Then those of a similar name anywhere.
+    """
+    *section, key = location
+    name, keys = key.rpartition(".")[2], list(_dotted_keys(model))
+    own = [key for key in keys if key.split(".")[:-1] == section]
+    if same := [key for key in keys if _is_same(name, key.rpartition(".")[2])]:
+        return [key for key in same if key in own] or same
+    for group in (own, keys):
+        names = [key.rpartition(".")[2] for key in group]
+        if close := difflib.get_close_matches(name, names, n=1):
+            return [key for key in group if key.rpartition(".")[2] == close[0]]
+    return []
+
+
+def _is_same(name: str, other: str) -> bool:
+    """Whether two names of settings are equal, or one has the initials of the other."""
+    return name == _initials(other) or other in (name, _initials(name))
+
+
+def _initials(name: str) -> str:
+    """The first letters of the words of a name; a single word as it is."""
+    words = name.split("_")
+    return "".join(word[:1] for word in words) if len(words) > 1 else name
+
+
+def _dotted_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The dotted key of every section and every setting of a model."""
+    for name, entry in model.model_fields.items():
+        yield f"{prefix}{name}"
+        if isinstance(entry.annotation, type) and issubclass(entry.annotation, BaseModel):
+            yield from _dotted_keys(entry.annotation, f"{prefix}{name}.")
 
 
 def _section(model: type[BaseModel], location: list[str]) -> type[BaseModel]:
