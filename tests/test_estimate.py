@@ -1,5 +1,7 @@
 """The estimate of a run: real training steps with the given params, and the sum of its parts."""
 
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from pipeline.planning.survey import Survey
 from tests.conftest import PROJECT, change, on_cpu
 from tests.helpers.datasets import put, settings, two_classes
 from tests.helpers.refusals import refuses
+from tests.helpers.terminals import Screen
 
 
 def test_the_parts_are_those_of_the_run(raw: dict[str, Any]) -> None:
@@ -61,7 +64,10 @@ def test_the_steps_are_real_with_two_processes(
     config = params.parse(on_cpu(raw, data__source="inbox", **changes))
     monkeypatch.setenv("PYTHONPATH", str(PROJECT))
     monkeypatch.chdir(tmp_path)
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
     lines = list(estimate.report(config, replace(survey.survey(config), classes=100)))
+    assert len(set(re.findall(r"measuring: (\d\d:\d\d)", screen.getvalue()))) > 1  # it shows that it goes on
     assert lines[1].startswith("Time of a run: about ")
     assert [line.split("  ")[1] for line in lines[2:]] == ["train", "split and prepare", "everything else"]
     assert "steps: 2 of" in lines[2]

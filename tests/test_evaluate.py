@@ -1,9 +1,12 @@
 """The stage evaluate, on a small untrained model and packed images of its own."""
 
+import io
 import json
 import math
 import os
+import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -21,6 +24,7 @@ from pipeline.stages import evaluate
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers.evaluations import CLASSES, config_of, make, run
 from tests.helpers.refusals import refuses
+from tests.helpers.terminals import Screen
 
 OUTPUTS = [f"metrics/{name}" for name in ("eval.json", "per_class.csv", "confusion.csv", "calibration.csv",
                                           "predictions.csv")]  # fmt: skip
@@ -110,6 +114,14 @@ def test_a_model_without_mistakes(copy: Path) -> None:
     evaluate.write(config, data, rows, sure)
     figures = figures_in(copy)
     assert (figures["accuracy"], figures["nll"], figures["accuracy_high"]) == (1, 0, 1)
+
+
+def test_a_bar_counts_the_batches(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, while they are computed. Elsewhere there is none."""
+    for screen, percentages in ((Screen(), {"0", "100"}), (io.StringIO(), set[str]())):
+        monkeypatch.setattr(sys, "stderr", screen)
+        evaluate.run(config_of(copy))
+        assert percentages == {"0", "100"} & set(re.findall(r"evaluate: +(\d+)%", screen.getvalue()))
 
 
 MODEL, WEIGHTS = "models/model.json", "models/model.safetensors"

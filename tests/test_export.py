@@ -1,6 +1,7 @@
 """The stage export: model.onnx gives the classes of torch for every test image, and has the same bytes every time."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers import starts
 from tests.helpers.evaluations import CLASSES, append, config_of, make, run
 from tests.helpers.refusals import refuses
+from tests.helpers.terminals import Screen
 
 OUTPUTS = ("models/model.onnx", "metrics/export.json")
 
@@ -145,6 +147,16 @@ def test_a_tie_is_no_changed_class() -> None:
     swapped = onnx_check.Predictions(("a", "b"), ("x", "y"), np.array([[0.50001, 0.49999], [0.45, 0.55]]))
     with refuses(("model.onnx", "differs")):
         onnx_check.limit(swapped, np.array([[0.49999, 0.50001], [0.55, 0.45]]), ("x", "y"))
+
+
+def test_a_person_who_waits_sees_what_is_done(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal: a line before torch writes the model, which takes seconds, then a bar over the test images."""
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    export.run(params.load())
+    *lines, bar = screen.getvalue().split("\n")[:3]
+    assert all(re.match("export: [^\r]*$", line) for line in lines)
+    assert {"0", "100"} <= set(re.findall(r"export: [^\r]*?(\d+)%", bar))
 
 
 def test_predictions_of_other_images_are_refused(copy: Path) -> None:

@@ -180,6 +180,7 @@ def test_the_fingerprint_covers_the_code_that_train_imports(monkeypatch: pytest.
         "commands.predict",
         "stages.report",
         "config.validity",
+        "commands.doctor",
         "evaluation.figures",
         "data.packed",
     ],

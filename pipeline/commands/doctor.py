@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from pipeline.base import linux
 from pipeline.base.errors import UserError
 from pipeline.config import machine, params, validity
@@ -26,7 +24,6 @@ from pipeline.config.machine import Machine
 from pipeline.config.model_names import TIMM
 from pipeline.config.params import Params
 from pipeline.data import originals
-from pipeline.planning import estimate, survey
 
 SHM = 2**30  # bytes of /dev/shm that NCCL needs between processes; a container has 64 MiB by default
 LOCK, TESTS = Path("requirements/lock.txt"), Path("requirements/test.txt")
@@ -44,8 +41,10 @@ class Finding:
 def findings(config: Params, here: Machine) -> Iterator[Finding]:
     """The result of every check, one at a time, because some take a second."""
     yield Finding("Python", platform.python_version())
-    yield Finding("CPU", f"{linux.usable_cores()} cores, {torch.backends.cpu.get_cpu_capability()}")
     yield Finding("memory", f"{linux.memory_bytes() / 2**30:.0f} GiB")
+    import torch  # takes seconds: after the first lines
+
+    yield Finding("CPU", f"{linux.usable_cores()} cores, {torch.backends.cpu.get_cpu_capability()}")
     yield driver(config, machine.driver_version(), torch.version.cuda or "")
     yield gpus(here)
     yield apex(config, here)
@@ -64,6 +63,8 @@ def driver(config: Params, version: int, runtime: str) -> Finding:
 
     `version` is the newest CUDA that the driver knows, as 1000 · major + 10 · minor; 0 without a driver.
     """
+    import torch
+
     value = f"CUDA {version // 1000}.{version % 1000 // 10}" if version else "none"
     fault = ""
     if config.train.device == "cuda" and version and version // 1000 < int(runtime.partition(".")[0]):
@@ -73,6 +74,8 @@ def driver(config: Params, version: int, runtime: str) -> Finding:
 
 def gpus(here: Machine) -> Finding:
     """Whether torch can use every GPU that the driver reports."""
+    import torch
+
     try:
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     except (RuntimeError, AssertionError) as error:  # such as a driver that is too old for this torch
@@ -229,6 +232,8 @@ def examine() -> int:
     print("\nparams.yaml is refused here:" if refused else "\nparams.yaml can run here.", *refused, sep="\n")
     if faults or refused:
         return 1
+    from pipeline.planning import estimate, survey  # imports what decodes images, which takes a second
+
     for line in estimate.report(config, survey.survey(config)):
         print(line, flush=True)
     return 0

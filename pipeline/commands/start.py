@@ -126,9 +126,9 @@ def offer(now: Situation) -> None:
     for name in NAMES:
         new = values(name, now)
         columns = (new[f"train.{key}"] for key in ("model", "crop", "epochs", "batch_size"))
-        print("{:<8}{:<10}{:<8}{:<8}{:<7}".format(name, *columns), end="", flush=True)
         reason, changed = presets.missing(name, now.here), accepted(name, now, new)
-        print(reason or estimate.total(changed, estimate.measure_parts(changed, found)), flush=True)
+        time = reason or estimate.total(changed, estimate.measure_parts(changed, found))
+        print("{:<8}{:<10}{:<8}{:<8}{:<7}{}".format(name, *columns, time), flush=True)
 
 
 def chosen(now: Situation, photos: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from pipeline.base import files, schema, threads
 from pipeline.base.errors import Fault, UserError
@@ -55,7 +56,7 @@ def onnx_probabilities(model: OnnxModel, data: Packed, rows: NDArray[np.int64], 
     view = model.view
     boxes = center.eval_boxes(data.sizes[rows], view.packed_size, view.resize, view.crop)
     parts = []
-    for start in range(0, len(rows), batch_size):
+    for start in tqdm(range(0, len(rows), batch_size), "export: onnxruntime", unit=" batches", disable=None):
         batch = range(start, min(start + batch_size, len(rows)))
         pixels = np.stack([center.cut(data.images[rows[i]], boxes[i], view.crop) for i in batch])
         parts.append(np.exp(model.log_probabilities(pixels)))

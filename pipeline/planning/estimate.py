@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tqdm import tqdm
+
 from pipeline.base import children, linux, threads
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import machine
@@ -90,8 +92,10 @@ def _answer(question: Path, variables: dict[str, str], processes: int) -> str:
         for rank in range(processes)
     ]
     try:
-        while None in (statuses := [process.poll() for process in ranks]) and not any(statuses):
-            time.sleep(0.05)
+        with tqdm(bar_format="measuring: {elapsed}", disable=None, leave=False) as clock:
+            while None in (statuses := [process.poll() for process in ranks]) and not any(statuses):
+                time.sleep(0.05)
+                clock.update()
         if any(statuses):
             value = "a training step with these params fails here"
             raise UserError(Fault("estimate", value, "failed", remedy="see above"))

@@ -6,14 +6,17 @@ Reads models/ and the packed test rows. Writes metrics/eval.json, and metrics/*.
 predictions): the same bytes for every number of processes. Every test image is counted once.
 """
 
+import math
 import os
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, missing
@@ -104,6 +107,18 @@ def ready(config: Params, world: World) -> tuple[Packed, NDArray[np.int64], Expo
     return data, rows, model
 
 
+@contextmanager
+def progress(model: ExportedModel, batches: int, world: World) -> Iterator[None]:
+    """A block in which the main process shows on a terminal how many of its batches the model has computed."""
+    with tqdm(desc="evaluate", total=batches, unit=" batches", disable=None if world.is_main else True) as bar:
+
+        def count(*_: object) -> None:
+            bar.update()
+
+        model.net.register_forward_hook(count)
+        yield
+
+
 def run(config: Params) -> None:
     """Run one process of the evaluation. The main process writes the stage's outputs and prints the figures.
 
@@ -122,11 +137,13 @@ def run(config: Params) -> None:
         image_store, _ = storage.open_images(
             data.images, config.run.residency, world.device, config.run.processes // config.run.nodes
         )
-        found = inference.predict_log_probs(
-            model, image_store, data.sizes, rows, batch_size=config.evaluate.batch_size, world=world
-        )
+        batch_size = config.evaluate.batch_size
+        with progress(model, math.ceil(len(rows) / (batch_size * world.size)), world):
+            log_probs = inference.predict_log_probs(
+                model, image_store, data.sizes, rows, batch_size=batch_size, world=world
+            )
     if world.is_main:
-        print(write(config, data, rows, found))
+        print(write(config, data, rows, log_probs))
         print(f"evaluate: figures in {config.paths.metrics}/")
 
 

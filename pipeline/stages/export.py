@@ -44,6 +44,7 @@ def run(config: Params) -> None:
 
 def written(config: Params, target: Path) -> dict[str, Any]:
     """Write model.onnx, and compare its answers with those of torch. The content of export.json."""
+    frame.tell("export: loading torch and the model")
     from pipeline.data import packed
     from pipeline.engine import determinism
     from pipeline.evaluation import onnx_check
@@ -61,6 +62,7 @@ def written(config: Params, target: Path) -> dict[str, Any]:
         raise UserError(Fault(f"{paths.metrics}/predictions.csv", value, "differs", remedy=remedy))
     with files.atomic_file(target) as temporary:  # so that no file stays that gives other classes
         weights = files.sha256(Path(paths.models) / "model.safetensors")
+        frame.tell("export: torch writes the model as ONNX, which takes some seconds")
         temporary.write_bytes(onnx_export.content(model, description.load(Path(paths.models)), weights))
         runtime = onnx_file.load(temporary, linux.usable_cores())
         below = onnx_check.limit(wanted, onnx_check.onnx_probabilities(runtime, data, rows, batch_size), model.classes)

@@ -3,6 +3,7 @@
 import gc
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,12 @@ def checked() -> Params:
     if faults := validity.faults(config, machine.read()):
         raise UserError(*faults)
     return config
+
+
+def tell(text: str) -> None:
+    """Print what is done now to a person who waits: to stderr, if it is a terminal."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr)
 
 
 def removed_outputs(name: str) -> list[Fault]:

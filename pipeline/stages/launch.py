@@ -95,6 +95,7 @@ def main(arguments: Namespace) -> int:
         check_apex(config.train)
         timm_models.check(config.train)
         run = on_this_node(config.run) if name == "evaluate" else config.run
+        frame.tell(f"{name}: starting processes: {run.processes}")
         with_restarts(("pipeline", "rank", name), run, Path(config.paths.runs))
 
     return frame.run_stage(name, start)

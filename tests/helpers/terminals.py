@@ -1,5 +1,6 @@
 """Runs a command on a terminal of its own."""
 
+import io
 import os
 import pty
 import subprocess
@@ -8,6 +9,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+
+class Screen(io.StringIO):
+    """A stream with what a person sees, for monkeypatch as sys.stderr."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def on_terminal(command: Sequence[str], folder: Path, **options: Any) -> tuple[int, str]:
