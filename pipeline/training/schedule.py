@@ -14,10 +14,10 @@ from pipeline.loader import sampler
 class Schedule:
     """How the learning rate changes over a training, as a factor of the base learning rate."""
 
-    kind: str  # constant, cosine or step
+    kind: str  # train.schedule
     steps: int  # of the training
     warmup_steps: int
-    final: float = 0.0  # the factor that a cosine ends at
+    final: float = 0.0  # train.final_lr
     drops: Sequence[int] = ()  # of `step`: the steps at which the factor is multiplied by `drop`, ascending
     drop: float = 1.0
 
