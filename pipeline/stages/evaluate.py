@@ -87,7 +87,8 @@ def table(measured: EvalFigures, by_class: Sequence[ClassFigures]) -> str:
             ),
             f"test accuracy {measured.accuracy:.3f} (95 %: {measured.accuracy_low:.3f} to "
             f"{measured.accuracy_high:.3f}), balanced {measured.balanced_accuracy:.3f}, "
-            f"macro F1 {measured.macro_f1:.3f}, nll {measured.nll:.3f}, ece {measured.ece:.3f}, "
+            f"macro F1 {measured.macro_f1:.3f}, negative log-likelihood {measured.nll:.3f}, "
+            f"calibration error {measured.ece:.3f}, "
             f"{sum(row.images for row in by_class)} test images",
         ]
     )
