@@ -1,6 +1,6 @@
 """Several nodes, several launches at a time, and Slurm write the bytes of one node.
 
-A node is a folder on this machine with its own params and data. The agents are real and meet over the network.
+A node is a folder on this machine with its own params and data. The launchers are real and meet over the network.
 """
 
 import os
@@ -45,9 +45,10 @@ def one_node(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return outputs(folder)
 
 
-def test_two_nodes_write_the_bytes_of_one(one_node: dict[str, str], tmp_path: Path) -> None:
-    """Two torchrun agents with one process each: the first node writes what one node would, the other nothing."""
-    first, second = nodes(tmp_path)
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_two_nodes_write_the_bytes_of_one(one_node: dict[str, str], tmp_path: Path, launcher: str) -> None:
+    """Two launchers with one process each: the first node writes what one node would, the other nothing."""
+    first, second = nodes(tmp_path, run__launcher=launcher)
     _, said = finish(start(first, TRAIN), start(second, TRAIN))
     assert outputs(first) == one_node
     assert not (second / "models").exists()
@@ -72,6 +73,26 @@ def test_two_nodes_go_on_from_the_checkpoint_of_the_first(one_node: dict[str, st
     said, _ = finish(start(first, TRAIN), start(second, TRAIN))
     assert "going on from step" in said
     assert outputs(first) == one_node
+
+
+@pytest.mark.slow("trains long enough to be killed, twice; make test has two nodes that write the bytes of one")
+def test_two_nodes_of_spawn_restart_together(tmp_path: Path) -> None:
+    """run.max_restarts: a process of the second node is killed. Both launchers start theirs again, and meet again."""
+    lines = {"train__epochs": 16, "run__launcher": "spawn"}
+    first, second = nodes(tmp_path, **lines, run__max_restarts=1, run__timeout_seconds=60)
+    running, other = start_to_strike(first), start_to_strike(second)
+    assert running.stderr is not None
+    for line in running.stderr:
+        if line.startswith("epoch 2/"):
+            break
+    (process,) = (child for child in psutil.Process(other.pid).children() if "spawn_main" in " ".join(child.cmdline()))
+    process.kill()
+    said, _ = finish(running, other)
+    assert "launch: restart 1 of 1" in said
+    assert "going on from step" in said
+    straight = small_world(tmp_path / "straight", **{**TWO, **lines})
+    launch(straight)
+    assert outputs(first) == outputs(straight)
 
 
 @pytest.mark.slow("trains long enough to lose a node; make test moves a run to other numbers of processes")

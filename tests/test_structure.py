@@ -58,7 +58,7 @@ OWNERS = {  # a library → the modules that import it
     "shtab": {"command_line"},
     "ctypes": {"base.linux", "config.machine", "engine.kernels"},
 }  # fmt: skip
-TORCH_DISTRIBUTED = {"engine.rendezvous", "engine.distributed", "engine.launchers"}  # stores, exchanges, torchrun
+TORCH_DISTRIBUTED = {"engine.rendezvous", "engine.nodes", "engine.distributed", "engine.launchers"}  # stores, exchanges
 APEX_USERS = {"engine.choices", "stages.launch", "commands.doctor"}  # import engine.apex, inside a function
 
 

@@ -122,13 +122,14 @@ def test_a_process_notes_that_it_failed(status: int, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow("waits for a rendezvous that cannot be; make test ends a run with a frozen process")
-def test_a_silent_listener_at_the_rendezvous_ends_the_launcher(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_a_silent_listener_at_the_rendezvous_ends_the_launcher(tmp_path: Path, launcher: str) -> None:
     """A program listens at the port and never answers: a message at once, and an end in time that names the address."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        _, second = nodes(tmp_path, run__rendezvous=address, run__timeout_seconds=5)
+        _, second = nodes(tmp_path, run__launcher=launcher, run__rendezvous=address, run__timeout_seconds=5)
         node = start_node(second, TRAIN)
         words = node.communicate()[1].splitlines()
     assert node.returncode == 1

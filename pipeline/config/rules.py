@@ -185,11 +185,9 @@ PAIRS = (
     # Processes and nodes.
     Pair("run.processes", above(1), "train.parallel", ONE_PROCESS, "this would train that many models",
          "1; for several processes: train.parallel: ddp"),
-    Pair("run.nodes", above(1), "run.launcher", "spawn", "spawn starts processes on one node",
-         "1, or torchrun or slurm"),
     Pair("run.rendezvous", Predicate("…:0", lambda value: value.endswith(":0")), "run.nodes", above(1),
          "every node needs the address of node 0", "host:port of node 0, such as node0:29400",
-         where={"run.launcher": "torchrun"}),
+         where={"run.launcher": ("torchrun", "spawn")}),
     # The model and its optimizer.
     Pair("train.crop", other_than(SIDE), "train.model", FIXED_SIDE, ONE_SIDE, f"{SIDE}, or another model"),
     Pair("train.crop_from", above(0), "train.model", FIXED_SIDE, ONE_SIDE, "0, or another model"),

@@ -13,24 +13,23 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import psutil
 import torch.multiprocessing as mp
-from torch.distributed import DistError, TCPStore
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Run
+from pipeline.engine import nodes
 from pipeline.engine.distributed import ENDED_NOTE, PEER_DIED
 from pipeline.engine.stopping import GRACE_SECONDS, SIGNALS
 from pipeline.engine.watchdog import Watch
@@ -57,7 +56,7 @@ def torchrun(command: Sequence[str], run: Run) -> None:
         nproc_per_node=per_node,
         run_id="perennial",
         rdzv_endpoint=run.rendezvous,
-        **_rendezvous(run),
+        **nodes.torchrun_settings(run),
         max_restarts=0,
         monitor_interval=0.1,
         signals_to_handle="SIGUSR2",  # not SIGNALS: at the second of those the agent would leave its processes alone
@@ -68,102 +67,44 @@ def torchrun(command: Sequence[str], run: Run) -> None:
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
         # setpriv ends a process whose launcher died before the process asked the kernel for this (`frame.run_stage`).
-        with supervise(lambda: _child_pids(run), run.timeout_seconds) as watch, _limit_wait_for_nodes(watch, run):
+        with supervise(lambda: _child_pids(run), run.timeout_seconds) as watch, nodes.limit_wait(watch, run):
             elastic_launch(config, "setpriv")("--pdeathsig", "TERM", sys.executable, "-m", *command)
     except ChildFailedError as error:
         by_time = sorted(error.failures.items(), key=lambda failure: failure[1].timestamp)
         codes = {rank: failure.exitcode for rank, failure in by_time}
         raise UserError(*first_to_end(codes, watch, run)) from None
     except (RendezvousError, DistError) as error:
-        raise UserError(_rendezvous_fault(run, f"the nodes cannot meet there: {error}")) from None
-
-
-def _rendezvous_fault(run: Run, reason: str) -> Fault:
-    remedy = "start node 0; let nothing else listen on this port; give every node the same params"
-    return Fault("run.rendezvous", run.rendezvous, "failed", reason, remedy=remedy)
-
-
-def _rendezvous(run: Run) -> dict[str, Any]:
-    """How torchrun's agents meet, one per node. The first node has rank 0, which reads and writes the files."""
-    if run.nodes == 1:
-        # Without this, processes look for this machine by its host name. A container without a network has none.
-        return {"rdzv_backend": "c10d", "local_addr": "localhost"}
-    if run.min_processes == 0:  # ranks follow run.node_rank, so a node has the same ranks in every start
-        return {"rdzv_backend": "static", "rdzv_configs": {"rank": run.node_rank, "timeout": run.timeout_seconds}}
-    # The agents are ranked by their addresses, as text. Only the first address is used as one. "~" sorts last.
-    host = run.rendezvous.rpartition(":")[0]
-    return {
-        "rdzv_backend": "c10d",
-        "rdzv_configs": {
-            "is_host": run.node_rank == 0,
-            "join_timeout": 2 * run.timeout_seconds,
-            "last_call_timeout": run.timeout_seconds,  # how long min_nodes nodes wait for the rest
-        },
-        "local_addr": host if run.node_rank == 0 else f"~{run.node_rank}",
-    }
-
-
-@contextmanager
-def _limit_wait_for_nodes(watch: Watch, run: Run) -> Iterator[None]:
-    """Print that this node waits for the other nodes. End this launcher if they do not meet in time.
-
-    torch waits for ever, and prints nothing, if another program listens at run.rendezvous.
-    """
-    if run.nodes == 1:
-        yield
-        return
-    # With run.min_processes torchrun first waits for enough nodes, and then as long for all of them.
-    seconds = run.timeout_seconds * (2 if run.min_processes else 1)
-    where = f"at {run.rendezvous} (run.rendezvous), {seconds} s at most"
-    print(f"launch: node {run.node_rank} of {run.nodes} waits for the others {where}", file=sys.stderr)
-
-    def give_up() -> None:
-        if watch.has_processes():
-            return
-        fault = _rendezvous_fault(run, f"the nodes did not meet there within {seconds} s (run.timeout_seconds)")
-        print(f"launch: {fault}", file=sys.stderr, flush=True)
-        shutil.rmtree(Path(os.environ[ENDED_NOTE]).parent, ignore_errors=True)
-        os._exit(1)
-
-    timer = threading.Timer(seconds + 5, give_up)  # torch gives up after `seconds`, if at all
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+        raise UserError(nodes.rendezvous_fault(run, f"the nodes cannot meet there: {error}")) from None
 
 
 def spawn(command: Sequence[str], run: Run) -> None:
-    """Start the processes with multiprocessing. Raises UserError naming the first that failed."""
-    # The store is in this process, on a port that the system chose, so two runs at a time do not collide.
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    shared = {
-        "WORLD_SIZE": str(run.processes),
-        "LOCAL_WORLD_SIZE": str(run.processes),
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store exists already; no process has to open one
-    }
+    """Start this node's processes with multiprocessing. Raises UserError naming the first that failed.
+
+    Or naming run.rendezvous, if the nodes cannot meet there.
+    """
+    per_node = run.processes // run.nodes
+    ranks = range(run.node_rank * per_node, (run.node_rank + 1) * per_node)
+    pids: dict[str, int] = {}
     try:
-        context = mp.start_processes(
-            _run_module, args=(command, shared), nprocs=run.processes, join=False, start_method="spawn"
-        )
-        names = [_process_name(rank, run) for rank in range(run.processes)]
-        with supervise(lambda: dict(zip(names, context.pids(), strict=True)), run.timeout_seconds) as watch:
+        with supervise(lambda: pids, run.timeout_seconds) as watch, nodes.shared_store(watch, run) as address:
+            shared = {"WORLD_SIZE": str(run.processes), "LOCAL_WORLD_SIZE": str(per_node), **address}
+            arguments = (ranks.start, command, shared)
+            context = mp.start_processes(_run_module, arguments, nprocs=per_node, join=False, start_method="spawn")
+            pids |= zip((_process_name(rank, run) for rank in ranks), context.pids(), strict=True)
             while not context.join():
                 pass
     except mp.ProcessExitedException as error:
-        codes = {rank: process.exitcode for rank, process in enumerate(context.processes) if process.exitcode}
-        first = {error.error_index: error.exit_code}
+        statuses = {rank: process.exitcode for rank, process in zip(ranks, context.processes, strict=True)}
+        codes = {rank: status for rank, status in statuses.items() if status}
+        first = {ranks[error.error_index]: error.exit_code}
         raise UserError(*first_to_end(first | codes, watch, run)) from None
 
 
-def _run_module(rank: int, command: Sequence[str], shared: dict[str, str]) -> None:
+def _run_module(local_rank: int, first_rank: int, command: Sequence[str], shared: dict[str, str]) -> None:
     """In a new process: run `module` as `python -m` with these words would."""
     if (launcher := multiprocessing.parent_process()) and os.getppid() != launcher.pid:
         os._exit(1)  # the launcher ended before torch asked the kernel to end this process with it
-    os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
+    os.environ.update(shared, RANK=str(first_rank + local_rank), LOCAL_RANK=str(local_rank))
     sys.argv = [*command]
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)
 
