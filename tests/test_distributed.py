@@ -1,9 +1,25 @@
-"""How a process leaves a process group of a GPU. NCCL waits where gloo does not, so the call is written down."""
+"""Which backend a process group has, and how a process leaves that of a GPU.
+
+NCCL waits where gloo does not, so the call is written down.
+"""
 
 import subprocess
 from pathlib import Path
 
+import pytest
+import torch
+
+from pipeline.config.params import Backend
+from pipeline.engine.distributed import backend_for
 from tests.helpers.ranks import start_ranks
+
+
+@pytest.mark.parametrize(
+    ("device", "choice", "expected"),
+    [("cpu", "auto", "gloo"), ("cuda", "auto", "nccl"), ("cuda", "gloo", "gloo"), ("cuda", "nccl", "nccl")],
+)
+def test_the_backend_is_the_chosen_one_or_that_of_the_device(device: str, choice: Backend, expected: Backend) -> None:
+    assert backend_for(torch.device(device), choice) == expected
 
 
 def test_an_error_of_one_rank_ends_it_at_once_with_its_own_sentence(tmp_path: Path) -> None:

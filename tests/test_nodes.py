@@ -47,8 +47,11 @@ def one_node(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
 def test_two_nodes_write_the_bytes_of_one(one_node: dict[str, str], tmp_path: Path, launcher: str) -> None:
-    """Two launchers with one process each: the first node writes what one node would, the other nothing."""
-    first, second = nodes(tmp_path, run__launcher=launcher)
+    """Two launchers with one process each: the first node writes what one node would, the other nothing.
+
+    One node has the backend of the device, these name it.
+    """
+    first, second = nodes(tmp_path, run__launcher=launcher, train__backend="gloo")
     _, said = finish(start(first, TRAIN), start(second, TRAIN))
     assert outputs(first) == one_node
     assert not (second / "models").exists()

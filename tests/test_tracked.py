@@ -36,6 +36,7 @@ ELSEWHERE = {  # not tracked; the test that compares bytes
 }
 IN_A_STAGE = {  # not tracked for this stage, but for an earlier one; the test that shows no effect
     ("evaluate", "prepare.size"): "test_prepare.py::test_packed_images_of_another_size_than_the_params_say_are_refused",
+    ("evaluate", "train.backend"): "test_evaluate.py::test_the_number_of_processes_changes_no_byte",  # it moves bytes
     ("evaluate", "run.processes"): "test_evaluate.py::test_the_number_of_processes_changes_no_byte",
 }
 

@@ -101,7 +101,7 @@ def test_a_training_begins_with_what_it_will_do(tmp_path: Path) -> None:
     assert "train: model      shufflenet_v2_x0_5, 344,867 parameters, of which 3,075 are trained; pretrained" in said
     assert "train: images     36 train, 12 val, 12 test; 3 classes; 32 × 32 pixels\n" in said
     assert "train: steps      4.5 per epoch × 2 epochs = 9; 8 images per step\n" in said
-    assert "), 1 process, 1 thread each\ntrain: precision  fp32; parallel: single\n" in said
+    assert "), 1 process, 1 thread each\ntrain: precision  fp32; parallel: single; backend: gloo\n" in said
     assert ", validation accuracy 0." in later
     figures = json.loads((folder / "metrics/train.json").read_text())
     assert later.splitlines()[-1] == (

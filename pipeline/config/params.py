@@ -21,6 +21,7 @@ FILE = Path("params.yaml")
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "O0", "O1", "O2", "O3"]
 Parallel = Literal["single", "dp", "ddp", "apex_ddp", "elastic"]
+Backend = Literal["auto", "nccl", "gloo"]
 Launcher = Literal["torchrun", "spawn", "slurm"]
 Device = Literal["cuda", "cpu"]
 Grey = Literal["full", "minmax", "percentile"]
@@ -176,6 +177,7 @@ class Train(Section):
     patience: Natural = 0
     device: Device = "cuda"
     parallel: Parallel = "apex_ddp"
+    backend: Backend = "auto"
     precision: Precision = "O1"
     sync_bn: Literal["none", "torch", "apex"] = "none"
     shards: Parts = 8

@@ -95,6 +95,7 @@ PAIRS = (
     # The device.
     Pair("train.precision", ("tf32", *APEX_LEVELS), "train.device", "cpu", "it is for GPUs", "fp32, bf16, fp16"),
     Pair("train.parallel", ("dp", "apex_ddp"), "train.device", "cpu", "it is for GPUs", "single, ddp, elastic"),
+    Pair("train.backend", "nccl", "train.device", "cpu", "NCCL is for GPUs", "auto, gloo"),
     Pair("train.sync_bn", SYNCED, "train.device", "cpu", "SyncBN is for GPUs", "none"),
     Pair("train.optimizer", "fused_sgd", "train.device", "cpu", "Apex is for GPUs", "sgd, adam, adamw"),
     Pair("train.cuda_graphs", True, "train.device", "cpu", "CUDA graphs are for GPUs", "false"),

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipeline.config.params import Backend
 from pipeline.engine import rendezvous
 from pipeline.engine.rendezvous import Store
 from pipeline.engine.world import World, has_launcher
@@ -27,15 +28,22 @@ FAILED = "-failed"  # suffix of that path: an empty file, after a process has fa
 PEER_DIED = 76  # exit status of a process that exits because another one died
 
 
+def backend_for(device: torch.device, choice: Backend) -> Backend:
+    """The backend that processes on such devices exchange tensors with, for a value of train.backend."""
+    if choice != "auto":
+        return choice
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
 @contextmanager
-def join(world: World, timeout_seconds: int) -> Iterator[Store]:
+def join(world: World, timeout_seconds: int, backend: Backend = "auto") -> Iterator[Store]:
     """`process_group` with a store of its own: connects the processes first."""
-    with process_group(world, timeout_seconds, rendezvous.connect_store(world, timeout_seconds)) as store:
+    with process_group(world, backend, timeout_seconds, rendezvous.connect_store(world, timeout_seconds)) as store:
         yield store
 
 
 @contextmanager
-def process_group(world: World, timeout_seconds: int, launcher_store: Store) -> Iterator[Store]:
+def process_group(world: World, backend: Backend, timeout_seconds: int, launcher_store: Store) -> Iterator[Store]:
     """In the block the processes can exchange tensors. No wait for another process lasts longer than the timeout.
 
     Yields a store of small values that all processes see. Rank 0 hosts it, so it survives the end of the launcher.
@@ -45,15 +53,15 @@ def process_group(world: World, timeout_seconds: int, launcher_store: Store) -> 
     if not has_launcher(os.environ):
         yield launcher_store
         return
-    timeout = timedelta(seconds=timeout_seconds)
+    timeout, backend = timedelta(seconds=timeout_seconds), backend_for(world.device, backend)
     host, _ = rendezvous.address(os.environ)
     dist.init_process_group(
-        "nccl" if world.device.type == "cuda" else "gloo",
+        backend,
         store=dist.PrefixStore("group", launcher_store),
         rank=world.rank,
         world_size=world.size,
         timeout=timeout,
-        device_id=world.device if world.device.type == "cuda" else None,
+        device_id=world.device if backend == "nccl" else None,
     )
     has_failed = False
     try:
@@ -76,7 +84,7 @@ def process_group(world: World, timeout_seconds: int, launcher_store: Store) -> 
         raise
     finally:
         # After an error, NCCL would wait for unfinished exchanges without end: `run_process` ends the process instead.
-        if not (has_failed and world.device.type == "cuda"):
+        if not (has_failed and backend == "nccl"):
             dist.destroy_process_group()
 
 

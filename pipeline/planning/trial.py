@@ -59,7 +59,7 @@ def trial(config: Params, classes: int) -> dict[str, float]:
     settings = config.train
     determinism.make_deterministic(settings.threads, settings.deterministic)
     world = World.from_env(os.environ, settings.device)
-    with distributed.join(world, config.run.timeout_seconds):
+    with distributed.join(world, config.run.timeout_seconds, settings.backend):
         dataset = random_data(config, classes, world.device)
         counts = dict.fromkeys(dataset.packed.classes, 1)  # a batch may lack a class, which train.class_weights refuses
         learner = make_learner(config, counts, world)

@@ -37,7 +37,8 @@ class Setting:
 def settings(config: Params) -> list[Setting]:
     """The settings that can change a byte of the result: those that dvc.yaml tracks for the report, in its order.
 
-    A setting that another data.source would read, or that has no effect with train.parallel: elastic, is left out.
+    A setting that another data.source would read, or that has no effect with train.parallel: elastic or on a CPU, is
+    left out.
     """
     defaults = dict(document.leaves(Params().model_dump(mode="json")))
     values = dict(document.leaves(config.model_dump(mode="json")))
@@ -45,6 +46,7 @@ def settings(config: Params) -> list[Setting]:
         Setting(name, _text(value), _text(defaults[name]))
         for name, value in identity.settings(config, ["report"]).items()
         if SOURCES.get(name, config.data.source) == config.data.source and value == values[name]
+        if (name, config.train.device) != ("train.backend", "cpu")
     ]
 
 

@@ -134,7 +134,7 @@ def run(config: Params) -> None:
         facts["let evaluate see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = provenance.hardware(
             world, config.train.threads, model.arithmetic
         )
-    with distributed.process_group(world, config.run.timeout_seconds, met):
+    with distributed.process_group(world, config.train.backend, config.run.timeout_seconds, met):
         image_store, _ = storage.open_images(
             data.images, config.run.residency, world.device, config.run.processes // config.run.nodes
         )

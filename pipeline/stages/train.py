@@ -113,7 +113,7 @@ def run(config: Params) -> None:
             data, this_run = check_inputs(config, world, facts)
             if world.is_main:
                 held.enter_context(this_run.lock())
-        store = held.enter_context(distributed.process_group(world, timeout, met))
+        store = held.enter_context(distributed.process_group(world, settings.backend, timeout, met))
         if world.is_main:
             this_run.begin()
             for note in notes(settings, data.counts("train")):

@@ -8,6 +8,7 @@ from torch import nn
 from pipeline.config import resolution
 from pipeline.config.params import Train
 from pipeline.data.split_table import SPLITS
+from pipeline.engine import distributed
 from pipeline.engine.loss import balanced_weights
 from pipeline.loader import sampler
 from pipeline.training import provenance, schedule
@@ -33,7 +34,8 @@ def training_facts(job: Job, model: nn.Module) -> list[str]:
         f"{settings.batch_size} images per step",
         f"device     {settings.device} ({provenance.device_name(world.device)}), "
         f"{world.size} {_plural('process', world.size)}{threads}",
-        f"precision  {settings.precision}; parallel: {settings.parallel}",
+        f"precision  {settings.precision}; parallel: {settings.parallel}; "
+        f"backend: {distributed.backend_for(world.device, settings.backend)}",
     ]
 
 

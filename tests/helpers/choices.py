@@ -19,6 +19,7 @@ MEMORY_FORMAT = get_args(Train.model_fields["memory_format"].annotation)
 # these choices runs, alone.
 CHOICES: dict[str, tuple[Any, ...]] = {
     "train.precision": PRECISION, "train.parallel": ("ddp", "single", "dp", "apex_ddp", "elastic"),
+    "train.backend": get_args(params.Backend),
     "train.sync_bn": SYNC_BN, "train.memory_format": MEMORY_FORMAT, "train.compile": (False, True),
     "train.gradient_checkpointing": (False, True), "train.freeze_backbone": (False, True),
     "train.optimizer": tuple(OPTIMIZERS), "train.export": ("last", "best", "ema"), "train.ema_decay": (0.9, 0.0),
