@@ -3,6 +3,7 @@
     perennial start                     shows the presets; on a terminal, asks for one
     perennial start good                writes this one: quick, good, best, modern, fast or apex
     perennial start good --photos /path/to/photos
+    perennial start quick --photos torchvision/MNIST
 
 The values of a preset follow from the machine and the number of images (planning/presets.py). The time follows from a
 few training steps on this machine (planning/estimate.py); it changes nothing in params.yaml.
@@ -20,26 +21,40 @@ from typing import Any
 
 from pipeline.base import linux
 from pipeline.base.errors import Fault, UserError
-from pipeline.config import document, machine, params, validity
+from pipeline.config import document, machine, params, rules, validity
 from pipeline.config.machine import Machine
-from pipeline.config.params import Data, Params
+from pipeline.config.params import Data, Params, Split
 from pipeline.planning import presets, survey
 from pipeline.planning.presets import NAMES
 from pipeline.planning.survey import Survey
 
 WITHOUT_PHOTOS = (
-    "Nothing is changed, and no image is here yet. There are two ways to go on:",
+    "Nothing is changed, and no image is here yet. There are three ways to go on:",
     "  perennial start --photos /path/to/photos    your own photos: a folder with one folder per class in it",
+    "  perennial start --photos torchvision/CIFAR10    a public data set (docs/data.md lists them)",
     "  make demo                                   the whole pipeline on drawn flowers, in about 3 minutes",
 )
 UNDO = f"git diff {params.FILE} shows what changed; git checkout {params.FILE} undoes all of it"
 
 
 def source(config: Params, photos: str = "") -> dict[str, Any]:
-    """The params that make a run read the folder `photos` where it is; empty: the inbox, if something is in it.
+    """The params that make a run read the folder `photos` where it is, or the public set torchvision/<name>.
 
-    Without photos in the inbox, or if the params name another source, they stay as they are. Raises UserError.
+    Empty: the inbox, if something is in it. Without photos in the inbox, or if the params name another source, they
+    stay as they are. Raises UserError.
     """
+    named = _source(config, photos)
+    if named.get("data.source", config.data.source) in rules.GREY_SETS:
+        return named | {"split.min_side": 28, "split.phash_distance": 0}
+    if config.data.source in rules.GREY_SETS:
+        return named | {"split.min_side": Split().min_side, "split.phash_distance": Split().phash_distance}
+    return named
+
+
+def _source(config: Params, photos: str) -> dict[str, Any]:
+    """The params that name where the images are, if they change."""
+    if photos.startswith("torchvision/"):
+        return {"data.source": photos}
     if photos:
         folder, project = Path(photos).expanduser().resolve(), Path.cwd()
         if not folder.is_dir():

@@ -165,6 +165,7 @@ def fault(error: ErrorDetails, model: type[BaseModel], patterns: Mapping[str, st
             return Fault(path, "missing", "missing", remedy="add it")
         case "literal_error":
             allowed = context["expected"].replace("'", "").replace(" or ", ", ")
+            return Fault(path, value, "value", "", allowed, _nearest(str(error["input"]), allowed.split(", ")))
         case "string_pattern_mismatch":
             allowed = patterns[context["pattern"]]
         case "model_type" | "dict_type":
@@ -217,6 +218,12 @@ def _dotted_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         yield f"{prefix}{name}"
         if isinstance(entry.annotation, type) and issubclass(entry.annotation, BaseModel):
             yield from _dotted_keys(entry.annotation, f"{prefix}{name}.")
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    """A question with the name that is most like `name`; empty if none is."""
+    matches = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {matches[0]}?" if matches else ""
 
 
 def _section(model: type[BaseModel], location: list[str]) -> type[BaseModel]:

@@ -24,6 +24,11 @@ Parallel = Literal["single", "dp", "ddp", "apex_ddp", "elastic"]
 Backend = Literal["auto", "nccl", "gloo"]
 Launcher = Literal["torchrun", "spawn", "slurm"]
 Device = Literal["cuda", "cpu"]
+Source = Literal[
+    "archive", "inbox", "folder", "synthetic",
+    "torchvision/MNIST", "torchvision/FashionMNIST", "torchvision/KMNIST", "torchvision/CIFAR10",
+    "torchvision/CIFAR100", "torchvision/Flowers102", "torchvision/OxfordIIITPet",
+]  # fmt: skip
 Grey = Literal["full", "minmax", "percentile"]
 Duplicates = Literal["together", "ignore"]
 Arithmetic = Literal["native", "portable"]
@@ -105,7 +110,7 @@ class Synthetic(Section):
 
 
 class Data(Section):
-    source: Literal["archive", "inbox", "folder", "synthetic"] = "archive"
+    source: Source = "archive"
     url: Annotated[str, Field(pattern=URL, max_length=LONGEST_URL)] = (
         "https://storage.googleapis.com/download.tensorflow.org/example_images/flower_photos.tgz"
     )

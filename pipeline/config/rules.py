@@ -90,8 +90,13 @@ SIDE = 224  # pixels, of a model that learns an embedding for every position of 
 FIXED_SIDE = begins_with("vit_", "maxvit")
 ONE_PROCESS, SYNCED = ("single", "dp"), ("torch", "apex")
 ONE_SIDE = "this model takes images of one size"
+GREY_SETS = ("torchvision/MNIST", "torchvision/FashionMNIST", "torchvision/KMNIST")
 
 PAIRS = (
+    # The images.
+    Pair("split.min_side", above(28), "data.source", GREY_SETS, "its images have 28 pixels per side", "28"),
+    Pair("split.phash_distance", above(0), "data.source", GREY_SETS,
+         "its images are so much alike that nearly all would be near duplicates", "0"),
     # The device.
     Pair("train.precision", ("tf32", *APEX_LEVELS), "train.device", "cpu", "it is for GPUs", "fp32, bf16, fp16"),
     Pair("train.parallel", ("dp", "apex_ddp"), "train.device", "cpu", "it is for GPUs", "single, ddp, elastic"),

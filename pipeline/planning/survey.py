@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.base import files
 from pipeline.config.params import Params, Split
-from pipeline.data import corrections, folders, formats, originals, splitting
+from pipeline.data import corrections, folders, formats, originals, splitting, torchvision_sets
 from pipeline.data.layout import looks_like_image
 from pipeline.data.split_table import SPLITS
 from pipeline.data.splitting import Cut
@@ -58,6 +58,10 @@ def survey(config: Params) -> Survey:
     """The images that these params use. Raises UserError for a folder that `split` would refuse."""
     if config.data.source == "synthetic":
         return Survey("flowers that are drawn", SYNTHETIC_CLASSES, {"": config.data.synthetic.count})
+    if public := torchvision_sets.SETS.get(config.data.source):
+        missing_splits = tuple(split for split in SPLITS if split not in public.images)
+        cut = Cut("train", ("train", *missing_splits) if missing_splits else ())
+        return Survey(f"{config.data.source}, which torchvision downloads", public.classes, public.images, cut)
     inbox, images = Path(config.paths.inbox), Path(config.paths.images)
     if config.data.source == "folder" or (config.data.source == "inbox" and not is_empty(inbox)):
         return survey_folder(inbox, corrections.read())

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.config.model_names import TIMM
-from pipeline.data import credits
+from pipeline.data import credits, torchvision_sets
 from pipeline.models import hub
 from pipeline.reporting import rendering, result
 from pipeline.reporting.audit import PARTS, Rows
@@ -26,6 +26,7 @@ def card(facts: Facts, rows: Rows, export: Mapping[str, Any], file_hashes: Mappi
     return rendering.card(
         "model_card.md.jinja",
         **vars(facts),
+        public=torchvision_sets.SETS.get(facts.config.data.source),
         weights=facts.weights,
         file_hashes=file_hashes,
         right=int(outcome.counts.trace()),

@@ -2,9 +2,9 @@
 
     perennial download
 
-The images are unpacked from an archive, copied from the inbox, listed in a folder, or drawn (`data.source`). The
-SHA-256 of an archive is checked before it is unpacked. An output appears only when it is complete. A downloaded file is
-kept, so the stage runs again without a network.
+The images are unpacked from an archive, copied from the inbox, listed in a folder, drawn, or downloaded by torchvision
+(`data.source`). The SHA-256 of an archive is checked before it is unpacked. An output appears only when it is complete.
+A downloaded file is kept, so the stage runs again without a network.
 """
 
 from argparse import Namespace
@@ -13,7 +13,7 @@ from pathlib import Path
 from pipeline.base import files
 from pipeline.base.errors import without_secrets
 from pipeline.config.params import Params
-from pipeline.data import archive, fetch, originals, synthetic
+from pipeline.data import archive, fetch, originals, synthetic, torchvision_sets
 from pipeline.stages import frame
 
 
@@ -56,6 +56,10 @@ def bring_images(config: Params, images: Path) -> str:
         with files.atomic_folder(images) as folder:
             originals.copy_inbox(Path(config.paths.inbox), folder)
         return config.paths.inbox
+    if data.source in torchvision_sets.SETS:
+        with files.atomic_folder(images) as folder:
+            torchvision_sets.write(data.source, folder, Path(config.paths.archives), config.run.decoding_threads)
+        return data.source
     drawn = data.synthetic
     with files.atomic_folder(images) as folder:
         synthetic.draw(folder, drawn.count, drawn.size, 0, config.run.decoding_threads)
