@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.base import files
-from pipeline.data import split_table
+from pipeline.data import split_table, torchvision_sets
 from pipeline.models import description, hub
 from pipeline.reporting import facts, model_card, rendering, settings
-from pipeline.stages import card
+from pipeline.stages import card, report
 from tests.conftest import change, read_params, write_params
 from tests.helpers import reports
 from tests.helpers.refusals import refuses
@@ -159,6 +159,19 @@ def test_what_was_not_done_is_not_claimed(folder: Path, tmp_path: Path) -> None:
     assert "onnx" not in text.split("| file |")[0]
     assert "free of rights (CC0)" in text
     assert "another class" not in text
+
+
+def test_a_public_set_is_named(folder: Path, tmp_path: Path) -> None:
+    """The card and the report name it. The card has the page with its licence, and no photographers of other images."""
+    shutil.copytree(folder, tmp_path / "w")
+    raw = read_params(tmp_path / "w/params.yaml")
+    write_params(tmp_path / "w/params.yaml", change(raw, data__source="torchvision/Flowers102"))
+    text = write(tmp_path / "w")
+    assert "`torchvision/Flowers102`" in text
+    assert torchvision_sets.SETS["torchvision/Flowers102"].page in text
+    assert "CC-BY" not in text
+    report.run(reports.config_in(tmp_path / "w"))
+    assert " Flowers102, " in (tmp_path / "w/reports/report.html").read_text()
 
 
 def test_a_damaged_table_is_named(folder: Path, tmp_path: Path) -> None:
