@@ -171,7 +171,7 @@ def test_a_public_set_is_named(folder: Path, tmp_path: Path) -> None:
     assert torchvision_sets.SETS["torchvision/Flowers102"].page in text
     assert "CC-BY" not in text
     report.run(reports.config_in(tmp_path / "w"))
-    assert " Flowers102, " in (tmp_path / "w/reports/report.html").read_text()
+    assert " Flowers102, " in (tmp_path / "w/reports/index.html").read_text()
 
 
 def test_a_damaged_table_is_named(folder: Path, tmp_path: Path) -> None:
