@@ -1,4 +1,4 @@
-"""Shared by the tests: the project's folder, its params, the real photos if they are there, and time limits."""
+"""Shared by the tests: the project's folder, its params, real photos, and time limits."""
 
 import fcntl
 import os
@@ -24,8 +24,8 @@ from tests.helpers import starts
 pytest_plugins = ["tests.helpers.budget"]
 
 PROJECT = Path(__file__).resolve().parents[1]
+PHOTOS = PROJECT / "tests/data/flower_photos"
 MINI = PROJECT.parent / "shared/data/flower_photos_mini.tgz"
-MINI_SHA256 = "b6fcdfa50563d9d6acac6e32666ee5d7f612622c3d7fed0875e75f4382e88331"
 
 hypothesis.settings.register_profile("perennial", deadline=None, derandomize=True)  # the same examples in each run
 hypothesis.settings.load_profile("perennial")
@@ -109,20 +109,26 @@ def project() -> Path:
 
 
 @pytest.fixture(scope="session")
-def mini() -> Path:
-    """735 original photos of flower_photos; without them a test is skipped."""
-    if not MINI.is_file():
-        pytest.skip(f"needs real photos: {MINI.name} is not at hand")
-    return MINI
+def photos() -> Path:
+    """The folder with forty real photos (tests/data/README.md). No test changes it."""
+    return PHOTOS
 
 
 @pytest.fixture(scope="session")
-def photos(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with these photos. No test changes it."""
-    folder = tmp_path_factory.mktemp("mini")
-    with tarfile.open(mini) as archive:
-        archive.extractall(folder, filter="data")
-    return folder / "flower_photos"
+def archive(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive of these photos, with the layout of flower_photos.tgz."""
+    path = tmp_path_factory.mktemp("archive") / "flower_photos.tgz"
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(photos, "flower_photos")
+    return path
+
+
+@pytest.fixture(scope="session")
+def hundreds() -> Path:
+    """The archive of 735 original photos; a test for which forty are too few is skipped where it is missing."""
+    if not MINI.is_file():
+        pytest.skip(f"needs hundreds of real photos ({MINI.name}), which the project does not contain")
+    return MINI
 
 
 @pytest.fixture(scope="session")

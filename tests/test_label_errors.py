@@ -62,12 +62,12 @@ def test_the_findings_are_cleanlabs(case: Case) -> None:
     assert [one.score for one in found] == scores[theirs].tolist()
 
 
-def test_the_findings_on_real_photos_are_cleanlabs(mini: Path) -> None:
+def test_the_findings_on_real_photos_are_cleanlabs(hundreds: Path) -> None:
     """On flower_photos_mini, from out-of-fold answers of a simple classifier of colours: the same list, in order.
 
     So are they if 37 of the 735 labels are changed; most of these are found.
     """
-    colours, labels = thumbnails(mini)
+    colours, labels = thumbnails(hundreds)
     random = np.random.default_rng(0)
     changed, swapped = random.permutation(len(labels))[:37], labels.copy()
     swapped[changed] = (labels[changed] + random.integers(1, 5, 37)) % 5

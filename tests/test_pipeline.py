@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from PIL import Image
 
 from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
+from pipeline.data import synthetic
 from pipeline.training.runs import Run
-from tests.conftest import MINI_SHA256, change, read_params, write_params
+from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, copy_project
 
 
@@ -32,27 +32,27 @@ def splits(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory, mini: Path) -> Path:
-    """A finished `dvc repro` on the 735 real photos."""
+def real(tmp_path_factory: pytest.TempPathFactory, archive: Path) -> Path:
+    """A finished `dvc repro` on the forty real photos."""
     folder = copy_project(
         tmp_path_factory.mktemp("real"),
-        data__url=f"file://{mini}", data__sha256=MINI_SHA256, train__parallel="ddp", run__processes=2,
+        data__url=f"file://{archive}", data__sha256=files.sha256(archive), train__parallel="ddp", run__processes=2,
     )  # fmt: skip
     call(folder, "dvc", "repro")
     return folder
 
 
-@pytest.mark.slow("a whole pipeline on 735 photos under DVC; make test has one on drawn images")
+@pytest.mark.slow("a whole pipeline on real photos under DVC; make test has one on drawn images")
 def test_real_photos_become_a_measured_model(real: Path) -> None:
     """From an archive of real photos to counts, a model and its figures; the counts add up to all images."""
     counts = {row["finding"]: int(row["number"]) for row in table(real, "findings")}
-    assert counts["images"] == 735
+    assert counts["images"] == 40
     assert counts["exact_duplicate_pairs"] == 3
     assert counts["conflicts"] == 1
     classes, excluded = table(real, "images"), table(real, "excluded")
     images = {name: sum(int(row[name]) for row in classes) for name in ("train", "val", "test", "excluded")}
-    assert images["excluded"] == sum(int(row["images"]) for row in excluded) == 735 - counts["kept"]
-    assert sum(images.values()) == 735
+    assert images["excluded"] == sum(int(row["images"]) for row in excluded) == 40 - counts["kept"]
+    assert sum(images.values()) == 40
     assert sum(int(row["images"]) for row in table(real, "per_class")) == images["test"]
     assert (real / "models/model.safetensors").stat().st_size > 1_000_000
     page = (real / "reports/index.html").read_text()
@@ -102,7 +102,7 @@ def test_the_lock_and_the_outputs_hold_no_place_and_no_time(drawn: Path) -> None
         assert "file://" not in path.read_text()
 
 
-@pytest.mark.slow("a whole pipeline on 735 photos under DVC; make test has one on drawn images")
+@pytest.mark.slow("a whole pipeline on real photos under DVC; make test has one on drawn images")
 def test_forced_again_gives_the_same_bytes(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forced second run of prepare, train, evaluate and report really trains, and writes the same dvc.lock.
 
@@ -132,7 +132,7 @@ def test_spawn_writes_what_torchrun_wrote(real: Path) -> None:
         (real / "params.yaml").write_bytes(params)
 
 
-@pytest.mark.slow("a whole pipeline on 735 photos under DVC; make test has one on drawn images")
+@pytest.mark.slow("a whole pipeline on real photos under DVC; make test has one on drawn images")
 def test_going_back_to_old_params_trains_nothing(real: Path) -> None:
     """Params A, then B, then A again: the third run takes all stages from the run cache, with the same dvc.lock."""
     before, params = (real / "dvc.lock").read_bytes(), (real / "params.yaml").read_bytes()
@@ -181,28 +181,25 @@ def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow("a whole pipeline; make test adds a photo in a clone: test_own_photos.py")
-def test_a_photo_in_the_inbox_moves_no_other(tmp_path: Path, mini: Path) -> None:
+def test_a_photo_in_the_inbox_moves_no_other(tmp_path: Path) -> None:
     """A photo added to data/inbox runs the stages and moves no other photo; a corrupt one is excluded and counted."""
-    folder = copy_project(tmp_path / "inbox", data__source="inbox", split__folds=1)
-    with tarfile.open(mini) as archive:
-        photos = [member for member in archive.getmembers() if member.name.endswith(".jpg")]
-        for member in [m for m in photos if "daisy" in m.name][:40] + [m for m in photos if "tulips" in m.name][:40]:
-            member.name = member.name.removeprefix("flower_photos/")
-            archive.extract(member, folder / "data/inbox", filter="data")
-    added = sorted((folder / "data/inbox/daisy").iterdir())[7]
+    folder = copy_project(tmp_path / "inbox", data__source="inbox", split__folds=1, split__phash_distance=0)
+    synthetic.draw(folder / "data/inbox", count=80, size=48, seed=0, workers=2)
+    added = sorted((folder / "data/inbox").glob("*/*.png"))[7]
+    broken = str(added.with_name('broken ,"é".JPG').relative_to(folder / "data/inbox"))
     content = added.read_bytes()
     added.unlink()
     call(folder, "dvc", "repro", "evaluate")
     before = splits(folder)
     assert len(before) == 79
     added.write_bytes(content)
-    (folder / 'data/inbox/tulips/broken ,"é".JPG').write_bytes(content[:2000])
+    (folder / "data/inbox" / broken).write_bytes(content[:2000])
     call(folder, "dvc", "repro", "evaluate")
     after = splits(folder)
     assert {path: after[path] for path in before} == before
-    assert after[f"daisy/{added.name}"] in ("train", "val", "test")
-    assert after['tulips/broken ,"é".JPG'] == "truncated"
-    assert [tuple(row.values()) for row in table(folder, "excluded")] == [("truncated", "1", 'tulips/broken ,"é".JPG')]
+    assert after[f"{added.parent.name}/{added.name}"] in ("train", "val", "test")
+    assert after[broken] == "truncated"
+    assert [tuple(row.values()) for row in table(folder, "excluded")] == [("truncated", "1", broken)]
 
 
 def test_a_refused_run_writes_nothing(tmp_path: Path) -> None:

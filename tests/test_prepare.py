@@ -35,8 +35,8 @@ def write_split(folder: Path, table: Path) -> None:
 
 @pytest.fixture(scope="module")
 def packable(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project folder with the mini set in `images` and its `split.csv`."""
-    folder = tmp_path_factory.mktemp("mini")
+    """A project folder with the real photos in `images` and its `split.csv`."""
+    folder = tmp_path_factory.mktemp("packable")
     (folder / "images").symlink_to(photos)
     write_split(folder / "images", folder / "split.csv")
     return folder

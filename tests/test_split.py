@@ -47,24 +47,24 @@ def small(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def mini_split(photos: Path) -> tuple[Rows, Counts]:
-    """What the split makes of the mini set."""
+def photos_split(photos: Path) -> tuple[Rows, Counts]:
+    """What the split makes of the forty real photos."""
     return do_split(photos)
 
 
-def test_the_mini_set_has_three_exact_pairs_and_one_conflict(mini_split: tuple[Rows, Counts]) -> None:
+def test_the_real_photos_have_three_exact_pairs_and_one_conflict(photos_split: tuple[Rows, Counts]) -> None:
     """Two pairs keep their first image, the pair in roses and tulips keeps none."""
-    rows, counts = mini_split
-    assert (counts["images"], counts["kept"]) == (735, 731)
+    rows, counts = photos_split
+    assert (counts["images"], counts["kept"]) == (40, 36)
     assert (counts["exact_duplicate_pairs"], counts["conflicts"]) == (3, 1)
     assert left_out(rows) == {"duplicate": 2, "conflicting labels": 2}
     conflicting = [path for path, reason in reasons(rows).items() if reason == "conflicting labels"]
     assert conflicting == ["roses/15922772266_1167a06620.jpg", "tulips/15922772266_1167a06620.jpg"]
 
 
-def test_no_two_near_photos_are_in_different_splits(mini_split: tuple[Rows, Counts]) -> None:
+def test_no_two_near_photos_are_in_different_splits(photos_split: tuple[Rows, Counts]) -> None:
     """Brute force over all pairs finds as many within the threshold as were counted, each in one split and group."""
-    rows, counts = mini_split
+    rows, counts = photos_split
     kept = [row for row in rows if row.split]
     hashes = np.array([row.info.phash for row in kept], np.uint64)
     pairs = near_by_brute_force(hashes, 8)
@@ -72,23 +72,23 @@ def test_no_two_near_photos_are_in_different_splits(mini_split: tuple[Rows, Coun
     assert all((kept[a].split, kept[a].group) == (kept[b].split, kept[b].group) for a, b in pairs)
 
 
-def test_the_counts_add_up(mini_split: tuple[Rows, Counts]) -> None:
+def test_the_counts_add_up(photos_split: tuple[Rows, Counts]) -> None:
     """Each image is counted once: by class and split, by split, and by reason."""
-    rows, counts = mini_split
+    rows, counts = photos_split
     assert sum(sum(by_split.values()) for by_split in counts["classes"].values()) == counts["images"]
     assert sum(counts["splits"].values()) == counts["kept"]
     assert sum(left_out(rows).values()) == counts["images"] - counts["kept"]
     assert counts["splits"] == {name: sum(row.split == name for row in rows) for name in SPLITS}
 
 
-def test_a_photo_added_moves_no_other(photos: Path, mini_split: tuple[Rows, Counts], tmp_path: Path) -> None:
+def test_a_photo_added_moves_no_other(photos: Path, photos_split: tuple[Rows, Counts], tmp_path: Path) -> None:
     """Each real photo keeps its split when a good and a corrupt photo are added."""
     folder = tmp_path / "images"
     shutil.copytree(photos, folder)
     put(folder / "daisy/0 new.png", 7, side=200)
     (folder / "daisy/corrupt.jpg").write_bytes((folder / "daisy/10140303196_b88d3d6cec.jpg").read_bytes()[:9000])
     rows, _ = do_split(folder)
-    after, before = splits_by_path(rows), splits_by_path(mini_split[0])
+    after, before = splits_by_path(rows), splits_by_path(photos_split[0])
     assert {path: after[path] for path in before} == before
     assert after["daisy/0 new.png"] in SPLITS
     assert left_out(rows)["truncated"] == 1

@@ -251,11 +251,13 @@ def both(folder: Path) -> dict[str, tuple[set[str], set[str], int]]:
 
 
 def test_cleanvision_names_the_same_photos(photos: Path) -> None:
-    """Of 735 photos: the same blurred ones and the same odd shape. Grey ones saved as colour are named only by us."""
+    """The same blurred ones and odd shape. Only we name grey ones saved as colour; only it, sizes 30 % from most."""
     found = both(photos)
-    assert {name: len(theirs) for name, (theirs, _, _) in found.items() if theirs} == {"blurred": 2, "odd_aspect": 1}
-    assert all(theirs == ours for name, (theirs, ours, _) in found.items() if name != "grey")
-    assert len(found["grey"][1]) == 11
+    named = {name: len(theirs) for name, (theirs, _, _) in found.items() if theirs}
+    assert named == {"blurred": 2, "odd_aspect": 1, "odd_size": 4}
+    assert all(theirs == ours for name, (theirs, ours, _) in found.items() if name not in ("grey", "odd_size"))
+    assert (len(found["grey"][1]), len(found["odd_size"][1])) == (4, 1)
+    assert found["odd_size"][1] <= found["odd_size"][0]
 
 
 def blurred(image: Image.Image, degree: int) -> Image.Image:
@@ -286,7 +288,7 @@ MOST_APART = {"dark": 1, "bright": 1, "blurred": 1, "low_information": 1, "odd_a
 @pytest.mark.slow("cleanvision takes 10 seconds; make test has what each measure says of an image")
 def test_cleanvision_names_the_same_altered_photos(photos: Path, tmp_path: Path) -> None:
     """Photos that are darkened, blurred and so on by degrees, across each limit: nearly all decisions are the same."""
-    for path in sorted(photos.glob("*/*.jpg"))[::60]:
+    for path in sorted(photos.glob("*/*.jpg"))[::3]:
         with Image.open(path) as opened:
             image = opened.convert("RGB")
             for name, alter in ALTERED.items():
