@@ -144,7 +144,7 @@ COMMANDS = {
     ),
     "verify": Command(
         ASK, "repeat what the committed dvc.lock claims, and compare every byte",
-        "comparing the files here with dvc.lock; then stages run again, in a copy", verify,
+        "repeating what a dvc.lock claims, in a copy", verify,
     ),
     "params": Command(ASK, "the params as they are used, with defaults, as JSON", "", answers=True),
     "continue-from": Command(

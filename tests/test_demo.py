@@ -1,6 +1,5 @@
-"""The demo's record: the hashes of all its outputs, and the figures that they belong to."""
+"""The demo's record: its dvc.lock, and the figures that belong to it."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,21 +8,31 @@ from benchmarks.harness import workspace
 from pipeline.base import files
 from pipeline.commands import demo
 from pipeline.config import params
+from pipeline.reruns import record
+from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT
 
-RESULTS = PROJECT / "results/demo"
-RECORDED = json.loads((PROJECT / demo.OUTPUTS).read_bytes())
+RESULTS = PROJECT / record.DEMO
+RECORDED = demo.outputs(PROJECT / demo.LOCK)
 
 
 def test_the_record_has_every_output_of_every_stage() -> None:
-    """results/demo/outputs.json names exactly what dvc.yaml declares as outputs and metrics."""
+    """results/demo/dvc.lock names exactly what dvc.yaml declares as outputs and metrics."""
     declared = {name for stage in workspace.STAGES for name in workspace.declared(stage)}
     assert set(RECORDED) == declared
 
 
+def test_the_record_names_no_place_of_its_machine() -> None:
+    """Every path in the dvc.lock is of a file in the project."""
+    for stage in dvc_lock.read(PROJECT / demo.LOCK).values():
+        for path in (*stage["deps"], *stage["outs"]):
+            assert not Path(path).is_absolute()
+            assert ".." not in Path(path).parts
+
+
 @pytest.mark.parametrize("name", [name for name in demo.COPIED if name.startswith("metrics/")])
 def test_a_committed_figure_is_of_the_recorded_run(name: str) -> None:
-    """The metrics beside outputs.json have the hashes that it says."""
+    """The metrics beside the dvc.lock have the hashes that it says."""
     assert files.md5(RESULTS / name) == RECORDED[name]
 
 

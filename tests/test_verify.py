@@ -16,6 +16,7 @@ import torch
 from pipeline.base import files
 from pipeline.commands import verify as repeating
 from pipeline.models import exported
+from pipeline.reruns import record
 from pipeline.versioning import dvc_lock
 from tests.conftest import change, read_params, write_params
 from tests.helpers.projects import call, commit, edited, verify, verify_environment
@@ -208,6 +209,52 @@ def test_what_is_not_in_git_is_no_claim(project: Path) -> None:
     assert "download, split, prepare, weights, train, evaluate, export, card, report" in done.stderr
     (project / "dvc.lock").unlink()
     assert "dvc.lock: not found" in verify(project).stderr
+
+
+@pytest.fixture
+def clone(project: Path) -> Path:
+    """A fresh clone of a commit without a dvc.lock, in which the run of the project is the recorded one."""
+    recorded = project / record.DEMO
+    recorded.mkdir(parents=True)
+    for name in (dvc_lock.LOCK.name, "params.yaml"):
+        shutil.copyfile(project / name, recorded / name)
+    call(project, "git", "rm", "--quiet", "-r", "--cached", "dvc.lock", "metrics")
+    (project / "dvc.lock").unlink()
+    shutil.rmtree(project / "metrics")
+    other_lr(project)
+    (project / "pipeline/stages/new.py").write_text("# a later commit\n")
+    commit(project)
+    call(project, "git", "clone", "--quiet", ".", "../clone")
+    return project.parent / "clone"
+
+
+def test_a_fresh_clone_repeats_the_recorded_run(clone: Path) -> None:
+    """Without a dvc.lock, with other params and with later code. Every output is compared, and the folder stays."""
+    done = verify(clone)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    lock = record.DEMO / dvc_lock.LOCK
+    assert str(lock) in next(line for line in lines if line != lines[0])
+    claims = dvc_lock.read(clone / lock)
+    for output in (path for claim in claims.values() for path in claim["outs"]):
+        assert any(line.startswith(f"{output} ") and line.endswith("  same") for line in lines), output
+    assert lines[-1].endswith(f" {lock} claims")
+    assert call(clone, "git", "status", "--porcelain").stdout == ""
+    assert not (clone / "dvc.lock").exists()
+
+
+@pytest.mark.slow("a whole pipeline under DVC; make test has a true record")
+def test_a_forged_hash_in_the_record_is_named(clone: Path) -> None:
+    """That output alone differs."""
+    lock = clone / record.DEMO / dvc_lock.LOCK
+    claimed = dvc_lock.read(lock)["train"]["outs"]["models/model.json"]
+    lock.write_text(lock.read_text().replace(claimed, claimed[::-1]))
+    assert f"verify: {record.DEMO / dvc_lock.LOCK}: " in verify(clone).stderr  # it is not committed
+    commit(clone)
+    done = verify(clone)
+    assert done.returncode == 1
+    assert [line.split()[0] for line in done.stdout.splitlines() if line.endswith("  differs")] == ["models/model.json"]
+    assert done.stdout.endswith("\nverify: differs: models/model.json\n")
 
 
 @pytest.mark.slow("a whole pipeline under DVC; make test repeats one from drawn images")

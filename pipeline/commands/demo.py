@@ -3,33 +3,33 @@
     perennial demo              run, and compare with the committed results/demo/
     perennial demo --record     also make this run the committed one
 
-The demo compares the hashes of all outputs (results/demo/outputs.json), not the hashes of the code. So a changed
-comment needs no new record. The copy stays (`cd .demo; dvc metrics show`), and a second demo has nothing to run.
+The demo compares the hashes of all outputs in results/demo/dvc.lock, not those of the code. So a changed comment needs
+no new record. The copy stays (`cd .demo; dvc metrics show`), and a second demo has nothing to run.
 """
 
-import json
 import shutil
 import subprocess
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from pipeline.base import children, files
+from pipeline.base import children, files, linux
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, machine, params
 from pipeline.config.params import Arithmetic
-from pipeline.data import corrections
+from pipeline.data import corrections, originals
 from pipeline.evaluation import figures
-from pipeline.reruns import workcopy
+from pipeline.reruns import comparison, record, workcopy
 from pipeline.versioning import dvc_lock, programs
 
 FOLDER = Path(".demo")
-RESULTS = Path("results/demo")
-OUTPUTS = RESULTS / "outputs.json"  # output → MD5, as in dvc.lock
+LOCK = record.DEMO / dvc_lock.LOCK
 COPIED = (
     "params.yaml",
+    "dvc.lock",
     *(f"metrics/{name}" for name in (figures.IMAGES, figures.HISTORY, figures.CLASSES, *figures.FILES.values())),
 )
 
@@ -38,7 +38,7 @@ def copy_project(folder: Path, arithmetic: Arithmetic = "portable") -> None:
     """Copy the project's files to `folder`, with the demo's params and this arithmetic. Other code there is removed."""
     names = workcopy.project_files()
     workcopy.copy_files(names, Path(), folder)
-    shutil.copy2(RESULTS / params.FILE, folder / params.FILE)
+    shutil.copy2(record.DEMO / params.FILE, folder / params.FILE)
     files.write_text(folder / corrections.FILE, corrections.EMPTY)  # those of this folder name its own photos
     document.rewrite(folder / params.FILE, {"train.arithmetic": arithmetic})
     for stale in set((folder / workcopy.CODE).rglob("*.py")) - {folder / name for name in names}:
@@ -71,7 +71,8 @@ def run(folder: Path) -> int:
 
 def outputs(lock: Path) -> dvc_lock.Hashes:
     """The hash of every output in a dvc.lock. Raises UserError if the lock cannot be read."""
-    return {path: md5 for stage in dvc_lock.read(lock).values() for path, md5 in stage["outs"].items()}
+    claims = dvc_lock.read(lock)
+    return comparison.outputs(claims, claims)
 
 
 def compare(actual: dvc_lock.Hashes, committed: dvc_lock.Hashes) -> list[str]:
@@ -80,12 +81,14 @@ def compare(actual: dvc_lock.Hashes, committed: dvc_lock.Hashes) -> list[str]:
     return [f"{path}: {actual.get(path, 'none')}, committed {committed.get(path, 'none')}" for path in paths]
 
 
-def record() -> None:
-    """Copy the params, metrics and output hashes of the run in FOLDER to RESULTS."""
+def record_run() -> None:
+    """Copy the params, metrics and dvc.lock of the run in FOLDER to the committed one, and write its origin."""
     for name in COPIED:
-        (RESULTS / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(FOLDER / name, RESULTS / name)
-    files.write_json(OUTPUTS, outputs(FOLDER / "dvc.lock"))
+        (record.DEMO / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(FOLDER / name, record.DEMO / name)
+    paths = params.load(record.DEMO / params.FILE).paths
+    images = originals.locate(FOLDER / paths.images, FOLDER / paths.inbox)
+    files.write_json(record.DEMO / record.ORIGIN, asdict(record.find_origin(images, linux.usable_cores())))
 
 
 def cause(lacking: Sequence[str]) -> str:
@@ -114,18 +117,18 @@ def demo(recording: bool) -> int:
         value = f"exit status {error.returncode} in {FOLDER}/"
         raise UserError(Fault(" ".join(error.cmd), value, "failed", remedy="see above")) from None
     if recording:
-        record()
+        record_run()
     print(f"\ndemo: done in {time.monotonic() - began:.0f} s. The files and commands above are for {FOLDER}/:")
     print(f"  cd {FOLDER} && . ../.venv/bin/activate")
     print("  perennial verify               runs everything again, and compares every byte")
-    if not OUTPUTS.is_file():
-        print(f"demo: there is no committed {OUTPUTS} to compare with; --record makes this run the committed one")
-    elif different := compare(outputs(FOLDER / "dvc.lock"), json.loads(OUTPUTS.read_bytes())):
-        print(f"demo: these outputs differ from the committed ones ({OUTPUTS}); {cause(lacking)}:")
+    if not LOCK.is_file():
+        print(f"demo: there is no committed {LOCK} to compare with; --record makes this run the committed one")
+    elif different := compare(outputs(FOLDER / dvc_lock.LOCK), outputs(LOCK)):
+        print(f"demo: these outputs differ from the committed ones ({LOCK}); {cause(lacking)}:")
         print(*(f"  {line}" for line in different), sep="\n")
         status = 0 if lacking else 1
     else:
-        print(f"demo: every output equals the committed one, byte for byte ({OUTPUTS})")
+        print(f"demo: every output equals the committed one, byte for byte ({LOCK})")
     print(f"demo: the report, for a browser: {FOLDER}/reports/index.html")
     return status
 

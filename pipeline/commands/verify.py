@@ -1,4 +1,4 @@
-"""Run the committed stages again, and compare every output with the committed dvc.lock: `perennial verify`.
+"""Run the committed stages again, and compare every output with a committed dvc.lock: `perennial verify`.
 
     perennial verify                    every stage
     perennial verify --stage train      one stage, from inputs that DVC's cache holds
@@ -13,6 +13,9 @@ inputs from this folder's cache, takes nothing from the run cache, and writes to
 has the claimed hash, and every stage has this project's own command; 1 if not, or if verify could not run. Another
 command is named before it runs. A copy of a file, say, would have the claimed hash, and would show nothing.
 
+In a clone in which nothing has run there is no dvc.lock. Then the recorded one of the demo is repeated, in
+results/demo/. Code may have changed since it was recorded: this is printed, and every output is compared all the same.
+
 Your own photos and pretrained weights are in a commit only after `dvc add`. Without it, the stages that read them are
 not repeated.
 
@@ -26,13 +29,17 @@ in .dvc/tmp/reruns/seeds/, and continue interrupted ones.
 import shutil
 import tempfile
 from argparse import Namespace
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from pipeline.base import errors, files
 from pipeline.base.errors import Fault, UserError, exit_status, raise_if_any
-from pipeline.config import machine, params, validity
+from pipeline.config import document, machine, params, validity
 from pipeline.config.params import Params
-from pipeline.reruns import comparison, folder, repetition, runner
+from pipeline.data import corrections
+from pipeline.reruns import comparison, folder, record, repetition, runner
 from pipeline.reruns.runner import Job
 from pipeline.versioning import dvc_lock, programs
 from pipeline.versioning.dvc_lock import Claims
@@ -40,29 +47,77 @@ from pipeline.versioning.dvc_lock import Claims
 LOG = programs.TEMPORARY / "verify.txt"  # the log of a rerun that failed: its work copy is removed
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A dvc.lock, what it says, and the params that it is of."""
+
+    lock: Path
+    config: Params
+    claims: Claims
+    values: Mapping[str, Any]  # dotted key → value: the params, if they are not those of the commit
+
+
 def verify(only: str | None) -> int:
     """Run all stages, or the stage `only`, in a work copy, and print the comparison; 1 if an output differs, else 0.
 
     Raises UserError if this folder is not clean, or if a stage fails in the copy.
     """
+    lock = record.DEMO / dvc_lock.LOCK
+    if (
+        lock.is_file()
+        and not dvc_lock.LOCK.exists()
+        and not programs.output("git", "ls-files", "--", str(dvc_lock.LOCK))
+    ):
+        return verify_recorded(lock, only)
     config, claims = params.load(), dvc_lock.read()
     if only is not None and only not in claims:
         raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(claims)))
     raise_if_any(validity.faults(config, machine.read()))
     folder.check(config, claims)
     targets, options, stages = plan(config, claims, only)
+    return repeat(Claim(dvc_lock.LOCK, config, claims, {}), stages, targets, *options)
+
+
+def verify_recorded(lock: Path, only: str | None) -> int:
+    """The same for the demo's recorded dvc.lock. Raises UserError if code here is not as in the commit."""
+    print(f"verify: no dvc.lock here yet: repeating the recorded one, {lock}: the demo, about 3 minutes", flush=True)
+    if only is not None:
+        remedy = "perennial repro makes it; or perennial verify without --stage"
+        raise UserError(
+            Fault("--stage", repr(only), "missing", f"it needs a {dvc_lock.LOCK} of this folder", "", remedy)
+        )
+    path = record.DEMO / params.FILE
+    config, values, claims = params.load(path), dict(document.leaves(document.read(path))), dvc_lock.read(lock)
+    errors.raise_if_any(validity.faults(config, machine.read()))
+    errors.raise_if_any(folder.outputs_outside(claims))
+    own = {params.FILE, corrections.FILE.as_posix()}  # the demo has others
+    errors.raise_if_any(fault for fault in folder.commit_differences(claims, str(record.DEMO)) if fault.key not in own)
+    return repeat(Claim(lock, config, claims, values), list(claims), ())
+
+
+def repeat(claim: Claim, stages: Sequence[str], targets: Sequence[str], *options: str) -> int:
+    """Run these stages in a work copy, and print the comparison; 1 if an output or a command differs, else 0.
+
+    `targets`, `options`: of the `dvc repro` that runs them.
+    """
+    lock, claims = claim.lock, claim.claims
     foreign = folder.foreign_commands(stages)
     print(*(f"verify: {sentence}\n" for sentence in foreign), sep="", end="", flush=True)
     commit = programs.output("git", "rev-parse", "--short", "HEAD").strip()
     with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
         place = Path(temporary) / "copy"
         print(f"verify: repeating {', '.join(stages)} of commit {commit} in {place}", flush=True)
-        copy = repetition.make_copy(place, config, {})
-        repetition.bring_inputs(copy, claims, stages)
-        run(repetition.job(f"commit {commit}", copy, targets, *options), config)
-        hashes = comparison.outputs(dvc_lock.read(place / dvc_lock.LOCK), stages)
-        differing = comparison.compare(claims, hashes, stages, copy)
-    print(f"\nverify: {'differs: ' + ', '.join(differing) if differing else 'every output is as dvc.lock claims'}")
+        copy = repetition.make_copy(place, claim.config, claim.values)
+        if claim.values:
+            files.write_text(place / corrections.FILE, corrections.EMPTY)  # those of the commit name its own photos
+        else:
+            repetition.bring_inputs(copy, claims, stages)
+        run(repetition.job(f"commit {commit}", copy, targets, *options), copy.config)
+        rerun = dvc_lock.read(place / dvc_lock.LOCK)
+        differing = comparison.compare(claims, comparison.outputs(rerun, stages), stages, copy)
+    if changed := comparison.changed_inputs(claims, rerun):
+        print(f"\nverify: changed since {lock} was written: {', '.join(changed)}")
+    print(f"\nverify: {'differs: ' + ', '.join(differing) if differing else f'every output is as {lock} claims'}")
     if foreign:
         print(f"verify: {len(foreign)} of {len(stages)} stages ran a command that is not this project's: see above")
     return 1 if differing or foreign else 0

@@ -63,10 +63,13 @@ def read(copies: Copies) -> Pooled:
 def _make_record(copies: Copies, pooled_figures: Figures) -> Record:
     """The record of the study."""
     locks = {key: dvc_lock.read(copy.folder / dvc_lock.LOCK) for key, copy in copies.items()}
-    first, config = min(seed for seed, _ in copies), next(iter(copies.values())).config
+    first, copy = min(seed for seed, _ in copies), next(iter(copies.values()))
+    config = copy.config
     splits = [lock["split"]["outs"][config.paths.split] for (seed, _), lock in sorted(locks.items()) if seed == first]
     outs = {key: {**lock["train"]["outs"], **lock["evaluate"]["outs"]} for key, lock in locks.items()}
-    return record.make_record(config, splits, pooled_figures, outs)
+    images = originals.locate(copy.folder / config.paths.images, copy.folder / config.paths.inbox)
+    origin = record.find_origin(images, config.run.decoding_threads)
+    return record.make_record(config, splits, pooled_figures, outs, origin)
 
 
 def write(config: Params, copies: Copies, predictions: Pooled, command: str) -> Record:

@@ -29,8 +29,16 @@ def compare(claims: Claims, hashes: Hashes, stages: Iterable[str], copy: WorkCop
 
 
 def outputs(claims: Claims, stages: Iterable[str]) -> Hashes:
-    """The hashes of the outputs of these stages."""
-    return {path: md5 for name in stages for path, md5 in claims[name]["outs"].items()}
+    """The hashes of the outputs of these stages; a stage that is not in `claims` has none."""
+    return {path: md5 for name in stages if name in claims for path, md5 in claims[name]["outs"].items()}
+
+
+def changed_inputs(claims: Claims, made: Claims) -> list[str]:
+    """The inputs whose hash is not the claimed one and that no stage writes: code, pins and the user's own files."""
+    outs = outputs(claims, claims)
+    here = {path: md5 for stage in made.values() for path, md5 in stage["deps"].items()}
+    there = {path: md5 for stage in claims.values() for path, md5 in stage["deps"].items() if path not in outs}
+    return sorted(path for path, md5 in there.items() if here.get(path) != md5)
 
 
 def print_tensor_differences(outputs: Iterable[str], folder: Path) -> None:

@@ -37,12 +37,12 @@ def outputs_outside(claims: Claims) -> list[Fault]:
 
 
 def foreign_commands(stages: Iterable[str]) -> list[Fault]:
-    """The stages whose command in dvc.lock is not of the form that this project's stages have."""
+    """The stages whose command in dvc.yaml is not of the form that this project's stages have."""
     commands, why = dvc_lock.commands(), "a command that is not this project's"
     return [
-        Fault(f"the stage {name}", f"{commands[name]!r:.200}", "differs", why, COMMAND.format(stage=name))
+        Fault(f"the stage {name}", f"{commands.get(name)!r:.200}", "differs", why, COMMAND.format(stage=name))
         for name in stages
-        if commands[name] != COMMAND.format(stage=name)
+        if commands.get(name) != COMMAND.format(stage=name)
     ]
 
 

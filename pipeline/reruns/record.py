@@ -1,26 +1,42 @@
 """The file with the result of a study of all folds: its params, its figures, and the hashes of its outputs.
 
-A study with the same params on the same images has the same file, byte for byte, on a machine of the same kind. The
-recipes in results/recipes/ are such files.
+A study with the same params on the same images by the same commit has the same file, byte for byte, on a machine of the
+same kind. The recipes in results/recipes/ are such files.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import files, schema
+from pipeline.base import files, schema, threads
 from pipeline.config import document, identity
 from pipeline.config.params import Params
+from pipeline.data.originals import Originals
 from pipeline.evaluation.figures import PREDICTIONS
 from pipeline.evaluation.pooled import Figures
+from pipeline.versioning import programs
 from pipeline.versioning.dvc_lock import Hashes
 
 RECIPES = Path("results/recipes")
+DEMO = Path("results/demo")  # the recorded run of `perennial demo`: its params, its dvc.lock, and its figures
+ORIGIN = "origin.json"  # beside the recorded dvc.lock
+CODE = ("pipeline", "requirements", "docker", "dvc.yaml")  # what a run is made by
 VARIED = {"split.fold", "train.seed"}  # what a study sets itself
 STAGES = ("split", "prepare", "train", "evaluate")
 DIGITS = 10  # of a figure
 MOST_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a run was made of and by. An empty text: by a version that did not record it."""
+
+    __pydantic_config__ = schema.STRICT
+
+    images: str = ""  # the digest of all files of the unpacked images, see `digest`
+    commit: str = ""  # followed by "-dirty" if the code was not as in it
 
 
 @dataclass(frozen=True)
@@ -47,6 +63,7 @@ class Record:
     data: Hashes  # the split of each fold: split.csv has a hash of each image
     figures: dict[str, float]
     parts: tuple[Part, ...]
+    origin: Origin = Origin()
 
     @property
     def seeds(self) -> list[int]:
@@ -58,10 +75,36 @@ def decisive(config: Params) -> dict[str, Any]:
     return {key: value for key, value in identity.settings(config, STAGES).items() if key not in VARIED}
 
 
+def digest(images: Originals, workers: int) -> str:
+    """The SHA-256 of what `sha256sum` prints for all files, sorted by name: however they were packed, it is the same.
+
+    Hidden files do not count. In the folder with the class folders, a shell gives the same:
+    find . -type f -not -path '*/.*' -printf '%P\\0' | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
+    """
+
+    def line(name: str) -> str:
+        return f"{images.hashes.get(name) or files.sha256(images.root / name)}  {name}\n"
+
+    names = [name for name in images.entries() if not name.endswith("/")]
+    lines = "".join(threads.ordered_map(line, sorted(names), workers, "hashes"))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def find_origin(images: Originals, workers: int) -> Origin:
+    """The origin of what the project in the current folder has made of these images."""
+    changed = programs.output("git", "status", "--porcelain", "--", *CODE)
+    commit = programs.output("git", "rev-parse", "HEAD").strip()
+    return Origin(digest(images, workers), f"{commit}-dirty" if changed else commit)
+
+
 def make_record(
-    config: Params, splits: Sequence[str], figures: Figures, outs: Mapping[tuple[int, int], Hashes]
+    config: Params,
+    splits: Sequence[str],
+    figures: Figures,
+    outs: Mapping[tuple[int, int], Hashes],
+    origin: Origin,
 ) -> Record:
-    """The record of a study. `splits`: the MD5 of split.csv of each fold. `outs`: by (seed, fold), of all outputs."""
+    """The record. `splits`: the MD5 of split.csv of each fold. `outs`: those of all outputs by (seed, fold)."""
     model = f"{config.paths.models}/model.safetensors"
     predictions = f"{config.paths.metrics}/{PREDICTIONS}"
     parts = [
@@ -72,7 +115,7 @@ def make_record(
     # Rounded: the last bits of logarithms depend on the kind of CPU, even if the answers do not.
     flat = {key: round(value, DIGITS) for key, value in document.leaves(asdict(figures)) if key != "parts"}
     data = {f"{config.paths.split} of fold {fold}": md5 for fold, md5 in enumerate(splits)}
-    return Record(decisive(config), data, flat, tuple(parts))
+    return Record(decisive(config), data, flat, tuple(parts), origin)
 
 
 def read(path: Path) -> Record:
@@ -90,7 +133,7 @@ def write(path: Path, record: Record) -> None:
 
 
 def differences(expected: Record, actual: Record) -> Iterator[str]:
-    """Sentences that say in what two records differ; none if they are the same."""
+    """Sentences that say in what two records differ; none if they are the same. Their origin is not compared."""
     parts = [{(part.seed, part.fold): part for part in one.parts} for one in (expected, actual)]
     models, answers = (
         [{f"seed {seed} fold {fold}": getattr(part, name) for (seed, fold), part in one.items()} for one in parts]

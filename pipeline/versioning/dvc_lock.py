@@ -54,11 +54,9 @@ def params(path: Path = LOCK) -> dict[str, Any]:
     return {key: value for stage in stages for key, value in stage.get("params", {}).get("params.yaml", {}).items()}
 
 
-def commands(path: Path = LOCK) -> dict[str, Any]:
-    """The command of every stage in a dvc.lock. Raises UserError if it is missing or not readable."""
-    read(path)  # refuses a damaged file
-    stages = YAML(typ="safe", pure=True).load(path)["stages"]
-    return {stage: content.get("cmd") for stage, content in stages.items()}
+def commands(path: Path = Path("dvc.yaml")) -> dict[str, Any]:
+    """The command of every stage in dvc.yaml. Raises UserError if dvc.yaml is missing or not readable."""
+    return {stage: entry.get("cmd") for stage, entry in _stages(path).items()}
 
 
 def code(stage: str, path: Path = Path("dvc.yaml")) -> list[Path]:
