@@ -61,11 +61,11 @@ demo: setup  ## the whole pipeline on drawn flowers, in .demo/ (about 3 minutes,
 
 # Three rings of tests. A test is in the first ring, unless its mark says why not: slow("the reason"), or gpu.
 # First: for new contributors, and before every commit. It leaves out slow tests, but runs another one of each kind.
-test: lint  ## lint, types, every unit test, one test of each kind of real process (about 6 minutes on 2 idle cores)
+test: lint  ## lint, types, every unit test, one test of each kind of real process
 	@python -m pytest -n auto --dist worksteal -m "not gpu and not slow"
 
 # Second: continuous integration runs this. It finds everything that a machine without a GPU can find.
-test-all: test-packages test-code image-test  ## everything that needs no GPU: all tests, then the container (about 50 minutes on 2 idle cores)
+test-all: test-packages test-code image-test  ## everything that needs no GPU: all tests, then the container
 
 test-code: lint  ## lint, types, every test that needs no GPU, without the container
 	@python -m pytest -n auto --dist worksteal -m "not gpu"

@@ -44,7 +44,7 @@ SMALL: dict[str, Any] = {
     "data__source": "synthetic", "data__synthetic__count": 60, "data__synthetic__size": 48, "split__stratify": True,
     "train__epochs": 2, "evaluate__onnx": False,
 }  # fmt: skip
-WRITTEN = ("summary.json", "predictions.csv", "label_errors.csv")
+TABLES = ("predictions.csv", "label_errors.csv")
 A_PART = Part(seed=0, fold=0, images=10, right=5, model="a" * 32, predictions="b" * 32)
 A_RECORD = Record(params={"split.folds": 2, "train.lr": 0.1}, data={"split": "c"}, figures={}, parts=(A_PART,))
 
@@ -57,10 +57,13 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project
 
 
-def outputs(project: Path) -> dict[str, str]:
-    """The MD5 of every file that a study writes."""
-    return {name: files.md5(project / "metrics/folds" / name) for name in WRITTEN} | {
-        "page": files.md5(project / "reports/folds.html")
+def outputs(project: Path) -> dict[str, Any]:
+    """The MD5 of every file that a study writes, and the record without its commit: each project has another one."""
+    folder = project / "metrics/folds"
+    study = record.read(folder / "summary.json")
+    return {name: files.md5(folder / name) for name in TABLES} | {
+        "page": files.md5(project / "reports/folds.html"),
+        "record": replace(study, origin=replace(study.origin, commit="")),
     }
 
 
@@ -70,6 +73,8 @@ def test_every_image_is_tested_once(studied: Path) -> None:
     assert Counter(row["path"] for row in rows).most_common(1)[0][1] == 1
     found = json.loads((studied / "metrics/folds/summary.json").read_bytes())
     assert len(rows) == found["figures"]["images"] == sum(part["images"] for part in found["parts"]) == 60
+    assert found["origin"]["commit"] == call(studied, "git", "rev-parse", "HEAD").stdout.strip()
+    assert len(found["origin"]["images"]) == 64
     right = sum(row["label"] == row["prediction"] for row in rows)
     assert found["figures"]["accuracy"] == pytest.approx(right / 60, abs=1e-9)
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.measuring import RESULTS
+
 SIDE = 224
 Report = Mapping[str, Any]
 Line = tuple[str, str, str]  # what is measured, our figure, and what it is compared with
@@ -98,8 +100,12 @@ def machine(of: Mapping[str, Any]) -> str:
 
 
 def table(results: Path) -> str:
-    """The table of every report in a folder; machines are named below it. Raises ValueError for a tiny report."""
-    lines, machines = [], []
+    """The table of every report in a folder; machines and reports are named below it.
+
+    Raises ValueError for a tiny report.
+    """
+    lines: list[str] = []
+    machines: dict[str, list[str]] = {}  # a machine → the reports that are of it
     for device in ("cpu", "cuda"):
         for name, describe in LINES.items():
             if not (path := results / f"{name}_{device}.json").is_file():
@@ -107,12 +113,14 @@ def table(results: Path) -> str:
             report = json.loads(path.read_text())
             if report["conditions"]["preset"] == "tiny":
                 raise ValueError(f"{path}: of the tiny preset, which measures nothing")
-            if (where := machine(report["conditions"])) not in machines:
-                machines.append(where)
-            mark = f" [{machines.index(where) + 1}]"
+            machines.setdefault(where := machine(report["conditions"]), []).append(path.name)
+            mark = f" [{[*machines].index(where) + 1}]"
             lines += [f"| {what}{mark} | {ours} | {others} |" for what, ours, others in describe(report)]
     if not lines:
         return "Not measured yet: `make bench`."
     head = ["| what | here | for comparison, in the same run |", "|---|---|---|"]
-    names = [f"[{number}] {where}" for number, where in enumerate(machines, 1)]
+    names = [
+        f"[{number}] {where}: {', '.join(f'[{name}](../{RESULTS}/{name})' for name in reports)}"
+        for number, (where, reports) in enumerate(machines.items(), 1)
+    ]
     return "\n".join([*head, *lines, "", "<br>".join(names)])

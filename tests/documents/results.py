@@ -1,27 +1,41 @@
-"""The README's table of results, made from the committed figures in results/."""
+"""The README's table of results, made from the committed figures in results/.
+
+A record that does not name its images and its commit is no row: it cannot be repeated.
+"""
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pipeline.base import files
+from pipeline.config import params
 from pipeline.data.split_table import SPLITS
 from pipeline.reruns import record
+from pipeline.reruns.record import Origin
 from tests.conftest import PROJECT, read_params
 from tests.documents.phrases import Say
 
-RUNS = {
-    "demo": "`make demo`: drawn flowers",
-    "flower_photos_mini": "flower_photos, one fifth",
-    "flower_photos": "flower_photos, all",
+RECIPES = {  # name of the record → what was tested
+    "mini": "flower_photos, one fifth, tested in 5 folds",
+    "long": "flower_photos, all, tested in 5 folds",
 }
-RECIPE = ("long", "flower_photos, all, tested in 5 folds (`perennial folds --recipe long`)")
+DIGITS = 12  # of a commit and of the digest of the images
 
 
-def cells(title: str, images: int, train: Mapping[str, Any], figures: Mapping[str, Any], tested: int, say: Say) -> str:
-    """A row: the data, the model and its settings, and the accuracy on so many tested images."""
+def row(
+    title: str,
+    images: int,
+    train: Mapping[str, Any],
+    tested: int,
+    figures: Mapping[str, Any],
+    made: tuple[str, Origin],
+    say: Say,
+) -> str:
+    """A row: the data, the model and its settings, the accuracy on so many tested images, and what it was made by."""
     settings = {key: train[key] for key in ("model", "crop", "epochs")}
     accuracy, low, high = (figures[key] for key in ("accuracy", "accuracy_low", "accuracy_high"))
+    command, origin = made
     parts = (
         say(title),
         f"{images:,}",
@@ -30,33 +44,42 @@ def cells(title: str, images: int, train: Mapping[str, Any], figures: Mapping[st
             "{accuracy:.3f} ({low:.3f} to {high:.3f}, {images} images)",
             accuracy=accuracy, low=low, high=high, images=f"{tested:,}",
         ),
+        say(
+            "`{command}`, commit {commit}, images {images}",
+            command=command, commit=origin.commit[:DIGITS], images=origin.images[:DIGITS],
+        ),
     )  # fmt: skip
     return f"| {' | '.join(parts)} |"
 
 
-def row(name: str, title: str, say: Say) -> str:
-    """One run as a row: its data, model, settings and figures."""
-    folder = PROJECT / "results" / name
-    train = read_params(folder / "params.yaml")["train"]
+def of_demo(project: Path, say: Say) -> list[str]:
+    """The recorded demo as a row; none without its origin."""
+    folder = project / record.DEMO
+    if not (folder / record.ORIGIN).is_file():
+        return []
+    origin = record.read_origin(folder / record.ORIGIN)
     figures, classes = (
         json.loads((folder / "metrics/eval.json").read_text()),
         files.read_csv(folder / "metrics/images.csv"),
     )
     images = {name: sum(int(of[name]) for of in classes) for name in SPLITS}
-    return cells(title, sum(images.values()), train, figures, images["test"], say)
+    train = read_params(folder / params.FILE)["train"]
+    return [row("drawn flowers", sum(images.values()), train, images["test"], figures, ("make demo", origin), say)]
 
 
-def row_of_recipe(name: str, title: str, say: Say) -> str:
-    """A study of all folds as a row: every image is tested."""
-    found = record.read(PROJECT / record.RECIPES / f"{name}.json")
-    train = {key.removeprefix("train."): value for key, value in found.params.items()}
-    images = int(found.figures["images"])
-    return cells(title, images, train, found.figures, images, say)
+def of_recipe(path: Path, title: str, say: Say) -> list[str]:
+    """A study of all folds as a row: every image is tested. None without a record or its origin."""
+    if not path.is_file() or not (study := record.read(path)).origin.images:
+        return []
+    train = {key.removeprefix("train."): value for key, value in study.params.items()}
+    images = int(study.figures["images"])
+    made = f"perennial folds --recipe {path.stem}", study.origin
+    return [row(title, images, train, images, study.figures, made, say)]
 
 
-def table(say: Say) -> str:
+def table(say: Say, project: Path = PROJECT) -> str:
     """The README's table of results."""
-    titles = ("data", "images", "trained from scratch", "test accuracy (95 % interval)")
-    head = f"| {' | '.join(map(say, titles))} |\n|---|---|---|---|\n"
-    rows = [row(name, title, say) for name, title in RUNS.items()]
-    return head + "\n".join([*rows, row_of_recipe(*RECIPE, say)])
+    titles = ("data", "images", "trained from scratch", "test accuracy (95 % interval)", "made by")
+    head = [f"| {' | '.join(map(say, titles))} |", "|---|---|---|---|---|"]
+    studies = [of_recipe(project / record.RECIPES / f"{name}.json", title, say) for name, title in RECIPES.items()]
+    return "\n".join([*head, *of_demo(project, say), *(line for lines in studies for line in lines)])

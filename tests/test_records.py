@@ -1,0 +1,114 @@
+"""Every recorded figure names what it was made of and by: the images, and a commit that exists."""
+
+import json
+import subprocess
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.harness.measuring import RESULTS
+from pipeline.base import files
+from pipeline.data import originals
+from pipeline.reruns import record
+from pipeline.reruns.record import Origin
+from tests.conftest import PROJECT
+from tests.documents import results
+from tests.documents.phrases import english
+from tests.helpers.projects import call, commit, copy_project
+
+# Measured by code that is in no commit. Measure them again, then remove them here.
+TO_BE_MEASURED_AGAIN = {
+    "elastic_accuracy.json",
+    "elastic_hashes.json",
+    "kill_sweep.json",
+    "kill_sweep_elastic.json",
+}
+REPORTS = sorted((PROJECT / RESULTS).glob("*.json"))
+STUDIES = sorted((PROJECT / "results").glob("*/*.json"))
+A_DIGEST = "0123456789abcdef" * 4
+
+
+def git(*arguments: str) -> str:
+    """The output of Git in the project; empty if it fails."""
+    done = subprocess.run(["git", *arguments], cwd=PROJECT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+@cache
+def history() -> set[str]:
+    """Every commit of the history. Skips the test if the clone has not all of it."""
+    if git("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("needs a full clone: this one has not the whole history")
+    return set(git("rev-list", "HEAD").splitlines())
+
+
+def commit_of(report: dict[str, Any]) -> str:
+    """The commit that a report or a record names; empty if it names none."""
+    table = next((report[key] for key in ("conditions", "machine", "origin") if key in report), report)
+    return str(table.get("commit", ""))
+
+
+@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.name)
+def test_a_measured_figure_is_of_a_commit_that_exists(path: Path) -> None:
+    """The benchmarks and the fault campaigns: the code was committed, and its commit is in the history."""
+    known = commit_of(json.loads(path.read_bytes())) in history()
+    assert known == (path.name not in TO_BE_MEASURED_AGAIN)
+
+
+def test_a_document_uses_every_report() -> None:
+    """A link to it is there: also a generated table has one."""
+    texts = "".join(path.read_text() for path in (PROJECT / "docs").glob("*.md"))
+    assert [path.name for path in REPORTS if f"(../{RESULTS}/{path.name})" not in texts] == []
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_record_is_of_a_commit_that_exists(path: Path) -> None:
+    """Where it names one; a record without one is no row of the README's table."""
+    named = commit_of(json.loads(path.read_bytes()))
+    assert named == "" or named in history()
+
+
+def test_only_a_record_with_its_origin_is_a_row(tmp_path: Path) -> None:
+    """The row has the beginnings of both hashes, and the command."""
+    study = record.read(PROJECT / record.RECIPES / "long.json")
+    path = tmp_path / record.RECIPES / "long.json"
+    path.parent.mkdir(parents=True)
+    record.write(path, replace(study, origin=Origin()))
+    assert len(results.table(english, tmp_path).splitlines()) == 2  # the head
+    record.write(path, replace(study, origin=Origin(A_DIGEST, A_DIGEST[:40])))
+    row = results.table(english, tmp_path).splitlines()[2]
+    assert f"`perennial folds --recipe long`, commit {A_DIGEST[:12]}, images {A_DIGEST[:12]} |" in row
+
+
+def test_the_digest_is_that_of_the_command_in_the_document(tmp_path: Path) -> None:
+    """For a copy of the images, and for a manifest of images that stay where they are. One byte changes it."""
+    for name in ("b/2.jpg", "a/one 1.png", "a.txt", "LICENSE.txt", ".hidden"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_text(name)
+    originals.write_manifest(tmp_path / "in", tmp_path / "manifest", 1)
+    (text,) = [line for line in (PROJECT / "results/README.md").read_text().splitlines() if line.startswith("find . ")]
+    said = subprocess.run(["bash", "-c", text], cwd=tmp_path / "in", capture_output=True, text=True, check=True).stdout
+    digests = [record.digest(originals.locate(tmp_path / name, tmp_path / "in"), 2) for name in ("in", "manifest")]
+    assert digests == [said.split()[0]] * 2
+    (tmp_path / "in/a.txt").write_text("other")
+    assert record.digest(originals.locate(tmp_path / "in", tmp_path), 2) != digests[0]
+
+
+def test_the_origin_says_that_code_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a new file of code. Other params are no other code: a record has its params."""
+    project = copy_project(tmp_path / "project")
+    monkeypatch.chdir(project)
+    (project / "photos").mkdir()
+    images = originals.locate(project / "photos", project)
+    head = call(project, "git", "rev-parse", "HEAD").stdout.strip()
+    (project / "params.yaml").write_text("")
+    assert record.origin(images, 1).commit == head
+    (project / "pipeline/new.py").touch()
+    assert record.origin(images, 1).commit == f"{head}-dirty"
+    commit(project)
+    assert record.origin(images, 1).commit not in (head, f"{head}-dirty")
+    files.write_json(project / record.ORIGIN, asdict(record.origin(images, 1)))
+    assert record.read_origin(project / record.ORIGIN) == record.origin(images, 1)
