@@ -62,13 +62,8 @@ def verify(only: str | None) -> int:
 
     Raises UserError if this folder is not clean, or if a stage fails in the copy.
     """
-    lock = record.DEMO / dvc_lock.LOCK
-    if (
-        lock.is_file()
-        and not dvc_lock.LOCK.exists()
-        and not programs.output("git", "ls-files", "--", str(dvc_lock.LOCK))
-    ):
-        return verify_recorded(lock, only)
+    if (recorded := record.DEMO / dvc_lock.LOCK).is_file() and not has_own_lock():
+        return verify_recorded(recorded, only)
     config, claims = params.load(), dvc_lock.read()
     if only is not None and only not in claims:
         raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(claims)))
@@ -78,14 +73,17 @@ def verify(only: str | None) -> int:
     return repeat(Claim(dvc_lock.LOCK, config, claims, {}), stages, targets, *options)
 
 
+def has_own_lock() -> bool:
+    """Whether there is a dvc.lock in this folder, or Git tracks one that is lost."""
+    return dvc_lock.LOCK.exists() or bool(programs.output("git", "ls-files", "--", str(dvc_lock.LOCK)))
+
+
 def verify_recorded(lock: Path, only: str | None) -> int:
     """The same for the demo's recorded dvc.lock. Raises UserError if code here is not as in the commit."""
     print(f"verify: no dvc.lock here yet: repeating the recorded one, {lock}: the demo, about 3 minutes", flush=True)
     if only is not None:
-        remedy = "perennial repro makes it; or perennial verify without --stage"
-        raise UserError(
-            Fault("--stage", repr(only), "missing", f"it needs a {dvc_lock.LOCK} of this folder", "", remedy)
-        )
+        remedy = f"perennial repro writes {dvc_lock.LOCK}; or leave out --stage: every stage is repeated"
+        raise UserError(Fault("--stage", repr(only), "missing", "nothing has run here", remedy=remedy))
     path = record.DEMO / params.FILE
     config, values, claims = params.load(path), dict(document.leaves(document.read(path))), dvc_lock.read(lock)
     errors.raise_if_any(validity.faults(config, machine.read()))
@@ -128,6 +126,7 @@ def run(job: Job, config: Params) -> None:
     (outcome,) = runner.run_all([job], runner.slots(config, 1), "verify")
     if outcome.failures:
         log = job.folder / runner.LOG
+        LOG.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(log, LOG)
         faults = [replace(fault, remedy=fault.remedy.replace(str(log), str(LOG))) for fault in outcome.failures]
         raise UserError(*faults)
