@@ -155,8 +155,8 @@ def test_every_label_error_is_there_with_both_classes(shown: Content, elements: 
     assert sum(one.attributes["src"].startswith("data:image/jpeg") for one in labels.all("img")) == number
     for rank, (figure, one) in enumerate(zip(figures, shown.errors, strict=True), start=1):
         first, second, *_ = (span.text for span in figure.one("figcaption").all("span"))
-        assert first == f"{rank}. label {names[one.given]} {100 * one.p_given:.1f}\u00a0%"
-        assert second == f"suggested: {names[one.suggested]} {100 * one.p_suggested:.1f}\u00a0%"
+        assert first == f"{rank}. label {names[one.label]} {100 * one.p_label:.1f}\u00a0%"
+        assert second == f"suggested: {names[one.suggestion]} {100 * one.p_suggestion:.1f}\u00a0%"
         assert figure.attributes["data-path"] == shown.pooled.paths[one.row]
 
 
@@ -201,9 +201,9 @@ def test_choices_become_lines_of_the_corrections(
         assert page.locator("#chosen").is_hidden()
         choices, names = page.locator("#sheet .shot select"), shown.pooled.classes
         paths = [shown.pooled.paths[one.row] for one in shown.errors]
-        suggested = names[shown.errors[0].suggested]
+        suggested = names[shown.errors[0].suggestion]
         hostile = names.index(HOSTILE)
-        third = next(k for k, one in enumerate(shown.errors) if k > 1 and hostile not in (one.given, one.suggested))
+        third = next(k for k, one in enumerate(shown.errors) if k > 1 and hostile not in (one.label, one.suggestion))
         choices.nth(0).select_option(suggested)
         choices.nth(1).select_option("exclude")
         choices.nth(third).select_option(HOSTILE)
@@ -227,7 +227,7 @@ def test_choices_become_lines_of_the_corrections(
 def test_the_sheet_shows_the_labels_of_one_class(browser: Browser, shown: Content, written: Path) -> None:
     """The filter counts each class; the matrix still filters the gallery, and leaves the sheet alone."""
     with opened(browser, written) as page:
-        sheet, given = page.locator("#sheet .shot:visible"), [shown.pooled.classes[one.given] for one in shown.errors]
+        sheet, given = page.locator("#sheet .shot:visible"), [shown.pooled.classes[one.label] for one in shown.errors]
         page.locator("#sheet > select").select_option(given[0])
         assert sheet.count() == given.count(given[0]) < len(given)
         page.locator("#sheet > select").select_option("")

@@ -102,10 +102,10 @@ def test_a_finding_says_what_the_model_says(case: Case) -> None:
     """The suggested class is the most likely one, and never the given one."""
     probabilities, labels = case
     for one in label_errors.find(probabilities, labels):
-        assert (one.given, one.suggested) == (labels[one.row], probabilities[one.row].argmax())
-        assert one.suggested != one.given
-        assert (one.p_given, one.p_suggested) == tuple(probabilities[one.row, [one.given, one.suggested]])
-        assert one.score == (one.p_given - one.p_suggested + 1) / 2 < 0.5
+        assert (one.label, one.suggestion) == (labels[one.row], probabilities[one.row].argmax())
+        assert one.suggestion != one.label
+        assert (one.p_label, one.p_suggestion) == tuple(probabilities[one.row, [one.label, one.suggestion]])
+        assert one.score == (one.p_label - one.p_suggestion + 1) / 2 < 0.5
 
 
 def test_swapped_labels_are_found_and_come_first() -> None:
@@ -120,7 +120,7 @@ def test_swapped_labels_are_found_and_come_first() -> None:
     labels[wrong] = (actual[wrong] + 1) % 3
     found = label_errors.find(probabilities, labels)
     assert [one.row for one in found] == sorted(wrong, key=lambda row: -sure[row])
-    assert [one.suggested for one in found] == [actual[one.row] for one in found]
+    assert [one.suggestion for one in found] == [actual[one.row] for one in found]
 
 
 def test_an_unsure_model_accuses_no_image() -> None:

@@ -114,4 +114,4 @@ def test_the_report_is_named_last() -> None:
     """It is what a person opens next. After an evaluation alone it is not named: the page is of an earlier run."""
     paths = paths_in(str(RESULTS / "metrics"))
     assert "reports/index.html" in summary(paths).splitlines()[-1]
-    assert "reports/index.html" not in summary(paths, reported=False)
+    assert "reports/index.html" not in summary(paths, has_report=False)

@@ -133,7 +133,7 @@ def repro(arguments: list[str]) -> int:
         cache_repair.check(before, after)
     if status == 0 and "evaluate" in stages:
         earlier = summary.changes_since(evaluated, summary.last_evaluation(paths), cache)
-        print(f"\n{summary.summary(paths, reported='report' in stages, earlier=earlier)}")
+        print(f"\n{summary.summary(paths, has_report='report' in stages, earlier=earlier)}")
     return status
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ONNX, WEIGHTS = "model.onnx", "model.safetensors"  # the files of a model that compute
 
-Answer = dict[str, Any]  # as `photos.answer` makes it
+Answer = dict[str, Any]  # path, class, its probability, and the probabilities of all classes in their order
 
 
 @dataclass(frozen=True)
@@ -40,24 +40,24 @@ class Request:
     max_pixels: int | None = None  # None: split.max_pixels
 
 
-def answers(request: Request, config: Params, refused: list[UserError]) -> Iterator[Answer]:
+def answers(request: Request, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
     """The answers of the model. The file that computes is named on stderr, unless the request names it.
 
-    The refusal of an image is added to `refused`. Raises UserError without a model.
+    The refusal of an image is added to `refusals`. Raises UserError without a model.
     """
     models = request.model or Path(config.paths.models)
     if models.name == WEIGHTS:
-        return by_torch(request, models.parent, config, refused)
+        return torch_answers(request, models.parent, config, refusals)
     if request.model is not None and not models.is_dir():
         if request.device != "cpu":
             raise UserError(Fault("--device", request.device, "pair", f"{models} is computed on the CPU", "cpu"))
-        return by_onnxruntime(request, open_onnx(models), config, refused)
+        return onnx_answers(request, open_onnx(models), config, refusals)
     model = onnx_or_reason(models, description.load(models), request.device)
     if isinstance(model, str):
         print(f"predict: computed from {models / WEIGHTS}, because {model}", file=sys.stderr)
-        return by_torch(request, models, config, refused)
+        return torch_answers(request, models, config, refusals)
     print(f"predict: computed from {models / ONNX}", file=sys.stderr)
-    return by_onnxruntime(request, model, config, refused)
+    return onnx_answers(request, model, config, refusals)
 
 
 def open_onnx(path: Path) -> "OnnxModel":
@@ -95,7 +95,7 @@ def onnx_or_reason(models: Path, model_json: Description, device: str) -> "OnnxM
     return model
 
 
-def by_onnxruntime(request: Request, model: "OnnxModel", config: Params, refused: list[UserError]) -> Iterator[Answer]:
+def onnx_answers(request: Request, model: "OnnxModel", config: Params, refusals: list[UserError]) -> Iterator[Answer]:
     """The answers of a model.onnx. Each image is a batch of its own, so no answer depends on another image."""
     import numpy as np
 
@@ -104,7 +104,7 @@ def by_onnxruntime(request: Request, model: "OnnxModel", config: Params, refused
     from pipeline.models import onnx_file
 
     view = model.view
-    for image in photos.load_images(request.images, view, request.max_pixels or config.split.max_pixels, refused):
+    for image in photos.load_images(request.images, view, request.max_pixels or config.split.max_pixels, refusals):
         (box,) = center.eval_boxes(np.array([image.size], np.int32), view.packed_size, view.resize, view.crop)
         pixels = center.cut(image.pixels, box, view.crop)[None]
         with onnx_file.exit_on_ctrl_c():
@@ -112,7 +112,7 @@ def by_onnxruntime(request: Request, model: "OnnxModel", config: Params, refused
         yield photos.make_answer(image, model.classes, np.exp(log_probabilities))
 
 
-def by_torch(request: Request, models: Path, config: Params, refused: list[UserError]) -> Iterator[Answer]:
+def torch_answers(request: Request, models: Path, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
     """The answers of model.safetensors in a folder."""
     if request.device == "cuda" and machine.read().cuda_devices == 0:
         raise UserError(Fault("--device", "cuda", "machine", "no NVIDIA GPU with its driver is found", "cpu"))
@@ -125,8 +125,8 @@ def by_torch(request: Request, models: Path, config: Params, refused: list[UserE
     if model.arithmetic == "portable":
         determinism.make_deterministic(config.train.threads, deterministic=True)
     limit = request.max_pixels or config.split.max_pixels
-    images = photos.load_images(request.images, model.view, limit, refused)
-    return _in_batches(model, images, config.evaluate.batch_size, request.device)
+    images = photos.load_images(request.images, model.view, limit, refusals)
+    return _batch_answers(model, images, config.evaluate.batch_size, request.device)
 
 
 def set_variables(settings: Train, model: Description) -> None:
@@ -144,10 +144,10 @@ def set_variables(settings: Train, model: Description) -> None:
     os.environ.update(environment.required_variables(settings.threads, True, model.arithmetic))
 
 
-def _in_batches(
+def _batch_answers(
     model: "ExportedModel", images: Iterable["LoadedImage"], batch_size: int, device: str
 ) -> Iterator[Answer]:
-    """The answer for each image."""
+    """The answers for the images, computed in batches."""
     import numpy as np
     import torch
 

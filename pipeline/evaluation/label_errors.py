@@ -7,10 +7,10 @@ at least the threshold of that class, and the class of its label is not the most
 The last step of the paper is left out: for each pair of classes it selects as many images as an estimate of the noise
 says (cleanlab: "prune_by_noise_rate"). A person looks at each image, so each must have its own evidence, and must not
 depend on a rounded number. The images are sorted by the normalized margin, the lead of the most likely class over the
-given one, because a person must decide between the two.
+label, because a person must decide between the two.
 
 cleanlab has both steps, and is the oracle in the tests. As a dependency it would bring pandas and scikit-learn, about
-150 MB, for what is here.
+150 MB, for this one module.
 """
 
 import math
@@ -31,19 +31,15 @@ class LabelError:
     """An image whose label is probably wrong. Classes are numbers."""
 
     row: int
-    given: int
-    suggested: int  # the most likely class
-    p_given: float
-    p_suggested: float
+    label: int
+    suggestion: int  # the most likely class
+    p_label: float
+    p_suggestion: float
 
     @property
     def score(self) -> float:
         """From 0 (surely wrong) to 0.5 (both are as likely): the normalized margin."""
-        return (self.p_given - self.p_suggested + 1) / 2
-
-    @property
-    def figures(self) -> tuple[float, float, float]:
-        return self.p_given, self.p_suggested, self.score
+        return (self.p_label - self.p_suggestion + 1) / 2
 
 
 def find(probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> list[LabelError]:
@@ -75,27 +71,20 @@ def table(
 ) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
     """Header and rows of label_errors.csv, by rank. `paths`: of all rows."""
     header = ("rank", "path", "given", "suggested", "p_given", "p_suggested", "score")
-    return header, [
-        (rank, paths[error.row], classes[error.given], classes[error.suggested], *map(_rounded, error.figures))
-        for rank, error in enumerate(label_errors, start=1)
-    ]
+    rows: list[tuple[object, ...]] = []
+    for rank, error in enumerate(label_errors, start=1):
+        figures = (round(figure, DIGITS) for figure in (error.p_label, error.p_suggestion, error.score))
+        rows.append((rank, paths[error.row], classes[error.label], classes[error.suggestion], *figures))
+    return header, rows
 
 
 def corrections(
     label_errors: Sequence[LabelError], paths: Sequence[str], classes: Sequence[str]
 ) -> list[tuple[str, str, str]]:
     """The rows (path, label, reason) that data/corrections.csv would have if every suggestion were right."""
-    return [
-        (paths[error.row], classes[error.suggested], reason(rank, error, classes))
-        for rank, error in enumerate(label_errors, start=1)
-    ]
-
-
-def reason(rank: int, error: LabelError, classes: Sequence[str]) -> str:
-    """Why a correction is suggested: the rank, and both classes with their probabilities."""
-    label, suggestion = classes[error.given], classes[error.suggested]
-    return f"label error {rank}: {label} {error.p_given:.2f}, {suggestion} {error.p_suggested:.2f}"
-
-
-def _rounded(figure: float) -> float:
-    return round(figure, DIGITS)
+    rows = []
+    for rank, error in enumerate(label_errors, start=1):
+        label, suggestion = classes[error.label], classes[error.suggestion]
+        reason = f"label error {rank}: {label} {error.p_label:.2f}, {suggestion} {error.p_suggestion:.2f}"
+        rows.append((paths[error.row], suggestion, reason))
+    return rows

@@ -17,8 +17,6 @@ from pipeline.data.decoders import NotDecoded
 from pipeline.data.layout import count_with_verb
 from pipeline.models.description import View
 
-Answer = dict[str, Any]  # path, class, its probability, and the probabilities of all classes in their order
-
 
 @dataclass(frozen=True)
 class LoadedImage:
@@ -114,8 +112,8 @@ def count_files(arguments: Sequence[Path]) -> int:
     )
 
 
-def make_answer(image: LoadedImage, classes: Sequence[str], probabilities: NDArray[np.float64]) -> Answer:
-    """The answer for one image, from the probabilities [classes]."""
+def make_answer(image: LoadedImage, classes: Sequence[str], probabilities: NDArray[np.float64]) -> dict[str, Any]:
+    """The answer for one image (classify.Answer), from the probabilities [classes]."""
     by_class = dict(zip(classes, probabilities.tolist(), strict=True))
     best = max(by_class, key=by_class.__getitem__)
     return {"path": str(image.path), "class": best, "probability": by_class[best], "probabilities": by_class}

@@ -72,10 +72,10 @@ def _changes(old: dict[str, tuple[str, str]], new: dict[str, tuple[str, str]]) -
             yield f"{len(paths):,} {word} ({class_counts})"
 
 
-def summary(paths: Paths, *, reported: bool = True, earlier: Rows = ()) -> str:
+def summary(paths: Paths, *, has_report: bool = True, earlier: Rows = ()) -> str:
     """The numbers of images, the test metrics, the files with more, and the next commands; empty before an evaluation.
 
-    `reported`: whether the page in paths.reports is of the same run; it is named at the end. `earlier`: the rows of
+    `has_report`: whether the page in paths.reports is of the same run; it is named at the end. `earlier`: the rows of
     `changes_since`.
     """
     folder = Path(paths.metrics)
@@ -107,6 +107,6 @@ def summary(paths: Paths, *, reported: bool = True, earlier: Rows = ()) -> str:
         ("classify an image", "perennial predict IMAGE"),
         ("keep this result", "git add . && git commit -m 'My model'; to share it: dvc push"),
     ]
-    if reported:
+    if has_report:
         rows += [("", ""), ("the report", f"{paths.reports}/index.html: all of this and more, for a browser")]
     return "\n".join(f"{name:<24} {value}".rstrip() for name, value in rows)
