@@ -33,10 +33,10 @@ def test_the_parts_are_those_of_the_run(raw: dict[str, Any]) -> None:
     assert train.reason == "steps: 100 of 0.5 s; epochs: 10, each with 0.5 s of validation"
     assert reading.seconds == pytest.approx(1.0)
     assert rest.seconds == pytest.approx(estimate.STARTS * 2 + 10 * 0.1 / 2)
-    assert estimate.total(config, [train, reading, rest]).startswith("about 70 seconds on ")
+    assert estimate.describe_total(config, [train, reading, rest]).startswith("about 70 seconds on ")
     patient = params.parse(on_cpu(raw, train__patience=3))
-    assert estimate.total(patient, [train]).startswith("at most about 55 seconds on ")
-    assert estimate.total(config, []) == "not known before the images are here"
+    assert estimate.describe_total(patient, [train]).startswith("at most about 55 seconds on ")
+    assert estimate.describe_total(config, []) == "not known before the images are here"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_the_steps_are_real_with_two_processes(
     monkeypatch.chdir(tmp_path)
     screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
-    lines = list(estimate.report(config, replace(survey.survey(config), classes=100)))
+    lines = list(estimate.report_lines(config, replace(survey.survey(config), classes=100)))
     assert len(set(re.findall(r"measuring: (\d\d:\d\d)", screen.getvalue()))) > 1  # it shows that it goes on
     assert lines[1].startswith("Time of a run: about ")
     assert [line.split("  ")[1] for line in lines[2:]] == ["train", "split and prepare", "everything else"]
@@ -80,7 +80,7 @@ def test_a_login_node_of_slurm_measures_nothing(raw: dict[str, Any], monkeypatch
     changes = {"train__precision": "fp32", "train__parallel": "ddp", "run__launcher": "slurm", "run__processes": 8}
     config = params.parse(change(raw, data__source="synthetic", **changes))
     assert not validity.faults(config, machine.read())
-    lines = list(estimate.report(config, survey.survey(config)))
+    lines = list(estimate.report_lines(config, survey.survey(config)))
     assert len(lines) == 2
     assert "this machine has no GPU" in lines[1]
 

@@ -39,7 +39,7 @@ def test_a_preset_can_run_on_its_machine(machine: str, name: str, images: int) -
         "modern": here.cuda_devices > 0 and min(here.compute_capabilities) >= AMPERE,
         "fast": here.cuda_devices > 0,
     }
-    assert (presets.missing(name, here) == "") == able.get(name, True)
+    assert (presets.obstacle(name, here) == "") == able.get(name, True)
     if not able.get(name, True):
         return
     config = params.parse(raw_with(presets.changes(name, here, images)))

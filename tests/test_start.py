@@ -110,7 +110,7 @@ def test_what_is_odd_about_the_folders_is_said(
     Path("data/inbox/fox").mkdir()
     for number in range(3):
         put(Path(f"data/inbox/Cat/{number}.png"), 100 + number)
-    monkeypatch.setattr(estimate, "report", lambda config, found: iter(()))
+    monkeypatch.setattr(estimate, "report_lines", lambda config, found: iter(()))
     assert start.start("quick", "") == 0
     empty, alike = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note "))
     assert "'fox'" in empty
@@ -210,7 +210,7 @@ def test_the_name_of_a_preset_may_have_capitals(
 ) -> None:
     """`perennial start Quick` writes `quick`."""
     monkeypatch.setattr(start, "this_machine", lambda: HERE)
-    monkeypatch.setattr(estimate, "report", lambda config, found: iter(()))
+    monkeypatch.setattr(estimate, "report_lines", lambda config, found: iter(()))
     assert main(["start", "Quick"]) == 0
     assert "\npreset   quick\n" in capsys.readouterr().out
 

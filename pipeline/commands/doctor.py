@@ -234,7 +234,7 @@ def examine() -> int:
         return 1
     from pipeline.planning import estimate, survey  # imports what decodes images, which takes a second
 
-    for line in estimate.report(config, survey.survey(config)):
+    for line in estimate.report_lines(config, survey.survey(config)):
         print(line, flush=True)
     return 0
 

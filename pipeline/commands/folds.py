@@ -120,7 +120,7 @@ def announce(config: Params, data: Survey, study: Study) -> None:
     with runner.cores_of(study.slots[0]):
         one = estimate.measure_parts(params.with_values(config, study.changes(study.seeds[0], 0)), data)
     rounds = math.ceil(trainings / parallel)
-    time = estimate.total(config, [replace(part, seconds=part.seconds * rounds) for part in one])
+    time = estimate.describe_total(config, [replace(part, seconds=part.seconds * rounds) for part in one])
     print(f"folds: {trainings} trainings, {parallel} at a time: {time}", flush=True)
 
 

@@ -106,7 +106,7 @@ def values(name: str, now: Situation) -> dict[str, Any]:
 def accepted(name: str, now: Situation, new: dict[str, Any]) -> Params:
     """The params with the values of a preset. Raises UserError if other settings do not go with the preset."""
     changed = params.with_values(now.config, new)
-    if not presets.missing(name, now.here) and (faults := validity.faults(changed, now.here)):
+    if not presets.obstacle(name, now.here) and (faults := validity.faults(changed, now.here)):
         value = f"other settings do not go with the preset {name}, so nothing is written"
         raise UserError(*faults, Fault(str(params.FILE), value, "pair", remedy=UNDO))
     return changed
@@ -141,8 +141,8 @@ def offer(now: Situation) -> None:
     for name in NAMES:
         new = values(name, now)
         columns = (new[f"train.{key}"] for key in ("model", "crop", "epochs", "batch_size"))
-        reason, changed = presets.missing(name, now.here), accepted(name, now, new)
-        time = reason or estimate.total(changed, estimate.measure_parts(changed, found))
+        reason, changed = presets.obstacle(name, now.here), accepted(name, now, new)
+        time = reason or estimate.describe_total(changed, estimate.measure_parts(changed, found))
         print("{:<8}{:<10}{:<8}{:<8}{:<7}{}".format(name, *columns, time), flush=True)
 
 
@@ -156,7 +156,7 @@ def chosen(now: Situation, photos: str) -> str:
     if not sys.stdin.isatty():
         print(f"\nNothing is changed. To take one: {command}")
         return ""
-    keys = {name[0]: name for name in presets.possible(now.here)}
+    keys = {name[0]: name for name in presets.choices(now.here)}
     question = f"Which one? {', '.join(f'{key}: {name}' for key, name in keys.items())}; Enter: none > "
     answer = "?"
     while answer not in ("", *keys, *keys.values()):
@@ -177,19 +177,19 @@ def start(asked: str, photos: str) -> int:
     name = asked or chosen(now, photos)
     if not name:
         return 0
-    if name not in (possible := presets.possible(now.here)):
-        raise UserError(Fault("preset", name, "machine", presets.missing(name, now.here), ", ".join(possible)))
+    if name not in (possible := presets.choices(now.here)):
+        raise UserError(Fault("preset", name, "machine", presets.obstacle(name, now.here), ", ".join(possible)))
     new = values(name, now)
     changed = accepted(name, now, new)
     print(f"\npreset   {name}")
     write(now.config, new)
-    if reason := presets.missing(name, now.here):
+    if reason := presets.obstacle(name, now.here):
         print(f"It {reason}: make image, then make image-repro.")
         return 0
     from pipeline.planning import estimate  # imports what decodes images, which takes a second
 
     print()
-    for line in estimate.report(changed, now.found):
+    for line in estimate.report_lines(changed, now.found):
         print(line, flush=True)
     print("Next: perennial repro")
     return 0

@@ -38,7 +38,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run, its seconds, and the reason for them."""
+    """A part of a run, its seconds, and what they consist of."""
 
     name: str
     seconds: float
@@ -60,9 +60,9 @@ def measure_times(config: Params, classes: int) -> Times:
     run = config.run.model_copy(update={"processes": processes, "nodes": 1, "min_processes": 0})
     trial_config = config.model_copy(update={"train": train, "run": run})
     with tempfile.TemporaryDirectory() as folder:
-        question = Path(folder) / "question.json"
-        question.write_text(json.dumps({"params": trial_config.model_dump(mode="json"), "classes": classes}))
-        return Times(**json.loads(_answer(question, _variables(trial_config), processes)))
+        trial_input = Path(folder) / "trial_input.json"
+        trial_input.write_text(json.dumps({"params": trial_config.model_dump(mode="json"), "classes": classes}))
+        return Times(**json.loads(_run_trial(trial_input, _variables(trial_config), processes)))
 
 
 def _variables(config: Params) -> dict[str, str]:
@@ -71,17 +71,17 @@ def _variables(config: Params) -> dict[str, str]:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     size = str(config.run.processes)
-    meeting = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    rendezvous = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     return {
         **os.environ,
         **environment.required_variables(config.train.threads, config.train.deterministic, config.train.arithmetic),
-        **meeting,
+        **rendezvous,
     }
 
 
-def _answer(question: Path, variables: dict[str, str], processes: int) -> str:
-    """The output of rank 0 of the processes. If one fails, the others are ended and UserError is raised."""
-    command = [sys.executable, "-m", "pipeline.planning.trial", str(question)]
+def _run_trial(trial_input: Path, variables: dict[str, str], processes: int) -> str:
+    """The output of rank 0 of `processes` processes. If one fails, the others are killed. Raises UserError then."""
+    command = [sys.executable, "-m", "pipeline.planning.trial", str(trial_input)]
     ranks = [
         children.start(
             command,
@@ -153,9 +153,9 @@ def parts(config: Params, survey: Survey, times: Times, reading: float) -> Itera
 
 
 def measure_parts(config: Params, survey: Survey) -> list[Part]:
-    """The parts of a run with these params on this machine; empty if they cannot be measured (`total` has the reason).
+    """The parts of a run with these params on this machine; empty if they cannot be measured.
 
-    Takes some seconds. Raises UserError as `measure_times` does.
+    `describe_total` has the reason then. Takes some seconds. Raises UserError as `measure_times` does.
     """
     if not survey.images or _gpus_are_elsewhere(config):
         return []
@@ -163,7 +163,7 @@ def measure_parts(config: Params, survey: Survey) -> list[Part]:
     return list(parts(config, survey, times, reading_seconds(config, survey)))
 
 
-def total(config: Params, run_parts: Sequence[Part]) -> str:
+def describe_total(config: Params, run_parts: Sequence[Part]) -> str:
     """The length of a run in words, and where it runs."""
     if not run_parts:
         elsewhere = "not known here: this machine has no GPU, the nodes of run.launcher: slurm have them"
@@ -173,11 +173,11 @@ def total(config: Params, run_parts: Sequence[Part]) -> str:
     return f"{longest}{time_in_words(sum(part.seconds for part in run_parts))} {_where(config)}"
 
 
-def report(config: Params, survey: Survey) -> Iterator[str]:
+def report_lines(config: Params, survey: Survey) -> Iterator[str]:
     """Lines with the time of a run and of its parts, and the reasons. Raises UserError as `measure_times` does."""
     yield "Measuring a few training steps …"
     run_parts = measure_parts(config, survey)
-    yield f"Time of a run: {total(config, run_parts)}"
+    yield f"Time of a run: {describe_total(config, run_parts)}"
     for part in run_parts:
         yield f"  {part.name:<18} {time_in_words(part.seconds):<18} {part.reason}"
 

@@ -45,13 +45,13 @@ GPU = {
     "quick": Recipe("resnet18", 128, 64, 0.05, 1500, (8, 60)),
     "good": Recipe("resnet34", 224, 64, 0.05, 6000, (30, 200), mixup=0.2),
     "best": Recipe("resnet50", 224, 64, 0.05, 20000, (90, 400), mixup=0.2),
+    # The committed default.
+    "apex": Recipe("resnet34", 224, 64, 0.1, 1400, (30, 120), crop_scale=(0.08, 1.0)),
+    # The same task as `apex`, with what torch and GPUs have now. docs/presets.md has the reason of each line.
+    "modern": Recipe("resnet34", 224, 128, 0.05, 700, (30, 120), crop_scale=(0.25, 1.0)),
+    # Aims at a validation accuracy of 0.81 on flower_photos within 10 s on one GPU; not measured.
+    "fast": Recipe("resnet18", 160, 64, 0.05, 1375, (30, 120), crop_from=96),
 }
-# The committed default.
-APEX = Recipe("resnet34", 224, 64, 0.1, 1400, (30, 120), crop_scale=(0.08, 1.0))
-# The same task as `apex`, with what torch and GPUs have now. docs/presets.md has the reason of each line.
-MODERN = Recipe("resnet34", 224, 128, 0.05, 700, (30, 120), crop_scale=(0.25, 1.0))
-# Aims at a validation accuracy of 0.81 on flower_photos within 10 s on one GPU; not measured.
-FAST = Recipe("resnet18", 160, 64, 0.05, 1375, (30, 120), crop_from=96)
 
 
 def sizes(size: int) -> Values:
@@ -66,24 +66,22 @@ def sizes(size: int) -> Values:
 
 def changes(name: str, machine: Machine, images: int) -> Values:
     """The params of the preset `name` for this number of training images; 0: not known, MANY are assumed."""
-    image_count = images or MANY
+    on_gpu = name not in CPU or machine.cuda_devices > 0
+    recipe, image_count = (GPU if on_gpu else CPU)[name], images or MANY
+    # A CPU gets one process: with several, each would have too few images of a small batch for BatchNorm. So does
+    # `fast`: its steps are so short that several processes would mostly wait for each other.
+    batch, processes = _batch(recipe, image_count, 1 if name == "fast" else machine.cuda_devices)
+    values = _training(recipe, image_count, batch)
     if name == "apex":
-        batch, processes = _batch(APEX, image_count, machine.cuda_devices)
-        return _training(APEX, image_count, batch) | _apex(processes)
+        return values | _ways("cuda", "O1", "apex_ddp", processes) | {"train.eval_resize": 256, "prepare.size": 256}
+    values |= _gpu(machine, processes) if on_gpu else _cpu(machine)
     if name == "modern":
-        batch, processes = _batch(MODERN, image_count, machine.cuda_devices)
-        return _training(MODERN, image_count, batch) | _modern(machine, processes)
-    if name == "fast":  # one GPU: the steps are so short that several would mostly wait for each other
-        return _training(FAST, image_count, _batch(FAST, image_count, 1)[0]) | _gpu(machine, 1)
-    if machine.cuda_devices:
-        batch, processes = _batch(GPU[name], image_count, machine.cuda_devices)
-        return _training(GPU[name], image_count, batch) | _gpu(machine, processes)
-    # One process: with several, each would have too few images of a small batch for BatchNorm.
-    return _training(CPU[name], image_count, _batch(CPU[name], image_count, 1)[0]) | _cpu(machine)
+        values |= {"train.precision": "bf16", "train.compile": machine.compiler}
+    return values
 
 
-def missing(name: str, machine: Machine) -> str:
-    """The requirement of a preset that this machine does not meet; empty if the preset can run here."""
+def obstacle(name: str, machine: Machine) -> str:
+    """The reason why a preset cannot run on this machine; empty if it can."""
     if name not in CPU and not machine.cuda_devices:
         return "needs an NVIDIA GPU (found: none)"
     if name == "modern" and not _has_bf16(machine):
@@ -91,9 +89,9 @@ def missing(name: str, machine: Machine) -> str:
     return "needs Apex, which the container has" if name == "apex" and machine.apex != "usable" else ""
 
 
-def possible(machine: Machine) -> tuple[str, ...]:
+def choices(machine: Machine) -> tuple[str, ...]:
     """The presets that can run on this machine; apex perhaps only in the container."""
-    return tuple(name for name in NAMES if not missing(name, machine) or (name == "apex" and machine.cuda_devices > 0))
+    return tuple(name for name in NAMES if not obstacle(name, machine) or (name == "apex" and machine.cuda_devices > 0))
 
 
 def _has_bf16(machine: Machine) -> bool:
@@ -101,7 +99,7 @@ def _has_bf16(machine: Machine) -> bool:
 
 
 def _batch(recipe: Recipe, images: int, devices: int) -> tuple[int, int]:
-    """The batch size, and the number of processes that share it: at most `devices`.
+    """The batch size, and the number of processes that share it: at most `devices`, at least one.
 
     For few images the batch of the recipe is halved until an epoch has STEPS steps, or two steps of SMALLEST images.
     """
@@ -141,16 +139,6 @@ def _gpu(machine: Machine, processes: int) -> Values:
     precision = "bf16" if _has_bf16(machine) else "fp16"
     ways = _ways("cuda", precision, "ddp" if processes > 1 else "single", processes)
     return ways | {"train.memory_format": "channels_last"}
-
-
-def _modern(machine: Machine, processes: int) -> Values:
-    """As `_gpu` in bf16, and compiled where there is a compiler."""
-    return _gpu(machine, processes) | {"train.precision": "bf16", "train.compile": machine.compiler}
-
-
-def _apex(processes: int) -> Values:
-    """The committed default, on all GPUs."""
-    return _ways("cuda", "O1", "apex_ddp", processes) | {"train.eval_resize": 256, "prepare.size": 256}
 
 
 def _ways(device: str, precision: str, parallel: str, processes: int) -> Values:

@@ -34,7 +34,7 @@ from pipeline.models.exported import center_crops
 from pipeline.training.state import make_learner, microbatch_count
 
 ENOUGH_SECONDS = 4.0  # no more steps after this time
-WARM_UP, MOST = 2, 40  # steps; the first one also compiles and allocates
+WARM_UP_STEPS, MOST_STEPS = 2, 40  # the first step also compiles and allocates
 
 
 def random_data(config: Params, classes: int, device: torch.device) -> Dataset:
@@ -66,13 +66,13 @@ def trial(config: Params, classes: int) -> dict[str, float]:
         start = time.time() - psutil.Process().create_time()
         seconds = step_seconds(config, learner, dataset, world)
         per_image = validation_seconds(config, learner, dataset)
-    later = statistics.median(seconds[WARM_UP:] or seconds[1:])
-    return {"start": start, "first_step": seconds[0], "step": later, "validation": per_image}
+    step = statistics.median(seconds[WARM_UP_STEPS:] or seconds[1:])
+    return {"start": start, "first_step": seconds[0], "step": step, "validation": per_image}
 
 
 def step_seconds(config: Params, learner: Learner, dataset: Dataset, world: World) -> list[float]:
     """The seconds of each step, the warm-up first. All processes take the same number of steps."""
-    settings = config.train.model_copy(update={"epochs": WARM_UP + MOST})
+    settings = config.train.model_copy(update={"epochs": WARM_UP_STEPS + MOST_STEPS})
     microbatches = microbatch_count(settings, world)
     model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, microbatches)
     batches = loop.Lookahead(train_batches(dataset, settings, model.share, 0))
@@ -108,16 +108,16 @@ def wait_for(device: torch.device) -> None:
 
 
 def main() -> int:
-    def answer() -> int:
+    def measure() -> int:
         linux.die_with_parent()
         linux.keep_freed_memory()
-        question = json.loads(Path(sys.argv[1]).read_bytes())
-        times = trial(params.parse(question["params"]), question["classes"])
+        trial_input = json.loads(Path(sys.argv[1]).read_bytes())
+        times = trial(params.parse(trial_input["params"]), trial_input["classes"])
         if os.environ.get("RANK", "0") == "0":
             print(json.dumps(times), flush=True)
         return 0
 
-    return distributed.run_process(lambda: exit_status("estimate", answer))
+    return distributed.run_process(lambda: exit_status("estimate", measure))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pipeline.planning.presets import Recipe
 from tests.conftest import PROJECT
 
 OF_CPU = presets.CPU
-OF_GPU = {**presets.GPU, "apex": presets.APEX, "modern": presets.MODERN, "fast": presets.FAST}
+OF_GPU = presets.GPU
 MODELS = {
     "resnet18 64 px": "ResNet-18, 32 of 64 pixels",
     "resnet34 64 px": "ResNet-34, 32 of 64 pixels",
