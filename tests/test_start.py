@@ -46,7 +46,7 @@ def test_a_preset_changes_its_lines_and_no_other(project_with_photos: Path, caps
     """Each changed line is shown as old → new. Its comment stays, and so does every other line."""
     path, config = project_with_photos / "params.yaml", params.load()
     unchanged = path.read_text().splitlines()
-    new = start.values("quick", replace(start.situation(config), here=HERE))
+    new = start.values("quick", replace(start.situation(config), machine=HERE))
     start.write(config, new)
     shown = capsys.readouterr().out
     assert {("data.source", "archive", "→", "inbox"), ("train.crop", "224", "→", "64")} <= {
@@ -64,7 +64,7 @@ def test_the_same_preset_again_changes_nothing(project_with_photos: Path) -> Non
     path, written = project_with_photos / "params.yaml", dict[str, bytes]()
     for name in ("good", "good", "quick", "good"):
         config = params.load()
-        start.write(config, start.values(name, replace(start.situation(config), here=HERE)))
+        start.write(config, start.values(name, replace(start.situation(config), machine=HERE)))
         assert written.setdefault(name, path.read_bytes()) == path.read_bytes()
 
 
@@ -72,7 +72,7 @@ def test_a_setting_that_does_not_go_with_a_preset_is_named(raw: dict[str, Any]) 
     """The user's own other settings stay, and one that contradicts is refused before anything is written."""
     config = params.parse(change(raw, split__fold=5))
     with refuses(("split.fold", "value"), (params.FILE, "pair")):
-        start.accepted("quick", start.Situation(config, HERE, {}, TWO_CLASSES), presets.changes("quick", HERE, 100))
+        start.with_preset("quick", start.Situation(config, HERE, {}, TWO_CLASSES), presets.changes("quick", HERE, 100))
 
 
 def test_an_empty_inbox_leaves_the_source(raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_a_folder_of_photos_is_read_where_it_is(
     config = params.parse(raw)
     now = start.situation(config, str(outside))
     assert now.source == {"data.source": "folder", "paths.inbox": str(outside)}
-    assert now.found.images == 20
+    assert now.survey.images == 20
     start.write(config, start.values("quick", now))
     assert params.load().paths.inbox == str(outside)
     assert start.source(config, "data/inbox") == {"data.source": "folder", "paths.inbox": "data/inbox"}
@@ -128,7 +128,7 @@ def test_classes_with_too_few_images_are_refused(project_with_photos: Path) -> N
     assert params.FILE.read_bytes() == before
     lines = ("path,label", "cat/0.png,emu", "cat/2.png,emu", "cat/4.png,fox", "cat/6.png,fox")
     Path("data/corrections.csv").write_text("\n".join(lines))
-    assert start.situation(params.load()).found.sizes == {"cat": 16, "dog": 20, "emu": 3, "fox": 3}
+    assert start.situation(params.load()).survey.sizes == {"cat": 16, "dog": 20, "emu": 3, "fox": 3}
 
 
 MACHINES = {

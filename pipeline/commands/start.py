@@ -72,15 +72,15 @@ class Situation:
     """What there is: the params, the machine, and the images."""
 
     config: Params
-    here: Machine
+    machine: Machine
     source: dict[str, Any]  # the params that name where the images are, if they change
-    found: Survey
+    survey: Survey
 
 
 def situation(config: Params, photos: str = "") -> Situation:
     """What there is. Raises UserError for a folder without images in it, or with a layout that `split` would refuse."""
-    named = source(config, photos)
-    return Situation(config, this_machine(), named, survey.survey(params.with_values(config, named)))
+    new = source(config, photos)
+    return Situation(config, this_machine(), new, survey.survey(params.with_values(config, new)))
 
 
 def this_machine() -> Machine:
@@ -88,75 +88,70 @@ def this_machine() -> Machine:
     return replace(machine.read(), cores=linux.usable_cores())
 
 
-def described(now: Situation) -> Iterator[str]:
+def lines(now: Situation) -> Iterator[str]:
     """What there is: the machine and the images, one line each."""
-    here, found = now.here, now.found
-    memory = linux.memory_bytes() / 2**30
-    yield f"machine  cores: {here.cores}, memory: {memory:.0f} GiB, GPUs: {here.cuda_devices}, Apex: {here.apex}"
-    yield f"images   {f'{found.images:,} in {found.classes} classes, in ' if found.images else ''}{found.where}"
-    yield from (f"note     {note}" for note in found.notes)
+    facts, photos, memory = now.machine, now.survey, linux.memory_bytes() / 2**30
+    yield f"machine  cores: {facts.cores}, memory: {memory:.0f} GiB, GPUs: {facts.cuda_devices}, Apex: {facts.apex}"
+    yield f"images   {f'{photos.images:,} in {photos.classes} classes, in ' if photos.images else ''}{photos.where}"
+    yield from (f"note     {note}" for note in photos.notes)
 
 
 def values(name: str, now: Situation) -> dict[str, Any]:
     """The params of a preset for these images, and where the images are."""
-    training = now.found.parts(now.config.split)["train"]
-    return now.source | presets.changes(name, now.here, training)
+    training = now.survey.parts(now.config.split)["train"]
+    return now.source | presets.changes(name, now.machine, training)
 
 
-def accepted(name: str, now: Situation, new: dict[str, Any]) -> Params:
+def with_preset(name: str, now: Situation, new: dict[str, Any]) -> Params:
     """The params with the values of a preset. Raises UserError if other settings do not go with the preset."""
-    changed = params.with_values(now.config, new)
-    if not presets.obstacle(name, now.here) and (faults := validity.faults(changed, now.here)):
+    config = params.with_values(now.config, new)
+    if not presets.obstacle(name, now.machine) and (faults := validity.faults(config, now.machine)):
         value = f"other settings do not go with the preset {name}, so nothing is written"
         raise UserError(*faults, Fault(str(params.FILE), value, "pair", remedy=UNDO))
-    return changed
+    return config
 
 
 def write(config: Params, new: dict[str, Any]) -> None:
     """Write the values into params.yaml, and print which lines change."""
     old = config.model_dump(mode="json")
-    lines = [
-        f"  {dotted:<22} {was} → {value}"
-        for dotted, value in new.items()
-        for was in [functools.reduce(operator.getitem, dotted.split("."), old)]
-        if was != value
-    ]
-    if not lines:
+    before = {key: functools.reduce(operator.getitem, key.split("."), old) for key in new}
+    changes = [f"  {key:<22} {before[key]} → {value}" for key, value in new.items() if value != before[key]]
+    if not changes:
         print(f"{params.FILE} has these values already.")
         return
     document.rewrite(params.FILE, new)
-    print(f"Changed in {params.FILE}:", *lines, f"{UNDO}.", sep="\n")
+    print(f"Changed in {params.FILE}:", *changes, f"{UNDO}.", sep="\n")
 
 
 def offer(now: Situation) -> None:
     """Print the presets, each with the time of a run here."""
     from pipeline.planning import estimate
 
-    found = now.found if now.found.images else survey.EXAMPLE
+    photos = now.survey if now.survey.images else survey.EXAMPLE
     print("\nMeasuring a few training steps of each preset …")
-    if found is survey.EXAMPLE:
-        print(f"No image is here yet. The times are for {found.images:,} images in {found.classes} classes, as")
-        print(f"{found.where} has, without the download and without split and prepare.")
+    if photos is survey.EXAMPLE:
+        print(f"No image is here yet. The times are for {photos.images:,} images in {photos.classes} classes, as")
+        print(f"{photos.where} has, without the download and without split and prepare.")
     print("preset  model     pixels  epochs  batch  a run takes here")
     for name in NAMES:
         new = values(name, now)
         columns = (new[f"train.{key}"] for key in ("model", "crop", "epochs", "batch_size"))
-        reason, changed = presets.obstacle(name, now.here), accepted(name, now, new)
-        time = reason or estimate.describe_total(changed, estimate.measure_parts(changed, found))
+        reason, config = presets.obstacle(name, now.machine), with_preset(name, now, new)
+        time = reason or estimate.describe_total(config, estimate.measure_parts(config, photos))
         print("{:<8}{:<10}{:<8}{:<8}{:<7}{}".format(name, *columns, time), flush=True)
 
 
-def chosen(now: Situation, photos: str) -> str:
+def ask(now: Situation, photos: str) -> str:
     """The preset that the person at the terminal chooses; empty for none, or without a terminal."""
     offer(now)
-    if not now.found.images and now.config.data.url == Data().url:
+    if not now.survey.images and now.config.data.url == Data().url:
         print("", *WITHOUT_PHOTOS, sep="\n")
         return ""
     command = f"perennial start {presets.RECOMMENDED}{f' --photos {shlex.quote(photos)}' if photos else ''}"
     if not sys.stdin.isatty():
         print(f"\nNothing is changed. To take one: {command}")
         return ""
-    keys = {name[0]: name for name in presets.choices(now.here)}
+    keys = {name[0]: name for name in presets.choices(now.machine)}
     question = f"Which one? {', '.join(f'{key}: {name}' for key, name in keys.items())}; Enter: none > "
     answer = "?"
     while answer not in ("", *keys, *keys.values()):
@@ -167,29 +162,29 @@ def chosen(now: Situation, photos: str) -> str:
     return keys.get(answer, answer)
 
 
-def start(asked: str, photos: str) -> int:
-    """Write the preset that was asked for, or let the user choose one; 0.
+def start(preset: str, photos: str) -> int:
+    """Write a preset; if `preset` is empty, let the user choose one. Returns 0.
 
-    Raises UserError for a preset that cannot run on this machine, and as `situation` and `accepted` do.
+    Raises UserError for a preset that cannot run on this machine, and as `situation` and `with_preset` do.
     """
     now = situation(params.load(), photos)
-    print(*described(now), sep="\n", flush=True)
-    name = asked or chosen(now, photos)
+    print(*lines(now), sep="\n", flush=True)
+    name = preset or ask(now, photos)
     if not name:
         return 0
-    if name not in (possible := presets.choices(now.here)):
-        raise UserError(Fault("preset", name, "machine", presets.obstacle(name, now.here), ", ".join(possible)))
+    if name not in (possible := presets.choices(now.machine)):
+        raise UserError(Fault("preset", name, "machine", presets.obstacle(name, now.machine), ", ".join(possible)))
     new = values(name, now)
-    changed = accepted(name, now, new)
+    config = with_preset(name, now, new)
     print(f"\npreset   {name}")
     write(now.config, new)
-    if reason := presets.obstacle(name, now.here):
+    if reason := presets.obstacle(name, now.machine):
         print(f"It {reason}: make image, then make image-repro.")
         return 0
     from pipeline.planning import estimate  # imports what decodes images, which takes a second
 
     print()
-    for line in estimate.report_lines(changed, now.found):
+    for line in estimate.report_lines(config, now.survey):
         print(line, flush=True)
     print("Next: perennial repro")
     return 0
