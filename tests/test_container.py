@@ -125,7 +125,7 @@ def test_a_package_is_in_one_lock() -> None:
     """What a run needs is in lock.txt; what only tests and linters need is in test.txt: it makes no stage run again."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     run, tests = (
-        {doctor.normalized(Requirement(line).name) for line in lines}
+        {doctor.canonical_name(Requirement(line).name) for line in lines}
         for lines in (project["project"]["dependencies"], project["dependency-groups"]["test"])
     )
     assert run <= locked("lock.txt")

@@ -38,7 +38,7 @@ class Finding:
     fault: str = ""  # what would stop a run, and the remedy; empty if nothing would
 
 
-def findings(config: Params, here: Machine) -> Iterator[Finding]:
+def findings(config: Params, facts: Machine) -> Iterator[Finding]:
     """The result of every check, one at a time, because some take a second."""
     yield Finding("Python", platform.python_version())
     yield Finding("memory", f"{linux.memory_bytes() / 2**30:.0f} GiB")
@@ -46,8 +46,8 @@ def findings(config: Params, here: Machine) -> Iterator[Finding]:
 
     yield Finding("CPU", f"{linux.usable_cores()} cores, {torch.backends.cpu.get_cpu_capability()}")
     yield driver(config, machine.driver_version(), torch.version.cuda or "")
-    yield gpus(here)
-    yield apex(config, here)
+    yield gpus(facts)
+    yield apex(config, facts)
     yield from timm(config)
     yield shared_memory(config, shutil.disk_usage("/dev/shm").total)
     yield writable((home(), Path.cwd(), Path("/var/tmp")))  # DVC keeps its locks in /var/tmp
@@ -55,7 +55,7 @@ def findings(config: Params, here: Machine) -> Iterator[Finding]:
     yield git()
     yield dvc()
     yield packages(LOCK.read_text(), TESTS.read_text())
-    yield image(here)
+    yield image(facts)
 
 
 def driver(config: Params, version: int, runtime: str) -> Finding:
@@ -72,7 +72,7 @@ def driver(config: Params, version: int, runtime: str) -> Finding:
     return Finding("driver", f"{value}; torch {torch.__version__} needs CUDA {runtime or 'none'}", fault)
 
 
-def gpus(here: Machine) -> Finding:
+def gpus(facts: Machine) -> Finding:
     """Whether torch can use every GPU that the driver reports."""
     import torch
 
@@ -80,19 +80,18 @@ def gpus(here: Machine) -> Finding:
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     except (RuntimeError, AssertionError) as error:  # such as a driver that is too old for this torch
         reason = " ".join(str(error).split())
-        return Finding("GPUs", f"{here.cuda_devices} seen by the driver", f"torch cannot use them: {reason}")
+        return Finding("GPUs", f"{facts.cuda_devices} seen by the driver", f"torch cannot use them: {reason}")
     fault = ""
-    if here.cuda_devices != len(names):
-        fault = (
-            f"the driver sees {here.cuda_devices} GPUs, torch {len(names)}: python -c 'import torch; torch.cuda.init()'"
-        )
+    if facts.cuda_devices != len(names):
+        why = "python -c 'import torch; torch.cuda.init()'"
+        fault = f"the driver sees {facts.cuda_devices} GPUs, torch {len(names)}; to see why: {why}"
     return Finding("GPUs", ", ".join(names) or "none visible; to show them to a container: --gpus all", fault)
 
 
-def apex(config: Params, here: Machine) -> Finding:
+def apex(config: Params, facts: Machine) -> Finding:
     """Whether the installed Apex loads: its extensions fit only the torch that they were built for."""
-    if here.apex != "usable":  # validity.py has reported it, if the params need Apex
-        return Finding("Apex", here.apex)
+    if facts.apex != "usable":  # validity.py has reported it, if the params need Apex
+        return Finding("Apex", facts.apex)
     from pipeline.engine import apex as installed
 
     broken = installed.fault()
@@ -143,13 +142,12 @@ def disk(config: Params, free: int) -> Finding:
     value = f"{free / 1e9:,.1f} GB free"
     if Path(config.paths.packed).exists():
         return Finding("disk", f"{value}; the data is there")
-    own = config.data.source in ("inbox", "folder")
-    folder = Path(config.paths.inbox if own else config.paths.images)
+    folder = Path(config.paths.inbox if config.data.source in ("inbox", "folder") else config.paths.images)
     try:
-        found = [folder / name for name in originals.list_entries(folder)] if folder.is_dir() else []
+        paths = [folder / name for name in originals.list_entries(folder)] if folder.is_dir() else []
     except (UserError, OSError) as error:
         return Finding("disk", f"{value}; the size of the data is not known", str(error))
-    sizes = [path.stat().st_size for path in found if path.is_file()]
+    sizes = [path.stat().st_size for path in paths if path.is_file()]
     images = config.data.synthetic.count if config.data.source == "synthetic" else len(sizes)
     if not images:
         return Finding("disk", f"{value}; the size of the data is not known before it is downloaded")
@@ -161,10 +159,10 @@ def disk(config: Params, free: int) -> Finding:
 
 def git() -> Finding:
     """Whether Git accepts this folder. It refuses a folder of another owner; DVC and provenance need Git."""
-    done = subprocess.run(["git", "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return Finding("Git", f"repository {done.stdout.strip()}")
-    reason = (done.stderr.splitlines() or ["no reason given"])[0]
+    result = subprocess.run(["git", "rev-parse", "--show-toplevel"], capture_output=True, text=True, check=False)
+    if result.returncode == 0:
+        return Finding("Git", f"repository {result.stdout.strip()}")
+    reason = (result.stderr.splitlines() or ["no reason given"])[0]
     remedy = f"git config --global --add safe.directory {Path.cwd()}" if "dubious" in reason else "git init"
     return Finding("Git", "no repository", f"{reason}; {remedy}")
 
@@ -174,11 +172,11 @@ def dvc() -> Finding:
     program = shutil.which("dvc")
     if program is None:
         return Finding("DVC", "missing", "dvc is not on the PATH; activate the environment: . .venv/bin/activate")
-    done = subprocess.run([program, "doctor"], capture_output=True, text=True, check=False)
-    cache_types = re.search(r"^Cache types: (.*)$", done.stdout, re.MULTILINE)
+    result = subprocess.run([program, "doctor"], capture_output=True, text=True, check=False)
+    cache_types = re.search(r"^Cache types: (.*)$", result.stdout, re.MULTILINE)
     links = cache_types[1] if cache_types and "no-dvc-cache" not in cache_types[1] else "known after the first run"
     kind = subprocess.run([program, "config", "cache.type"], capture_output=True, text=True, check=False).stdout.strip()
-    fault = "" if done.returncode == 0 else f"dvc doctor: {(done.stderr.splitlines() or ['failed'])[-1]}"
+    fault = "" if result.returncode == 0 else f"dvc doctor: {(result.stderr.splitlines() or ['failed'])[-1]}"
     return Finding(
         "DVC", f"links the disk offers: {links}; cache.type: {kind or 'reflink, else copy (default)'}", fault
     )
@@ -190,7 +188,7 @@ def packages(lock: str, tests: str) -> Finding:
     `lock` and `tests` are the texts of requirements/lock.txt and requirements/test.txt.
     """
     needed, optional = (dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE)) for text in (lock, tests))
-    installed = {normalized(package.name): package.version for package in importlib.metadata.distributions()}
+    installed = {canonical_name(package.name): package.version for package in importlib.metadata.distributions()}
     present = {name: version for name, version in optional.items() if name in installed}
     different = [
         f"{name} {installed.get(name, 'missing')} (locked: {version})"
@@ -204,29 +202,32 @@ def packages(lock: str, tests: str) -> Finding:
     return Finding("packages", f"{same} as in {LOCK}, {len(different)} not as locked", fault)
 
 
-def normalized(name: str) -> str:
-    """A package's name in lower case with single hyphens, as Python's packaging tools compare names."""
+def canonical_name(name: str) -> str:
+    """A package's name in lower case with single hyphens, as Python's packaging tools compare names (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def image(here: Machine) -> Finding:
+def image(facts: Machine) -> Finding:
     """Whether the container's image was built from this lock and these pins. validity.py refuses an old image."""
     if not machine.BUILT_FROM.is_file():
         return Finding("image", "not in the project's container")
     return Finding(
         "image",
-        f"built from other {', '.join(here.stale_files)}" if here.stale_files else "built from this lock and pins",
+        f"built from other {', '.join(facts.stale_files)}" if facts.stale_files else "built from this lock and pins",
     )
 
 
-def examine() -> int:
-    """Print every finding and what is refused; 1 if anything is wrong. Raises UserError for unreadable params."""
+def main(_: Namespace) -> int:
+    """Print every finding and what is refused. Returns 1 if anything is wrong, else 0.
+
+    Raises UserError for unreadable params.
+    """
     config = params.load()
-    here, faults = machine.read(), []
-    for finding in findings(config, here):
+    facts, faults = machine.read(), []
+    for finding in findings(config, facts):
         print(f"{finding.fact:<10} {finding.value}", flush=True)
         faults += [f"{finding.fact}: {finding.fault}"] if finding.fault else []
-    refused = validity.faults(config, here)
+    refused = validity.faults(config, facts)
     if faults:
         print("\nThis would stop a run here:", *faults, sep="\n")
     print("\nparams.yaml is refused here:" if refused else "\nparams.yaml can run here.", *refused, sep="\n")
@@ -237,7 +238,3 @@ def examine() -> int:
     for line in estimate.report_lines(config, survey.survey(config)):
         print(line, flush=True)
     return 0
-
-
-def main(_: Namespace) -> int:
-    return examine()
