@@ -9,17 +9,27 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
-from benchmarks.speed import gpu, growth, portable
+from benchmarks.speed import devices, gpu, growth, portable, ways
 from tests.conftest import PROJECT
 from tests.documents import figures
 from tests.helpers.refusals import refuses
 
-NAMES = ("ceiling", "ways", "time_to_accuracy", "pipeline", "loader", "prepare", "growth")  # with the tiny preset
+NAMES = (
+    "ceiling",
+    "ways",
+    "devices",
+    "time_to_accuracy",
+    "pipeline",
+    "loader",
+    "prepare",
+    "growth",
+)  # with the tiny preset
 
 
 def run(name: str, *options: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -43,6 +53,24 @@ def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
     assert report["conditions"]["preset"] == "tiny"
     assert {"cpu", "cores", "gpus", "versions", "commit", "photos"} <= report["conditions"].keys()
     assert all(row in done.stdout for row in [*report["rows"], *report["left_out"]])
+
+
+def test_the_plot_has_a_bar_for_each_number_of_devices() -> None:
+    """As high as its seconds, above its name, and with the seconds as text. It is a file by itself."""
+    drawing = ElementTree.fromstring(devices.plot({"GPUs: 1": 8.0, "GPUs: 2": 4.0, "GPUs: 4": 2.5}))
+    space = "{http://www.w3.org/2000/svg}"
+    heights = [float(bar.attrib["height"]) for bar in drawing.iter(f"{space}rect")]
+    assert [height / heights[0] for height in heights] == pytest.approx([1, 4 / 8, 2.5 / 8], abs=0.01)
+    texts = [text.text for text in drawing.iter(f"{space}text")]
+    assert texts == ["seconds per epoch", "8", "GPUs: 1", "4", "GPUs: 2", "2.5", "GPUs: 4"]
+
+
+def test_no_device_is_no_report(tmp_path: Path) -> None:
+    """A machine that can run no case is refused, after a line with the reason for each case."""
+    cases = {"no such way": (("elastic", "torchrun", "none"), 64)}
+    with refuses(("--device", "machine")):
+        ways.measure("nothing", asked(tmp_path), cases)
+    assert list(json.loads((tmp_path / "nothing_cpu.json").read_text())["left_out"]) == ["no such way"]
 
 
 def of_all_sizes(rows: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,10 @@ Each way is a real run of the train stage, twice; the ways take turns. An epoch 
 end of the next; the first is not counted. The global batch is the same for all.
 """
 
+import argparse
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,9 +18,11 @@ from typing import Any
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report
+from pipeline.base.errors import Fault, UserError
 from pipeline.config import machine, params, validity
 
 Way = tuple[str, str, str]  # train.parallel, run.launcher, train.sync_bn
+Case = tuple[Way, int]  # a way, and the number of devices
 WAYS: tuple[Way, ...] = (
     ("single", "torchrun", "none"),
     ("dp", "torchrun", "none"),
@@ -80,32 +84,47 @@ def run(folder: Path, way: Way, devices: int) -> list[float]:
     return [after - end for end, after in pairwise(ends)]
 
 
-def main() -> int:
-    options = measuring.parser(__doc__, "ways").parse_args()
-    preset, cuda = PRESETS[measuring.preset(options)], options.device == "cuda"
-    devices = machine.read().cuda_devices if cuda else 2  # on a CPU two processes with gloo
-    with measuring.exit_on_user_error("ways"), tempfile.TemporaryDirectory(prefix="ways-") as temporary:
+def measure(name: str, options: argparse.Namespace, cases: Mapping[str, Case], **about: Any) -> Report:
+    """The report of a benchmark with the seconds per epoch of each case (by title) that this machine can run.
+
+    `about`: other conditions, as for Report. Raises UserError if it can run none, and as `workspace.photos` and Report
+    do.
+    """
+    preset = PRESETS[measuring.preset(options)]
+    with tempfile.TemporaryDirectory(prefix=f"{name}-") as temporary:
         base = Path(temporary).resolve()
         photos = workspace.photos(options, base, preset.images, preset.side)
-        report = Report("ways", options, **photos.facts, devices=devices, **preset.train)
+        report = Report(name, options, **photos.facts, **about, **preset.train)
         training = {"train": {"device": options.device, **preset.train, "epochs": preset.epochs}}
         workspace.create(
             base / "copy", workspace.ONE_PROCESS, {"prepare": {"size": preset.packed_size}}, training, photos.params
         )
-        ways = []
-        for way in preset.ways:
-            if reason := refused(base / "copy", way, devices):
-                report.leave_out(title(way), reason)
+        possible = []
+        for title, case in cases.items():
+            if reason := refused(base / "copy", *case):
+                report.leave_out(title, reason)
             else:
-                ways.append(way)
-        wanted = report.missing(map(title, ways))
+                possible.append(title)
+        if not possible:
+            reason = "this machine can run no case"
+            raise UserError(Fault("--device", options.device, "machine", reason, "cuda with a GPU, or cpu"))
+        wanted = report.missing(possible)
         if wanted:
             workspace.prepare(base / "copy")
-        epochs: dict[str, list[float]] = {name: [] for name in wanted}
-        for way in [way for way in ways if title(way) in wanted] * preset.turns:
-            epochs[title(way)] += run(base / "copy", way, devices)
-        for name, seconds in epochs.items():
-            report.add(name, {"epoch_s": median(seconds)})
+        epochs: dict[str, list[float]] = {title: [] for title in wanted}
+        for title in wanted * preset.turns:
+            epochs[title] += run(base / "copy", *cases[title])
+        for title, seconds in epochs.items():
+            report.add(title, {"epoch_s": median(seconds)})
+    return report
+
+
+def main() -> int:
+    options = measuring.parser(__doc__, "ways").parse_args()
+    devices = machine.read().cuda_devices if options.device == "cuda" else 2  # on a CPU two processes with gloo
+    cases = {title(way): (way, devices) for way in PRESETS[measuring.preset(options)].ways}
+    with measuring.exit_on_user_error("ways"):
+        report = measure("ways", options, cases, devices=devices)
         report.conclude(fastest=min(report.rows, key=lambda name: report.rows[name]["epoch_s"]))
     return 0
 

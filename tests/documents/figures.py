@@ -81,6 +81,11 @@ def ways(report: Report) -> list[Line]:
     return [(f"seconds per epoch, {report['conditions']['devices']} devices", seconds, "")]
 
 
+def devices(report: Report) -> list[Line]:
+    seconds = ", ".join(f"{name} {row['epoch_s']:.1f}" for name, row in report["rows"].items())
+    return [("seconds per epoch, by number of devices", seconds, "")]
+
+
 LINES: dict[str, Callable[[Report], list[Line]]] = {
     "loader": loader,
     "prepare": prepare,
@@ -89,6 +94,7 @@ LINES: dict[str, Callable[[Report], list[Line]]] = {
     "pipeline": pipeline,
     "growth": growth,
     "ways": ways,
+    "devices": devices,
 }
 
 
