@@ -6,9 +6,10 @@
 #     make image-test APEX_SRC=<folder>      Apex itself: its source at docker/pins.env's APEX_COMMIT
 #     make image-test BASES=pinned APEX_SRC=upstream     what users build; needs a registry and Git host
 #
-# A running engine is used; if there is none, one is started here (root on Debian 12, engine.sh). Substitute bases need a
-# CUDA 13.0 toolkit in CUDA_HOME. Everything is in a new folder below LAB_ROOT, and is removed at the end, also after a
-# failure.
+# A running engine is used; if there is none, one is started here (root on Debian 12, engine.sh). Elsewhere, and where the
+# disk is too small, the test is left out, in one line; if CI is set, that is a failure. Substitute bases need a CUDA 13.0
+# toolkit in CUDA_HOME; without it, BASES is pinned. Everything is in a new folder below LAB_ROOT, and is removed at the
+# end, also after a failure.
 # The results of the build stay in BUILT (the substitutes and BuildKit's cache, about 12 GB), so that the next run builds
 # only what changed. If CI is set and no folder is named, BUILT is empty: nothing is kept and nothing is reused.
 set -euo pipefail
@@ -18,9 +19,9 @@ cd "$(dirname "$0")/.."
 . docker/lab/engine.sh
 
 readonly NEEDED_GB=25 STRANGER=12345:12345 # a user whom /etc/passwd does not know
-BASES=${BASES:-stand-in}
 APEX_SRC=${APEX_SRC:-}
 CUDA_HOME=${CUDA_HOME:-/usr/local/cuda}
+if [[ -x $CUDA_HOME/bin/nvcc ]]; then BASES=${BASES:-stand-in}; else BASES=${BASES:-pinned}; fi
 LAB_ROOT=${LAB_ROOT:-/var/tmp}
 if [[ -z ${BUILT+named} ]]; then
     BUILT=
@@ -35,6 +36,13 @@ SUMMARY=()
 refuse() {
     echo "image-test: $*" >&2
     exit 1
+}
+
+# End without a test: exit status 0, but 1 if CI is set.
+leave_out() {
+    echo "image-test: THE CONTAINER WAS NOT TESTED: $*" >&2
+    if [[ ${CI:-} ]]; then exit 1; fi
+    exit 0
 }
 
 # Run one step; print its name and how long it took.
@@ -73,18 +81,16 @@ clean_up() {
     exit "$status"
 }
 
-enough_room() {
+# An engine that runs, or a machine on which one can be started; and room for its images.
+needed() {
     local folder=$LAB_ROOT free
-    docker info > /dev/null 2>&1 && folder=$(docker info --format '{{.DockerRootDir}}')
+    if docker info > /dev/null 2>&1; then
+        folder=$(docker info --format '{{.DockerRootDir}}')
+    elif [[ $(id -u) != 0 || $(release) != bookworm ]]; then
+        leave_out "no container engine runs (docker info); start Docker, or be root on Debian 12, where one is started here"
+    fi
     free=$(df --output=avail --block-size=1G "$folder" | tail -n 1 | tr -dc 0-9)
-    ((free >= NEEDED_GB)) && return
-    cat >&2 << END
-############################################################
-  THE CONTAINER WAS NOT TESTED: $folder has $free GB free,
-  and building and running the image takes $NEEDED_GB GB.
-############################################################
-END
-    return 1
+    ((free >= NEEDED_GB)) || leave_out "$folder has $free GB free; building and running the image takes $NEEDED_GB GB"
 }
 
 engine() {
@@ -92,8 +98,6 @@ engine() {
         echo "the engine that runs: Docker $(docker version --format '{{.Server.Version}}')"
         return
     fi
-    [[ $(id -u) == 0 && $(release) == bookworm ]] ||
-        refuse "no engine runs (docker info); start Docker, or be root on Debian 12, where one can be started here"
     apt-get --quiet=2 update
     apt-get install --quiet=2 --yes --no-install-recommends runc mmdebstrap > "$LAB/apt.log"
     fetch_engine
@@ -265,7 +269,7 @@ owners_and_modes() {
     as_root find /workspace -newer /workspace/params.yaml -type f -printf '%U:%G %m\n' | sort | uniq --count
 }
 
-enough_room || exit 0
+needed
 LAB=$(mktemp --directory "$LAB_ROOT/perennial-lab.XXXXXX")
 trap clean_up EXIT
 trap 'exit 130' INT TERM

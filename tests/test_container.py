@@ -100,6 +100,15 @@ def test_an_image_that_was_built_from_other_files_is_stale(tmp_path: Path, raw: 
     assert str(fault).startswith(names[1])
 
 
+@pytest.mark.parametrize(("ci", "status"), [("", 0), ("true", 1)])
+def test_a_container_that_cannot_be_tested_fails_in_ci_alone(ci: str, status: int) -> None:
+    """Without an engine or without room the test is left out, in one line; continuous integration fails."""
+    environ = {**os.environ, "CI": ci, "LAB_ROOT": "/proc", "DOCKER_HOST": "unix:///none"}  # /proc has no room
+    done = subprocess.run(DOCKER / "image_test.sh", env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip, to take away the network")
 @pytest.mark.parametrize(
     "processes", [1, pytest.param(2, marks=pytest.mark.slow("the same with two processes; make test has one"))]
