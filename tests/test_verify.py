@@ -229,7 +229,13 @@ def clone(project: Path) -> Path:
 
 
 def test_a_fresh_clone_repeats_the_recorded_run(clone: Path) -> None:
-    """Without a dvc.lock, with other params and with later code. Every output is compared, and the folder stays."""
+    """Without a dvc.lock, with other params and with later code. Every output is compared, and the folder stays.
+
+    One stage alone is refused: the cache has no inputs for it.
+    """
+    refused = verify(clone, "--stage", "train")
+    assert refused.returncode == 1
+    assert "--stage: 'train'" in refused.stderr
     done = verify(clone)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
