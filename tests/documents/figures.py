@@ -13,13 +13,20 @@ Line = tuple[str, str, str]  # what is measured, our figure, and what it is comp
 
 
 def loader(report: Report) -> list[Line]:
-    rows, times = report["rows"], report["figures"]["times_our_cpu"]
+    rows, times, once = report["rows"], report["figures"]["times_our_cpu"], report["figures"]["prepare_cpu_ms"]
+    ours = rows[f"ours {SIDE}"]["cpu_ms"]
     others = ", ".join(
-        f"{name.removesuffix(f' {SIDE}')} {rows[name]['cpu_ms']:.2f} ms ({ratio:.1f} times)"
+        f"{name.removesuffix(f' {SIDE}')} {cost:.2f} ms ({ratio:.1f} times; {cheaper_from(once, ours, cost)})"
         for name, ratio in times.items()
-        if name.endswith(f" {SIDE}") and not name.startswith("ours")
+        if name.endswith(f" {SIDE}") and (cost := rows[name]["cpu_ms"])
     )
-    return [(f"CPU time to load one photo at {SIDE} pixels", f"{rows[f'ours {SIDE}']['cpu_ms']:.2f} ms", others)]
+    what = f"CPU time to load one photo at {SIDE} pixels"
+    return [(what, f"{ours:.2f} ms per epoch, and {once:.2f} ms once in `prepare`", others)]
+
+
+def cheaper_from(once: float, ours: float, other: float) -> str:
+    """From which epoch on ours costs less in all: `once` and then `ours` per epoch, against `other` per epoch."""
+    return f"less in all from epoch {int(once / (other - ours)) + 1}" if other > ours else "less in no epoch"
 
 
 def prepare(report: Report) -> list[Line]:
@@ -34,8 +41,9 @@ def prepare(report: Report) -> list[Line]:
 
 def ceiling(report: Report) -> list[Line]:
     shares = ", ".join(f"{name}: {share:.3f}" for name, share in report["figures"]["share"].items())
+    most = max(row["ours"] for row in report["rows"].values())
     what = "training speed, relative to the same step on one fixed batch"
-    lines = [(what, shares, "1: it never waits for images")]
+    lines = [(what, shares, f"1: it never waits for images; it uses up to {most:,.0f} images/s")]
     if costs := report["figures"]["cost_of_deterministic"]:
         percent = ", ".join(f"{name.split(' not')[0]}: {100 * value:.1f} %" for name, value in costs.items())
         lines.append(("what `deterministic: true` costs", percent, ""))
