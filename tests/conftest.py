@@ -31,7 +31,8 @@ hypothesis.settings.register_profile("perennial", deadline=None, derandomize=Tru
 hypothesis.settings.load_profile("perennial")
 # A shell starts background jobs with INT ignored, and each process that a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ["PYTHONPATH"] = str(PROJECT)  # for the processes that tests start in other folders
+# For the processes that tests start in other folders. What it names already stays: the packages of a bare machine.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH", "")]))
 
 SECONDS = 900  # limit for a test, its setup and its teardown, each: far more than any needs on a slow machine
 

@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from packaging.requirements import Requirement
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
@@ -102,9 +104,9 @@ def test_the_trainings_of_the_portable_benchmark_run(tmp_path: Path, monkeypatch
 def test_the_gpu_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """Stopped by --seconds it names the part; started again it runs only what is missing."""
     asked = ("--device", "cpu", "--only", "steps")
-    stopped = run("gpu", *asked, "--seconds", "0", OUT=str(tmp_path))
+    stopped = run("gpu", *asked, "--minutes", "0", OUT=str(tmp_path))
     assert stopped.returncode == 75
-    assert "stopped in steps after 0 s" in stopped.stdout
+    assert "stopped in steps" in stopped.stdout
     first = run("gpu", *asked, "--out", str(tmp_path))
     assert first.returncode == 0, first.stdout + first.stderr
     report = json.loads((tmp_path / "steps_cpu.json").read_text())
@@ -118,14 +120,78 @@ def test_the_gpu_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert "4711" in again.stdout
 
 
-def test_the_gpu_command_begins_with_the_tests(tmp_path: Path) -> None:
-    """The GPU tests come before the benchmarks, with a report that can be resumed; a dry run has some of them."""
-    options = argparse.Namespace(device="cuda", out=tmp_path, archive="file:///some.tgz")
-    assert gpu.PARTS[0] == "tests"
-    command = ["-m", "pytest", "tests/gpu", "--gpu-device", "cuda", "--gpu-report", str(tmp_path)]
-    assert gpu.command("tests", options)[1:] == command
-    options.device = "cpu"
-    assert gpu.command("tests", options)[-2:] == ["-k", gpu.DRY_TESTS]
+def test_the_gpu_command_has_each_part_once() -> None:
+    """Tests and benchmarks, the most important first; all parts write at most six files."""
+    assert sorted(gpu.PARTS) == sorted([*gpu.TESTS, *gpu.BENCHMARKS])
+    assert gpu.PARTS[:2] == ("collect", "bits")
+    assert len({arguments[0] for arguments in gpu.BENCHMARKS.values()}) + 1 <= 6
+    options = argparse.Namespace(device="cuda", out=Path("out"), archive="file:///some.tgz")
+    assert all("--resume" in gpu.command(part, options) for part in gpu.BENCHMARKS)
+    assert all("--gpu-report" in gpu.command(part, options) for part in gpu.TESTS)
+
+
+def bare_environment(folder: Path) -> tuple[Path, Path]:
+    """The Python of an environment with gpu.EXPECTED and what they require, and a folder with gpu.CARRIED alone."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    names, links = [*gpu.EXPECTED, "pillow"], folder / f"lib/python3.{sys.version_info.minor}/site-packages"
+    present: set[str] = set()
+    while names:
+        name = names.pop()
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:  # for another system or another Python
+            continue
+        if found.name in present:
+            continue
+        present.add(found.name)
+        requirements = map(Requirement, found.requires or [])
+        names += [one.name for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})]
+        for top in {path.parts[0] for path in found.files or []} - {"..", "__pycache__"}:
+            if not (links / top).exists():
+                (links / top).symlink_to(str(found.locate_file(top)))
+    packages = folder / "packages"
+    packages.mkdir()
+    for top in {name.partition(".")[0] for name in gpu.CARRIED}:
+        (packages / top).symlink_to(str(distribution("pydantic").locate_file(top)))
+    for name in ("pooch", "pydantic", "platformdirs"):  # these ask for their own version
+        found = distribution(name)
+        info = next(path.parts[0] for path in found.files or [] if path.parts[0].endswith(".dist-info"))
+        (packages / info).symlink_to(str(found.locate_file(info)))
+    return folder / "bin/python", packages
+
+
+@pytest.mark.slow("ten processes that import torch; make test has the parts and the packages of the command")
+def test_the_gpu_command_runs_on_a_machine_that_has_little(tmp_path: Path) -> None:
+    """With EXPECTED installed and CARRIED in a folder, a test in two ranks and a benchmark run; without, it is refused.
+
+    A second part takes from the store what the stages before training wrote for the first.
+    """
+    python, packages = bare_environment(tmp_path / "bare")
+    command = [str(python), "-m", "benchmarks", "gpu", "--device", "cpu", "--out", str(tmp_path / "out")]
+    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
+
+    def start(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *options], cwd=PROJECT, env=environ, capture_output=True, text=True, check=False
+        )
+
+    refused = start()
+    assert refused.returncode == 1
+    assert all(name in refused.stdout for name in gpu.CARRIED)
+    assert not any(name in refused.stdout for name in gpu.EXPECTED)
+    done = start("--packages", str(packages), "--only", "collect", "bits", "ceiling", "--minutes", "30")
+    assert done.returncode == 0, done.stdout + done.stderr
+    tests = json.loads((tmp_path / "out/gpu_tests_cpu.json").read_text())
+    assert {case["outcome"] for case in tests["cases"].values()} == {"passed", "skipped"}
+    assert json.loads((tmp_path / "out/ceiling_cpu.json").read_text())["rows"]
+    stored = sorted((tmp_path / "out.store").iterdir())
+    assert len(stored) == len(workspace.READ)
+    (tmp_path / "out/ceiling_cpu.json").unlink()
+    (stored_packed,) = (tmp_path / "out.store").glob("*/data/packed/images.npy")
+    before = stored_packed.stat().st_mtime_ns
+    assert start("--packages", str(packages), "--only", "ceiling", "--minutes", "30").returncode == 0
+    assert stored_packed.stat().st_mtime_ns == before
+    assert sorted((tmp_path / "out.store").iterdir()) == stored
 
 
 def asked(out: Path, **changes: Any) -> argparse.Namespace:
@@ -141,6 +207,23 @@ def test_rows_of_another_machine_are_not_resumed(tmp_path: Path) -> None:
     with refuses((tmp_path / "nothing_cpu.json", "differs")):
         Report("nothing", asked(tmp_path, resume=True), photos="others")
     assert Report("nothing", asked(tmp_path), photos="others").missing(["row"]) == ["row"]
+
+
+def test_rows_of_a_gpu_go_on_under_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU, cores and kernel of a GPU's host are listed by row, and not compared. The GPU is compared."""
+    first = measuring.machine() | {"gpus": ["NVIDIA H200"], "kernel": "4.4.0", "cores": 16}
+    monkeypatch.setattr(measuring, "machine", lambda: first)
+    Report("nothing", asked(tmp_path)).add("early", {"figure": 1.0})
+    monkeypatch.setattr(measuring, "machine", lambda: first | {"kernel": "6.18.44", "cores": 32})
+    report = Report("nothing", asked(tmp_path, resume=True))
+    assert report.missing(["early", "late"]) == ["late"]
+    report.add("late", {"figure": 2.0})
+    written = json.loads((tmp_path / "nothing_cpu.json").read_text())
+    assert {name: host["kernel"] for name, host in written["hosts"].items()} == {"late": "6.18.44"}
+    assert written["conditions"]["kernel"] == "4.4.0"
+    monkeypatch.setattr(measuring, "machine", lambda: first | {"gpus": ["NVIDIA L4"]})
+    with refuses((tmp_path / "nothing_cpu.json", "differs")):
+        Report("nothing", asked(tmp_path, resume=True))
 
 
 def test_a_missing_or_wrong_archive_is_refused(tmp_path: Path) -> None:

@@ -49,10 +49,11 @@ def test_a_driver_that_torch_cannot_use_is_told_in_a_line(monkeypatch: pytest.Mo
     assert "is too old (found version 12020)" in found.fault
 
 
-def test_the_lowest_gpu_is_the_one_that_torch_has_code_for() -> None:
-    """validity.py's lowest compute capability is the lowest of the locked torch's own list."""
-    lowest = min(int(name.removeprefix("sm_")) for name in (torch._C._cuda_getArchFlags() or "").split())
-    assert divmod(lowest, 10) == validity.LOWEST_CAPABILITY
+def test_the_gpus_that_are_allowed_are_those_that_torch_has_code_for() -> None:
+    """validity.py's oldest GPU and newest generation are those of the locked torch's own list."""
+    with_code = [int(name.removeprefix("sm_")) for name in (torch._C._cuda_getArchFlags() or "").split()]
+    assert divmod(min(with_code), 10) == validity.LOWEST_CAPABILITY
+    assert max(with_code) // 10 == validity.NEWEST_GENERATION
     assert machine.read().cuda_of_torch == int(str(torch.version.cuda).partition(".")[0])
 
 

@@ -7,6 +7,7 @@ within one run. --resume keeps the rows of an earlier start. --tiny runs everyth
 """
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -29,7 +30,9 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config import machine as here
 
 RESULTS = Path("benchmarks/results")
+CODE = ("pipeline", "benchmarks", "tests/gpu")
 LIBRARIES = ("torch", "torchvision", "numpy", "numba", "pillow", "dvc", "psutil")
+HOST = ("cpu", "cores", "kernel")  # a figure of a GPU does not depend on these; each of its rows names them
 SAMPLE_SECONDS = 0.05
 QUIET_SECONDS, QUIET_AT_MOST = 0.1, 10.0
 Row = dict[str, Any]
@@ -41,15 +44,28 @@ Row = dict[str, Any]
 def machine() -> Row:
     """The machine, the versions of the libraries, and the commit."""
     names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    gpus = _gpus()
     return {
         "cpu": names[0].partition(":")[2].strip() if names else platform.processor(),
         "cores": cores(),
-        "gpus": _gpus(),
+        "gpus": gpus,
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in LIBRARIES},
+        "versions": {name: _version(name) for name in LIBRARIES} | (_of_cuda() if gpus else {}),
         "commit": commit(),
+        "code": code(),
     }
+
+
+def _of_cuda() -> dict[str, str]:
+    import torch
+
+    return {"cuda": torch.version.cuda or "", "cudnn": str(torch.backends.cudnn.version())}
+
+
+def comparable(conditions: Row) -> Row:
+    """What must be equal for two rows of one report: on a GPU all conditions but those of its host."""
+    return {key: value for key, value in conditions.items() if not (conditions.get("gpus") and key in HOST)}
 
 
 def cores() -> int:
@@ -72,8 +88,16 @@ def _version(name: str) -> str:
         return "missing"
 
 
+def code() -> str:
+    """The SHA-256 of the pipeline's modules and of the benchmarks and GPU tests, as there may be no git."""
+    sha, top = hashlib.sha256(), Path(__file__).parents[2]
+    for path in sorted(path for folder in CODE for path in (top / folder).rglob("*.py")):
+        sha.update(f"{path.relative_to(top)}\n".encode() + path.read_bytes())
+    return sha.hexdigest()
+
+
 def commit() -> str:
-    """The commit, with "-dirty" if the code differs from it; empty if there is no git or no repository.
+    """The commit, with "-dirty" if the code differs from it; without git or a repository that in the variable COMMIT.
 
     Files that benchmarks write do not count as code.
     """
@@ -87,7 +111,7 @@ def commit() -> str:
             )
         )
     except (OSError, subprocess.CalledProcessError):
-        return ""
+        return os.environ.get("COMMIT", "")
     return f"{head}-dirty" if changed else head
 
 
@@ -254,6 +278,7 @@ def parser(doc: str | None, name: str, *, photos: bool = True) -> argparse.Argum
     if photos:
         result.add_argument("--archive", default="", help="file:// address of an archive of photos; else drawn flowers")
         result.add_argument("--sha256", default="", help="of the archive")
+        result.add_argument("--store", type=Path, help="folder that keeps what the stages before training wrote")
     result.add_argument("--resume", action="store_true", help="keep the rows that are already in the report")
     result.add_argument("--tiny", action="store_true", help="a few images and steps: that it runs, not how fast")
     return result
@@ -275,9 +300,10 @@ class Report:
         self._path = Path(options.out) / f"{name}_{options.device}.json"
         conditions = json.loads(json.dumps({**machine(), "preset": preset(options), **about}))
         self._content: Row = {"conditions": conditions, "rows": {}, "left_out": {}, "figures": {}}
+        self._host = {key: conditions[key] for key in HOST}
         if options.resume and self._path.exists():
             earlier = json.loads(self._path.read_text())
-            if earlier.get("conditions") != conditions:
+            if comparable(earlier.get("conditions", {})) != comparable(conditions):
                 value = "measured with another machine, environment, commit or data"
                 raise UserError(Fault(str(self._path), value, "differs", remedy="remove it, or choose another --out"))
             self._content = earlier
@@ -298,6 +324,8 @@ class Report:
     def add(self, name: str, row: Row) -> None:
         """Print a row and write the report."""
         self._content["rows"][name] = row
+        if self._host != {key: self._content["conditions"][key] for key in HOST}:  # of another host than the first row
+            self._content.setdefault("hosts", {})[name] = self._host
         self._print(name, row)
         self._write()
 

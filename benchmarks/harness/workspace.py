@@ -1,8 +1,11 @@
 """Shared by benchmarks and tests: photos, copies of the project with other params, and prepared images."""
 
 import argparse
+import hashlib
 import io
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -25,6 +28,8 @@ STAGE_TABLES: Mapping[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__
 STAGES = tuple(STAGE_TABLES)
 Changes = Mapping[str, Mapping[str, Any]]  # section → key → value
 NEEDED = ("pipeline", "requirements", "docker", "params.yaml", "dvc.yaml")  # what a stage reads
+# The sections of params.yaml that a stage and those before it read.
+READ = {"download": ("data",), "split": ("data", "split"), "prepare": ("data", "split", "prepare")}
 LEFT_OUT = ("tests/", "docs/", "results/", "dvc.lock")  # a copy begins without a run
 ONE_PROCESS: Changes = {  # runs on every machine
     "train": {"device": "cpu", "precision": "fp32", "parallel": "single"},
@@ -88,16 +93,37 @@ def create(folder: Path, *params: Changes) -> None:
         set_params(folder, changes)
 
 
-def create_prepared(folder: Path, *params: Changes) -> None:
-    """The same, with the stages before training run."""
+def create_prepared(folder: Path, *params: Changes, store: Path | None = None) -> None:
+    """The same, with the stages before training run. What `store` has of another copy with these params is copied."""
     create(folder, *params)
-    prepare(folder)
+    prepare(folder, store)
 
 
-def prepare(folder: Path) -> None:
-    """Run the stages before training."""
+def prepare(folder: Path, store: Path | None = None) -> None:
+    """Run the stages before training. The outputs of those in READ come from `store` if it has them, or go there."""
+    raw = YAML(typ="safe", pure=True).load(folder / "params.yaml")
+    raw["data"]["url"] = ""  # data.sha256 says which archive
     for stage in STAGES[: STAGES.index("train")]:
-        run_checked(folder, sys.executable, "-m", "pipeline", stage)
+        if store is None or stage not in READ:
+            run_checked(folder, sys.executable, "-m", "pipeline", stage)
+            continue
+        settings = json.dumps([stage, *(raw[section] for section in READ[stage])], sort_keys=True)
+        kept = store / hashlib.sha256(settings.encode()).hexdigest()[:16]
+        if not kept.is_dir():
+            run_checked(folder, sys.executable, "-m", "pipeline", stage)
+            with files.atomic_folder(kept) as outputs:
+                for name in declared(stage):
+                    copy_path(folder / name, outputs / name)
+        shutil.copytree(kept, folder, dirs_exist_ok=True)
+
+
+def copy_path(source: Path, target: Path) -> None:
+    """Copy a file or a folder."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copy(source, target)
 
 
 def events(folder: Path) -> list[tuple[str, int, float]]:

@@ -44,7 +44,10 @@ def case(model: str, batch: int, precision: str, crop: int = 224, **others: Any)
     return {"model": model, "batch_size": batch, "precision": precision, "crop": crop, **others}
 
 
+GRAPHS: Case = {"cuda_graphs": True}
+FAST: Case = {"memory_format": "channels_last"}
 GPU_CASES = (
+    *(case("resnet34", n, "bf16", **FAST, **graphs) for n in (64, 256) for graphs in ({}, GRAPHS)),
     *(case("resnet34", n, p) for n in (64, 256) for p in ("fp32", "tf32", "bf16", "fp16", "O1", "O2")),
     *(case(model, 256, "bf16") for model in ("resnet18", "resnet50")),
     case("resnet34", 256, "bf16", compile=True),
@@ -60,7 +63,10 @@ PRESETS = {
 
 def title(case: Case) -> str:
     """A case's name in the report."""
-    return f"{case['model']} {case['batch_size']} {case['precision']}{' compiled' * case.get('compile', False)}"
+    options = {"channels_last": "memory_format" in case, "graphs": "cuda_graphs" in case, "compiled": "compile" in case}
+    return " ".join(
+        [case["model"], str(case["batch_size"]), case["precision"], *(o for o, on in options.items() if on)]
+    )
 
 
 # ---------------------------------------------------------------- a process with one model
@@ -173,19 +179,24 @@ def row(one: Case, turns: list[Row]) -> Row:
 
 
 def main() -> int:
-    options = measuring.parser(__doc__, "ceiling").parse_args()
+    parser = measuring.parser(__doc__, "ceiling")
+    parser.add_argument("--without", default="no such row", help="leave out the rows whose names contain this")
+    options = parser.parse_args()
     preset = PRESETS[measuring.preset(options)]
     with measuring.exit_on_user_error("ceiling"), tempfile.TemporaryDirectory(prefix="ceiling-") as temporary:
         base = Path(temporary).resolve()
         photos = workspace.photos(options, base, preset.images, preset.side)
         report = Report("ceiling", options, **photos.facts)
-        preset = left_out(preset, report)
+        cases = tuple(one for one in preset.cases if options.without not in title(one))
+        preset = left_out(replace(preset, cases=cases), report)
         workplace = Workplace(base / "copy", options.device)
         missing = report.missing([*map(title, preset.cases), *(title(one) + FREELY for one in preset.both)])
         if missing:
             training = {"train": {"epochs": 1000, "lr": 0.001}}
             packed_size = {"prepare": {"size": preset.packed_size}}
-            workspace.create_prepared(workplace.folder, workspace.ONE_PROCESS, packed_size, training, photos.params)
+            workspace.create_prepared(
+                workplace.folder, workspace.ONE_PROCESS, packed_size, training, photos.params, store=options.store
+            )
         for group in groups(preset.cases):
             if any(name.removesuffix(FREELY) in map(title, group) for name in missing):
                 measure(group, preset, workplace, report)

@@ -1,19 +1,22 @@
-"""Everything that needs a GPU, in one command that can be resumed: tests/gpu, then the benchmarks of its speed.
+"""Everything that needs a GPU, in one command that can be resumed, the most important first.
 
-    python -m benchmarks gpu --out FOLDER --archive file:///…/flower_photos_240.tgz --wheels FOLDER
+    python -m benchmarks gpu --write-packages FOLDER         the packages that such a machine lacks, for Python 3.12
+    python -m benchmarks gpu --out FOLDER --packages FOLDER --archive file:///…/flower_photos_240.tgz --minutes 9
     python -m benchmarks gpu --out FOLDER --device cpu       a dry run with tiny presets, about 3 minutes
 
-It needs no network. Photos come from an archive. Missing packages come from wheels (pip download --no-deps pooch …),
-which are installed into a temporary folder. The tests need pytest, iniconfig, pluggy, packaging, pygments, hypothesis,
-sortedcontainers and psutil, and the packages that the pipeline imports, such as pydantic and ruamel.yaml. After
---seconds it stops with exit status 75. Called again with the same FOLDER it continues after the last row; on another
-machine of the same kind, copy the files of FOLDER first. The variable OUT may name the folder, too.
+It needs no network, and a Python with torch, torchvision, numpy, numba, scipy, pytest, hypothesis, psutil, requests,
+tensorboard and timm. Photos come from an archive; what the stages before training make of them is kept in
+FOLDER.store, for all parts. After --minutes it stops with exit status 75. Called again with the same FOLDER it
+continues after the last row; on another machine with the same kind of GPU, copy the files of FOLDER first. The variable
+OUT may name the folder, and COMMIT the commit where there is no Git.
 
-This module imports the standard library alone: other packages may be in the wheels.
+This module imports the standard library alone: other packages may be in the folder.
 """
 
 import argparse
+import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,8 +24,27 @@ import tempfile
 import time
 from pathlib import Path
 
-PARTS = ("tests", "steps", "ceiling", "time_to_accuracy", "ways", "loader")
-DRY_TESTS = "accumulation and fp32"  # the tests in a dry run
+# What the parts import. --write-packages writes CARRIED into a folder.
+CARRIED = ("annotated_types", "imagehash", "platformdirs", "pooch", "pydantic", "pydantic_core", "ruamel.yaml",
+           "typing_inspection")  # fmt: skip
+EXPECTED = ("hypothesis", "numba", "numpy", "psutil", "pytest", "requests", "scipy", "sortedcontainers", "tensorboard",
+            "timm", "torch", "torchvision")  # fmt: skip
+# In the order of worth: without equal bits no figure is worth taking. The options of pytest, or of a benchmark.
+TESTS = {
+    "collect": ["--collect-only", "-q"],
+    "bits": ["-k", "bits or kernels or tf32 or waits"],
+    "tests": [],
+}
+BENCHMARKS = {
+    "steps": ["steps"],
+    "ceiling": ["ceiling", "--without", "compiled"],
+    "time_to_accuracy": ["time_to_accuracy"],
+    "ways": ["ways"],
+    "compiled": ["ceiling"],
+    "loader": ["loader"],
+}
+PARTS = ("collect", "bits", "steps", "ceiling", "time_to_accuracy", "tests", "ways", "compiled", "loader")
+DRY_TESTS = ["-k", "accumulation and fp32"]  # the tests in a dry run
 STOPPED = 75  # exit status: run again to continue, as for the stages
 GRACE_SECONDS = 15  # time for a part to end
 
@@ -30,18 +52,47 @@ GRACE_SECONDS = 15  # time for a part to end
 def command(part: str, options: argparse.Namespace) -> list[str]:
     """The command line of a part."""
     dry = options.device == "cpu"
-    if part == "tests":
+    if part in TESTS:
         report = ["--gpu-device", options.device, "--gpu-report", str(options.out)]
-        return [sys.executable, "-m", "pytest", "tests/gpu", *report, *(["-k", DRY_TESTS] if dry else [])]
+        select = DRY_TESTS if dry and part != "collect" else TESTS[part]
+        return [sys.executable, "-m", "pytest", "tests/gpu", *report, *select]
     archive = ["--archive", options.archive] if options.archive and part != "steps" else []
-    start = [sys.executable, "-m", "benchmarks", part, "--device", options.device, "--out", str(options.out)]
-    return [*start, "--resume", *archive, *(["--tiny"] if dry else [])]
+    store = [] if part == "steps" else ["--store", f"{options.out}.store"]
+    start = [sys.executable, "-m", "benchmarks", *BENCHMARKS[part], "--device", options.device]
+    return [*start, "--out", str(options.out), "--resume", *archive, *store, *(["--tiny"] if dry else [])]
 
 
-def install(wheels: Path, site: Path) -> None:
-    """Install the wheels of a folder into another folder, without dependencies."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
-    subprocess.run([*pip, "--target", str(site), *map(str, sorted(wheels.glob("*.whl")))], check=True)
+def missing(names: tuple[str, ...]) -> list[str]:
+    """The packages that cannot be imported."""
+
+    def is_missing(name: str) -> bool:
+        try:
+            return importlib.util.find_spec(name) is None
+        except ModuleNotFoundError:  # its parent
+            return True
+
+    return [name for name in names if is_missing(name)]
+
+
+def write_packages(folder: Path) -> int:
+    """Install the locked versions of CARRIED, for the Python 3.12 of the image, into a folder; pip's exit status."""
+    lock, names = Path("requirements/lock.txt").read_text(), {re.sub("[._]", "-", name) for name in CARRIED}
+    entries = [entry for entry in re.split(r"\n(?=\S)", lock) if entry.partition("==")[0] in names]
+    pip = [
+        "install",
+        "--quiet",
+        "--upgrade",
+        "--target",
+        str(folder),
+        "--no-deps",
+        "--no-compile",
+        "--only-binary=:all:",
+    ]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
+        requirements.write("\n".join(entries))
+        requirements.flush()
+        choice = ["--python-version", "3.12", "--require-hashes", "--requirement", requirements.name]
+        return subprocess.run([sys.executable, "-m", "pip", *pip, *choice], check=False).returncode
 
 
 def run(command_line: list[str], env: dict[str, str], seconds: float) -> int | None:
@@ -64,28 +115,34 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="folder of the reports (or OUT)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--archive", default="", help="file:// address of an archive of photos; else flowers are drawn")
-    parser.add_argument("--wheels", type=Path, help="folder of the wheels of packages that are not installed")
-    parser.add_argument("--seconds", type=float, default=570, help="stop after this time (default: %(default)s)")
-    parser.add_argument("--only", default="", help="run only the parts whose names contain this")
+    parser.add_argument("--packages", type=Path, help="folder of the packages that are not installed")
+    parser.add_argument("--write-packages", type=Path, metavar="FOLDER", help="write that folder, and do nothing else")
+    parser.add_argument("--minutes", type=float, default=9, help="stop after this time (default: %(default)s)")
+    parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="only these parts (default: all)")
     options = parser.parse_args()
+    if options.write_packages:
+        return write_packages(options.write_packages)
     if options.out is None:
         parser.error("--out: no folder; name one, or set the variable OUT")
-    end, failed = time.monotonic() + options.seconds - GRACE_SECONDS, []
-    with tempfile.TemporaryDirectory(prefix="site-") as site:
-        if options.wheels:
-            install(options.wheels, Path(site))
-        path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH", "")]))
-        # No plugins of this machine: their warnings would be errors here.
-        env = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        for part in [part for part in PARTS if options.only in part]:
-            left = end - time.monotonic()
-            status = run(command(part, options), env, left) if left > 0 else None
-            if status is None:
-                print(f"gpu: stopped in {part} after {options.seconds:.0f} s; run again to continue", flush=True)
-                return STOPPED
-            if status != 0:
-                failed.append(part)
-                print(f"gpu: {part} ended with {status}", flush=True)
+    end, failed = time.monotonic() + 60 * options.minutes - GRACE_SECONDS, []
+    if options.packages:
+        options.packages = options.packages.resolve()
+        sys.path.insert(0, str(options.packages))
+    if lacking := missing((*CARRIED, *EXPECTED)):
+        print(f"gpu: not installed: {', '.join(lacking)}; see --write-packages and --packages")
+        return 1
+    path = os.pathsep.join(filter(None, [str(options.packages or ""), os.environ.get("PYTHONPATH", "")]))
+    # No plugins of this machine: their warnings would be errors here.
+    env = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    for part in [part for part in PARTS if part in options.only]:
+        left = end - time.monotonic()
+        status = run(command(part, options), env, left) if left > 0 else None
+        if status is None:
+            print(f"gpu: stopped in {part} after {options.minutes:g} minutes; run again to continue", flush=True)
+            return STOPPED
+        if status != 0:
+            failed.append(part)
+            print(f"gpu: {part} ended with {status}", flush=True)
     print(f"gpu: done, {f'failed: {failed}' if failed else 'nothing failed'}: {options.out}")
     return int(bool(failed))
 

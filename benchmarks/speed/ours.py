@@ -56,7 +56,9 @@ class Ready:
     def batches(self) -> Iterator[Batch]:
         """The batches of the training, without end: after the last one the first again."""
         while True:
-            yield from train_batches(self.dataset, self.config.train, Share.of_process(self.world, 1), 0)
+            yield from train_batches(
+                self.dataset, self.config.train, Share.of_process(self.world, self.config.train.accumulation_steps), 0
+            )
 
 
 def noise(images: int, side: int, classes: int) -> Packed:
@@ -106,9 +108,10 @@ class Trainer:
         """The learner and the wrapper that `train.train` makes, for one process."""
         settings, world = ready.config.train, ready.world
         learner = make_learner(ready.config, ready.dataset.packed.counts("train"), world)
-        parallel_model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, 1)
+        parts = settings.accumulation_steps
+        parallel_model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, parts)
         rates = schedule.learning_rates(settings, ready.rows)
-        return cls(learner, parallel_model, rates, Totals.zero(world.device, 1))
+        return cls(learner, parallel_model, rates, Totals.zero(world.device, parts))
 
     def steps(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Take one step per batch. After the last step of the params the first one follows."""

@@ -27,7 +27,8 @@ RESERVED = frozenset({  # the paths of the project's own files and of the stages
     "requirements", "results", "tests", "models", "metrics", "reports", "runs", "data/archives", "data/corrections.csv",
     "data/images", "data/packed", "data/pretrained", "data/split.csv", "data/weights",
 })  # fmt: skip
-LOWEST_CAPABILITY = (7, 5)  # Turing, the oldest GPU that the locked torch has code for; a test asks torch
+# The oldest GPU that the locked torch has code for, and the newest generation; a test asks torch.
+LOWEST_CAPABILITY, NEWEST_GENERATION = (7, 5), 12  # Turing, Blackwell
 APEX = (*APEX_LEVELS, "apex_ddp", "apex", "fused_sgd")  # the values of settings that need Apex
 NO_APEX = {
     "missing": "Apex, which is not installed",
@@ -84,10 +85,11 @@ def _gpus(run: Run, machine: Machine) -> Iterator[tuple[str, str]]:
     if machine.cuda_devices and machine.cuda_driver < machine.cuda_of_torch:
         reason = f"the NVIDIA driver knows CUDA up to {machine.cuda_driver}"
         yield f"{reason}, the installed torch needs {machine.cuda_of_torch}", "install a newer driver"
-    if old := sorted({capability for capability in machine.compute_capabilities if capability < LOWEST_CAPABILITY}):
-        versions = ", ".join(f"{major}.{minor}" for major, minor in old)
-        lowest = ".".join(map(str, LOWEST_CAPABILITY))
-        reason = f"a GPU of compute capability {versions} is visible, the installed torch has code from {lowest} on"
+    capabilities = sorted(set(machine.compute_capabilities))
+    if without_code := [one for one in capabilities if one < LOWEST_CAPABILITY or one[0] > NEWEST_GENERATION]:
+        versions = ", ".join(f"{major}.{minor}" for major, minor in without_code)
+        known = f"{'.'.join(map(str, LOWEST_CAPABILITY))} to {NEWEST_GENERATION}.x"
+        reason = f"a GPU of compute capability {versions} is visible, the installed torch has code for {known}"
         yield reason, "hide it (CUDA_VISIBLE_DEVICES), or take another GPU"
 
 

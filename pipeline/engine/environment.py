@@ -76,6 +76,9 @@ def required_variables(threads: int, deterministic: bool, arithmetic: Arithmetic
         "MKL_NUM_THREADS": str(threads),
         # DDP warns in every process if there are no unused parameters. It must search for them (see parallel.py).
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        # NCCL's heartbeat counts the seconds in which a process is stopped (Ctrl-Z), and ends the process when it goes
+        # on. engine/watchdog.py does not count them.
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
     }
     if not deterministic:
         return variables

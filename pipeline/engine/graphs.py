@@ -137,7 +137,8 @@ def record(
 ) -> _Recording:
     """Record a microbatch of this shape. Buffers and the state of random numbers do not change.
 
-    Raises UserError if the model cannot be recorded.
+    Raises UserError if the model cannot be recorded. The process has to end then: torch does not leave the recording
+    whole, so random numbers on the device fail, and some memory is not used again.
     """
     precision, buffers = learner.precision, list(learner.model.buffers())
     parameters = trainable_parameters(learner.model)

@@ -3,6 +3,7 @@
 Every wrapper returns a ParallelModel, so the training loop has no branch for any of them.
 """
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -82,6 +83,8 @@ def ddp(model: nn.Module, world: World, deterministic: bool, microbatches: int) 
     epoch.
     """
     devices = [world.device] if world.device.type == "cuda" else None
+    # Of convolutions of 1 × 1 in channels_last: their two layouts are the same memory.
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     ddp_model = DistributedDataParallel(
         model, device_ids=devices, broadcast_buffers=False, find_unused_parameters=deterministic
     )

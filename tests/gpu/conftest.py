@@ -22,7 +22,7 @@ from tests.gpu import ranks
 from tests.gpu.ranks import Case, Result
 from tests.gpu.report import Report
 
-CORES_A_CASE = 4
+CORES_A_CASE = 2
 REPORT = pytest.StashKey[Report]()
 
 

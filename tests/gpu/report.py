@@ -1,18 +1,14 @@
 """FOLDER/gpu_tests_<device>.json: the results of all cases, written after each case, so that a second start goes on."""
 
-import hashlib
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.harness import measuring
 from pipeline.base import files
 from pipeline.config import machine
-from pipeline.engine.world import World
-from pipeline.training import provenance
+from pipeline.engine import environment
 from tests.gpu.ranks import Result
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -26,13 +22,13 @@ class Report:
         self.path = folder / f"gpu_tests_{device}.json" if folder else None
         self.cases: dict[str, Result] = {}
         if self.path:
-            self._of = head(device)
+            self._conditions = head(device)
             if self.path.exists():
                 self.cases = self._earlier(self.path)
 
     def _earlier(self, path: Path) -> dict[str, Result]:
         earlier = json.loads(path.read_text())
-        if earlier["conditions"] != self._of:
+        if measuring.comparable(earlier["conditions"]) != measuring.comparable(self._conditions):
             raise ValueError(
                 f"{path}: of another machine, environment or commit; remove it, or choose another --gpu-report"
             )
@@ -42,7 +38,8 @@ class Report:
         """Add a result and write the report."""
         self.cases[name] = result
         if self.path:
-            files.write_json(self.path, {"conditions": self._of, "cases": self.cases})
+            self.cases[name] |= {"host": {key: self._conditions[key] for key in measuring.HOST}}
+            files.write_json(self.path, {"conditions": self._conditions, "cases": self.cases})
 
     def lines(self) -> list[str]:
         """One line for every case with figures, and a line with the number of outcomes."""
@@ -58,24 +55,13 @@ def as_text(figures: dict[str, Any]) -> str:
 
 
 def head(device: str) -> dict[str, Any]:
-    """What a report is valid for: machine, versions, commit, and a digest of the code, as there may be no git."""
-    world = World(0, 0, 1, torch.device("cuda", 0) if device == "cuda" else torch.device("cpu"))
+    """What a report is valid for: machine, versions, code, and the variables that change numbers."""
     pins = (PROJECT / "docker/pins.env").read_text().splitlines()
-    of = {
+    conditions = {
         **measuring.machine(),
-        **provenance.hardware(world, 1, "native"),
-        "cuda": torch.version.cuda or "",
-        "cudnn": torch.backends.cudnn.version(),
+        **environment.numeric_variables(environment.initial_variables()),
+        "device": device,
         "apex": machine.read().apex,
         "apex_commit_pinned": next(pin.partition("=")[2] for pin in pins if pin.startswith("APEX_COMMIT=")),
-        "code": code(),
     }
-    return dict(json.loads(json.dumps(of)))
-
-
-def code() -> str:
-    """SHA-256 of the pipeline's code and of these tests."""
-    sha = hashlib.sha256()
-    for path in sorted(path for folder in ("pipeline", "tests/gpu") for path in (PROJECT / folder).rglob("*.py")):
-        sha.update(f"{path.relative_to(PROJECT)}\n".encode() + path.read_bytes())
-    return sha.hexdigest()
+    return dict(json.loads(json.dumps(conditions)))
