@@ -62,6 +62,11 @@ SYNC_BNS: dict[str, Callable[[nn.Module], nn.Module]] = {
 }
 
 
+def _on_gpu(groups: Groups) -> bool | None:
+    """The option `fused` of SGD: on a GPU one kernel over all parameters; on the CPU torch decides."""
+    return True if groups[0]["params"][0].device.type == "cuda" else None
+
+
 def _fused_option(groups: Groups) -> bool | None:
     """The option `fused` of Adam, one operator per parameter: true on the CPU; on a GPU torch decides.
 
@@ -72,7 +77,9 @@ def _fused_option(groups: Groups) -> bool | None:
 
 # name → (parameter groups, lr, momentum, nesterov) → optimizer. The schedule sets the lr of every step.
 OPTIMIZERS: dict[str, Callable[[Groups, float, float, bool], Optimizer]] = {
-    "sgd": lambda groups, lr, momentum, nesterov: SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov),
+    "sgd": lambda groups, lr, momentum, nesterov: SGD(
+        groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=_on_gpu(groups)
+    ),
     "adam": lambda groups, lr, momentum, nesterov: Adam(groups, lr=lr, fused=_fused_option(groups)),
     "adamw": lambda groups, lr, momentum, nesterov: AdamW(groups, lr=lr, fused=_fused_option(groups)),
     "fused_sgd": lambda groups, lr, momentum, nesterov: _apex().fused_sgd(groups, lr, momentum, nesterov),

@@ -1,6 +1,6 @@
 """The process group, its collectives, and the exit of a process.
 
-A process without a launcher has no process group: the collectives then return at once.
+With one process the collectives return at once, and do not wait for the device.
 """
 
 import os
@@ -131,41 +131,54 @@ def is_peer_failure(error: RuntimeError) -> bool:
     )
 
 
+def has_peers() -> bool:
+    """Whether there are other processes to exchange with."""
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
 def all_reduce_sum(values: Tensor) -> Tensor:
     """The sum of `values` over all processes, in place. Every process gets the same bytes."""
-    if dist.is_initialized():
+    if has_peers():
         dist.all_reduce(values)
     return values
 
 
 def all_reduce_max(value: Tensor) -> Tensor:
     """The largest `value` of all processes, in place."""
-    if dist.is_initialized():
+    if has_peers():
         dist.all_reduce(value, dist.ReduceOp.MAX)
     return value
 
 
 def gather_in_order(tensors: list[Tensor], indices: list[int], count: int) -> list[Tensor]:
-    """The tensors of all processes as one list, by their index in [0, count), on every process.
+    """The tensors [n, …] of all processes as one list, by their index in [0, count), on every process' CPU.
 
     Nothing is added, so the bytes are the same for every number of processes.
     """
-    by_index = dict(zip(indices, [tensor.to("cpu") for tensor in tensors], strict=True))
+    # One copy from the device for all tensors.
+    on_host = torch.cat(tensors).to("cpu").split([len(tensor) for tensor in tensors]) if tensors else ()
+    by_index = dict(zip(indices, on_host, strict=True))
     for tensors_of_process in all_gather_object(by_index):
         by_index |= tensors_of_process
     return [by_index[index] for index in range(count)]
 
 
 def broadcast_buffers(model: nn.Module) -> None:
-    """Give every process rank 0's buffers (BatchNorm statistics), as before a validation."""
-    if dist.is_initialized():
-        for buffer in model.buffers():
-            dist.broadcast(buffer, src=0)
+    """Give every process rank 0's buffers (BatchNorm statistics), as before a validation: one message for each type."""
+    if not has_peers():
+        return
+    buffers = list(model.buffers())
+    for dtype in sorted({buffer.dtype for buffer in buffers}, key=str):
+        of_type = [buffer for buffer in buffers if buffer.dtype == dtype]
+        message = torch.cat([buffer.flatten() for buffer in of_type])
+        dist.broadcast(message, src=0)
+        for buffer, values in zip(of_type, message.split([buffer.numel() for buffer in of_type]), strict=True):
+            buffer.copy_(values.view_as(buffer))
 
 
 def broadcast_object(value: T) -> T:
     """The value of rank 0, on every process. It holds plain values and tensors on the CPU."""
-    if not dist.is_initialized():
+    if not has_peers():
         return value
     objects = [value]
     dist.broadcast_object_list(objects, src=0)
@@ -174,7 +187,7 @@ def broadcast_object(value: T) -> T:
 
 def all_gather_object(value: T) -> list[T]:
     """The values of all processes, by rank. They hold plain values and tensors on the CPU."""
-    if not dist.is_initialized():
+    if not has_peers():
         return [value]
     values = [value] * dist.get_world_size()
     dist.all_gather_object(values, value)
@@ -207,8 +220,8 @@ def _wait(work: dist.Work, result: Tensor) -> Tensor:
 
 
 def broadcast_flag(flag: bool, device: torch.device) -> bool:
-    """The flag of rank 0, on every process. Waits for the device."""
-    if not dist.is_initialized():
+    """The flag of rank 0, on every process. Waits for the device if there are other processes."""
+    if not has_peers():
         return flag
     value = torch.tensor(int(flag), device=device)
     dist.broadcast(value, src=0)
@@ -216,6 +229,6 @@ def broadcast_flag(flag: bool, device: torch.device) -> bool:
 
 
 def barrier() -> None:
-    """Wait until every process has called this. Returns at once if there is no process group."""
-    if dist.is_initialized():
+    """Wait until every process has called this."""
+    if has_peers():
         dist.barrier()

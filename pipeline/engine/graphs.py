@@ -105,6 +105,7 @@ class Graphs:
     def __init__(self, make: Callable[[], Graph] | None = None) -> None:
         self._make = make or CudaGraph.factory()
         self._recordings: dict[tuple[torch.Size, torch.dtype, torch.Size], _Recording] = {}
+        self._sums: list[Tensor] = []  # the gradients of earlier microbatches, during a replay
 
     def __call__(
         self, learner: Learner, parallel_model: ParallelModel, images: Tensor, targets: Tensor
@@ -118,12 +119,17 @@ class Graphs:
         if key not in self._recordings:
             self._recordings[key] = record(self._make(), learner, parallel_model, images, targets)
         recording, parameters = self._recordings[key], trainable_parameters(learner.model)
-        # The gradients of earlier microbatches are at the addresses to which the replay writes.
-        sums = [None if p.grad is None else p.grad.clone() for p in parameters]
+        pairs = [(p, g) for p, g in zip(parameters, recording.outputs.gradients, strict=True) if g is not None]
+        earlier = [p.grad for p, _ in pairs if p.grad is not None]
+        if earlier:  # they may be at the addresses to which the replay writes
+            self._sums = self._sums or [torch.empty_like(gradient) for gradient in earlier]
+            copy(self._sums, earlier)
         copy([recording.images, recording.targets], [images, targets])
         recording.graph.replay()
-        for parameter, sum_before, gradient in zip(parameters, sums, recording.outputs.gradients, strict=True):
-            parameter.grad = gradient if sum_before is None or gradient is None else sum_before.add_(gradient)
+        if earlier:
+            torch._foreach_add_([gradient for _, gradient in pairs], self._sums)
+        for parameter, gradient in pairs:
+            parameter.grad = gradient
         return recording.outputs.loss, recording.outputs.logits
 
 

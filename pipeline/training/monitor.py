@@ -1,5 +1,6 @@
 """The display of a running training: a progress bar, one line per epoch, TensorBoard. No output of it is hashed."""
 
+import math
 import sys
 import time
 import warnings
@@ -24,6 +25,7 @@ with warnings.catch_warnings():  # its import touches interfaces that its depend
     from torch.utils.tensorboard.summary import hparams
 
 GRID_IMAGES, GRID_COLUMNS = 16, 4
+PICTURE_SECONDS = 10  # the least time between two pictures of the confusion matrix
 CUSTOM_SCALARS = {  # in one chart each, under Custom Scalars
     "training and validation": {name: ["Multiline", [f"{name}/train", f"{name}/val"]] for name in ("loss", "accuracy")}
 }
@@ -50,6 +52,7 @@ class Monitor:
         title, disable = _title(job, epochs + 1), None if is_main else True
         self._bar = tqdm(initial=first_step, total=steps, unit="step", desc=title, disable=disable)
         self._is_main, self._job = is_main, job
+        self._drawn = -math.inf  # the time of the last picture
         self._previous_sums, self._step, self._time = [0.0, 0.0, 0.0], first_step, time.perf_counter()
         if is_main:
             self._write_constants(first_step)
@@ -99,10 +102,13 @@ class Monitor:
             step, data = int(row["step"]), self._job.dataset.packed
             self._writer.add_scalar("accuracy/val", row["val_accuracy"], step)
             self._writer.add_scalar("loss/val", row["val_loss"], step)
-            counts = np.zeros((len(data.classes),) * 2, np.int64)
-            np.add.at(counts, (data.labels[data.rows("val")], predictions.numpy()), 1)
-            shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)  # white: all images of a class (row)
-            self._writer.add_image("confusion/val", shares, step, dataformats="HW")
+            is_last = int(row["epoch"]) == self._job.config.train.epochs
+            if is_last or time.monotonic() - self._drawn >= PICTURE_SECONDS:  # the device waits while it is drawn
+                counts = np.zeros((len(data.classes),) * 2, np.int64)
+                np.add.at(counts, (data.labels[data.rows("val")], predictions.numpy()), 1)
+                shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)  # white: all images of a class (row)
+                self._writer.add_image("confusion/val", shares, step, dataformats="HW")
+                self._drawn = time.monotonic()
             tqdm.write(
                 f"epoch {row['epoch']}/{self._job.config.train.epochs}: loss {row['train_loss']:.4f}, "
                 f"validation loss {row['val_loss']:.4f}, validation accuracy {row['val_accuracy']:.4f}",

@@ -22,7 +22,7 @@ from tests.gpu.training import NATIVE, Figures, setup
 )
 def test_waits(world: World, precision: str, optimizer: str) -> Figures:
     """A step never waits for the GPU, with train.py's batches and all augmentations. Exceptions: before a step, fp16
-    asks once whether a gradient overflowed, and Apex's levels ask as often as Apex does."""
+    may ask once whether a gradient overflowed, and Apex's levels ask as often as Apex does."""
     from benchmarks.speed import ours  # imports TensorBoard, which no other case needs
     from pipeline.loader.batches import train_batches
     from pipeline.loader.storage import Dataset
@@ -53,5 +53,5 @@ def test_waits(world: World, precision: str, optimizer: str) -> Figures:
     assert not others, f"nothing else is warned of: {others}"
     waits = len(said) / 20
     if precision in NATIVE:
-        assert waits == (precision == "fp16"), f"{waits} waits a step"
+        assert waits <= (precision == "fp16"), f"{waits} waits a step"
     return {"waits_a_step": waits}
