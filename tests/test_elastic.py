@@ -61,7 +61,8 @@ def test_the_weights_are_one_for_every_number_of_processes(tmp_path: Path, model
 
 def test_as_many_shards_train_what_as_many_processes_of_ddp_train(tmp_path: Path) -> None:
     """So elastic costs no accuracy against ddp with BatchNorm over as many images. Two gradients have one order."""
-    cases = [("mobilenet_v3_small", parallel, "fp32", "sgd", {}) for parallel in ("elastic", "ddp")]
+    none: dict[str, object] = {}
+    cases = [("mobilenet_v3_small", parallel, "fp32", "sgd", none) for parallel in ("elastic", "ddp")]
     run_ranks(2, "elastic", str(tmp_path), str(STEPS), "2", str(IMAGES), json.dumps(cases))
     elastic_line, ddp_line = (tmp_path / "2").read_text().splitlines()
     assert elastic_line.split("\t")[0] == ddp_line.split("\t")[0]

@@ -38,7 +38,7 @@ def plot(seconds: Mapping[str, float]) -> str:
     width = (charts.WIDTH - 2 * charts.RIGHT) / len(seconds)
     parts = [STYLE, charts.label(charts.WIDTH / 2, charts.HEIGHT - 4, "seconds per epoch", "middle")]
     for place, (name, value) in enumerate(seconds.items()):
-        left, head = charts.RIGHT + width * place, height.at(value)
+        left, head = charts.RIGHT + width * place, height(value)
         size = f'width="{0.6 * width:.1f}" height="{BASE - head:.1f}"'
         parts.append(f'<rect x="{left + 0.2 * width:.1f}" y="{head:.1f}" {size}/>')
         parts.append(charts.label(left + width / 2, head - 5, measuring.formatted(value), "middle"))
