@@ -100,14 +100,14 @@ def per_class(
     counts: NDArray[np.int64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Precision, recall and F1 of every class from the confusion counts, float64 [classes] each."""
-    right, actual, predicted = counts.diagonal(), counts.sum(1), counts.sum(0)
-    return _share(right, predicted), _share(right, actual), _share(2 * right, actual + predicted)
+    right, labels, predictions = counts.diagonal(), counts.sum(1), counts.sum(0)
+    return _share(right, predictions), _share(right, labels), _share(2 * right, labels + predictions)
 
 
 def balanced_accuracy(counts: NDArray[np.int64]) -> float:
     """The mean recall of the classes that have an image."""
-    actual = counts.sum(1)
-    return float(_share(counts.diagonal(), actual)[actual > 0].mean())
+    images = counts.sum(1)
+    return float(_share(counts.diagonal(), images)[images > 0].mean())
 
 
 def negative_log_likelihood(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64]) -> float:

@@ -3,8 +3,9 @@
 metrics/export.json has only figures that are the same on every CPU: counts, and a limit instead of a difference.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -72,15 +73,15 @@ def near_ties(predictions: Predictions) -> NDArray[np.bool_]:
 def limit(predictions: Predictions, probabilities: NDArray[np.float64], classes: Sequence[str]) -> float:
     """The entry of LIMITS above all differences of probabilities. Raises UserError if none is, or for another class."""
     expected_classes, onnx_classes = predictions.best_classes, probabilities.argmax(1)
-    changed = np.flatnonzero((expected_classes != onnx_classes) & ~near_ties(predictions))
-    if len(changed):
+    differing = np.flatnonzero((expected_classes != onnx_classes) & ~near_ties(predictions))
+    if len(differing):
         examples = "; ".join(
             f"{predictions.paths[i]}: {classes[onnx_classes[i]]} ({probabilities[i, onnx_classes[i]]:.4f}) instead of "
             f"{classes[expected_classes[i]]} ({predictions.probabilities[i, expected_classes[i]]:.4f})"
-            for i in changed[:MAX_NAMES]
+            for i in differing[:MAX_NAMES]
         )
-        more = f"; and {len(changed) - MAX_NAMES:,} more" if len(changed) > MAX_NAMES else ""
-        value = f"another class for {len(changed):,} of {len(probabilities):,} test images"
+        more = f"; and {len(differing) - MAX_NAMES:,} more" if len(differing) > MAX_NAMES else ""
+        value = f"another class for {len(differing):,} of {len(probabilities):,} test images"
         raise UserError(Fault("model.onnx", value, "differs", f"{examples}{more}", remedy=REMEDY))
     differences = np.abs(probabilities - predictions.probabilities).max(1)
     worst = int(differences.argmax())
@@ -102,18 +103,9 @@ def classes_from_originals(
         return images.center_of_resized(file, view.resize, view.crop, images.NO_LIMIT, view.grey, sha256)
 
     crops = threads.ordered_map(load, predictions.paths, workers, "export", result_bytes=3 * view.crop**2)
+    classes = []
     with torch.inference_mode():
-        outputs = [net(torch.from_numpy(batch)).argmax(1).numpy() for batch in batches(crops, batch_size)]
-    return np.concatenate(outputs)
-
-
-def batches(images: Iterator[NDArray[np.uint8]], size: int) -> Iterator[NDArray[np.float32]]:
-    """Images [crop, crop, 3] as batches of pixels of 0 to 255 [n, 3, crop, crop]."""
-    batch: list[NDArray[np.uint8]] = []
-    for image in images:
-        batch.append(image)
-        if len(batch) == size:
-            yield np.stack(batch).transpose(0, 3, 1, 2).astype(np.float32)
-            batch = []
-    if batch:
-        yield np.stack(batch).transpose(0, 3, 1, 2).astype(np.float32)
+        while batch := list(islice(crops, batch_size)):
+            pixels = np.stack(batch).transpose(0, 3, 1, 2).astype(np.float32)  # [n, 3, crop, crop], 0 to 255
+            classes.append(net(torch.from_numpy(pixels)).argmax(1).numpy())
+    return np.concatenate(classes)

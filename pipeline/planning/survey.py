@@ -42,12 +42,12 @@ class Survey:
         """The images of train, val and test: as the layout gives them, the others about as `settings` says."""
         share = splitting.shares(settings)
         free = self.split_counts.get(self.cut.given_split, 0) if self.cut.splits else 0
-        added = {split: round(free * share[split]) for split in self.cut.splits if split != "train"}
-        added["train"] = free - sum(added.values())
-        fixed = {split: self.split_counts.get(split, 0) for split in SPLITS}
+        cut_counts = {split: round(free * share[split]) for split in self.cut.splits if split != "train"}
+        cut_counts["train"] = free - sum(cut_counts.values())
+        layout_counts = {split: self.split_counts.get(split, 0) for split in SPLITS}
         if free:
-            fixed[self.cut.given_split] = 0
-        return {split: fixed[split] + added.get(split, 0) for split in SPLITS}
+            layout_counts[self.cut.given_split] = 0
+        return {split: layout_counts[split] + cut_counts.get(split, 0) for split in SPLITS}
 
 
 # For an estimate before an image is here: the numbers of flower_photos, the default of data.url.
