@@ -184,20 +184,6 @@ def test_a_recipe_is_repeated_by_its_name(studied: Path, tmp_path: Path) -> None
     assert "perennial folds --recipe mine" in (project / "reports/folds.html").read_text()
 
 
-def test_a_failed_fold_is_named_with_its_last_lines(tmp_path: Path) -> None:
-    """So a person knows which training it was, why it ended, and where everything stands that it said."""
-    project = copy_project(tmp_path / "project", **SMALL)
-    refused = call(project, "python", "-c", (  # a process of its own: it becomes the parent of orphans
-        "from pathlib import Path; from pipeline.reruns import runner, workcopy; "
-        "copy = workcopy.copy_project(Path('copy'), {'split.seed': 3}); "
-        "runner.run_or_raise([runner.Job('fold 1', copy.folder, ('split',))], runner.slots(copy.config, 1), 'folds')"
-    ), check=False)  # fmt: skip
-    message = refused.stderr.partition("UserError: ")[2]
-    assert message.startswith("fold 1: ")
-    assert f"copy/{runner.LOG}" in message
-    assert "data/images" in message
-
-
 def with_split(folder: Path, config: params.Params, tested: dict[str, bool]) -> WorkCopy:
     """A copy whose split.csv has these images: path → whether it is a test image."""
     rows = [(path, "a", "test" if is_test else "train", "", 9, 9, "", "", "") for path, is_test in tested.items()]

@@ -116,13 +116,14 @@ def test_a_failed_run_is_yielded_with_its_fault_and_the_others_go_on(tmp_path: P
 
 
 def test_a_failure_ends_the_others_which_save_their_state(tmp_path: Path) -> None:
-    """The command ends when the last one has saved; what waits is not begun."""
+    """The command ends when the last one has saved; what waits is not begun. The message has the log."""
     (tmp_path / "may save").touch()
     process = start(tmp_path, {"long": "long", "bad": "fails", "later": "long"}, ANYWHERE * 2)
     _, error = process.communicate()
     assert process.returncode == 1
     assert error.startswith("test: bad: ")
     assert "first | last" in error
+    assert f"bad/{runner.LOG}" in error
     assert (tmp_path / "long/saved").exists()
     assert not (tmp_path / "later/runs").exists()
 
