@@ -40,7 +40,7 @@ def test_equal_images_in_two_classes_are_all_excluded(small: Path) -> None:
     rows, counts = do_split(small)
     assert set(reasons(rows).values()) == {"conflicting labels"}
     assert (left_out(rows)["conflicting labels"], counts["exact_duplicate_pairs"], counts["conflicts"]) == (3, 3, 1)
-    assert split.excluded(rows) == [
+    assert split.exclusions(rows) == [
         ("conflicting labels", "cat/0 again.png, the same image as dog/0.png"),
         ("conflicting labels", "cat/0.png, the same image as dog/0.png"),
         ("conflicting labels", "dog/0.png, the same image as cat/0 again.png"),

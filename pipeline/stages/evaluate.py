@@ -38,44 +38,44 @@ from pipeline.training import provenance
 
 def check_model_fits_data(config: Params, model: ExportedModel, data: Packed) -> None:
     """Raise UserError if the model was not trained on images packed like these."""
-    described, packed_size = f"{config.paths.models}/model.json", data.images.shape[1]
+    model_file, packed_size = f"{config.paths.models}/model.json", data.images.shape[1]
     if model.classes != data.classes:
         value = f"its classes are {', '.join(model.classes)}"
         reason = f"those of {config.paths.split} are {', '.join(data.classes)}"
-        raise UserError(Fault(described, value, "differs", reason, remedy="train again (perennial repro)"))
+        raise UserError(Fault(model_file, value, "differs", reason, remedy="train again (perennial repro)"))
     if model.view.packed_size != packed_size:
         value = f"made for packed images of {model.view.packed_size} pixels"
         reason, remedy = f"{config.paths.packed} has {packed_size}", "perennial repro --force --single-item train"
-        raise UserError(Fault(described, value, "differs", reason, remedy=f"train again ({remedy})"))
+        raise UserError(Fault(model_file, value, "differs", reason, remedy=f"train again ({remedy})"))
 
 
-def write(config: Params, data: Packed, rows: NDArray[np.int64], found: NDArray[np.float64]) -> str:
-    """Write the stage's outputs from the log-probabilities [len(rows), classes]; returns the figures as a table."""
+def write(config: Params, data: Packed, rows: NDArray[np.int64], log_probs: NDArray[np.float64]) -> str:
+    """Write the stage's outputs from the log-probabilities [len(rows), classes]. Returns the figures as a table."""
     folder, classes, labels = Path(config.paths.metrics), data.classes, data.labels[rows]
-    measured = metrics.summary(found, labels)
-    by_class = metrics.class_table(metrics.confusion(found.argmax(1), labels, len(classes)), classes)
-    figures.write(folder, measured)
+    guesses, test_figures = log_probs.argmax(1), metrics.summary(log_probs, labels)
+    by_class = metrics.class_table(metrics.confusion(guesses, labels, len(classes)), classes)
+    figures.write(folder, test_figures)
     files.write_csv(folder / figures.CLASSES, ("class", "images", "precision", "recall", "f1"), map(astuple, by_class))
-    pairs = [(classes[label], classes[guess]) for label, guess in zip(labels, found.argmax(1), strict=True)]
+    pairs = [(classes[label], classes[guess]) for label, guess in zip(labels, guesses, strict=True)]
     # One row per image: DVC's template `confusion` counts the rows of each pair itself.
     files.write_csv(folder / "confusion.csv", ("actual", "predicted"), pairs)
     files.write_csv(
         folder / "calibration.csv",
         ("low", "high", "count", "confidence", "accuracy"),
-        map(astuple, metrics.calibration(found, labels)),
+        map(astuple, metrics.calibration(log_probs, labels)),
     )
     files.write_csv(
         folder / figures.PREDICTIONS,
         ("path", "label", "prediction", *(f"p_{name}" for name in classes)),
         (
             (data.paths[row], *pair, *probabilities)
-            for row, pair, probabilities in zip(rows, pairs, np.exp(found).tolist(), strict=True)
+            for row, pair, probabilities in zip(rows, pairs, np.exp(log_probs).tolist(), strict=True)
         ),
     )
-    return table(measured, by_class)
+    return table(test_figures, by_class)
 
 
-def table(measured: EvalFigures, by_class: Sequence[ClassFigures]) -> str:
+def table(test_figures: EvalFigures, by_class: Sequence[ClassFigures]) -> str:
     """The figures of eval.json and per_class.csv as a table to be read."""
     width = max(display_width(name) for name in [*(row.name for row in by_class), "class"])
     return "\n".join(
@@ -85,10 +85,10 @@ def table(measured: EvalFigures, by_class: Sequence[ClassFigures]) -> str:
                 f"{pad(row.name, width)}  {row.precision:9.3f}  {row.recall:6.3f}  {row.f1:5.3f}  {row.images:6d}"
                 for row in by_class
             ),
-            f"test accuracy {measured.accuracy:.3f} (95 %: {measured.accuracy_low:.3f} to "
-            f"{measured.accuracy_high:.3f}), balanced {measured.balanced_accuracy:.3f}, "
-            f"macro F1 {measured.macro_f1:.3f}, negative log-likelihood {measured.nll:.3f}, "
-            f"calibration error {measured.ece:.3f}, "
+            f"test accuracy {test_figures.accuracy:.3f} (95 %: {test_figures.accuracy_low:.3f} to "
+            f"{test_figures.accuracy_high:.3f}), balanced {test_figures.balanced_accuracy:.3f}, "
+            f"macro F1 {test_figures.macro_f1:.3f}, negative log-likelihood {test_figures.nll:.3f}, "
+            f"calibration error {test_figures.ece:.3f}, "
             f"{sum(row.images for row in by_class)} test images",
         ]
     )
@@ -127,14 +127,14 @@ def run(config: Params) -> None:
     """
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
     world = World.from_env(os.environ, config.train.device)
-    met = rendezvous.connect_store(world, config.run.timeout_seconds)
-    with agreement.compare_facts(met, world) as facts:
+    meeting = rendezvous.connect_store(world, config.run.timeout_seconds)
+    with agreement.compare_facts(meeting, world) as facts:
         data, rows, model = ready(config, world)
         # They are of one machine and one launcher, so they have the same files; its GPUs may be of different kinds.
         facts["let evaluate see devices of one kind (CUDA_VISIBLE_DEVICES), then run again"] = provenance.hardware(
             world, config.train.threads, model.arithmetic
         )
-    with distributed.process_group(world, config.train.backend, config.run.timeout_seconds, met):
+    with distributed.process_group(world, config.train.backend, config.run.timeout_seconds, meeting):
         image_store, _ = storage.open_images(
             data.images, config.run.residency, world.device, config.run.processes // config.run.nodes
         )

@@ -29,21 +29,21 @@ def set_variables(config: Params) -> None:
 
 
 def run(config: Params) -> None:
-    """Write the stage's outputs, and print what was found. Raises UserError if a class changes."""
+    """Write the stage's outputs, and print the differences. Raises UserError if a class changes."""
     target = Path(config.paths.models) / "model.onnx"
-    found: dict[str, Any] = {"onnx": config.evaluate.onnx}
+    report: dict[str, Any] = {"onnx": config.evaluate.onnx}
     if config.evaluate.onnx:
         set_variables(config)
-        found |= written(config, target)
+        report |= export_onnx(config, target)
     else:
         with files.atomic_file(target) as temporary:
             temporary.touch()
         print(f"export: evaluate.onnx is false, so {target} is empty")
-    files.write_json(Path(config.paths.metrics) / "export.json", found)
+    files.write_json(Path(config.paths.metrics) / "export.json", report)
 
 
-def written(config: Params, target: Path) -> dict[str, Any]:
-    """Write model.onnx, and compare its answers with those of torch. The content of export.json."""
+def export_onnx(config: Params, target: Path) -> dict[str, Any]:
+    """Write model.onnx, and compare its answers with those of torch. Returns the content of export.json."""
     frame.tell("export: loading torch and the model")
     from pipeline.data import packed
     from pipeline.engine import determinism
@@ -56,8 +56,8 @@ def written(config: Params, target: Path) -> dict[str, Any]:
     data = packed.load(Path(paths.packed), Path(paths.split))
     packed.check_pixels(data, Path(paths.packed))
     rows = data.rows("test")
-    wanted = onnx_check.read_predictions(Path(paths.metrics) / "predictions.csv", model.classes)
-    if wanted.paths != tuple(data.paths[row] for row in rows):
+    predictions = onnx_check.read_predictions(Path(paths.metrics) / "predictions.csv", model.classes)
+    if predictions.paths != tuple(data.paths[row] for row in rows):
         value, remedy = f"not of the test images of {paths.split}", "run perennial repro evaluate first"
         raise UserError(Fault(f"{paths.metrics}/predictions.csv", value, "differs", remedy=remedy))
     with files.atomic_file(target) as temporary:  # so that no file stays that gives other classes
@@ -65,8 +65,9 @@ def written(config: Params, target: Path) -> dict[str, Any]:
         frame.tell("export: torch writes the model as ONNX, which takes some seconds")
         temporary.write_bytes(onnx_export.content(model, description.load(Path(paths.models)), weights))
         runtime = onnx_file.load(temporary, linux.usable_cores())
-        below = onnx_check.limit(wanted, onnx_check.onnx_probabilities(runtime, data, rows, batch_size), model.classes)
-    ties = int(onnx_check.near_ties(wanted).sum())
+        probabilities = onnx_check.onnx_probabilities(runtime, data, rows, batch_size)
+        below = onnx_check.limit(predictions, probabilities, model.classes)
+    ties = int(onnx_check.near_ties(predictions).sum())
     print(
         f"export: {target} ({target.stat().st_size:,} bytes) gives the classes of {paths.metrics}/predictions.csv for "
         f"all {len(rows):,} test images; probabilities differ by less than {below:g}"
@@ -79,11 +80,11 @@ def written(config: Params, target: Path) -> dict[str, Any]:
         "images": len(rows),
         "near_ties": ties,
         "probabilities_differ_less_than": below,
-        "preprocessing_of_others": preprocessed(config, model, wanted),
+        "preprocessing_of_others": compare_preprocessing(config, model, predictions),
     }
 
 
-def preprocessed(config: Params, model: Any, wanted: Any) -> dict[str, int] | None:
+def compare_preprocessing(config: Params, model: Any, predictions: Any) -> dict[str, int] | None:
     """What other libraries' preprocessing changes on the test images; None if the photos are not here."""
     from pipeline.evaluation import onnx_check
 
@@ -93,13 +94,13 @@ def preprocessed(config: Params, model: Any, wanted: Any) -> dict[str, int] | No
         return None
     source = originals.locate(images, inbox)
     guesses = onnx_check.classes_from_originals(
-        model, source, wanted, config.run.decoding_threads, config.evaluate.batch_size
+        model, source, predictions, config.run.decoding_threads, config.evaluate.batch_size
     )
     names = [model.classes[guess] for guess in guesses]
-    changed = int((guesses != wanted.best_classes).sum())
-    right = sum(name == label for name, label in zip(names, wanted.labels, strict=True))
-    print(f"export: with other libraries' preprocessing {changed:,} of {len(names):,} test images get another class")
-    return {"changed": changed, "right": right}
+    changes = int((guesses != predictions.best_classes).sum())
+    right = sum(name == label for name, label in zip(names, predictions.labels, strict=True))
+    print(f"export: with other libraries' preprocessing {changes:,} of {len(names):,} test images get another class")
+    return {"changed": changes, "right": right}
 
 
 def main(_: Namespace) -> int:

@@ -69,9 +69,9 @@ def split(
     check_unreadable_count(image_files, infos, settings.max_unreadable)
     reasons = duplicates.exclusions(image_files, infos, settings.duplicates)
     usable = [row for row, reason in enumerate(reasons) if not reason]
-    kept, kept_names = [image_files[row] for row in usable], [names[row] for row in usable]
-    splitting.check_class_sizes(layout.classes, kept, cut)
-    assigned = splitting.assign_images(kept, [infos[row] for row in usable], kept_names, cut, settings)
+    usable_files, usable_names = [image_files[row] for row in usable], [names[row] for row in usable]
+    splitting.check_class_sizes(layout.classes, usable_files, cut)
+    assigned = splitting.assign_images(usable_files, [infos[row] for row in usable], usable_names, cut, settings)
     split_and_group = dict(zip(usable, zip(assigned.splits, assigned.keys, strict=True), strict=True))
     rows = [
         Row(file, reason, info, *split_and_group.get(number, ("", "")))
@@ -81,7 +81,7 @@ def split(
     counts |= {"corrections": corrected.counts} if corrected.counts else {}
     if not any(names) and settings.group == "none":
         return Result(rows, counts, layout)
-    of_groups, notes = groups.report(kept, kept_names, assigned.splits)
+    of_groups, notes = groups.report(usable_files, usable_names, assigned.splits)
     return Result(rows, counts | {"groups": of_groups}, replace(layout, notes=(*layout.notes, *notes)))
 
 
@@ -113,18 +113,18 @@ def inspect(
 
 def check_unreadable_count(image_files: Sequence[ImageFile], infos: Sequence[ImageInfo], most: int) -> None:
     """Raise UserError if more than `most` images cannot be used. It names the first five, and every remedy."""
-    found = [(file.path, info) for file, info in zip(image_files, infos, strict=True)]
-    unusable = findings.lost_images(found)
+    pairs = [(file.path, info) for file, info in zip(image_files, infos, strict=True)]
+    unusable = findings.lost_images(pairs)
     if len(unusable) > most:
         first = ", ".join(f"{path} ({reason})" for path, reason in unusable[:5])
         rest = ", …" if len(unusable) > 5 else ""
         reason = f"{len(unusable)} images of {len(image_files)} cannot be used: {first}{rest}"
-        remedy = "; ".join(["repair, convert or remove them, or raise split.max_unreadable", *findings.remedies(found)])
+        remedy = "; ".join(["repair, convert or remove them, or raise split.max_unreadable", *findings.remedies(pairs)])
         raise UserError(Fault("split.max_unreadable", str(most), "damaged", reason, remedy=remedy))
 
 
 def summary(classes: Sequence[str], rows: Sequence[Row], assigned: Assignment) -> dict[str, Any]:
-    """The number of images per class and split, of duplicates, and of what else was found."""
+    """The number of images per class and split, of duplicates, and of everything else in `findings`."""
     exact = duplicates.exact_groups([row.info for row in rows])
     sizes = Counter(assigned.keys)
     by_class = Counter((row.image_file.label, row.split or "excluded") for row in rows)
@@ -144,7 +144,7 @@ def summary(classes: Sequence[str], rows: Sequence[Row], assigned: Assignment) -
     }
 
 
-def excluded(rows: Sequence[Row]) -> list[tuple[str, str]]:
+def exclusions(rows: Sequence[Row]) -> list[tuple[str, str]]:
     """The reason and the path of each excluded image; with conflicting labels, also the path of the other image."""
     twins = duplicates.conflict_paths([row.image_file for row in rows], [row.info for row in rows])
     return [
@@ -164,7 +164,7 @@ def cells(row: Row) -> tuple[object, ...]:
     )
 
 
-def as_kept(row: Row) -> suspects.UsedImage:
+def used_image(row: Row) -> suspects.UsedImage:
     """A used image, for the list of suspicious ones."""
     file, info = row.image_file, row.info
     return suspects.UsedImage(file.path, file.label, row.split, info.width, info.height, info.look)
@@ -181,11 +181,11 @@ def run(config: Params) -> None:
     paths = config.paths
     source, workers = originals.locate(Path(paths.images), Path(paths.inbox)), config.run.decoding_threads
     rows, counts, layout = split(source, config.split, workers, corrections.read())
-    suspicious = suspects.find([as_kept(row) for row in rows if row.split])
+    suspicious = suspects.find([used_image(row) for row in rows if row.split])
     counts["suspects"] = suspects.counts(suspicious)
     files.write_csv(Path(paths.split), HEADER, map(cells, rows))
-    left_out = [(row.reason, row.image_file.path) for row in rows if row.reason]
-    for name, content in split_report.tables(counts, left_out).items():
+    reasons = [(row.reason, row.image_file.path) for row in rows if row.reason]
+    for name, content in split_report.tables(counts, reasons).items():
         files.write_csv(Path(paths.metrics) / name, *content)
     files.write_csv(Path(paths.metrics) / suspects.NAME, suspects.HEADER, map(suspects.cells, suspicious))
     number = Counter(row.split for row in rows)
@@ -193,15 +193,16 @@ def run(config: Params) -> None:
         f"split: {len(rows):,} files: {', '.join(f'{number[name]:,} {name}' for name in SPLITS)}; "
         f"{number['']:,} excluded, each with its reason in {paths.split}"
     )
-    folds = [fold_line(config.split)] if config.split.folds > 1 else []
-    few = [split_report.few_test_images(counts["classes"])] if config.split.folds == 1 else []
-    odd = findings.lines([(row.image_file.path, row.info) for row in rows])
+    lines = [fold_line(config.split)] if config.split.folds > 1 else []
+    lines += split_report.lines(layout, counts, exclusions(rows))
+    if config.split.folds == 1 and (note := split_report.few_test_images(counts["classes"])):
+        lines.append(note)
+    lines += findings.lines([(row.image_file.path, row.info) for row in rows])
     remedy = (
         f"{paths.metrics}/{suspects.NAME} has all; look at them in {paths.reports}/index.html; "
         f"to correct a label or to leave an image out, write a line into {corrections.FILE}"
     )
-    doubtful = suspects.lines(suspicious, remedy)
-    for line in [*folds, *split_report.lines(layout, counts, excluded(rows)), *filter(None, few), *odd, *doubtful]:
+    for line in [*lines, *suspects.lines(suspicious, remedy)]:
         print(f"split: {line}")
 
 

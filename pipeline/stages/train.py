@@ -56,25 +56,25 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
 
     distributed.barrier()  # rank 0 may replace the checkpoint only after every process has read it
     with (
-        monitor.open_monitor(job, first_step, len(learning_rates), len(progress.history)) as shown,
+        monitor.open_monitor(job, first_step, len(learning_rates), len(progress.history)) as display,
         stopping.open_stopping(job.store, world, run.timeout_seconds) as stop,
     ):
         # The batches end with the last step, earlier by train.patience, or if all processes have agreed to stop.
-        wanted = stop.until_stop(until(ended_early, batches))
-        steps = loop.train(learner, parallel_model, wanted, learning_rates, totals, batches.begin)
+        remaining = stop.until_stop(until(ended_early, batches))
+        steps = loop.train(learner, parallel_model, remaining, learning_rates, totals, batches.begin)
         for batch in steps:
             progress.step = batch.step + 1
             learning_rate = learning_rates[batch.step]
             epoch = schedule.finished_epoch(progress.step, rows, settings.batch_size)
             due = epoch > 0 or progress.step % run.log_steps == 0
             if batch.step == first_step:
-                shown.images(batch)
+                display.images(batch)
             if due:
                 check_losses_finite(totals, settings)
-            shown.step(batch, learning_rate, totals, due)
+            display.step(batch, learning_rate, totals, due)
             if epoch > 0:
                 predictions = end_epoch(job, learner, totals, progress, learning_rate)
-                shown.epoch(progress.history[-1], predictions)
+                display.epoch(progress.history[-1], predictions)
             late = time.monotonic() - saved >= schedule.checkpoint_age(run, epoch > 0)
             ended = progress.step == len(learning_rates) or (epoch > 0 and ended_early())
             if ended or (due and distributed.broadcast_flag(late, world.device)):
@@ -89,7 +89,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
             raise Stopped(
                 f"stopped by {reason}; saved at step {progress.step} of {len(learning_rates)}; run again to go on"
             )
-        shown.finish(results.exported_row(job.config, progress))
+        display.finish(results.exported_row(job.config, progress))
     final = progress.best_weights if settings.export == "best" else export_weights(learner, settings)
     return final, progress, progress.step - first_step
 
@@ -106,14 +106,14 @@ def run(config: Params) -> None:
     started, settings, timeout = time.monotonic(), config.train, config.run.timeout_seconds
     determinism.make_deterministic(settings.threads, settings.deterministic)
     world = World.from_env(os.environ, settings.device)
-    met = rendezvous.connect_store(world, timeout)
-    with ExitStack() as held:
-        held.enter_context(explain_torch_errors(settings))
-        with agreement.compare_facts(met, world) as facts:
+    meeting = rendezvous.connect_store(world, timeout)
+    with ExitStack() as stack:
+        stack.enter_context(explain_torch_errors(settings))
+        with agreement.compare_facts(meeting, world) as facts:
             data, this_run = check_inputs(config, world, facts)
             if world.is_main:
-                held.enter_context(this_run.lock())
-        store = held.enter_context(distributed.process_group(world, settings.backend, timeout, met))
+                stack.enter_context(this_run.lock())
+        store = stack.enter_context(distributed.process_group(world, settings.backend, timeout, meeting))
         if world.is_main:
             this_run.begin()
             for note in notes(settings, data.counts("train")):

@@ -18,25 +18,25 @@ from pipeline.stages import frame
 
 def run(config: Params) -> None:
     """Fill `paths.weights`. Raises UserError if the weights cannot be had or read."""
-    model, asked = config.train.model, config.train.weights
+    model, choice = config.train.model, config.train.weights
     if model.startswith(TIMM):
         from pipeline.models import timm_models  # imports torch, which takes seconds
 
         timm_models.check(config.train)
     with files.atomic_folder(Path(config.paths.weights)) as folder:
-        if asked == "none":  # DVC warns of an empty folder with every command
+        if choice == "none":  # DVC warns of an empty folder with every command
             files.write_text(folder / "none.txt", "No pretrained weights are asked for (train.weights: none).\n")
             print("weights: none are asked for; the model starts from random weights")
             return
         from pipeline.models import pretrained  # imports torch, which takes seconds
 
-        if asked == "imagenet":
+        if choice == "imagenet":
             source = fetch.obtain_weights(*pretrained.published_weights(model), Path(config.paths.archives))
         else:
-            source = Path(asked)
+            source = Path(choice)
         for note in pretrained.convert(source, folder / weights_file(model)):
             print(f"weights: {note}")
-    origin = source.name if asked == "imagenet" else asked
+    origin = source.name if choice == "imagenet" else choice
     print(f"weights: those of {model} in {config.paths.weights}, from {origin}")
 
 
