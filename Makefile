@@ -113,7 +113,7 @@ image:  ## the container's image, from docker/pins.env (if Apex's host cannot be
 	@docker build --file docker/Dockerfile --target $(TARGET) --tag $(PERENNIAL_IMAGE) \
 		$$(sed -n 's/^[A-Z]/--build-arg &/p' docker/pins.env) $(if $(APEX_SRC),--build-context apex-src=$(APEX_SRC)) .
 
-image-repro:  ## run the pipeline in the container (perennial repro), with all GPUs, on these files, as your user
+image-repro:  ## run the pipeline in the container (perennial repro), on run.processes GPUs and these files, as your user
 	@PERENNIAL_IMAGE="$(PERENNIAL_IMAGE)" PERENNIAL_USER="$$(id -u):$$(id -g)" docker compose --file docker/compose.yaml run --rm repro
 
 image-test: setup  ## build and test the container without a GPU or a registry (25 GB of disk, about 7 minutes on 2 idle cores)

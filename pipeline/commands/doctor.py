@@ -47,6 +47,8 @@ def findings(config: Params, facts: Machine) -> Iterator[Finding]:
     yield Finding("CPU", f"{linux.usable_cores()} cores, {torch.backends.cpu.get_cpu_capability()}")
     yield driver(config, machine.driver_version(), torch.version.cuda or "")
     yield gpus(facts)
+    if unused := validity.unused_gpus(config, facts):
+        yield Finding("GPUs", unused)
     yield apex(config, facts)
     yield from timm(config)
     yield shared_memory(config, shutil.disk_usage("/dev/shm").total)
@@ -85,7 +87,9 @@ def gpus(facts: Machine) -> Finding:
     if facts.cuda_devices != len(names):
         why = "python -c 'import torch; torch.cuda.init()'"
         fault = f"the driver sees {facts.cuda_devices} GPUs, torch {len(names)}; to see why: {why}"
-    return Finding("GPUs", ", ".join(names) or "none visible; to show them to a container: --gpus all", fault)
+    value = ", ".join(names) or "none visible; to show them to a container: --gpus all"
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return Finding("GPUs", value if variable is None else f"{value}; CUDA_VISIBLE_DEVICES: {variable!r}", fault)
 
 
 def apex(config: Params, facts: Machine) -> Finding:

@@ -93,6 +93,17 @@ def _gpus(run: Run, machine: Machine) -> Iterator[tuple[str, str]]:
         yield reason, "hide it (CUDA_VISIBLE_DEVICES), or take another GPU"
 
 
+def unused_gpus(params: Params, machine: Machine) -> str:
+    """A sentence that names visible GPUs without a process, and the lines that use them; empty if there are none."""
+    train, run, visible = params.train, params.run, machine.cuda_devices
+    used = visible if train.parallel == "dp" else run.processes // run.nodes
+    if train.device == "cpu" or visible <= used:
+        return ""
+    lines = f"run.processes: {visible * run.nodes}" + (", train.parallel: ddp" if train.parallel == "single" else "")
+    hidden = "CUDA_VISIBLE_DEVICES hides them"
+    return f"{visible - used} of {visible} visible GPUs are not used; params.yaml to use them: {lines}; {hidden}"
+
+
 def apex_choices(train: Train) -> dict[str, str]:
     """The settings of `train` that need Apex (train.key → value)."""
     settings = ("precision", "parallel", "sync_bn", "optimizer")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipeline.base import locks
 from pipeline.base.errors import Fault, Stopped, UserError
-from pipeline.config import validity
+from pipeline.config import machine, validity
 from pipeline.config.params import Arithmetic, Params, Run, Train
 from pipeline.engine import environment
 from pipeline.engine.distributed import ENDED_NOTE
@@ -91,6 +91,8 @@ def main(arguments: Namespace) -> int:
         arithmetic = config.train.arithmetic
         if name == "evaluate":  # with the arithmetic with which the model was trained
             arithmetic = description.usable_arithmetic(Path(config.paths.models))
+        elif note := validity.unused_gpus(config, machine.read()):
+            print(f"train: {note}", file=sys.stderr)
         set_variables(config.train, arithmetic)
         check_apex(config.train)
         timm_models.check(config.train)
