@@ -95,6 +95,7 @@ lint: $(READY_TESTS)  ## Python, types, Dockerfiles, shell, YAML, workflows, com
 	@actionlint && zizmor --offline --quiet .github
 	@check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
+	@check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
 	@check-jsonschema --quiet --builtin-schema vendor.compose-spec docker/compose.yaml
 	@check-jsonschema --quiet --builtin-schema vendor.citation-file-format CITATION.cff
 
