@@ -50,12 +50,13 @@ def test_the_build_sees_only_what_it_copies() -> None:
 
 
 def test_compose_gives_the_container_no_more_than_it_needs() -> None:
-    """Every service: a read-only root, no capability, no new privilege; ports only on the host's own interface."""
+    """Every service: a read-only root, no capability, no new privilege, limited processes; ports on the host alone."""
     services = YAML(typ="safe", pure=True).load(DOCKER / "compose.yaml")["services"]
     for service in services.values():
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
+        assert 0 < service["pids_limit"] < 2**15
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
 
 
