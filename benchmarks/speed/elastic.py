@@ -1,7 +1,7 @@
 """What train.parallel: elastic gives, and what it costs against ddp: bytes, time, and accuracy.
 
     python -m benchmarks elastic hashes      the model's SHA-256 for every launcher × processes × precision × optimizer
-    python -m benchmarks elastic cost        seconds a step of elastic and of ddp on 1, 2 and 4 processes, same batch
+    python -m benchmarks elastic cost        seconds a step of ddp and of elastic by processes and shards, same batch
     python -m benchmarks elastic accuracy --archive file:///…/flower_photos_mini.tgz --sha256 …    over 5 seeds
 
 Each prints a table and writes benchmarks/results/elastic_<part>.json, with the machine. Contenders take turns in the
@@ -26,7 +26,7 @@ from torch import nn
 
 from benchmarks.harness.measuring import RESULTS, machine
 from benchmarks.harness.workspace import call, copy_project, prepare, run_checked, set_params
-from pipeline.base import files
+from pipeline.base import files, linux
 from pipeline.engine import determinism, distributed, elastic, loop
 from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.engine.ema import Ema
@@ -36,14 +36,15 @@ from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.models import network
 
-SHARDS = 8
+SHARDS = (2, 4, 8)
+MOST = max(SHARDS)
 SMALL: dict[str, dict[str, Any]] = {  # for hashes: drawn flowers, a few steps
     "data": {"source": "synthetic", "synthetic": {"count": 120, "size": 48}},
     "split": {"phash_distance": 0},
     "prepare": {"size": 64},
     "train": {
         "device": "cpu", "precision": "fp32", "parallel": "elastic", "model": "shufflenet_v2_x0_5", "batch_size": 16,
-        "epochs": 2, "crop": 32, "eval_crop": 64, "eval_resize": 64, "lr": 0.01, "warmup_epochs": 0, "shards": SHARDS,
+        "epochs": 2, "crop": 32, "eval_crop": 64, "eval_resize": 64, "lr": 0.01, "warmup_epochs": 0, "shards": MOST,
     },
     "run": {"log_steps": 100},
 }  # fmt: skip
@@ -51,10 +52,14 @@ PHOTOS: dict[str, dict[str, Any]] = {  # for accuracy: real photos, ResNet-18 at
     "prepare": {"size": 80},
     "train": {
         "device": "cpu", "precision": "fp32", "parallel": "ddp", "model": "resnet18", "batch_size": 64, "epochs": 15,
-        "crop": 64, "eval_crop": 64, "eval_resize": 72, "lr": 0.04, "shards": SHARDS,
+        "crop": 64, "eval_crop": 64, "eval_resize": 72, "lr": 0.04,
     },
     "run": {"processes": 2, "log_steps": 100},
 }  # fmt: skip
+WAYS: dict[str, dict[str, Any]] = {
+    "ddp": {"parallel": "ddp"},
+    **{f"elastic_{shards}": {"parallel": "elastic", "shards": shards} for shards in SHARDS},
+}
 
 
 def train(folder: Path, params: dict[str, dict[str, Any]]) -> None:
@@ -101,13 +106,12 @@ def moved(processes: int, shards: int) -> dict[str, float]:
     return {"elastic": most * others + others, "ring": 2 * others}
 
 
-def steps_of(name: str, world: World, batch: int, side: int, precision_name: str) -> Iterator[None]:
-    """Endless training steps of a ResNet-34 on noise, spread as `name` says."""
+def steps_of(microbatches: int, name: str, world: World, batch: int, side: int, kind: str) -> Iterator[None]:
+    """Endless training steps of a ResNet-34 on noise, spread as `name` says, in the precision `kind`."""
     net = network.build("resnet34", 5, 0).to(world.device)
-    precision = PRECISIONS[precision_name](world.device.type)
+    precision = PRECISIONS[kind](world.device.type)
     groups = network.parameter_groups(net, 5e-4, False)
     net, optimizer = precision.prepare(net, OPTIMIZERS["sgd"](groups, 0.1, 0.9, True))
-    microbatches = SHARDS if name == "elastic" else world.size
     parallel_model = PARALLELS[name](net, world, True, microbatches)
     rows = parallel_model.share.take(torch.arange(batch).numpy())
     images = torch.randn(len(rows), 3, side, side, device=world.device)
@@ -130,11 +134,18 @@ def timed(steps: Iterator[None], count: int, world: World) -> float:
 
 
 def race(batch: int, side: int, precision: str, rounds: int, count: int) -> None:
-    """One process of a race between the two, which take turns; the first prints the seconds as JSON."""
+    """One process of a race between ddp and elastic with few and many shards, which take turns.
+
+    The first process prints the seconds as JSON.
+    """
+    linux.keep_freed_memory()  # these two as a stage does
     determinism.make_deterministic(1, True)
     world = World.from_env(os.environ, "cuda" if torch.cuda.is_available() else "cpu")
     with distributed.join(world, 600):
-        runners = {name: steps_of(name, world, batch, side, precision) for name in ("ddp", "elastic")}
+        contenders = {"ddp": world.size, **{f"elastic {shards}": shards for shards in SHARDS if shards >= world.size}}
+        runners = {
+            name: steps_of(parts, name.split()[0], world, batch, side, precision) for name, parts in contenders.items()
+        }
         for steps in runners.values():
             timed(steps, 2, world)  # the first steps choose algorithms and fill caches
         seconds = [{name: timed(steps, count, world) for name, steps in runners.items()} for _ in range(rounds)]
@@ -144,7 +155,7 @@ def race(batch: int, side: int, precision: str, rounds: int, count: int) -> None
 
 
 def cost() -> Iterator[dict[str, Any]]:
-    """A row for every number of processes."""
+    """A row for every number of processes and of shards."""
     gpus = torch.cuda.device_count()
     sizes = [size for size in (1, 2, 4, 8) if size <= gpus] if gpus else [1, 2, 4]
     batch, side, rounds, count = (256, 224, 7, 20) if gpus else (32, 64, 5, 3)
@@ -158,30 +169,32 @@ def cost() -> Iterator[dict[str, Any]]:
         if done.returncode != 0:
             raise RuntimeError(done.stderr)
         seconds = json.loads(done.stdout.splitlines()[-1])
-        ddp, ours = (statistics.median(turn[name] for turn in seconds) for name in ("ddp", "elastic"))
-        yield {
-            "processes": size, "precision": precision, "batch": batch, "side": side, "shards": SHARDS,
-            "ddp_seconds": ddp, "elastic_seconds": ours, "ratio": ours / ddp,
-            "bytes_moved": moved(size, SHARDS)["elastic"], "ring_bytes_moved": moved(size, SHARDS)["ring"],
-        }  # fmt: skip
+        medians = {name: statistics.median(turn[name] for turn in seconds) for name in seconds[0]}
+        for shards in SHARDS:
+            if ours := medians.get(f"elastic {shards}"):
+                yield {
+                    "processes": size, "precision": precision, "batch": batch, "side": side, "shards": shards,
+                    "ddp_seconds": medians["ddp"], "elastic_seconds": ours, "ratio": ours / medians["ddp"],
+                    "bytes_moved": moved(size, shards)["elastic"], "ring_bytes_moved": moved(size, shards)["ring"],
+                }  # fmt: skip
 
 
 # ---------------------------------------------------------------- accuracy
 
 
 def accuracy(archive: str, sha256: str) -> Iterator[dict[str, Any]]:
-    """A row for every seed: validation and test accuracy of both, modules on the same photos and draws."""
+    """A row for every seed: validation and test accuracy of ddp and of elastic, on the same photos and draws."""
     base = {**PHOTOS, "data": {"url": archive, "sha256": sha256}}
     with tempfile.TemporaryDirectory(prefix="elastic-") as temporary:
         folder = Path(temporary) / "copy"
         prepared(folder, base)
         for seed in range(5):
             row: dict[str, Any] = {"seed": seed}
-            for parallel in ("ddp", "elastic"):
-                train(folder, {"train": {"seed": seed, "parallel": parallel}})
+            for name, way in WAYS.items():
+                train(folder, {"train": {"seed": seed, **way}})
                 call(folder, sys.executable, "-m", "pipeline", "evaluate")
-                row[f"{parallel}_val"] = figures.read(folder / "metrics", TrainFigures).val_accuracy
-                row[f"{parallel}_test"] = figures.read(folder / "metrics", EvalFigures).accuracy
+                row[f"{name}_val"] = figures.read(folder / "metrics", TrainFigures).val_accuracy
+                row[f"{name}_test"] = figures.read(folder / "metrics", EvalFigures).accuracy
             yield row
 
 
