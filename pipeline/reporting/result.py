@@ -24,14 +24,6 @@ class ClassRow(ClassFigures):
     high: float
 
 
-@dataclass(frozen=True)
-class ClassTable:
-    """The classes in their order; of very many, those with the lowest F1."""
-
-    rows: Sequence[ClassRow]
-    class_count: int
-
-
 def class_rows(classes: Sequence[str], counts: NDArray[np.int64]) -> list[ClassRow]:
     """The figures of all classes, from the confusion matrix."""
     rows = []
@@ -41,11 +33,11 @@ def class_rows(classes: Sequence[str], counts: NDArray[np.int64]) -> list[ClassR
     return rows
 
 
-def class_table(classes: Sequence[str], counts: NDArray[np.int64]) -> ClassTable:
-    """The table of the classes, from the confusion matrix."""
+def class_table(classes: Sequence[str], counts: NDArray[np.int64]) -> list[ClassRow]:
+    """The figures of the classes, in their order; of more than MOST_CLASSES, of those with the lowest F1."""
     rows = class_rows(classes, counts)
     worst = sorted(sorted(range(len(rows)), key=lambda k: (rows[k].f1, k))[:MOST_CLASSES])
-    return ClassTable([rows[k] for k in worst], len(rows))
+    return [rows[k] for k in worst]
 
 
 @dataclass(frozen=True)
