@@ -112,7 +112,7 @@ def notes(all_of: Sequence[Revision]) -> Iterator[str]:
 
 
 def reason_against_test(names: Sequence[str], tables: Sequence[Table]) -> str:
-    """Why McNemar's test of two revisions is not possible; empty if it is."""
+    """The reason why McNemar's test of two revisions is not possible; empty if it is possible."""
     without = "no test of the difference: "
     if lacking := [name for name, table in zip(names, tables, strict=True) if not table]:
         where = "neither in DVC's cache nor in its remote; run again what made them, or dvc push where they are"
@@ -144,10 +144,12 @@ def describe_test(names: Sequence[str], tables: Sequence[Table]) -> str:
     return f"{result}: {counts}"
 
 
-def compare_two(first: Revision, second: Revision, known: Mapping[str, tuple[str, str]], paths: Paths) -> Iterator[str]:
+def compare_two(
+    first: Revision, second: Revision, experiments: Mapping[str, tuple[str, str]], paths: Paths
+) -> Iterator[str]:
     """Sentences about two revisions with test figures. Writes a page with both, if they have the same test images."""
     names = (first.name, second.name)
-    tables = [revisions.table(name, known, paths, figures.PREDICTIONS) for name in names]
+    tables = [revisions.table(name, experiments, paths, figures.PREDICTIONS) for name in names]
     if reason := reason_against_test(names, tables):
         yield reason
         return
@@ -158,7 +160,7 @@ def compare_two(first: Revision, second: Revision, known: Mapping[str, tuple[str
             {**one.figures, **one.timing},
             one.images,
             table,
-            revisions.table(one.name, known, paths, figures.HISTORY),
+            revisions.table(one.name, experiments, paths, figures.HISTORY),
         )
         for one, table in zip((first, second), tables, strict=True)
     ]
@@ -174,8 +176,8 @@ def compare_two(first: Revision, second: Revision, known: Mapping[str, tuple[str
 def compare(names: Sequence[str], as_markdown: bool) -> int:
     """Print the comparison; 0. Raises UserError for a revision that does not exist."""
     paths = params.load().paths
-    known = revisions.experiments()
-    all_of = [revisions.read(name, known, paths) for name in dict.fromkeys(names or ["HEAD", *known])]
+    experiments = revisions.experiments()
+    all_of = [revisions.read(name, experiments, paths) for name in dict.fromkeys(names or ["HEAD", *experiments])]
     varied = differing_params(all_of)
     rows = [list(HEAD), *(cells(revision, all_of[0], varied) for revision in all_of)]
     print(*(markdown if as_markdown else plain)(rows), sep="\n")
@@ -184,7 +186,7 @@ def compare(names: Sequence[str], as_markdown: bool) -> int:
         print(note)
     with_test = [revision for revision in all_of if not revision.state and TEST in revision.figures]
     if len(with_test) == 2:
-        print(*compare_two(with_test[0], with_test[1], known, paths), sep="\n")
+        print(*compare_two(with_test[0], with_test[1], experiments, paths), sep="\n")
     elif len(with_test) > 2:
         print(f"two of them in detail: perennial compare {with_test[0].name} {with_test[-1].name}")
     return 0

@@ -131,7 +131,7 @@ def sweep(path: Path, jobs: int) -> int:
 
 
 def slots_of_trials(plan: Sweep, config: Params, jobs: int) -> list[Slot]:
-    """What each of so many trials at the same time may use. Raises UserError if a trial cannot run here."""
+    """The slots of so many trials at the same time. Raises UserError if a trial cannot run here."""
     if plan.search == "tpe" and jobs > 1:
         raise UserError(Fault("--jobs", f"{jobs} × search: tpe", "pair", "each trial waits for the one before", "1"))
     first = search.present_values(plan, config)
@@ -207,7 +207,7 @@ def save_result(study: Study, training: Training, outcome: Outcome) -> None:
         workcopy.copy_files(names, folder, new)
     for failure in outcome.failures:
         log = training.results / runner.LOG
-        say(f"trial {training.trial.number} has failed: {failure.value}: {failure.reason}; all it said: {log}")
+        say(f"trial {training.trial.number} has failed: {failure.value}: {failure.reason}; its log: {log}")
     if not outcome.failures:
         publish(study, training)
     trial_copies.drop(folder)

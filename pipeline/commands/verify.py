@@ -99,8 +99,8 @@ def repeat(claim: Claim, stages: Sequence[str], targets: Sequence[str], *options
     `targets`, `options`: of the `dvc repro` that runs them.
     """
     lock, claims = claim.lock, claim.claims
-    foreign = folder.foreign_commands(stages)
-    print(*(f"verify: {sentence}\n" for sentence in foreign), sep="", end="", flush=True)
+    faults = folder.foreign_commands(stages)
+    print(*(f"verify: {sentence}\n" for sentence in faults), sep="", end="", flush=True)
     commit = programs.output("git", "rev-parse", "--short", "HEAD").strip()
     with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
         place = Path(temporary) / "copy"
@@ -116,9 +116,9 @@ def repeat(claim: Claim, stages: Sequence[str], targets: Sequence[str], *options
     if changed := comparison.changed_inputs(claims, rerun):
         print(f"\nverify: changed since {lock} was written: {', '.join(changed)}")
     print(f"\nverify: {'differs: ' + ', '.join(differing) if differing else f'every output is as {lock} claims'}")
-    if foreign:
-        print(f"verify: {len(foreign)} of {len(stages)} stages ran a command that is not this project's: see above")
-    return 1 if differing or foreign else 0
+    if faults:
+        print(f"verify: {len(faults)} of {len(stages)} stages ran a command that is not this project's: see above")
+    return 1 if differing or faults else 0
 
 
 def run(job: Job, config: Params) -> None:
@@ -137,18 +137,18 @@ def plan(config: Params, claims: Claims, only: str | None) -> tuple[list[str], l
 
     Raises UserError if `only` cannot run again.
     """
-    skipped = repetition.unversioned(config)
-    if only in skipped:
+    inputs = repetition.unversioned(config)
+    if only in inputs:
         reason = f"so the stage {only} cannot be repeated"
-        raise UserError(Fault(skipped[only], "in no commit", "missing", reason, "the other stages"))
+        raise UserError(Fault(inputs[only], "in no commit", "missing", reason, "the other stages"))
     if only is not None:
         return [only], ["--single-item"], [only]
-    if not skipped:
+    if not inputs:
         return [], [], list(claims)
-    for stage, path in skipped.items():
+    for stage, path in inputs.items():
         print(f"verify: {path}: in no commit, so {stage} cannot be repeated; the other stages can")
-    first = (["split"] if "download" in skipped else ["download"]) + ([] if "weights" in skipped else ["weights"])
-    return first, ["--downstream"], [name for name in claims if name not in skipped]
+    first = (["split"] if "download" in inputs else ["download"]) + ([] if "weights" in inputs else ["weights"])
+    return first, ["--downstream"], [name for name in claims if name not in inputs]
 
 
 def main(arguments: Namespace) -> int:

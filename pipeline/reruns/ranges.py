@@ -167,7 +167,7 @@ def _axis(value: Any) -> Axis:
 
 
 def combinations(sweep: Sweep) -> int:
-    """How many different trials there are, at least: a range of fractions counts as more than any sweep needs."""
+    """The number of different trials, at least: a range of fractions counts as MOST, more than any sweep needs."""
     sizes = [
         len(axis) if isinstance(axis, tuple) else int(axis.to - axis.start) + 1 if axis.is_whole else MOST
         for axis in sweep.axes.values()

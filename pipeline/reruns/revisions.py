@@ -52,9 +52,9 @@ def experiments() -> dict[str, tuple[str, str]]:
     }
 
 
-def read(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Revision:
-    """The revision of this name; `known`: see `experiments`. Raises UserError if there is none."""
-    revision, state = known.get(name, (name, ""))
+def read(name: str, experiments: Mapping[str, tuple[str, str]], paths: Paths) -> Revision:
+    """The revision of this name; `experiments`: of that function. Raises UserError if there is none."""
+    revision, state = experiments.get(name, (name, ""))
     source = open_revision(revision)
     raw = _params(source, revision)
     settings = dict(document.leaves(document.with_defaults(raw, params.Params().model_dump(mode="json"))))
@@ -89,9 +89,9 @@ def read(name: str, known: Mapping[str, tuple[str, str]], paths: Paths) -> Revis
     return Revision(name, "", settings, by_name, images, model, _timing(Path(paths.runs), model))
 
 
-def table(name: str, known: Mapping[str, tuple[str, str]], paths: Paths, file: str) -> Table:
+def table(name: str, experiments: Mapping[str, tuple[str, str]], paths: Paths, file: str) -> Table:
     """The rows of a table of metrics of a revision; none if neither DVC's cache nor its remote has it."""
-    revision, _ = known.get(name, (name, ""))
+    revision, _ = experiments.get(name, (name, ""))
     return _table(open_revision(revision), f"{paths.metrics}/{file}")
 
 
@@ -124,9 +124,9 @@ def _ask_dvc(question: Callable[[], Any], what: str) -> Any:
 
 @contextmanager
 def _errors_of_connections() -> Iterator[None]:
-    """Make a connection that a remote closes an error inside the block. `compare` would end without a word.
+    """Ignore SIGPIPE inside the block, so that a connection that a remote closes is an error.
 
-    Its SIGPIPE is the default, so that it ends with the reader of its output.
+    A command that answers has the default of SIGPIPE: it ends in silence, with the reader of its output.
     """
     handler = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:

@@ -54,7 +54,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Slot:
-    """What one run may use: cores of this machine, and GPUs."""
+    """The cores of this machine and the GPUs that one run may use."""
 
     cores: frozenset[int]
     gpus: tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them; none: the run sees those that this process sees
@@ -81,7 +81,7 @@ class _Run:
 
 
 def slots(config: Params, parallel: int) -> list[Slot]:
-    """What each of so many runs at the same time may use. Raises UserError if there are too few GPUs for them."""
+    """The slots of so many runs at the same time. Raises UserError if there are too few GPUs for them."""
     if not 1 <= parallel <= MOST:
         raise UserError(Fault("--jobs", str(parallel), "value", allowed=f"1 to {MOST}"))
     cores = sorted(os.sched_getaffinity(0))
@@ -230,7 +230,7 @@ def _failure(one: _Run, status: int) -> Fault:
     """The reason of an exit status that is not 0, with the last lines of the log."""
     job, text = one.job, _log(one.job, one.log_start).decode(errors="replace")
     last_lines = " | ".join([line.strip() for line in text.splitlines() if line.strip()][-LAST_LINES:])
-    remedy = f"all it said: {job.folder / LOG}"
+    remedy = f"its log: {job.folder / LOG}"
     if any(sentence in text for sentence in DISK_FULL) or shutil.disk_usage(job.folder).free < MIN_FREE_BYTES:
         value, remedy = f"the disk of {job.folder} is full", f"make room, then run again; {remedy}"
         return Fault(job.name, value, "machine", last_lines, remedy=remedy)

@@ -71,7 +71,7 @@ def _row(rank: str, result: TrialResult, keys: Sequence[str]) -> dict[str, objec
 
 @dataclass(frozen=True)
 class Scale:
-    """Where values lie on an axis, from 0 (below, or left) to 1, and the values that are written beside it."""
+    """The positions of values on an axis, from 0 (below, or left) to 1, and the labels beside it."""
 
     title: str
     ticks: Sequence[tuple[float, str]]
