@@ -12,7 +12,7 @@ import torch
 from ruamel.yaml import YAML
 
 from pipeline.base import files
-from pipeline.commands.continue_from import Trained, write
+from pipeline.commands.continue_from import Model, write
 from pipeline.loader import augment
 from pipeline.models import pretrained
 from pipeline.models.description import Description, View
@@ -46,7 +46,7 @@ def test_the_file_follows_from_the_model_alone(tmp_path: Path) -> None:
     """Its name has the digest of the model. Written twice, it has the same bytes, with the names of the classes."""
     weights = {"fc.weight": torch.ones(2, 3), "fc.bias": torch.zeros(2)}
     described = Description("timm/small", ("a", "b"), View(40, 36, 32), augment.MEAN, augment.STD, "last", 3)
-    model = Trained(described, weights, "0123456789abcdef", 0.5)
+    model = Model(described, weights, "0123456789abcdef", 0.5)
     paths = [write(tmp_path / folder, model) for folder in ("one", "other")]
     assert {path.name for path in paths} == {"timm-small-0123456789ab.safetensors"}
     assert paths[0].read_bytes() == paths[1].read_bytes()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.base import files
-from pipeline.commands.repro import reached
+from pipeline.commands.repro import stages_of
 from pipeline.config import params
 from pipeline.config.params import Paths
 from pipeline.data import split_table
@@ -100,7 +100,7 @@ ALL = DATA | {"weights", "train"} | LAST
 )
 def test_what_a_run_brings_up_to_date(arguments: list[str], stages: set[str]) -> None:
     """By dvc.yaml, with DVC's own options. Only these outputs are checked, and only their figures are shown."""
-    assert reached(arguments) == stages
+    assert stages_of(arguments) == stages
 
 
 def test_a_stage_of_ones_own_may_have_no_deps(tmp_path: Path) -> None:

@@ -34,10 +34,10 @@ DIGITS = 12  # of the SHA-256 of models/model.safetensors, in the name of the fi
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A trained model, and what is known of it."""
+class Model:
+    """A trained model: its weights and its facts."""
 
-    described: Description
+    description: Description
     weights: dict[str, Tensor]
     digest: str  # the SHA-256 of model.safetensors
     accuracy: float  # of validation
@@ -52,8 +52,8 @@ def fetch(revision: str, names: list[str], folder: Path) -> None:
     try:
         for name in names:
             source.get_file(name, str(folder / Path(name).name))
-            wanted = source.info(name).get("md5")  # of an output of DVC in a commit
-            if wanted and wanted != files.md5(folder / Path(name).name):
+            md5 = source.info(name).get("md5")  # of an output of DVC in a commit
+            if md5 and md5 != files.md5(folder / Path(name).name):
                 raise damaged(f"{revision}:{name}", "in DVC's cache", "perennial repro repairs the cache")
     except (DvcException, OSError) as error:
         reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error) or "no such file"
@@ -69,45 +69,45 @@ def _of_revision(fault: Fault, folder: Path, revision: str) -> Fault:
     return replace(fault, **{k: v.replace(f"{folder}/", f"{revision}:") for k, v in asdict(fault).items()})
 
 
-def trained(config: Params, revision: str) -> Trained:
-    """The model of a revision. Raises UserError if it cannot be had, or is damaged."""
+def load(config: Params, revision: str) -> Model:
+    """The model of a revision. Raises UserError if it is not in DVC, or is damaged."""
     names = [f"{config.paths.models}/{name}" for name in ("model.json", "model.safetensors")]
     metrics = str(figures.path(config.paths.metrics, TrainFigures))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         fetch(revision, [*names, metrics], folder)
         try:
-            described, net = description.load(folder), exported.load(folder).net
+            model_description, net = description.load(folder), exported.load(folder).net
         except UserError as error:
             raise UserError(*(_of_revision(fault, folder, revision) for fault in error.faults)) from None
         text = figures.path(folder, TrainFigures).read_bytes()
-        return Trained(
-            described=described,
+        return Model(
+            description=model_description,
             weights=network.export_state(net),
             digest=files.sha256(folder / "model.safetensors"),
             accuracy=figures.parse(text, TrainFigures, f"{metrics} of {revision}", REMEDY).val_accuracy,
         )
 
 
-def write(folder: Path, model: Trained) -> Path:
+def write(folder: Path, model: Model) -> Path:
     """Write the weights, with the names of their classes, into a folder. Returns the path, which has their digest."""
-    path = folder / weights_file(f"{model.described.model}-{model.digest[:DIGITS]}")
+    path = folder / weights_file(f"{model.description.model}-{model.digest[:DIGITS]}")
     with files.atomic_file(path) as temporary:
-        pretrained.save(temporary, model.weights, model.described.classes)
+        pretrained.save(temporary, model.weights, model.description.classes)
     return path
 
 
-def continue_from(revision: str) -> int:
-    """Make the model of a revision the weights that the next training begins with; 0."""
-    config = params.load()
-    model = trained(config, revision)
-    described = model.described
+def main(arguments: Namespace) -> int:
+    """Make the model of a revision the weights that the next training starts with. Returns 0."""
+    config, revision = params.load(), arguments.revision
+    model = load(config, revision)
+    name, classes, epoch = model.description.model, len(model.description.classes), model.description.epoch
     print(
-        f"{revision}: {described.model} with {len(described.classes)} classes, exported after epoch {described.epoch}, "
+        f"{revision}: {name} with {classes} classes, exported after epoch {epoch}, "
         f"validation accuracy {model.accuracy:.4f}"
     )
-    if described.model != config.train.model:
-        reason, allowed = f"the model of {revision} is another one", f"{described.model}, or another revision"
+    if name != config.train.model:
+        reason, allowed = f"the model of {revision} is another one", f"{name}, or another revision"
         raise UserError(Fault("train.model", config.train.model, "differs", reason, allowed))
     path = write(Path(config.paths.pretrained), model)
     programs.dvc("add", str(path))
@@ -116,14 +116,10 @@ def continue_from(revision: str) -> int:
         f"written: {path}",
         f"for Git: git add {path}.dvc {params.FILE}",
         f"set in {params.FILE}: train.weights: {path}",
-        "the learning rate and the optimizer begin anew. Choose the epochs, a lower rate, and another seed, for other "
+        "the learning rate and the optimizer start again. Choose the epochs, a lower rate, and another seed, for other "
         "crops and another order of the images:",
         f"  dvc exp run -S train.epochs={config.train.epochs} -S train.lr={config.train.lr / 10:g} "
         f"-S train.seed={config.train.seed + 1}",
         sep="\n",
     )
     return 0
-
-
-def main(arguments: Namespace) -> int:
-    return continue_from(arguments.revision)

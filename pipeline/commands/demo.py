@@ -35,7 +35,7 @@ COPIED = (
 
 
 def copy_project(folder: Path, arithmetic: Arithmetic = "portable") -> None:
-    """Copy the project's files to `folder`, with the demo's params and this arithmetic. Other code there is removed."""
+    """Copy the project's files to `folder`, with the demo's params and this arithmetic. Remove other code there."""
     names = workcopy.project_files()
     workcopy.copy_files(names, Path(), folder)
     shutil.copy2(record.DEMO / params.FILE, folder / params.FILE)
@@ -91,47 +91,44 @@ def record_run() -> None:
     files.write_json(record.DEMO / record.ORIGIN, asdict(record.find_origin(images, linux.usable_cores())))
 
 
-def cause(lacking: Sequence[str]) -> str:
-    """Why a machine's outputs can differ from the committed ones. `lacking`: instruction sets that its CPU has not."""
-    if lacking:
-        return f"they are for x86-64 CPUs with AVX2 and FMA, and this CPU lacks {' and '.join(lacking)}"
+def cause(missing_features: Sequence[str]) -> str:
+    """Why a machine's outputs can differ from the committed ones. `missing_features`: of its CPU."""
+    if missing_features:
+        return f"they are for x86-64 CPUs with AVX2 and FMA, and this CPU lacks {' and '.join(missing_features)}"
     return (
         f"on this CPU ({machine.cpu_name()}) only other code, params or packages (perennial doctor) can be the cause; "
         f"if none is changed, please report it"
     )
 
 
-def demo(recording: bool) -> int:
-    """Run the demo and compare its outputs; 1 if they differ although they must not.
+def main(arguments: Namespace) -> int:
+    """Run the demo and compare its outputs. Returns 1 if they differ although they must not; else 0.
 
     Raises UserError if a command fails.
     """
-    began, lacking = time.monotonic(), machine.missing_cpu_features()
-    if lacking:
-        print(f"demo: {cause(lacking)}: it runs with train.arithmetic: native, and its outputs will differ", flush=True)
+    start, missing_features = time.monotonic(), machine.missing_cpu_features()
+    if missing_features:
+        reason = f"{cause(missing_features)}: it runs with train.arithmetic: native, and its outputs will differ"
+        print(f"demo: {reason}", flush=True)
     try:
-        copy_project(FOLDER, "native" if lacking else "portable")
+        copy_project(FOLDER, "native" if missing_features else "portable")
         if status := run(FOLDER):
             return status  # the pipeline has printed why, and what to do
     except subprocess.CalledProcessError as error:
         value = f"exit status {error.returncode} in {FOLDER}/"
         raise UserError(Fault(" ".join(error.cmd), value, "failed", remedy="see above")) from None
-    if recording:
+    if arguments.record:
         record_run()
-    print(f"\ndemo: done in {time.monotonic() - began:.0f} s. The files and commands above are for {FOLDER}/:")
+    print(f"\ndemo: done in {time.monotonic() - start:.0f} s. The files and commands above are for {FOLDER}/:")
     print(f"  cd {FOLDER} && . ../.venv/bin/activate")
     print("  perennial verify               runs everything again, and compares every byte")
     if not LOCK.is_file():
         print(f"demo: there is no committed {LOCK} to compare with; --record makes this run the committed one")
-    elif different := compare(outputs(FOLDER / dvc_lock.LOCK), outputs(LOCK)):
-        print(f"demo: these outputs differ from the committed ones ({LOCK}); {cause(lacking)}:")
-        print(*(f"  {line}" for line in different), sep="\n")
-        status = 0 if lacking else 1
+    elif differences := compare(outputs(FOLDER / dvc_lock.LOCK), outputs(LOCK)):
+        print(f"demo: these outputs differ from the committed ones ({LOCK}); {cause(missing_features)}:")
+        print(*(f"  {line}" for line in differences), sep="\n")
+        status = 0 if missing_features else 1
     else:
         print(f"demo: every output equals the committed one, byte for byte ({LOCK})")
     print(f"demo: the report, for a browser: {FOLDER}/reports/index.html")
     return status
-
-
-def main(arguments: Namespace) -> int:
-    return demo(arguments.record)

@@ -37,20 +37,21 @@ MOST_COUNTED = 20  # classes in the last line
 
 
 def predict(request: Request, form: str = "text", top: int | None = None) -> int:
-    """Print the answer for each image; the number of files that are not images. Raises UserError without a model.
+    """Print the answer for each image. Returns the number of files that are not images.
 
-    `form`: a key of FORMS. `top`: so many of the most likely classes; by default one, in JSON all.
+    `form` is a key of FORMS. `top` is the number of classes for an image: by default one, in JSON all. Raises UserError
+    without a model.
     """
     if sys.stdout is None:
         remedy = "leave out >&-"
         raise UserError(Fault("standard output", "closed", "missing", "", "a terminal, a file or a program", remedy))
     config = params.load() if request.model is None else Params()
-    refused, classes = list[UserError](), Counter[str]()
-    each = classify.answers(request, config, refused)
+    refusals, classes = list[UserError](), Counter[str]()
+    answers = classify.answers(request, config, refusals)
     head, as_text = FORMS[form]
     try:
         sys.stdout.write(head)
-        for answer in with_progress(each, request):
+        for answer in with_progress(answers, request):
             sys.stdout.write(as_text(answer, top))
             sys.stdout.flush()
             classes[answer["class"]] += 1
@@ -60,27 +61,27 @@ def predict(request: Request, form: str = "text", top: int | None = None) -> int
         raise
     if form == "text" and classes and any(path.is_dir() for path in request.images):
         print(f"predict: {as_counts(classes)}", file=sys.stderr)
-    return len(refused)
+    return len(refusals)
 
 
-def with_progress(each: Iterable[Answer], request: Request) -> Iterator[Answer]:
+def with_progress(answers: Iterable[Answer], request: Request) -> Iterator[Answer]:
     """The answers, with a progress bar on stderr if a person sees it and does not see the answers."""
     if not sys.stderr.isatty() or sys.stdout.isatty():
-        yield from each
+        yield from answers
         return
     from tqdm import tqdm
 
     from pipeline.evaluation import photos
 
-    yield from tqdm(each, "predict", photos.count_files(request.images), unit=" images")
+    yield from tqdm(answers, "predict", photos.count_files(request.images), unit=" images")
 
 
 def as_counts(classes: Counter[str]) -> str:
     """How many images got each class, the most frequent one first: `12 images: daisy 7, rose 5`."""
     total, others = classes.total(), len(classes) - MOST_COUNTED
-    counted = ", ".join(f"{label} {count:,}" for label, count in classes.most_common(MOST_COUNTED))
+    counts = ", ".join(f"{label} {count:,}" for label, count in classes.most_common(MOST_COUNTED))
     more = f", and {others:,} more classes" if others > 0 else ""
-    return printable(f"{total:,} {'image' if total == 1 else 'images'}: {counted}{more}")
+    return printable(f"{total:,} {'image' if total == 1 else 'images'}: {counts}{more}")
 
 
 def most_likely(answer: Answer, top: int) -> list[tuple[str, float]]:
@@ -90,8 +91,8 @@ def most_likely(answer: Answer, top: int) -> list[tuple[str, float]]:
 
 def as_line(answer: Answer, top: int | None) -> str:
     """One answer as a line: path, class, and probability with four decimals; with `top` more classes."""
-    shown = ", ".join(f"{label} {chance:.4f}" for label, chance in most_likely(answer, top or 1))
-    return printable(f"{answer['path']}: {shown}") + "\n"
+    classes = ", ".join(f"{label} {chance:.4f}" for label, chance in most_likely(answer, top or 1))
+    return printable(f"{answer['path']}: {classes}") + "\n"
 
 
 def as_json(answer: Answer, top: int | None) -> str:
@@ -107,9 +108,9 @@ def as_json(answer: Answer, top: int | None) -> str:
 def as_csv(answer: Answer, top: int | None) -> str:
     """One answer as rows of a table, one for each of the most likely classes."""
     rows = io.StringIO()
-    ranked = enumerate(most_likely(answer, top or 1), start=1)
+    pairs = enumerate(most_likely(answer, top or 1), start=1)
     csv.writer(rows, lineterminator="\n").writerows(
-        (printable(answer["path"]), rank, printable(label), chance) for rank, (label, chance) in ranked
+        (printable(answer["path"]), rank, printable(label), chance) for rank, (label, chance) in pairs
     )
     return rows.getvalue()
 
@@ -127,13 +128,6 @@ def printable(text: str) -> str:
     bytes that are not UTF-8."""
     encoding = sys.stdout.encoding or "utf-8"
     return visible(text).encode(encoding, "backslashreplace").decode(encoding)
-
-
-def positive(text: str) -> int:
-    """A whole number of at least 1. Raises ValueError, which argparse reports."""
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
 
 
 def main(arguments: Namespace) -> int:

@@ -35,21 +35,21 @@ WHOLE = {"-p", "--pipeline", "-P", "--all-pipelines", "-R", "--recursive"}  # wi
 SINGLE = re.compile(r"-[A-Za-z]*s[A-Za-z]*")  # short options of DVC, with -s among them
 WITHOUT_CACHE = {"--no-commit", "--dry", "--help", "-h"}  # with these, DVC neither writes nor reads its cache
 VERBOSE = "--verbose"  # an option of this command: DVC has one of its own, for its developers (-v)
-ASKS = {"-i", "--interactive"}
-TALKS = re.compile(r"--(verbose|quiet|dry|help)|-[A-Za-z]*[vqh][A-Za-z]*")  # with these, DVC says it all
+INTERACTIVE = {"-i", "--interactive"}
+UNFILTERED = re.compile(r"--(verbose|quiet|dry|help)|-[A-Za-z]*[vqh][A-Za-z]*")  # with these, DVC prints all
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def run(arguments: list[str]) -> int:
     """Run `dvc repro` until it and all processes that it started have ended. Returns its exit status."""
     linux.adopt_orphans()
-    module = [] if any(map(TALKS.fullmatch, arguments)) else ["pipeline.versioning.quiet"]
+    module = [] if any(map(UNFILTERED.fullmatch, arguments)) else ["pipeline.versioning.quiet"]
     words = [*module, "dvc", "repro", *(word for word in arguments if word != VERBOSE)]
     # Ctrl-C reaches this process alone, which forwards it once.
-    dvc, sent = children.start([sys.executable, "-m", *words], env=programs.environment()), list[int]()
+    dvc, signals = children.start([sys.executable, "-m", *words], env=programs.environment()), list[int]()
 
     def forward(number: int, _: object) -> None:
-        sent.append(number)
+        signals.append(number)
         children.send(dvc, number)
 
     def pause(number: int, _: object) -> None:
@@ -66,7 +66,7 @@ def run(arguments: list[str]) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if status < 0 and not sent:
+    if status < 0 and not signals:
         remedy = f"if nobody did this, {UNKNOWN}; then run again"
         report([str(Fault("dvc repro", f"ended by {signal.Signals(-status).name}", "failed", remedy=remedy))])
     return status if status >= 0 else 128 - status
@@ -113,11 +113,11 @@ def check_photos(config: Params, stages: frozenset[str]) -> None:
 
 
 def repro(arguments: list[str]) -> int:
-    """Repair, run, and check what was written. Returns the exit status of DVC. Raises UserError for new damage."""
-    if asking := ASKS.intersection(arguments):
+    """Repair, run, and repair again. Returns the exit status of DVC. Raises UserError for new damage."""
+    if options := INTERACTIVE.intersection(arguments):
         reason = "DVC asks before each stage, and cannot read an answer in the background"
-        raise UserError(Fault("repro", asking.pop(), "value", reason, remedy="dvc repro --interactive"))
-    stages = reached(arguments)
+        raise UserError(Fault("repro", options.pop(), "value", reason, remedy="dvc repro --interactive"))
+    stages = stages_of(arguments)
     paths = check_params(stages, arguments).paths
     report(killed_dvc.repair())
     dvc_lock.backup()
@@ -125,19 +125,19 @@ def repro(arguments: list[str]) -> int:
         return run(arguments)
     cache = integrity.cache_folder()
     report(before := cache_repair.repair(cache, stages))
-    evaluated = summary.last_evaluation(paths)
+    evaluation = summary.last_evaluation(paths)
     status = run(arguments)
     dvc_lock.backup()
     if status == 0 and not killed_dvc.works(Path.cwd()):  # folds or a sweep may have begun meanwhile
         report(after := cache_repair.repair(cache, stages))
         cache_repair.check(before, after)
     if status == 0 and "evaluate" in stages:
-        earlier = summary.changes_since(evaluated, summary.last_evaluation(paths), cache)
+        earlier = summary.changes_since(evaluation, summary.last_evaluation(paths), cache)
         print(f"\n{summary.summary(paths, has_report='report' in stages, earlier=earlier)}")
     return status
 
 
-def reached(arguments: list[str]) -> frozenset[str]:
+def stages_of(arguments: list[str]) -> frozenset[str]:
     """The stages that `dvc repro` with these arguments brings up to date; all, if it names none."""
     graph = dvc_lock.graph()
     stages = {argument.removeprefix("dvc.yaml:") for argument in arguments if not argument.startswith("-")}
@@ -146,11 +146,11 @@ def reached(arguments: list[str]) -> frozenset[str]:
     if "--downstream" in arguments:
         graph = {stage: {reader for reader, read in graph.items() if stage in read} for stage in graph}
     is_single = any(argument == "--single-item" or SINGLE.fullmatch(argument) for argument in arguments)
-    waiting = [] if is_single else list(stages)
-    while waiting:
-        new = graph[waiting.pop()] - stages
+    queue = [] if is_single else list(stages)
+    while queue:
+        new = graph[queue.pop()] - stages
         stages |= new
-        waiting += new
+        queue += new
     return frozenset(stages)
 
 

@@ -37,14 +37,14 @@ BEFORE = Fault(THEM, "not what dvc.lock says, as before", "differs", remedy="rem
 
 
 def repair(cache: Path, stages: Collection[str]) -> list[str]:
-    """Remove damage in the outputs of these stages and in DVC's `cache`. Returns what was done, one sentence each.
+    """Remove damage in the outputs of these stages and in DVC's `cache`. Returns one sentence for each repair.
 
     Outputs of other stages stay as they are: no DVC is about to bring them back. Objects are restored from them, too.
     Everything that is right is synced, and then remembered.
     """
     memory = integrity.load_memory()
     claims = dvc_lock.read() if dvc_lock.LOCK.is_file() else {}
-    brought_back = {path for stage, claim in claims.items() if stage in stages for path in claim["outs"]}
+    to_restore = {path for stage, claim in claims.items() if stage in stages for path in claim["outs"]}
     objects, entries = _objects(cache), _run_cache_entries(cache)
     _announce(objects, memory)
     outs = {path: md5 for claim in claims.values() for path, md5 in claim["outs"].items()}
@@ -54,21 +54,22 @@ def repair(cache: Path, stages: Collection[str]) -> list[str]:
     incomplete = [
         path for path, entry in hashed_entries.items() if memory.get(path) != entry and not _is_complete(Path(path))
     ]
-    done = [_make_dvc_look(output, cache) for output in outputs if output.differs and output.path in brought_back]
-    done += _remove_objects(damaged, outputs, cache) + _remove_compiled()
-    done += [f"{path}: cut in DVC's run cache: removed" for path in incomplete]
+    stale = [output for output in outputs if output.differs and output.path in to_restore]
+    repairs = [_touch_changed_files(output, cache) for output in stale]
+    repairs += _remove_objects(damaged, outputs, cache) + _remove_compiled()
+    repairs += [f"{path}: cut in DVC's run cache: removed" for path in incomplete]
     for path in incomplete:
         Path(path).unlink(missing_ok=True)
         with suppress(OSError):  # the folder has another entry
             Path(path).parent.rmdir()
     _remove_empty(cache)
     removed = {*damaged, *incomplete}
-    hashed = hashed_outputs | hashed_objects | hashed_entries
-    current = {path: entry for path, entry in hashed.items() if path not in removed}
+    entry_of = hashed_outputs | hashed_objects | hashed_entries
+    current = {path: entry for path, entry in entry_of.items() if path not in removed}
     if current != memory:
         sync(cache)
         integrity.save_memory(current)
-    return done
+    return repairs
 
 
 def check(before: Collection[str], after: Collection[str]) -> None:
@@ -129,8 +130,8 @@ def _remove_compiled() -> list[str]:
     return ["pipeline/loader/__pycache__: a power cut emptied numba's compiled code: removed, to be compiled again"]
 
 
-def _make_dvc_look(output: Output, cache: Path) -> str:
-    """Give the changed files of an output a new time, because DVC reads no file whose time is the same."""
+def _touch_changed_files(output: Output, cache: Path) -> str:
+    """Update the mtime of an output's changed files, so that DVC hashes them again. Returns the sentence about it."""
     changed = integrity.changed_files(output, integrity.claimed_files(output, cache))
     for path in changed:
         with suppress(FileNotFoundError):
@@ -148,7 +149,7 @@ def _remove_objects(damaged: list[str], outputs: list[Output], cache: Path) -> l
     folders_by_md5 = {output.actual: output for output in outputs}
     owners = {md5: path for output in outputs for path, md5 in integrity.claimed_files(output, cache).items()}
     owners |= {output.claimed: output.path for output in outputs}
-    done: dict[str, list[str]] = {"put back from the output": [], "removed": []}
+    names_of: dict[str, list[str]] = {"put back from the output": [], "removed": []}
     for name in damaged:
         path = Path(name)
         md5 = integrity.md5_of_object(name) + (".dir" if name.endswith(".dir") else "")
@@ -160,6 +161,6 @@ def _remove_objects(damaged: list[str], outputs: list[Output], cache: Path) -> l
                 else:
                     partial.write_bytes(integrity.listing_of(folders_by_md5[md5]))
                 partial.chmod(PROTECTED)
-        how = "put back from the output" if path.exists() else "removed"
-        done[how].append(f"{name} ({owners[md5]})" if md5 in owners else name)
-    return [f"{in_words(names)}: damaged in DVC's cache: {how}" for how, names in done.items() if names]
+        names = names_of["put back from the output" if path.exists() else "removed"]
+        names.append(f"{name} ({owners[md5]})" if md5 in owners else name)
+    return [f"{in_words(names)}: damaged in DVC's cache: {repair}" for repair, names in names_of.items() if names]

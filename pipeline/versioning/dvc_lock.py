@@ -64,9 +64,9 @@ def code(stage: str, path: Path = Path("dvc.yaml")) -> list[Path]:
 
     Raises UserError if dvc.yaml is missing or not readable.
     """
-    outs = [out for written in _stages(path).values() for out in _outs(written)]
-    named = [dep for dep in deps(stage, path) if not _reads([dep], outs)]
-    files = [file for dep in named for file in (dep.rglob("*.py") if dep.is_dir() else [dep])]
+    outs = [out for entry in _stages(path).values() for out in _outs(entry)]
+    sources = [dep for dep in deps(stage, path) if not _reads([dep], outs)]
+    files = [file for dep in sources for file in (dep.rglob("*.py") if dep.is_dir() else [dep])]
     return sorted(file for file in files if not file.name.startswith("."))  # such as an editor's
 
 
@@ -89,7 +89,7 @@ def graph(path: Path = Path("dvc.yaml")) -> dict[str, set[str]]:
     """Stage → the stages whose outputs it reads. Raises UserError if dvc.yaml is missing or not readable."""
     stages = _stages(path)
     return {
-        stage: {other for other, written in stages.items() if _reads(map(Path, entry["deps"]), _outs(written))}
+        stage: {other for other, maker in stages.items() if _reads(map(Path, entry["deps"]), _outs(maker))}
         for stage, entry in stages.items()
     }
 
@@ -101,8 +101,8 @@ def _reads(deps: Iterable[Path], outs: Collection[Path]) -> bool:
 
 def _outs(stage: Mapping[str, Any]) -> list[Path]:
     """What a stage of dvc.yaml writes: an output is a path, or a table with the path as its only key."""
-    written = [out for kind in ("outs", "metrics", "plots") for out in stage.get(kind, [])]
-    return [Path(next(iter(out)) if isinstance(out, dict) else out) for out in written]
+    outs = [out for kind in ("outs", "metrics", "plots") for out in stage.get(kind, [])]
+    return [Path(next(iter(out)) if isinstance(out, dict) else out) for out in outs]
 
 
 def _stages(path: Path) -> dict[str, dict[str, Any]]:

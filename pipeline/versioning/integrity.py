@@ -92,8 +92,8 @@ def sha256_once(path: Path, memory: Path) -> str:
     now = hash_files([str(path)], before, lambda name: files.sha256(Path(name)))
     if now != before:
         with suppress(OSError):  # a disk that is full or read-only: the next start reads the file again
-            with path.open("rb") as written:  # see save_memory
-                os.fsync(written.fileno())
+            with path.open("rb") as content:  # see save_memory
+                os.fsync(content.fileno())
             memory.parent.mkdir(parents=True, exist_ok=True)
             # In place, because two starts may write it at the same time. A cut file counts as an empty one.
             memory.write_text(json.dumps(now), encoding="utf-8")

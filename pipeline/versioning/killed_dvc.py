@@ -58,13 +58,13 @@ def repair() -> list[str]:
     cut = dvc_lock.is_cut()
     if not (fault or cut) or works(Path.cwd()):
         return []
-    done = []
+    messages = []
     if fault:
         RWLOCK.unlink(missing_ok=True)
-        done.append(f"{RWLOCK} {fault}, and no DVC is running here: removed")
+        messages.append(f"{RWLOCK} {fault}, and no DVC is running here: removed")
     if cut:
-        done.append(f"{dvc_lock.LOCK} was cut by a killed DVC: {dvc_lock.restore()}")
-    return done
+        messages.append(f"{dvc_lock.LOCK} was cut by a killed DVC: {dvc_lock.restore()}")
+    return messages
 
 
 def _rwlock_fault() -> str:
@@ -72,24 +72,24 @@ def _rwlock_fault() -> str:
     if not RWLOCK.is_file():
         return ""
     try:
-        written, held = RWLOCK.stat().st_mtime, json.loads(RWLOCK.read_bytes())
-        groups = [group for kind in ("read", "write") for group in held.get(kind, {}).values()]
+        mtime, locks = RWLOCK.stat().st_mtime, json.loads(RWLOCK.read_bytes())
+        groups = [group for kind in ("read", "write") for group in locks.get(kind, {}).values()]
         holders = [holder for group in groups for holder in (group if isinstance(group, list) else [group])]
-        lives = any(_lives(int(holder["pid"]), str(holder["cmd"]), written) for holder in holders)
+        lives = any(_lives(int(holder["pid"]), str(holder["cmd"]), mtime) for holder in holders)
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return "was left unreadable by a killed DVC"
     return "was left locked by a killed DVC" if holders and not lives else ""
 
 
-def _lives(pid: int, command: str, written: float) -> bool:
-    """Whether the process still lives that wrote its PID and command (sys.argv) into a file at the time `written`.
+def _lives(pid: int, command: str, mtime: float) -> bool:
+    """Whether the process still lives that wrote its PID and command (sys.argv) into a file at the time `mtime`.
 
     A process with this PID that began later, or has other arguments, is another one. If this user may not read them,
     the process counts as the same.
     """
     try:
         process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE or process.create_time() > written:
+        if process.status() == psutil.STATUS_ZOMBIE or process.create_time() > mtime:
             return False
         arguments = command.partition(" ")[2]
         return not arguments or " ".join(process.cmdline()).endswith(f" {arguments}")

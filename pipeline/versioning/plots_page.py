@@ -59,11 +59,11 @@ def ensure() -> None:
 
 
 def main() -> int:
-    def written() -> int:
+    def work() -> int:
         ensure()
         return 0
 
-    return exit_status("plots_page", written)
+    return exit_status("plots_page", work)
 
 
 if __name__ == "__main__":

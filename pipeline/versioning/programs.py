@@ -30,17 +30,17 @@ def output(*command: str, cwd: Path | None = None, environ: dict[str, str] | Non
 
     Raises UserError with its last line of stderr, and with `remedy`, if the command fails.
     """
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=cwd, env=environ or environment(), capture_output=True, check=False, text=True,
         errors="surrogateescape",  # the name of a file may be no UTF-8
     )  # fmt: skip
-    if done.returncode:
+    if result.returncode:
         # DVC quotes the lines of a file that it cannot read, each after a bar.
-        lines = [line for line in done.stderr.splitlines() if line.strip() and "│" not in line] or ["no message"]
+        lines = [line for line in result.stderr.splitlines() if line.strip() and "│" not in line] or ["no message"]
         program = " ".join(command[2:] if command[0] == sys.executable else command)
         remedy = remedy or "correct what it names, then run again"
-        raise UserError(Fault(program, f"exit status {done.returncode}", "failed", lines[-1], remedy=remedy))
-    return done.stdout
+        raise UserError(Fault(program, f"exit status {result.returncode}", "failed", lines[-1], remedy=remedy))
+    return result.stdout
 
 
 def dvc(*arguments: str, cwd: Path | None = None, environ: dict[str, str] | None = None, remedy: str = "") -> str:

@@ -38,7 +38,7 @@ class Sieve:
     """A filter of DVC's log records."""
 
     ordinary: io.StringIO  # DVC's ordinary lines, until they are shown
-    skipped: dict[str, list[str]] = field(default_factory=lambda: {said: [] for said in SKIPS.values()})
+    skipped: dict[str, list[str]] = field(default_factory=lambda: {summary: [] for summary in SKIPS.values()})
     stage: str = ""  # the one that ran last
     cause: BaseException | None = None  # why DVC fails: the first of a chain of errors
 
@@ -68,7 +68,7 @@ class Sieve:
 
     def show_skipped(self) -> None:
         """Print which stages did not run since the last such line."""
-        if lines := [f"{said}: {', '.join(names)}" for said, names in self.skipped.items() if names]:
+        if lines := [f"{summary}: {', '.join(names)}" for summary, names in self.skipped.items() if names]:
             show(f"repro: {'; '.join(lines)}\n")
         for names in self.skipped.values():
             names.clear()
