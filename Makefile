@@ -84,7 +84,7 @@ test-packages:
 		echo "test-packages: $(TEST_PACKAGES) could not be installed; the tests that need them are left out" >&2; fi
 
 # Third: what only a GPU can show. Several tests run at once on many cores, without -n.
-test-gpu: $(READY_TESTS)  ## what only an NVIDIA GPU can show (tests/gpu), with a report; a second start resumes
+test-gpu: $(READY_TESTS)  ## what only an NVIDIA GPU, or two, can show (tests/gpu), with a report; a second start resumes
 	@python -m pytest tests/gpu --gpu-report benchmarks/results
 
 lint: $(READY_TESTS)  ## Python, types, Dockerfiles, shell, YAML, workflows, compose file

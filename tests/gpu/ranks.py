@@ -1,7 +1,7 @@
 """Run a test's body in new processes, one per rank: `python -m tests.gpu.ranks DEVICE RANK FOLDER` is one of them.
 
-New processes, because Apex O1 patches torch until the process ends. Two ranks share the one GPU and exchange over gloo:
-NCCL refuses two ranks on one GPU.
+New processes, because Apex O1 patches torch until the process ends. NCCL refuses two ranks on one GPU. So two ranks
+share a GPU and exchange over gloo, or a case asks for `gpus`: then each rank has its own, and they exchange over NCCL.
 """
 
 import importlib
@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from pipeline.base import files
 from pipeline.config import machine, params, validity
+from pipeline.engine.distributed import backend_for
 from pipeline.engine.environment import required_variables
 from pipeline.engine.world import World
 from tests.gpu.training import begin
@@ -37,46 +38,53 @@ NAMES_APEX = {*params.APEX_LEVELS, "apex", "apex_ddp", "fused_sgd"}
 
 @dataclass(frozen=True)
 class Case:
-    """A test with its arguments: the function of every rank, the number of ranks, and what they need."""
+    """A test with its arguments: the function of every rank, the number of ranks, and what they need.
+
+    `gpus`: the ranks see so many GPUs, and exchange over NCCL. 0: they share a GPU, and exchange over gloo.
+    """
 
     module: str
     function: str
     arguments: Mapping[str, str]
     ranks: int
     needs: Needs
+    gpus: int
 
 
-def case(module: str, function: str, arguments: Mapping[str, str], ranks: int = 1, needs: Needs = "nothing") -> Case:
+def case(
+    module: str, function: str, arguments: Mapping[str, str], ranks: int = 1, needs: Needs = "nothing", gpus: int = 0
+) -> Case:
     """The case of a test. With the argument `single` it has one rank; with tf32 or a name of Apex it needs that."""
     chosen = set(arguments.values())
     if chosen & NAMES_APEX:
         needs = "apex"
     elif "tf32" in chosen and needs == "nothing":
         needs = "cuda"
-    return Case(module, function, dict(arguments), 1 if "single" in chosen else ranks, needs)
+    return Case(module, function, dict(arguments), 1 if "single" in chosen else ranks, needs, gpus)
 
 
-def lacks(needs: Needs, device: str) -> str:
+def lacks(case: Case, device: str) -> str:
     """What a case needs and this machine does not have; empty if nothing is missing."""
     here = machine.read()
-    if needs == "nothing" and device == "cpu":
+    if case.needs == "nothing" and device == "cpu":
         return ""
-    if device == "cpu" or here.cuda_devices == 0:
-        return "needs a GPU" + (" and Apex with its extensions" if needs == "apex" else "")
-    if needs == "compiler" and not here.compiler:
+    if (visible := here.cuda_devices if device == "cuda" else 0) < max(1, case.gpus):
+        gpus = f"{case.gpus} GPUs ({visible} visible)" if case.gpus > 1 else "a GPU"
+        return f"needs {gpus}" + (" and Apex with its extensions" if case.needs == "apex" else "")
+    if case.needs == "compiler" and not here.compiler:
         return "needs a C++ compiler"
-    return f"needs {validity.NO_APEX[here.apex]}" if needs == "apex" and here.apex != "usable" else ""
+    return f"needs {validity.NO_APEX[here.apex]}" if case.needs == "apex" and here.apex != "usable" else ""
 
 
 def prove(case: Case, device: str) -> Result:
     """Run a case in fresh processes, or skip it. A warning in rank 0 fails it."""
-    if reason := lacks(case.needs, device):
+    if reason := lacks(case, device):
         return {"outcome": "skipped", "reason": reason}
     started, limit = time.monotonic(), LIMIT_SECONDS[device]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         files.write_json(folder / "case.json", asdict(case))
-        codes = _run(device, case.ranks, folder, started + limit)
+        codes = _run(device, case, folder, started + limit)
         seconds = time.monotonic() - started
         result: Result = {"seconds": round(seconds, 1)}
         if failed := [rank for rank, code in enumerate(codes) if code]:
@@ -93,14 +101,17 @@ def _output(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.txt"
 
 
-def _run(device: str, ranks: int, folder: Path, deadline: float) -> list[int]:
+def _run(device: str, case: Case, folder: Path, deadline: float) -> list[int]:
     """The exit statuses of the ranks of FOLDER/case.json. Ranks that run at the deadline are killed."""
     environ = {**os.environ, **required_variables(1, True)}
     environ.pop("PYTHONOPTIMIZE", None)  # it removes assertions
     if device == "cuda":
         environ["PERENNIAL_REAL_STARTS"] = "1"
+    if case.gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(case.gpus)))).split(",")
+        environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[: case.gpus])
     processes = []
-    for rank in range(ranks):
+    for rank in range(case.ranks):
         command = [sys.executable, "-m", "tests.gpu.ranks", device, str(rank), str(folder)]
         with _output(folder, rank).open("w") as file:
             processes.append(starts.Popen(command, env=environ, cwd=PROJECT, stdout=file, stderr=subprocess.STDOUT))
@@ -120,11 +131,13 @@ def main(device: str, rank: str, folder: str) -> None:
     """Run one rank of a case. Rank 0 writes the figures and the warnings to FOLDER/result.json."""
     case = Case(**json.loads((Path(folder) / "case.json").read_text()))
     body = getattr(importlib.import_module(case.module), case.function)
-    world = World(int(rank), 0, case.ranks, torch.device("cuda", 0) if device == "cuda" else torch.device("cpu"))
+    own = int(rank) if case.gpus else 0  # its number on this machine: the number of its GPU
+    world = World(int(rank), own, case.ranks, torch.device("cuda", own) if device == "cuda" else torch.device("cpu"))
     begin(world)
+    backend = backend_for(world.device, "auto" if case.gpus else "gloo")
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=world.rank, world_size=world.size,
-        timeout=timedelta(seconds=LIMIT_SECONDS[device] / 2),
+        backend, init_method=f"file://{folder}/meet", rank=world.rank, world_size=world.size,
+        timeout=timedelta(seconds=LIMIT_SECONDS[device] / 2), device_id=world.device if backend == "nccl" else None,
     )  # fmt: skip
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
