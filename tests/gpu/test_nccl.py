@@ -90,23 +90,23 @@ def test_a_second_training_has_the_same_bits(world: World, precision: str, paral
 @pytest.mark.gpu(ranks=2, gpus=2)
 @pytest.mark.parametrize("parallel", ["ddp", "apex_ddp"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_accumulation(world: World, precision: str, parallel: str) -> Figures:
+def test_parts_over_nccl(world: World, precision: str, parallel: str) -> Figures:
     return test_parallel.test_accumulation(world, precision, parallel)
 
 
 @pytest.mark.gpu(ranks=2, needs="cuda", gpus=2)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("kind", ["torch", "apex"])
-def test_sync_bn(world: World, kind: str, dtype: str) -> Figures:
+def test_sync_bn_over_nccl(world: World, kind: str, dtype: str) -> Figures:
     return test_parallel.test_sync_bn(world, kind, dtype)
 
 
 @pytest.mark.gpu(ranks=2, gpus=2)
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_elastic(world: World, precision: str) -> Figures:
+def test_elastic_over_nccl(world: World, precision: str) -> Figures:
     return test_parallel.test_elastic(world, precision)
 
 
 @pytest.mark.gpu(ranks=2, needs="apex", gpus=2)
-def test_apex_ddp_buckets(world: World) -> Figures:
+def test_buckets_over_nccl(world: World) -> Figures:
     return test_parallel.test_apex_ddp_buckets(world)
