@@ -19,7 +19,7 @@ from pipeline.base import files
 from pipeline.base.errors import STOPPED, Kind
 from pipeline.config import params
 from pipeline.config.params import Params
-from pipeline.evaluation.pooled import Spread, spread
+from pipeline.evaluation.pooling import Spread, spread
 from pipeline.reruns import elsewhere, seeds
 from pipeline.versioning.dvc_lock import Claims
 from tests.conftest import on_cpu, read_params

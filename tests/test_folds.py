@@ -26,7 +26,7 @@ from pipeline.commands import folds
 from pipeline.config import params
 from pipeline.data.splitting import Cut
 from pipeline.evaluation import label_errors
-from pipeline.evaluation.pooled import Pooled
+from pipeline.evaluation.pooling import FoldPredictions
 from pipeline.planning import estimate
 from pipeline.planning.survey import Survey
 from pipeline.reporting.gallery import Album
@@ -262,11 +262,11 @@ def test_several_seeds_are_one_record(
         write_params(tmp_path / f"{seed} {fold}" / dvc_lock.LOCK, {"schema": "2.0", "stages": stages})
     of_first = [[0.9, 0.1], [0.1, 0.9], [0.8, 0.2], [0.05, 0.95]]  # the last one is a label error of the first seed
     of_second = [[0.9, 0.1], [0.1, 0.9], [0.7, 0.3], [0.9, 0.1]]  # alone
-    pooled = Pooled(
+    predictions = FoldPredictions(
         ("a", "b"), ("1", "2", "3", "4"), np.array([0, 1, 0, 0]), np.arange(4) % 2, (4, 5),
         np.array([of_first, of_second]),
     )  # fmt: skip
-    found = answers.write(config, made, pooled, "perennial folds")
+    found = answers.write(config, made, predictions, "perennial folds")
     assert found.data == {"data/split.csv of fold 0": "s0", "data/split.csv of fold 1": "s1"}
     assert [(part.seed, part.fold, part.model, part.predictions) for part in found.parts] == [
         (seed, fold, f"m{seed}{fold}", f"p{seed}{fold}") for seed in (4, 5) for fold in (0, 1)

@@ -12,8 +12,8 @@ from playwright.sync_api import Browser
 
 from pipeline.base import files
 from pipeline.data import corrections, credits, originals, split_table
-from pipeline.evaluation import label_errors, metrics, pooled
-from pipeline.evaluation.pooled import Pooled
+from pipeline.evaluation import label_errors, metrics, pooling
+from pipeline.evaluation.pooling import FoldPredictions
 from pipeline.reporting import settings, thumbnails
 from pipeline.reporting.gallery import MOST_ANSWERS, Album
 from pipeline.reruns import folds_page
@@ -36,7 +36,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def answers(project: Path, seeds: tuple[int, ...] = (0,)) -> Pooled:
+def answers(project: Path, seeds: tuple[int, ...] = (0,)) -> FoldPredictions:
     """Invented answers for every image of the split, mostly right; every 12th image has a wrong label."""
     rows = sorted(split_table.kept_rows(project / "data/split.csv"), key=lambda row: row["path"])
     classes = tuple(sorted({row["class"] for row in rows}))
@@ -46,7 +46,7 @@ def answers(project: Path, seeds: tuple[int, ...] = (0,)) -> Pooled:
     logits[:, numbers, labels] += 2.5
     logits[:, numbers[::12], (labels[::12] + 1) % len(classes)] += 9
     probabilities = np.exp(logits) / np.exp(logits).sum(2, keepdims=True)
-    return Pooled(classes, tuple(row["path"] for row in rows), labels, numbers % FOLDS, seeds, probabilities)
+    return FoldPredictions(classes, tuple(row["path"] for row in rows), labels, numbers % FOLDS, seeds, probabilities)
 
 
 def content(project: Path, seeds: tuple[int, ...] = (0,)) -> Content:
@@ -58,8 +58,8 @@ def content(project: Path, seeds: tuple[int, ...] = (0,)) -> Content:
     pictures = thumbnails.pictures(source, wanted, config.prepare.grey, 2, "folds")
     return Content(
         config=config,
-        pooled=found,
-        figures=pooled.figures(found),
+        predictions=found,
+        figures=pooling.figures(found),
         examples=examples,
         errors=errors,
         album=Album(pictures, credits.credits(Path(config.paths.images) / originals.LICENSE)),
@@ -100,7 +100,7 @@ def test_the_same_answers_give_the_same_bytes(project: Path, shown: Content, wri
 
 def test_the_figures_are_of_all_images(shown: Content, elements: Element) -> None:
     """Accuracy and interval from all images; each fold with its right answers; a matrix whose sum is all images."""
-    found, hero = shown.pooled, elements.one(class_="hero").text
+    found, hero = shown.predictions, elements.one(class_="hero").text
     hits = found.by_seed[0].argmax(1) == found.labels
     low, high = (f"{100 * bound:.1f}\u00a0%" for bound in metrics.wilson(int(hits.sum()), 96))
     assert hero.startswith(f"{100 * hits.mean():.1f}\u00a0% of the 96 images")
@@ -134,21 +134,21 @@ def test_several_seeds_are_shown_with_their_spread(project: Path) -> None:
 
 def test_the_gallery_has_the_answers_of_the_folds(shown: Content) -> None:
     """The most confident mistake is first, with the mean probabilities of its classes; of equal ones the first path."""
-    probabilities, labels = shown.pooled.probabilities, shown.pooled.labels
+    probabilities, labels = shown.predictions.probabilities, shown.predictions.labels
     wrong = np.flatnonzero(probabilities.argmax(1) != labels)
     first = wrong[probabilities[wrong].max(1).argmax()]
-    assert shown.examples.mistakes[0].path == shown.pooled.paths[first]
+    assert shown.examples.mistakes[0].path == shown.predictions.paths[first]
     given, highest, second = shown.examples.mistakes[0].probabilities
     assert (given, [second, highest]) == (probabilities[first, labels[first]], sorted(probabilities[first])[-2:])
     assert (shown.examples.mistake_count, shown.examples.right_count) == (len(wrong), len(labels) - len(wrong))
-    equal = replace(shown.pooled, by_seed=np.full((1, 96, 4), 0.25))
+    equal = replace(shown.predictions, by_seed=np.full((1, 96, 4), 0.25))
     others = [path for path, label in zip(equal.paths, labels, strict=True) if label != 0]
     assert [one.path for one in folds_page.choose_examples(equal).mistakes] == others[:MOST_ANSWERS]
 
 
 def test_every_label_error_is_there_with_both_classes(shown: Content, elements: Element) -> None:
     """Rank, given and suggested class with probabilities, and a picture."""
-    labels, number, names = elements.one("section", id="labels"), len(shown.errors), shown.pooled.classes
+    labels, number, names = elements.one("section", id="labels"), len(shown.errors), shown.predictions.classes
     assert {one.row for one in shown.errors} >= set(range(0, 96, 12))
     assert f"{number} labels of 96 ({100 * number / 96:.1f}\u00a0%) may be wrong" in labels.text
     figures = labels.one(id="sheet").all("figure")
@@ -157,7 +157,7 @@ def test_every_label_error_is_there_with_both_classes(shown: Content, elements: 
         first, second, *_ = (span.text for span in figure.one("figcaption").all("span"))
         assert first == f"{rank}. label {names[one.label]} {100 * one.p_label:.1f}\u00a0%"
         assert second == f"suggested: {names[one.suggestion]} {100 * one.p_suggestion:.1f}\u00a0%"
-        assert figure.attributes["data-path"] == shown.pooled.paths[one.row]
+        assert figure.attributes["data-path"] == shown.predictions.paths[one.row]
 
 
 def test_no_suspected_label_is_said(shown: Content) -> None:
@@ -173,11 +173,11 @@ def test_a_page_of_very_many_stays_small(shown: Content) -> None:
     labels = np.arange(n) % k
     right = np.full((1, n, k), 5e-5)
     right[0, np.arange(n), (labels + 1) % k] = 0.95
-    found = Pooled(
+    found = FoldPredictions(
         tuple(f"class {j}" for j in range(k)), tuple(f"{j:05d}.jpg" for j in range(n)), labels, labels, (0,), right
     )
     errors = [label_errors.LabelError(row, int(labels[row]), (int(labels[row]) + 1) % k, 0.1, 0.9) for row in range(n)]
-    large = replace(shown, pooled=found, errors=errors, figures=pooled.figures(found), album=NO_PICTURES, settings=[])
+    large = replace(shown, predictions=found, figures=pooling.figures(found), errors=errors, album=NO_PICTURES)
     page = folds_page.page(large)
     root = parsed(page)
     sheet = root.one("section", id="labels")
@@ -199,8 +199,8 @@ def test_choices_become_lines_of_the_corrections(
     """The suggested class, another one, or to leave the image out: what is chosen is there to be copied, as CSV."""
     with opened(browser, written) as page:
         assert page.locator("#chosen").is_hidden()
-        choices, names = page.locator("#sheet .shot select"), shown.pooled.classes
-        paths = [shown.pooled.paths[one.row] for one in shown.errors]
+        choices, names = page.locator("#sheet .shot select"), shown.predictions.classes
+        paths = [shown.predictions.paths[one.row] for one in shown.errors]
         suggested = names[shown.errors[0].suggestion]
         hostile = names.index(HOSTILE)
         third = next(k for k, one in enumerate(shown.errors) if k > 1 and hostile not in (one.label, one.suggestion))
@@ -219,7 +219,7 @@ def test_choices_become_lines_of_the_corrections(
             row[:2] for row in rows
         ]
         folded = page.locator("#labels details pre").text_content()
-        expected = label_errors.corrections(shown.errors, shown.pooled.paths, shown.pooled.classes)
+        expected = label_errors.corrections(shown.errors, shown.predictions.paths, shown.predictions.classes)
         assert [tuple(row) for row in csv.reader(io.StringIO(folded))] == expected
 
 
@@ -227,7 +227,8 @@ def test_choices_become_lines_of_the_corrections(
 def test_the_sheet_shows_the_labels_of_one_class(browser: Browser, shown: Content, written: Path) -> None:
     """The filter counts each class; the matrix still filters the gallery, and leaves the sheet alone."""
     with opened(browser, written) as page:
-        sheet, given = page.locator("#sheet .shot:visible"), [shown.pooled.classes[one.label] for one in shown.errors]
+        sheet = page.locator("#sheet .shot:visible")
+        given = [shown.predictions.classes[one.label] for one in shown.errors]
         page.locator("#sheet > select").select_option(given[0])
         assert sheet.count() == given.count(given[0]) < len(given)
         page.locator("#sheet > select").select_option("")

@@ -7,8 +7,8 @@ from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
 from pipeline.data import credits, originals, split_table
-from pipeline.evaluation import figures, label_errors, pooled
-from pipeline.evaluation.pooled import Figures, Pooled
+from pipeline.evaluation import figures, label_errors, pooling
+from pipeline.evaluation.pooling import Figures, FoldPredictions
 from pipeline.reporting import settings, thumbnails
 from pipeline.reporting.gallery import Album
 from pipeline.reruns import folds_page, record
@@ -52,12 +52,12 @@ def check(copies: Mapping[int, WorkCopy]) -> None:
         )
 
 
-def read(copies: Copies) -> Pooled:
+def read(copies: Copies) -> FoldPredictions:
     """The predictions of all trainings. Raises UserError if they do not belong together."""
     first = next(iter(copies.values()))
     rows = split_table.kept_rows(first.folder / first.config.paths.split)
     tables = {key: copy.folder / copy.config.paths.metrics / figures.PREDICTIONS for key, copy in copies.items()}
-    return pooled.read(tables, {row["path"]: row["class"] for row in rows})
+    return pooling.read(tables, {row["path"]: row["class"] for row in rows})
 
 
 def _make_record(copies: Copies, pooled_figures: Figures) -> Record:
@@ -72,21 +72,21 @@ def _make_record(copies: Copies, pooled_figures: Figures) -> Record:
     return record.make_record(config, splits, pooled_figures, outs, origin)
 
 
-def write(config: Params, copies: Copies, predictions: Pooled, command: str) -> Record:
+def write(config: Params, copies: Copies, predictions: FoldPredictions, command: str) -> Record:
     """Write the tables, the page and the record into the folders of `config`, and print the figures.
 
     `command` gives the same bytes again; the page has it. Returns the record.
     """
     folder, first = Path(config.paths.metrics) / "folds", next(iter(copies.values()))
-    pooled_figures = pooled.figures(predictions)
+    pooled_figures = pooling.figures(predictions)
     study_record = _make_record(copies, pooled_figures)
     errors = label_errors.find(predictions.probabilities, predictions.labels)
-    files.write_csv(folder / figures.PREDICTIONS, *pooled.table(predictions))
+    files.write_csv(folder / figures.PREDICTIONS, *pooling.table(predictions))
     files.write_csv(folder / LABEL_ERRORS, *label_errors.table(errors, predictions.paths, predictions.classes))
     examples = folds_page.choose_examples(predictions)
     content = folds_page.Content(
         config=first.config,
-        pooled=predictions,
+        predictions=predictions,
         figures=pooled_figures,
         examples=examples,
         errors=errors,

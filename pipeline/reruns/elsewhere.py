@@ -16,7 +16,7 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config import identity, machine, params, validity
 from pipeline.config.params import Params
 from pipeline.engine.world import World
-from pipeline.evaluation import figures, pooled
+from pipeline.evaluation import figures, pooling
 from pipeline.evaluation.figures import EvalFigures
 from pipeline.reruns import comparison, folder, repetition, runner, seeds, workcopy
 from pipeline.reruns.runner import Job, Slot
@@ -174,7 +174,7 @@ def record(count: int, jobs: int) -> int:
     accuracies = {first: reference.accuracy} | {seed: result.accuracy for seed, result in results.items()}
     file = seeds.path(config)
     seeds.write(file, config, reference.claims, accuracies)
-    sample = pooled.spread([*accuracies.values()])
+    sample = pooling.spread([*accuracies.values()])
     print(
         f"\nwritten: {file}: test accuracy {seeds.in_words(sample)}",
         f"as many seeds elsewhere show a drop of {seeds.detectable_drop(sample, sample):.4f} in 4 of 5 cases",
@@ -207,8 +207,8 @@ def compare(count: int | None, jobs: int) -> int:
         print(f"\nverify: the same bytes: seed {first} gives every output of {' and '.join(STAGES)} as in dvc.lock")
         return 0
     is_lower, sentence = seeds.t_test(
-        pooled.spread([result.accuracy for result in results.values()]),
-        pooled.spread([seed.accuracy for seed in recorded_seeds]),
+        pooling.spread([result.accuracy for result in results.values()]),
+        pooling.spread([seed.accuracy for seed in recorded_seeds]),
     )
     print(f"\nverify: {sentence}")
     return LOWER if is_lower else 0

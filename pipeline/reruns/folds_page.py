@@ -10,7 +10,7 @@ from pipeline.config.params import Params
 from pipeline.data import corrections
 from pipeline.evaluation import label_errors, metrics
 from pipeline.evaluation.label_errors import LabelError
-from pipeline.evaluation.pooled import Figures, Pooled
+from pipeline.evaluation.pooling import Figures, FoldPredictions
 from pipeline.reporting import gallery, outcome, rendering, result
 from pipeline.reporting.gallery import Album, HardAnswers
 from pipeline.reporting.settings import Setting
@@ -26,7 +26,7 @@ class Content:
     """The content of the page."""
 
     config: Params
-    pooled: Pooled
+    predictions: FoldPredictions
     figures: Figures
     examples: HardAnswers
     errors: Sequence[LabelError]  # by rank
@@ -37,25 +37,25 @@ class Content:
 
 def page(content: Content) -> str:
     """The page as HTML: it needs no other file and no network."""
-    pooled, figures = content.pooled, content.figures
-    counts = metrics.confusion(pooled.probabilities.argmax(1), pooled.labels, len(pooled.classes))
+    predictions, figures = content.predictions, content.figures
+    counts = metrics.confusion(predictions.probabilities.argmax(1), predictions.labels, len(predictions.classes))
     errors = content.errors[:MOST_ERRORS]
-    suggestions = label_errors.corrections(errors, pooled.paths, pooled.classes)
+    suggestions = label_errors.corrections(errors, predictions.paths, predictions.classes)
     return rendering.page(
         "folds.html.jinja",
         model=content.config.train.model,
-        pooled=pooled,
+        predictions=predictions,
         figures=figures,
         most_frequent=int(counts.sum(1).max()) / figures.images,
         parts=[(part, metrics.wilson(part.right, part.images)) for part in figures.parts[:MOST_PARTS]],
-        class_table=result.class_table(pooled.classes, counts),
-        confusion=result.confusion(pooled.classes, counts, content.examples.cell_images),
+        class_table=result.class_table(predictions.classes, counts),
+        confusion=result.confusion(predictions.classes, counts, content.examples.cell_images),
         hard_answers=content.examples,
         album=content.album,
         errors=len(content.errors),
         suspects=list(zip(errors, suggestions, strict=True)),
         suggestions=_lines(suggestions),
-        choices=json.dumps(pooled.classes if len(pooled.classes) <= MOST_CHOICES else (), ensure_ascii=False),
+        choices=json.dumps(predictions.classes if len(predictions.classes) <= MOST_CHOICES else (), ensure_ascii=False),
         corrections=corrections,
         # The table of folds has what varies.
         settings=[setting for setting in content.settings if setting.name not in record.VARIED],
@@ -63,22 +63,17 @@ def page(content: Content) -> str:
     )
 
 
-def choose_examples(pooled: Pooled) -> HardAnswers:
+def choose_examples(predictions: FoldPredictions) -> HardAnswers:
     """The predictions that the page shows; see `gallery.hard_answers`."""
-    numbers = pooled.labels.tolist()
-    answers = [
-        outcome.make_answer(path, actual, predicted, chances)
-        for path, actual, predicted, chances in zip(
-            pooled.paths, numbers, pooled.probabilities.argmax(1).tolist(), pooled.probabilities.tolist(), strict=True
-        )
-    ]
-    return gallery.hard_answers(answers)
+    labels, probabilities = predictions.labels.tolist(), predictions.probabilities
+    rows = zip(predictions.paths, labels, probabilities.argmax(1).tolist(), probabilities.tolist(), strict=True)
+    return gallery.hard_answers([outcome.make_answer(*row) for row in rows])
 
 
-def image_paths(examples: HardAnswers, pooled: Pooled, errors: Sequence[LabelError]) -> dict[str, bool]:
+def image_paths(examples: HardAnswers, predictions: FoldPredictions, errors: Sequence[LabelError]) -> dict[str, bool]:
     """The path of every image that the page shows, as `thumbnails.pictures` needs them."""
     paths = [answer.path for answer in (*examples.mistakes, *examples.right_answers)]
-    return dict.fromkeys([*paths, *(pooled.paths[error.row] for error in errors[:MOST_ERRORS])], True)
+    return dict.fromkeys([*paths, *(predictions.paths[error.row] for error in errors[:MOST_ERRORS])], True)
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -15,7 +15,7 @@ from pipeline.config import document, identity
 from pipeline.config.params import Params
 from pipeline.data.originals import Originals
 from pipeline.evaluation.figures import PREDICTIONS
-from pipeline.evaluation.pooled import Figures
+from pipeline.evaluation.pooling import Figures
 from pipeline.versioning import programs
 from pipeline.versioning.dvc_lock import Hashes
 

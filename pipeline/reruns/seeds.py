@@ -16,7 +16,7 @@ from pipeline.base import files, schema
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import identity
 from pipeline.config.params import Params
-from pipeline.evaluation.pooled import Spread
+from pipeline.evaluation.pooling import Spread
 from pipeline.versioning.dvc_lock import Claims, Hashes
 
 STAGES = ("train", "evaluate")  # those whose outputs depend on the kind of processor

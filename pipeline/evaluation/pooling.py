@@ -30,7 +30,7 @@ NEAR_ONE = 1e-3  # how far the sum of an image's probabilities may be from 1
 
 
 @dataclass(frozen=True)
-class Pooled:
+class FoldPredictions:
     """The predictions for every image, of a model that was not trained on it, for one or more seeds."""
 
     classes: tuple[str, ...]
@@ -86,7 +86,7 @@ class Figures(EvalFigures):
     parts: tuple[Part, ...]  # by seed, then by fold
 
 
-def read(tables: Mapping[tuple[int, int], Path], labels: Mapping[str, str]) -> Pooled:
+def read(tables: Mapping[tuple[int, int], Path], labels: Mapping[str, str]) -> FoldPredictions:
     """The predictions of every seed and fold: predictions.csv by (seed, fold). `labels`: image → class, of all images.
 
     Raises UserError for a damaged table, for tables that do not belong together, and if an image is not tested exactly
@@ -111,19 +111,19 @@ def read(tables: Mapping[tuple[int, int], Path], labels: Mapping[str, str]) -> P
             image_folds[row], probabilities[seeds.index(seed), row] = fold, row_probabilities
     _check(paths, seeds, folds)
     numbers = np.array([class_index[labels[path]] for path in paths], np.int64)
-    return Pooled(classes, paths, numbers, folds[0], seeds, probabilities)
+    return FoldPredictions(classes, paths, numbers, folds[0], seeds, probabilities)
 
 
-def figures(pooled: Pooled) -> Figures:
+def figures(predictions: FoldPredictions) -> Figures:
     """All figures of the predictions."""
-    images, predictions = len(pooled.paths), pooled.by_seed.argmax(2)
-    correct = predictions == pooled.labels
+    images, correct = len(predictions.paths), predictions.by_seed.argmax(2) == predictions.labels
+    masks = {int(fold): predictions.folds == fold for fold in np.unique(predictions.folds)}
     parts = tuple(
-        Part(seed, int(fold), int((pooled.folds == fold).sum()), int(seed_correct[pooled.folds == fold].sum()))
-        for seed, seed_correct in zip(pooled.seeds, correct, strict=True)
-        for fold in np.unique(pooled.folds)
+        Part(seed, fold, int(mask.sum()), int(seed_correct[mask].sum()))
+        for seed, seed_correct in zip(predictions.seeds, correct, strict=True)
+        for fold, mask in masks.items()
     )
-    by_seed = [asdict(metrics.summary(log_probs, pooled.labels)) for log_probs in pooled.log_probs]
+    by_seed = [asdict(metrics.summary(log_probs, predictions.labels)) for log_probs in predictions.log_probs]
     mean = {key: math.fsum(seed_figures[key] for seed_figures in by_seed) / len(by_seed) for key in by_seed[0]}
     mean |= {key: round(mean[key], DIGITS) for key in LOGARITHM_FIGURES}
     right = int(correct.sum())
@@ -131,7 +131,7 @@ def figures(pooled: Pooled) -> Figures:
     return Figures(
         images=images,
         **mean | {"accuracy": right / (len(by_seed) * images), "accuracy_low": low, "accuracy_high": high},
-        accuracy_of_mean=int((pooled.probabilities.argmax(1) == pooled.labels).sum()) / images,
+        accuracy_of_mean=int((predictions.probabilities.argmax(1) == predictions.labels).sum()) / images,
         over_folds=spread([part.accuracy for part in parts]),
         over_seeds=spread([int(seed_correct.sum()) / images for seed_correct in correct]),
         parts=parts,
@@ -144,15 +144,15 @@ def spread(accuracies: Sequence[float]) -> Spread:
     return Spread(len(accuracies), statistics.fmean(accuracies), deviation)
 
 
-def table(pooled: Pooled) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
+def table(predictions: FoldPredictions) -> tuple[tuple[str, ...], list[tuple[object, ...]]]:
     """Header and rows of a table with one answer per image: predictions.csv with a column for the fold."""
-    probabilities = pooled.probabilities
-    predictions = probabilities.argmax(1)
-    header = ("path", "fold", "label", "prediction", *(f"p_{name}" for name in pooled.classes))
-    columns = zip(pooled.paths, pooled.folds.tolist(), pooled.labels, predictions, probabilities.tolist(), strict=True)
+    probabilities = predictions.probabilities
+    header = ("path", "fold", "label", "prediction", *(f"p_{name}" for name in predictions.classes))
+    folds, best_classes = predictions.folds.tolist(), probabilities.argmax(1)
+    columns = zip(predictions.paths, folds, predictions.labels, best_classes, probabilities.tolist(), strict=True)
     return header, [
-        (path, fold, pooled.classes[label], pooled.classes[prediction], *image_probabilities)
-        for path, fold, label, prediction, image_probabilities in columns
+        (path, fold, predictions.classes[label], predictions.classes[best_class], *image_probabilities)
+        for path, fold, label, best_class, image_probabilities in columns
     ]
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from pipeline.base import files
 from pipeline.engine import environment
-from pipeline.evaluation import metrics, pooled
-from pipeline.evaluation.pooled import Pooled
+from pipeline.evaluation import metrics, pooling
+from pipeline.evaluation.pooling import FoldPredictions
 from tests.helpers.refusals import refuses
 
 CLASSES = ("a, b", "daisy", "郁金香")
@@ -49,7 +49,7 @@ def content(seeds: tuple[int, ...] = (0,), folds: int = 3) -> dict[tuple[int, in
 def test_every_image_has_the_answer_of_its_fold(tmp_path: Path) -> None:
     """Sorted by path, with label, fold and exact probabilities; in any order of the tables."""
     made = content((7, 3))
-    found = pooled.read(dict(reversed(put(tmp_path, made).items())), LABELS)
+    found = pooling.read(dict(reversed(put(tmp_path, made).items())), LABELS)
     assert (found.classes, found.paths, found.seeds) == (CLASSES, tuple(sorted(LABELS)), (3, 7))
     for (seed, fold), rows in made.items():
         for path, label, _, *chances in rows:
@@ -61,7 +61,7 @@ def test_every_image_has_the_answer_of_its_fold(tmp_path: Path) -> None:
 def test_figures_of_one_seed_are_those_of_all_images(tmp_path: Path) -> None:
     """The same as of one test set of all images; the folds are counted one by one."""
     tables = put(tmp_path, made := content())
-    found = pooled.figures(answers := pooled.read(tables, LABELS))
+    found = pooling.figures(answers := pooling.read(tables, LABELS))
     expected = metrics.summary(answers.log_probs[0], answers.labels)
     assert [getattr(found, key) for key in asdict(expected)] == pytest.approx(astuple(expected), rel=1e-11)
     assert (found.accuracy, found.interval) == (expected.accuracy, expected.interval)
@@ -77,25 +77,25 @@ def test_figures_of_one_seed_are_those_of_all_images(tmp_path: Path) -> None:
 def test_more_seeds_give_no_narrower_interval(tmp_path: Path) -> None:
     """Figures are means over seeds, and the interval is that of the images, which are the same for every seed."""
     tables = put(tmp_path, content((1, 2, 3)))
-    answers = pooled.read(tables, LABELS)
-    found = pooled.figures(answers)
-    alone = [pooled.figures(one_seed(answers, k)) for k in range(3)]
+    answers = pooling.read(tables, LABELS)
+    found = pooling.figures(answers)
+    alone = [pooling.figures(one_seed(answers, k)) for k in range(3)]
     for key in ("accuracy", "balanced_accuracy", "macro_f1", "nll", "ece"):
         assert getattr(found, key) == pytest.approx(statistics.mean(getattr(one, key) for one in alone))
     assert found.interval == metrics.wilson(found.accuracy * 30, 30)
-    assert found.over_seeds == pooled.spread([one.accuracy for one in alone])
+    assert found.over_seeds == pooling.spread([one.accuracy for one in alone])
     assert found.over_folds.count == len(found.parts) == 9
     assert found.parts == tuple(part for one in alone for part in one.parts)
 
 
-def one_seed(answers: Pooled, k: int) -> Pooled:
+def one_seed(answers: FoldPredictions, k: int) -> FoldPredictions:
     return replace(answers, seeds=answers.seeds[k : k + 1], by_seed=answers.by_seed[[k]])
 
 
 def test_one_answer_per_image_is_from_the_mean_of_its_probabilities(tmp_path: Path) -> None:
     """The table has each image once, with its fold and the class with the highest mean probability."""
     made = content((1, 2))
-    header, rows = pooled.table(pooled.read(put(tmp_path, made), LABELS))
+    header, rows = pooling.table(pooling.read(put(tmp_path, made), LABELS))
     assert header == ("path", "fold", *HEADER[1:])
     assert [row[0] for row in rows] == sorted(LABELS)
     by_path = [{row[0]: row[3:] for fold in range(3) for row in made[seed, fold]} for seed in (1, 2)]
@@ -109,21 +109,23 @@ def test_several_seeds_answer_together() -> None:
     """Each seed has one image of two right and is unsure of the other: their mean probabilities have both right."""
     of_first = [[0.9, 0.1], [0.6, 0.4]]
     of_second = [[0.4, 0.6], [0.1, 0.9]]
-    found = pooled.figures(
-        Pooled(("a", "b"), ("1", "2"), np.array([0, 1]), np.array([0, 1]), (3, 4), np.array([of_first, of_second]))
+    found = pooling.figures(
+        FoldPredictions(
+            ("a", "b"), ("1", "2"), np.array([0, 1]), np.array([0, 1]), (3, 4), np.array([of_first, of_second])
+        )
     )
     assert (found.accuracy, found.accuracy_of_mean) == (0.5, 1.0)
 
 
 FIGURES_OF_MANY = """
 import numpy as np
-from pipeline.evaluation import pooled
+from pipeline.evaluation import pooling
 random = np.random.default_rng(0)
 for images in range(2, 300):
     answers = random.dirichlet([1.0] * 3, (2, images))
     labels = np.arange(images) % 3
-    found = pooled.Pooled(("a", "b", "c"), tuple(map(str, labels)), labels, labels % 2, (1, 2), answers)
-    print(pooled.figures(found), pooled.table(found))
+    found = pooling.FoldPredictions(("a", "b", "c"), tuple(map(str, labels)), labels, labels % 2, (1, 2), answers)
+    print(pooling.figures(found), pooling.table(found))
 """
 
 
@@ -144,7 +146,7 @@ def test_a_probability_of_0_keeps_the_log_likelihood_finite(tmp_path: Path) -> N
     """A model that is sure and wrong gets a bad figure, not an infinite one, which JSON does not have."""
     path, label = next(iter(LABELS.items()))
     tables = put(tmp_path, {(0, 0): [(path, label, "daisy", 0.0, 1.0, 0.0), *drawn(0, 0, 1)[1:]]})
-    assert 24 < pooled.figures(pooled.read(tables, LABELS)).nll < 27
+    assert 24 < pooling.figures(pooling.read(tables, LABELS)).nll < 27
 
 
 def test_an_image_is_tested_exactly_once_with_each_seed(tmp_path: Path) -> None:
@@ -152,15 +154,15 @@ def test_an_image_is_tested_exactly_once_with_each_seed(tmp_path: Path) -> None:
     twice = content()
     twice[0, 1].append(twice[0, 0][0])
     with refuses(("a, b/00.png", "differs")):
-        pooled.read(put(tmp_path, twice), LABELS)
+        pooling.read(put(tmp_path, twice), LABELS)
     never = content((4, 5))
     path = never[5, 2].pop(3)[0]
     with refuses((path, "missing")):
-        pooled.read(put(tmp_path, never), LABELS)
+        pooling.read(put(tmp_path, never), LABELS)
     other = content((4, 5))
     other[5, 0], other[5, 1] = other[5, 1], other[5, 0]
     with refuses(("a, b/00.png", "differs")):
-        pooled.read(put(tmp_path, other), LABELS)
+        pooling.read(put(tmp_path, other), LABELS)
 
 
 def test_tables_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
@@ -168,7 +170,7 @@ def test_tables_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     tables = put(tmp_path, content())
     files.write_csv(tables[0, 2], (*HEADER[:5], "p_rose"), drawn(0, 2, 3))
     with refuses((tables[0, 2], "differs")):
-        pooled.read(tables, LABELS)
+        pooling.read(tables, LABELS)
     tables = put(tmp_path, content())
     first, *others = LABELS
     for labels in (
@@ -177,7 +179,7 @@ def test_tables_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         {path: LABELS[path] for path in others},
     ):
         with refuses((tables[0, 0], "differs")):
-            pooled.read(tables, labels)
+            pooling.read(tables, labels)
 
 
 @pytest.mark.parametrize(
@@ -202,4 +204,4 @@ def test_a_damaged_table_is_named(tmp_path: Path, text: str | None) -> None:
         head = "" if text == "" or text.startswith("path") else tables[0, 0].read_text().splitlines()[0] + "\n"
         tables[0, 1].write_text(head + text)
     with refuses((tables[0, 1], "missing" if text is None else "damaged")):
-        pooled.read(tables, LABELS)
+        pooling.read(tables, LABELS)
