@@ -10,8 +10,8 @@ First the folder itself is checked. Every file that decides bytes must be commit
 compares their times, then every byte of them and of DVC's cache is read. dvc.lock must belong to the committed code,
 params and pins; otherwise it is stale. Then a temporary work copy of the commit runs the stages by force. It reads
 inputs from this folder's cache, takes nothing from the run cache, and writes to neither. Exit status: 0 if every output
-has the claimed hash, and every stage has this project's own command; 1 if not, or if verify could not run. Another
-command is named before it runs. A copy of a file, say, would have the claimed hash, and would show nothing.
+has the hash of dvc.lock, and every stage has this project's own command; 1 if not, or if verify could not run. Another
+command is named before it runs. A copy of a file, say, would have that hash, too, and would show nothing.
 
 In a clone in which nothing has run there is no dvc.lock. Then the recorded one of the demo is repeated, in
 results/demo/. Code may have changed since it was recorded: this is printed, and every output is compared all the same.
@@ -20,7 +20,7 @@ Your own photos and pretrained weights are in a commit only after `dvc add`. Wit
 not repeated.
 
 --elsewhere trains the committed params with several seeds in such copies, beginning with the committed one. If that
-seed gives the claimed bytes, it ends. Otherwise a one-sided t-test compares the test accuracies with those in
+seed gives the bytes of dvc.lock, it ends. Otherwise a one-sided t-test compares the test accuracies with those in
 metrics/seeds.json, which --record-seeds wrote. Exit status: 0 for the same bytes, and for no significant difference; 3
 if the accuracies are significantly lower; 1 if it could not run; 75 if it was stopped. Both options keep finished seeds
 in .dvc/tmp/reruns/seeds/, and continue interrupted ones.

@@ -18,7 +18,7 @@ def compare(claims: Claims, hashes: Hashes, stages: Iterable[str], copy: WorkCop
     """
     expected = outputs(claims, stages)
     width = max(map(len, expected))
-    print(f"\n{'output':{width}}  {'claimed':36}  {'got':36}")
+    print(f"\n{'output':{width}}  {'dvc.lock':36}  {'rerun':36}")
     for path, md5 in expected.items():
         actual = hashes.get(path, "none")
         print(f"{path:{width}}  {md5:36}  {actual:36}  {'same' if md5 == actual else 'differs'}")
@@ -57,7 +57,7 @@ def print_provenance(runs: Path, reruns: Path) -> None:
         digits = path.parent.name.rpartition("-")[2]
         expected = next((_flat(original) for original in sorted(runs.glob(f"*-{digits}/{path.name}"))), {})
         actual = _flat(path)
-        print(f"\n{'provenance':24}  {'claimed':{COLUMN}}  got")
+        print(f"\n{'provenance':24}  {'here':{COLUMN}}  rerun")
         for key in sorted(expected.keys() | actual.keys()):
             print(f"{key:24}  {expected.get(key, '?'):{COLUMN}}  {actual.get(key, '?')}")
 

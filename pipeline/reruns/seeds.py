@@ -1,8 +1,8 @@
 """Test accuracies of one recipe over seeds: their committed file, and a t-test of whether other ones are lower.
 
 The file has the params of the trainings and the hashes of their inputs. Figures of other params or of other data are
-refused. Code is not compared: a change that trains other models changes the accuracy of the claimed seed, too, and that
-one must be the committed one.
+refused. Code is not compared: a change that trains other models also changes the accuracy of the committed seed, which
+must be the committed one.
 """
 
 import math
@@ -23,7 +23,7 @@ STAGES = ("train", "evaluate")  # those whose outputs depend on the kind of proc
 FEWEST = 2  # seeds on each side: one has no variance
 LEVEL = 0.05  # the significance level, as in MLPerf
 POWER = 0.8  # the probability that the test finds the drop that it names
-RECORD = "perennial verify --record-seeds 5, where the claim comes from; then commit the file"
+RECORD = "perennial verify --record-seeds 5, on the machine of dvc.lock; then commit the file"
 
 
 @dataclass(frozen=True)
