@@ -22,6 +22,7 @@ from pipeline.data import packed
 from pipeline.evaluation import metrics
 from pipeline.stages import evaluate
 from tests.conftest import on_cpu, read_params, write_params
+from tests.helpers import starts
 from tests.helpers.evaluations import CLASSES, config_of, make, run
 from tests.helpers.refusals import refuses
 from tests.helpers.terminals import Screen
@@ -64,6 +65,17 @@ def test_the_number_of_processes_changes_no_byte(evaluated: Path, copy: Path, pr
     """With 2 and 3 processes, and for a model trained in bf16, all outputs are those of one process in fp32."""
     write_params(copy / "params.yaml", on_cpu(read_params(copy / "params.yaml"), train__precision="bf16"))
     done = run(copy, processes)
+    assert done.returncode == 0, done.stderr
+    for name in OUTPUTS:
+        assert files.sha256(copy / name) == files.sha256(evaluated / name), name
+
+
+def test_a_node_evaluates_alone(evaluated: Path, copy: Path) -> None:
+    """Also the second of two nodes, with the params of a training on both."""
+    lines = {"run__launcher": "spawn", "run__nodes": 2, "run__node_rank": 1, "run__processes": 2}
+    raw = on_cpu(read_params(copy / "params.yaml"), train__parallel="ddp", run__rendezvous="node0:29400", **lines)
+    write_params(copy / "params.yaml", raw)
+    done = starts.run([sys.executable, "-m", "pipeline", "evaluate"], ranks=1, cwd=copy)
     assert done.returncode == 0, done.stderr
     for name in OUTPUTS:
         assert files.sha256(copy / name) == files.sha256(evaluated / name), name

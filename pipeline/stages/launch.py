@@ -80,7 +80,8 @@ def check_apex(settings: Train) -> None:
 
 def on_this_node(run: Run) -> Run:
     """The same run on one node. An evaluation gives the same bytes for every number of processes."""
-    alone = {"nodes": 1, "processes": run.processes // run.nodes, "min_processes": 0, "rendezvous": "localhost:0"}
+    processes = run.processes // run.nodes
+    alone = {"nodes": 1, "node_rank": 0, "processes": processes, "min_processes": 0, "rendezvous": "localhost:0"}
     return run.model_copy(update=alone)
 
 
