@@ -146,7 +146,7 @@ def test_going_back_to_old_params_trains_nothing(real: Path) -> None:
     assert (real / "dvc.lock").read_bytes() == before
 
 
-@pytest.mark.slow("needs the pipeline on 735 photos; make test compares what dvc.yaml tracks")
+@pytest.mark.slow("needs the pipeline on real photos; make test compares what dvc.yaml tracks")
 def test_the_number_of_processes_is_tracked_unless_the_way_is_elastic(real: Path) -> None:
     """A change of run.processes is a change for DVC with ddp, and none with elastic."""
     params, statuses = (real / "params.yaml").read_bytes(), {}
