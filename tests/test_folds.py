@@ -258,6 +258,7 @@ def test_several_seeds_are_one_record(
         made[seed, fold] = with_split(tmp_path / f"{seed} {fold}", config, {})
         md5s = {"split": ("data/split.csv", f"s{fold}"), "train": ("models/model.safetensors", f"m{seed}{fold}"),
                 "evaluate": ("metrics/predictions.csv", f"p{seed}{fold}")}  # fmt: skip
+        (tmp_path / f"{seed} {fold}" / config.paths.images).mkdir(parents=True)
         stages = {stage: {"cmd": "", "outs": [{"path": out, "md5": md5}]} for stage, (out, md5) in md5s.items()}
         write_params(tmp_path / f"{seed} {fold}" / dvc_lock.LOCK, {"schema": "2.0", "stages": stages})
     of_first = [[0.9, 0.1], [0.1, 0.9], [0.8, 0.2], [0.05, 0.95]]  # the last one is a label error of the first seed

@@ -31,7 +31,7 @@ MOST_SHOWN = 5
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run was made of and by. An empty text: by a version that did not record it."""
+    """What a run was made of and by. An empty text: not recorded, or without a commit of Git."""
 
     __pydantic_config__ = schema.STRICT
 
@@ -91,9 +91,12 @@ def digest(images: Originals, workers: int) -> str:
 
 
 def find_origin(images: Originals, workers: int) -> Origin:
-    """The origin of what the project in the current folder has made of these images."""
-    changed = programs.output("git", "status", "--porcelain", "--", *CODE)
-    commit = programs.output("git", "rev-parse", "HEAD").strip()
+    """The origin of what the project in the current folder has made of these images.
+
+    The commit is empty where Git has none. The trainings of hours are not lost for it.
+    """
+    commit = programs.last_commit()
+    changed = commit and programs.output("git", "status", "--porcelain", "--", *CODE)
     return Origin(digest(images, workers), f"{commit}-dirty" if changed else commit)
 
 

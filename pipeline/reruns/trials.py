@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -106,8 +105,7 @@ def publish(experiment: str, folder: Path, config: Params) -> None:
     def git(*words: str) -> str:
         return programs.output("git", *words, environ=environ).strip()
 
-    head = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
-    commit = subprocess.run(head, capture_output=True, text=True, check=False).stdout.strip()
+    commit = programs.last_commit()
     if not commit or git("rev-parse", "--show-prefix"):
         return
     metric_files = [figures.path(config.paths.metrics, kind) for kind in figures.FILES]

@@ -60,9 +60,9 @@ def bring_images(config: Params, images: Path) -> str:
         with files.atomic_folder(images) as folder:
             torchvision_sets.write(data.source, folder, Path(config.paths.archives), config.run.decoding_threads)
         return data.source
-    drawn = data.synthetic
+    flowers = data.synthetic
     with files.atomic_folder(images) as folder:
-        synthetic.draw(folder, drawn.count, drawn.size, 0, config.run.decoding_threads)
+        synthetic.draw(folder, flowers.count, flowers.size, 0, config.run.decoding_threads)
     return "synthetic flowers"
 
 

@@ -16,7 +16,7 @@ from pipeline.versioning import dvc_lock, integrity
 STOPPED_NOTE = "PERENNIAL_STOPPED_NOTE"  # the variable with the path of a launcher's note file: see `run_stage`
 
 
-def checked() -> Params:
+def load_params() -> Params:
     """The params of this folder. Raises UserError if they cannot run on this machine."""
     config = params.load()
     if faults := validity.faults(config, machine.read()):
@@ -38,13 +38,13 @@ def removed_outputs(name: str) -> list[Fault]:
     if integrity.UNDER_DVC not in os.environ or not dvc_lock.LOCK.is_file():
         return []
     outputs = dvc_lock.read().get(name, {}).get("outs", {})
-    removed = [path for path in outputs if not Path(path).exists()]
-    if not removed:
+    paths = [path for path in outputs if not Path(path).exists()]
+    if not paths:
         return []
-    listed = subprocess.run(["git", "ls-files", "--", *removed], capture_output=True, text=True, check=False).stdout
-    in_git = f"; git checkout {' '.join(listed.split())}" if listed else ""
+    tracked = subprocess.run(["git", "ls-files", "--", *paths], capture_output=True, text=True, check=False).stdout
+    in_git = f"; git checkout {' '.join(tracked.split())}" if tracked else ""
     remedy = f"to get them back: dvc checkout{in_git}"
-    return [Fault(", ".join(removed), "removed by DVC before this stage", "missing", remedy=remedy)]
+    return [Fault(", ".join(paths), "removed by DVC before this stage", "missing", remedy=remedy)]
 
 
 def run_stage(name: str, work: Callable[[Params], None]) -> int:
@@ -60,7 +60,7 @@ def run_stage(name: str, work: Callable[[Params], None]) -> int:
     def run() -> int:
         try:
             try:
-                config = checked()
+                config = load_params()
             except UserError as error:
                 raise UserError(*removed_outputs(name), *error.faults) from None  # of many, the first are shown
             if not note:  # for the processes of a launcher, the launcher has checked this

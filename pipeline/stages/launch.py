@@ -34,16 +34,16 @@ def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
         tempfile.TemporaryDirectory(prefix="launch-", dir=place, ignore_cleanup_errors=True) as folder,
         locks.hold(Path(folder), "waits for its processes here"),  # perennial clean-runs leaves it alone
     ):
-        stopped, ended = Path(folder) / "stopped", Path(folder) / "ended"
+        stop_note, end_notes = Path(folder) / "stopped", Path(folder) / "ended"
         for restart in range(run.max_restarts + 1):
-            os.environ |= {frame.STOPPED_NOTE: str(stopped), ENDED_NOTE: str(ended)}
+            os.environ |= {frame.STOPPED_NOTE: str(stop_note), ENDED_NOTE: str(end_notes)}
             for note in Path(folder).glob("ended*"):
                 note.unlink()
             try:
                 LAUNCHERS[run.launcher](command, run)
             except UserError as failure:
                 # A process that is asked to stop while it starts has nothing to save, and so leaves no note.
-                if not stopped.exists() and (
+                if not stop_note.exists() and (
                     SIGNAL_TIMES or restart == run.max_restarts or isinstance(failure, NodeLost)
                 ):
                     raise
@@ -52,11 +52,11 @@ def with_restarts(command: Sequence[str], run: Run, runs: Path) -> None:
                 break
             finally:
                 del os.environ[frame.STOPPED_NOTE], os.environ[ENDED_NOTE]
-            if stopped.exists():
+            if stop_note.exists():
                 break
             print(f"launch: restart {restart + 1} of {run.max_restarts}", file=sys.stderr)
-        if stopped.exists():
-            raise Stopped(stopped.read_text())
+        if stop_note.exists():
+            raise Stopped(stop_note.read_text())
 
 
 def set_variables(settings: Train, arithmetic: Arithmetic) -> None:

@@ -46,7 +46,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     microbatches = microbatch_count(settings, world)
     totals = Totals.zero(world.device, microbatches)
     progress = resume(job, learner, totals)
-    first_step, saved = progress.step, time.monotonic()
+    first_step, save_time = progress.step, time.monotonic()
     parallel_model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, microbatches)
     batches = loop.Lookahead(train_batches(job.dataset, settings, parallel_model.share, first_step))
     learning_rates = schedule.learning_rates(settings, rows)
@@ -75,11 +75,11 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
             if epoch > 0:
                 predictions = end_epoch(job, learner, totals, progress, learning_rate)
                 display.epoch(progress.history[-1], predictions)
-            late = time.monotonic() - saved >= schedule.checkpoint_age(run, epoch > 0)
-            ended = progress.step == len(learning_rates) or (epoch > 0 and ended_early())
-            if ended or (due and distributed.broadcast_flag(late, world.device)):
+            late = time.monotonic() - save_time >= schedule.checkpoint_age(run, epoch > 0)
+            is_over = progress.step == len(learning_rates) or (epoch > 0 and ended_early())
+            if is_over or (due and distributed.broadcast_flag(late, world.device)):
                 save_checkpoint(job, learner, totals, progress)
-                saved = time.monotonic()
+                save_time = time.monotonic()
         if progress.step < len(learning_rates) and not ended_early():
             check_losses_finite(totals, settings)
             save_checkpoint(job, learner, totals, progress)
@@ -94,16 +94,16 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     return final, progress, progress.step - first_step
 
 
-def until(ended: Callable[[], bool], batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches, until `ended` is true. It is asked before each batch is made."""
+def until(is_over: Callable[[], bool], batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches, until `is_over` is true. It is asked before each batch is made."""
     iterator = iter(batches)
-    while not ended() and (batch := next(iterator, None)) is not None:
+    while not is_over() and (batch := next(iterator, None)) is not None:
         yield batch
 
 
 def run(config: Params) -> None:
     """Run one process of the training."""
-    started, settings, timeout = time.monotonic(), config.train, config.run.timeout_seconds
+    start, settings, timeout = time.monotonic(), config.train, config.run.timeout_seconds
     determinism.make_deterministic(settings.threads, settings.deterministic)
     world = World.from_env(os.environ, settings.device)
     meeting = rendezvous.connect_store(world, timeout)
@@ -119,12 +119,12 @@ def run(config: Params) -> None:
             for note in notes(settings, data.counts("train")):
                 print(f"train: {note}", file=sys.stderr)
         job = Job(config, open_dataset(config, data, world), world, store, this_run)
-        weights, progress, taken = train(job)
+        weights, progress, steps = train(job)
         if world.is_main:
             if note := early_stop_note(settings, progress.history):
                 print(f"train: {note}", file=sys.stderr)
             results.write(config, data.classes, weights, progress)
-            this_run.finish(config, world, started, taken * settings.batch_size)
+            this_run.finish(config, world, start, steps * settings.batch_size)
             print(f"train: {results.summary(config, progress)}", file=sys.stderr)
 
 

@@ -55,14 +55,14 @@ def repair() -> list[str]:
     While another DVC works here, nothing is changed: it may be writing these files.
     """
     fault = _rwlock_fault()
-    cut = dvc_lock.is_cut()
-    if not (fault or cut) or works(Path.cwd()):
+    is_cut = dvc_lock.is_cut()
+    if not (fault or is_cut) or works(Path.cwd()):
         return []
     messages = []
     if fault:
         RWLOCK.unlink(missing_ok=True)
         messages.append(f"{RWLOCK} {fault}, and no DVC is running here: removed")
-    if cut:
+    if is_cut:
         messages.append(f"{dvc_lock.LOCK} was cut by a killed DVC: {dvc_lock.restore()}")
     return messages
 

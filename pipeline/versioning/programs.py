@@ -46,3 +46,9 @@ def output(*command: str, cwd: Path | None = None, environ: dict[str, str] | Non
 def dvc(*arguments: str, cwd: Path | None = None, environ: dict[str, str] | None = None, remedy: str = "") -> str:
     """The standard output of DVC. Raises UserError as `output` does."""
     return output(sys.executable, "-m", "dvc", *arguments, cwd=cwd, environ=environ, remedy=remedy)
+
+
+def last_commit() -> str:
+    """The hash of the last commit of Git. Empty where there is none."""
+    command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -88,10 +88,10 @@ class Sieve:
             self.show_ordinary()
             remedy = f"correct what DVC names above, {again}"
             line = str(Fault("dvc repro", f"exit status {status}", "failed", remedy=remedy))
-        elif (ended := ENDED.search(str(self.cause))) and (code := int(ended[1])) < 0:
+        elif (match := ENDED.search(str(self.cause))) and (code := int(match[1])) < 0:
             name, remedy = signal.Signals(-code).name, f"if nobody did this, {UNKNOWN}; {again}"
             line = str(Fault(self.stage, f"ended by {name}", "failed", remedy=remedy))
-        elif ended and code not in TOLD:
+        elif match and code not in TOLD:
             line = str(Fault(self.stage, f"exit status {code}", "failed", remedy=f"see above; {again}"))
         else:
             return
