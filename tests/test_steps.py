@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.engine import loop
+from pipeline.engine import choices, loop
 from pipeline.engine.choices import LOSSES, OPTIMIZERS, PARALLELS, PRECISIONS
 from pipeline.engine.ema import Ema
 from pipeline.engine.loop import Batch, Learner, Totals
@@ -134,3 +134,19 @@ def test_the_scheduled_rate_is_what_the_optimizer_uses() -> None:
     (begun, once), _ = weights_after_each_step([0.125])
     (_, twice), _ = weights_after_each_step([0.25])
     torch.testing.assert_close(twice - begun, 2 * (once - begun))
+
+
+def test_a_first_step_that_overflows_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the fused kernel of a GPU, too: the momentum of the next step is that of its own gradient alone."""
+    moved = {}
+    for fused in (None, True):
+        monkeypatch.setattr(choices, "_on_gpu", lambda _, fused=fused: fused)
+        weight = nn.Parameter(torch.ones(3))
+        optimizer, scaler = OPTIMIZERS["sgd"]([{"params": [weight]}], 0.1, 0.9, False), torch.amp.GradScaler("cpu")
+        for gradient in (torch.inf, 1.0, 1.0):
+            weight.grad = torch.full((3,), gradient) * scaler.scale(torch.ones(()))
+            scaler.step(optimizer)
+            scaler.update()
+        moved[fused] = weight.tolist()
+    assert moved[True] == pytest.approx(moved[None])
+    assert moved[True] == pytest.approx([1 - 0.1 - 0.19] * 3)

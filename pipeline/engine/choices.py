@@ -67,6 +67,15 @@ def _on_gpu(groups: Groups) -> bool | None:
     return True if groups[0]["params"][0].device.type == "cuda" else None
 
 
+def _sgd(groups: Groups, lr: float, momentum: float, nesterov: bool) -> Optimizer:
+    """torch's SGD. GradScaler skips a step with an overflow before it, as for any other optimizer."""
+    optimizer = SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=_on_gpu(groups))
+    # A fused SGD says that its kernel itself skips such a step. If that is the first step, torch 2.11 keeps a momentum
+    # that the kernel has not written.
+    vars(optimizer)["_step_supports_amp_scaling"] = False
+    return optimizer
+
+
 def _fused_option(groups: Groups) -> bool | None:
     """The option `fused` of Adam, one operator per parameter: true on the CPU; on a GPU torch decides.
 
@@ -77,9 +86,7 @@ def _fused_option(groups: Groups) -> bool | None:
 
 # name → (parameter groups, lr, momentum, nesterov) → optimizer. The schedule sets the lr of every step.
 OPTIMIZERS: dict[str, Callable[[Groups, float, float, bool], Optimizer]] = {
-    "sgd": lambda groups, lr, momentum, nesterov: SGD(
-        groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=_on_gpu(groups)
-    ),
+    "sgd": _sgd,
     "adam": lambda groups, lr, momentum, nesterov: Adam(groups, lr=lr, fused=_fused_option(groups)),
     "adamw": lambda groups, lr, momentum, nesterov: AdamW(groups, lr=lr, fused=_fused_option(groups)),
     "fused_sgd": lambda groups, lr, momentum, nesterov: _apex().fused_sgd(groups, lr, momentum, nesterov),
