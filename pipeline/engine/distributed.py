@@ -157,7 +157,8 @@ def gather_in_order(tensors: list[Tensor], indices: list[int], count: int) -> li
     """
     # One copy from the device for all tensors.
     on_host = torch.cat(tensors).to("cpu").split([len(tensor) for tensor in tensors]) if tensors else ()
-    by_index = dict(zip(indices, on_host, strict=True))
+    # Cloned: pickle would write the memory of all tensors for each of them.
+    by_index = {index: tensor.clone() for index, tensor in zip(indices, on_host, strict=True)}
     for tensors_of_process in all_gather_object(by_index):
         by_index |= tensors_of_process
     return [by_index[index] for index in range(count)]

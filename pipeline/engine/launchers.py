@@ -90,7 +90,8 @@ def spawn(command: Sequence[str], run: Run) -> None:
             shared = {"WORLD_SIZE": str(run.processes), "LOCAL_WORLD_SIZE": str(per_node), **address}
             arguments = (ranks.start, command, shared)
             context = mp.start_processes(_run_module, arguments, nprocs=per_node, join=False, start_method="spawn")
-            pids |= zip((_process_name(rank, run) for rank in ranks), context.pids(), strict=True)
+            # The watchdog's thread reads it, so it is changed in one operation.
+            pids.update(dict(zip([_process_name(rank, run) for rank in ranks], context.pids(), strict=True)))
             while not context.join():
                 pass
     except mp.ProcessExitedException as error:
