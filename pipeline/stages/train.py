@@ -27,6 +27,7 @@ from pipeline.training import monitor, results, schedule
 from pipeline.training.checks import check_losses_finite, explain_torch_errors
 from pipeline.training.job import Job, check_inputs, open_dataset
 from pipeline.training.notes import early_stop_note, notes, training_facts
+from pipeline.training.readout import Readout
 from pipeline.training.resume import resume, save_checkpoint
 from pipeline.training.state import Progress, export_weights, make_learner, microbatch_count
 from pipeline.training.validation import end_epoch
@@ -46,7 +47,8 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
     microbatches = microbatch_count(settings, world)
     totals = Totals.zero(world.device, microbatches)
     progress = resume(job, learner, totals)
-    first_step, save_time = progress.step, time.monotonic()
+    first_step, save_step, save_time = progress.step, progress.step, time.monotonic()
+    readout = Readout(world)
     parallel_model = PARALLELS[settings.parallel](learner.model, world, settings.deterministic, microbatches)
     batches = loop.Lookahead(train_batches(job.dataset, settings, parallel_model.share, first_step))
     learning_rates = schedule.learning_rates(settings, rows)
@@ -64,24 +66,24 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
         steps = loop.train(learner, parallel_model, remaining, learning_rates, totals, batches.begin)
         for batch in steps:
             progress.step = batch.step + 1
-            learning_rate = learning_rates[batch.step]
             epoch = schedule.finished_epoch(progress.step, rows, settings.batch_size)
             due = epoch > 0 or progress.step % run.log_steps == 0
             if batch.step == first_step:
                 display.images(batch)
-            if due:
-                check_losses_finite(totals, settings)
-            display.step(batch, learning_rate, totals, due)
+            display.step()
+            is_late = time.monotonic() - save_time >= schedule.checkpoint_age(run, epoch > 0)
+            readings = readout.read(progress.step, totals, is_late, epoch > 0) if due else []
+            for reading in readings:
+                check_losses_finite(reading.broken_step, settings)
+                display.reading(reading, learning_rates[reading.step - 1])
             if epoch > 0:
-                predictions = end_epoch(job, learner, totals, progress, learning_rate)
+                predictions = end_epoch(job, learner, totals, progress, learning_rates[batch.step])
                 display.epoch(progress.history[-1], predictions)
-            late = time.monotonic() - save_time >= schedule.checkpoint_age(run, epoch > 0)
             is_over = progress.step == len(learning_rates) or (epoch > 0 and ended_early())
-            if is_over or (due and distributed.broadcast_flag(late, world.device)):
+            if is_over or any(reading.is_late and reading.step > save_step for reading in readings):
                 save_checkpoint(job, learner, totals, progress)
-                save_time = time.monotonic()
+                save_time, save_step = time.monotonic(), progress.step
         if progress.step < len(learning_rates) and not ended_early():
-            check_losses_finite(totals, settings)
             save_checkpoint(job, learner, totals, progress)
             reason = stop.reason
             stop.finish()

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import resolution
 from pipeline.config.params import Train
-from pipeline.engine import determinism, distributed
-from pipeline.engine.loop import Totals
+from pipeline.engine import determinism
 
 
 @contextmanager
@@ -41,13 +40,13 @@ def explain_torch_errors(settings: Train) -> Iterator[None]:
         raise
 
 
-def check_losses_finite(totals: Totals, settings: Train) -> None:
-    """Raise UserError if a loss was not finite. Reads one number back from the device.
+def check_losses_finite(broken_step: int, settings: Train) -> None:
+    """Raise UserError for the first step with a loss that is not finite, over all processes. -1: there is none.
 
-    All processes call this, and all raise: otherwise the others would wait for one that has ended.
+    All processes call this with the same step, and all raise: otherwise the others would wait for one that has ended.
     """
-    if (step := int(distributed.all_reduce_max(totals.broken_step.clone()))) >= 0:
-        raise loss_error(f"the loss of step {step}", settings)
+    if broken_step >= 0:
+        raise loss_error(f"the loss of step {broken_step}", settings)
 
 
 def loss_error(loss: str, settings: Train) -> UserError:

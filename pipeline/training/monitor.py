@@ -15,9 +15,10 @@ from torchvision.utils import make_grid
 from tqdm import tqdm
 
 from pipeline.config import identity, params
-from pipeline.engine.loop import Batch, Totals
+from pipeline.engine.loop import Batch
 from pipeline.loader import augment
 from pipeline.training.job import Job
+from pipeline.training.readout import Reading
 
 with warnings.catch_warnings():  # its import touches interfaces that its dependencies deprecate
     warnings.simplefilter("ignore")
@@ -53,6 +54,7 @@ class Monitor:
         self._bar = tqdm(initial=first_step, total=steps, unit="step", desc=title, disable=disable)
         self._is_main, self._job = is_main, job
         self._drawn = -math.inf  # the time of the last picture
+        self._pending_picture: tuple[int, Tensor] | None = None  # step and predictions that no picture shows yet
         self._previous_sums, self._step, self._time = [0.0, 0.0, 0.0], first_step, time.perf_counter()
         if is_main:
             self._write_constants(first_step)
@@ -76,39 +78,37 @@ class Monitor:
             grid = make_grid((images * std + mean).clamp(0, 1), nrow=GRID_COLUMNS)
             self._writer.add_image("crops", grid, batch.step)
 
-    def step(self, batch: Batch, learning_rate: float, totals: Totals, due: bool) -> None:
-        """Advance the bar. If `due`, wait for the device, read the totals from it, and write them."""
+    def step(self) -> None:
+        """Advance the bar."""
         self._bar.update()
-        if not due or not self._is_main:
+
+    def reading(self, reading: Reading, learning_rate: float) -> None:
+        """Write values of the training, at the step that they belong to. The learning rate is that step's."""
+        if not self._is_main:
             return
-        sums, now = totals.sums.to("cpu").sum(0).tolist(), time.perf_counter()
+        sums, now = [reading.loss, reading.correct, reading.images], time.perf_counter()
         loss, correct, images = (new - old for new, old in zip(sums, self._previous_sums, strict=True))
-        rate = (batch.step + 1 - self._step) * self._job.config.train.batch_size / (now - self._time)
-        self._previous_sums, self._step, self._time = sums, batch.step + 1, now
-        memory = torch.cuda.max_memory_allocated() if batch.images.is_cuda else 0
+        rate = (reading.step - self._step) * self._job.config.train.batch_size / (now - self._time)
+        self._previous_sums, self._step, self._time = sums, reading.step, now
         for tag, value in (
             ("loss/train", loss / images),
             ("accuracy/train", correct / images),
             ("learning_rate", learning_rate),
             ("images_per_second", rate),
-            ("gpu_memory", memory),
+            ("gpu_memory", torch.cuda.max_memory_allocated() if self._job.world.device.type == "cuda" else 0),
         ):
-            self._writer.add_scalar(tag, value, batch.step + 1)
+            self._writer.add_scalar(tag, value, reading.step)
         self._bar.set_postfix_str(f"loss {loss / images:.3f}, {rate:,.0f} images/s")
 
     def epoch(self, row: Mapping[str, float], predictions: Tensor) -> None:
         """Show one row of history.csv, and the predicted class of each validation image. Totals start at zero again."""
         if self._is_main:
-            step, data = int(row["step"]), self._job.dataset.packed
+            step = int(row["step"])
             self._writer.add_scalar("accuracy/val", row["val_accuracy"], step)
             self._writer.add_scalar("loss/val", row["val_loss"], step)
-            is_last = int(row["epoch"]) == self._job.config.train.epochs
-            if is_last or time.monotonic() - self._drawn >= PICTURE_SECONDS:  # the device waits while it is drawn
-                counts = np.zeros((len(data.classes),) * 2, np.int64)
-                np.add.at(counts, (data.labels[data.rows("val")], predictions.numpy()), 1)
-                shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)  # white: all images of a class (row)
-                self._writer.add_image("confusion/val", shares, step, dataformats="HW")
-                self._drawn = time.monotonic()
+            self._pending_picture = (step, predictions)
+            if time.monotonic() - self._drawn >= PICTURE_SECONDS:  # the device waits while it is drawn
+                self._draw()
             tqdm.write(
                 f"epoch {row['epoch']}/{self._job.config.train.epochs}: loss {row['train_loss']:.4f}, "
                 f"validation loss {row['val_loss']:.4f}, validation accuracy {row['val_accuracy']:.4f}",
@@ -117,9 +117,21 @@ class Monitor:
             self._bar.set_description(_title(self._job, int(row["epoch"]) + 1), refresh=False)
         self._previous_sums, self._time = [0.0, 0.0, 0.0], time.perf_counter()
 
+    def _draw(self) -> None:
+        """Write the confusion matrix of the last validation as a picture, once."""
+        if self._pending_picture is None:
+            return
+        (step, predictions), data = self._pending_picture, self._job.dataset.packed
+        counts = np.zeros((len(data.classes),) * 2, np.int64)
+        np.add.at(counts, (data.labels[data.rows("val")], predictions.numpy()), 1)
+        shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)  # white: all images of a class (row)
+        self._writer.add_image("confusion/val", shares, step, dataformats="HW")
+        self._pending_picture, self._drawn = None, time.monotonic()
+
     def finish(self, row: Mapping[str, float]) -> None:
         """Write the figures of the exported epoch beside the hparams."""
         if self._is_main:
+            self._draw()
             for name in ("val_accuracy", "val_loss"):
                 self._writer.add_scalar(f"exported/{name}", row[name], int(row["step"]))
             self._writer.file_writer.add_summary(self._session[2])  # the session's end

@@ -13,6 +13,7 @@ from pipeline.engine import agreement, distributed
 from pipeline.engine.loop import Learner, Totals
 from pipeline.loader import sampler
 from pipeline.training import checkpoint, provenance
+from pipeline.training.checks import check_losses_finite
 from pipeline.training.job import Job
 from pipeline.training.state import Progress
 
@@ -33,7 +34,11 @@ class Content:
 
 
 def save_checkpoint(job: Job, learner: Learner, totals: Totals, progress: Progress) -> None:
-    """Save the working checkpoint. All processes call this, because their totals are added; rank 0 writes the file."""
+    """Save the working checkpoint. All processes call this, because their totals are added; rank 0 writes the file.
+
+    Raises UserError if a loss was not finite: nobody could go on from there.
+    """
+    check_losses_finite(int(distributed.all_reduce_max(totals.broken_step.clone())), job.config.train)
     sums = distributed.all_reduce_sum(totals.sums.clone())
     if not job.world.is_main:
         return

@@ -10,6 +10,7 @@ from pipeline.engine import distributed
 from pipeline.engine.loop import Totals
 from pipeline.engine.world import World
 from pipeline.training import checks
+from pipeline.training.readout import Readout
 from tests.helpers.refusals import refuses
 
 
@@ -17,11 +18,15 @@ def main() -> None:
     world, settings = World.from_env(os.environ, "cpu"), params.load().train
     with distributed.join(world, 60):
         totals = Totals.zero(world.device, 2)
-        checks.check_losses_finite(totals, settings)
+        readout = Readout(world, is_delayed=False)
+        (reading,) = readout.read(1, totals, is_late=not world.is_main, at_once=False)
+        assert (reading.broken_step, reading.is_late) == (-1, False)  # rank 0 alone asks for a checkpoint
         if not world.is_main:
             totals.broken_step.fill_(7)
         with refuses(("train.lr", "value")) as error:
-            checks.check_losses_finite(totals, settings)
+            (reading,) = readout.read(8, totals, is_late=world.is_main, at_once=False)
+            assert reading.is_late
+            checks.check_losses_finite(reading.broken_step, settings)
         assert "step 7 " in error.value.faults[0].reason
 
 

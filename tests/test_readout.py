@@ -1,0 +1,94 @@
+"""What the host reads from the device during a training, and when."""
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.distributed import HashStore
+
+from pipeline.config import params
+from pipeline.engine.loop import Totals
+from pipeline.loader.storage import Dataset
+from pipeline.stages import train
+from pipeline.training import state
+from pipeline.training.job import Job, check_inputs, open_dataset
+from pipeline.training.monitor import Monitor
+from pipeline.training.readout import Readout
+from pipeline.training.resume import save_checkpoint
+from pipeline.training.runs import Run
+from tests.conftest import on_cpu, read_params
+from tests.helpers.reads import Reads
+from tests.helpers.refusals import refuses
+from tests.helpers.trainings import ALONE, small_world
+
+
+def test_delayed_values_are_those_of_their_step() -> None:
+    """They come with the next step that is due, and the end of an epoch brings all. Later sums do not change them."""
+    readout, totals, read = Readout(ALONE, is_delayed=True), Totals.zero(ALONE.device, 2), []
+    for step, at_once in ((2, False), (4, False), (5, True), (7, False)):
+        totals.sums.add_(torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]]))
+        if step == 5:
+            totals.broken_step.fill_(4)
+        read.append(
+            [
+                (one.step, one.loss, one.correct, one.images, one.broken_step, one.is_late)
+                for one in readout.read(step, totals, is_late=step == 4, at_once=at_once)
+            ]
+        )
+    assert read == [
+        [],
+        [(2, 11, 22, 33, -1, False)],
+        [(4, 22, 44, 66, -1, True), (5, 33, 66, 99, 4, False)],
+        [],
+    ]
+
+
+def train_here(folder: Path, monkeypatch: pytest.MonkeyPatch, is_delayed: bool) -> tuple[list[int], list[Any]]:
+    """Train in this process. Returns the reads until the end of each step, those after the last, and the losses."""
+    small_world(folder, train__batch_size=4, run__log_steps=2, run__checkpoint_seconds=3600)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(train, "Readout", partial(Readout, is_delayed=is_delayed))
+    config = params.load()
+    data, run = check_inputs(config, ALONE, {})
+    run.begin()
+    job, reads = Job(config, open_dataset(config, data, ALONE), ALONE, HashStore(), run), Reads()
+    of_steps: list[int] = []
+
+    def end_step(_: Monitor) -> None:
+        if not of_steps:
+            stack.enter_context(reads)  # not earlier: then the weights go to the device
+        of_steps.append(reads.taken())
+
+    monkeypatch.setattr(Monitor, "step", end_step)
+    with ExitStack() as stack:
+        train.train(job)
+    events = EventAccumulator(str(run.board)).Reload()
+    return [*of_steps, reads.taken()], [(one.step, one.value) for one in events.Scalars("loss/train")]
+
+
+def test_a_step_within_an_epoch_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a read is a wait. An epoch's end has two: its sums, and the logits of the validation.
+
+    With delayed values TensorBoard shows the same figures at the same steps.
+    """
+    _, at_once = train_here(tmp_path / "at once", monkeypatch, is_delayed=False)
+    reads, delayed = train_here(tmp_path / "delayed", monkeypatch, is_delayed=True)
+    assert delayed == at_once
+    of_epoch = len(reads) // 2
+    assert reads[1:of_epoch] + reads[of_epoch + 1 : -1] == [0] * (len(reads) - 3)
+    assert reads[of_epoch] == 2
+
+
+def test_a_state_after_a_broken_loss_is_not_saved(tmp_path: Path) -> None:
+    """Nobody could go on from it. Delayed values do not show it yet when a checkpoint is due."""
+    config = params.parse(on_cpu(read_params()))
+    job = Job(config, cast(Dataset, None), ALONE, HashStore(), Run(tmp_path, ""))
+    learner, totals = state.make_learner(config, {"a": 1, "b": 1}, ALONE), Totals.zero(ALONE.device, 1)
+    totals.broken_step.fill_(3)
+    with refuses(("train.lr", "value")):
+        save_checkpoint(job, learner, totals, state.Progress(step=4))
+    assert list(tmp_path.iterdir()) == []
