@@ -43,6 +43,7 @@ def strike(folder: Path, target: str, number: signal.Signals, epoch: int = 3) ->
     """Start a run, wait for an epoch, and send a signal. The launcher's exit status, after all processes have ended."""
     launcher = start(folder)
     wait_for_epoch(launcher, folder, epoch)
+    wait_for(lambda: list(folder.glob("runs/*/checkpoint.pt")), "no checkpoint")  # the line comes before it
     if target == "group":
         os.killpg(launcher.pid, number)
     elif target == "launcher":
