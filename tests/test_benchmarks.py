@@ -102,7 +102,7 @@ def test_the_trainings_of_the_portable_benchmark_run(tmp_path: Path, monkeypatch
 
 @pytest.mark.slow("three starts with a training; make test has the commands of its parts, and a benchmark")
 def test_the_gpu_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    """Stopped by --seconds it names the part; started again it runs only what is missing."""
+    """Stopped by --minutes it names the part; started again it runs only what is missing."""
     asked = ("--device", "cpu", "--only", "steps")
     stopped = run("gpu", *asked, "--minutes", "0", OUT=str(tmp_path))
     assert stopped.returncode == 75

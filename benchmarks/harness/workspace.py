@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 from ruamel.yaml import YAML
 
+from benchmarks.harness import measuring
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.data import corrections, synthetic
@@ -100,14 +101,23 @@ def create_prepared(folder: Path, *params: Changes, store: Path | None = None) -
 
 
 def prepare(folder: Path, store: Path | None = None) -> None:
-    """Run the stages before training. The outputs of those in READ come from `store` if it has them, or go there."""
+    """Run the stages before training. The outputs of those in READ come from `store` if it has them, or go there.
+
+    It has them if the same code and the same versions of the libraries made them with the same params.
+    """
     raw = YAML(typ="safe", pure=True).load(folder / "params.yaml")
     raw["data"]["url"] = ""  # data.sha256 says which archive
     for stage in STAGES[: STAGES.index("train")]:
         if store is None or stage not in READ:
             run_checked(folder, sys.executable, "-m", "pipeline", stage)
             continue
-        settings = json.dumps([stage, *(raw[section] for section in READ[stage])], sort_keys=True)
+        decisive = [
+            stage,
+            measuring.code(),
+            measuring.machine()["versions"],
+            *(raw[section] for section in READ[stage]),
+        ]
+        settings = json.dumps(decisive, sort_keys=True)
         kept = store / hashlib.sha256(settings.encode()).hexdigest()[:16]
         if not kept.is_dir():
             run_checked(folder, sys.executable, "-m", "pipeline", stage)

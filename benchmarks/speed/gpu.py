@@ -6,9 +6,10 @@
 
 It needs no network, and a Python with torch, torchvision, numpy, numba, scipy, pytest, hypothesis, psutil, requests,
 tensorboard and timm. Photos come from an archive; what the stages before training make of them is kept in
-FOLDER.store, for all parts. After --minutes it stops with exit status 75. Called again with the same FOLDER it
-continues after the last row; on another machine with the same kind of GPU, copy the files of FOLDER first. The variable
-OUT may name the folder, and COMMIT the commit where there is no Git.
+FOLDER.store, for all parts but `loader`, which measures it. `ways` writes its rows when all its turns are over. After
+--minutes it stops with exit status 75. Called again with the same FOLDER it continues after the last row; on another
+machine with the same kind of GPU, copy the files of FOLDER first. The variable OUT may name the folder, and COMMIT the
+commit where there is no Git.
 
 This module imports the standard library alone: other packages may be in the folder.
 """
@@ -77,7 +78,10 @@ def missing(names: tuple[str, ...]) -> list[str]:
 def write_packages(folder: Path) -> int:
     """Install the locked versions of CARRIED, for the Python 3.12 of the image, into a folder; pip's exit status."""
     lock, names = Path("requirements/lock.txt").read_text(), {re.sub("[._]", "-", name) for name in CARRIED}
-    entries = [entry for entry in re.split(r"\n(?=\S)", lock) if entry.partition("==")[0] in names]
+    entries = {name: entry for entry in re.split(r"\n(?=\S)", lock) if (name := entry.partition("==")[0]) in names}
+    if unlocked := sorted(names - entries.keys()):
+        print(f"gpu: not in requirements/lock.txt: {', '.join(unlocked)}; correct CARRIED")
+        return 1
     pip = [
         "install",
         "--quiet",
@@ -89,7 +93,7 @@ def write_packages(folder: Path) -> int:
         "--only-binary=:all:",
     ]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
-        requirements.write("\n".join(entries))
+        requirements.write("\n".join(entries.values()))
         requirements.flush()
         choice = ["--python-version", "3.12", "--require-hashes", "--requirement", requirements.name]
         return subprocess.run([sys.executable, "-m", "pip", *pip, *choice], check=False).returncode
@@ -128,8 +132,13 @@ def main() -> int:
     if options.packages:
         options.packages = options.packages.resolve()
         sys.path.insert(0, str(options.packages))
-    if lacking := missing((*CARRIED, *EXPECTED)):
-        print(f"gpu: not installed: {', '.join(lacking)}; see --write-packages and --packages")
+    if lacking := missing(CARRIED):
+        print(
+            f"gpu: not installed: {', '.join(lacking)}; write them with --write-packages, then name them by --packages"
+        )
+        return 1
+    if lacking := missing(EXPECTED):
+        print(f"gpu: this Python has no {', '.join(lacking)}; install them: pip install {' '.join(lacking)}")
         return 1
     path = os.pathsep.join(filter(None, [str(options.packages or ""), os.environ.get("PYTHONPATH", "")]))
     # No plugins of this machine: their warnings would be errors here.

@@ -110,7 +110,7 @@ def measure(name: str, options: argparse.Namespace, cases: Mapping[str, Case], *
             raise UserError(Fault("--device", options.device, "machine", reason, "cuda with a GPU, or cpu"))
         wanted = report.missing(possible)
         if wanted:
-            workspace.prepare(base / "copy")
+            workspace.prepare(base / "copy", options.store)
         epochs: dict[str, list[float]] = {title: [] for title in wanted}
         for title in wanted * preset.turns:
             epochs[title] += run(base / "copy", *cases[title])
