@@ -266,7 +266,9 @@ def test_a_report_names_the_commit_and_whether_the_code_differs(
     assert measuring.commit() == ""
     measuring.RESULTS.mkdir(parents=True)
     report = measuring.RESULTS / "loader_cpu.json"
-    for path in (Path("code.py"), Path("README.md"), report):
+    code = Path("pipeline/code.py")
+    code.parent.mkdir()
+    for path in (code, Path("README.md"), report):
         path.write_text("before")
     identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
     for arguments in (["init"], ["add", "."], [*identity, "commit", "-m", "All"]):
@@ -275,7 +277,10 @@ def test_a_report_names_the_commit_and_whether_the_code_differs(
     report.write_text("after")
     Path("README.md").write_text("after")
     assert measuring.commit() == head
-    Path("code.py").write_text("after")
+    Path("pipeline/new.py").touch()
+    assert measuring.commit() == f"{head}-dirty"
+    Path("pipeline/new.py").unlink()
+    code.write_text("after")
     assert measuring.commit() == f"{head}-dirty"
 
 

@@ -267,7 +267,8 @@ def test_several_seeds_are_one_record(
         ("a", "b"), ("1", "2", "3", "4"), np.array([0, 1, 0, 0]), np.arange(4) % 2, (4, 5),
         np.array([of_first, of_second]),
     )  # fmt: skip
-    found = answers.write(config, made, predictions, "perennial folds")
+    found = answers.write(config, made, predictions, "perennial folds", "a commit")
+    assert found.origin.commit == "a commit"
     assert found.data == {"data/split.csv of fold 0": "s0", "data/split.csv of fold 1": "s1"}
     assert [(part.seed, part.fold, part.model, part.predictions) for part in found.parts] == [
         (seed, fold, f"m{seed}{fold}", f"p{seed}{fold}") for seed in (4, 5) for fold in (0, 1)

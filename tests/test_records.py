@@ -105,10 +105,11 @@ def test_the_origin_says_that_code_is_not_committed(tmp_path: Path, monkeypatch:
     images = originals.locate(project / "photos", project)
     head = call(project, "git", "rev-parse", "HEAD").stdout.strip()
     (project / "params.yaml").write_text("")
-    assert record.find_origin(images, 1).commit == head
+    assert record.commit() == head
     (project / "pipeline/new.py").touch()
-    assert record.find_origin(images, 1).commit == f"{head}-dirty"
+    assert record.commit() == f"{head}-dirty"
     commit(project)
-    assert record.find_origin(images, 1).commit not in (head, f"{head}-dirty")
-    files.write_json(project / record.ORIGIN, asdict(record.find_origin(images, 1)))
-    assert record.read_origin(project / record.ORIGIN) == record.find_origin(images, 1)
+    assert record.commit() not in (head, f"{head}-dirty")
+    origin = record.Origin(record.digest(images, 1), record.commit())
+    files.write_json(project / record.ORIGIN, asdict(origin))
+    assert record.read_origin(project / record.ORIGIN) == origin

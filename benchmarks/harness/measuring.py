@@ -28,9 +28,15 @@ import psutil
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import machine as here
+from pipeline.versioning import programs
 
 RESULTS = Path("benchmarks/results")
 CODE = ("pipeline", "benchmarks", "tests/gpu")
+# What decides a figure, as pathspecs from the top of the repository. A report is no code.
+MEASURED = (
+    *(f":/{path}" for path in ("pipeline", "benchmarks", "tests", "requirements", "docker", "dvc.yaml", "params.yaml")),
+    f":(top,exclude){RESULTS}",
+)
 LIBRARIES = ("torch", "torchvision", "numpy", "numba", "pillow", "dvc", "psutil")
 HOST = ("cpu", "cores", "kernel")  # a figure of a GPU does not depend on these; each of its rows names them
 SAMPLE_SECONDS = 0.05
@@ -97,22 +103,11 @@ def code() -> str:
 
 
 def commit() -> str:
-    """The commit, with "-dirty" if the code differs from it; without git or a repository that in the variable COMMIT.
-
-    Files that benchmarks write do not count as code.
-    """
-    excluded = [f":(exclude,top){path}" for path in (RESULTS, "README.md", "README.zh.md")]
+    """The commit, with "-dirty" if the code differs from it. Without a repository, the value of the variable COMMIT."""
     try:
-        head, changed = (
-            subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
-            for arguments in (
-                ["rev-parse", "HEAD"],
-                ["status", "--porcelain", "--untracked-files=no", "--", ":/", *excluded],
-            )
-        )
-    except (OSError, subprocess.CalledProcessError):
+        return programs.code_version(*MEASURED) or os.environ.get("COMMIT", "")
+    except OSError:  # no git
         return os.environ.get("COMMIT", "")
-    return f"{head}-dirty" if changed else head
 
 
 # ---------------------------------------------------------------- turns

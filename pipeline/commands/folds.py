@@ -86,16 +86,13 @@ def make_study(config: Params, folds: int | None, seeds: int | None, jobs: int, 
 def check_images(data: Survey, folds: int) -> None:
     """Raise UserError if not every image can be a test image once: known before an image is decoded."""
     if data.images and not data.in_all_folds:
+        allowed = "none, because each image is a test image of one fold"
+        if not data.files:  # a public set, with its own test images
+            remedy = "take images without a split; or perennial repro, which uses this one"
+            raise UserError(Fault("data.source", data.where, "pair", "it has a split", allowed, remedy))
         assigned = data.images - data.split_counts.get("", 0)
-        raise UserError(
-            Fault(
-                "--folds",
-                f"{assigned:,} of {data.images:,} images in {data.where} have a split already (folders, labels.csv)",
-                "pair",
-                allowed="none, because each image is a test image of one fold",
-                remedy="remove that split",
-            )
-        )
+        value = f"{assigned:,} of {data.images:,} images in {data.where} have a split already (folders, labels.csv)"
+        raise UserError(Fault("--folds", value, "pair", allowed=allowed, remedy="remove that split"))
     if few := [label for label, size in data.sizes.items() if size < folds]:
         sizes = in_words([f"class {label!r} has {data.sizes[label]} images" for label in sorted(few)])
         raise UserError(
@@ -173,6 +170,7 @@ def folds(arguments: Namespace) -> int:
             announce(config, survey.survey(config), study)
         cache = integrity.cache_folder()
         repair(cache)
+        commit = record.commit()
         copies = make_copies(study)
         if not is_local:
             images = next(iter(copies.values())).folder / config.paths.images
@@ -185,7 +183,7 @@ def folds(arguments: Namespace) -> int:
         runner.run_or_raise(trainings, study.slots, "folds")
         if repair(cache):
             raise UserError(cache_repair.DURING)
-        result = answers.write(config, copies, answers.read(copies), f"perennial folds {repeat}")
+        result = answers.write(config, copies, answers.read(copies), f"perennial folds {repeat}", commit)
         status = compare_with_recipe(recipe, result, arguments.recipe) if recipe else 0
         files.remove(FOLDER)
     return status

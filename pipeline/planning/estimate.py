@@ -38,7 +38,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a run, its seconds, and what they consist of."""
+    """A part of a run, its seconds (0: not known), and what they consist of."""
 
     name: str
     seconds: float
@@ -145,6 +145,8 @@ def parts(config: Params, survey: Survey, times: Times, reading: float) -> Itera
             survey.images * reading,
             f"images: {survey.images:,} of {1000 * reading:.2g} ms",
         )
+    else:
+        yield Part("split and prepare", 0.0, "not known before the images are here")
     yield Part(
         "everything else",
         STARTS * times.start + count["test"] * times.validation / processes,
@@ -170,7 +172,8 @@ def describe_total(config: Params, run_parts: Sequence[Part]) -> str:
         return elsewhere if _gpus_are_elsewhere(config) else "not known before the images are here"
     # It may end early (patience), or begin with faster steps (crop_from).
     longest = "at most " if config.train.patience or config.train.crop_from else ""
-    return f"{longest}{time_in_words(sum(part.seconds for part in run_parts))} {_where(config)}"
+    rest = "" if all(part.seconds for part in run_parts) else ", without download, split and prepare"
+    return f"{longest}{time_in_words(sum(part.seconds for part in run_parts))} {_where(config)}{rest}"
 
 
 def report_lines(config: Params, survey: Survey) -> Iterator[str]:
@@ -179,7 +182,7 @@ def report_lines(config: Params, survey: Survey) -> Iterator[str]:
     run_parts = measure_parts(config, survey)
     yield f"Time of a run: {describe_total(config, run_parts)}"
     for part in run_parts:
-        yield f"  {part.name:<18} {time_in_words(part.seconds):<18} {part.reason}"
+        yield f"  {part.name:<18} {time_in_words(part.seconds) if part.seconds else 'not known':<18} {part.reason}"
 
 
 def _gpus_are_elsewhere(config: Params) -> bool:

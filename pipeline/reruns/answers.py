@@ -12,7 +12,7 @@ from pipeline.evaluation.pooling import Figures, FoldPredictions
 from pipeline.reporting import settings, thumbnails
 from pipeline.reporting.gallery import Album
 from pipeline.reruns import folds_page, record
-from pipeline.reruns.record import Record
+from pipeline.reruns.record import Origin, Record
 from pipeline.reruns.workcopy import WorkCopy
 from pipeline.versioning import dvc_lock
 
@@ -60,7 +60,7 @@ def read(copies: Copies) -> FoldPredictions:
     return pooling.read(tables, {row["path"]: row["class"] for row in rows})
 
 
-def _make_record(copies: Copies, pooled_figures: Figures) -> Record:
+def _make_record(copies: Copies, pooled_figures: Figures, commit: str) -> Record:
     """The record of the study."""
     locks = {key: dvc_lock.read(copy.folder / dvc_lock.LOCK) for key, copy in copies.items()}
     first, copy = min(seed for seed, _ in copies), next(iter(copies.values()))
@@ -68,18 +68,18 @@ def _make_record(copies: Copies, pooled_figures: Figures) -> Record:
     splits = [lock["split"]["outs"][config.paths.split] for (seed, _), lock in sorted(locks.items()) if seed == first]
     outs = {key: {**lock["train"]["outs"], **lock["evaluate"]["outs"]} for key, lock in locks.items()}
     images = originals.locate(copy.folder / config.paths.images, copy.folder / config.paths.inbox)
-    origin = record.find_origin(images, config.run.decoding_threads)
+    origin = Origin(record.digest(images, config.run.decoding_threads), commit)
     return record.make_record(config, splits, pooled_figures, outs, origin)
 
 
-def write(config: Params, copies: Copies, predictions: FoldPredictions, command: str) -> Record:
+def write(config: Params, copies: Copies, predictions: FoldPredictions, command: str, commit: str) -> Record:
     """Write the tables, the page and the record into the folders of `config`, and print the figures.
 
-    `command` gives the same bytes again; the page has it. Returns the record.
+    `command` gives the same bytes again; the page has it. `commit`: that of the copies' code. Returns the record.
     """
     folder, first = Path(config.paths.metrics) / "folds", next(iter(copies.values()))
     pooled_figures = pooling.figures(predictions)
-    study_record = _make_record(copies, pooled_figures)
+    study_record = _make_record(copies, pooled_figures, commit)
     errors = label_errors.find(predictions.probabilities, predictions.labels)
     files.write_csv(folder / figures.PREDICTIONS, *pooling.table(predictions))
     files.write_csv(folder / LABEL_ERRORS, *label_errors.table(errors, predictions.paths, predictions.classes))

@@ -90,14 +90,9 @@ def digest(images: Originals, workers: int) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def find_origin(images: Originals, workers: int) -> Origin:
-    """The origin of what the project in the current folder has made of these images.
-
-    The commit is empty where Git has none. The trainings of hours are not lost for it.
-    """
-    commit = programs.last_commit()
-    changed = commit and programs.output("git", "status", "--porcelain", "--", *CODE)
-    return Origin(digest(images, workers), f"{commit}-dirty" if changed else commit)
+def commit() -> str:
+    """The commit of the project in the current folder, for an Origin. Ask before a run copies the project."""
+    return programs.code_version(*CODE)
 
 
 def make_record(

@@ -48,7 +48,17 @@ def dvc(*arguments: str, cwd: Path | None = None, environ: dict[str, str] | None
     return output(sys.executable, "-m", "dvc", *arguments, cwd=cwd, environ=environ, remedy=remedy)
 
 
-def last_commit() -> str:
+def code_version(*pathspecs: str, cwd: Path | None = None) -> str:
+    """The hash of the last commit, with "-dirty" if a file of these pathspecs, also a new one, differs from it.
+
+    Empty where there is no commit of Git.
+    """
+    commit = last_commit(cwd)
+    changed = commit and output("git", "status", "--porcelain", "--", *pathspecs, cwd=cwd)
+    return f"{commit}-dirty" if changed else commit
+
+
+def last_commit(cwd: Path | None = None) -> str:
     """The hash of the last commit of Git. Empty where there is none."""
     command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False).stdout.strip()
