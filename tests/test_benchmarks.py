@@ -69,10 +69,31 @@ def test_the_plot_has_a_bar_for_each_number_of_devices() -> None:
 
 def test_no_device_is_no_report(tmp_path: Path) -> None:
     """A machine that can run no case is refused, after a line with the reason for each case."""
-    cases = {"no such way": (("elastic", "torchrun", "none"), 64)}
+    cases = {"no such way": (ways.Way("elastic"), 64)}
     with refuses(("--device", "machine")):
         ways.measure("nothing", asked(tmp_path), cases)
     assert list(json.loads((tmp_path / "nothing_cpu.json").read_text())["left_out"]) == ["no such way"]
+
+
+def test_ways_that_are_cut_go_on_with_the_next_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way is trained as often as its preset says, and an epoch counts once."""
+    cases = {name: (ways.Way("single"), 1) for name in "ab"}
+    seconds = iter([1.0, 2.0, 3.0, None, 4.0])
+
+    def run(*_: object) -> list[float]:
+        if (second := next(seconds)) is None:
+            raise KeyboardInterrupt
+        return [second]
+
+    monkeypatch.setattr(ways, "run", run)
+    monkeypatch.setattr(workspace, "prepare", lambda *_: None)
+    monkeypatch.setitem(ways.PRESETS, "tiny", replace(ways.PRESETS["tiny"], turns=2))
+    with pytest.raises(KeyboardInterrupt):
+        ways.measure("ways", asked(tmp_path), cases)
+    rows = ways.measure("ways", asked(tmp_path, resume=True), cases).rows
+    assert {name: (row["turns"], row["epochs"], row["epoch_s"]) for name, row in rows.items()} == {
+        "a": (2, [1.0, 3.0], 2.0), "b": (2, [2.0, 4.0], 3.0),
+    }  # fmt: skip
 
 
 def of_all_sizes(rows: dict[str, Any]) -> dict[str, Any]:

@@ -285,7 +285,7 @@ def preset(options: argparse.Namespace) -> str:
 
 
 class Report:
-    """Rows by name. Each is printed and written to the JSON file at once."""
+    """Rows by name. Each is printed and written to the JSON file at once; its lists are only written."""
 
     def __init__(self, name: str, options: argparse.Namespace, **about: Any) -> None:
         """`about`: other conditions of the figures, such as the photos.
@@ -341,6 +341,7 @@ class Report:
         self._write()
 
     def _print(self, name: str, row: Row) -> None:
+        row = {key: value for key, value in row.items() if not isinstance(value, list)}
         head = f"{'':<30} " + " ".join(f"{key:>{max(9, len(key))}}" for key in row)
         if head != self._printed_head:
             print(head)

@@ -24,7 +24,7 @@ BASE = charts.HEIGHT - charts.BOTTOM  # where the bars begin
 
 def case(number: int) -> ways.Case:
     """The way of training on so many devices."""
-    return ("ddp" if number > 1 else "single", "torchrun", "none"), number
+    return ways.Way("ddp" if number > 1 else "single"), number
 
 
 def title(number: int, device: str) -> str:
