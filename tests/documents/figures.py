@@ -25,7 +25,10 @@ def loader(report: Report) -> list[Line]:
 
 
 def cheaper_from(once: float, ours: float, other: float) -> str:
-    """From which epoch on ours costs less in all: `once` and then `ours` per epoch, against `other` per epoch."""
+    """From which epoch on ours costs less: `once` in `prepare` and then `ours` per epoch, against `other` per epoch.
+
+    The decode of `split` is not counted.
+    """
     return f"less in all from epoch {int(once / (other - ours)) + 1}" if other > ours else "less in no epoch"
 
 
