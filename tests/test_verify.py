@@ -25,6 +25,7 @@ from tests.helpers.refusals import refuses
 from tests.helpers.trainings import gone, wait_for
 
 AGAIN = pytest.mark.slow("verify starts again for each of them, with Git and DVC; make test has one of each kind")
+LATER = "pipeline/stages/split.py"  # code that has changed since the recorded run
 
 
 @pytest.fixture
@@ -223,16 +224,17 @@ def clone(project: Path) -> Path:
     (project / "dvc.lock").unlink()
     shutil.rmtree(project / "metrics")
     other_lr(project)
-    (project / "pipeline/stages/new.py").write_text("# a later commit\n")
+    with (project / LATER).open("a") as code:  # dvc.yaml names this file
+        code.write("# a later commit\n")
     commit(project)
     call(project, "git", "clone", "--quiet", ".", "../clone")
     return project.parent / "clone"
 
 
 def test_a_fresh_clone_repeats_the_recorded_run(clone: Path) -> None:
-    """Without a dvc.lock, with other params and with later code. Every output is compared, and the folder stays.
+    """Without a dvc.lock, with other params and with later code, which is named. Every output is compared.
 
-    One stage alone is refused: the cache has no inputs for it.
+    The folder stays as it is. One stage alone is refused: the cache has no inputs for it.
     """
     refused = verify(clone, "--stage", "train")
     assert refused.returncode == 1
@@ -245,6 +247,8 @@ def test_a_fresh_clone_repeats_the_recorded_run(clone: Path) -> None:
     claims = dvc_lock.read(clone / lock)
     for output in (path for claim in claims.values() for path in claim["outs"]):
         assert any(line.startswith(f"{output} ") and line.endswith("  same") for line in lines), output
+    (changed,) = (line for line in lines if line.startswith(f"verify: changed since {lock} was written: "))
+    assert LATER in changed
     assert lines[-1].endswith(f" {lock} claims")
     assert call(clone, "git", "status", "--porcelain").stdout == ""
     assert not (clone / "dvc.lock").exists()
