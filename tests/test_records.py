@@ -11,10 +11,12 @@ import pytest
 
 from benchmarks.harness.measuring import RESULTS
 from pipeline.base import files
+from pipeline.commands import folds
+from pipeline.config import params
 from pipeline.data import originals
 from pipeline.reruns import record
 from pipeline.reruns.record import Origin
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, read_params
 from tests.documents import results
 from tests.documents.phrases import english
 from tests.helpers.projects import call, commit, copy_project
@@ -81,6 +83,19 @@ def test_only_a_record_with_its_origin_is_a_row(tmp_path: Path) -> None:
     record.write(path, replace(study, origin=Origin(A_DIGEST, A_DIGEST[:40])))
     row = results.table(english, tmp_path).splitlines()[2]
     assert f"`perennial folds --recipe long`, commit {A_DIGEST[:12]}, images {A_DIGEST[:12]} |" in row
+
+
+@pytest.mark.parametrize("path", sorted((PROJECT / record.RECIPES).glob("*.json")), ids=lambda path: path.stem)
+def test_the_command_of_a_row_trains_what_its_record_says(path: Path) -> None:
+    """`perennial folds --recipe NAME` sets every param of the record, its seeds and its folds."""
+    recipe, config = record.read(path), params.parse(read_params())
+    study = folds.make_study(config, None, None, 1, recipe)
+    trainings = [(seed, fold) for seed in study.seeds for fold in range(study.folds)]
+    assert sorted((part.seed, part.fold) for part in recipe.parts) == trainings
+    for seed, fold in trainings:
+        training = params.with_values(config, study.changes(seed, fold))
+        assert (training.train.seed, training.split.fold) == (seed, fold)
+        assert record.decisive(training) == recipe.params
 
 
 def test_the_digest_is_that_of_the_command_in_the_document(tmp_path: Path) -> None:
