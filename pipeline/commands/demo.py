@@ -20,7 +20,7 @@ from pipeline.base import children, files, linux
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, machine, params
 from pipeline.config.params import Arithmetic
-from pipeline.data import corrections, originals
+from pipeline.data import corrections, originals, split_report
 from pipeline.evaluation import figures
 from pipeline.reruns import comparison, record, workcopy
 from pipeline.versioning import dvc_lock, programs
@@ -30,7 +30,7 @@ LOCK = record.DEMO / dvc_lock.LOCK
 COPIED = (
     "params.yaml",
     "dvc.lock",
-    *(f"metrics/{name}" for name in (figures.IMAGES, figures.HISTORY, figures.CLASSES, *figures.FILES.values())),
+    *(f"metrics/{name}" for name in (split_report.IMAGES, figures.HISTORY, figures.CLASSES, *figures.FILES.values())),
 )
 
 

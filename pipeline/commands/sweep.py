@@ -25,6 +25,7 @@ from pipeline.base import children, files, locks, schema
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, machine, params
 from pipeline.config.params import Params
+from pipeline.data import split_report
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.planning.survey import Survey
@@ -196,7 +197,7 @@ def announce(study: Study, epochs: Sequence[int]) -> None:
 
 def image_rows(config: Params) -> list[dict[str, str]]:
     """The rows of images.csv, one for each class."""
-    return files.read_csv(Path(config.paths.metrics) / figures.IMAGES)
+    return files.read_csv(Path(config.paths.metrics) / split_report.IMAGES)
 
 
 def save_result(study: Study, training: Training, outcome: Outcome) -> None:

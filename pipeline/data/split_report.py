@@ -8,6 +8,7 @@ from pipeline.data import split_table
 from pipeline.data.layout import Layout, count_with_verb, display_width, join_names, pad
 from pipeline.data.split_table import SPLITS
 
+IMAGES = "images.csv"  # the name of the table with the images of each class
 LARGEST, SMALLEST = 12, 4  # of a long list, the number of largest and of smallest classes in the table
 WIDEST = 40  # columns of a terminal that a name may take
 FEW_TEST_IMAGES = 30  # test images; below, 95 % intervals are wider than ± 14 points around an accuracy of 0.8
@@ -65,7 +66,7 @@ def tables(counts: Mapping[str, Any], excluded: Sequence[tuple[str, str]]) -> di
     ]
     columns = (*SPLITS, "excluded")
     return {
-        "images.csv": Table(
+        IMAGES: Table(
             ("class", *columns),
             [(label, *(images[column] for column in columns)) for label, images in counts["classes"].items()],
         ),

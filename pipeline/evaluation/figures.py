@@ -49,7 +49,7 @@ class EvalFigures:
 
 
 FILES: dict[type, str] = {TrainFigures: "train.json", EvalFigures: "eval.json"}
-IMAGES, HISTORY, PREDICTIONS, CLASSES = "images.csv", "history.csv", "predictions.csv", "per_class.csv"
+HISTORY, PREDICTIONS, CLASSES = "history.csv", "predictions.csv", "per_class.csv"
 Figures = TypeVar("Figures", TrainFigures, EvalFigures)
 
 

@@ -79,7 +79,7 @@ def summary(paths: Paths, *, has_report: bool = True, earlier: Rows = ()) -> str
     `changes_since`.
     """
     folder = Path(paths.metrics)
-    table = folder / figures.IMAGES
+    table = folder / split_report.IMAGES
     if not (table.is_file() and figures.path(folder, EvalFigures).is_file()):
         return ""
     classes, eval_figures = files.read_csv(table), figures.read(folder, EvalFigures)

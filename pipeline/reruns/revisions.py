@@ -19,6 +19,7 @@ from dvc.exceptions import DvcException
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import document, params
 from pipeline.config.params import Paths
+from pipeline.data import split_report
 from pipeline.evaluation import figures
 from pipeline.evaluation.figures import EvalFigures, TrainFigures
 from pipeline.versioning import dvc_lock
@@ -85,7 +86,7 @@ def read(name: str, experiments: Mapping[str, tuple[str, str]], paths: Paths) ->
         if text and (is_tested or kind is TrainFigures):
             file = f"{figures.path(paths.metrics, kind)} of {name}"
             by_name |= figures.by_name(figures.parse(text, kind, file, REMEDY))
-    images = figures.image_counts(_table(source, f"{paths.metrics}/{figures.IMAGES}"))
+    images = figures.image_counts(_table(source, f"{paths.metrics}/{split_report.IMAGES}"))
     return Revision(name, "", settings, by_name, images, model, _timing(Path(paths.runs), model))
 
 

@@ -17,6 +17,7 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
 from pipeline.data import originals
 from pipeline.engine import environment
+from pipeline.evaluation import figures
 from pipeline.models import description
 from pipeline.stages import frame
 
@@ -56,10 +57,11 @@ def export_onnx(config: Params, target: Path) -> dict[str, Any]:
     data = packed.load(Path(paths.packed), Path(paths.split))
     packed.check_pixels(data, Path(paths.packed))
     rows = data.rows("test")
-    predictions = onnx_check.read_predictions(Path(paths.metrics) / "predictions.csv", model.classes)
+    table = Path(paths.metrics) / figures.PREDICTIONS
+    predictions = onnx_check.read_predictions(table, model.classes)
     if predictions.paths != tuple(data.paths[row] for row in rows):
         value, remedy = f"not of the test images of {paths.split}", "run perennial repro evaluate first"
-        raise UserError(Fault(f"{paths.metrics}/predictions.csv", value, "differs", remedy=remedy))
+        raise UserError(Fault(str(table), value, "differs", remedy=remedy))
     with files.atomic_file(target) as temporary:  # so that no file stays that gives other classes
         weights = files.sha256(Path(paths.models) / "model.safetensors")
         frame.tell("export: torch writes the model as ONNX, which takes some seconds")
@@ -69,7 +71,7 @@ def export_onnx(config: Params, target: Path) -> dict[str, Any]:
         below = onnx_check.limit(predictions, probabilities, model.classes)
     ties = int(onnx_check.near_ties(predictions).sum())
     print(
-        f"export: {target} ({target.stat().st_size:,} bytes) gives the classes of {paths.metrics}/predictions.csv for "
+        f"export: {target} ({target.stat().st_size:,} bytes) gives the classes of {table} for "
         f"all {len(rows):,} test images; probabilities differ by less than {below:g}"
     )
     if ties:
