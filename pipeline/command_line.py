@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.base.text import did_you_mean
+
 PROGRAM = "perennial"
 HELP = {"-h", "--help"}
 COMPLETION, VERSION = "--print-completion", "--version"
@@ -245,5 +247,5 @@ def parse(name: str, words: Sequence[str]) -> argparse.Namespace:
 
 def unknown(name: str) -> str:
     """What is said of a word that names no command: the nearest command, if there is one."""
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    return f"{PROGRAM}: {name}: no such command; {f'did you mean {near[0]}? ' if near else ''}{PROGRAM} lists them"
+    guess = did_you_mean(difflib.get_close_matches(name, COMMANDS, n=1))
+    return f"{PROGRAM}: {name}: no such command; {f'{guess} ' if guess else ''}{PROGRAM} lists them"

@@ -15,6 +15,7 @@ from dvc.utils.hydra import apply_overrides
 from pydantic import ValidationError
 
 from pipeline.base.errors import Kind
+from pipeline.base.text import did_you_mean
 from pipeline.commands import params as command
 from pipeline.config import document, params
 from tests.conftest import PROJECT, change, read_params
@@ -177,7 +178,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(raw: dict[str, Any], key: st
     assert document.nearest(key.split("."), params.Params) == keys
     with refuses((key or "''", "unknown")) as error:
         params.parse(change(raw, **{key.replace(".", "__"): 1}))
-    assert all(name in error.value.faults[0].reason for name in keys)
+    assert error.value.faults[0].remedy == did_you_mean(keys)
 
 
 def test_a_password_in_an_address_is_not_shown(raw: dict[str, Any]) -> None:

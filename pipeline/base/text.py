@@ -21,6 +21,11 @@ def visible(text: str) -> str:
     )
 
 
+def did_you_mean(names: Sequence[str]) -> str:
+    """The question whether a wrong name was meant as one of these; empty if there are none."""
+    return f"did you mean {', '.join(names)}?" if names else ""
+
+
 def in_words(names: Sequence[str]) -> str:
     """Names for a sentence; of many, the first ones and the number of the others."""
     more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, without_secrets
-from pipeline.base.text import visible
+from pipeline.base.text import did_you_mean, visible
 
 MAX_LENGTH = 200  # characters of a value in a message
 
@@ -158,14 +158,14 @@ def fault(error: ErrorDetails, model: type[BaseModel], patterns: Mapping[str, st
     context = error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden" | "invalid_key":
-            near = nearest(location, model)
-            reason = f"unknown key; nearest: {', '.join(near)}" if near else "unknown key"
-            return Fault(path, value, "unknown", reason, ", ".join(_section(model, location[:-1]).model_fields))
+            allowed = ", ".join(_section(model, location[:-1]).model_fields)
+            return Fault(path, value, "unknown", "unknown key", allowed, did_you_mean(nearest(location, model)))
         case "missing":
             return Fault(path, "missing", "missing", remedy="add it")
         case "literal_error":
             allowed = context["expected"].replace("'", "").replace(" or ", ", ")
-            return Fault(path, value, "value", "", allowed, _nearest(str(error["input"]), allowed.split(", ")))
+            near = difflib.get_close_matches(str(error["input"]), allowed.split(", "), n=1)
+            return Fault(path, value, "value", "", allowed, did_you_mean(near))
         case "string_pattern_mismatch":
             allowed = patterns[context["pattern"]]
         case "model_type" | "dict_type":
@@ -218,12 +218,6 @@ def _dotted_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         yield f"{prefix}{name}"
         if isinstance(entry.annotation, type) and issubclass(entry.annotation, BaseModel):
             yield from _dotted_keys(entry.annotation, f"{prefix}{name}.")
-
-
-def _nearest(name: str, names: Sequence[str]) -> str:
-    """A question with the name that is most like `name`; empty if none is."""
-    matches = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {matches[0]}?" if matches else ""
 
 
 def _section(model: type[BaseModel], location: list[str]) -> type[BaseModel]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from pipeline.base.errors import Fault
+from pipeline.base.text import did_you_mean
 from pipeline.config import resolution, rules
 from pipeline.config.document import short_text
 from pipeline.config.machine import Machine
@@ -163,8 +164,8 @@ def _parts(train: Train, run: Run) -> Iterator[Fault]:
 
 def _model(train: Train) -> Iterator[Fault]:
     if not train.model.startswith(TIMM) and train.model not in MODELS:  # models/timm_models.py knows those of timm
-        matches = difflib.get_close_matches(train.model, MODELS, n=3)
-        guess = f"did you mean {', '.join(matches)}?" if matches else "torchvision.models.list_models() names them"
+        near = difflib.get_close_matches(train.model, MODELS, n=3)
+        guess = did_you_mean(near) or "torchvision.models.list_models() names them"
         reason = f"not one of torchvision's {len(MODELS)} classification models"
         yield Fault("train.model", short_text(train.model), "unknown", reason, remedy=guess)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pipeline.base import errors
 from pipeline.base.errors import Fault, UserError
-from pipeline.base.text import visible
+from pipeline.base.text import did_you_mean, visible
 from pipeline.data import user_table
 from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile, Layout
@@ -74,7 +74,7 @@ def apply(table: Table, layout: Layout) -> CorrectedLayout:
     for number, cells in table.lines:
         path = user_table.match_path(cells["path"], images)
         if path not in images:
-            guess = _did_you_mean(_similar_path(path, images)) if len(faults) < errors.MOST_SHOWN else ""
+            guess = _guess(_similar_path(path, images)) if len(faults) < errors.MOST_SHOWN else ""
             value = f"{path!r:.100}: no image of the data set{guess}"
         else:
             value = f"{path!r:.100} is there twice" if path in lines else _line_fault(cells, layout.classes)
@@ -107,7 +107,7 @@ def _line_fault(cells: Mapping[str, str], classes: Sequence[str]) -> str:
     if label == EXCLUDE and EXCLUDE in classes:
         return f"label {EXCLUDE!r} is a class here, too; rename the class"
     if label not in (EXCLUDE, *classes):
-        guess = _did_you_mean(difflib.get_close_matches(label, classes, 1, cutoff=0.4))
+        guess = _guess(difflib.get_close_matches(label, classes, 1, cutoff=0.4))
         return f"label {label!r:.40} is no class{guess}; allowed: a class of the data set, or {EXCLUDE}"
     return ""
 
@@ -121,8 +121,8 @@ def _similar_path(path: str, images: Collection[str]) -> list[str]:
     return difflib.get_close_matches(path, [other for other in images if other.rpartition("/")[0] == folder], 1)
 
 
-def _did_you_mean(matches: Sequence[str]) -> str:
-    return f" (did you mean {matches[0]!r}?)" if matches else ""
+def _guess(matches: Sequence[str]) -> str:
+    return f" ({did_you_mean([repr(name) for name in matches])})" if matches else ""
 
 
 def _reason(why: str) -> str:

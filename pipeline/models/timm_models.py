@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pipeline.base.errors import Fault, UserError
+from pipeline.base.text import did_you_mean
 from pipeline.config import resolution
 from pipeline.config.model_names import TIMM
 from pipeline.config.params import Train
@@ -44,7 +45,7 @@ def faults(settings: Train) -> list[Fault]:
         import timm
 
         near = difflib.get_close_matches(model.removeprefix(TIMM), timm.list_models(), n=3)
-        guess = f"did you mean {', '.join(TIMM + name for name in near)}?" if near else "timm.list_models() names them"
+        guess = did_you_mean([TIMM + name for name in near]) or "timm.list_models() names them"
         reason = f"the installed timm {timm.__version__} has no such model"
         return [Fault("train.model", model, "unknown", reason, remedy=guess)]
     with torch.device("meta"):
