@@ -106,15 +106,16 @@ def test_a_folder_of_photos_is_read_where_it_is(
 def test_what_is_odd_about_the_folders_is_said(
     project_with_photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An empty class folder, and classes that differ only in case, are named before anything is written."""
+    """An empty class folder, classes that differ only in case, and few images are named before anything is written."""
     Path("data/inbox/fox").mkdir()
     for number in range(3):
         put(Path(f"data/inbox/Cat/{number}.png"), 100 + number)
     monkeypatch.setattr(estimate, "report_lines", lambda config, found: iter(()))
     assert start.start("quick", "") == 0
-    empty, alike = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note "))
+    empty, alike, few = (line for line in capsys.readouterr().out.splitlines() if line.startswith("note "))
     assert "'fox'" in empty
     assert "'Cat', 'cat'" in alike
+    assert "per class" in few
 
 
 def test_classes_with_too_few_images_are_refused(project_with_photos: Path) -> None:

@@ -12,7 +12,7 @@ from pipeline.commands.repro import stages_of
 from pipeline.config import params
 from pipeline.config.params import Paths
 from pipeline.data import split_table
-from pipeline.evaluation.summary import Evaluation, changes_since, summary
+from pipeline.evaluation.summary import Evaluation, changes_since, no_better_than_constant, summary
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT
 
@@ -54,6 +54,12 @@ def put_split(cache: Path, *images: tuple[str, str, str]) -> str:
     """Put a split.csv into DVC's cache, with the path, the pixels and the reason of each image; its MD5."""
     rows = [f"{path},{path[0]},{'' if reason else 'test'},{reason},9,9,{pixels},0," for path, pixels, reason in images]
     return put_object(cache, "\n".join([",".join(split_table.HEADER), *rows]) + "\n")
+
+
+@pytest.mark.parametrize(("accuracy", "is_said"), [(0.5, True), (0.6, True), (0.61, False)])
+def test_a_model_that_is_no_better_than_one_answer_is_named(accuracy: float, is_said: bool) -> None:
+    """With the share of the largest class: a newcomer could take a chance result for a success."""
+    assert ("0.6000" in no_better_than_constant(accuracy, [2, 6, 2])) == is_said
 
 
 def test_after_photos_were_added_the_earlier_accuracy_is_said(tmp_path: Path) -> None:

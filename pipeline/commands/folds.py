@@ -113,6 +113,7 @@ def announce(config: Params, data: Survey, study: Study) -> None:
     Raises UserError if not every image can be a test image, or if a training step fails.
     """
     check_images(data, study.folds)
+    print("folds: measuring a few training steps …", flush=True)
     trainings, parallel = study.folds * len(study.seeds), len(study.slots)
     with runner.cores_of(study.slots[0]):
         one = estimate.measure_parts(params.with_values(config, study.changes(study.seeds[0], 0)), data)

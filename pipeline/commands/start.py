@@ -34,6 +34,7 @@ WITHOUT_PHOTOS = (
     "  perennial start --photos torchvision/CIFAR10    a public data set (docs/data.md lists them)",
     "  make demo                                   the whole pipeline on drawn flowers, in about 3 minutes",
 )
+FEW_IMAGES = 100  # per class, a rule of thumb: below it, training from scratch often learns little
 UNDO = f"git diff {params.FILE} shows what changed; git checkout {params.FILE} undoes all of it"
 
 
@@ -94,6 +95,9 @@ def lines(now: Situation) -> Iterator[str]:
     yield f"machine  cores: {facts.cores}, memory: {memory:.0f} GiB, GPUs: {facts.cuda_devices}, Apex: {facts.apex}"
     yield f"images   {f'{photos.images:,} in {photos.classes} classes, in ' if photos.images else ''}{photos.where}"
     yield from (f"note     {note}" for note in photos.notes)
+    if photos.images and photos.images < FEW_IMAGES * photos.classes and now.config.train.weights == "none":
+        yield f"note     {photos.images / photos.classes:.0f} images per class: training from scratch may learn little;"
+        yield "         with pretrained weights (a download): dvc exp run -S train.weights=imagenet"
 
 
 def values(name: str, now: Situation) -> dict[str, Any]:

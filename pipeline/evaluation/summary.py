@@ -86,6 +86,7 @@ def summary(paths: Paths, *, has_report: bool = True, earlier: Rows = ()) -> str
     low, high = eval_figures.interval
     number = {column: sum(int(row[column]) for row in classes) for column in (*SPLITS, "excluded")}
     few = split_report.few_test_images({row["class"]: {"test": int(row["test"])} for row in classes})
+    constant = no_better_than_constant(eval_figures.accuracy, [int(row["test"]) for row in classes])
     used_images = sum(number[name] for name in SPLITS)
     splits = ", ".join(f"{number[name]:,} {name}" for name in SPLITS)
     rows = [
@@ -96,6 +97,7 @@ def summary(paths: Paths, *, has_report: bool = True, earlier: Rows = ()) -> str
         ),
         *earlier,
         *([("note", few)] if few else []),
+        *([("note", constant)] if constant else []),
         ("balanced accuracy", f"{eval_figures.balanced_accuracy:.4f}"),
         ("macro F1", f"{eval_figures.macro_f1:.4f}"),
         ("negative log-likelihood", f"{eval_figures.nll:.4f}"),
@@ -105,8 +107,23 @@ def summary(paths: Paths, *, has_report: bool = True, earlier: Rows = ()) -> str
         ("plots", "dvc plots show"),
         ("curves of the training", f"tensorboard --logdir {paths.runs}"),
         ("classify an image", "perennial predict IMAGE"),
-        ("keep this result", "git add . && git commit -m 'My model'; to share it: dvc push"),
+        (
+            "keep this result",
+            "git add . && git commit -m 'My model'; to share it: dvc push (once: dvc remote add -d NAME ADDRESS)",
+        ),
     ]
     if has_report:
         rows += [("", ""), ("the report", f"{paths.reports}/index.html: all of this and more, for a browser")]
     return "\n".join(f"{name:<24} {value}".rstrip() for name, value in rows)
+
+
+def no_better_than_constant(accuracy: float, test_images: Sequence[int]) -> str:
+    """A sentence if the accuracy is not above that of one answer for every image; else empty.
+
+    `test_images`: the number of each class.
+    """
+    constant = max(test_images) / sum(test_images)
+    if accuracy > constant:
+        return ""
+    remedy = "take more photos, or pretrained weights: dvc exp run -S train.weights=imagenet"
+    return f"no better than one answer for every image ({constant:.4f}); {remedy}"

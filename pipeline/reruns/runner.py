@@ -215,7 +215,8 @@ def _show_progress(one: _Run, command: str) -> None:
     new = _log(one.job, one.log_position)
     new = new[: new.rfind(b"\n") + 1]
     if lines := [line for line in new.decode(errors="replace").splitlines() if PROGRESS.match(line)]:
-        print(f"{command}: {one.job.name}: {lines[-1]}", flush=True)
+        message = re.sub(r"Running stage '(\w+)':?", r"stage \1", lines[-1])
+        print(f"{command}: {one.job.name}: {message}", flush=True)
         one.log_position, one.message_time = one.log_position + len(new), time.monotonic()
 
 

@@ -32,6 +32,8 @@ LARGE = 4e9  # bytes to read; from this size on, a message comes first
 IDLE_SECONDS = 60  # nobody fills an empty folder that is older than this
 PROTECTED = 0o444  # the mode that DVC gives to files in its cache
 THEM = "the files above"
+REMADE = "DVC takes it from its cache, or makes it again"
+MOST_NAMED = 5  # outputs
 DURING = Fault(THEM, "damaged during this run", "damaged", "the disk or the memory may be failing", remedy="run again")
 BEFORE = Fault(THEM, "not what dvc.lock says, as before", "differs", remedy="remove them; then: perennial repro")
 
@@ -55,7 +57,7 @@ def repair(cache: Path, stages: Collection[str]) -> list[str]:
         path for path, entry in hashed_entries.items() if memory.get(path) != entry and not _is_complete(Path(path))
     ]
     stale = [output for output in outputs if output.differs and output.path in to_restore]
-    repairs = [_touch_changed_files(output, cache) for output in stale]
+    repairs = _touch_changed_files(stale, cache)
     repairs += _remove_objects(damaged, outputs, cache) + _remove_compiled()
     repairs += [f"{path}: cut in DVC's run cache: removed" for path in incomplete]
     for path in incomplete:
@@ -130,15 +132,19 @@ def _remove_compiled() -> list[str]:
     return ["pipeline/loader/__pycache__: a power cut emptied numba's compiled code: removed, to be compiled again"]
 
 
-def _touch_changed_files(output: Output, cache: Path) -> str:
-    """Update the mtime of an output's changed files, so that DVC hashes them again. Returns the sentence about it."""
-    changed = integrity.changed_files(output, integrity.claimed_files(output, cache))
-    for path in changed:
-        with suppress(FileNotFoundError):
-            os.utime(path)
-    return (
-        f"{in_words(changed)}: not what dvc.lock says of {output.path}: DVC takes it from its cache, or makes it again"
-    )
+def _touch_changed_files(outputs: list[Output], cache: Path) -> list[str]:
+    """Update the mtime of the changed files of outputs, so that DVC hashes them again. Returns sentences about them."""
+    sentences = []
+    for output in outputs:
+        changed = integrity.changed_files(output, integrity.claimed_files(output, cache))
+        for path in changed:
+            with suppress(FileNotFoundError):
+                os.utime(path)
+        inside = "" if changed == [output.path] else f" of {output.path}"
+        sentences.append(f"{in_words(changed)}: not what dvc.lock says{inside}: {REMADE}")
+    if len(outputs) > MOST_NAMED:  # as after a checkout of another commit
+        return [f"{len(outputs)} outputs, such as {outputs[0].path}: not what dvc.lock says: {REMADE}"]
+    return sentences
 
 
 def _remove_objects(damaged: list[str], outputs: list[Output], cache: Path) -> list[str]:
