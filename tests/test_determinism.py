@@ -9,7 +9,7 @@ import torch
 
 from pipeline.config import params
 from pipeline.engine import determinism
-from pipeline.training import checks
+from pipeline.training import failures
 from tests.conftest import on_cpu
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import launch, small_world
@@ -31,13 +31,13 @@ def test_an_operator_without_a_deterministic_version_is_named(raw: dict[str, Any
     try:
         with (
             refuses(("train.deterministic", "pair")) as error,
-            checks.explain_torch_errors(settings),
+            failures.explain_torch_errors(settings),
         ):
             torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
         assert "put_" in error.value.faults[0].reason
     finally:
         torch.use_deterministic_algorithms(before)
-    with pytest.raises(RuntimeError, match="something else"), checks.explain_torch_errors(settings):
+    with pytest.raises(RuntimeError, match="something else"), failures.explain_torch_errors(settings):
         raise RuntimeError("something else")
 
 
@@ -59,10 +59,10 @@ def test_batchnorm_over_a_single_value_is_refused(raw: dict[str, Any]) -> None:
     settings = params.parse(on_cpu(raw)).train
     with (
         refuses(("train.batch_size", "pair")),
-        checks.explain_torch_errors(settings),
+        failures.explain_torch_errors(settings),
     ):
         torch.nn.BatchNorm2d(4)(torch.ones(1, 4, 1, 1))
-    with pytest.raises(ValueError, match="something else"), checks.explain_torch_errors(settings):
+    with pytest.raises(ValueError, match="something else"), failures.explain_torch_errors(settings):
         raise ValueError("something else")
 
 

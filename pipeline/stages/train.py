@@ -24,7 +24,7 @@ from pipeline.engine.world import World
 from pipeline.loader.batches import train_batches
 from pipeline.stages import frame
 from pipeline.training import monitor, results, schedule
-from pipeline.training.checks import check_losses_finite, explain_torch_errors
+from pipeline.training.failures import check_losses_finite, explain_torch_errors
 from pipeline.training.job import Job, check_inputs, open_dataset
 from pipeline.training.notes import early_stop_note, notes, training_facts
 from pipeline.training.readout import Readout

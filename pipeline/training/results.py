@@ -13,7 +13,7 @@ from pipeline.evaluation.figures import TrainFigures
 from pipeline.loader import augment
 from pipeline.models import exported
 from pipeline.models.description import Description, View
-from pipeline.training import checks, schedule
+from pipeline.training import failures, schedule
 from pipeline.training.state import HISTORY, Progress
 
 
@@ -41,7 +41,7 @@ def write(config: Params, classes: tuple[str, ...], weights: dict[str, Tensor], 
     row = exported_row(config, progress)
     epoch = row["epoch"]
     if not math.isfinite(row["val_loss"]):
-        raise checks.loss_error(f"the validation loss of epoch {epoch}", settings)
+        raise failures.loss_error(f"the validation loss of epoch {epoch}", settings)
     description = Description(
         model=settings.model,
         classes=classes,

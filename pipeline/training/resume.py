@@ -13,7 +13,7 @@ from pipeline.engine import agreement, distributed
 from pipeline.engine.loop import Learner, Totals
 from pipeline.loader import sampler
 from pipeline.training import checkpoint, provenance
-from pipeline.training.checks import check_losses_finite
+from pipeline.training.failures import check_losses_finite
 from pipeline.training.job import Job
 from pipeline.training.state import Progress
 

@@ -9,7 +9,7 @@ from pipeline.config import params
 from pipeline.engine import distributed
 from pipeline.engine.loop import Totals
 from pipeline.engine.world import World
-from pipeline.training import checks
+from pipeline.training import failures
 from pipeline.training.readout import Readout
 from tests.helpers.refusals import refuses
 
@@ -26,7 +26,7 @@ def main() -> None:
         with refuses(("train.lr", "value")) as error:
             (reading,) = readout.read(8, totals, is_late=world.is_main, at_once=False)
             assert reading.is_late
-            checks.check_losses_finite(reading.broken_step, settings)
+            failures.check_losses_finite(reading.broken_step, settings)
         assert "step 7 " in error.value.faults[0].reason
 
 
