@@ -13,20 +13,27 @@ from benchmarks.harness import workspace
 from pipeline.reruns import workcopy
 from tests.conftest import PROJECT
 
+HERE = r"\g<0>"
+NAMES = r'"\w+"(?:,\s+"\w+")*'  # of a Literal
+LISTED = r"[^;\n]*\w"  # a comment of params.yaml up to its first semicolon
+
 
 @dataclass(frozen=True)
 class Edit:
-    """A step of a recipe: text that is once in a file, what it becomes, and the test that fails without the step."""
+    """A step of a recipe: a place in a file, what it becomes, and the test that fails without the step.
+
+    The place does not depend on how many choices a key has: whoever adds one changes nothing here.
+    """
 
     file: str
-    old: str
-    new: str
+    place: str  # an expression that is once in the file
+    new: str  # instead of it; HERE is what was there
     noticed: str
 
     @property
     def said(self) -> str:
         """What the recipe says about it, word for word."""
-        return self.new.replace(self.old, "").strip().rstrip(";")
+        return self.new.replace(HERE, "").strip(" ,\n")
 
 
 ORDER = "tests/test_params.py::test_the_params_file_of_the_project_is_the_defaults"
@@ -37,30 +44,28 @@ FLOOR = "  lr_floor: 0.0               # every step has at least this fraction o
 # Heading → its steps. A block of Python in the recipe is a test, which is added to tests/test_schedule.py.
 RECIPES: dict[str, tuple[Edit, ...]] = {
     "How to add a choice to an option": (
-        Edit("pipeline/training/schedule.py", '            "step": self.drop',
-             '            "linear": 1 - (1 - self.final) * progress,\n            "step": self.drop',
+        Edit("pipeline/training/schedule.py", r'^            "constant": ',
+             f'            "linear": 1 - (1 - self.final) * progress,\n{HERE}',
              "tests/test_schedule.py::test_a_line_falls_to_its_end"),
-        Edit("pipeline/config/params.py", 'schedule: Literal["constant", "cosine", "step"]',
-             'schedule: Literal["constant", "cosine", "linear", "step"]', WORDS),
-        Edit("params.yaml", "# constant | cosine | step", "# constant | cosine | linear | step", WORDS),
+        Edit("pipeline/config/params.py", rf"    schedule: Literal\[{NAMES}", f'{HERE}, "linear"', WORDS),
+        Edit("params.yaml", f"  schedule: {LISTED}", f"{HERE} | linear", WORDS),
     ),
     "How to add a param": (
-        Edit("params.yaml", "  final_lr: ", f"{FLOOR}\n  final_lr: ", ORDER),
-        Edit("results/demo/params.yaml", "  final_lr: ", f"{FLOOR}\n  final_lr: ",
+        Edit("params.yaml", "  final_lr: ", f"{FLOOR}\n{HERE}", ORDER),
+        Edit("results/demo/params.yaml", "  final_lr: ", f"{FLOOR}\n{HERE}",
              "tests/test_params.py::test_the_demo_names_every_setting"),
-        Edit("pipeline/config/params.py", "    final_lr:", "    lr_floor: Share = 0.0\n    final_lr:", ORDER),
-        Edit("pipeline/training/schedule.py", "base * schedule.lr_factor(step)",
+        Edit("pipeline/config/params.py", "    final_lr:", f"    lr_floor: Share = 0.0\n{HERE}", ORDER),
+        Edit("pipeline/training/schedule.py", r"base \* schedule\.lr_factor\(step\)",
              "base * max(settings.lr_floor, schedule.lr_factor(step))",
              "tests/test_tracked.py::test_a_stage_uses_every_setting_that_it_tracks[train]"),
     ),
     "How to add a loss": (
-        Edit("tests/test_loss.py", "    \"focal\": lambda p:",
-             "    \"poly\": lambda p: -np.log(p) + 1 - p,\n    \"focal\": lambda p:", "tests/test_loss.py"),
-        Edit("pipeline/engine/choices.py", '    "focal": ',
-             '    "poly": lambda logits: loss.cross_entropies(logits) + 1 - logits.softmax(1),\n    "focal": ', TABLES),
-        Edit("pipeline/config/params.py", 'loss: Literal["cross_entropy", "focal"]',
-             'loss: Literal["cross_entropy", "focal", "poly"]', TABLES),
-        Edit("params.yaml", "# cross_entropy | focal;", "# cross_entropy | focal | poly;", WORDS),
+        Edit("tests/test_loss.py", '^    "cross_entropy": lambda p:',
+             f'    "poly": lambda p: -np.log(p) + 1 - p,\n{HERE}', "tests/test_loss.py"),
+        Edit("pipeline/engine/choices.py", '^    "cross_entropy": ',
+             f'    "poly": lambda logits: loss.cross_entropies(logits) + 1 - logits.softmax(1),\n{HERE}', TABLES),
+        Edit("pipeline/config/params.py", rf"    loss: Literal\[{NAMES}", f'{HERE}, "poly"', TABLES),
+        Edit("params.yaml", f"  loss: {LISTED}", f"{HERE} | poly", WORDS),
     ),
 }  # fmt: skip
 
@@ -84,9 +89,10 @@ def follow(folder: Path, heading: str, forgotten: int = 0) -> None:
             file.write("\n\n" + re.sub(r"^   ", "", test, flags=re.M).rstrip() + "\n")
     for number, edit in enumerate(RECIPES[heading], 1):
         text = (folder / edit.file).read_text()
-        assert text.count(edit.old) == 1, edit
+        assert edit.said not in text, f"{edit.file} has {edit.said} now: give the recipe and this test another example"
+        assert len(re.findall(edit.place, text, re.M)) == 1, edit
         if number != forgotten:
-            (folder / edit.file).write_text(text.replace(edit.old, edit.new))
+            (folder / edit.file).write_text(re.sub(edit.place, edit.new, text, flags=re.M))
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -40,6 +40,8 @@ def check_form(fault: Fault) -> None:
 
 def refused_by(row: Pair) -> params.Params:
     """Params to which the row applies."""
+    lacking = row.conditions.keys() - VALUES.keys()
+    assert not lacking, f"VALUES in tests/test_refusals.py needs {', '.join(lacking)}: each with a value of the row"
     return with_lines(**{
         key: next(value for value in VALUES[key] if rules.contains(values, value))
         for key, values in row.conditions.items()

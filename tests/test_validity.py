@@ -31,7 +31,8 @@ def test_every_pair_of_choices_runs_or_is_a_row() -> None:
             config = with_lines(**lines)
             rows = [row for row in rules.PAIRS if row.applies(config)]
             refusing |= set(map(id, rows))
-            assert all({key, other} <= row.conditions.keys() for row in rows), lines
+            hint = "CHOICES in tests/helpers/choices.py: the first value of each key must run with every choice"
+            assert all({key, other} <= row.conditions.keys() for row in rows), (hint, lines)
             found = [fault.key for fault in validity.faults(config, TWO_GPUS) if fault.kind != "pair"]
             assert found == ["run.processes"] * (config.run.processes < config.run.nodes), lines
             assert lines != USUAL or not rows
