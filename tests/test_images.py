@@ -8,9 +8,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
-from pipeline.data import decoders, images
+from pipeline.data import images
 from tests.helpers.datasets import decode, png_with_size
-from tests.helpers.refusals import refuses
 
 # pytest makes warnings errors again; the module itself ignores Pillow's warnings about odd metadata
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -38,28 +37,13 @@ def saved(path: Path, image: Image.Image, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("a.png", {}),
-        ("a.PNG", {}),
-        ("a.bmp", {}),
-        ("a.ppm", {}),
-        ("a.webp", {"lossless": True}),
-        ("a.tiff", {}),
-        ("a.TIF", {"compression": "tiff_lzw"}),
-    ],
+    ("name", "options"), [("a.PNG", {}), ("a.bmp", {}), ("a.ppm", {}), ("a.webp", {"lossless": True}), ("a.TIF", {})]
 )
 def test_lossless_formats_keep_every_pixel(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     """Each lossless format gives exactly the saved pixels, with any case of the extension."""
     image = decode(saved(tmp_path / name, scene(), **options))
     assert image.mode == "RGB"
     assert (pixels(image) == pixels(scene())).all()
-
-
-@pytest.mark.parametrize(("name", "tolerance"), [("a.jpg", 6), ("a.JPEG", 6), ("a.webp", 10), ("a.gif", 20)])
-def test_lossy_formats_come_close(tmp_path: Path, name: str, tolerance: float) -> None:
-    """JPEG, WebP and GIF give nearly the saved pixels."""
-    assert abs(pixels(decode(saved(tmp_path / name, scene()))) - pixels(scene())).mean() < tolerance
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGBA", "PA", "I;16"])
@@ -78,15 +62,6 @@ def test_every_mode_becomes_rgb(tmp_path: Path, mode: str, suffix: str) -> None:
     assert abs(pixels(decoded.convert("L")).mean() - pixels(scene().convert("L")).mean()) < 4
 
 
-def test_inverted_cmyk_of_adobe_is_decoded(tmp_path: Path) -> None:
-    """A CMYK JPEG, which stores its inks inverted, gives the same image as a CMYK TIFF, which does not."""
-    inks = scene().convert("CMYK")
-    jpeg = saved(tmp_path / "a.jpg", inks, quality=95)
-    assert b"Adobe" in jpeg.read_bytes()
-    for path in (jpeg, saved(tmp_path / "a.tiff", inks)):
-        assert abs(pixels(decode(path)) - pixels(scene())).mean() < 6
-
-
 def test_16_bit_grey_is_scaled_and_not_clipped(tmp_path: Path) -> None:
     """Every 16-bit grey value v becomes v / 257, rounded: in a PNG, a TIFF of either byte order, and a PGM."""
     values = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
@@ -96,21 +71,6 @@ def test_16_bit_grey_is_scaled_and_not_clipped(tmp_path: Path) -> None:
     for path in paths:
         image = decode(path)
         assert (pixels(image) == expected[..., None]).all(), path.name
-
-
-def test_the_transparent_value_of_16_bit_grey_is_white(tmp_path: Path) -> None:
-    """In a 16-bit grey PNG, pixels of the transparent value become white."""
-    values = np.full((16, 16), 1000, np.uint16)
-    values[:8] = 40000
-    image = decode(saved(tmp_path / "a.png", Image.fromarray(values), transparency=1000))
-    assert pixels(image)[0, 0].tolist() == [156] * 3
-    assert pixels(image)[-1, 0].tolist() == [255] * 3
-
-
-def test_grey_without_a_known_white_is_not_decodable(tmp_path: Path) -> None:
-    """32-bit and floating-point grey have no known white, so they are excluded."""
-    for grey in (np.full((16, 16), 70000, np.int32), np.full((16, 16), 0.5, np.float32)):
-        assert inspect_image(saved(tmp_path / "a.tiff", Image.fromarray(grey))).reason == "not decodable"
 
 
 def test_alpha_lies_over_white(tmp_path: Path) -> None:
@@ -127,24 +87,6 @@ def test_alpha_lies_over_white(tmp_path: Path) -> None:
     colour = Image.new("RGB", (16, 16), (1, 2, 3))
     path = saved(tmp_path / "c.png", colour, transparency=(1, 2, 3))
     assert pixels(decode(path))[0, 0].tolist() == [255] * 3
-
-
-@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tiff"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_applied(tmp_path: Path, suffix: str, orientation: int) -> None:
-    """An image that is stored turned, with its EXIF orientation, becomes upright, and so does its size."""
-    stored = {  # the inverse of each turn
-        1: lambda s: s, 2: lambda s: s[:, ::-1], 3: lambda s: s[::-1, ::-1], 4: lambda s: s[::-1],
-        5: lambda s: s.transpose(1, 0, 2), 6: lambda s: np.rot90(s, 1), 7: lambda s: s[::-1, ::-1].transpose(1, 0, 2),
-        8: lambda s: np.rot90(s, -1),
-    }[orientation](np.asarray(scene()))  # fmt: skip
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    options = {"lossless": True} if suffix == "webp" else {"quality": 95} if suffix == "jpg" else {}
-    path = saved(tmp_path / f"a.{suffix}", Image.fromarray(np.ascontiguousarray(stored)), exif=exif, **options)
-    assert abs(pixels(decode(path)) - pixels(scene())).mean() < 5
-    assert (inspect_image(path).width, inspect_image(path).height) == (WIDTH, HEIGHT)
-    assert images.square_and_size(path, 2)[1] == (WIDTH, HEIGHT)  # also of a JPEG at a reduced scale
 
 
 @pytest.mark.parametrize(
@@ -172,24 +114,13 @@ def test_a_long_text_is_no_reason_to_exclude_a_png(tmp_path: Path) -> None:
     assert inspect_image(saved(tmp_path / "a.png", scene(), pnginfo=text)).reason == ""
 
 
-def test_an_animation_counts_as_its_first_image(tmp_path: Path) -> None:
-    """Of a GIF with several frames the first is taken."""
-    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "lime", "blue")]
-    path = saved(tmp_path / "a.gif", frames[0], save_all=True, append_images=frames[1:])
-    assert pixels(decode(path))[0, 0].tolist() == [255, 0, 0]
-
-
 def test_a_good_image_has_size_hash_and_fingerprint(tmp_path: Path) -> None:
-    """The hash of the pixels does not depend on the format."""
+    """The hash of the pixels does not depend on the format, but on their values and on the sides of the image."""
     png, bmp = (inspect_image(saved(tmp_path / f"a.{suffix}", scene())) for suffix in ("png", "bmp"))
     assert (png.reason, png.width, png.height, png.phash) == ("", WIDTH, HEIGHT, WIDTH)
     assert png == bmp
     turned = inspect_image(saved(tmp_path / "b.png", scene().rotate(180)))
     assert turned.pixels != png.pixels
-
-
-def test_equal_bytes_of_another_shape_are_other_pixels(tmp_path: Path) -> None:
-    """Two images of one colour with equal bytes but other sides have different hashes."""
     wide, tall = (
         inspect_image(saved(tmp_path / f"{w}.png", Image.new("RGB", (w, h), "red"))) for w, h in ((20, 10), (10, 20))
     )
@@ -206,47 +137,10 @@ def test_a_size_beyond_the_limits_is_read_from_the_header(tmp_path: Path) -> Non
     assert inspect_image(path, min_side=HEIGHT, max_pixels=WIDTH * HEIGHT).reason == ""
 
 
-@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9])
-@pytest.mark.parametrize("suffix", ["jpg", "png", "bmp", "ppm"])
-def test_a_cut_file_is_truncated(tmp_path: Path, suffix: str, share: float) -> None:
-    """A JPEG, PNG, BMP or PPM cut at any point is truncated; decoding it is refused by name."""
-    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8))
-    content = saved(tmp_path / f"whole.{suffix}", noise).read_bytes()
-    path = tmp_path / f"cut.{suffix}"
-    path.write_bytes(content[: int(len(content) * share)])
-    assert inspect_image(path).reason == "truncated"
-    with refuses((path, "damaged")):
-        decode(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "empty"),
-        (b"these are words\n", "not an image"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 100 100\n", "unsupported format: PostScript"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg' width='99' height='99'/>", "unsupported format: SVG"),
-        (png_with_size(64, 64, b"nothing that zlib knows"), "not decodable"),
-    ],
-)
-def test_a_file_that_is_no_image_has_its_reason(tmp_path: Path, content: bytes, reason: str) -> None:
-    """An empty file, text or EPS named .jpg, and a broken PNG have different reasons."""
-    path = tmp_path / "a.jpg"
-    path.write_bytes(content)
-    assert inspect_image(path).reason == reason
-
-
-def test_damaged_bytes_never_end_in_a_crash(tmp_path: Path) -> None:
-    """For 400 damaged files there is a reason, or the image."""
-    draw = np.random.default_rng(0)
-    for suffix in ("jpg", "png", "gif", "bmp", "webp", "tiff", "avif", "jp2"):
-        content = np.frombuffer(saved(tmp_path / f"a.{suffix}", scene()).read_bytes(), np.uint8)
-        for _ in range(50):
-            broken = content.copy()
-            broken[draw.integers(0, min(len(broken), 400), 6)] = draw.integers(0, 256, 6)
-            path = tmp_path / f"broken.{suffix}"
-            path.write_bytes(broken.tobytes())
-            assert inspect_image(path).reason.partition(": ")[0] in ("", *decoders.REASONS)
+def test_a_png_whose_pixels_are_broken_is_not_decodable(tmp_path: Path) -> None:
+    """It is whole and has a size, so it is not truncated; its size is that of the header."""
+    (tmp_path / "a.png").write_bytes(png_with_size(64, 64, b"nothing that zlib knows"))
+    assert inspect_image(tmp_path / "a.png") == images.ImageInfo("not decodable", 64, 64)
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
@@ -270,9 +164,3 @@ def test_a_large_jpeg_is_decoded_at_a_reduced_scale(
     assert draft.size == decoded
     small, full = (pixels(image.resize((50, 50))) for image in (draft, decode(path)))
     assert abs(small - full).max() <= 2
-
-
-def test_any_name_is_allowed(tmp_path: Path) -> None:
-    """A name with spaces, quotes, a newline and other letters makes no difference."""
-    path = saved(tmp_path / "plain.png", scene()).rename(tmp_path / 'a b, "c"\nñ 花.png')
-    assert inspect_image(path).reason == ""
