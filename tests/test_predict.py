@@ -55,12 +55,6 @@ def folder(evaluated: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return evaluated
 
 
-def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`perennial predict …` in `folder`."""
-    command = [sys.executable, "-m", "pipeline", "predict", *arguments]
-    return starts.run(command, cwd=folder, encoding="utf-8")
-
-
 def computing(errors: str, by: str = "models/model.") -> list[str]:
     """The lines on stderr after the first one, which names the file that computes."""
     first, *others = errors.splitlines()
@@ -71,24 +65,6 @@ def computing(errors: str, by: str = "models/model.") -> list[str]:
 def ask(*images: Path, form: str = "text", top: int | None = None, **options: Any) -> int:
     """Predict in this process: the number of files that are no images."""
     return predict.predict(classify.Request(images, **options), form, top)
-
-
-def test_a_test_image_gets_the_evaluations_probabilities(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The probabilities of every test image are those of predictions.csv up to rounding, in any order of the images."""
-    rows = files.read_csv(folder / "metrics/predictions.csv")
-    paths = [Path("data/images") / row["path"] for row in reversed(rows)]
-    assert ask(*paths, form="json") == 0
-    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [answer["path"] for answer in answers] == [str(path) for path in paths]
-    for answer, row in zip(answers, reversed(rows), strict=True):
-        assert list(answer["probabilities"]) == list(CLASSES)
-        assert list(answer["probabilities"].values()) == pytest.approx(
-            [float(row[f"p_{name}"]) for name in CLASSES], abs=1e-5
-        )
-        assert (
-            answer["probability"] == answer["probabilities"][answer["class"]] == max(answer["probabilities"].values())
-        )
-        assert answer["class"] == row["prediction"]
 
 
 def test_an_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,14 +80,6 @@ def test_an_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     loaded = photos.load_image(tmp_path / "a.jpg", View(packed_size=20, resize=20, crop=16), 10**6)
     assert len(opened) == 1
     assert (loaded.pixels.shape, loaded.size) == ((20, 20, 3), (640, 400))
-
-
-@pytest.mark.parametrize(("image", "answers"), [("data/images/daisy/00 é.png", 1), ("missing.png", 0)])
-def test_one_image(folder: Path, image: str, answers: int) -> None:
-    """An image prints one line and ends with status 0, a missing one ends with 1."""
-    done = call(folder, image)
-    assert (done.returncode, len(computing(done.stderr))) == (1 - answers, 1 - answers)
-    assert [line.rpartition(": ")[0] for line in done.stdout.splitlines()] == [image] * answers
 
 
 @pytest.mark.parametrize(
@@ -200,17 +168,23 @@ def elsewhere(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def test_onnx_answers_as_torch_does_from_any_folder(exporting: Path, tmp_path: Path) -> None:
-    """From a folder that is no project, both give the classes of predictions.csv, one JSON object per line."""
-    rows = files.read_csv(exporting / "metrics/predictions.csv")
+    """From a folder that is no project, both give classes and probabilities of predictions.csv, one JSON object per
+    line, in any order of the images. An image that is missing is named, and the exit status is then 1."""
+    rows = files.read_csv(exporting / "metrics/predictions.csv")[::-1]
     paths = [str(exporting / "data/images" / row["path"]) for row in rows]
     for model in ("models/model.safetensors", "models/model.onnx"):
         done = elsewhere(tmp_path, "--model", str(exporting / model), "--json", *paths)
         assert (done.returncode, done.stderr) == (0, "")
         answers = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [answer["path"] for answer in answers] == paths
         assert [answer["class"] for answer in answers] == [row["prediction"] for row in rows]
         for answer, row in zip(answers, rows, strict=True):
-            expected = [float(row[f"p_{name}"]) for name in CLASSES]
-            assert list(answer["probabilities"].values()) == pytest.approx(expected, abs=1e-5)
+            chances = answer["probabilities"]
+            assert list(chances) == list(CLASSES)
+            assert list(chances.values()) == pytest.approx([float(row[f"p_{name}"]) for name in CLASSES], abs=1e-5)
+            assert answer["probability"] == chances[answer["class"]] == max(chances.values())
+    done = elsewhere(tmp_path, "--model", str(exporting / "models/model.onnx"), "missing.png", paths[0])
+    assert (done.returncode, len(done.stdout.splitlines()), len(done.stderr.splitlines())) == (1, 1, 1)
 
 
 def endless(model: onnx.ModelProto) -> None:
@@ -421,18 +395,6 @@ def test_a_name_that_acts_on_a_terminal_is_printed_with_escapes(
         assert visible("\x1bnotes") in err
         assert all(letter == "\n" or letter.isprintable() or letter == "\u202f" for letter in out + err)
     assert json.loads(out.splitlines()[0])["path"] == str(good)
-
-
-def test_a_system_without_utf8_prints_every_name(folder: Path, odd: Path) -> None:
-    """With LC_ALL=C, where Python reads names as ASCII bytes, every image has one line."""
-    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
-    command = [sys.executable, "-m", "pipeline", "predict", str(odd)]
-    done = subprocess.run(command, cwd=folder, env=os.environ | plain, capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert len(computing(done.stderr)) == 1
-    assert sorted(line.rpartition(": ")[0] for line in done.stdout.splitlines()) == [
-        f"{odd}/{name}" for name in (r"\udcc3\udca9 \udce8\udc8a\udcb1.png", "a.png", r"caf\udce9.png")
-    ]
 
 
 @pytest.mark.parametrize(
