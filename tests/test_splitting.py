@@ -56,15 +56,6 @@ def test_every_position_is_tested_once_over_all_folds(key: str, seed: int, folds
     assert tested == 1 or folds == 1
 
 
-def test_the_fractions_hold_on_average() -> None:
-    """Of 20,000 groups the splits get 0.7, 0.1 and 0.2, within four standard deviations."""
-    chosen = settings(seed=1, val=0.1, test=0.2, folds=1, fold=0)
-    splits, _ = splitting.assign([splitting.Group(str(n), {"a": 1}) for n in range(20_000)], chosen)
-    counts = Counter(splits.values())
-    for name, share in (("train", 0.7), ("val", 0.1), ("test", 0.2)):
-        assert abs(counts[name] / 20_000 - share) < 4 * (share * (1 - share) / 20_000) ** 0.5
-
-
 @given(
     st.lists(st.tuples(keys, st.integers(1, 4)), min_size=3, max_size=8, unique_by=lambda drawn: drawn[0]),
     any_settings,
@@ -84,13 +75,6 @@ def test_a_tiny_class_is_in_every_split(drawn: list[tuple[str, int]], chosen: Sp
     }
     assert moved == sum(group.labels["a"] for group in groups if by_chance[group.key] != splits[group.key])
     assert splitting.assign(groups, chosen) == (splits, moved)
-
-
-def test_the_distance_to_an_interval_is_that_on_the_circle() -> None:
-    """A position just below 1 is near an interval from 0; one just above 0 is near an interval to 1."""
-    assert splitting._distance(Fraction(99, 100), (Fraction(0), Fraction(1, 10))) == Fraction(1, 100)
-    assert splitting._distance(Fraction(3, 10), (Fraction(0), Fraction(1, 10))) == Fraction(2, 10)
-    assert splitting._distance(Fraction(5, 100), (Fraction(2, 10), Fraction(1))) == Fraction(5, 100)
 
 
 FILLED: dict[str, tuple[Placed, str, dict[str, str], int]] = {
@@ -193,16 +177,6 @@ def test_a_missing_split_takes_its_fraction_of_train() -> None:
         assert assigned == {key: "train" if name == given_split else name for key, name in everything.items()}
 
 
-def test_every_group_of_train_is_tested_once_over_all_folds() -> None:
-    """Also if val is given and test is cut from train."""
-    groups = [splitting.Group(str(n), {"a": 1}) for n in range(300)]
-    tested: Counter[str] = Counter()
-    for fold in range(10):
-        assigned, _ = splitting.assign(groups, settings(fold=fold), ("train", "test"))
-        tested.update(key for key, name in assigned.items() if name == "test")
-    assert tested == Counter(group.key for group in groups)
-
-
 @pytest.mark.parametrize(
     ("given_splits", "cut"),
     [
@@ -272,16 +246,6 @@ def test_stratified_classes_have_the_fractions(drawn: Classes, chosen: Split) ->
             assert abs(counts[label, name] - fraction * sum(of_class)) <= most + moved
 
 
-@given(classes, st.integers(0, 99))
-def test_stratified_folds_test_every_group_once(drawn: Classes, seed: int) -> None:
-    """The parts that are tested in ten folds are disjoint, and together they are everything."""
-    tested: Counter[str] = Counter()
-    for fold in range(10):
-        positions = splitting.stratified_positions(groups_of(drawn), settings(seed, fold=fold))
-        tested.update(key for key, where in positions.items() if where < Fraction(1, 10))
-    assert tested == Counter(group.key for group in groups_of(drawn))
-
-
 @given(st.integers(30, 200), st.integers(30, 200), any_settings)
 def test_an_image_added_to_a_stratified_class_moves_few(number: int, others: int, chosen: Split) -> None:
     """At most two at each border of a part, all of this class; without `stratify` none."""
@@ -292,13 +256,6 @@ def test_an_image_added_to_a_stratified_class_moves_few(number: int, others: int
     moved = [key for key in first if first[key] != then[key]]
     assert len(moved) <= 6
     assert all(key.startswith("a") for key in moved)
-
-
-def test_many_small_stratified_classes_are_not_all_rounded_down() -> None:
-    """Of 500 classes with 14 images, a tenth of all images is in test, though no class has 1.4 there."""
-    groups = groups_of({f"{number:03}": [1] * 14 for number in range(500)})
-    positions = splitting.stratified_positions(groups, settings())
-    assert abs(sum(where < Fraction(1, 10) for where in positions.values()) - 700) < 40
 
 
 def test_a_stratified_group_of_two_classes_counts_for_the_larger() -> None:
