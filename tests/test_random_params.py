@@ -1,7 +1,5 @@
 """Random parameters are pure functions of (seed, step), the same for every number of processes."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
@@ -96,16 +94,6 @@ def test_the_last_bit_of_an_exponential_decides_nothing(monkeypatch: pytest.Monk
     assert abs(ratios - exp(np.log(0.3) + (np.log(3.3) - np.log(0.3)) * uniform)).max() <= 2**-21
 
 
-def test_evaluation_boxes_by_hand() -> None:
-    """Of 200 × 100, resized to 80 × 40: 30 of 80 and 30 of 40. A crop larger than the image is the whole of it."""
-    shape = np.array([[200, 100]], np.int32)
-    whole = 64 * center.GRID
-    assert center.eval_boxes(shape, 64, 40, 30).tolist() == [
-        [whole * 5 // 16, whole // 8, whole * 11 // 16, whole * 7 // 8]
-    ]
-    assert center.eval_boxes(shape, 64, 40, 100).tolist() == [[0, 0, whole, whole]]
-
-
 def test_a_crop_smaller_than_a_pixel_becomes_one() -> None:
     """Wherever it lies, at an edge, too."""
     sizes = np.tile(np.array([[300, 200]], np.int32), (2000, 1))
@@ -132,7 +120,8 @@ def test_boxes_stay_inside(seed: int, step: int, sizes: list[tuple[int, int]], p
 def test_evaluation_boxes_are_central_squares(
     sizes: list[tuple[int, int]], packed_size: int, resize: int, data: st.DataObject
 ) -> None:
-    """An evaluation box is central and, seen in the original image, a square of crop / resize of the short side."""
+    """An evaluation box is central and, seen in the original image, a square of crop / resize of the short side. A
+    crop larger than the image is the whole of it."""
     crop = data.draw(st.integers(16, resize)) if resize > 16 else 16
     shape = np.array(sizes, np.int32)
     boxes = center.eval_boxes(shape, packed_size, resize, crop)
@@ -142,6 +131,8 @@ def test_evaluation_boxes_are_central_squares(
     assert (abs(boxes[:, :2] + boxes[:, 2:] - packed_size * center.GRID) <= center.GRID).all()
     expected = shape.min(1, keepdims=True) * crop / resize / shape * packed_size * center.GRID
     assert (abs(extent - np.maximum(expected, center.GRID)) <= 1).all()
+    whole = [0, 0, packed_size * center.GRID, packed_size * center.GRID]
+    assert center.eval_boxes(shape, packed_size, resize, 2000 * resize).tolist() == [whole] * len(sizes)
 
 
 def test_crops_are_drawn_as_torchvision_draws_them() -> None:
@@ -168,14 +159,6 @@ def test_jitter_factors_stay_in_their_range(strength: float, seed: int) -> None:
     assert (abs(factors - 1) <= np.float32(strength) + 1e-6).all()
     assert (factors >= 0).all()
     assert (random_params.jitter_factors(seed, 0, 50, 0.0) == 1).all()
-
-
-def test_jitter_factors_are_uniform_and_independent() -> None:
-    """Over many draws: the mean, the deviation and the correlations of three independent uniform numbers."""
-    factors = random_params.jitter_factors(0, 0, 20000, 0.4)
-    assert abs(factors.mean(0) - 1).max() < 0.01
-    assert abs(factors.std(0) - 0.8 / 12**0.5).max() < 0.01
-    assert abs(np.corrcoef(factors.T) - np.eye(3)).max() < 0.03
 
 
 @given(crop=st.integers(16, 300), chance=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
@@ -250,25 +233,6 @@ def test_the_share_of_the_own_image_is_exact(seed: int, crop: int, batch: int, a
         assert float(np.float32(mix.lam)) == mix.lam
 
 
-@given(size=st.sampled_from([1, 2, 3, 4, 6, 12]), data=st.data())
-def test_without_mixing_a_rank_needs_its_own_images_alone(size: int, data: st.DataObject) -> None:
-    """Then there is no partner to load, and the positions are the rank's slice."""
-    rank = data.draw(st.integers(0, size - 1))
-    mine = range(rank, rank + 1)
-    positions, mix = random_params.local(random_params.draw_mix(0, 0, 12, 64, 0.0, 0.0), Share(mine, size))
-    assert positions.tolist() == Share(mine, size).take(np.arange(12)).tolist()
-    assert (mix.lam, mix.box, mix.keep) == (1, (0, 0, 0, 0), 1)
-    assert mix.images.tolist() == mix.partners.tolist() == list(range(12 // size))
-
-
-def test_lam_has_a_beta_distribution() -> None:
-    """Mean 1/2 and variance 1 / (4 (2 alpha + 1)), for mixup and, before the box is clipped, for CutMix."""
-    for alpha in (0.2, 1.0, 4.0):
-        lams = np.array([random_params.draw_mix(0, step, 2, 224, alpha, 0.0).lam for step in range(4000)])
-        assert abs(lams.mean() - 0.5) < 0.03
-        assert abs(lams.var() - 1 / (4 * (2 * alpha + 1))) < 0.01
-
-
 def test_boxes_are_cut_as_torchvision_cuts_them() -> None:
     """Over many draws the own share after clipping and the box's place are distributed as those of its CutMix."""
     torch.manual_seed(0)
@@ -281,12 +245,6 @@ def test_boxes_are_cut_as_torchvision_cuts_them() -> None:
     assert abs(lams[0].std() - lams[1].std()) < 0.02
     assert abs(np.mean(cut[0], axis=0) - np.mean(cut[1], axis=0)).max() < 1.5
     assert abs(np.std(cut[0], axis=0) - np.std(cut[1], axis=0)).max() < 1.5
-
-
-def test_with_both_a_batch_takes_one_of_them() -> None:
-    """Mixup and CutMix are taken equally often."""
-    kinds = Counter(random_params.draw_mix(0, step, 2, 64, 1.0, 1.0).keep > 0 for step in range(2000))
-    assert abs(kinds[True] - 1000) < 100
 
 
 def test_the_draws_are_these() -> None:
