@@ -4,7 +4,6 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -258,44 +257,3 @@ def test_cleanvision_names_the_same_photos(photos: Path) -> None:
     assert all(theirs == ours for name, (theirs, ours, _) in found.items() if name not in ("grey", "odd_size"))
     assert (len(found["grey"][1]), len(found["odd_size"][1])) == (4, 1)
     assert found["odd_size"][1] <= found["odd_size"][0]
-
-
-def blurred(image: Image.Image, degree: int) -> Image.Image:
-    return image.filter(ImageFilter.GaussianBlur(degree * image.width / 320))
-
-
-def flattened(image: Image.Image, twentieths: int) -> Image.Image:
-    return image.crop((0, 0, image.width, image.height * twentieths // 20))
-
-
-def resized(image: Image.Image, factor: float) -> Image.Image:
-    return image.resize((int(image.width * factor), int(image.height * factor)))
-
-
-ALTERED: dict[str, Callable[[Image.Image], Image.Image]] = {
-    **{f"dark {k}": partial(scaled, factor=k / 20) for k in range(3, 10)},
-    **{f"bright {k}": partial(scaled, factor=k / 100, offset=255 - 2.55 * k) for k in range(2, 9)},
-    **{f"blurred {k}": partial(blurred, degree=k) for k in (1, 2, 3, 5, 8)},
-    **{f"few colours {k}": partial(ImageOps.posterize, bits=k) for k in (1, 2, 3)},
-    **{f"flat {k}": partial(flattened, twentieths=k) for k in range(4, 10)},
-    "grey": partial(Image.Image.convert, mode="L"),
-    "large": partial(resized, factor=3),
-    "small": partial(resized, factor=0.125),
-}
-MOST_APART = {"dark": 1, "bright": 1, "blurred": 1, "low_information": 1, "odd_aspect": 0, "odd_size": 0}
-
-
-@pytest.mark.slow("cleanvision takes 10 seconds; make test has what each measure says of an image")
-def test_cleanvision_names_the_same_altered_photos(photos: Path, tmp_path: Path) -> None:
-    """Photos that are darkened, blurred and so on by degrees, across each limit: nearly all decisions are the same."""
-    for path in sorted(photos.glob("*/*.jpg"))[::3]:
-        with Image.open(path) as opened:
-            image = opened.convert("RGB")
-            for name, alter in ALTERED.items():
-                alter(image).save(tmp_path / f"{name} {path.stem}.png", compress_level=1)
-    found = both(tmp_path)
-    print({name: (len(theirs), len(theirs ^ ours), number) for name, (theirs, ours, number) in found.items()})
-    assert all(len(theirs) > 5 for theirs, _, _ in found.values())
-    apart = {name: len(theirs ^ ours) for name, (theirs, ours, _) in found.items() if name != "grey"}
-    assert all(apart[name] <= most for name, most in MOST_APART.items()), apart
-    assert found["grey"][0] <= found["grey"][1]
