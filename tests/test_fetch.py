@@ -2,12 +2,10 @@
 
 import hashlib
 import os
-import pty
 import re
 import signal
 import subprocess
 import sys
-import termios
 import threading
 import time
 from collections.abc import Callable
@@ -18,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.base import files
 from pipeline.base.errors import Kind, UserError
 from pipeline.data import fetch
 from tests.conftest import PROJECT
 from tests.helpers.refusals import refuses
-from tests.helpers.sources import BODY, NO_WAITS, PHOTOS, reply, server, tar_bytes
+from tests.helpers.sources import BODY, NO_WAITS, reply, server
+from tests.helpers.terminals import Screen
 
 BODY_SHA256 = hashlib.sha256(BODY).hexdigest()
 LIMIT = 10**7  # bytes
@@ -57,28 +55,14 @@ def test_a_temporary_error_is_tried_again(
     assert [f"try {n} failed" in printed for n in (1, 2, 3)] == [True, True, False]
 
 
-def test_a_terminal_sees_a_bar(tmp_path: Path) -> None:
-    """With the bytes so far and all bytes. It stands on stderr; 1 second: another Python starts."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
-    code = (
-        "import sys, pathlib; from pipeline.data import fetch; "
-        "fetch.download(sys.argv[1], pathlib.Path('got'), sys.argv[2], 10**7, fetch.ARCHIVE)"
-    )
-    environ = {key: value for key, value in os.environ.items() if key != "CI"}
+def test_a_terminal_sees_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On stderr, with the share of all bytes."""
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.delenv("CI", raising=False)
     with server(lambda request, n: reply(request, BODY)) as (url, _):
-        command = [sys.executable, "-c", code, url, BODY_SHA256]
-        environ["PYTHONPATH"] = str(PROJECT)
-        done = subprocess.run(command, cwd=tmp_path, env=environ, stderr=theirs, check=False)
-    os.close(theirs)
-    said = ""
-    with suppress(OSError):  # the end
-        while part := os.read(ours, 10_000):
-            said += part.decode()
-    os.close(ours)
-    assert done.returncode == 0, said
-    assert "100%" in said
-    assert (tmp_path / "got").read_bytes() == BODY
+        fetch.download(url, tmp_path / "got", BODY_SHA256, LIMIT, fetch.ARCHIVE)
+    assert "100%" in screen.getvalue()
 
 
 def test_a_download_says_where_it_is_also_while_no_byte_comes(
@@ -127,18 +111,19 @@ def test_a_download_that_is_too_long_ends(tmp_path: Path, length: int | None) ->
 
 @pytest.mark.parametrize("status", [200, 404, 503])
 def test_no_password_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str], status: int) -> None:
-    """The server gets the user's name and password, and the token of the query; no message and no line has them."""
-    got: list[tuple[str, str | None]] = []
+    """The server gets the user's name and password, and the token of the query; no message and no line has them. It is
+    asked not to encode what it sends: the bytes of an archive are stored as they are."""
+    got: list[tuple[str, str | None, str | None]] = []
 
     def answer(request: BaseHTTPRequestHandler, n: int) -> None:
-        got.append((request.path, request.headers["Authorization"]))
+        got.append((request.path, request.headers["Authorization"], request.headers["Accept-Encoding"]))
         reply(request, BODY if status == 200 else b"", status)
 
     with server(answer) as (url, _):
         secret = url.replace("://", "://anna:pass%40w0rd@") + "?token=w0rd"
         with pytest.raises(UserError) as caught:
             fetch.download(secret, tmp_path / "got", "0" * 64, LIMIT, fetch.ARCHIVE)
-    assert got[0] == ("/photos.tgz?token=w0rd", "Basic YW5uYTpwYXNzQHcwcmQ=")
+    assert got[0] == ("/photos.tgz?token=w0rd", "Basic YW5uYTpwYXNzQHcwcmQ=", "identity")
     said = str(caught.value) + capfd.readouterr().err
     assert url in said.replace("…@", "")
     assert "w0rd" not in said
@@ -202,19 +187,6 @@ def test_a_download_is_kept_and_checked_and_fetched_again_if_damaged(
     assert sum(str(kept) in line for line in lines) == 1
 
 
-def test_bytes_are_stored_as_they_are_in_the_archive(tmp_path: Path) -> None:
-    """The server is asked not to encode what it sends."""
-    encodings: list[str | None] = []
-
-    def answer(request: BaseHTTPRequestHandler, n: int) -> None:
-        encodings.append(request.headers["Accept-Encoding"])
-        reply(request, BODY)
-
-    with server(answer) as (url, _):
-        fetch.download(url, tmp_path / "got", BODY_SHA256, LIMIT, fetch.ARCHIVE)
-    assert encodings == ["identity"]
-
-
 def test_a_killed_download_leaves_nothing_and_the_next_one_succeeds(tmp_path: Path) -> None:
     """SIGKILL during a download leaves only a partial file; the next run removes it and succeeds."""
     digest, killed = BODY_SHA256, threading.Event()
@@ -252,20 +224,20 @@ def test_a_killed_download_leaves_nothing_and_the_next_one_succeeds(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("url", "kind"),
-    [("file://photos.tgz", "value"), ("file:///nowhere/photos.tgz", "missing"), ("file:///", "missing")],
+    ("url", "key", "kind"),
+    [
+        ("file://photos.tgz", "data.url", "value"),
+        ("file:///nowhere/photos.tgz", "data.url", "missing"),
+        ("file:///", "data.url", "missing"),
+        ("file://{own}", "data.sha256", "differs"),
+    ],
 )
-def test_a_wrong_file_address_is_refused(url: str, kind: Kind, tmp_path: Path) -> None:
-    """An address without a full path, or of no file."""
-    with refuses(("data.url", kind)):
-        fetch.obtain_archive(url, "0" * 64, tmp_path, LIMIT)
-
-
-def test_an_own_archive_with_a_wrong_hash_stays(tmp_path: Path) -> None:
-    """A file:// archive is never removed."""
-    archive = tmp_path / "own#1.tar"
-    archive.write_bytes(tar_bytes(PHOTOS))
-    with refuses(("data.sha256", "differs")):
-        fetch.obtain_archive(f"file://{archive}", "0" * 64, tmp_path, LIMIT)
-    assert archive.exists()
-    assert fetch.obtain_archive(f"file://{archive}", files.sha256(archive), tmp_path, LIMIT) == archive
+def test_a_file_address_that_is_wrong_or_of_another_file_is_refused(
+    url: str, key: str, kind: Kind, tmp_path: Path
+) -> None:
+    """An address without a full path, or of no file. A file that is refused stays, and is used with its own hash."""
+    own = tmp_path / "own#1.tar"
+    own.write_bytes(BODY)
+    with refuses((key, kind)):
+        fetch.obtain_archive(url.format(own=own), "0" * 64, tmp_path, LIMIT)
+    assert fetch.obtain_archive(f"file://{own}", BODY_SHA256, tmp_path, LIMIT) == own
