@@ -20,6 +20,7 @@ from pipeline.reruns.revisions import Revision
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.measured import eval_figures, train_figures
 from tests.helpers.projects import call, commit, copy_project
+from tests.helpers.refusals import refuses
 
 FIGURES = {"val_accuracy": 0.9, "accuracy": 0.8, "macro_f1": 0.75}
 IMAGES = {"train": 400, "val": 50, "test": 100}
@@ -51,33 +52,22 @@ def test_accuracies_have_the_interval_of_their_images() -> None:
     assert compare.cells(revision("a", images={}), revision("a"), [])[1:3] == ["0.900", "0.800"]
 
 
-def test_a_failed_experiment_has_no_figures() -> None:
-    """It shows its state, and the params with which it failed; how to see why is below the table."""
-    failed = Revision("b", "failed", {"train.lr": 9.0})
-    shown = lines(revision("a"), failed)
-    assert shown[2].split()[:2] == ["b", "failed"]
-    assert "0.8" not in shown[2]
-    assert "train.lr=9.0" in shown[2]
-    assert "failed: why: dvc queue logs b" in list(compare.notes([revision("a"), failed]))
-
-
-def test_a_model_that_was_not_tested_is_said() -> None:
-    """It has a validation accuracy, and a dash for the test; the note says how to test it."""
-    trained = revision("b", figures={"val_accuracy": 0.9}, timing={"seconds": 1.0, "images_per_second": 2.0})
-    tested = revision("a", timing={"seconds": 1.0, "images_per_second": 2.0})
-    assert compare.cells(trained, tested, [])[1:4] == ["0.900 (0.786-0.957)", "–", "–"]
-    assert list(compare.notes([tested, trained])) == [
-        "only trained, not tested: b; to test one: dvc exp apply NAME && perennial repro"
-    ]
-
-
-def test_unknown_times_are_said_to_be_unknown() -> None:
-    """Seconds and images/s are those of runs/; of a training elsewhere they are a dash, and the note says why."""
-    timed = revision("a", timing={"seconds": 61.4, "images_per_second": 1234.5})
-    assert compare.cells(timed, timed, [])[4:6] == ["61", "1,234"]
-    assert list(compare.notes([timed])) == []
-    assert compare.cells(revision("b"), timed, [])[4:6] == ["–", "–"]
-    assert [note[:12] for note in compare.notes([timed, revision("b")])] == ["–: not known"]
+def test_what_is_not_known_is_a_dash_and_has_a_note() -> None:
+    """Of a failed run its params are shown; of a model that was only trained, no test; times are those of runs/."""
+    timing = {"seconds": 61.4, "images_per_second": 1234.5}
+    first, failed = revision("a", timing=timing), Revision("b", "failed", {"train.lr": 9.0})
+    trained, untimed = revision("c", figures={"val_accuracy": 0.9}, timing=timing), revision("d")
+    shown = lines(first, failed)[2]
+    assert shown.split()[:2] == ["b", "failed"]
+    assert "train.lr=9.0" in shown
+    assert "0.8" not in shown
+    assert compare.cells(first, first, [])[4:6] == ["61", "1,234"]
+    assert compare.cells(trained, first, [])[1:4] == ["0.900 (0.786-0.957)", "–", "–"]
+    assert compare.cells(untimed, first, [])[4:6] == ["–", "–"]
+    assert list(compare.notes([first])) == []
+    for one, named in ((failed, "failed: "), (trained, "not tested: c;"), (untimed, "–: ")):
+        (note,) = compare.notes([first, one])
+        assert named in note
 
 
 def test_five_experiments_fit_into_110_columns() -> None:
@@ -104,29 +94,24 @@ def answers(*right: bool) -> list[dict[str, str]]:
 def test_of_two_the_better_one_is_named_and_whether_it_is_shown() -> None:
     """With the difference in points, p, and how many images each has right alone."""
     few, many = answers(*[True] * 3, *[False] * 7), answers(*[False] * 1, *[True] * 9)
-    said = compare.describe_test(("x", "y"), (few, many))
-    assert said.startswith("y has 60.0 points more on these 10 images than x; chance can do as much (p = 0.07): ")
-    assert "1 images that only x has right, 7 that only y has right; McNemar's exact test, level 5 %" in said
-    assert "better" not in said  # it would contradict what follows
-    assert compare.describe_test(("y", "x"), (many, few)).startswith("y has 60.0 points more")
+    for names, tables in ((("x", "y"), (few, many)), (("y", "x"), (many, few))):
+        said = compare.describe_test(names, tables)
+        assert said.startswith("y has 60.0 points more")
+        assert "(p = 0.07)" in said
+        assert "better" not in said  # it would contradict what follows
+    assert "1 images that only x has right, 7 that only y" in compare.describe_test(("x", "y"), (few, many))
     shown = compare.describe_test(("x", "y"), (answers(*[False] * 9), answers(*[True] * 9)))
-    assert shown.startswith("y is better than x: 100.0 points more on these 9 images, ")
-    assert "(p = 0.0039): 0 images that only x has right" in shown
-    assert "can do as much" not in shown
-    assert compare.describe_test(("x", "y"), (few, few)).startswith(
-        "x and y are equally accurate on these 10 images: 0 images that"
-    )
+    assert shown.startswith("y is better than x: 100.0 points more")
+    assert "p = 0.0039" in shown
+    assert compare.describe_test(("x", "y"), (few, few)).startswith("x and y are equally accurate")
 
 
 def test_without_the_same_test_images_there_is_no_test() -> None:
-    """Accuracies on other images cannot be compared: the numbers are named. Without predictions, how to get them is."""
-    said = compare.reason_against_test(("x", "y"), (answers(True, True), answers(True, True, True)))
-    assert said.startswith("no test of the difference: x and y have other test images (2 and 3, 2 in common)")
-    said = compare.reason_against_test(("x", "y"), (answers(True), []))
-    assert said.startswith(
-        "no test of the difference: the predictions of y are neither in DVC's cache nor in its remote"
-    )
-    assert said.endswith("run again what made them, or dvc push where they are")
+    """Accuracies on other images cannot be compared. Without predictions there is nothing to compare."""
+    pair = ("x", "y")
+    assert "2 and 3, 2 in common" in compare.reason_against_test(pair, (answers(True, True), answers(True, True, True)))
+    assert "the predictions of y" in compare.reason_against_test(pair, (answers(True), []))
+    assert compare.reason_against_test(pair, (answers(True), answers(False))) == ""
 
 
 def printed(folder: Path, *arguments: str, check: bool = True) -> str:
@@ -254,9 +239,8 @@ def test_figures_of_the_model_before_are_not_those_of_this_one(tmp_path: Path, m
         write_params(folder / "dvc.lock", {"schema": "2.0", "stages": stages})
         assert revisions.read("workspace", {}, params.load().paths).figures == expected
     (folder / "metrics/train.json").write_text("{}")
-    with pytest.raises(UserError) as error:
+    with refuses(("metrics/train.json of workspace", "damaged")):
         revisions.read("workspace", {}, params.load().paths)
-    assert [(fault.key, fault.kind) for fault in error.value.faults] == [("metrics/train.json of workspace", "damaged")]
 
 
 def test_a_remote_that_closes_its_connection_is_an_error() -> None:
@@ -265,13 +249,12 @@ def test_a_remote_that_closes_its_connection_is_an_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        with pytest.raises(UserError) as error:
+        with refuses(("HEAD", "unknown")):
             revisions._ask_dvc(lambda: os.write(writing, b"question"), "HEAD")
         assert signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGPIPE, handler)
         os.close(writing)
-    assert [fault.key for fault in error.value.faults] == ["HEAD"]
 
 
 def test_a_revision_that_does_not_exist_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,13 +264,11 @@ def test_a_revision_that_does_not_exist_is_refused_by_name(tmp_path: Path, monke
     paths = params.load().paths
     for name in ("nowhere", "", "HEAD:params.yaml", "HEAD^{tree}", "x" * 5000):
         for question in (lambda: revisions.read(name, {}, paths), lambda: fetch(name, [], tmp_path)):  # noqa: B023
-            with pytest.raises(UserError, match=r"; allowed: workspace, or a commit, branch, tag or exper") as refused:
+            with pytest.raises(UserError) as refused:
                 question()
-            said = str(refused.value)
-            assert said.startswith(f"{name[:100] or repr('')}: ")
-            assert "\n" not in said
-            assert len(said) < 400
+            assert [fault.kind for fault in refused.value.faults] == ["unknown"]
+            assert str(refused.value).startswith(name[:100] or repr(""))
+            assert len(str(refused.value)) < 400
     head = revisions.read("HEAD", {}, paths)
     assert head.state == revisions.NO_RUN
-    (note,) = compare.notes([head])
-    assert "perennial compare workspace" in note
+    assert len(list(compare.notes([head]))) == 1
