@@ -18,6 +18,7 @@ from tests.documents.phrases import Say
 
 RECIPES = {  # name of the record → what was tested
     "mini": "flower_photos, one fifth, tested in 5 folds",
+    "base": "flower_photos, all, tested in 5 folds",
     "long": "flower_photos, all, tested in 5 folds",
 }
 DIGITS = 12  # of a commit and of the digest of the images
