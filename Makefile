@@ -12,7 +12,7 @@ READY_TESTS := $(VENV)/.ready-tests
 PROMPT := perennial
 PERENNIAL_IMAGE ?= perennial
 TARGET ?= runtime
-BENCHMARKS := loader ceiling ways time_to_accuracy pipeline prepare growth
+BENCHMARKS := loader ceiling ways peers time_to_accuracy pipeline prepare growth
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 help:  ## this list
@@ -105,7 +105,7 @@ format: $(READY_TESTS)  ## format the code, and fix what ruff can fix
 docs: $(READY_TESTS)  ## write the generated parts of the documents anew
 	@python -m tests.documents
 
-bench: setup  ## measure what needs no GPU, 15 minutes on 2 idle cores (photos: ARCHIVE=file:///…); python -m benchmarks lists
+bench: setup  ## measure what needs no GPU, 20 minutes on 2 idle cores (photos: ARCHIVE=file:///…); python -m benchmarks lists
 	@for name in $(BENCHMARKS); do \
 		python -m benchmarks $$name $(if $(ARCHIVE),--archive "$(ARCHIVE)") $(if $(SHA256),--sha256 "$(SHA256)") || exit; \
 	done

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
-from benchmarks.speed import devices, gpu, growth, portable, ways
+from benchmarks.speed import devices, gpu, growth, peers, portable, ways
 from tests.conftest import PROJECT
 from tests.documents import figures
 from tests.helpers.refusals import refuses
@@ -26,6 +26,7 @@ NAMES = (
     "ceiling",
     "ways",
     "devices",
+    "peers",
     "time_to_accuracy",
     "pipeline",
     "loader",
@@ -96,6 +97,20 @@ def test_ways_that_are_cut_go_on_with_the_next_turn(tmp_path: Path, monkeypatch:
     }  # fmt: skip
 
 
+def test_other_programs_are_compared_in_the_same_precision() -> None:
+    """As a ratio of the seconds per epoch, and by the epoch at whose end ours has taken less, `split` included."""
+    seconds = {"ours tf32": 4.0, "ours fp16": 2.0, "tutorial tf32": 5.0, "timm fp16": 3.0, "torchvision fp16": 2.0}
+    rows = {"split, once": {"seconds": 1.5}, "prepare, once": {"seconds": 1.0}} | {
+        name: {"epoch_s": value} for name, value in seconds.items()
+    }
+    assert peers.compared(rows) == {
+        "once_s": 2.5,
+        "times_as_long": {"tutorial tf32": 1.25, "timm fp16": 1.5, "torchvision fp16": 1.0},
+        "less_from_epoch": {"tutorial tf32": 3, "timm fp16": 3, "torchvision fp16": None},
+    }
+    assert [measuring.less_from(once, 1.0, 3.0) for once in (0.0, 1.9, 2.0, 2.1)] == [1, 1, 2, 2]
+
+
 def of_all_sizes(rows: dict[str, Any]) -> dict[str, Any]:
     """The rows, with those of the tiny preset also under the size that the table has."""
     return rows | {name.replace(" 32", f" {figures.SIDE}"): row for name, row in rows.items()}
@@ -142,10 +157,10 @@ def test_the_gpu_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_the_gpu_command_has_each_part_once() -> None:
-    """Tests and benchmarks, the most important first; all parts write at most six files."""
+    """Tests and benchmarks, the most important first; all parts write at most seven files."""
     assert sorted(gpu.PARTS) == sorted([*gpu.TESTS, *gpu.BENCHMARKS])
     assert gpu.PARTS[:2] == ("collect", "bits")
-    assert len({arguments[0] for arguments in gpu.BENCHMARKS.values()}) + 1 <= 6
+    assert len({arguments[0] for arguments in gpu.BENCHMARKS.values()}) + 1 <= 7
     options = argparse.Namespace(device="cuda", out=Path("out"), archive="file:///some.tgz")
     assert all("--resume" in gpu.command(part, options) for part in gpu.BENCHMARKS)
     assert all("--gpu-report" in gpu.command(part, options) for part in gpu.TESTS)

@@ -1,4 +1,4 @@
-"""Other loaders of training images, written after their documentation: the contenders of `loader`.
+"""Other loaders of training images, written after their documentation: the contenders of `loader` and `peers`.
 
 Each reads the same files, takes random resized crops with flips, and gives batches of normalized float32 images
 [n, 3, s, s] with labels, one epoch per iteration. All use every core; torch's own has one worker process per core.

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,28 @@ class Report:
 def formatted(value: Any) -> str:
     """A figure as text for a table."""
     return f"{value:.4g}" if isinstance(value, float) else "–" if value is None else str(value)
+
+
+def unfinished(report: Report, names: Iterable[str], turns: int) -> list[str]:
+    """The names that have not taken all their turns."""
+    return [name for name in names if report.rows.get(name, {}).get("turns", 0) < turns]
+
+
+def take_turns(report: Report, names: Sequence[str], turns: int, run: Callable[[str], list[float]]) -> None:
+    """Add a row for each name after each of its turns: the median of the seconds per epoch that `run` measures.
+
+    Turns that an earlier start has taken are not taken again.
+    """
+    for turn, name in product(range(turns), names):
+        row = report.rows.get(name, {"turns": 0, "epochs": []})
+        if row["turns"] == turn:
+            epochs = row["epochs"] + run(name)
+            report.add(name, {"epoch_s": statistics.median(epochs), "turns": turn + 1, "epochs": epochs})
+
+
+def less_from(once: float, ours: float, other: float) -> int | None:
+    """From which epoch on ours costs less in all: `once` and then `ours` per epoch, against `other` per epoch."""
+    return int(once / (other - ours)) + 1 if other > ours else None
 
 
 @contextmanager

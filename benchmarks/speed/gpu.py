@@ -2,7 +2,7 @@
 
     python -m benchmarks gpu --write-packages FOLDER         the packages that such a machine lacks, for Python 3.12
     python -m benchmarks gpu --out FOLDER --packages FOLDER --archive file:///…/flower_photos_240.tgz --minutes 9
-    python -m benchmarks gpu --out FOLDER --device cpu       a dry run with tiny presets, about 3 minutes
+    python -m benchmarks gpu --out FOLDER --device cpu       a dry run with tiny presets, about 4 minutes
 
 It needs no network, and a Python with torch, torchvision, numpy, numba, scipy, pytest, hypothesis, psutil, requests,
 tensorboard and timm. Photos come from an archive; what the stages before training make of them is kept in
@@ -40,10 +40,11 @@ BENCHMARKS = {
     "ceiling": ["ceiling", "--without", "compiled"],
     "time_to_accuracy": ["time_to_accuracy"],
     "ways": ["ways"],
+    "peers": ["peers"],
     "compiled": ["ceiling"],
     "loader": ["loader"],
 }
-PARTS = ("collect", "bits", "steps", "ceiling", "time_to_accuracy", "tests", "ways", "compiled", "loader")
+PARTS = ("collect", "bits", "steps", "ceiling", "time_to_accuracy", "tests", "ways", "peers", "compiled", "loader")
 DRY_TESTS = ["-k", "accumulation and fp32"]  # the tests in a dry run
 STOPPED = 75  # exit status: run again to continue, as for the stages
 GRACE_SECONDS = 15  # time for a part to end

@@ -11,9 +11,8 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.harness import measuring, workspace
@@ -118,14 +117,10 @@ def measure(name: str, options: argparse.Namespace, cases: Mapping[str, Case], *
         if not possible:
             reason = "this machine can run no case"
             raise UserError(Fault("--device", options.device, "machine", reason, "cuda with a GPU, or cpu"))
-        wanted = [title for title in possible if report.rows.get(title, {}).get("turns", 0) < preset.turns]
+        wanted = measuring.unfinished(report, possible, preset.turns)
         if wanted:
             workspace.prepare(base / "copy", options.store)
-        for turn, title in product(range(preset.turns), wanted):
-            row = report.rows.get(title, {"turns": 0, "epochs": []})
-            if row["turns"] == turn:  # else an earlier start has taken it
-                epochs = row["epochs"] + run(base / "copy", *cases[title])
-                report.add(title, {"epoch_s": median(epochs), "turns": turn + 1, "epochs": epochs})
+        measuring.take_turns(report, wanted, preset.turns, lambda title: run(base / "copy", *cases[title]))
     return report
 
 

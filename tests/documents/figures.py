@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import measuring
 from benchmarks.harness.measuring import RESULTS
 
 SIDE = 224
@@ -25,11 +26,16 @@ def loader(report: Report) -> list[Line]:
 
 
 def cheaper_from(once: float, ours: float, other: float) -> str:
-    """From which epoch on ours costs less: `once` in `prepare` and then `ours` per epoch, against `other` per epoch.
+    """The words for the epoch from which on ours costs less in all: `once` in `prepare`, and then `ours` per epoch.
 
     The decode of `split` is not counted.
     """
-    return f"less in all from epoch {int(once / (other - ours)) + 1}" if other > ours else "less in no epoch"
+    return in_all(measuring.less_from(once, ours, other))
+
+
+def in_all(epoch: int | None) -> str:
+    """The words for the epoch from which on ours costs less in all; None: there is none."""
+    return f"less in all from epoch {epoch}" if epoch else "less in no epoch"
 
 
 def prepare(report: Report) -> list[Line]:
@@ -97,6 +103,17 @@ def devices(report: Report) -> list[Line]:
     return [("seconds per epoch, by number of devices", seconds, "")]
 
 
+def peers(report: Report) -> list[Line]:
+    of, figures = report["conditions"], report["figures"]
+    times, epochs, once = (figures[name] for name in ("times_as_long", "less_from_epoch", "once_s"))
+    seconds = {name: f"{name} {row['epoch_s']:.1f} s" for name, row in report["rows"].items() if "epoch_s" in row}
+    ours = ", ".join(text for name, text in seconds.items() if name not in times)
+    others = ", ".join(f"{seconds[name]} ({ratio:.2f} times; {in_all(epochs[name])})" for name, ratio in times.items())
+    settings = f"{of['photos']}; {of['model']}, {of['crop']} pixels, batches of {of['batch_size']}"
+    what = f"an epoch: loading, training and validation ({settings}; compute threads: {of['threads']})"
+    return [(what, f"{ours}; and {once:.1f} s once in `split` and `prepare`", others)]
+
+
 LINES: dict[str, Callable[[Report], list[Line]]] = {
     "loader": loader,
     "prepare": prepare,
@@ -106,6 +123,7 @@ LINES: dict[str, Callable[[Report], list[Line]]] = {
     "growth": growth,
     "ways": ways,
     "devices": devices,
+    "peers": peers,
 }
 
 
