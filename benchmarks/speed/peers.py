@@ -10,7 +10,8 @@ all. The others have one loader process per core besides, which stays between ep
 
 An epoch is training with loading, and then validation. The first one of a start is not counted. Logs and checkpoints of
 ours count; the others write none. Only ours is deterministic. Ours also reads every photo in `split` and in `prepare`,
-once: a row has the seconds of each stage, and the conclusion the epoch from which ours takes less time in all.
+once: a row has the seconds of each stage, and the conclusion the epoch from which ours takes less time in all. On a CPU
+it needs idle cores: threads of one training that wait for each other stop it when another program takes a core.
 """
 
 import importlib
@@ -172,10 +173,12 @@ def compared(rows: Mapping[str, Row]) -> Row:
 
 
 def main() -> int:
-    options = measuring.parser(__doc__, "peers").parse_args()
+    parser, cores = measuring.parser(__doc__, "peers"), measuring.cores()
+    parser.add_argument("--threads", type=int, help="of every training process (default: one per core; with a GPU 1)")
+    options = parser.parse_args()
     preset = PRESETS[measuring.preset(options)]
-    cores = measuring.cores()
-    training = {**preset.train, "threads": 1 if options.device == "cuda" else cores}
+    threads = options.threads or (1 if options.device == "cuda" or options.tiny else cores)
+    training = {**preset.train, "threads": threads}
     with measuring.exit_on_user_error("peers"), tempfile.TemporaryDirectory(prefix="peers-") as temporary:
         base = Path(temporary).resolve()
         photos, folder = workspace.photos(options, base, preset.images, preset.side), base / "copy"
