@@ -38,7 +38,8 @@ MOVES = {
 DRAWS = """
 import hashlib, numpy as np
 from pipeline.loader import random_params
-random_params._rounded = np.asarray
+assert callable(random_params._round)  # else nothing would be replaced
+random_params._round = np.asarray
 sizes = np.full((64, 2), (500, 333), np.int32)
 drawn = [random_params._log_uniform(np.random.default_rng(k).random(1000), (0.75, 4 / 3)) for k in range(8)]
 drawn += [random_params.draw_mix(0, step, 64, 224, 0.2, 1.0).lam for step in range(200)]
