@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -240,4 +241,5 @@ def test_a_file_address_that_is_wrong_or_of_another_file_is_refused(
     own.write_bytes(BODY)
     with refuses((key, kind)):
         fetch.obtain_archive(url.format(own=own), "0" * 64, tmp_path, LIMIT)
-    assert fetch.obtain_archive(f"file://{own}", BODY_SHA256, tmp_path, LIMIT) == own
+    for path in (str(own), quote(str(own))):
+        assert fetch.obtain_archive(f"file://{path}", BODY_SHA256, tmp_path, LIMIT) == own
