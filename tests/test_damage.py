@@ -227,7 +227,7 @@ def test_after_a_power_cut_the_right_bytes_come_back(project: Path) -> None:
     (project / ".dvc/cache/runs/00/00").mkdir(parents=True)
     again = repro(project)
     assert "dvc.lock was cut by a killed DVC: put back as it was before the last run" in again.stderr
-    assert "models/model.safetensors: not what dvc.lock says" in again.stderr
+    assert f"{len(emptied)} outputs, such as " in again.stderr
     assert "damaged in DVC's cache: removed" in again.stderr
     assert "cut in DVC's run cache: removed" in again.stderr
     assert "WARNING" not in again.stderr
