@@ -145,7 +145,7 @@ COMMANDS = {
         "reading the experiments and their figures from Git and DVC", compare, answers=True,
     ),
     "verify": Command(
-        ASK, "repeat what the committed dvc.lock claims, and compare every byte",
+        ASK, "repeat what the committed dvc.lock records (without one: the demo), and compare every byte",
         "repeating what a dvc.lock claims, in a copy", verify,
     ),
     "params": Command(ASK, "the params as they are used, with defaults, as JSON", "", answers=True),
