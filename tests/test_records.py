@@ -1,7 +1,9 @@
 """Every recorded figure names what it was made of and by: the images, and a commit that exists."""
 
 import json
+import shutil
 import subprocess
+import tarfile
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -18,6 +20,7 @@ from pipeline.reruns import record
 from pipeline.reruns.record import Origin
 from tests.conftest import PROJECT, read_params
 from tests.documents import results
+from tests.documents.markdown import BLOCK
 from tests.documents.phrases import english
 from tests.helpers.projects import call, commit, copy_project
 
@@ -110,6 +113,31 @@ def test_the_digest_is_that_of_the_command_in_the_document(tmp_path: Path) -> No
     assert digests == [said.split()[0]] * 2
     (tmp_path / "in/a.txt").write_text("other")
     assert record.digest(originals.locate(tmp_path / "in", tmp_path), 2) != digests[0]
+
+
+def test_one_fifth_of_the_photos_is_a_list() -> None:
+    """Each name is there once: the tested photos, two copies, and a pair of equal photos with two labels."""
+    names = (PROJECT / record.RECIPES / "mini.txt").read_text().splitlines()
+    assert names == sorted({*names})
+    assert len(names) == record.read(PROJECT / record.RECIPES / "mini.json").figures["images"] + 2 + 2
+
+
+def test_the_commands_in_the_document_make_the_folder_of_one_fifth(hundreds: Path, tmp_path: Path) -> None:
+    """From an archive with more photos and credits, in another order: the digest is that of the record."""
+    with tarfile.open(hundreds) as tar:
+        tar.extractall(tmp_path / "all", filter="data")
+    folder = tmp_path / "all/flower_photos"
+    shutil.copy(folder / "daisy/10140303196_b88d3d6cec.jpg", folder / "daisy/1.jpg")
+    with (folder / "LICENSE.txt").open("a") as credits:
+        credits.write("daisy/1.jpg CC-BY by nobody\n")
+    with tarfile.open(tmp_path / "flower_photos.tgz", "w:gz", compresslevel=0) as tar:
+        tar.add(folder, "flower_photos")
+    (tmp_path / "results").symlink_to(PROJECT / "results")
+    blocks = [text for _, text in BLOCK.findall((PROJECT / "results/README.md").read_text())]
+    (commands,) = [text for text in blocks if "mini.txt" in text]
+    subprocess.run(["bash", "-euo", "pipefail", "-c", commands], cwd=tmp_path, check=True)
+    images = originals.locate(tmp_path / "mini/flower_photos", tmp_path)
+    assert record.digest(images, 2) == record.read(PROJECT / record.RECIPES / "mini.json").origin.images
 
 
 def test_the_origin_says_that_code_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
