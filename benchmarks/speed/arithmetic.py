@@ -3,12 +3,14 @@
     python -m benchmarks arithmetic
 
 One process and one thread on the CPU, fp32, SGD, batches of noise. The ratio depends on the CPU: portable does without
-AVX-512, and MKL computes products of matrices with the instructions that every x86-64 CPU has.
+AVX-512, and MKL computes products of matrices with the instructions that every x86-64 CPU has. portable is measured in
+both memory formats, native in the default one.
 """
 
 import sys
 import time
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 
@@ -20,7 +22,12 @@ from pipeline.config import params
 from pipeline.config.params import Arithmetic
 from pipeline.engine.environment import required_variables
 
-BOTH: tuple[Arithmetic, ...] = ("native", "portable")
+NATIVE = "native"
+WAYS: dict[str, tuple[Arithmetic, str]] = {  # the name of a figure → train.arithmetic, train.memory_format
+    NATIVE: ("native", "contiguous"),
+    "portable": ("portable", "contiguous"),
+    "portable_channels_last": ("portable", "channels_last"),
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ CASES = {
 TURNS = {"cpu": 9, "tiny": 1}
 
 
-def worker(case: Case) -> None:
+def worker(case: Case, memory_format: str) -> None:
     """Be a process: a turn takes some steps."""
     from benchmarks.speed import ours
     from pipeline.engine import determinism
@@ -55,7 +62,7 @@ def worker(case: Case) -> None:
     linux.keep_freed_memory()
     settings = {
         "device": "cpu", "parallel": "single", "model": case.model, "batch_size": case.batch, "crop": case.side,
-        "precision": "fp32", "epochs": 1000, "lr": 0.001,
+        "precision": "fp32", "epochs": 1000, "lr": 0.001, "memory_format": memory_format,
     }  # fmt: skip
     config = ours.changed(params.load(), settings)
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
@@ -72,15 +79,18 @@ def worker(case: Case) -> None:
 
 
 def measure(case: Case, turns: int) -> Row:
-    """Seconds of a step with both, and their ratio: medians over the turns, which alternate."""
-    native, portable = (
-        Worker("benchmarks.speed.arithmetic", case.model, str(case.side), str(case.batch), str(case.steps),
-               env=required_variables(1, True, how)) for how in BOTH
-    )  # fmt: skip
-    with native, portable:
-        each = [[worker.ask(count=case.steps)["seconds"] for worker in (native, portable)] for _ in range(turns)]
-    middle = measuring.medians([{"native": n, "portable": p, "ratio": p / n} for n, p in each])
-    return {f"{name}_seconds" if name != "ratio" else name: value for name, value in middle.items()}
+    """Seconds of a step in each way, and their ratios to native: medians over the turns, which alternate."""
+    with ExitStack() as stack:
+        workers = {
+            name: stack.enter_context(
+                Worker("benchmarks.speed.arithmetic", case.model, str(case.side), str(case.batch), str(case.steps),
+                       memory_format, env=required_variables(1, True, arithmetic))
+            ) for name, (arithmetic, memory_format) in WAYS.items()
+        }  # fmt: skip
+        each = [{name: one.ask(count=case.steps)["seconds"] for name, one in workers.items()} for _ in range(turns)]
+    seconds = [{f"{name}_seconds": value for name, value in turn.items()} for turn in each]
+    ratios = [{f"{name}_ratio": turn[name] / turn[NATIVE] for name in WAYS if name != NATIVE} for turn in each]
+    return measuring.medians(seconds) | measuring.medians(ratios)
 
 
 def main() -> int:
@@ -91,12 +101,13 @@ def main() -> int:
         for case in CASES[name]:
             if report.missing([case.title]):
                 report.add(case.title, measure(case, TURNS[name]))
-        report.conclude(ratio={title: row["ratio"] for title, row in report.rows.items()})
+        names = [f"{name}_ratio" for name in WAYS if name != NATIVE]
+        report.conclude(**{name: {title: row[name] for title, row in report.rows.items()} for name in names})
     return 0
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["worker"]:
-        worker(Case(sys.argv[2], *map(int, sys.argv[3:6])))
+        worker(Case(sys.argv[2], *map(int, sys.argv[3:6])), sys.argv[6])
     else:
         sys.exit(main())
