@@ -15,6 +15,7 @@ DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {  # document → its
         "cpu": partial(tables.recipes, tables.OF_CPU),
         "gpu": partial(tables.recipes, tables.OF_GPU),
     },
+    "docs/reproducibility.md": {"price": tables.elastic_price},
     "docs/reproducibility-catalogue.md": {
         "hashes": tables.elastic_hashes,
         "cost": tables.elastic_cost,

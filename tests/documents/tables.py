@@ -7,12 +7,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.harness.measuring import RESULTS
+from benchmarks.speed import elastic
 from pipeline.planning import presets
 from pipeline.planning.presets import Recipe
 from tests.conftest import PROJECT
 
 OF_CPU = presets.CPU
 OF_GPU = presets.GPU
+BATCH = elastic.PHOTOS["train"]["batch_size"]
+SHARDS = elastic.SHARDS
 MODELS = {
     "resnet18 64 px": "ResNet-18, 32 of 64 pixels",
     "resnet34 64 px": "ResNet-34, 32 of 64 pixels",
@@ -77,19 +80,48 @@ def elastic_cost() -> str:
     return table("processes | shards | ddp | elastic | ratio | bytes sent", rows)
 
 
+def lack(seeds: Iterable[Mapping[str, float]], way: str, part: str) -> tuple[float, float]:
+    """What a way lacks to the accuracy of ddp, over the seeds: the mean, and its standard error."""
+    less = [seed[f"ddp_{part}"] - seed[f"{way}_{part}"] for seed in seeds]
+    return statistics.mean(less), statistics.stdev(less) / math.sqrt(len(less))
+
+
 def elastic_accuracy() -> str:
     """The mean accuracies of the seeds, and what they lack to those of ddp with the standard error."""
-    seeds, batch = report("elastic_accuracy"), 64
+    seeds = report("elastic_accuracy")
 
     def cells(way: str) -> Iterable[str]:
         for part in ("val", "test"):
             yield f"{statistics.mean(seed[f'{way}_{part}'] for seed in seeds):.3f}"
-            less = [seed[f"ddp_{part}"] - seed[f"{way}_{part}"] for seed in seeds]
-            error = statistics.stdev(less) / math.sqrt(len(less))
-            yield "–" if way == "ddp" else f"{statistics.mean(less):.3f} ({error:.3f})"
+            less, error = lack(seeds, way, part)
+            yield "–" if way == "ddp" else f"{less:.3f} ({error:.3f})"
 
-    measured = [shards for shards in (2, 4, 8) if f"elastic_{shards}_val" in seeds[0]]
-    rows = [(f"elastic, {shards} shards", batch // shards, *cells(f"elastic_{shards}")) for shards in measured]
+    measured = [shards for shards in SHARDS if f"elastic_{shards}_val" in seeds[0]]
+    rows = [(f"elastic, {shards} shards", BATCH // shards, *cells(f"elastic_{shards}")) for shards in measured]
     titles = "mean of five seeds | images per BatchNorm | 79 validation images | less than ddp (standard error)"
-    ddp = ("ddp on 2 processes", batch // 2, *cells("ddp"))
+    ddp = ("ddp on 2 processes", BATCH // 2, *cells("ddp"))
     return table(f"{titles} | 61 test images | less than ddp (standard error)", [ddp, *rows])
+
+
+def elastic_price() -> str:
+    """What the shards cost: the time of a step on one process, and the accuracy on test images."""
+    alone = [row for row in report("elastic_cost") if row["processes"] == 1]
+    rows = [
+        (
+            f"{row['shards']} of {row['batch'] // row['shards']} images, ResNet-34",
+            f"a step of `ddp` on one process, with {row['batch']} images at once",
+            f"{row['ratio']:.2f} times the time",
+        )
+        for row in alone
+    ]
+    seeds = report("elastic_accuracy")
+    for shards in (shards for shards in SHARDS if f"elastic_{shards}_test" in seeds[0]):
+        less, error = (f"{100 * value:.1f}" for value in lack(seeds, f"elastic_{shards}", "test"))
+        rows.append(
+            (
+                f"{shards} of {BATCH // shards} images, ResNet-18 from scratch",
+                f"`ddp` on 2 processes, so BatchNorm over {BATCH // 2} images",
+                f"{less} points less accuracy on test images (standard error {error})",
+            )
+        )
+    return table("shards | compared with | result", rows)
