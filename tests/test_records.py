@@ -18,7 +18,7 @@ from pipeline.config import params
 from pipeline.data import originals
 from pipeline.reruns import record
 from pipeline.reruns.record import Origin
-from tests.conftest import PROJECT, read_params
+from tests.conftest import PROJECT, change
 from tests.documents import results
 from tests.documents.markdown import BLOCK
 from tests.documents.phrases import english
@@ -32,6 +32,7 @@ TO_BE_MEASURED_AGAIN = {
     "kill_sweep_elastic.json",
 }
 REPORTS = sorted((PROJECT / RESULTS).glob("*.json"))
+RECIPES = sorted((PROJECT / record.RECIPES).glob("*.json"))
 STUDIES = sorted((PROJECT / "results").glob("*/*.json"))
 A_DIGEST = "0123456789abcdef" * 4
 
@@ -78,20 +79,20 @@ def test_a_record_is_of_a_commit_that_exists(path: Path) -> None:
 
 def test_only_a_record_with_its_origin_is_a_row(tmp_path: Path) -> None:
     """The row has the beginnings of both hashes, and the command."""
-    study = record.read(PROJECT / record.RECIPES / "long.json")
-    path = tmp_path / record.RECIPES / "long.json"
+    study = record.read(PROJECT / record.RECIPES / "base.json")
+    path = tmp_path / record.RECIPES / "base.json"
     path.parent.mkdir(parents=True)
     record.write(path, replace(study, origin=Origin()))
     assert len(results.table(english, tmp_path).splitlines()) == 2  # the head
     record.write(path, replace(study, origin=Origin(A_DIGEST, A_DIGEST[:40])))
     row = results.table(english, tmp_path).splitlines()[2]
-    assert f"`perennial folds --recipe long`, commit {A_DIGEST[:12]}, images {A_DIGEST[:12]} |" in row
+    assert f"`perennial folds --recipe base`, commit {A_DIGEST[:12]}, images {A_DIGEST[:12]} |" in row
 
 
-@pytest.mark.parametrize("path", sorted((PROJECT / record.RECIPES).glob("*.json")), ids=lambda path: path.stem)
-def test_the_command_of_a_row_trains_what_its_record_says(path: Path) -> None:
-    """`perennial folds --recipe NAME` sets every param of the record, its seeds and its folds."""
-    recipe, config = record.read(path), params.parse(read_params())
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_command_of_a_row_trains_what_its_record_says(path: Path, raw: dict[str, Any]) -> None:
+    """`perennial folds --recipe NAME` sets every param of the record, its seeds and its folds, on a CPU too."""
+    recipe, config = record.read(path), params.parse(change(raw, train__lr=0.77))
     study = folds.make_study(config, None, None, 1, recipe)
     trainings = [(seed, fold) for seed in study.seeds for fold in range(study.folds)]
     assert sorted((part.seed, part.fold) for part in recipe.parts) == trainings
@@ -99,6 +100,15 @@ def test_the_command_of_a_row_trains_what_its_record_says(path: Path) -> None:
         training = params.with_values(config, study.changes(seed, fold))
         assert (training.train.seed, training.split.fold) == (seed, fold)
         assert record.decisive(training) == recipe.params
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_figures_of_a_recipe_are_those_of_its_parts(path: Path) -> None:
+    """The accuracy is the right answers of all trainings divided by their test images."""
+    found = record.read(path)
+    images, right = (sum(getattr(part, name) for part in found.parts) for name in ("images", "right"))
+    assert found.figures["images"] * len(found.seeds) == images
+    assert found.figures["accuracy"] == pytest.approx(right / images, abs=1e-9)
 
 
 def test_the_digest_is_that_of_the_command_in_the_document(tmp_path: Path) -> None:

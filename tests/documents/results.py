@@ -19,7 +19,6 @@ from tests.documents.phrases import Say
 RECIPES = {  # name of the record → what was tested
     "mini": "flower_photos, one fifth, tested in 5 folds",
     "base": "flower_photos, all, tested in 5 folds",
-    "long": "flower_photos, all, tested in 5 folds",
 }
 DIGITS = 12  # of a commit and of the digest of the images
 
@@ -76,6 +75,21 @@ def of_recipe(path: Path, title: str, say: Say) -> list[str]:
     images = int(study.figures["images"])
     made = f"perennial folds --recipe {path.stem}", study.origin
     return [row(title, images, train, images, study.figures, made, say)]
+
+
+def recipes() -> str:
+    """The recorded recipes: images, epochs, and the accuracy over all images and of single folds."""
+    lines = [
+        "| recipe | photos | epochs | accuracy (95 % interval) | of one fold: mean ± deviation |",
+        "|---|---|---|---|---|",
+    ]
+    for name in RECIPES:
+        study = record.read(PROJECT / record.RECIPES / f"{name}.json")
+        of = study.figures
+        interval = f"{of['accuracy']:.4f} ({of['accuracy_low']:.4f} to {of['accuracy_high']:.4f})"
+        one = f"{of['over_folds.mean']:.4f} ± {of['over_folds.deviation']:.4f}"
+        lines.append(f"| `{name}` | {int(of['images']):,} | {study.params['train.epochs']} | {interval} | {one} |")
+    return "\n".join(lines)
 
 
 def table(say: Say, project: Path = PROJECT) -> str:
