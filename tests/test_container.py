@@ -50,14 +50,20 @@ def test_the_build_sees_only_what_it_copies() -> None:
 
 
 def test_compose_gives_the_container_no_more_than_it_needs() -> None:
-    """Every service: a read-only root, no capability, no new privilege, limited processes; ports on the host alone."""
+    """Every service: read-only, no capability, no new privilege, limits of processes and memory; ports on the host."""
     services = YAML(typ="safe", pure=True).load(DOCKER / "compose.yaml")["services"]
     for service in services.values():
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
         assert service["security_opt"] == ["no-new-privileges:true"]
         assert 0 < service["pids_limit"] < 2**15
+        assert service["mem_limit"] == "${PERENNIAL_MEMORY:-0}"
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+
+
+def test_git_in_the_image_trusts_the_workspace_alone() -> None:
+    """No other folder of another owner: its configuration could run programs."""
+    assert re.findall(r"safe\.directory (\S+)", DOCKERFILE) == ["/workspace"]
 
 
 def test_workflows_name_actions_by_commit_and_begin_with_no_permission() -> None:
