@@ -10,7 +10,7 @@ import pytest
 from pipeline.command_line import COMMANDS, parse
 from tests.conftest import PROJECT
 from tests.documents import parts
-from tests.documents.markdown import LINK, anchors, commands
+from tests.documents.markdown import BLOCK, LINK, anchors, commands
 
 DOCUMENTS = (
     "README.md",
@@ -57,6 +57,14 @@ def test_a_document_names_commands_that_exist(document: str) -> None:
                 assert made[1] in TARGETS, command
             if asked := re.search(r"(?:^|\s)perennial ([a-z].*)", command):
                 check(shlex.split(asked[1]))
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *TEMPLATES, "results/README.md", "params.yaml"])
+def test_a_document_advises_the_command_that_repairs_first(document: str) -> None:
+    """No code block has `dvc repro`, and no sentence has it with arguments: `perennial repro` does the same safely."""
+    text = (PROJECT / document).read_text()
+    lines = [line for _, block in BLOCK.findall(text) for line in block.splitlines() if "dvc repro" in line]
+    assert [*lines, *(command for command in commands(text) if command.startswith("dvc repro "))] == []
 
 
 def check(words: list[str]) -> None:

@@ -107,12 +107,12 @@ def sweep(path: Path, jobs: int) -> int:
     slots = slots_of_trials(plan, config, jobs)
     with locks.hold(trial_copies.FOLDER, "runs a sweep"):
         trials_in_words = f"{plan.trials} trials of {', '.join(plan.axes)} (search: {plan.search})"
-        say(f"{trials_in_words}; first the data: dvc repro prepare")
+        say(f"{trials_in_words}; first the data: perennial repro prepare")
         files.remove(best_file(path))
         command = [sys.executable, "-m", "pipeline", "repro", "prepare"]
         if children.run(command, env=programs.environment()):
             raise UserError(
-                Fault("dvc repro prepare", "the data could not be made ready", "failed", remedy="see above")
+                Fault("perennial repro prepare", "the data could not be made ready", "failed", remedy="see above")
             )
         weights = trials.weights(config, plan)
         trial_copies.copy_project(config, weights)
