@@ -9,6 +9,7 @@ from benchmarks.harness.workspace import STAGES
 from pipeline.config import document, identity, params
 from pipeline.config.params import Params
 from pipeline.reruns import record, seeds
+from tests.conftest import PROJECT
 from tests.helpers.settings import LEAVES, tracked
 
 TEXT = {  # another value of a setting that is text, without a list of its values
@@ -60,3 +61,19 @@ def test_an_identity_has_the_values_of_the_params() -> None:
 
 def test_the_order_of_keys_changes_no_digest() -> None:
     assert identity.digest({"a": 1, "b": [2]}) == identity.digest({"b": [2], "a": 1}) != identity.digest({"a": 1})
+
+
+@pytest.mark.parametrize("changed", ["train.lr", "data", "code", "versions"])
+def test_each_part_decides(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings, data, code, and what a caller adds. A setting that is varied does not."""
+    monkeypatch.chdir(PROJECT)
+
+    def digest(lr: float = 0.1, data: str = "", code: str = "", versions: str = "", varied: str = "") -> str:
+        config = params.with_values(Params(), {"train.lr": lr})
+        return identity.digest(
+            identity.parts(config, identity.TRAIN, {"a": data}, {"b": code}, [varied], versions=versions)
+        )
+
+    other_value: dict[str, Any] = {"lr": 0.2} if changed == "train.lr" else {changed: "other"}
+    assert digest(**other_value) != digest()
+    assert digest(lr=0.2, varied="train.lr") == digest(varied="train.lr")

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.base import files
 from pipeline.base.errors import UserError
-from pipeline.config import params
+from pipeline.config import identity, params
 from pipeline.reruns import trials
 from pipeline.reruns.ranges import Sweep, Trial
 from pipeline.reruns.trials import TrialResult
@@ -17,7 +17,7 @@ from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers.measured import train_figures
 from tests.helpers.projects import call, commit
 
-SHARED = {"data/split.csv": "a", "pipeline/stages/train.py": "b"}
+DATA, CODE = {"data/split.csv": "a"}, {"pipeline/stages/train.py": "b"}
 
 
 @pytest.fixture(autouse=True)
@@ -25,16 +25,16 @@ def in_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROJECT)  # dvc.yaml says which settings decide
 
 
-def digest(shared: dict[str, str] = SHARED, **changes: Any) -> str:
+def digest(data: dict[str, str] = DATA, code: dict[str, str] = CODE, **changes: Any) -> str:
     """The identity of a training with these changes."""
     config = params.parse(on_cpu(read_params(), **changes))
     sweep = Sweep("s", "grid", 1, 0, {"train.lr": (0.1,)})
     own = {path: files.sha256(Path(path)) for path in trials.weights(config, sweep)}
-    return trials.digest(config, shared, own)
+    return trials.digest(config, data, code, own)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"train__lr": 0.5}, {"run__processes": 2}, {"shared": SHARED | {"data/split.csv": "c"}}]
+    "changes", [{"train__lr": 0.5}, {"run__processes": 2}, {"data": {"data/split.csv": "c"}}, {"code": {}}]
 )
 def test_a_trial_whose_model_differs_is_another_one(changes: dict[str, Any]) -> None:
     """Params, data or code: a finished trial is never taken for one of other images."""
@@ -84,8 +84,8 @@ def test_data_and_code_are_known_by_their_hashes(tmp_path: Path, monkeypatch: py
     (tmp_path / "code").mkdir()
     (tmp_path / "code/one.py").write_text("1")
     expected = {path: f"md5 of {path}" for path in (paths.split, paths.packed)}
-    expected["code/one.py"] = files.sha256(tmp_path / "code/one.py")
     assert trials.data(params.parse(read_params())) == expected
+    assert identity.code(identity.TRAIN) == {"code/one.py": files.sha256(tmp_path / "code/one.py")}
 
 
 def result_of(number: int, *accuracies: float) -> TrialResult:

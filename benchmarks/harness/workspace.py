@@ -1,9 +1,7 @@
 """Shared by benchmarks and tests: photos, copies of the project with other params, and prepared images."""
 
 import argparse
-import hashlib
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -12,6 +10,7 @@ import tarfile
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from ruamel.yaml import YAML
 from benchmarks.harness import measuring
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
+from pipeline.config import identity, params
 from pipeline.data import corrections, synthetic
 from pipeline.reruns import workcopy
 
@@ -29,8 +29,7 @@ STAGE_TABLES: Mapping[str, Any] = YAML(typ="safe", pure=True).load(Path(__file__
 STAGES = tuple(STAGE_TABLES)
 Changes = Mapping[str, Mapping[str, Any]]  # section → key → value
 NEEDED = ("pipeline", "requirements", "docker", "params.yaml", "dvc.yaml")  # what a stage reads
-# The sections of params.yaml that a stage and those before it read.
-READ = {"download": ("data",), "split": ("data", "split"), "prepare": ("data", "split", "prepare")}
+READ = STAGES[: STAGES.index("prepare") + 1]  # the stages whose outputs a store keeps
 LEFT_OUT = ("tests/", "docs/", "results/", "dvc.lock")  # a copy begins without a run
 ONE_PROCESS: Changes = {  # runs on every machine
     "train": {"device": "cpu", "precision": "fp32", "parallel": "single"},
@@ -105,26 +104,27 @@ def prepare(folder: Path, store: Path | None = None) -> None:
 
     It has them if the same code and the same versions of the libraries made them with the same params.
     """
-    raw = YAML(typ="safe", pure=True).load(folder / "params.yaml")
-    raw["data"]["url"] = ""  # data.sha256 says which archive
     for stage in STAGES[: STAGES.index("train")]:
         if store is None or stage not in READ:
             run_checked(folder, sys.executable, "-m", "pipeline", stage)
             continue
-        decisive = [
-            stage,
-            measuring.code(),
-            measuring.machine()["versions"],
-            *(raw[section] for section in READ[stage]),
-        ]
-        settings = json.dumps(decisive, sort_keys=True)
-        kept = store / hashlib.sha256(settings.encode()).hexdigest()[:16]
-        if not kept.is_dir():
+        entry = store / outputs_digest(folder, stage)[:16]
+        if not entry.is_dir():
             run_checked(folder, sys.executable, "-m", "pipeline", stage)
-            with files.atomic_folder(kept) as outputs:
+            with files.atomic_folder(entry) as outputs:
                 for name in declared(stage):
                     copy_path(folder / name, outputs / name)
-        shutil.copytree(kept, folder, dirs_exist_ok=True)
+        shutil.copytree(entry, folder, dirs_exist_ok=True)
+
+
+def outputs_digest(folder: Path, stage: str) -> str:
+    """The identity of the outputs of a stage in READ. Its images are those of data.sha256, or they are drawn."""
+    before = READ[: READ.index(stage) + 1]
+    with chdir(folder):  # dvc.yaml says which settings and which code decide
+        decisive = identity.parts(
+            params.load(), before, {}, identity.code(before), versions=measuring.machine()["versions"], stage=stage
+        )
+    return identity.digest(decisive)
 
 
 def copy_path(source: Path, target: Path) -> None:
@@ -155,7 +155,7 @@ def ends_of_epochs(folder: Path) -> list[float]:
 
 
 def forget_runs(folder: Path) -> None:
-    """Remove the runs, so that the next one begins anew."""
+    """Remove the runs, so that the next one starts again."""
     files.remove(folder / "runs")
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from pipeline.base import children, files, locks, schema
 from pipeline.base.errors import Fault, UserError
-from pipeline.config import document, machine, params
+from pipeline.config import document, identity, machine, params
 from pipeline.config.params import Params
 from pipeline.data import split_report
 from pipeline.evaluation import figures
@@ -72,13 +72,14 @@ class Study:
     sweep: Sweep
     config: Params
     present: Mapping[str, Any]  # the values that params.yaml has
-    shared: Mapping[str, str]  # hashes of data and code
+    data: Mapping[str, str]  # hashes of what all trials read
+    code: Mapping[str, str]  # hashes of the code of a training
     weights: Mapping[str, str]  # hashes of the user's own weights files
     slots: Sequence[Slot]
 
     def training(self, trial: Trial, word: str = "") -> Training:
         """The training of a trial. `word` stands for its number in the name."""
-        digest = trials.digest(params.with_values(self.config, trial.values), self.shared, self.weights)
+        digest = trials.digest(params.with_values(self.config, trial.values), self.data, self.code, self.weights)
         title = f"trial {trial.number} of {self.sweep.trials} ({trials.describe(trial.values)})"
         number = f"{trial.number:0{len(str(self.sweep.trials))}}"
         return Training(
@@ -118,7 +119,7 @@ def sweep(path: Path, jobs: int) -> int:
         trial_copies.copy_project(config, weights)
         with chdir(trial_copies.PROJECT):
             hashes = {name: files.sha256(Path(name)) for name in weights}
-            study = Study(plan, config, first, trials.data(config), hashes, slots)
+            study = Study(plan, config, first, trials.data(config), identity.code(identity.TRAIN), hashes, slots)
         best_first = trials.sort_by_rank(search_by_results(study) if plan.search == "tpe" else run_plan(study))
         table = Path(config.paths.metrics) / "sweep.csv"
         files.write_csv(table, *trials.table(best_first))

@@ -6,7 +6,7 @@ Fingerprints of runs, names of experiments, records of reruns, the report and th
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,13 @@ from pipeline.config import document, params
 from pipeline.config.params import Params
 from pipeline.versioning import dvc_lock
 
+TRAIN = ("train",)  # the stages of a training
 
-def settings(config: Params, stages: Iterable[str]) -> dict[str, Any]:
+
+def settings(config: Params, stages: Iterable[str], varied: Collection[str] = ()) -> dict[str, Any]:
     """Dotted key → value of every setting that dvc.yaml tracks for these stages, without those of stages before them.
 
+    `varied`: dotted keys that are left out, because results that differ in them are compared.
     dvc.yaml names params.yaml, which `config` stands for, or a file of pipeline/tracked/ by the value of a setting:
     a link to params.yaml, or the one value for which nothing changes (elastic: any number of processes).
     Raises UserError if dvc.yaml or such a file is missing or not readable.
@@ -30,29 +33,41 @@ def settings(config: Params, stages: Iterable[str]) -> dict[str, Any]:
         is_params = path == params.FILE or path.is_symlink()
         leaves = values if is_params else dict(document.leaves(document.read(path)))
         result |= {key: value for key, value in leaves.items() if key == name or key.startswith(f"{name}.")}
-    return result
+    return {key: value for key, value in result.items() if key not in varied}
 
 
-def code(stage: str) -> dict[str, str]:
-    """Path → SHA-256 (hexadecimal) of each file of the project that dvc.yaml lists for this stage."""
-    return {path.as_posix(): files.sha256(path) for path in dvc_lock.code(stage)}
+def code(stages: Iterable[str]) -> dict[str, str]:
+    """Path → SHA-256 (hexadecimal) of each file of the project that dvc.yaml lists for these stages."""
+    return {path.as_posix(): files.sha256(path) for stage in stages for path in dvc_lock.code(stage)}
+
+
+def parts(
+    config: Params,
+    stages: Collection[str],
+    data: Mapping[str, str],
+    code: Mapping[str, str],
+    varied: Collection[str] = (),
+    **others: Any,
+) -> dict[str, Any]:
+    """Everything that decides the outputs of stages: tracked settings without `varied`, data, code, and `others`.
+
+    `data` and `code`: name → hash. `others`: such as versions and hardware, for outputs that are not compared by bytes.
+    """
+    return {"settings": settings(config, stages, varied), "data": dict(data), "code": dict(code), **others}
 
 
 def training_parts(config: Params, packed_digest: str) -> dict[str, Any]:
-    """Everything that changes the bytes of the model: tracked params, packed images, split, weights and code.
+    """The parts of a training in this folder: the data are the packed images, the split and the weights.
 
     Code is the files that dvc.yaml lists for the train stage. After a change of another file, a run can be resumed.
     """
     weights = sorted(Path(config.paths.weights).glob("*.safetensors"))
-    return {
-        "settings": settings(config, ["train"]),
-        "data": {
-            "SHA-256 of paths.packed": packed_digest,
-            "SHA-256 of paths.split": files.sha256(Path(config.paths.split)),
-            **{f"SHA-256 of {path.name} in paths.weights": files.sha256(path) for path in weights},
-        },
-        "code": code("train"),
+    data = {
+        "SHA-256 of paths.packed": packed_digest,
+        "SHA-256 of paths.split": files.sha256(Path(config.paths.split)),
+        **{f"SHA-256 of {path.name} in paths.weights": files.sha256(path) for path in weights},
     }
+    return parts(config, TRAIN, data, code(TRAIN))
 
 
 def digest(parts: Any) -> str:

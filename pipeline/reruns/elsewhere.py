@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pipeline.base import errors, files, locks, schema
 from pipeline.base.errors import Fault, UserError
@@ -98,12 +97,15 @@ def check(reference: Reference) -> None:
 def results_folder(reference: Reference) -> Path:
     """The folder for the results of this code, these params and these data on this machine."""
     config, world = reference.config, World.from_env({}, reference.config.train.device)
-    parts: dict[str, Any] = {
-        "deps": {name: reference.claims[name]["deps"] for name in STAGES},
-        "params": seeds.decisive(config),
-        "versions": provenance.versions(),
-        "hardware": provenance.hardware(world, config.train.threads, config.train.arithmetic),
-    }
+    parts = identity.parts(
+        config,
+        STAGES,
+        seeds.inputs(reference.claims),
+        identity.code(STAGES),
+        seeds.VARIED,
+        versions=provenance.versions(),
+        hardware=provenance.hardware(world, config.train.threads, config.train.arithmetic),
+    )
     return FOLDER / identity.digest(parts)[:16]
 
 

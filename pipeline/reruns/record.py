@@ -72,7 +72,7 @@ class Record:
 
 def decisive(config: Params) -> dict[str, Any]:
     """The params that decide the figures, by dotted key. What varies within a study is left out."""
-    return {key: value for key, value in identity.settings(config, STAGES).items() if key not in VARIED}
+    return identity.settings(config, STAGES, VARIED)
 
 
 def digest(images: Originals, workers: int) -> str:

@@ -20,6 +20,7 @@ from pipeline.evaluation.pooling import Spread
 from pipeline.versioning.dvc_lock import Claims, Hashes
 
 STAGES = ("train", "evaluate")  # those whose outputs depend on the kind of processor
+VARIED = ("train.seed",)  # what the trainings differ in
 FEWEST = 2  # seeds on each side: one has no variance
 LEVEL = 0.05  # the significance level, as in MLPerf
 POWER = 0.8  # the probability that the test finds the drop that it names
@@ -88,7 +89,7 @@ def path(config: Params) -> Path:
 
 def decisive(config: Params) -> dict[str, Any]:
     """The params that decide the accuracy, except the seed, by dotted name. Those of data are in the inputs' hashes."""
-    return {key: value for key, value in identity.settings(config, STAGES).items() if key != "train.seed"}
+    return identity.settings(config, STAGES, VARIED)
 
 
 def inputs(claims: Claims) -> Hashes:

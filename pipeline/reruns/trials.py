@@ -52,9 +52,9 @@ def as_yaml(value: object) -> str:
 
 
 def data(config: Params) -> dict[str, str]:
-    """The hashes that all trials share: of the split, of the packed images, and of the code."""
+    """The hashes of the split and of the packed images, which all trials share."""
     outs = {path: md5 for claims in dvc_lock.read().values() for path, md5 in claims["outs"].items()}
-    return {path: outs[path] for path in (config.paths.split, config.paths.packed)} | identity.code("train")
+    return {path: outs[path] for path in (config.paths.split, config.paths.packed)}
 
 
 def weights(config: Params, sweep: Sweep) -> list[str]:
@@ -69,18 +69,13 @@ def weights(config: Params, sweep: Sweep) -> list[str]:
     return paths
 
 
-def digest(config: Params, shared: Mapping[str, str], weights: Mapping[str, str]) -> str:
+def digest(config: Params, data: Mapping[str, str], code: Mapping[str, str], weights: Mapping[str, str]) -> str:
     """The identity of a training: a hash of what DVC's run cache compares: settings, code, locked packages, and data.
 
-    `shared` is `data`; `weights`: the hashes of the user's own weights files, by path.
+    `data`: see there; `code`: that of identity.TRAIN; `weights`: the hashes of the user's own weights files, by path.
     """
-    return identity.digest(
-        {
-            "settings": identity.settings(config, ["train"]),
-            "weights": [weights[path] for path in user_weights(config.train.weights)],
-            "shared": dict(shared),
-        }
-    )
+    own = {path: weights[path] for path in user_weights(config.train.weights)}
+    return identity.digest(identity.parts(config, identity.TRAIN, {**data, **own}, code))
 
 
 def name(study: str, word: str, digest: str) -> str:

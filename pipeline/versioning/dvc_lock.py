@@ -60,12 +60,13 @@ def commands(path: Path = Path("dvc.yaml")) -> dict[str, Any]:
 
 
 def code(stage: str, path: Path = Path("dvc.yaml")) -> list[Path]:
-    """The files of the project among a stage's deps in dvc.yaml, sorted: code, lock and pins, no output of a stage.
+    """The files of the project among a stage's deps in dvc.yaml, sorted: code, lock and pins.
 
+    The outputs of stages and a folder that a setting names (${…}) are none.
     Raises UserError if dvc.yaml is missing or not readable.
     """
     outs = [out for entry in _stages(path).values() for out in _outs(entry)]
-    sources = [dep for dep in deps(stage, path) if not _reads([dep], outs)]
+    sources = [dep for dep in deps(stage, path) if not (_reads([dep], outs) or str(dep).startswith("${"))]
     files = [file for dep in sources for file in (dep.rglob("*.py") if dep.is_dir() else [dep])]
     return sorted(file for file in files if not file.name.startswith("."))  # such as an editor's
 
