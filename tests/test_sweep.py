@@ -1,6 +1,8 @@
 """`perennial sweep`: what it refuses, and real sweeps: killed and started again, stopped, taken over."""
 
 import os
+import random
+import re
 import shutil
 import signal
 import subprocess
@@ -8,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +23,7 @@ from pipeline.base.errors import STOPPED, UserError
 from pipeline.commands import sweep
 from pipeline.config import document, params
 from pipeline.data import synthetic
-from pipeline.reruns import ranges, trial_copies
-from pipeline.versioning import killed_dvc
+from pipeline.reruns import ranges, runner, trial_copies
 from tests.conftest import on_cpu, read_params, write_params
 from tests.helpers.projects import call, commit, copy_project
 from tests.helpers.refusals import refuses
@@ -33,6 +35,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 DRAWN = {"search": "random", "trials": 4, "params": {"train.lr": {"from": 0.005, "to": 0.05, "scale": "log"}}}
 LEARNING = {"search": "tpe", "trials": 2, "params": {"train.lr": {"from": 0.01, "to": 0.1}}}
+EPOCHS = 40  # of the trials that are killed: so many that none has ended before its kill
 COMMAND = (sys.executable, "-m", "pipeline", "sweep", "tried.yaml")
 WRITTEN = ("metrics/sweep.csv", "reports/sweep.html")
 
@@ -133,21 +136,28 @@ def finished(folder: Path) -> dict[str, str]:
     return {line.split()[0].split("/")[-1]: line.split()[1] for line in lines if "-best-" not in line}
 
 
-def working(folder: Path, chosen: Callable[[list[str]], object] = bool) -> list[psutil.Process]:
-    """The processes whose command is `chosen` in the work copies of a project's sweep."""
-    found = []
+def working(folder: Path, *words: str) -> list[psutil.Process]:
+    """The processes in a folder or below it that have all these words in their command."""
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            is_there = Path(process.cwd()).is_relative_to(folder / trial_copies.FOLDER)
-            if is_there and process.status() != psutil.STATUS_ZOMBIE and chosen(process.cmdline()):
-                found.append(process)
-    return found
+            is_there = Path(process.cwd()).is_relative_to(folder) and process.status() != psutil.STATUS_ZOMBIE
+            command = process.cmdline()
+            if is_there and all(word in command for word in words):
+                processes.append(process)
+    return processes
+
+
+def copies_at(folder: Path, epoch: int) -> list[Path]:
+    """The work copies of trials whose log has this epoch or a later one."""
+    logs = (folder / trial_copies.FOLDER).glob(f"*/{runner.LOG}")
+    return [log.parent for log in logs if any(int(k) >= epoch for k in re.findall(r"epoch (\d+)/", log.read_text()))]
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose sweep ran undisturbed, two trials at a time."""
-    folder = project(tmp_path_factory.mktemp("reference") / "project", DRAWN)
+    folder = project(tmp_path_factory.mktemp("reference") / "project", DRAWN, train__epochs=EPOCHS)
     swept(folder, "--jobs", "2")
     return folder
 
@@ -187,34 +197,41 @@ def test_the_best_by_validation_is_tested_and_no_other(name: str, trials: int, r
     assert [line.split()[0] for line in lines if line.count(" (0.") == 2] == [best.split("/")[-1]]
 
 
-def killed(folder: Path, chosen: Callable[[list[str]], object]) -> bool:
-    """Kill a process in the work copies as soon as there is one; whether there was one."""
-    for process in working(folder, chosen):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-            return True
-    return False
-
-
 @pytest.mark.slow("three starts of a sweep that are killed, and two more; make test has one undisturbed sweep")
 def test_a_sweep_killed_three_times_gives_the_same(reference: Path, tmp_path: Path) -> None:
-    """The command, a DVC, a training. Finished trials are not run again."""
-    folder = project(tmp_path / "project", DRAWN)
-    running = started(folder, "--jobs", "2")
-    wait_for(lambda: running.poll() is not None or finished(folder), "no trial has finished")
-    assert running.poll() is None, "it ended before the kill"
-    running.kill()
-    running.wait()
-    wait_for(lambda: not working(folder), "what it started goes on")
-    for victims in (killed_dvc.is_dvc, lambda words: any(word.endswith("train") for word in words)):
-        known = finished(folder)
-        running = started(folder)
-        wait_for(lambda: running.poll() is not None or killed(folder, victims), "no such process")  # noqa: B023
-        assert running.wait() == 0
-        assert known.items() <= finished(folder).items()
-        assert any(row["state"] == "failed" for row in rows(folder))
-    said = swept(folder)
-    assert "3 of 4 trials have finished before" in said
+    """At drawn moments, always with two trials at a time. Before the command is killed (KILL), the first start loses a
+    training and the second one a DVC. The third one is killed when some trials have finished: they are not run again.
+    """
+    folder, drawn, epoch = project(tmp_path / "project", DRAWN, train__epochs=EPOCHS), random.Random(27), 0
+    copies = folder / trial_copies.FOLDER
+    for victim in (("pipeline", "train"), ("dvc", "repro"), ()):
+        for log in copies.glob(f"*/{runner.LOG}"):
+            log.unlink()  # of the start before
+        running = started(folder, "--jobs", "2")
+
+        def wait(condition: Callable[[], object], what: str, running: subprocess.Popen[bytes] = running) -> None:
+            wait_for(lambda: running.poll() is not None or condition(), what)
+            assert running.poll() is None, "it ended before the kill"
+
+        if victim:
+            epoch += drawn.randrange(1, 4)  # a trial goes on from its last epoch
+            wait(partial(copies_at, folder, epoch), "no epoch")
+            copy = drawn.choice(copies_at(folder, epoch))
+            next(one for one in working(copy, *victim) if Path(one.cwd()) == copy).kill()
+            wait(lambda copy=copy: not copy.exists(), "the trial that failed is not noticed")  # type: ignore[misc]
+            epoch += drawn.randrange(1, 4)
+            wait(partial(copies_at, folder, epoch), "no epoch of another trial")
+        else:
+            count = drawn.randrange(1, 3)
+            wait(lambda count=count: len(finished(folder)) >= count, "no trial has finished")  # type: ignore[misc]
+        running.kill()
+        running.wait()
+        wait_for(lambda: not working(copies), "what it started goes on")
+        assert not (folder / WRITTEN[0]).exists()
+    known = finished(folder)
+    assert known
+    swept(folder, "--jobs", "2")
+    assert known.items() <= finished(folder).items()
     for name in WRITTEN:
         assert (folder / name).read_bytes() == (reference / name).read_bytes()
     known = finished(folder)
@@ -231,12 +248,12 @@ def test_ctrl_c_twice_ends_what_runs_and_a_failed_trial_ends_nothing(tmp_path: P
     folder = project(tmp_path / "project", tried)
     before = state(folder)
     running = started(folder)
-    wait_for(lambda: running.poll() is not None or working(folder), "no trial runs")
+    wait_for(lambda: running.poll() is not None or working(folder / trial_copies.FOLDER), "no trial runs")
     for _ in range(2):
         running.send_signal(signal.SIGINT)
         time.sleep(0.1)
     assert running.wait() == STOPPED
-    assert not working(folder)
+    assert not working(folder / trial_copies.FOLDER)
     assert state(folder) == before
     said = swept(folder)
     assert "the loss of step " in said
