@@ -138,7 +138,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     20 seconds of CPU: a whole pipeline under DVC.
     """
-    from tests.helpers.projects import call, commit, copy_project
+    from tests.helpers.projects import call, commit, create_project
 
     top = tmp_path_factory.getbasetemp()
     top = top.parent if "PYTEST_XDIST_WORKER" in os.environ else top
@@ -148,7 +148,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not (top / "finished/done").exists():
             shutil.rmtree(top / "finished", ignore_errors=True)  # of a worker that could not finish it
             drawn = {"data__source": "synthetic", "data__synthetic": {"count": 60, "size": 40}}
-            copy_project(project, **drawn, split__phash_distance=0)
+            create_project(project, **drawn, split__phash_distance=0)
             call(project, sys.executable, "-m", "pipeline", "repro")
             commit(project)
             (top / "finished/done").touch()

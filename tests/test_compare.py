@@ -19,7 +19,7 @@ from pipeline.reruns import revisions
 from pipeline.reruns.revisions import Revision
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.measured import eval_figures, train_figures
-from tests.helpers.projects import call, commit, copy_project
+from tests.helpers.projects import call, commit, create_project
 from tests.helpers.refusals import refuses
 
 FIGURES = {"val_accuracy": 0.9, "accuracy": 0.8, "macro_f1": 0.75}
@@ -127,7 +127,7 @@ def test_real_experiments_are_compared(tmp_path: Path) -> None:
 
     Params that were changed after the run, and a commit without one, are said to have no figures.
     """
-    folder = copy_project(
+    folder = create_project(
         tmp_path / "project", data__source="synthetic", data__synthetic__count=100, data__synthetic__size=40,
     )  # fmt: skip
     before = call(folder, "git", "rev-parse", "HEAD").stdout.strip()
@@ -180,7 +180,7 @@ def commands(title: str) -> list[str]:
 @pytest.mark.slow("several runs of DVC, as a reader of docs/experiments.md does them")
 def test_the_documents_way_of_comparing_works_from_its_first_line(tmp_path: Path) -> None:
     """After a first run every command of the section works, in its order, and the last one gives back the commit."""
-    folder = copy_project(
+    folder = create_project(
         tmp_path / "project", data__source="synthetic", data__synthetic__count=100, data__synthetic__size=40,
     )  # fmt: skip
     call(folder, "dvc", "repro")
@@ -204,7 +204,7 @@ def test_the_documents_way_of_comparing_works_from_its_first_line(tmp_path: Path
 
 def test_params_older_than_a_setting_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that lacks a newer setting has its default value in the table, and its figures are its own."""
-    folder = copy_project(tmp_path / "project")
+    folder = create_project(tmp_path / "project")
     raw = read_params(folder / "params.yaml")
     del raw["train"]["label_smoothing"]
     write_params(folder / "params.yaml", raw)
@@ -225,7 +225,7 @@ def test_params_older_than_a_setting_are_those_of_the_run(tmp_path: Path, monkey
 
 def test_figures_of_the_model_before_are_not_those_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a training that ran alone, eval.json is of the model before: the revision has no test accuracy."""
-    folder = copy_project(tmp_path / "project")
+    folder = create_project(tmp_path / "project")
     monkeypatch.chdir(folder)
     ours, theirs = train_figures(0.25), eval_figures(0.5)
     for one in (ours, theirs):
@@ -259,7 +259,7 @@ def test_a_remote_that_closes_its_connection_is_an_error() -> None:
 
 def test_a_revision_that_does_not_exist_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what is allowed. A commit from before the first run has no figures."""
-    folder = copy_project(tmp_path / "project")
+    folder = create_project(tmp_path / "project")
     monkeypatch.chdir(folder)
     paths = params.load().paths
     for name in ("nowhere", "", "HEAD:params.yaml", "HEAD^{tree}", "x" * 5000):

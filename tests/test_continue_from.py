@@ -17,7 +17,7 @@ from pipeline.loader import augment
 from pipeline.models import pretrained
 from pipeline.models.description import Description, View
 from tests.conftest import change, read_params, write_params
-from tests.helpers.projects import call, copy_project
+from tests.helpers.projects import call, create_project
 
 COMMIT = ("-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "--all", "-m")
 
@@ -27,7 +27,7 @@ UNDER_DVC = pytest.mark.slow("several runs of DVC; make test has the parts: the 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training of two epochs on drawn flowers, committed; the experiment `saved` has the same model."""
-    folder = copy_project(
+    folder = create_project(
         tmp_path_factory.mktemp("continued"),
         data__source="synthetic", data__synthetic__count=60, data__synthetic__size=40, train__epochs=2,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from pipeline.data.originals import Originals
 from pipeline.stages import prepare, split
 from tests.conftest import PROJECT, on_cpu
 from tests.helpers.datasets import put, reasons, settings, splits_by_path, two_classes
-from tests.helpers.projects import call, copy_project
+from tests.helpers.projects import call, create_project
 from tests.helpers.refusals import refuses
 
 LAYOUT = Layout(
@@ -218,7 +218,7 @@ def test_the_new_label_reaches_the_tables_and_the_packed_images(
 @pytest.mark.slow("seven starts, five of them under DVC; make test corrects labels without it")
 def test_dvc_runs_split_again_after_a_correction(tmp_path: Path) -> None:
     """A changed line makes split stale; a missing table is refused by name, and a wrong line by its number."""
-    project = copy_project(tmp_path / "project", data__source="synthetic", data__synthetic__count=50)
+    project = create_project(tmp_path / "project", data__source="synthetic", data__synthetic__count=50)
     call(project, "python", "-m", "pipeline", "repro", "split")
     path = files.read_csv(project / "data/split.csv")[0]["path"]
     assert path.startswith("aster/")

@@ -57,8 +57,8 @@ def test_the_cause_of_a_difference_is_named() -> None:
 def test_on_an_older_cpu_the_demo_is_native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its params differ from the committed ones in this one value. Otherwise they are the committed ones."""
     monkeypatch.chdir(PROJECT)
-    demo.copy_project(tmp_path / "portable")
-    demo.copy_project(tmp_path / "native", "native")
+    demo.create_copy(tmp_path / "portable")
+    demo.create_copy(tmp_path / "native", "native")
     assert (tmp_path / "portable/params.yaml").read_bytes() == (RESULTS / "params.yaml").read_bytes()
     ours, theirs = (params.load(tmp_path / name / "params.yaml") for name in ("portable", "native"))
     assert (ours.train.arithmetic, theirs.train.arithmetic) == ("portable", "native")

@@ -24,7 +24,7 @@ from pipeline.reruns import elsewhere, seeds
 from pipeline.versioning.dvc_lock import Claims
 from tests.conftest import on_cpu, read_params
 from tests.helpers.datasets import noise_image
-from tests.helpers.projects import call, commit, copy_project, edited, link_code, verify, verify_environment
+from tests.helpers.projects import call, commit, create_project, edited, link_code, verify, verify_environment
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
 
@@ -52,7 +52,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project, run, with the accuracies of two seeds, and committed; the tests copy it."""
     top = tmp_path_factory.mktemp("elsewhere")
     (top / "temporary").mkdir()
-    folder = copy_project(top / "project", **SETTINGS)
+    folder = create_project(top / "project", **SETTINGS)
     tinted_photos(folder / "data/inbox")
     call(folder, "dvc", "repro")
     commit(folder)

@@ -36,7 +36,7 @@ from pipeline.reruns.workcopy import WorkCopy
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers.datasets import put
-from tests.helpers.projects import call, copy_project, link_code
+from tests.helpers.projects import call, create_project, link_code
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
 
@@ -52,7 +52,7 @@ A_RECORD = Record(params={"split.folds": 2, "train.lr": 0.1}, data={"split": "c"
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project in which two folds were trained and tested, two at a time."""
-    project = copy_project(tmp_path_factory.mktemp("folds") / "project", **SMALL)
+    project = create_project(tmp_path_factory.mktemp("folds") / "project", **SMALL)
     call(project, "python", "-m", "pipeline", "folds", "--folds", "2", "--jobs", "2")
     return project
 
@@ -116,7 +116,7 @@ def test_a_study_that_is_killed_three_times_gives_the_same_bytes(tmp_path: Path)
     empties an object of the cache. Each start takes what has ended from the run cache, and a last one trains nothing.
     """
     settings = SMALL | {"train__epochs": 40, "run__epoch_checkpoint_seconds": 0}
-    project = copy_project(tmp_path / "killed" / "project", **settings)
+    project = create_project(tmp_path / "killed" / "project", **settings)
     drawn, last = random.Random(27), 0
     for victim in ("command", "dvc", "training"):
         for log in (project / folds.FOLDER).glob(f"*/{runner.LOG}"):
@@ -142,7 +142,7 @@ def test_a_study_that_is_killed_three_times_gives_the_same_bytes(tmp_path: Path)
     emptied.write_bytes(b"")
     done = call(project, "python", "-m", "pipeline", "folds", "--folds", "3", "--jobs", "2")
     assert str(emptied.relative_to(project)) in done.stderr
-    whole = copy_project(tmp_path / "whole" / "project", **settings)
+    whole = create_project(tmp_path / "whole" / "project", **settings)
     call(whole, "python", "-m", "pipeline", "folds", "--folds", "3", "--jobs", "2")
     assert outputs(project) == outputs(whole)
     again = call(project, "python", "-m", "pipeline", "folds", "--folds", "3")

@@ -235,7 +235,7 @@ def test_a_user_without_a_name_and_a_home_runs_the_pipeline(tmp_path: Path, monk
     folder = tmp_path / "w"
     folder.mkdir()
     monkeypatch.chdir(PROJECT)
-    workspace.copy_project(folder, plan.PARAMS)
+    workspace.create_repository(folder, plan.PARAMS)
     for path in [tmp_path, *tmp_path.rglob("*")]:
         os.chown(path, 12345, 12345, follow_symlinks=False)
     site = str(tmp_path / "site")

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.harness.workspace import STAGES
 from pipeline.data import synthetic
 from tests.conftest import change, read_params, write_params
-from tests.helpers.projects import call, copy_project
+from tests.helpers.projects import call, create_project
 
 SMALL: dict[str, Any] = {"train__epochs": 1, "split__phash_distance": 0}
 
@@ -56,7 +56,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def owner(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
     """The owner's project: photos in the inbox, versioned with `dvc add`, run, committed and pushed."""
-    folder = copy_project(tmp_path_factory.mktemp("owner") / "project", data__source="inbox", **SMALL)
+    folder = create_project(tmp_path_factory.mktemp("owner") / "project", data__source="inbox", **SMALL)
     shutil.copytree(photos / "photos", folder / "data/inbox", dirs_exist_ok=True)
     call(folder, "dvc", "add", *(f"data/inbox/{path.name}" for path in (photos / "photos").iterdir()))
     call(folder, "dvc", "repro")
@@ -114,7 +114,7 @@ def test_a_broken_link_among_the_photos_is_named(photos: Path, tmp_path: Path) -
 
     3 seconds: DVC starts for the second run.
     """
-    folder = copy_project(tmp_path / "project", data__source="folder", paths__inbox=str(tmp_path / "my photos"))
+    folder = create_project(tmp_path / "project", data__source="folder", paths__inbox=str(tmp_path / "my photos"))
     link = shutil.copytree(photos / "photos", tmp_path / "my photos") / "poppy/linked.png"
     link.symlink_to("nowhere.png")
     refused = call(folder, "python", "-m", "pipeline", "repro", check=False)
@@ -131,7 +131,7 @@ def test_a_folder_is_read_where_it_is(photos: Path, tmp_path: Path) -> None:
     clone without the folder trains on what `dvc pull` brings.
     """
     own = shutil.copytree(photos / "photos", tmp_path / "my photos")
-    folder = copy_project(tmp_path / "project", data__source="folder", paths__inbox=str(own), **SMALL)
+    folder = create_project(tmp_path / "project", data__source="folder", paths__inbox=str(own), **SMALL)
     call(folder, "dvc", "repro")
     commit(folder)
     assert sorted(path.name for path in (folder / "data/images").iterdir()) == [".manifest.csv", "LICENSE.txt"]

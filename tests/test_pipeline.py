@@ -15,7 +15,7 @@ from pipeline.base import files
 from pipeline.data import synthetic
 from pipeline.training.runs import Run
 from tests.conftest import change, read_params, write_params
-from tests.helpers.projects import call, copy_project
+from tests.helpers.projects import call, create_project
 
 
 def data(folder: Path, name: str) -> Any:
@@ -34,7 +34,7 @@ def splits(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory, archive: Path) -> Path:
     """A finished `dvc repro` on the forty real photos."""
-    folder = copy_project(
+    folder = create_project(
         tmp_path_factory.mktemp("real"),
         data__url=f"file://{archive}", data__sha256=files.sha256(archive), train__parallel="ddp", run__processes=2,
     )  # fmt: skip
@@ -169,7 +169,7 @@ def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
     """Sizes A, B, A, B with a warm run cache: the drawn and the packed images always have the requested size."""
     small, large = (32, 40), (48, 40)  # prepare.size, data.synthetic.size
     drawn = {"count": 50}
-    folder = copy_project(tmp_path / "sizes", data__source="synthetic", split__phash_distance=0)
+    folder = create_project(tmp_path / "sizes", data__source="synthetic", split__phash_distance=0)
     for packed, side in (small, large, small, large, (48, 80), small):
         changes = {"prepare__size": packed, "data__synthetic": {**drawn, "size": side}}
         write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **changes))
@@ -183,7 +183,7 @@ def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
 @pytest.mark.slow("a whole pipeline; make test adds a photo in a clone: test_own_photos.py")
 def test_a_photo_in_the_inbox_moves_no_other(tmp_path: Path) -> None:
     """A photo added to data/inbox runs the stages and moves no other photo; a corrupt one is excluded and counted."""
-    folder = copy_project(tmp_path / "inbox", data__source="inbox", split__folds=1, split__phash_distance=0)
+    folder = create_project(tmp_path / "inbox", data__source="inbox", split__folds=1, split__phash_distance=0)
     synthetic.draw(folder / "data/inbox", count=80, size=48, seed=0, workers=2)
     added = sorted((folder / "data/inbox").glob("*/*.png"))[7]
     broken = str(added.with_name('broken ,"é".JPG').relative_to(folder / "data/inbox"))
@@ -204,7 +204,7 @@ def test_a_photo_in_the_inbox_moves_no_other(tmp_path: Path) -> None:
 
 def test_a_refused_run_writes_nothing(tmp_path: Path) -> None:
     """The first stage refuses params that this machine cannot run, before anything is downloaded or written."""
-    folder = copy_project(tmp_path / "refused", train__device="cuda", run__processes=64)
+    folder = create_project(tmp_path / "refused", train__device="cuda", run__processes=64)
     refused = call(folder, "dvc", "repro", check=False)
     assert refused.returncode != 0
     assert "download: train.device: " in refused.stderr or "download: run.processes: " in refused.stderr

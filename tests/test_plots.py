@@ -12,7 +12,7 @@ from pipeline.base import files
 from pipeline.training.state import HISTORY
 from pipeline.versioning import plots_page
 from tests.conftest import PROJECT
-from tests.helpers.projects import call, copy_project
+from tests.helpers.projects import call, create_project
 
 CHROMIUM = shutil.which("chromium")
 BAD = 123456.0  # the loss of one epoch
@@ -22,7 +22,7 @@ EPOCHS = 12
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of `dvc plots show` for tables like those of a run, with one bad epoch."""
-    folder = copy_project(tmp_path_factory.mktemp("plots") / "project")
+    folder = create_project(tmp_path_factory.mktemp("plots") / "project")
     rows = [(e, 9 * e, 0.1, 3 / e, 1 - 1 / e, BAD if e == 5 else 4 / e, 0.95 - 0.9 / e) for e in range(1, EPOCHS + 1)]
     files.write_csv(folder / "metrics/history.csv", HISTORY, rows)
     pairs = [("cat", "cat")] * 3 + [("cat", "dog")] + [("dog", "dog")] * 2

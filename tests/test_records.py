@@ -22,7 +22,7 @@ from tests.conftest import PROJECT, change
 from tests.documents import results
 from tests.documents.markdown import BLOCK
 from tests.documents.phrases import english
-from tests.helpers.projects import call, commit, copy_project
+from tests.helpers.projects import call, commit, create_project
 
 # Measured by code that is in no commit. Measure them again, then remove them here.
 TO_BE_MEASURED_AGAIN = {
@@ -152,7 +152,7 @@ def test_the_commands_in_the_document_make_the_folder_of_one_fifth(hundreds: Pat
 
 def test_the_origin_says_that_code_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a new file of code. Other params are no other code: a record has its params."""
-    project = copy_project(tmp_path / "project")
+    project = create_project(tmp_path / "project")
     monkeypatch.chdir(project)
     (project / "photos").mkdir()
     images = originals.locate(project / "photos", project)

@@ -23,7 +23,7 @@ from pipeline.planning.estimate import Part
 from pipeline.planning.survey import Survey
 from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.datasets import put, two_classes
-from tests.helpers.projects import call, copy_project
+from tests.helpers.projects import call, create_project
 from tests.helpers.refusals import refuses
 
 HERE = Machine(0, "missing", compiler=False, cores=2)
@@ -230,7 +230,7 @@ def run_start(folder: Path, *arguments: str, terminal: bytes = b"") -> subproces
 @pytest.mark.slow("six measurements of training steps, and a whole dvc repro")
 def test_from_photos_to_a_run(tmp_path: Path) -> None:
     """Without a terminal start changes nothing and says what to type; `q` chooses `quick`; DVC runs what it wrote."""
-    folder = copy_project(tmp_path / "project", train__epochs=7)
+    folder = create_project(tmp_path / "project", train__epochs=7)
     call(folder, "git", "checkout", "--quiet", "params.yaml")
     photos = tmp_path / "My photos"
     for number in range(60):

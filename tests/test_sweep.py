@@ -25,7 +25,7 @@ from pipeline.config import document, params
 from pipeline.data import synthetic
 from pipeline.reruns import ranges, runner, trial_copies
 from tests.conftest import on_cpu, read_params, write_params
-from tests.helpers.projects import call, commit, copy_project
+from tests.helpers.projects import call, commit, create_project
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
 
@@ -91,7 +91,7 @@ def test_nothing_is_taken_over_before_a_sweep_has_ended() -> None:
 
 def project(folder: Path, tried: Any, **changes: Any) -> Path:
     """A project with this file of ranges and with prepared data, committed, and with edits that are not."""
-    copy_project(folder, **(SMALL | changes))
+    create_project(folder, **(SMALL | changes))
     write_params(folder / "tried.yaml", tried)
     call(folder, sys.executable, "-m", "pipeline", "repro", "prepare")
     commit(folder)

@@ -1,6 +1,7 @@
 """Work copies: the project as it is now, or a commit, with other params. They share DVC's cache with the project."""
 
 import configparser
+import filecmp
 import shutil
 from pathlib import Path
 
@@ -9,12 +10,12 @@ import pytest
 from pipeline.base import files
 from pipeline.base.errors import UserError
 from pipeline.reruns import workcopy
-from tests.helpers.projects import call, commit, copy_project
+from tests.helpers.projects import call, commit, create_project
 
 
 def test_a_copy_has_the_files_and_the_params_but_not_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also files that are not committed yet. A copy that is made again keeps its folder of runs alone."""
-    project = copy_project(tmp_path / "project")
+    project = create_project(tmp_path / "project")
     monkeypatch.chdir(project)
     (project / "pipeline/new.py").write_text("NEW = 1\n")
     (project / "large.zip").write_text("not code")
@@ -32,13 +33,29 @@ def test_a_copy_has_the_files_and_the_params_but_not_git(tmp_path: Path, monkeyp
     assert not (folder / "stale").exists()
 
 
+def test_a_copy_of_a_copy_differs_in_its_params_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its links lead where those of the first copy lead. It is the work copy of a trial."""
+    monkeypatch.chdir(create_project(tmp_path / "project"))
+    Path("data/inbox").mkdir(exist_ok=True)
+    first, second = workcopy.FOLDER / "first", workcopy.FOLDER / "second"
+    workcopy.copy_project(first, {})
+    assert workcopy.copy_again(first, second, {"train.lr": 0.5}).config.train.lr == 0.5
+    assert (second / "data/inbox").is_symlink()
+    assert (second / "data/inbox").samefile("data/inbox")
+    names = [{path.relative_to(copy) for path in copy.rglob("*") if path.is_file()} for copy in (first, second)]
+    assert names[0] == names[1]
+    differing = [name for name in names[0] if not filecmp.cmp(first / name, second / name)]
+    assert [name.name for name in differing if not (first / name).is_symlink()] == ["params.yaml"]
+
+
 def test_a_copy_reads_the_users_own_files_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Photos, which Git does not have. Compiled code is copied, so none is compiled again; a removed file is not."""
-    project = copy_project(tmp_path / "project")
+    project = create_project(tmp_path / "project")
     monkeypatch.chdir(project)
     (project / "data/inbox").mkdir(exist_ok=True)
     (project / "data/inbox/mine.png").write_bytes(b"x")
     (project / "pipeline/commands/compare.py").unlink()
+    (project / "pipeline/loader/__pycache__").mkdir(exist_ok=True)
     (project / "pipeline/loader/__pycache__/one.nbi").touch()
     workcopy.copy_project(Path("copy"), {})
     assert (project / "copy/data/inbox").resolve() == project / "data/inbox"
@@ -49,7 +66,7 @@ def test_a_copy_reads_the_users_own_files_where_they_are(tmp_path: Path, monkeyp
 
 def test_a_copy_of_a_commit_has_the_files_of_that_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With other params, and with the cache of the project, whose own files and index stay as they are."""
-    project = copy_project(tmp_path / "project")
+    project = create_project(tmp_path / "project")
     first = call(project, "git", "rev-parse", "HEAD").stdout.strip()
     (project / "pipeline/new.py").write_text("NEW = 1\n")
     (project / "data/inbox").mkdir(exist_ok=True)
@@ -96,7 +113,7 @@ def test_what_is_copied_replaces_what_is_there(tmp_path: Path) -> None:
 
 def test_a_copy_of_a_commit_of_a_subfolder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A project that is a part of a repository: the copy has the project's files at its top."""
-    project = copy_project(tmp_path / "repository/inside")
+    project = create_project(tmp_path / "repository/inside")
     shutil.rmtree(project / ".git")
     call(project.parent, "git", "init", "--quiet")
     (project.parent / "beside").touch()

@@ -75,7 +75,7 @@ def set_params(folder: Path, params: Changes) -> None:
     YAML().dump(raw, folder / "params.yaml")
 
 
-def copy_project(folder: Path, params: Changes | None = None, source: Path = Path()) -> None:
+def create_repository(folder: Path, params: Changes | None = None, source: Path = Path()) -> None:
     """Copy the files of the project `source` as they are now, without tests and documents, into a new repository."""
     names = [name for name in workcopy.project_files(source) if not name.as_posix().startswith(LEFT_OUT)]
     workcopy.copy_files(names, source, folder)

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from benchmarks.harness.measuring import RESULTS, machine
-from benchmarks.harness.workspace import call, copy_project, prepare, run_checked, set_params
+from benchmarks.harness.workspace import call, create_repository, prepare, run_checked, set_params
 from pipeline.base import files, linux
 from pipeline.engine import determinism, distributed, elastic, loop
 from pipeline.engine.choices import OPTIMIZERS, PARALLELS, PRECISIONS
@@ -70,7 +70,7 @@ def train(folder: Path, params: dict[str, dict[str, Any]]) -> None:
 
 def prepared(folder: Path, params: dict[str, dict[str, Any]]) -> None:
     """A copy of the project with everything that training needs. Raises RuntimeError if it fails."""
-    copy_project(folder, params)
+    create_repository(folder, params)
     prepare(folder)
 
 

@@ -55,7 +55,7 @@ def stages(run: WatchedRun) -> dict[str, Row]:
 def run(folder: Path, photos: workspace.Photos, preset: Preset, device: str) -> dict[str, Row]:
     """The rows of one turn: all stages in a new copy, then `dvc repro` and `dvc status` with nothing changed."""
     training = {"train": {"device": device, **preset.train}, "prepare": {"size": preset.packed_size}}
-    workspace.copy_project(folder, workspace.ONE_PROCESS)
+    workspace.create_repository(folder, workspace.ONE_PROCESS)
     for params in (training, photos.params):
         workspace.set_params(folder, params)
     env = workspace.environment(folder.parent)

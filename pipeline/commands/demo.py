@@ -34,7 +34,7 @@ COPIED = (
 )
 
 
-def copy_project(folder: Path, arithmetic: Arithmetic = "portable") -> None:
+def create_copy(folder: Path, arithmetic: Arithmetic = "portable") -> None:
     """Copy the project's files to `folder`, with the demo's params and this arithmetic. Remove other code there."""
     names = workcopy.project_files()
     workcopy.copy_files(names, Path(), folder)
@@ -116,7 +116,7 @@ def main(arguments: Namespace) -> int:
         print(f"demo: {reason}", flush=True)
     commit = record.commit()
     try:
-        copy_project(FOLDER, "native" if missing_features else "portable")
+        create_copy(FOLDER, "native" if missing_features else "portable")
         if status := run(FOLDER):
             return status  # the pipeline has printed why, and what to do
     except subprocess.CalledProcessError as error:

@@ -61,7 +61,7 @@ class Training:
     def job(self, stages: tuple[str, ...] = TRAIN) -> Job:
         """The job that runs it. It reads no test image."""
         environ = {"DVC_EXP_NAME": self.name}  # is in the name of the folder in runs/, as for experiments of DVC
-        prepare = partial(trial_copies.copy, trial_copies.FOLDER / self.name, self.trial.values)
+        prepare = partial(workcopy.copy_again, trial_copies.PROJECT, trial_copies.FOLDER / self.name, self.trial.values)
         return Job(self.title, trial_copies.FOLDER / self.name, stages, environ=environ, prepare=prepare)
 
 
@@ -116,7 +116,7 @@ def sweep(path: Path, jobs: int) -> int:
                 Fault("perennial repro prepare", "the data could not be made ready", "failed", remedy="see above")
             )
         weights = trials.weights(config, plan)
-        trial_copies.copy_project(config, weights)
+        trial_copies.create_source(config, weights)
         with chdir(trial_copies.PROJECT):
             hashes = {name: files.sha256(Path(name)) for name in weights}
             study = Study(plan, config, first, trials.data(config), identity.code(identity.TRAIN), hashes, slots)

@@ -1,9 +1,8 @@
 """The work copies in which a sweep trains its trials: one copy of the project, and copies of that one."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
@@ -18,7 +17,7 @@ DATA_FOLDER = FOLDER / "data"  # the data that they read
 DATA = ("download", "split", "prepare")
 
 
-def copy_project(config: Params, weights: Sequence[str]) -> None:
+def create_source(config: Params, weights: Sequence[str]) -> None:
     """Make PROJECT a copy of the project, which those of the trials are copies of: no later edit is in one of them.
 
     The prepared data are links to a snapshot. The folder of the runs is a link to that of the project, so that
@@ -41,12 +40,6 @@ def copy_project(config: Params, weights: Sequence[str]) -> None:
     for name in (paths.runs, *weights):
         if not (PROJECT / name).exists():
             files.link(PROJECT / name, Path(name))
-
-
-def copy(folder: Path, values: Mapping[str, Any]) -> None:
-    """Make the work copy of a trial."""
-    shutil.copytree(PROJECT, folder, symlinks=True)
-    document.rewrite(folder / params.FILE, values)
 
 
 def drop(folder: Path) -> None:

@@ -120,6 +120,14 @@ def copy_commit(
     return _connect(folder, values, user_folders)
 
 
+def copy_again(source: Path, folder: Path, values: Mapping[str, Any]) -> WorkCopy:
+    """Make the folder, which is beside the work copy `source`, the same work copy with other params."""
+    entries = [path for path in source.rglob("*") if path.is_symlink() or path.is_file()]
+    copy_files([path.relative_to(source) for path in entries], source, folder)
+    document.rewrite(folder / params.FILE, values)
+    return WorkCopy(folder, params.load(folder / params.FILE))
+
+
 def share(names: Iterable[str], copies: Sequence[WorkCopy]) -> None:
     """Link these files and folders of the first work copy into the other ones."""
     for name in names:

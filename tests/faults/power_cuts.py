@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.measuring import machine
-from benchmarks.harness.workspace import call, copy_project, environment
+from benchmarks.harness.workspace import call, create_repository, environment
 from pipeline.base import files
 
 PARAMS: dict[str, dict[str, Any]] = {
@@ -187,7 +187,7 @@ def sweep(count: int, base: Path) -> Iterator[Cut]:
         project = disk.at / "project"
         shutil.rmtree(disk.at / "site", ignore_errors=True)
         shutil.rmtree(project, ignore_errors=True)
-        copy_project(project, PARAMS)
+        create_repository(project, PARAMS)
         run_checked("sync")
         began = time.monotonic()
         if not expected:  # the reference run; its time gives the moments of the cuts

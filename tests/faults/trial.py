@@ -14,7 +14,7 @@ import psutil
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from benchmarks.harness.workspace import STAGES, call, copy_project, set_params
+from benchmarks.harness.workspace import STAGES, call, create_repository, set_params
 from pipeline.base import files
 from tests.faults.plan import ELASTIC, PARAMS, Fault, last_stage
 from tests.faults.watched_run import left_in, send, start, wait_for_moment
@@ -65,7 +65,7 @@ class Trial:
 def prepare(base: Path, elastic: bool) -> Reference:
     """Run the pipeline once and keep the state before each stage in `base/<stage>`. Raises RuntimeError if it fails."""
     folder = base / "reference"
-    copy_project(folder, ELASTIC if elastic else PARAMS)
+    create_repository(folder, ELASTIC if elastic else PARAMS)
     locks, seconds = {}, {}
     for stage in STAGES:
         shutil.copytree(folder, base / stage, symlinks=True)

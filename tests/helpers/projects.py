@@ -11,9 +11,9 @@ from benchmarks.harness import workspace
 from tests.conftest import PROJECT, change, on_cpu, read_params, write_params
 
 
-def copy_project(folder: Path, **changes: Any) -> Path:
+def create_project(folder: Path, **changes: Any) -> Path:
     """A commit of the project's files as they are now, in a new repository, with these params (section__key=value)."""
-    workspace.copy_project(folder, source=PROJECT)
+    workspace.create_repository(folder, source=PROJECT)
     write_params(folder / "params.yaml", change(on_cpu(read_params()), **changes))
     call(folder, "git", "add", "--all")
     call(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "Copy")
