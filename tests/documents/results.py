@@ -3,14 +3,15 @@
 A record that does not name its images and its commit is no row: it cannot be repeated.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.data.split_table import SPLITS
+from pipeline.data import split_report
+from pipeline.evaluation import figures
+from pipeline.evaluation.figures import EvalFigures
 from pipeline.reruns import record
 from pipeline.reruns.record import Origin
 from tests.conftest import PROJECT, read_params
@@ -28,14 +29,14 @@ def row(
     images: int,
     train: Mapping[str, Any],
     tested: int,
-    figures: Mapping[str, Any],
-    made: tuple[str, Origin],
+    on_test: Mapping[str, float],
+    source: tuple[str, Origin],
     say: Say,
 ) -> str:
-    """A row: the data, the model and its settings, the accuracy on so many tested images, and what it was made by."""
+    """A row: the data, the model and its settings, the accuracy on so many tested images, and the source."""
     settings = {key: train[key] for key in ("model", "crop", "epochs")}
-    accuracy, low, high = (figures[key] for key in ("accuracy", "accuracy_low", "accuracy_high"))
-    command, origin = made
+    accuracy, low, high = (on_test[key] for key in ("accuracy", "accuracy_low", "accuracy_high"))
+    command, origin = source
     parts = (
         say(title),
         f"{images:,}",
@@ -58,13 +59,10 @@ def of_demo(project: Path, say: Say) -> list[str]:
     if not (folder / record.ORIGIN).is_file():
         return []
     origin = record.read_origin(folder / record.ORIGIN)
-    figures, classes = (
-        json.loads((folder / "metrics/eval.json").read_text()),
-        files.read_csv(folder / "metrics/images.csv"),
-    )
-    images = {name: sum(int(of[name]) for of in classes) for name in SPLITS}
+    on_test = figures.by_name(figures.read(folder / "metrics", EvalFigures))
+    images = figures.image_counts(files.read_csv(folder / "metrics" / split_report.IMAGES))
     train = read_params(folder / params.FILE)["train"]
-    return [row("drawn flowers", sum(images.values()), train, images["test"], figures, ("make demo", origin), say)]
+    return [row("drawn flowers", sum(images.values()), train, images["test"], on_test, ("make demo", origin), say)]
 
 
 def of_recipe(path: Path, title: str, say: Say) -> list[str]:
@@ -73,8 +71,8 @@ def of_recipe(path: Path, title: str, say: Say) -> list[str]:
         return []
     train = {key.removeprefix("train."): value for key, value in study.params.items()}
     images = int(study.figures["images"])
-    made = f"perennial folds --recipe {path.stem}", study.origin
-    return [row(title, images, train, images, study.figures, made, say)]
+    source = f"perennial folds --recipe {path.stem}", study.origin
+    return [row(title, images, train, images, study.figures, source, say)]
 
 
 def recipes() -> str:
