@@ -15,7 +15,6 @@ from tests.conftest import PROJECT
 
 HERE = r"\g<0>"
 NAMES = r'"\w+"(?:,\s+"\w+")*'  # of a Literal
-LISTED = r"[^;\n]*\w"  # a comment of params.yaml up to its first semicolon
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Edit:
 
 
 ORDER = "tests/test_params.py::test_the_params_file_of_the_project_is_the_defaults"
-WORDS = "tests/test_params.py::test_choices_stand_beside_their_keys"
+DOCS = "tests/test_documents.py::test_the_generated_parts_are_up_to_date"
 TABLES = "tests/test_ways.py::test_the_tables_have_a_member_for_every_choice"
 FLOOR = "  lr_floor: 0.0               # every step has at least this fraction of lr: 0 to 1"
 
@@ -47,8 +46,8 @@ RECIPES: dict[str, tuple[Edit, ...]] = {
         Edit("pipeline/training/schedule.py", r'^            "constant": ',
              f'            "linear": 1 - (1 - self.final) * progress,\n{HERE}',
              "tests/test_schedule.py::test_a_line_falls_to_its_end"),
-        Edit("pipeline/config/params.py", rf"    schedule: Literal\[{NAMES}", f'{HERE}, "linear"', WORDS),
-        Edit("params.yaml", f"  schedule: {LISTED}", f"{HERE} | linear", WORDS),
+        Edit("pipeline/config/params.py", rf"    schedule: Literal\[{NAMES}", f'{HERE}, "linear"',
+             "tests/test_schedule.py::test_a_line_falls_to_its_end"),
     ),
     "How to add a param": (
         Edit("params.yaml", "  final_lr: ", f"{FLOOR}\n{HERE}", ORDER),
@@ -65,7 +64,6 @@ RECIPES: dict[str, tuple[Edit, ...]] = {
         Edit("pipeline/engine/choices.py", '^    "cross_entropy": ',
              f'    "poly": lambda logits: loss.cross_entropies(logits) + 1 - logits.softmax(1),\n{HERE}', TABLES),
         Edit("pipeline/config/params.py", rf"    loss: Literal\[{NAMES}", f'{HERE}, "poly"', TABLES),
-        Edit("params.yaml", f"  loss: {LISTED}", f"{HERE} | poly", WORDS),
     ),
 }  # fmt: skip
 
@@ -110,13 +108,16 @@ def test_a_recipe_names_every_file_and_line(heading: str) -> None:
 
 @pytest.mark.slow("runs the tests that the recipes name at their ends, and the linters of Python: three minutes")
 def test_the_recipes_end_green(tmp_path: Path) -> None:
-    """Whoever does the steps of all recipes, and no more, passes the tests that they name."""
+    """Whoever does the steps of all recipes and `make docs`, and no more, passes the tests that they name."""
     folder = copied(tmp_path / "project")
     tests = dict[str, None]()
     for heading in RECIPES:
         follow(folder, heading)
         (command,) = re.findall(r"Check: `python -m pytest ([^`]+) -m \"not slow\"`", section(heading))
         tests |= dict.fromkeys(shlex.split(command))
+    assert run(folder, DOCS).returncode == 1
+    done = workspace.call(folder, sys.executable, "-m", "tests.documents")
+    assert done.returncode == 0, done.stderr
     done = run(folder, *tests, "-m", "not slow")
     assert done.returncode == 0, done.stdout
     for linter in (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"]):

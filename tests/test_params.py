@@ -230,27 +230,6 @@ def test_a_broken_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         params.load()
 
 
-def test_choices_stand_beside_their_keys() -> None:
-    """Every key with choices lists exactly them in its comment in params.yaml."""
-    comments = {
-        line.split(":")[0].strip(): line.split("#", 1)[1]
-        for line in (PROJECT / "params.yaml").read_text().splitlines()
-        if ":" in line and "#" in line and not line.startswith("#")
-    }
-    choices = params.Params.model_json_schema()["$defs"]
-    listed = {
-        key: field["enum"]
-        for section in choices.values()
-        for key, field in section["properties"].items()
-        if "enum" in field
-    }
-    assert len(listed) >= 8
-    for key, allowed in listed.items():
-        said = re.split(r"[(;]", comments[key])[0]
-        groups = dict.fromkeys(re.sub("/.*", "/<name>", value) for value in allowed)  # docs/data.md lists the names
-        assert [word.strip() for word in said.split("|")] == [*groups], key
-
-
 def test_the_params_file_of_the_project_is_the_defaults(raw: dict[str, Any]) -> None:
     """params.yaml as it is committed has every setting, with the default value of the code, in the same order."""
     defaults = params.Params().model_dump(mode="json")

@@ -4,5 +4,5 @@ from tests.conftest import PROJECT
 from tests.documents import parts
 
 if __name__ == "__main__":
-    for name in parts.DOCUMENTS:
-        (PROJECT / name).write_text(parts.filled(name))
+    for name, make in parts.generated().items():
+        (PROJECT / name).write_text(make())

@@ -5,7 +5,7 @@ from functools import partial
 
 from benchmarks.harness.measuring import RESULTS
 from tests.conftest import PROJECT
-from tests.documents import figures, results, tables, ways
+from tests.documents import choices, figures, results, tables, ways
 from tests.documents.phrases import READMES
 
 DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {  # document → its parts
@@ -24,6 +24,11 @@ DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {  # document → its
     },
     "docs/ways.md": {"ways": ways.table, "pairs": ways.pairs},
 }
+
+
+def generated() -> dict[str, Callable[[], str]]:
+    """Each document with generated parts, and what makes its text."""
+    return {**{name: partial(filled, name) for name in DOCUMENTS}, "params.yaml": choices.params_file}
 
 
 def filled(document: str) -> str:
