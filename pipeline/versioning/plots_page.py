@@ -4,6 +4,9 @@
 
 `make setup` and `make demo` do so. Vega comes from the locked package vl-convert. Git has neither file: DVC would end
 with an error if a committed setting named a page that is not there.
+
+vl-convert has 84 MB. It is kept because `dvc plots diff` draws the curves, the confusion and the calibration of any two
+commits or experiments into one chart. reports/index.html has those of one run, and `perennial compare` has figures.
 """
 
 import sys
