@@ -56,7 +56,7 @@ def test_the_mean_for_the_contrast_has_no_order() -> None:
 def test_rectangles_are_set_to_the_mean_colour() -> None:
     """As torchvision's erase with value 0 in the normalized image; images without a rectangle stay."""
     images = torch.randn(6, 3, 40, 40, generator=torch.Generator().manual_seed(0))
-    boxes = random_params.erase_boxes(3, 0, 6, 40, 0.5)
+    boxes = random_params.erase_boxes(3, [0], 6, 40, 0.5)
     assert 0 < boxes.any(1).sum() < 6
     for image, result, (x0, y0, x1, y1) in zip(images, augment.erase(images, boxes), boxes.tolist(), strict=True):
         assert torch.equal(result, F.erase(image, y0, x0, y1 - y0, x1 - x0, torch.zeros(3, 1, 1)))
@@ -67,7 +67,7 @@ def test_with_everything_off_training_sees_the_plain_crops() -> None:
     images, boxes, flips = random_images(4, 64), random_boxes(4, 64), torch.arange(4) % 2 == 0
     plain = cropped(images, boxes, flips, 48)
     off = AugmentParams(
-        boxes.numpy(), flips.numpy(), jitter(4, strength=0.0), random_params.erase_boxes(0, 0, 4, 48, 0.0)
+        boxes.numpy(), flips.numpy(), jitter(4, strength=0.0), random_params.erase_boxes(0, [0], 4, 48, 0.0)
     )
     assert torch.equal(augment.training_crops(images, torch.arange(4), off, 48), plain)
     nothing, labels = random_params.draw_mix(0, 0, 4, 48, 0.0, 0.0), torch.arange(4)

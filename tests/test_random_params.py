@@ -26,10 +26,10 @@ def test_every_kind_of_draw_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(sampler, "generator", noted)
     sampler.order(1007, 11, 5)
-    random_params.crop_boxes(1007, 11, sizes, 64, CropRange((0.08, 1.0), (0.75, 4 / 3), 0.5))
+    random_params.crop_boxes(1007, [11], sizes, 64, CropRange((0.08, 1.0), (0.75, 4 / 3), 0.5))
     sampler.dropout_seed(1007, 11)
-    random_params.jitter_factors(1007, 11, 1, 0.4)
-    random_params.erase_boxes(1007, 11, 1, 64, 0.5)
+    random_params.jitter_factors(1007, [11], 1, 0.4)
+    random_params.erase_boxes(1007, [11], 1, 64, 0.5)
     random_params.draw_mix(1007, 11, 2, 64, 1.0, 1.0)
     assert sorted(taken) == [(1007, purpose, 11) for purpose in range(1, 7)]
     streams = [whole(*key).bytes(64) for key in ((0, 1, 0), (1, 0, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1), (0, 0, 0))]
@@ -56,7 +56,9 @@ def test_where_no_crop_fits_it_is_torchvisions_central_one(size: tuple[int, int]
     """A whole long image is wider or narrower than the ratio allows: the crop is central and as long as it may be."""
     draw = RandomResizedCrop(32, scale=(1.0, 1.0), ratio=(0.75, 4 / 3))
     theirs = draw.make_params([torch.zeros(3, size[1], size[0])])
-    boxes, _ = random_params.crop_boxes(0, 0, np.array([size], np.int32), 64, CropRange((1.0, 1.0), (0.75, 4 / 3), 0.5))
+    boxes, _ = random_params.crop_boxes(
+        0, [0], np.array([size], np.int32), 64, CropRange((1.0, 1.0), (0.75, 4 / 3), 0.5)
+    )
     left, top, right, bottom = boxes[0] / (64 * center.GRID) * np.tile(size, 2)
     assert (left, top) == pytest.approx((theirs["left"], theirs["top"]), abs=0.6)
     assert (right - left, bottom - top) == pytest.approx((theirs["width"], theirs["height"]), abs=0.6)
@@ -66,15 +68,15 @@ def test_where_no_crop_fits_it_is_torchvisions_central_one(size: tuple[int, int]
 def test_the_central_crop_is_that_of_its_own_image() -> None:
     """Central crops of a batch are those of its images one by one."""
     sizes, crops = np.array([(300, 30), (30, 200), (500, 40)], np.int32), CropRange((1.0, 1.0), (0.75, 4 / 3), 0.5)
-    boxes, _ = random_params.crop_boxes(0, 0, sizes, 64, crops)
-    alone = [random_params.crop_boxes(0, 0, size[None], 64, crops)[0][0].tolist() for size in sizes]
+    boxes, _ = random_params.crop_boxes(0, [0], sizes, 64, crops)
+    alone = [random_params.crop_boxes(0, [0], size[None], 64, crops)[0][0].tolist() for size in sizes]
     assert boxes.tolist() == alone
 
 
 def test_a_crop_has_the_area_and_the_ratio_that_were_asked_for() -> None:
     """Without a choice of area and ratio, a crop has just these in the original image, wherever it lies."""
     size = np.tile(np.array([400, 300], np.int32), (50, 1))
-    boxes, flips = random_params.crop_boxes(5, 3, size, 256, CropRange((0.25, 0.25), (0.5, 0.5), 1.0))
+    boxes, flips = random_params.crop_boxes(5, [3], size, 256, CropRange((0.25, 0.25), (0.5, 0.5), 1.0))
     extent = (boxes[:, 2:] - boxes[:, :2]) / (256 * center.GRID) * size
     assert extent.prod(1) == pytest.approx(0.25 * 400 * 300, rel=1e-3)
     assert extent[:, 0] / extent[:, 1] == pytest.approx(0.5, rel=1e-3)
@@ -97,7 +99,7 @@ def test_the_last_bit_of_an_exponential_decides_nothing(monkeypatch: pytest.Monk
 def test_a_crop_smaller_than_a_pixel_becomes_one() -> None:
     """Wherever it lies, at an edge, too."""
     sizes = np.tile(np.array([[300, 200]], np.int32), (2000, 1))
-    boxes, _ = random_params.crop_boxes(0, 0, sizes, 4, CropRange((1e-6, 1e-6), (1.0, 1.0), 0.5))
+    boxes, _ = random_params.crop_boxes(0, [0], sizes, 4, CropRange((1e-6, 1e-6), (1.0, 1.0), 0.5))
     assert (boxes[:, 2:] - boxes[:, :2] == center.GRID).all()
     assert boxes.min() == 0
     assert boxes.max() == 4 * center.GRID
@@ -107,7 +109,7 @@ def test_a_crop_smaller_than_a_pixel_becomes_one() -> None:
 def test_boxes_stay_inside(seed: int, step: int, sizes: list[tuple[int, int]], packed_size: int) -> None:
     """A training crop lies in the square and covers at least one of its pixels, whatever the image's shape."""
     boxes, flips = random_params.crop_boxes(
-        seed, step, np.array(sizes, np.int32), packed_size, CropRange((0.08, 1.0), (0.75, 4 / 3), 0.5)
+        seed, [step], np.array(sizes, np.int32), packed_size, CropRange((0.08, 1.0), (0.75, 4 / 3), 0.5)
     )
     assert boxes.shape == (len(sizes), 4)
     assert flips.shape == (len(sizes),)
@@ -143,7 +145,7 @@ def test_crops_are_drawn_as_torchvision_draws_them() -> None:
     area = np.array([p["width"] * p["height"] / (240 * 320) for p in theirs])
     ratio = np.log([p["width"] / p["height"] for p in theirs])
     boxes, _ = random_params.crop_boxes(
-        0, 0, np.tile(np.array([320, 240], np.int32), (3000, 1)), 256, CropRange((0.08, 1), (3 / 4, 4 / 3), 0.5)
+        0, [0], np.tile(np.array([320, 240], np.int32), (3000, 1)), 256, CropRange((0.08, 1), (3 / 4, 4 / 3), 0.5)
     )
     extent = (boxes[:, 2:] - boxes[:, :2]) / (256 * center.GRID)
     ours = np.log(extent[:, 0] * 320 / (extent[:, 1] * 240))
@@ -155,21 +157,21 @@ def test_crops_are_drawn_as_torchvision_draws_them() -> None:
 @given(strength=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
 def test_jitter_factors_stay_in_their_range(strength: float, seed: int) -> None:
     """Brightness, contrast and saturation change by the strength at most; without strength not at all."""
-    factors = random_params.jitter_factors(seed, 0, 50, strength)
+    factors = random_params.jitter_factors(seed, [0], 50, strength)
     assert (abs(factors - 1) <= np.float32(strength) + 1e-6).all()
     assert (factors >= 0).all()
-    assert (random_params.jitter_factors(seed, 0, 50, 0.0) == 1).all()
+    assert (random_params.jitter_factors(seed, [0], 50, 0.0) == 1).all()
 
 
 @given(crop=st.integers(16, 300), chance=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
 def test_erased_rectangles_stay_inside(crop: int, chance: float, seed: int) -> None:
     """A rectangle lies in the crop and never covers a whole side, or there is none."""
-    boxes = random_params.erase_boxes(seed, 0, 30, crop, chance)
+    boxes = random_params.erase_boxes(seed, [0], 30, crop, chance)
     extent = boxes[:, 2:] - boxes[:, :2]
     none = ~boxes.any(1)
     assert ((extent[~none] >= 1) & (extent[~none] < crop)).all()
     assert ((boxes >= 0) & (boxes <= crop)).all()
-    assert not random_params.erase_boxes(seed, 0, 30, crop, 0.0).any()
+    assert not random_params.erase_boxes(seed, [0], 30, crop, 0.0).any()
 
 
 def test_rectangles_are_erased_as_torchvision_erases_them() -> None:
@@ -178,7 +180,7 @@ def test_rectangles_are_erased_as_torchvision_erases_them() -> None:
     draw, image, count = RandomErasing(1, ratio=(0.3, 3.3)), torch.zeros(3, 64, 64), 6000
     drawn = [draw.make_params([image]) for _ in range(count)]
     theirs = np.array([(p["j"], p["i"], p["w"], p["h"]) for p in drawn if p["v"] is not None], np.float64)
-    boxes = random_params.erase_boxes(0, 0, count, 64, 0.5)
+    boxes = random_params.erase_boxes(0, [0], count, 64, 0.5)
     ours = boxes[boxes.any(1)].astype(np.float64)
     ours[:, 2:] -= ours[:, :2]
     assert abs(len(ours) / count - 0.5 * len(theirs) / count) < 0.02
@@ -253,14 +255,14 @@ def test_the_draws_are_these() -> None:
     assert sampler.order(3, 2, 8).tolist() == [1, 3, 6, 5, 4, 2, 7, 0]
     assert sampler.dropout_seed(3, 5) == 2941592435334170133
     boxes, flips = random_params.crop_boxes(
-        0, 1, np.array([[320, 240], [240, 320]], np.int32), 256, CropRange((0.08, 1.0), (0.75, 4 / 3), 0.5)
+        0, [1], np.array([[320, 240], [240, 320]], np.int32), 256, CropRange((0.08, 1.0), (0.75, 4 / 3), 0.5)
     )
     assert boxes.tolist() == [[8134, 314, 56584, 56435], [1244, 34045, 40132, 59006]]
     assert flips.tolist() == [False, True]
-    assert random_params.jitter_factors(0, 1, 1, 0.4).tolist() == [
+    assert random_params.jitter_factors(0, [1], 1, 0.4).tolist() == [
         [0.7681664824485779, 1.2022955417633057, 0.7582871317863464]
     ]
-    assert random_params.erase_boxes(0, 1, 4, 224, 0.5).tolist() == [
+    assert random_params.erase_boxes(0, [1], 4, 224, 0.5).tolist() == [
         [0] * 4,
         [0] * 4,
         [114, 15, 210, 186],

@@ -23,6 +23,7 @@ from pipeline.loader.random_params import AugmentParams, CropRange, Mix
 from pipeline.loader.storage import Dataset, ImageStore
 
 HostImages = tuple[Tensor, Tensor]  # of ImageStore.collect
+AT_ONCE = 8  # steps that are planned together: NumPy takes as long for the calls of one step as for 64 images
 
 
 @dataclass(frozen=True)
@@ -51,30 +52,44 @@ class CenterCrops:
         return [CenterCrops(self.rows[i : i + batch_size], self.boxes[i : i + batch_size], self.size) for i in starts]
 
 
-def augment_params(settings: Train, data: Packed, rows: NDArray[np.int64], step: int, side: int) -> AugmentParams:
-    """The random parameters of the global batch of `step`: these rows [batch] of the packed images, cut to `side`."""
+def augment_params(
+    settings: Train, data: Packed, rows: NDArray[np.int64], steps: Sequence[int], side: int
+) -> AugmentParams:
+    """The random parameters of global batches: of these rows [steps · batch] of the packed images, cut to `side`."""
     seed, size = settings.seed, settings.batch_size
     crops = CropRange(settings.crop_scale, random_params.CROP_RATIO, settings.flip)
     return AugmentParams(
-        *random_params.crop_boxes(seed, step, data.sizes[rows], data.images.shape[1], crops),
-        random_params.jitter_factors(seed, step, size, settings.color_jitter),
-        random_params.erase_boxes(seed, step, size, side, settings.erasing),
+        *random_params.crop_boxes(seed, steps, data.sizes[rows], data.images.shape[1], crops),
+        random_params.jitter_factors(seed, steps, size, settings.color_jitter),
+        random_params.erase_boxes(seed, steps, size, side, settings.erasing),
     )
 
 
-def plans(dataset: Dataset, settings: Train, share: Share, first_step: int) -> Iterator[Plan]:
-    """The plans of this process's share of every global batch, from `first_step` to the last step."""
+def plans(dataset: Dataset, settings: Train, share: Share, first_step: int, at_once: int = AT_ONCE) -> Iterator[Plan]:
+    """The plans of this process's share of every global batch, from `first_step` to the last step.
+
+    The random parameters of up to `at_once` steps with crops of one side are computed together.
+    """
     data, seed, size = dataset.packed, settings.seed, settings.batch_size
     rows = data.rows("train")
-    for step in range(first_step, sampler.steps(settings.epochs, len(rows), size)):
-        batch = rows[sampler.batch_rows(seed, step, size, len(rows))]
-        side = resolution.side_of_epoch(settings, sampler.epoch_of_step(step, len(rows), size))
-        params = augment_params(settings, data, batch, step, side)
-        # Partners of mixed images may belong to other processes: `positions` are the images that this process cuts.
-        mix = random_params.draw_mix(seed, step, size, side, settings.mixup, settings.cutmix)
-        positions, mix = random_params.local(mix, share)
-        images = batch[positions]
-        yield Plan(step, dataset.images.collect(images), side, data.labels[images], params.at(positions), mix)
+    remaining = range(first_step, sampler.steps(settings.epochs, len(rows), size))
+    while remaining:
+        sides = [
+            resolution.side_of_epoch(settings, sampler.epoch_of_step(step, len(rows), size))
+            for step in remaining[:at_once]
+        ]
+        side = sides[0]
+        steps = remaining[: sides.count(side)]  # sides only rise
+        remaining = remaining[len(steps) :]
+        batches = rows[np.concatenate([sampler.batch_rows(seed, step, size, len(rows)) for step in steps])]
+        params = augment_params(settings, data, batches, steps, side)
+        for start, step in zip(range(0, len(batches), size), steps, strict=True):
+            # Partners of mixed images may belong to other processes: `positions` are the images that this process cuts.
+            mix = random_params.draw_mix(seed, step, size, side, settings.mixup, settings.cutmix)
+            positions, mix = random_params.local(mix, share)
+            positions = start + positions
+            images = batches[positions]
+            yield Plan(step, dataset.images.collect(images), side, data.labels[images], params.at(positions), mix)
 
 
 def train_batches(dataset: Dataset, settings: Train, share: Share, first_step: int) -> Iterator[Batch]:

@@ -20,17 +20,17 @@ def random_images(n: int, side: int, seed: int = 0) -> Tensor:
 
 def random_boxes(n: int, side: int, seed: int = 0) -> Tensor:
     sizes = np.random.default_rng(seed).integers(50, 500, (n, 2)).astype(np.int32)
-    boxes, _ = random_params.crop_boxes(seed, 0, sizes, side, CropRange((0.08, 1.0), (3 / 4, 4 / 3), 0.5))
+    boxes, _ = random_params.crop_boxes(seed, [0], sizes, side, CropRange((0.08, 1.0), (3 / 4, 4 / 3), 0.5))
     return torch.from_numpy(boxes)
 
 
 def jitter(n: int, strength: float = 0.4, seed: int = 0) -> NDArray[np.float32]:
-    return random_params.jitter_factors(seed, 0, n, strength)
+    return random_params.jitter_factors(seed, [0], n, strength)
 
 
 def drawn(n: int, side: int, out: int, seed: int = 0) -> AugmentParams:
     """Every draw of a training crop, switched on."""
-    factors, erased = jitter(n, seed=seed), random_params.erase_boxes(seed, 0, n, out, 0.5)
+    factors, erased = jitter(n, seed=seed), random_params.erase_boxes(seed, [0], n, out, 0.5)
     return AugmentParams(random_boxes(n, side, seed).numpy(), np.arange(n) % 2 == 0, factors, erased)
 
 
