@@ -1,6 +1,9 @@
 """The tests of tests/gpu run, report and go on as documented, as far as a machine without a GPU can show it."""
 
 import json
+import os
+import signal
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -13,6 +16,7 @@ from pipeline.engine.environment import required_variables
 from pipeline.engine.world import World
 from tests.conftest import PROJECT
 from tests.gpu import conftest, ranks
+from tests.gpu.ranks import Case, Result
 from tests.gpu.training import NATIVE, Figures
 
 FOLDER = PROJECT / "tests/gpu"
@@ -25,6 +29,7 @@ class Listener:
     def __init__(self) -> None:
         self.items: list[pytest.Function] = []
         self.outcomes: dict[str, str] = {}
+        self.interrupted = threading.Event()
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.items = [item for item in session.items if isinstance(item, pytest.Function)]
@@ -33,10 +38,13 @@ class Listener:
         if report.when == "call":
             self.outcomes[report.nodeid.rpartition("::")[2]] = report.outcome
 
+    def pytest_keyboard_interrupt(self) -> None:
+        self.interrupted.set()
 
-def run(*options: str) -> tuple[int, Listener]:
+
+def run(*options: str, listener: Listener | None = None) -> tuple[int, Listener]:
     """Run pytest on tests/gpu, in this process, which has imported torch already."""
-    listener = Listener()
+    listener = listener or Listener()
     words = [str(FOLDER), "--confcutdir", str(FOLDER), "-o", "addopts=", "-p", "no:cacheprovider", *options]
     return int(pytest.main(words, [listener])), listener
 
@@ -95,6 +103,50 @@ def test_the_dry_run_shows_what_a_cpu_can_show(tmp_path: Path, capsys: pytest.Ca
     output = capsys.readouterr().out
     assert "a reason" in output
     assert f"0 passed, 1 failed, 1 skipped: {path}" in output
+
+
+def test_a_cut_keeps_every_result_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first case ends last. An interrupt comes before: the report has the cases after it, and no failed one.
+
+    A second start proves what is missing.
+    """
+    monkeypatch.setattr(conftest, "CORES_A_CASE", 0.5)  # a CPU has threads for two cases or more
+    asked = ("--gpu-device", "cpu", "--gpu-report", str(tmp_path), "-k", "test_accumulation")
+    path, listener = tmp_path / "gpu_tests_cpu.json", Listener()
+    proved: list[str] = []
+    second: list[str] = []
+
+    def prove(case: Case, device: str) -> Result:
+        name = "-".join(case.arguments.values())
+        proved.append(name)
+        if name != proved[0]:
+            return {"outcome": "passed", "figures": {}, "warnings": []}
+        while len(written(path)) < len(listener.items) - 1:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+        listener.interrupted.wait()
+        return {"outcome": "failed", "reason": "a rank has been interrupted"}
+
+    monkeypatch.setattr(ranks, "prove", prove)
+    status, _ = run(*asked, listener=listener)
+    assert status == pytest.ExitCode.INTERRUPTED
+    assert len(listener.items) > 2
+    assert written(path) == {item.nodeid for item in listener.items[1:]}
+
+    def prove_again(case: Case, device: str) -> Result:
+        second.append("-".join(case.arguments.values()))
+        return {"outcome": "passed", "figures": {}, "warnings": []}
+
+    monkeypatch.setattr(ranks, "prove", prove_again)
+    status, again = run(*asked)
+    assert (status, second) == (0, proved[:1])
+    assert set(again.outcomes.values()) == {"passed"}
+    assert written(path) == {item.nodeid for item in listener.items}
+
+
+def written(path: Path) -> set[str]:
+    """The names of the cases in a report."""
+    return set(json.loads(path.read_text())["cases"]) if path.exists() else set()
 
 
 def test_every_test_for_a_gpu_lies_in_the_folder_of_its_command() -> None:

@@ -7,12 +7,15 @@
 `@pytest.mark.gpu(ranks=2, needs="apex", gpus=2)`: the number of ranks, what the body needs (nothing, cuda, compiler or
 apex), and the GPUs that are visible to the ranks: then they exchange over NCCL, else they share one, over gloo. An
 argument that names Apex or TF32 needs that too. The body returns figures for the report. It uses no network and no
-data: images are noise. Starting the processes takes most of the time, so several cases run at once.
+data: images are noise. Starting the processes takes most of the time, so several cases run at once. Each result is
+written when it is there, also before pytest reaches its test.
 """
 
+import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -58,34 +61,44 @@ def case(item: pytest.Function) -> Case:
     return ranks.case(item.module.__name__, item.originalname, arguments, **mark.kwargs)
 
 
+def prove(item: pytest.Function) -> Result:
+    """The result of a test's case, which is added to the report."""
+    result = ranks.prove(case(item), device(item.config))
+    item.config.stash[REPORT].add(item.nodeid, result)
+    return result
+
+
 @pytest.fixture(scope="session")
 def ahead(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Result]]]:
     """The results of the cases, by test. Several cases run at once."""
-    config, known = request.config, request.config.stash[REPORT].cases
+    config, report = request.config, request.config.stash[REPORT]
     items = [
         item for item in request.session.items if isinstance(item, pytest.Function) and "world" in item.fixturenames
     ]
     if hasattr(config, "workerinput"):
         items = []  # a worker of pytest-xdist runs few of them
-    pool = ThreadPoolExecutor(max(1, measuring.cores() // CORES_A_CASE))
+    before: Any = signal.getsignal(signal.SIGINT)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        report.close()  # the ranks are interrupted, too, and so fail
+        before(number, frame)
+
+    pool, known = ThreadPoolExecutor(max(1, measuring.cores() // CORES_A_CASE)), set(report.cases)
+    signal.signal(signal.SIGINT, interrupt)
     try:
-        yield {
-            item.nodeid: pool.submit(ranks.prove, case(item), device(config))
-            for item in items
-            if item.nodeid not in known
-        }
+        yield {item.nodeid: pool.submit(prove, item) for item in items if item.nodeid not in known}
     finally:
         pool.shutdown(cancel_futures=True)
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest, ahead: dict[str, Future[Result]]) -> Result:
     """In the ranks: the body's World. In this process: the result of the ranks, from now or from the report."""
-    report, item = request.config.stash[REPORT], request.node
-    if item.nodeid not in report.cases:
-        early = ahead.get(item.nodeid)
-        report.add(item.nodeid, early.result() if early else ranks.prove(case(item), device(request.config)))
-    return report.cases[item.nodeid]
+    if early := ahead.get(request.node.nodeid):
+        return early.result()
+    known = request.config.stash[REPORT].cases.get(request.node.nodeid)
+    return prove(request.node) if known is None else known
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,6 +1,7 @@
 """FOLDER/gpu_tests_<device>.json: the results of all cases, written after each case, so that a second start goes on."""
 
 import json
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ class Report:
         """Read the report in `folder`, if any. Raises ValueError for a report of another machine or commit."""
         self.path = folder / f"gpu_tests_{device}.json" if folder else None
         self.cases: dict[str, Result] = {}
+        self._is_open, self._writing = True, threading.Lock()
         if self.path:
             self._conditions = head(device)
             if self.path.exists():
@@ -35,11 +37,18 @@ class Report:
         return dict(earlier["cases"])
 
     def add(self, name: str, result: Result) -> None:
-        """Add a result and write the report."""
-        self.cases[name] = result
-        if self.path:
-            self.cases[name] |= {"host": {key: self._conditions[key] for key in measuring.HOST}}
-            files.write_json(self.path, {"conditions": self._conditions, "cases": self.cases})
+        """Add a result and write the report. Several threads may call this."""
+        with self._writing:
+            if not self._is_open:
+                return
+            self.cases[name] = result
+            if self.path:
+                self.cases[name] |= {"host": {key: self._conditions[key] for key in measuring.HOST}}
+                files.write_json(self.path, {"conditions": self._conditions, "cases": self.cases})
+
+    def close(self) -> None:
+        """Add no further results. A signal handler may call this: it waits for no thread."""
+        self._is_open = False
 
     def lines(self) -> list[str]:
         """One line for every case with figures, and a line with the number of outcomes."""
