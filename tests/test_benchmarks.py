@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -165,6 +166,82 @@ def test_the_gpu_command_has_each_part_once() -> None:
     options = argparse.Namespace(device="cuda", out=Path("out"), archive="file:///some.tgz")
     assert all("--resume" in gpu.command(part, options) for part in gpu.BENCHMARKS)
     assert all("--gpu-report" in gpu.command(part, options) for part in gpu.TESTS)
+
+
+# A part of the command with two rows, on a GPU and a kernel of this name. If the file `pause` names its start or a row,
+# it waits there until it is cut.
+PART = """
+import argparse, sys, time
+from pathlib import Path
+part, out, kernel, pause = sys.argv[1:]
+from benchmarks.harness import measuring
+host = {"cpu": kernel, "cores": 2, "kernel": kernel, "python": "3"}
+measuring.machine = lambda: {**host, "gpus": ["NVIDIA H200"], "versions": {}, "commit": "some", "code": "some"}
+
+def wait_at(place):
+    if Path(pause).read_text() == place:
+        Path(pause).write_text("")
+        time.sleep(1000)
+
+if part in ("collect", "bits", "tests"):
+    from tests.gpu.report import Report
+    report = Report(Path(out), "cuda")
+    missing = [name for name in (part + " 1", part + " 2") if name not in report.cases]
+    row = {"outcome": "passed", "figures": {}, "warnings": []}
+else:
+    report = measuring.Report(part, argparse.Namespace(device="cuda", out=Path(out), resume=True, tiny=False))
+    missing, row = report.missing([part + " 1", part + " 2"]), {"figure": 1.0}
+wait_at(part)
+for name in missing:
+    report.add(name, dict(row))
+    wait_at(name)
+"""
+
+
+@pytest.mark.slow("thirty starts of Python, some with torch; make test has the parts of the command, and its reports")
+def test_a_cut_after_each_part_and_in_its_middle_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each next call is on another kernel. Each row stays that of the call that measured it."""
+    pause, out = tmp_path / "pause", tmp_path / "out"
+
+    class Watched(subprocess.Popen[str]):
+        """A process whose time is over when it waits."""
+
+        is_first = True
+
+        def wait(self, timeout: float | None = None) -> int:
+            if not self.is_first or timeout is None:
+                return super().wait(timeout)
+            self.is_first = False
+            while self.poll() is None:
+                if not pause.read_text():
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+                time.sleep(0.02)
+            return int(self.returncode)
+
+    def call(kernel: str, cut: str, *parts: str) -> int:
+        """Call the command for these parts. It is cut after this row."""
+        pause.write_text(cut or "nowhere")
+        monkeypatch.setattr(gpu, "command", lambda part, _: [sys.executable, "-c", PART, part, out, kernel, pause])
+        monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(out), "--minutes", "60", "--only", *parts])
+        return gpu.main()
+
+    monkeypatch.chdir(PROJECT)
+    monkeypatch.setattr(gpu, "missing", lambda _: [])
+    monkeypatch.setattr(subprocess, "Popen", Watched)
+    rows: dict[str, str] = {}
+    for number, (part, following) in enumerate(zip(gpu.PARTS, [*gpu.PARTS[1:], ""], strict=True)):
+        middle, after = f"4.4.{number}", f"6.18.{number}"
+        rows |= {f"{part} 1": middle, f"{part} 2": after}
+        assert call(middle, f"{part} 1", part) == gpu.STOPPED
+        assert call(after, following, part, *filter(None, [following])) == (gpu.STOPPED if following else 0)
+    written = {}
+    for path in out.iterdir():
+        content = json.loads(path.read_text())
+        for name in content.get("rows", content.get("cases", {})):
+            case = content.get("cases", {}).get(name, {})
+            host = case.get("host") or content.get("hosts", {}).get(name) or content["conditions"]
+            written[name] = host["kernel"]
+    assert written == rows
 
 
 def bare_environment(folder: Path) -> tuple[Path, Path]:

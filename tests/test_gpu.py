@@ -11,12 +11,14 @@ from typing import get_args
 
 import pytest
 
+from benchmarks.harness import measuring
 from pipeline.config import machine, params
 from pipeline.engine.environment import required_variables
 from pipeline.engine.world import World
 from tests.conftest import PROJECT
 from tests.gpu import conftest, ranks
 from tests.gpu.ranks import Case, Result
+from tests.gpu.report import Report
 from tests.gpu.training import NATIVE, Figures
 
 FOLDER = PROJECT / "tests/gpu"
@@ -147,6 +149,23 @@ def test_a_cut_keeps_every_result_that_is_there(tmp_path: Path, monkeypatch: pyt
 def written(path: Path) -> set[str]:
     """The names of the cases in a report."""
     return set(json.loads(path.read_text())["cases"]) if path.exists() else set()
+
+
+def test_cases_of_a_gpu_go_on_under_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU, cores and kernel of a GPU's host are listed by case, and not compared. The GPU is compared."""
+    passed: Result = {"outcome": "passed", "figures": {}, "warnings": []}
+    first = measuring.machine() | {"gpus": ["NVIDIA H200"], "kernel": "4.4.0", "cores": 16, "commit": "some"}
+    monkeypatch.setattr(measuring, "machine", lambda: first)
+    Report(tmp_path, "cuda").add("early", dict(passed))
+    monkeypatch.setattr(measuring, "machine", lambda: first | {"kernel": "6.18.44", "cores": 32})
+    report = Report(tmp_path, "cuda")
+    assert list(report.cases) == ["early"]
+    report.add("late", dict(passed))
+    cases = json.loads((tmp_path / "gpu_tests_cuda.json").read_text())["cases"]
+    assert {name: case["host"]["kernel"] for name, case in cases.items()} == {"early": "4.4.0", "late": "6.18.44"}
+    monkeypatch.setattr(measuring, "machine", lambda: first | {"gpus": ["NVIDIA L4"]})
+    with pytest.raises(ValueError, match="of another machine"):
+        Report(tmp_path, "cuda")
 
 
 def test_every_test_for_a_gpu_lies_in_the_folder_of_its_command() -> None:
