@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-packages test-code test-starts test-all test-gpu lint format docs bench lock lock-tests clean image image-repro image-test
+.PHONY: help setup demo test test-packages test-code test-starts test-all test-gpu gpu-packages lint format docs bench lock lock-tests clean image image-repro image-test
 
 PYTHON ?= $(firstword $(shell command -v python3 python3.12 python3.11))
 VENV := .venv
@@ -88,6 +88,9 @@ test-packages:
 # Third: what only a GPU can show. Several tests run at once on many cores, without -n.
 test-gpu: $(READY_TESTS)  ## what only an NVIDIA GPU, or two, can show (tests/gpu), with a report; a second start resumes
 	@python -m pytest tests/gpu --gpu-report benchmarks/results
+
+gpu-packages: $(READY)  ## the packages that a bare GPU machine lacks, at most 11 MiB: PACKAGES=<folder> APEX_WHEEL=<file>
+	@python -m benchmarks gpu --write-packages "$(or $(PACKAGES),.gpu-packages)" $(if $(APEX_WHEEL),--apex-wheel "$(APEX_WHEEL)")
 
 lint: $(READY_TESTS)  ## Python, types, Dockerfiles, shell, YAML, workflows, compose file
 	@ruff check --quiet . && ruff format --check --quiet . && mypy

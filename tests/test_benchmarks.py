@@ -1,12 +1,14 @@
 """Each benchmark runs with its tiny preset; the GPU command can be resumed; a table has them."""
 
 import argparse
+import hashlib
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+import zipfile
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -242,6 +244,52 @@ def test_a_cut_after_each_part_and_in_its_middle_loses_no_row(tmp_path: Path, mo
             host = case.get("host") or content.get("hosts", {}).get(name) or content["conditions"]
             written[name] = host["kernel"]
     assert written == rows
+
+
+def wheel(folder: Path, name: str, *libraries: str, size: int = 9) -> Path:
+    """A wheel of version 1 with a module of this name and with libraries."""
+    path, info = folder / f"{name}-1-py3-none-any.whl", f"{name}-1.dist-info"
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        for library in libraries:
+            archive.writestr(library, size * "s")
+        archive.writestr(f"{name}/__init__.py", "")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def test_the_packages_of_a_bare_machine_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The locked ones by pip, Apex from its wheel, libraries without symbols. What is too large or lacks is refused."""
+    own = wheel(tmp_path / "index", "some_package")
+    lock = tmp_path / "requirements/lock.txt"
+    lock.parent.mkdir()
+    lock.write_text(f"other==2\nsome-package==1 \\\n    --hash=sha256:{hashlib.sha256(own.read_bytes()).hexdigest()}\n")
+    strip = tmp_path / "bin/strip"
+    strip.parent.mkdir()
+    strip.write_text('#!/bin/sh\nprintf stripped > "$2"\n')
+    strip.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(gpu, "CARRIED", ("some_package",))
+    monkeypatch.setenv("PATH", f"{strip.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(own.parent))
+    extensions = [f"{name}.cpython-312-x86_64-linux-gnu.so" for name in gpu.APEX]
+    apex = wheel(tmp_path / "apex", "apex", *extensions)
+    folder = tmp_path / "packages"
+    assert gpu.write_packages(folder, apex) == ""
+    assert {"some_package", "apex", *extensions} <= {path.name for path in folder.iterdir()}
+    assert [(folder / name).read_text() for name in extensions] == ["stripped"] * 3
+    monkeypatch.setattr(gpu, "MOST_BYTES", 10)
+    assert "MiB" in gpu.write_packages(tmp_path / "large", None)
+    assert "syncbn" in gpu.write_packages(tmp_path / "none", wheel(tmp_path / "other", "apex", *extensions[:2]))
+    assert "no such wheel" in gpu.write_packages(tmp_path / "none", tmp_path / "nothing.whl")
+    monkeypatch.setattr(gpu, "CARRIED", ("some_package", "unlocked"))
+    assert "unlocked" in gpu.write_packages(tmp_path / "none", None)
+    assert not (tmp_path / "none").exists()
 
 
 def bare_environment(folder: Path) -> tuple[Path, Path]:

@@ -320,6 +320,7 @@ class Report:
     def add(self, name: str, row: Row) -> None:
         """Print a row and write the report."""
         self._content["rows"][name] = row
+        self._content["left_out"].pop(name, None)  # by an earlier call, without Apex
         if self._host != {key: self._content["conditions"][key] for key in HOST}:  # of another host than the first row
             self._content.setdefault("hosts", {})[name] = self._host
         self._print(name, row)

@@ -1,6 +1,6 @@
 """Everything that needs a GPU, in one command that can be resumed, the most important first.
 
-    python -m benchmarks gpu --write-packages FOLDER         the packages that such a machine lacks, for Python 3.12
+    make gpu-packages PACKAGES=FOLDER APEX_WHEEL=FILE        the packages that such a machine lacks, for Python 3.12
     python -m benchmarks gpu --out FOLDER --packages FOLDER --archive file:///…/flower_photos_240.tgz --minutes 9
     python -m benchmarks gpu --out FOLDER --device cpu       a dry run with tiny presets, about 4 minutes
 
@@ -17,14 +17,16 @@ import argparse
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from pathlib import Path
 
-# What the parts import. --write-packages writes CARRIED into a folder.
+# What the parts import. --write-packages writes CARRIED into a folder, and Apex from --apex-wheel.
 CARRIED = ("annotated_types", "imagehash", "platformdirs", "pooch", "pydantic", "pydantic_core", "ruamel.yaml",
            "typing_inspection")  # fmt: skip
 EXPECTED = ("hypothesis", "numba", "numpy", "psutil", "pytest", "requests", "scipy", "sortedcontainers", "tensorboard",
@@ -46,6 +48,8 @@ BENCHMARKS = {
 }
 PARTS = ("collect", "bits", "steps", "ceiling", "time_to_accuracy", "tests", "ways", "peers", "compiled", "loader")
 DRY_TESTS = ["-k", "accumulation and fp32"]  # the tests in a dry run
+APEX = ("amp_C", "apex_C", "syncbn")  # its extensions (docker/build_apex.py)
+MOST_BYTES = 11 * 2**20  # of the folder of packages: it travels to the machine in each call
 STOPPED = 75  # exit status: run again to continue, as for the stages
 GRACE_SECONDS = 15  # time for a part to end
 
@@ -75,28 +79,47 @@ def missing(names: tuple[str, ...]) -> list[str]:
     return [name for name in names if is_missing(name)]
 
 
-def write_packages(folder: Path) -> int:
-    """Install the locked versions of CARRIED, for the Python 3.12 of the image, into a folder; pip's exit status."""
+def write_packages(folder: Path, apex_wheel: Path | None) -> str:
+    """Write the locked versions of CARRIED, for the Python 3.12 of the image, and Apex into a folder, without symbols.
+
+    Returns why that failed; empty if it did not.
+    """
     lock, names = Path("requirements/lock.txt").read_text(), {re.sub("[._]", "-", name) for name in CARRIED}
     entries = {name: entry for entry in re.split(r"\n(?=\S)", lock) if (name := entry.partition("==")[0]) in names}
     if unlocked := sorted(names - entries.keys()):
-        print(f"gpu: not in requirements/lock.txt: {', '.join(unlocked)}; correct CARRIED")
-        return 1
-    pip = [
-        "install",
-        "--quiet",
-        "--upgrade",
-        "--target",
-        str(folder),
-        "--no-deps",
-        "--no-compile",
-        "--only-binary=:all:",
-    ]
+        return f"not in requirements/lock.txt: {', '.join(unlocked)}; correct CARRIED"
+    if shutil.which("strip") is None:
+        return "strip is missing; install binutils (apt-get install binutils)"
+    if apex_wheel and (fault := apex_fault(apex_wheel)):
+        return f"{apex_wheel}: {fault}; build it in Python 3.12 with docker/build_apex.py"
+    options = ["--quiet", "--upgrade", "--target", str(folder), "--no-deps", "--no-compile", "--only-binary=:all:"]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
         requirements.write("\n".join(entries.values()))
         requirements.flush()
         choice = ["--python-version", "3.12", "--require-hashes", "--requirement", requirements.name]
-        return subprocess.run([sys.executable, "-m", "pip", *pip, *choice], check=False).returncode
+        if status := subprocess.run(
+            [sys.executable, "-m", "pip", "install", *options, *choice], check=False
+        ).returncode:
+            return f"pip ended with {status}"
+    if apex_wheel:
+        with zipfile.ZipFile(apex_wheel) as wheel:
+            wheel.extractall(folder)
+    for library in folder.rglob("*.so"):
+        subprocess.run(["strip", "--strip-unneeded", library], check=True)
+    if (size := sum(path.stat().st_size for path in folder.rglob("*"))) > MOST_BYTES:
+        return f"{folder} has {size / 2**20:.1f} MiB; at most {MOST_BYTES / 2**20:.0f}: build Apex for one kind of GPU"
+    print(f"gpu: {folder}: {size / 2**20:.1f} MiB, {'with' if apex_wheel else 'without'} Apex")
+    return ""
+
+
+def apex_fault(path: Path) -> str:
+    """Why a file is no wheel of Apex with its extensions for Python 3.12; empty if it is one."""
+    if not zipfile.is_zipfile(path):
+        return "no such wheel"
+    with zipfile.ZipFile(path) as wheel:
+        names = wheel.namelist()
+    missing = [name for name in APEX if not any(re.match(rf"{name}\.cpython-312\b.*\.so$", one) for one in names)]
+    return f"it has no {', '.join(missing)} for Python 3.12" if missing else ""
 
 
 def run(command_line: list[str], env: dict[str, str], seconds: float) -> int | None:
@@ -121,11 +144,14 @@ def main() -> int:
     parser.add_argument("--archive", default="", help="file:// address of an archive of photos; else flowers are drawn")
     parser.add_argument("--packages", type=Path, help="folder of the packages that are not installed")
     parser.add_argument("--write-packages", type=Path, metavar="FOLDER", help="write that folder, and do nothing else")
+    parser.add_argument("--apex-wheel", type=Path, metavar="FILE", help="write Apex there, too")
     parser.add_argument("--minutes", type=float, default=9, help="stop after this time (default: %(default)s)")
     parser.add_argument("--only", choices=PARTS, nargs="+", default=PARTS, help="only these parts (default: all)")
     options = parser.parse_args()
     if options.write_packages:
-        return write_packages(options.write_packages)
+        if reason := write_packages(options.write_packages, options.apex_wheel):
+            print(f"gpu: {reason}")
+        return int(bool(reason))
     if options.out is None:
         parser.error("--out: no folder; name one, or set the variable OUT")
     end, failed = time.monotonic() + 60 * options.minutes - GRACE_SECONDS, []

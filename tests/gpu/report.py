@@ -19,7 +19,10 @@ class Report:
     """The results by test name, of an earlier start and of this one."""
 
     def __init__(self, folder: Path | None, device: str) -> None:
-        """Read the report in `folder`, if any. Raises ValueError for a report of another machine or commit."""
+        """Read the report in `folder`, if any. Raises ValueError for a report of another machine or commit.
+
+        Cases that were skipped are proved again: the machine may have Apex now.
+        """
         self.path = folder / f"gpu_tests_{device}.json" if folder else None
         self.cases: dict[str, Result] = {}
         self._is_open, self._writing = True, threading.Lock()
@@ -34,7 +37,7 @@ class Report:
             raise ValueError(
                 f"{path}: of another machine, environment or commit; remove it, or choose another --gpu-report"
             )
-        return dict(earlier["cases"])
+        return {name: case for name, case in earlier["cases"].items() if case["outcome"] != "skipped"}
 
     def add(self, name: str, result: Result) -> None:
         """Add a result and write the report. Several threads may call this."""
