@@ -23,6 +23,7 @@ from benchmarks.harness.measuring import Report, Worker
 from benchmarks.speed import devices, gpu, growth, peers, portable, ways
 from tests.conftest import PROJECT
 from tests.documents import figures
+from tests.gpu.report import Report as GpuTests
 from tests.helpers.refusals import refuses
 
 NAMES = (
@@ -372,20 +373,37 @@ def test_rows_of_another_machine_are_not_resumed(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_gpu_go_on_under_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPU, cores and kernel of a GPU's host are listed by row, and not compared. The GPU is compared."""
-    first = measuring.machine() | {"gpus": ["NVIDIA H200"], "kernel": "4.4.0", "cores": 16}
+    """What decides no figure of a GPU is listed by row, and not compared. The rest is compared."""
+    versions = {"torch": "2.11.0", "cuda": "13.0", "pillow": "13.0.0"}
+    first = {**measuring.machine(), "gpus": ["NVIDIA H200"], "kernel": "4.4.0", "versions": versions, "commit": "some"}
     monkeypatch.setattr(measuring, "machine", lambda: first)
     Report("nothing", asked(tmp_path)).add("early", {"figure": 1.0})
-    monkeypatch.setattr(measuring, "machine", lambda: first | {"kernel": "6.18.44", "cores": 32})
+    other = {"kernel": "6.18.44", "cores": 3, "commit": "another", "versions": versions | {"pillow": "14"}}
+    monkeypatch.setattr(measuring, "machine", lambda: first | other)
     report = Report("nothing", asked(tmp_path, resume=True))
     assert report.missing(["early", "late"]) == ["late"]
     report.add("late", {"figure": 2.0})
     written = json.loads((tmp_path / "nothing_cpu.json").read_text())
-    assert {name: host["kernel"] for name, host in written["hosts"].items()} == {"late": "6.18.44"}
+    host = {"cpu": first["cpu"], "python": first["python"], **other, "versions": {"pillow": "14"}}
+    assert written["hosts"] == {"late": host}
     assert written["conditions"]["kernel"] == "4.4.0"
-    monkeypatch.setattr(measuring, "machine", lambda: first | {"gpus": ["NVIDIA L4"]})
-    with refuses((tmp_path / "nothing_cpu.json", "differs")):
-        Report("nothing", asked(tmp_path, resume=True))
+    for decisive in ({"gpus": ["NVIDIA L4"]}, {"code": "other"}, {"versions": versions | {"cuda": "12.8"}}):
+        monkeypatch.setattr(measuring, "machine", lambda decisive=decisive: first | decisive)
+        with refuses((tmp_path / "nothing_cpu.json", "differs")):
+            Report("nothing", asked(tmp_path, resume=True))
+
+
+def test_a_figure_of_a_gpu_needs_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a repository the variable COMMIT names it. On a CPU the figure may have none."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.delenv("COMMIT", raising=False)
+    Report("nothing", asked(tmp_path))
+    for report in (lambda: Report("nothing", asked(tmp_path, device="cuda")), lambda: GpuTests(tmp_path, "cuda")):
+        with refuses(("COMMIT", "missing")):
+            report()
+    monkeypatch.setenv("COMMIT", "some")
+    Report("nothing", asked(tmp_path, device="cuda"))
 
 
 def test_a_missing_or_wrong_archive_is_refused(tmp_path: Path) -> None:

@@ -152,11 +152,16 @@ def written(path: Path) -> set[str]:
 
 
 def test_cases_of_a_gpu_go_on_under_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CPU, cores and kernel of a GPU's host are listed by case, and not compared. The GPU is compared."""
+    """CPU, cores and kernel of a GPU's host are listed by case, and not compared. The GPU is compared.
+
+    A case that was skipped is proved again: Apex may be there now.
+    """
     passed: Result = {"outcome": "passed", "figures": {}, "warnings": []}
     first = measuring.machine() | {"gpus": ["NVIDIA H200"], "kernel": "4.4.0", "cores": 16, "commit": "some"}
     monkeypatch.setattr(measuring, "machine", lambda: first)
-    Report(tmp_path, "cuda").add("early", dict(passed))
+    early = Report(tmp_path, "cuda")
+    early.add("early", dict(passed))
+    early.add("with Apex", {"outcome": "skipped", "reason": "needs Apex"})
     monkeypatch.setattr(measuring, "machine", lambda: first | {"kernel": "6.18.44", "cores": 32})
     report = Report(tmp_path, "cuda")
     assert list(report.cases) == ["early"]
@@ -223,7 +228,7 @@ def test_a_broken_promise_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("asked", "status", "message"),
     [
-        (["--gpu-device", "cpu"], 4, "of another machine, environment or commit; remove it, or choose another"),
+        (["--gpu-device", "cpu"], 4, "of another machine, environment or code; remove it, or choose another"),
         (["--gpu-device", "cuda"], 4, "--gpu-report: needs an NVIDIA GPU and its driver; the dry run: --gpu-device"),
     ],
 )

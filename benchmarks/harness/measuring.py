@@ -39,7 +39,9 @@ MEASURED = (
     f":(top,exclude){RESULTS}",
 )
 LIBRARIES = ("torch", "torchvision", "numpy", "numba", "pillow", "dvc", "psutil")
-HOST = ("cpu", "cores", "kernel")  # a figure of a GPU does not depend on these; each of its rows names them
+# A figure of a GPU depends on the versions in DECISIVE, and not on what is in LISTED; each of its rows names the rest.
+DECISIVE = ("torch", "torchvision", "numpy", "cuda", "cudnn")
+LISTED = ("cpu", "cores", "kernel", "python", "commit", "apex")
 SAMPLE_SECONDS = 0.05
 QUIET_SECONDS, QUIET_AT_MOST = 0.1, 10.0
 Row = dict[str, Any]
@@ -71,8 +73,19 @@ def _of_cuda() -> dict[str, str]:
 
 
 def comparable(conditions: Row) -> Row:
-    """What must be equal for two rows of one report: on a GPU all conditions but those of its host."""
-    return {key: value for key, value in conditions.items() if not (conditions.get("gpus") and key in HOST)}
+    """What must be equal for two rows of one report: on a GPU, neither its host nor other versions than DECISIVE."""
+    if not conditions.get("gpus"):
+        return conditions
+    versions = {name: value for name, value in conditions["versions"].items() if name in DECISIVE}
+    return {**{key: value for key, value in conditions.items() if key not in LISTED}, "versions": versions}
+
+
+def listed(conditions: Row) -> Row:
+    """The rest: what a row of a GPU only names."""
+    compared = comparable(conditions)
+    rest = {key: value for key, value in conditions.items() if key not in compared}
+    versions = {name: value for name, value in conditions["versions"].items() if name not in compared["versions"]}
+    return rest | ({"versions": versions} if versions else {})
 
 
 def cores() -> int:
@@ -96,9 +109,10 @@ def _version(name: str) -> str:
 
 
 def code() -> str:
-    """The SHA-256 of the pipeline's modules and of the benchmarks and GPU tests, as there may be no git."""
+    """The SHA-256 of the pipeline's modules and params, of the benchmarks and GPU tests, as there may be no git."""
     sha, top = hashlib.sha256(), Path(__file__).parents[2]
-    for path in sorted(path for folder in CODE for path in (top / folder).rglob("*.py")):
+    modules = (path for folder in CODE for path in (top / folder).rglob("*.py"))
+    for path in sorted([*modules, top / "params.yaml"]):
         sha.update(f"{path.relative_to(top)}\n".encode() + path.read_bytes())
     return sha.hexdigest()
 
@@ -109,6 +123,15 @@ def commit() -> str:
         return programs.code_version(*MEASURED) or os.environ.get("COMMIT", "")
     except OSError:  # no git
         return os.environ.get("COMMIT", "")
+
+
+def check_commit(device: str) -> None:
+    """Raise UserError for a figure of a GPU without a commit: nobody could say later what was measured."""
+    if device == "cuda" and not commit():
+        reason = "here is no repository of Git, and the variable names no commit"
+        raise UserError(
+            Fault("COMMIT", "not set", "missing", reason, "the commit of this code", "COMMIT=… python -m benchmarks …")
+        )
 
 
 # ---------------------------------------------------------------- turns
@@ -291,16 +314,17 @@ class Report:
     def __init__(self, name: str, options: argparse.Namespace, **about: Any) -> None:
         """`about`: other conditions of the figures, such as the photos.
 
-        Raises UserError if --resume finds rows that were measured under other conditions.
+        Raises UserError if --resume finds rows that were measured under other conditions, or on a GPU without a commit.
         """
+        check_commit(options.device)
         self._path = Path(options.out) / f"{name}_{options.device}.json"
         conditions = json.loads(json.dumps({**machine(), "preset": preset(options), **about}))
         self._content: Row = {"conditions": conditions, "rows": {}, "left_out": {}, "figures": {}}
-        self._host = {key: conditions[key] for key in HOST}
+        self._listed = listed(conditions)
         if options.resume and self._path.exists():
             earlier = json.loads(self._path.read_text())
             if comparable(earlier.get("conditions", {})) != comparable(conditions):
-                value = "measured with another machine, environment, commit or data"
+                value = "measured with another machine, environment, code or data"
                 raise UserError(Fault(str(self._path), value, "differs", remedy="remove it, or choose another --out"))
             self._content = earlier
         self._printed_head = ""
@@ -321,8 +345,8 @@ class Report:
         """Print a row and write the report."""
         self._content["rows"][name] = row
         self._content["left_out"].pop(name, None)  # by an earlier call, without Apex
-        if self._host != {key: self._content["conditions"][key] for key in HOST}:  # of another host than the first row
-            self._content.setdefault("hosts", {})[name] = self._host
+        if self._listed != listed(self._content["conditions"]):  # of another host than the first row
+            self._content.setdefault("hosts", {})[name] = self._listed
         self._print(name, row)
         self._write()
 

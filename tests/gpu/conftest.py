@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from benchmarks.harness import measuring
+from pipeline.base.errors import UserError
 from pipeline.config import machine
 from tests.gpu import ranks
 from tests.gpu.ranks import Case, Result
@@ -49,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--gpu-report: needs an NVIDIA GPU and its driver; the dry run: --gpu-device cpu")
     try:
         config.stash[REPORT] = Report(folder, device(config))
-    except ValueError as error:
+    except (ValueError, UserError) as error:
         raise pytest.UsageError(str(error)) from error
 
 

@@ -19,7 +19,7 @@ class Report:
     """The results by test name, of an earlier start and of this one."""
 
     def __init__(self, folder: Path | None, device: str) -> None:
-        """Read the report in `folder`, if any. Raises ValueError for a report of another machine or commit.
+        """Read the report in `folder`, if any. Raises ValueError for one of another machine or other code.
 
         Cases that were skipped are proved again: the machine may have Apex now.
         """
@@ -35,7 +35,7 @@ class Report:
         earlier = json.loads(path.read_text())
         if measuring.comparable(earlier["conditions"]) != measuring.comparable(self._conditions):
             raise ValueError(
-                f"{path}: of another machine, environment or commit; remove it, or choose another --gpu-report"
+                f"{path}: of another machine, environment or code; remove it, or choose another --gpu-report"
             )
         return {name: case for name, case in earlier["cases"].items() if case["outcome"] != "skipped"}
 
@@ -46,7 +46,7 @@ class Report:
                 return
             self.cases[name] = result
             if self.path:
-                self.cases[name] |= {"host": {key: self._conditions[key] for key in measuring.HOST}}
+                self.cases[name] |= {"host": measuring.listed(self._conditions)}
                 files.write_json(self.path, {"conditions": self._conditions, "cases": self.cases})
 
     def close(self) -> None:
@@ -67,8 +67,12 @@ def as_text(figures: dict[str, Any]) -> str:
 
 
 def head(device: str) -> dict[str, Any]:
-    """What a report is valid for: machine, versions, code, and the variables that change numbers."""
+    """What a report is valid for: machine, versions, code, and the variables that change numbers.
+
+    Raises UserError on a GPU without a commit.
+    """
     pins = (PROJECT / "docker/pins.env").read_text().splitlines()
+    measuring.check_commit(device)
     conditions = {
         **measuring.machine(),
         **environment.numeric_variables(environment.initial_variables()),
