@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
-from benchmarks.speed import devices, gpu, growth, peers, portable, ways
+from benchmarks.speed import devices, gpu, growth, loader, peers, portable, ways
 from tests.conftest import PROJECT
 from tests.documents import figures
 from tests.gpu.report import Report as GpuTests
@@ -101,6 +101,56 @@ def test_ways_that_are_cut_go_on_with_the_next_turn(tmp_path: Path, monkeypatch:
     }  # fmt: skip
 
 
+def test_loaders_that_are_cut_go_on_with_the_next_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each loader takes as many turns as its preset says, on each side. None is lost, and none is taken twice."""
+    answers = iter([1.0, 2.0, 3.0, None, 4.0, 5.0, 6.0, 7.0, 8.0])
+
+    class Contender:
+        def __init__(self, *_: object) -> None: ...
+
+        def __enter__(self) -> "Contender":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def ask(self, side: int, seconds: float) -> measuring.Row:
+            answer = next(answers) if seconds else 0.0
+            if answer is None:
+                raise KeyboardInterrupt
+            return {"images": 1000, "seconds": answer, "cpu_seconds": answer}
+
+    monkeypatch.setattr(loader, "Worker", Contender)
+    preset = replace(loader.PRESETS["tiny"], turns=2, sides=(32, 64))
+    with pytest.raises(KeyboardInterrupt):
+        loader.race(["a", "b"], tmp_path, preset, Report("loader", asked(tmp_path)))
+    report = Report("loader", asked(tmp_path, resume=True))
+    loader.race(["a", "b"], tmp_path, preset, report)
+    assert {name: (row["turns"], row["cpu_ms"]) for name, row in report.rows.items()} == {
+        "a 32": (2, 2.0), "b 32": (2, 3.0), "a 64": (2, 6.0), "b 64": (2, 7.0),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("part", gpu.FIRST)
+def test_the_gpu_command_stops_without_equal_bits(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No later part runs after tests that cannot be collected, or that fail. The last line says how to go on."""
+    ran = []
+
+    def command(name: str, _: argparse.Namespace) -> list[str]:
+        ran.append(name)
+        return ["false" if name == part else "true"]
+
+    monkeypatch.setattr(gpu, "missing", lambda _: [])
+    monkeypatch.setattr(gpu, "command", command)
+    monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path)])
+    assert gpu.main() == 1
+    assert tuple(ran) == gpu.PARTS[: gpu.PARTS.index(part) + 1]
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--only", *capsys.readouterr().out.split("--only ")[1].split()])
+    assert gpu.main() == 0
+    assert tuple(ran[-len(gpu.PARTS) + 2 :]) == gpu.PARTS[2:]
+
+
 def test_other_programs_are_compared_in_the_same_precision() -> None:
     """As a ratio of the seconds per epoch, and by the epoch at whose end ours has taken less, `split` included."""
     seconds = {"ours tf32": 4.0, "ours fp16": 2.0, "tutorial tf32": 5.0, "timm fp16": 3.0, "torchvision fp16": 2.0}
@@ -164,7 +214,7 @@ def test_the_gpu_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_the_gpu_command_has_each_part_once() -> None:
     """Tests and benchmarks, the most important first; all parts write at most seven files."""
     assert sorted(gpu.PARTS) == sorted([*gpu.TESTS, *gpu.BENCHMARKS])
-    assert gpu.PARTS[:2] == ("collect", "bits")
+    assert gpu.PARTS[:2] == gpu.FIRST
     assert len({arguments[0] for arguments in gpu.BENCHMARKS.values()}) + 1 <= 7
     options = argparse.Namespace(device="cuda", out=Path("out"), archive="file:///some.tgz")
     assert all("--resume" in gpu.command(part, options) for part in gpu.BENCHMARKS)
@@ -186,7 +236,7 @@ def wait_at(place):
         Path(pause).write_text("")
         time.sleep(1000)
 
-if part in ("collect", "bits", "tests"):
+if part in ("collect", "bits", "tests", "compiled_tests"):
     from tests.gpu.report import Report
     report = Report(Path(out), "cuda")
     missing = [name for name in (part + " 1", part + " 2") if name not in report.cases]

@@ -12,6 +12,7 @@ from typing import get_args
 import pytest
 
 from benchmarks.harness import measuring
+from benchmarks.speed import gpu
 from pipeline.config import machine, params
 from pipeline.engine.environment import required_variables
 from pipeline.engine.world import World
@@ -81,6 +82,17 @@ def test_every_precision_is_trained_in_every_parallel_way() -> None:
         native = case.arguments["precision"] in NATIVE and case.arguments["parallel"] != "apex_ddp"
         needs = "cuda" if case.arguments["precision"] == "tf32" else "nothing"
         assert case.needs == (needs if native else "apex")
+
+
+def test_the_parts_of_the_gpu_command_leave_out_no_case() -> None:
+    """`tests` and `compiled_tests` have each case once; the compiler is needed by the second alone."""
+    every, early, late = (
+        {item.nodeid: conftest.case(item) for item in run("--collect-only", "-q", *options)[1].items}
+        for options in ([], gpu.TESTS["tests"], gpu.TESTS["compiled_tests"])
+    )
+    assert early | late == every
+    assert {case.needs == "compiler" for case in late.values()} == {True}
+    assert {case.needs == "compiler" for case in early.values()} == {False}
 
 
 def test_the_dry_run_shows_what_a_cpu_can_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

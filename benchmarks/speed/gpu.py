@@ -35,7 +35,8 @@ EXPECTED = ("hypothesis", "numba", "numpy", "psutil", "pytest", "requests", "sci
 TESTS = {
     "collect": ["--collect-only", "-q"],
     "bits": ["-k", "bits or kernels or tf32 or waits"],
-    "tests": [],
+    "tests": ["-k", "not compiled"],
+    "compiled_tests": ["-k", "compiled"],
 }
 BENCHMARKS = {
     "steps": ["steps"],
@@ -46,7 +47,9 @@ BENCHMARKS = {
     "compiled": ["ceiling"],
     "loader": ["loader"],
 }
-PARTS = ("collect", "bits", "steps", "ceiling", "time_to_accuracy", "tests", "ways", "peers", "compiled", "loader")
+PARTS = ("collect", "bits", "steps", "ceiling", "time_to_accuracy", "tests", "ways", "peers", "compiled_tests",
+         "compiled", "loader")  # fmt: skip
+FIRST = ("collect", "bits")  # if one of them fails, the command stops
 DRY_TESTS = ["-k", "accumulation and fp32"]  # the tests in a dry run
 APEX = ("amp_C", "apex_C", "syncbn")  # its extensions (docker/build_apex.py)
 MOST_BYTES = 11 * 2**20  # of the folder of packages: it travels to the machine in each call
@@ -60,7 +63,8 @@ def command(part: str, options: argparse.Namespace) -> list[str]:
     if part in TESTS:
         report = ["--gpu-device", options.device, "--gpu-report", str(options.out)]
         select = DRY_TESTS if dry and part != "collect" else TESTS[part]
-        return [sys.executable, "-m", "pytest", "tests/gpu", *report, *select]
+        # A warning of another version of a library ends no test of the pytest process. One in a rank fails its case.
+        return [sys.executable, "-m", "pytest", "-W", "default", "tests/gpu", *report, *select]
     archive = ["--archive", options.archive] if options.archive and part != "steps" else []
     store = [] if part == "steps" else ["--store", f"{options.out}.store"]
     start = [sys.executable, "-m", "benchmarks", *BENCHMARKS[part], "--device", options.device]
@@ -178,6 +182,10 @@ def main() -> int:
         if status != 0:
             failed.append(part)
             print(f"gpu: {part} ended with {status}", flush=True)
+            if part in FIRST:
+                rest = " ".join(other for other in PARTS if other not in FIRST)
+                print(f"gpu: stopped: after this no figure is worth taking; to go on nevertheless: --only {rest}")
+                return 1
     print(f"gpu: done, {f'failed: {failed}' if failed else 'nothing failed'}: {options.out}")
     return int(bool(failed))
 

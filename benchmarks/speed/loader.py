@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 from benchmarks.harness import measuring, workspace
@@ -107,24 +107,24 @@ def taking_part(report: Report, device: str) -> list[str]:
 
 
 def race(names: list[str], folder: Path, preset: Preset, report: Report) -> None:
-    """Add a row for each contender and side; contenders take turns."""
+    """Add a row for each contender and side after each of its turns; contenders take turns."""
     with ExitStack() as stack:
         workers = {
             name: stack.enter_context(Worker("benchmarks.speed.loader", name, str(folder), str(preset.batch)))
             for name in names
         }
         for side in preset.sides:
-            if not report.missing(f"{name} {side}" for name in names):
-                continue
-            for contender in workers.values():
-                contender.ask(side=side, seconds=0.0)
-            turns: dict[str, list[Row]] = {name: [] for name in names}
-            for name, contender in list(workers.items()) * preset.turns:
-                turn = contender.ask(side=side, seconds=preset.seconds)
-                cpu, wall = (1e3 * turn[key] / turn["images"] for key in ("cpu_seconds", "seconds"))
-                turns[name].append({"cpu_ms": cpu, "wall_ms": wall})
-            for name in names:
-                report.add(f"{name} {side}", measuring.medians(turns[name]))
+            titles = {f"{name} {side}": name for name in names}
+            wanted = measuring.unfinished(report, titles, preset.turns)
+            for title in wanted:
+                workers[titles[title]].ask(side=side, seconds=0.0)
+            for turn, title in product(range(preset.turns), wanted):
+                row = report.rows.get(title, {"turns": 0, "each": []})
+                if row["turns"] == turn:
+                    answer = workers[titles[title]].ask(side=side, seconds=preset.seconds)
+                    cpu, wall = (1e3 * answer[key] / answer["images"] for key in ("cpu_seconds", "seconds"))
+                    each = [*row["each"], {"cpu_ms": cpu, "wall_ms": wall}]
+                    report.add(title, {**measuring.medians(each), "turns": turn + 1, "each": each})
 
 
 def prepared(folder: Path) -> Row:
@@ -145,11 +145,14 @@ def main() -> int:
         photos = workspace.photos(options, base, preset.images, preset.side)
         report = Report("loader", options, **photos.facts, batch=preset.batch)
         names = taking_part(report, options.device)
-        if report.missing([PREPARE, *(f"{name} {side}" for name in names for side in preset.sides)]):
+        titles = [f"{name} {side}" for name in names for side in preset.sides]
+        if report.missing([PREPARE]) or measuring.unfinished(report, titles, preset.turns):
             workspace.create(base / "copy", workspace.ONE_PROCESS, training(preset), photos.params)
             for stage in ("download", "split"):
                 workspace.run_checked(base / "copy", sys.executable, "-m", "pipeline", stage)
-            report.add(PREPARE, prepared(base / "copy"))
+            once = prepared(base / "copy")
+            if report.missing([PREPARE]):
+                report.add(PREPARE, once)
             race(names, base / "copy", preset, report)
         rows = report.rows
         report.conclude(

@@ -108,7 +108,7 @@ def _scale(ready: Setup) -> float:
 
 @pytest.mark.gpu(needs="compiler")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_graphs(world: World, precision: str) -> Figures:
+def test_compiled_graphs(world: World, precision: str) -> Figures:
     """CUDA graphs give the same bits as the compiled model without them, in an evaluation too."""
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")  # fp32 must not be TF32
     digests = {}
