@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from packaging.requirements import Requirement
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
 from benchmarks.speed import devices, gpu, growth, loader, peers, portable, ways
+from pipeline.config import params
 from tests.conftest import PROJECT
 from tests.documents import figures
 from tests.gpu.report import Report as GpuTests
@@ -99,6 +101,32 @@ def test_ways_that_are_cut_go_on_with_the_next_turn(tmp_path: Path, monkeypatch:
     assert {name: (row["turns"], row["epochs"], row["epoch_s"]) for name, row in rows.items()} == {
         "a": (2, [1.0, 3.0], 2.0), "b": (2, [2.0, 4.0], 3.0),
     }  # fmt: skip
+
+
+def test_the_memory_of_a_way_is_that_of_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The highest sum over the GPUs, above that before. The epochs of the params stay; a failed run is an error."""
+    looks = tmp_path / "looks"
+    looks.write_text("100\n2000\n900\n900\n")
+    program = tmp_path / "bin/nvidia-smi"
+    program.parent.mkdir()
+    # Two GPUs: the first has the next number of the file, the last one again and again. The training waits for it.
+    program.write_text(f'#!/bin/sh\nhead -n 1 {looks}; echo 1\ntest "$(wc -l < {looks})" = 1 || sed -i 1d {looks}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    package = tmp_path / "copy/pipeline"
+    package.mkdir(parents=True)
+    (package / "__main__.py").write_text(
+        "import sys, time\nfrom pathlib import Path\n"
+        f"while len(Path({str(looks)!r}).read_text().split()) > 1:\n    time.sleep(0.01)\n"
+        "sys.exit('epochs: 1' not in Path('params.yaml').read_text() or Path('fails').exists())\n"
+    )
+    shutil.copy(PROJECT / "params.yaml", package.parent)
+    monkeypatch.setattr(ways, "POLL_SECONDS", 0)
+    assert ways.memory(package.parent, ways.Way("single"), 2) == pytest.approx(1900 * 2**20 / 1e6)
+    assert params.load(package.parent / "params.yaml").train.epochs == params.load().train.epochs
+    (package.parent / "fails").touch()
+    with pytest.raises(RuntimeError, match="train ended with 1"):
+        ways.memory(package.parent, ways.Way("single"), 2)
 
 
 def test_loaders_that_are_cut_go_on_with_the_next_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

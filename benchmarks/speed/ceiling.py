@@ -2,7 +2,8 @@
 
     python -m benchmarks ceiling --device cuda
 
-1.00 means that the model never waits for images. Both streams feed the same model and take turns. `host_ms` is the time
+1.00 means that the model never waits for images. Both streams feed the same model and take turns, in one order and in
+the other. `host_ms` is the time
 of the host for one step: from an idle device until all its work is issued. On a GPU, two processes that take turns also
 measure the cost of `train.deterministic: true`. The last rows have the CPU time that the thread of the batches needs to
 plan a step, one step at a time and several at once.
@@ -59,8 +60,8 @@ GPU_CASES = (
 CPU_CASES = tuple(case("resnet18", 32, precision, 64) for precision in ("fp32", "bf16"))
 TINY = (case("resnet18", 8, "fp32", 32),)
 PRESETS = {
-    "cuda": Preset(600, 240, 256, 5, 0.5, GPU_CASES, tuple(case("resnet34", 256, p) for p in ("bf16", "O1"))),
-    "cpu": Preset(200, 96, 128, 7, 1.5, CPU_CASES, ()),
+    "cuda": Preset(600, 240, 256, 15, 0.3, GPU_CASES, tuple(case("resnet34", 256, p) for p in ("bf16", "O1"))),
+    "cpu": Preset(200, 96, 128, 15, 1.5, CPU_CASES, ()),
     "tiny": Preset(50, 48, 64, 1, 0.0, TINY, TINY),
 }
 
@@ -113,13 +114,14 @@ def worker(folder: Path, device: str, deterministic: bool) -> None:
             wait()
             return (time.perf_counter() - began) / steps, issued
 
-        def turn(case: Case, seconds: float) -> Row:
+        def turn(case: Case, seconds: float, number: int) -> Row:
             if known != [case]:
                 begin(case)
                 known[:] = [case]
             one, host = timed(streams["ours"], 1)
             steps = max(2, math.ceil(seconds / one))
-            return {**{name: timed(stream, steps)[0] for name, stream in streams.items()}, "host": host}
+            order = list(streams)[:: -1 if number % 2 else 1]  # what warms up or cools down affects both
+            return {**{name: timed(streams[name], steps)[0] for name in order}, "host": host}
 
         measuring.serve(turn)
 
@@ -162,11 +164,11 @@ def measure(group: list[Case], preset: Preset, workplace: Workplace, report: Rep
 def race(workers: list[Worker], one: Case, preset: Preset) -> list[list[Row]]:
     """The turns of each worker. The first turn builds the model and is not counted."""
     for worker in workers:
-        worker.ask(case=one, seconds=0.0)
+        worker.ask(case=one, seconds=0.0, number=0)
     turns: list[list[Row]] = [[] for _ in workers]
-    for _ in range(preset.turns):
+    for number in range(preset.turns):
         for worker, done in zip(workers, turns, strict=True):
-            done.append(worker.ask(case=one, seconds=preset.seconds))
+            done.append(worker.ask(case=one, seconds=preset.seconds, number=number))
     return turns
 
 

@@ -3,12 +3,15 @@
     python -m benchmarks ways --device cuda
 
 Each way is a real run of the train stage, twice; the ways take turns. An epoch is from the end of one validation to the
-end of the next; the first is not counted. The global batch is the same for all.
+end of the next; the first is not counted. The global batch is the same for all. On a GPU a further run of each way, not
+timed, has the memory of all GPUs at its highest: nvidia-smi would disturb the epochs.
 """
 
 import argparse
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -42,6 +45,7 @@ WAYS = (
     Way("elastic"),
     Way("elastic", cuda_graphs=True),
 )
+POLL_SECONDS = 0.2  # between two looks at the memory
 ALONE = ("single", "dp")  # these have one process, also on several devices
 
 
@@ -93,6 +97,38 @@ def run(folder: Path, way: Way, devices: int) -> list[float]:
     return [after - end for end, after in pairwise(ends)]
 
 
+def memory(folder: Path, way: Way, devices: int) -> float:
+    """Train one epoch: the most memory of all GPUs that nvidia-smi sees, above that before, in MB (10^6 bytes)."""
+    epochs = params.load(folder / "params.yaml").train.epochs
+    workspace.set_params(folder, changes(way, devices))
+    workspace.set_params(folder, {"train": {"epochs": 1}})
+    with tempfile.TemporaryFile("w+") as output:
+        before = most = used()
+        command = (sys.executable, "-m", "pipeline", "train")
+        environ = workspace.environment(folder.parent)
+        process = subprocess.Popen(command, cwd=folder, env=environ, stdout=output, stderr=output)
+        try:
+            while process.poll() is None:
+                most = max(most, used())
+                time.sleep(POLL_SECONDS)
+        finally:  # an interrupt ends the training, too
+            process.terminate()
+            process.wait()
+        output.seek(0)
+        if process.returncode != 0:
+            raise RuntimeError(f"train ended with {process.returncode}:\n{output.read()}")
+    workspace.set_params(folder, {"train": {"epochs": epochs}})
+    workspace.forget_runs(folder)
+    return most - before
+
+
+def used() -> float:
+    """The memory of all GPUs that is in use, in MB (10^6 bytes)."""
+    query = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+    lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
+    return sum(map(int, lines)) * 2**20 / 1e6
+
+
 def measure(name: str, options: argparse.Namespace, cases: Mapping[str, Case], **about: Any) -> Report:
     """The report of a benchmark with the seconds per epoch of each case (by title) that this machine can run.
 
@@ -118,9 +154,16 @@ def measure(name: str, options: argparse.Namespace, cases: Mapping[str, Case], *
             reason = "this machine can run no case"
             raise UserError(Fault("--device", options.device, "machine", reason, "cuda with a GPU, or cpu"))
         wanted = measuring.unfinished(report, possible, preset.turns)
-        if wanted:
+        without_memory = [
+            title
+            for title in possible
+            if options.device == "cuda" and "gpu_memory_mb" not in report.rows.get(title, {})
+        ]
+        if wanted or without_memory:
             workspace.prepare(base / "copy", options.store)
         measuring.take_turns(report, wanted, preset.turns, lambda title: run(base / "copy", *cases[title]))
+        for title in without_memory:
+            report.add(title, {**report.rows[title], "gpu_memory_mb": memory(base / "copy", *cases[title])})
     return report
 
 
