@@ -247,6 +247,22 @@ def test_ddp_changes_nothing_of_it(find_unused: bool) -> None:
     assert all(torch.equal(one, other) for one, other in zip(plain.buffers(), saving.buffers(), strict=True))
 
 
+def test_the_state_for_export_is_a_copy_in_float32() -> None:
+    """Of each tensor by itself, contiguous, in memory of its own: of half weights in channels_last, and of counters."""
+    net = network.build("resnet18", 3, 0).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    net.layer1.half()
+    state = network.export_state(net)
+    assert list(state) == sorted(net.state_dict())
+    for name, value in net.state_dict().items():
+        expected = value.float() if value.is_floating_point() else value
+        assert (state[name].dtype, state[name].shape) == (expected.dtype, expected.shape)
+        assert torch.equal(state[name], expected)
+        assert state[name].is_contiguous()
+    assert len({value.untyped_storage().data_ptr() for value in state.values()}) == len(state)
+    net.fc.weight.data.zero_()
+    assert state["fc.weight"].any()
+
+
 def test_a_model_is_the_same_for_the_same_seed() -> None:
     """The seed decides the weights, whatever was drawn before."""
     torch.manual_seed(5)

@@ -14,21 +14,21 @@ from pipeline.config import params
 from pipeline.engine.loop import Totals
 from pipeline.loader.storage import Dataset
 from pipeline.stages import train
-from pipeline.training import state
+from pipeline.training import readout, state
 from pipeline.training.job import Job, check_inputs, open_dataset
 from pipeline.training.monitor import Monitor
 from pipeline.training.readout import Readout
 from pipeline.training.resume import save_checkpoint
 from pipeline.training.runs import Run
 from tests.conftest import on_cpu, read_params
-from tests.helpers.reads import Reads
+from tests.helpers.reads import WAITS_OF_BEST, WAITS_OF_EPOCH, Reads
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import ALONE, small_world
 
 
 def test_delayed_values_are_those_of_their_step() -> None:
     """They come with the next step that is due, and the end of an epoch brings all. Later sums do not change them."""
-    readout, totals, read = Readout(ALONE, is_delayed=True), Totals.zero(ALONE.device, 2), []
+    delayed, totals, read = Readout(ALONE, is_delayed=True), Totals.zero(ALONE.device, 2), []
     for step, at_once in ((2, False), (4, False), (5, True), (7, False)):
         totals.sums.add_(torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]]))
         if step == 5:
@@ -36,7 +36,7 @@ def test_delayed_values_are_those_of_their_step() -> None:
         read.append(
             [
                 (one.step, one.loss, one.correct, one.images, one.broken_step, one.is_late)
-                for one in readout.read(step, totals, is_late=step == 4, at_once=at_once)
+                for one in delayed.read(step, totals, is_late=step == 4, at_once=at_once)
             ]
         )
     assert read == [
@@ -47,15 +47,19 @@ def test_delayed_values_are_those_of_their_step() -> None:
     ]
 
 
-def train_here(folder: Path, monkeypatch: pytest.MonkeyPatch, is_delayed: bool) -> tuple[list[int], list[Any]]:
+def train_here(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_delayed: bool, **changes: Any
+) -> tuple[list[int], list[Any]]:
     """Train in this process. Returns the reads until the end of each step, those after the last, and the losses."""
-    small_world(folder, train__batch_size=4, run__log_steps=2, run__checkpoint_seconds=3600)
+    never: dict[str, Any] = {"run__checkpoint_seconds": 3600, "run__epoch_checkpoint_seconds": 3600}
+    small_world(folder, train__batch_size=4, run__log_steps=2, **never, **changes)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(train, "Readout", partial(Readout, is_delayed=is_delayed))
     config = params.load()
     data, run = check_inputs(config, ALONE, {})
     run.begin()
     job, reads = Job(config, open_dataset(config, data, ALONE), ALONE, HashStore(), run), Reads()
+    monkeypatch.setattr(readout, "_event", reads.event)
     of_steps: list[int] = []
 
     def end_step(_: Monitor) -> None:
@@ -70,17 +74,23 @@ def train_here(folder: Path, monkeypatch: pytest.MonkeyPatch, is_delayed: bool) 
     return [*of_steps, reads.taken()], [(one.step, one.value) for one in events.Scalars("loss/train")]
 
 
-def test_a_step_within_an_epoch_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU a read is a wait. An epoch's end has two: its sums, and the logits of the validation.
+@pytest.mark.parametrize(
+    ("changes", "waits"),
+    [({"train__clip_norm": 1.0}, WAITS_OF_EPOCH), ({"train__export": "best"}, WAITS_OF_BEST)],
+)
+def test_a_step_within_an_epoch_waits_for_nothing(
+    changes: dict[str, Any], waits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a read is a wait. An epoch's end has as many as the documents say.
 
     With delayed values TensorBoard shows the same figures at the same steps.
     """
-    _, at_once = train_here(tmp_path / "at once", monkeypatch, is_delayed=False)
-    reads, delayed = train_here(tmp_path / "delayed", monkeypatch, is_delayed=True)
+    _, at_once = train_here(tmp_path / "at once", monkeypatch, is_delayed=False, **changes)
+    reads, delayed = train_here(tmp_path / "delayed", monkeypatch, is_delayed=True, **changes)
     assert delayed == at_once
     of_epoch = len(reads) // 2
     assert reads[1:of_epoch] + reads[of_epoch + 1 : -1] == [0] * (len(reads) - 3)
-    assert reads[of_epoch] == 2
+    assert reads[of_epoch] == waits
 
 
 def test_a_state_after_a_broken_loss_is_not_saved(tmp_path: Path) -> None:

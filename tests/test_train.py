@@ -22,6 +22,7 @@ from pipeline.loader.storage import Dataset
 from pipeline.models import network
 from pipeline.training import results, state, validation
 from pipeline.training.job import Job
+from pipeline.training.readout import Readout
 from pipeline.training.runs import Run
 from tests.conftest import on_cpu, read_params
 from tests.helpers.ranks import run_ranks
@@ -166,7 +167,8 @@ def test_the_best_epoch_has_a_finite_validation_loss(tmp_path: Path, monkeypatch
     for epoch in range(1, 5):
         totals.sums.fill_(1.0)
         nn.init.constant_(network.head(learner.model).get_parameter("bias"), epoch)
-        assert validation.end_epoch(job, learner, totals, progress, 0.1) is predictions
+        (reading,) = Readout(ALONE).read(epoch, totals, is_late=False, at_once=True)
+        assert validation.end_epoch(job, learner, totals, progress, 0.1, reading) is predictions
         biases = [value[0].item() for name, value in progress.best_weights.items() if name == "fc.bias"]
         exported.append((results.exported_row(config, progress)["epoch"], biases))
     assert exported == [(1, []), (2, [2.0]), (2, [2.0]), (2, [2.0])]

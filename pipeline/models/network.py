@@ -189,8 +189,15 @@ def weights_fault(tensors: Mapping[Any, Tensor]) -> str:
 
 
 def export_state(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of the weights and buffers on the CPU, floats as float32, by sorted name: what is saved as the model."""
-    return {
-        name: value.detach().to("cpu", torch.float32 if value.is_floating_point() else value.dtype).clone().contiguous()
-        for name, value in sorted(model.state_dict().items())
-    }
+    """A copy of the weights and buffers on the CPU, floats as float32, by sorted name: what is saved as the model.
+
+    The device is read once for each type of numbers, not once for each tensor.
+    """
+    state = dict(sorted(model.state_dict().items()))
+    for dtype in sorted({value.dtype for value in state.values()}, key=str):
+        names = [name for name, value in state.items() if value.dtype == dtype]
+        message = torch.cat([state[name].detach().flatten() for name in names]).to("cpu")
+        for name, values in zip(names, message.split([state[name].numel() for name in names]), strict=True):
+            copied = values.view(state[name].shape).clone()  # a memory of its own: safetensors refuses parts of one
+            state[name] = copied.float() if copied.is_floating_point() else copied
+    return state

@@ -77,7 +77,7 @@ def train(job: Job) -> tuple[dict[str, Tensor], Progress, int]:
                 check_losses_finite(reading.broken_step, settings)
                 display.reading(reading, learning_rates[reading.step - 1])
             if epoch > 0:
-                predictions = end_epoch(job, learner, totals, progress, learning_rates[batch.step])
+                predictions = end_epoch(job, learner, totals, progress, learning_rates[batch.step], readings[-1])
                 display.epoch(progress.history[-1], predictions)
             is_over = progress.step == len(learning_rates) or (epoch > 0 and ended_early())
             if is_over or any(reading.is_late and reading.step > save_step for reading in readings):

@@ -25,6 +25,7 @@ class Reading:
     images: float
     broken_step: int  # of all processes: the first step with a loss that is not finite, or -1
     is_late: bool  # whether rank 0 has asked for a checkpoint at this step
+    of_all: tuple[float, float, float]  # at the end of an epoch: loss, correct and images of all processes
 
 
 class Readout:
@@ -40,25 +41,30 @@ class Readout:
 
         All processes call this at the same steps. `at_once`: wait for the device, and return those of this step too.
         """
-        self._copies.append(_begin_copy(step, totals, is_late and self._world.is_main))
+        self._copies.append(_begin_copy(step, totals, is_late and self._world.is_main, at_once))
         count = len(self._copies) - (self._is_delayed and not at_once)
         ready, self._copies = self._copies[:count], self._copies[count:]
         return [read() for read in ready]
 
 
-def _begin_copy(step: int, totals: Totals, is_late: bool) -> Callable[[], Reading]:
-    """Begin to copy the values. Returns a function that waits for them."""
+def _begin_copy(step: int, totals: Totals, is_late: bool, add_processes: bool) -> Callable[[], Reading]:
+    """Begin to copy the values. Returns a function that waits for them.
+
+    `add_processes`: `Reading.of_all` has the sums over all processes; otherwise those of this one.
+    """
     late = torch.full_like(totals.broken_step, is_late)
     # Neither `full_like` nor a copy to pinned memory waits for the device.
     flags = distributed.all_reduce_max(torch.stack([totals.broken_step, late]))
-    on_host = [values.to("cpu", non_blocking=True, copy=True) for values in (totals.sums, flags)]
+    of_all = distributed.all_reduce_sum(totals.sums.clone()) if add_processes else totals.sums
+    on_host = [values.to("cpu", non_blocking=True, copy=True) for values in (totals.sums, of_all, flags)]
     wait = _event(flags.device)
 
     def read() -> Reading:
         wait()
-        loss, correct, images = on_host[0].sum(0).tolist()
-        broken_step, any_late = on_host[1].tolist()
-        return Reading(step, loss, correct, images, broken_step, bool(any_late))
+        # Added here: under Apex O1 a GPU would add float64 as float32.
+        (loss, correct, images), of_all = (values.sum(0).tolist() for values in on_host[:2])
+        broken_step, any_late = on_host[2].tolist()
+        return Reading(step, loss, correct, images, broken_step, bool(any_late), tuple(of_all))
 
     return read
 

@@ -13,6 +13,7 @@ from pipeline.models.description import View
 from pipeline.models.exported import center_crops
 from pipeline.training import schedule
 from pipeline.training.job import Job
+from pipeline.training.readout import Reading
 from pipeline.training.state import HISTORY, Progress, export_weights
 
 
@@ -36,14 +37,15 @@ def validate(job: Job, learner: Learner) -> tuple[float, float, Tensor]:
     return loss, int((predictions == labels).sum()) / len(rows), predictions
 
 
-def end_epoch(job: Job, learner: Learner, totals: Totals, progress: Progress, learning_rate: float) -> Tensor:
+def end_epoch(
+    job: Job, learner: Learner, totals: Totals, progress: Progress, learning_rate: float, reading: Reading
+) -> Tensor:
     """Validate, add the epoch's row to the history, remember the best weights, and set the totals to zero.
 
-    Returns the predicted class of each validation image, int64 [n].
+    `reading`: the values at the epoch's last step. Returns the predicted class of each validation image, int64 [n].
     """
     settings, epoch = job.config.train, len(progress.history) + 1
-    # On the CPU: under Apex O1 a GPU would add float64 as float32.
-    loss, correct, images = distributed.all_reduce_sum(totals.sums.clone()).to("cpu").sum(0).tolist()
+    loss, correct, images = reading.of_all
     val_loss, val_accuracy, predictions = validate(job, learner)
     row = (epoch, progress.step, learning_rate, loss / images, correct / images, val_loss, val_accuracy)
     progress.history.append(dict(zip(HISTORY, row, strict=True)))
