@@ -26,13 +26,13 @@ from tests.helpers.terminals import Screen
 def test_the_parts_are_those_of_the_run(raw: dict[str, Any]) -> None:
     """Steps and validations of all epochs, every image read once, the starts of the stages and the test images."""
     changes = {"train__epochs": 10, "train__batch_size": 8, "train__parallel": "ddp", "run__processes": 2}
-    config = params.parse(on_cpu(raw, **changes))
+    config = params.parse(on_cpu(raw, evaluate__batch_size=2, **changes))
     times = Times(start=2.0, first_step=1.0, step=0.5, validation=0.1)
     train, reading, rest = estimate.parts(config, Survey("here", 2, {"": 100}), times, reading=0.01)
-    assert train.seconds == pytest.approx(1 + 100 * 0.5 + 10 * 10 * 0.1 / 2)  # 80 train images, 10 val
-    assert train.reason == "steps: 100 of 0.5 s; epochs: 10, each with 0.5 s of validation"
+    assert train.seconds == pytest.approx(1 + 100 * 0.5 + 10 * 6 * 0.1)  # 80 train images, 10 val: 5 batches of 2
+    assert train.reason == "steps: 100 of 0.5 s; epochs: 10, each with 0.6 s of validation"
     assert reading.seconds == pytest.approx(1.0)
-    assert rest.seconds == pytest.approx(estimate.STARTS * 2 + 10 * 0.1 / 2)
+    assert rest.seconds == pytest.approx(estimate.STARTS * 2 + 6 * 0.1)
     assert estimate.describe_total(config, [train, reading, rest]).startswith("about 70 seconds on ")
     patient = params.parse(on_cpu(raw, train__patience=3))
     assert estimate.describe_total(patient, [train]).startswith("at most about 55 seconds on ")

@@ -11,10 +11,10 @@ Of a folder with a model, model.onnx computes if `export` made it from these wei
 test image. Otherwise model.safetensors computes, and so it does for a portable model. Stderr names the file and the
 reason. --model FILE asks for one of the two.
 
-With --model no params.yaml is read, so the current folder can be any. Otherwise only the paths, split.max_pixels,
-train.threads and evaluate.batch_size are read from it. They are not checked against this machine: it may predict where
-it could not train. A model.onnx is computed by onnxruntime, without torch: the first answer then takes less than a
-second.
+Each image is computed alone, so its probabilities do not depend on other images. With --model no params.yaml is read:
+the current folder can be any. Otherwise only the paths, split.max_pixels and train.threads are read from it. They are
+not checked against this machine: it may predict where it could not train. A model.onnx is computed by onnxruntime,
+without torch: the first answer then takes less than a second.
 """
 
 import csv

@@ -6,9 +6,8 @@ and a model.onnx does not need torch, whose import takes seconds.
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,6 @@ from pipeline.models import description
 from pipeline.models.description import Description
 
 if TYPE_CHECKING:
-    from pipeline.evaluation.photos import LoadedImage
-    from pipeline.models.exported import ExportedModel
     from pipeline.models.onnx_file import OnnxModel
 
 ONNX, WEIGHTS = "model.onnx", "model.safetensors"  # the files of a model that compute
@@ -113,20 +110,29 @@ def onnx_answers(request: Request, model: "OnnxModel", config: Params, refusals:
 
 
 def torch_answers(request: Request, models: Path, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
-    """The answers of model.safetensors in a folder."""
+    """The answers of model.safetensors in a folder. Each image is a batch of its own, as for `onnx_answers`."""
     if request.device == "cuda" and machine.read().cuda_devices == 0:
         raise UserError(Fault("--device", "cuda", "machine", "no NVIDIA GPU with its driver is found", "cpu"))
     set_variables(config.train, description.load(models))
+    import numpy as np
+    import torch
+
     from pipeline.engine import determinism
-    from pipeline.evaluation import photos
+    from pipeline.engine.world import World
+    from pipeline.evaluation import inference, photos
+    from pipeline.loader.storage import ImageStore
     from pipeline.models import exported
 
     model = exported.load(models)
     if model.arithmetic == "portable":
         determinism.make_deterministic(config.train.threads, deterministic=True)
+    world, row = World(rank=0, local_rank=0, size=1, device=torch.device(request.device)), np.zeros(1, np.int64)
     limit = request.max_pixels or config.split.max_pixels
-    images = photos.load_images(request.images, model.view, limit, refusals)
-    return _batch_answers(model, images, config.evaluate.batch_size, request.device)
+    for image in photos.load_images(request.images, model.view, limit, refusals):
+        pixels, sizes = torch.from_numpy(np.stack([image.pixels])), np.array([image.size], np.int32)
+        store = ImageStore(pixels, world.device)
+        (log_probs,) = inference.predict_log_probs(model, store, sizes, row, batch_size=1, world=world)
+        yield photos.make_answer(image, model.classes, np.exp(log_probs))
 
 
 def set_variables(settings: Train, model: Description) -> None:
@@ -142,25 +148,3 @@ def set_variables(settings: Train, model: Description) -> None:
         print(f"predict: {lacks}, so the last digits may differ from another CPU's", file=sys.stderr)
         return
     os.environ.update(environment.required_variables(settings.threads, True, model.arithmetic))
-
-
-def _batch_answers(
-    model: "ExportedModel", images: Iterable["LoadedImage"], batch_size: int, device: str
-) -> Iterator[Answer]:
-    """The answers for the images, computed in batches."""
-    import numpy as np
-    import torch
-
-    from pipeline.engine.world import World
-    from pipeline.evaluation import inference, photos
-    from pipeline.loader.storage import ImageStore
-
-    world, remaining = World(rank=0, local_rank=0, size=1, device=torch.device(device)), iter(images)
-    while batch := list(islice(remaining, batch_size)):
-        image_store = ImageStore(torch.from_numpy(np.stack([image.pixels for image in batch])), world.device)
-        sizes = np.array([image.size for image in batch], np.int32)
-        log_probs = inference.predict_log_probs(
-            model, image_store, sizes, np.arange(len(batch)), batch_size=batch_size, world=world
-        )
-        for image, probabilities in zip(batch, np.exp(log_probs), strict=True):
-            yield photos.make_answer(image, model.classes, probabilities)

@@ -20,13 +20,14 @@ def logits(
 ) -> Tensor:
     """The logits float32 [n, classes] of n crops, in their order, on the CPU of every process.
 
-    Process k mod size computes batch k. The images in a batch change the last bits of its logits [measured: 1e-6], so
-    the batches are the same for any number of processes, and so are the logits. The last batch is short, not padded.
+    Process k mod size computes batch k. All batches have the same number of images, which alone decides the last bits
+    of an image's logits [measured: 1e-6]: they do not depend on the other images, nor on the number of processes. The
+    logits of the crops that fill up the last batch are dropped.
     """
     batches = crops.batches(batch_size)
     indices = range(world.rank, len(batches), world.size)
     batch_logits = list(loop.logits(model, eval_batches(images, [batches[index] for index in indices]), precision))
-    return torch.cat(distributed.gather_in_order(batch_logits, list(indices), len(batches)))
+    return torch.cat(distributed.gather_in_order(batch_logits, list(indices), len(batches)))[: len(crops.rows)]
 
 
 def predict_log_probs(

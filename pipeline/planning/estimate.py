@@ -1,6 +1,7 @@
 """Estimates the time of a run, from a few measured training steps and a sample of the user's images."""
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -130,10 +131,10 @@ def reading_seconds(config: Params, survey: Survey) -> float:
 
 def parts(config: Params, survey: Survey, times: Times, reading: float) -> Iterator[Part]:
     """The parts of a run with these params. `reading` is `reading_seconds`."""
-    train, processes = config.train, config.run.processes
+    train = config.train
     count = survey.parts(config.split)
     steps = sampler.steps(train.epochs, count["train"], train.batch_size)
-    validation = count["val"] * times.validation / processes
+    validation = _computed_images(count["val"], config) * times.validation
     yield Part(
         "train",
         times.first_step + steps * times.step + train.epochs * validation,
@@ -149,9 +150,15 @@ def parts(config: Params, survey: Survey, times: Times, reading: float) -> Itera
         yield Part("split and prepare", 0.0, "not known before the images are here")
     yield Part(
         "everything else",
-        STARTS * times.start + count["test"] * times.validation / processes,
+        STARTS * times.start + _computed_images(count["test"], config) * times.validation,
         f"DVC and the starts of the stages ({times.start:.2g} s for one process); test images: {count['test']:,}",
     )
+
+
+def _computed_images(count: int, config: Params) -> int:
+    """How many images a process computes to evaluate `count` images: its batches are full."""
+    size = config.evaluate.batch_size
+    return math.ceil(count / (size * config.run.processes)) * size
 
 
 def measure_parts(config: Params, survey: Survey) -> list[Part]:

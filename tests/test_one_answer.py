@@ -1,0 +1,56 @@
+"""The answer for an image does not depend on the images beside it, their number, or the number of processes."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.base.errors import UserError
+from pipeline.evaluation import classify
+from pipeline.evaluation.classify import Request
+from pipeline.stages import export
+from tests.conftest import PROJECT
+from tests.helpers import starts
+from tests.helpers.evaluations import make, run
+
+MODELS = {"resnet18": 32, "mobilenet_v3_small": 64, "convnext_tiny": 64, "efficientnet_b0": 64,
+          "timm/vit_tiny_patch16_224": 224}  # fmt: skip
+HEAVY = [pytest.mark.slow("models of up to 28 million weights in six processes; make test runs resnet18")]
+
+
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=[] if name.startswith("resnet") else HEAVY) for name in MODELS]
+)
+def test_an_answer_has_the_same_bits_in_every_batch(model: str) -> None:
+    """50 images in two orders, alone and in groups, with 1 to 3 processes: one digest of all logits."""
+    digests = set()
+    for processes in (1, 2, 3):
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        command = [sys.executable, *launcher, "-m", "tests.ranks.answers", model, str(MODELS[model])]
+        done = starts.run(command, ranks=processes, cwd=PROJECT)
+        assert done.returncode == 0, done.stderr
+        cases = json.loads(done.stdout)
+        assert len(cases) == 4
+        digests |= set(cases.values())
+    assert len(digests) == 1
+
+
+def test_predict_gives_a_photo_one_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, in two orders, and twice in one request, by torch and by ONNX: the same probabilities, bit for bit."""
+    monkeypatch.chdir(tmp_path)
+    config, refusals = make(tmp_path), list[UserError]()
+    assert run(tmp_path, processes=1).returncode == 0
+    export.run(config)
+    photos = sorted(Path(config.paths.images).rglob("*.png"))[:9]
+    for file in (classify.WEIGHTS, classify.ONNX):
+
+        def probabilities(*paths: Path, model: Path = Path(config.paths.models) / file) -> list[tuple[str, object]]:
+            answers = classify.answers(Request(paths, model), config, refusals)
+            return [(answer["path"], answer["probabilities"]) for answer in answers]
+
+        alone = dict(answer for photo in photos for answer in probabilities(photo))
+        assert len(alone) == 9
+        for order in (photos, photos[::-1], [*photos, photos[4], photos[4]]):
+            assert all(alone[path] == answer for path, answer in probabilities(*order))
+    assert refusals == []
