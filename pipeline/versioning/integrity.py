@@ -118,14 +118,20 @@ def save_memory(memory: Hashed) -> None:
 def _files_in(folder: str) -> list[str]:
     """The files in a folder that DVC does not ignore, relative to it, in the order of DVC's listings."""
     lines = IGNORE.read_text(encoding="utf-8").splitlines() if IGNORE.is_file() else []
-    patterns = [fnmatch.translate(line) for line in lines if line and line[0] not in "#/"]
-    ignored = re.compile("|".join(patterns) or r"(?!)")
+    ignored = _any_of(line for line in lines if line and line[0] not in "#/")
+    ignored_path = _any_of(line[1:] for line in lines if line.startswith("/"))
     relative = []
     for top, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not ignored.match(name)]
         parent = top[len(folder) :].lstrip("/")
-        relative += [f"{parent}/{name}" if parent else name for name in names if not ignored.match(name)]
+        kept = [name for name in names if not (ignored.match(name) or ignored_path.match(f"{top}/{name}"))]
+        relative += [f"{parent}/{name}" if parent else name for name in kept]
     return sorted(relative)
+
+
+def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
+    """The regular expression of a name or path that one of these patterns of a shell matches."""
+    return re.compile("|".join(map(fnmatch.translate, patterns)) or r"(?!)")
 
 
 def _listing(hashes: dict[str, str]) -> bytes:
