@@ -7,6 +7,7 @@ itself: only what DVC prints to sys.stdout is kept, and printed if DVC fails. Th
 """
 
 import io
+import json
 import logging
 import math
 import os
@@ -21,7 +22,11 @@ from typing import Any
 
 from tqdm import tqdm
 
+from pipeline.base import files
 from pipeline.base.errors import INTERRUPTED, STOPPED, UNKNOWN, Fault, exit_status
+from pipeline.versioning import programs
+
+SECONDS = programs.TEMPORARY / "seconds.json"  # stage → seconds of its last run; nothing depends on it
 
 LONG = 1.0  # seconds
 RUNS = "Running stage '%s':"
@@ -40,17 +45,21 @@ class Sieve:
     ordinary: io.StringIO  # DVC's ordinary lines, until they are shown
     skipped: dict[str, list[str]] = field(default_factory=lambda: {summary: [] for summary in SKIPS.values()})
     stage: str = ""  # the one that ran last
+    start: float = 0.0  # its time; 0 after its end
     cause: BaseException | None = None  # why DVC fails: the first of a chain of errors
 
     def __call__(self, record: logging.LogRecord) -> bool:
         """Whether a record is written where DVC writes it: to `ordinary`, or to stderr."""
         if record.levelno < logging.WARNING:
             if record.msg in SKIPS and record.args:
+                self.note_end()
                 self.skipped[SKIPS[record.msg]].append(str(next(iter(record.args))))
             elif record.msg == RUNS and record.args:
-                self.stage = str(next(iter(record.args)))
+                self.note_end()
+                self.stage, self.start = str(next(iter(record.args))), time.monotonic()
                 self.show_skipped()
             return True
+        self.start = 0.0  # with --keep-going, DVC warns of a stage that failed
         self.show_skipped()
         if record.levelno < logging.ERROR:
             return True
@@ -59,6 +68,17 @@ class Sieve:
             return False
         self.show_ordinary()
         return True
+
+    def note_end(self) -> None:
+        """Note in SECONDS how long the stage took that has ended, with what DVC did for it; `perennial plan` reads it.
+
+        A stage that fails is not noted.
+        """
+        if self.start:
+            with suppress(OSError):  # a disk that is full or read-only: the time stays unknown
+                seconds = read_seconds() | {self.stage: round(time.monotonic() - self.start, 1)}
+                files.write_text(SECONDS, json.dumps(seconds))
+        self.start = 0.0
 
     def show_ordinary(self) -> None:
         """Print what DVC has said so far, and forget it."""
@@ -96,6 +116,14 @@ class Sieve:
         else:
             return
         show(f"repro: {line}\n", descriptor=2)
+
+
+def read_seconds() -> dict[str, float]:
+    """The content of SECONDS; empty if the file is missing or damaged."""
+    try:
+        return {str(stage): float(seconds) for stage, seconds in json.loads(SECONDS.read_bytes()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException | None]:
@@ -138,6 +166,8 @@ def main(arguments: list[str]) -> int:
     sieve.show_skipped()
     if status:
         sieve.end(status)
+    else:
+        sieve.note_end()
     return status
 
 
