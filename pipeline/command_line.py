@@ -47,6 +47,10 @@ def repro(parser: Parser) -> None:
     )
 
 
+def plan(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="for programs: one JSON object")
+
+
 def predict(parser: Parser) -> None:
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="an image, or a folder to look through")
     parser.add_argument(
@@ -138,6 +142,10 @@ COMMANDS = {
     "sweep": Command(
         RUN, "try settings, ranked on the validation images; the best one is tested",
         "reading the ranges, and checking the params of every trial", sweep,
+    ),
+    "plan": Command(
+        ASK, "what the next run will do: each stage, what changed, and how long it took last time",
+        "comparing files and params with dvc.lock", plan, answers=True,
     ),
     "predict": Command(ASK, "the class of each photo", "loading the model", predict, answers=True),
     "compare": Command(

@@ -26,7 +26,7 @@ def did_you_mean(names: Sequence[str]) -> str:
     return f"did you mean {', '.join(names)}?" if names else ""
 
 
-def in_words(names: Sequence[str]) -> str:
+def in_words(names: Sequence[str], most: int = MOST_NAMED) -> str:
     """Names for a sentence; of many, the first ones and the number of the others."""
-    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -23,11 +23,12 @@ from argparse import Namespace
 from pathlib import Path
 
 from pipeline.base import children, linux
-from pipeline.base.errors import UNKNOWN, Fault, UserError
+from pipeline.base.errors import STOPPED, UNKNOWN, Fault, UserError
 from pipeline.config import machine, params, validity
 from pipeline.config.params import Params
 from pipeline.data import corrections, originals
 from pipeline.evaluation import summary
+from pipeline.planning import forecast
 from pipeline.versioning import cache_repair, dvc_lock, integrity, killed_dvc, programs
 
 DVC = Path(".dvc")
@@ -128,6 +129,8 @@ def repro(arguments: list[str]) -> int:
     evaluation = summary.last_evaluation(paths)
     status = run(arguments)
     dvc_lock.backup()
+    if status not in (STOPPED, 130):  # who stopped it waits for the prompt
+        forecast.remember()
     if status == 0 and not killed_dvc.works(Path.cwd()):  # folds or a sweep may have begun meanwhile
         report(after := cache_repair.repair(cache, stages))
         cache_repair.check(before, after)

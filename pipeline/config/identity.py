@@ -29,11 +29,16 @@ def settings(config: Params, stages: Iterable[str], varied: Collection[str] = ()
     values = dict(document.leaves(config.model_dump(mode="json")))
     result: dict[str, Any] = {}
     for file, name in (entry for stage in stages for entry in dvc_lock.tracked(stage)):
-        path = Path(re.sub(r"\$\{([\w.]+)\}", lambda key: str(values[key[1]]), file))
+        path = Path(filled(file, values))
         is_params = path == params.FILE or path.is_symlink()
         leaves = values if is_params else dict(document.leaves(document.read(path)))
         result |= {key: value for key, value in leaves.items() if key == name or key.startswith(f"{name}.")}
     return {key: value for key, value in result.items() if key not in varied}
+
+
+def filled(text: str, values: Mapping[str, Any]) -> str:
+    """A path of dvc.yaml with the value of each setting that it names. `values`: dotted key → value."""
+    return re.sub(r"\$\{([\w.]+)\}", lambda key: str(values[key[1]]), text)
 
 
 def code(stages: Iterable[str]) -> dict[str, str]:

@@ -24,15 +24,27 @@ Claims = dict[str, dict[str, Hashes]]  # stage → `deps` and `outs` → hashes
 
 def read(path: Path = LOCK) -> Claims:
     """The stages of a dvc.lock. Raises UserError if it is missing or not readable."""
-    try:
-        stages = YAML(typ="safe", pure=True).load(path)["stages"]
-        return {
-            _string(stage): {
-                kind: {_string(entry["path"]): _string(entry["md5"]) for entry in content.get(kind, [])}
-                for kind in ("deps", "outs")
-            }
-            for stage, content in stages.items()
+    return claims(entries(path))
+
+
+def claims(stages: Mapping[str, Mapping[str, Any]]) -> Claims:
+    """The hashes in the stages of a dvc.lock."""
+    return {
+        _string(stage): {
+            kind: {_string(entry["path"]): _string(entry["md5"]) for entry in content.get(kind, [])}
+            for kind in ("deps", "outs")
         }
+        for stage, content in stages.items()
+    }
+
+
+def entries(path: Path = LOCK) -> dict[str, dict[str, Any]]:
+    """The stages of a dvc.lock with all that DVC writes of them. Raises UserError if it is missing or not readable."""
+    try:
+        stages: dict[str, dict[str, Any]] = YAML(typ="safe", pure=True).load(path)["stages"]
+        claims(stages)  # raises for a damaged file
+        _ = [table.items() for content in stages.values() for table in content.get("params", {}).values()]
+        return stages
     except FileNotFoundError:
         raise missing(path, "the first run writes it: perennial repro") from None
     except (YAMLError, ValueError, AttributeError, KeyError, TypeError, RecursionError, IsADirectoryError):
@@ -49,9 +61,8 @@ def _string(value: Any) -> str:
 
 def params(path: Path = LOCK) -> dict[str, Any]:
     """Dotted key → value of every param in a dvc.lock. Raises UserError if it is missing or not readable."""
-    read(path)  # refuses a damaged file
-    stages = YAML(typ="safe", pure=True).load(path)["stages"].values()
-    return {key: value for stage in stages for key, value in stage.get("params", {}).get("params.yaml", {}).items()}
+    tables = [stage.get("params", {}).get("params.yaml", {}) for stage in entries(path).values()]
+    return {key: value for table in tables for key, value in table.items()}
 
 
 def commands(path: Path = Path("dvc.yaml")) -> dict[str, Any]:
@@ -100,10 +111,24 @@ def _reads(deps: Iterable[Path], outs: Collection[Path]) -> bool:
     return any(dep.is_relative_to(out) or out.is_relative_to(dep) for dep in deps for out in outs)
 
 
-def _outs(stage: Mapping[str, Any]) -> list[Path]:
-    """What a stage of dvc.yaml writes: an output is a path, or a table with the path as its only key."""
+def outs(stage: str, path: Path = Path("dvc.yaml")) -> dict[str, bool]:
+    """Output → whether DVC has it in its cache, for a stage in dvc.yaml.
+
+    Raises UserError if dvc.yaml is missing or not readable.
+    """
+    return _outs_with_cache(_stages(path)[stage])
+
+
+def _outs_with_cache(stage: Mapping[str, Any]) -> dict[str, bool]:
+    """The same: an output in dvc.yaml is a path, or a table with the path as its only key."""
     outs = [out for kind in ("outs", "metrics", "plots") for out in stage.get(kind, [])]
-    return [Path(next(iter(out)) if isinstance(out, dict) else out) for out in outs]
+    tables = [out if isinstance(out, dict) else {out: {}} for out in outs]
+    return {path: options.get("cache", True) for table in tables for path, options in table.items()}
+
+
+def _outs(stage: Mapping[str, Any]) -> list[Path]:
+    """What a stage of dvc.yaml writes."""
+    return list(map(Path, _outs_with_cache(stage)))
 
 
 def _stages(path: Path) -> dict[str, dict[str, Any]]:
@@ -164,7 +189,13 @@ def is_whole(text: str) -> bool:
 
 def states_a_stage(text: str) -> bool:
     """Whether the text of an entry of DVC's run cache (one stage of a dvc.lock) is complete."""
-    return _stage_is_whole(content := _table(text)) and bool(content.get("outs"))
+    return bool(outs_of_entry(text))
+
+
+def outs_of_entry(text: str) -> Hashes:
+    """The outputs in the text of an entry of DVC's run cache; empty if it is not complete."""
+    content = _table(text)
+    return {out["path"]: str(out["md5"]) for out in content.get("outs", [])} if _stage_is_whole(content) else {}
 
 
 def _table(text: str) -> dict[str, Any]:

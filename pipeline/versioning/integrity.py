@@ -145,6 +145,11 @@ def listing_of(output: Output) -> bytes:
     return _listing({path.removeprefix(f"{output.path}/"): md5 for path, md5 in output.files.items()})
 
 
+def digest_of(output: Output) -> str:
+    """The hash in dvc.lock for a folder with the files of this output."""
+    return hashlib.md5(listing_of(output), usedforsecurity=False).hexdigest() + ".dir"
+
+
 def inspect_outputs(outs: dvc_lock.Hashes, memory: Hashed) -> tuple[list[Output], Hashed]:
     """Hash outputs (path → claimed MD5). Returns each with its actual hash, and the hashes of all their files."""
     folders = {path: _files_in(path) for path, md5 in outs.items() if md5.endswith(".dir") and Path(path).is_dir()}

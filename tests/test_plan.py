@@ -1,0 +1,303 @@
+"""`perennial plan`: what it says of each stage, compared with dvc.lock, with edits, and with what a run really does."""
+
+import io
+import json
+import logging
+import re
+import shutil
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from benchmarks.harness.workspace import STAGES
+from pipeline.base.errors import UserError
+from pipeline.commands import plan
+from pipeline.config import params
+from pipeline.planning import forecast
+from pipeline.planning.forecast import Forecast
+from pipeline.versioning import dvc_lock, quiet
+from tests.conftest import change, read_params, write_params
+from tests.helpers.projects import call, edited
+
+CACHE = Path(".dvc/cache")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the finished project on drawn flowers, which is the working folder."""
+    copy = shutil.copytree(finished, tmp_path / "project", symlinks=True)
+    monkeypatch.chdir(copy)
+    return copy
+
+
+def predict() -> dict[str, Forecast]:
+    return {each.stage: each for each in forecast.forecast(params.load(), CACHE)}
+
+
+def states(forecasts: dict[str, Forecast]) -> dict[str, str]:
+    """The states that are not `unchanged`."""
+    return {stage: each.state for stage, each in forecasts.items() if each.state != "unchanged"}
+
+
+def reasons(each: Forecast) -> set[tuple[str, str, str]]:
+    """Kind, name and change of the reasons that are a stage's own."""
+    return {(reason.kind, reason.name, reason.change) for reason in each.reasons if reason.kind != "stage"}
+
+
+def set_params(folder: Path, **changes: Any) -> None:
+    write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **changes))
+
+
+def really(folder: Path, *targets: str) -> dict[str, str]:
+    """Run `perennial repro`. Returns what it did with each stage that was not unchanged."""
+    (folder / quiet.SECONDS).unlink(missing_ok=True)
+    stdout = call(folder, sys.executable, "-m", "pipeline", "repro", *targets).stdout
+    named = re.findall(r"taken from DVC's cache: ([\w, ]+)", stdout)
+    done = {stage: "cache" for names in named for stage in names.split(", ")}
+    seconds = json.loads((folder / quiet.SECONDS).read_text()) if (folder / quiet.SECONDS).exists() else {}
+    return done | dict.fromkeys(seconds, "runs")
+
+
+def assert_foretold(before: dict[str, str], after: dict[str, str], stages: Collection[str] = STAGES) -> None:
+    """Assert that a run did what was said. A stage that may run has run, came from the cache, or stayed."""
+    for stage in stages:
+        said, did = before.get(stage, "unchanged"), after.get(stage, "unchanged")
+        assert said in (did, "maybe"), stage
+
+
+def snapshot(folder: Path) -> dict[Path, tuple[int, ...]]:
+    """What a program could change of each file: inode, size, mtime."""
+    paths = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
+    return {path: (path.lstat().st_ino, path.lstat().st_size, path.lstat().st_mtime_ns) for path in paths}
+
+
+def test_after_a_run_nothing_runs_and_nothing_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a run each stage is unchanged and its time known; the command ends with 0 and changes no file."""
+    before = snapshot(folder)
+    assert plan.main(Namespace(json=True)) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [(each["stage"], each["state"], each["reasons"]) for each in answer["stages"]] == [
+        (stage, "unchanged", []) for stage in STAGES
+    ]
+    assert all(each["seconds"] > 0 for each in answer["stages"])
+    assert answer["refused"] == []
+    assert snapshot(folder) == before
+
+
+def test_a_param_names_the_stages_that_track_it_and_those_after_them(folder: Path) -> None:
+    """Of the stage that tracks a changed param: old and new value; the stages after it may run; undone: unchanged."""
+    set_params(folder, train__lr=0.5)
+    forecasts = predict()
+    # card and report show the param.
+    assert states(forecasts) == {
+        "train": "runs", "evaluate": "maybe", "export": "maybe", "card": "runs", "report": "runs"
+    }  # fmt: skip
+    (reason,) = forecasts["train"].reasons
+    assert (reason.kind, reason.name, dict(reason.values)) == ("param", "train.lr", {"old": 0.01, "new": 0.5})
+    assert [(reason.kind, reason.name) for reason in forecasts["evaluate"].reasons] == [("stage", "train")]
+    assert [reason.name for reason in forecasts["export"].reasons] == ["train", "evaluate"]
+    set_params(folder, train__lr=0.01)
+    assert states(predict()) == {}
+
+
+def test_a_param_of_a_table_that_is_new_has_no_old_value(folder: Path) -> None:
+    """A setting that the params had no line for, and the number of processes of another way of parallelism."""
+    raw = read_params(folder / "params.yaml")
+    smoothing = raw["train"].pop("label_smoothing")
+    write_params(folder / "params.yaml", raw)
+    (reason,) = predict()["train"].reasons
+    assert (reason.name, [*reason.values]) == ("train.label_smoothing", ["old"])
+    set_params(folder, train__label_smoothing=smoothing, train__parallel="ddp", run__processes=2)
+    named = {reason.name: tuple(reason.values.values()) for reason in predict()["train"].reasons}
+    assert named == {"train.parallel": ("single", "ddp"), "run.processes": (1, 2)}
+
+
+def test_code_that_changed_is_named(folder: Path) -> None:
+    """The stages that depend on a file of the pipeline run, and name it; what .dvcignore leaves out does not count."""
+    (folder / "pipeline/data/.packed.py.swp").write_text("an editor")
+    (folder / "pipeline/data/__pycache__").mkdir(exist_ok=True)
+    (folder / "pipeline/data/__pycache__/packed.pyc").write_text("compiled")
+    assert states(predict()) == {}
+    path, added = "pipeline/data/packed.py", "pipeline/data/another.py"
+    source = (folder / path).read_text()
+    (folder / path).write_text(source + "# changed\n")
+    (folder / added).write_text("")
+    forecasts = predict()
+    dependent = {stage for stage in STAGES if {Path("pipeline/data"), Path(path)} & {*dvc_lock.deps(stage)}}
+    assert {stage for stage, each in forecasts.items() if each.state == "runs"} == dependent
+    assert dependent < {*STAGES}
+    assert forecasts["split"].reasons[0].files == {path: "changed", added: "new"}
+    assert reasons(forecasts["train"]) == {("input", path, "changed")}
+    (folder / path).unlink()
+    (folder / added).unlink()
+    assert predict()["split"].reasons[0].files == {path: "removed"}
+    (folder / path).write_text(source)
+    assert states(predict()) == {}
+
+
+def test_a_command_that_changed_is_a_reason(folder: Path) -> None:
+    """Another command in dvc.yaml."""
+    edited("dvc.yaml", "-m pipeline report", "-m pipeline report ")(folder)
+    edited("dvc.yaml", "pipeline report \n", "pipeline  report\n")(folder)
+    forecasts = predict()
+    assert states(forecasts) == {"report": "runs"}
+    assert reasons(forecasts["report"]) == {("command", "report", "changed")}
+
+
+def test_an_output_that_is_lost_comes_from_the_cache(folder: Path) -> None:
+    """A lost or changed output comes from the cache, and what reads it stays; without its object, its stage runs."""
+    (folder / "data/split.csv").unlink()
+    (folder / "metrics/eval.json").write_text("{}")
+    forecasts = predict()
+    assert states(forecasts) == {"split": "cache", "evaluate": "cache"}
+    assert reasons(forecasts["split"]) == {("output", "data/split.csv", "missing")}
+    assert reasons(forecasts["evaluate"]) == {("output", "metrics/eval.json", "changed")}
+    md5 = dvc_lock.read()["split"]["outs"]["data/split.csv"]
+    stored = CACHE / "files/md5" / md5[:2] / md5[2:]
+    content = stored.read_bytes()
+    stored.unlink()
+    forecasts = predict()
+    assert (forecasts["split"].state, forecasts["prepare"].state) == ("runs", "maybe")
+    (folder / "data/split.csv").write_bytes(content)
+    assert reasons(predict()["split"]) == {("output", "data/split.csv", "not in DVC's cache")}
+
+
+def test_an_image_that_changed_is_named(folder: Path) -> None:
+    """Of a folder that a stage wrote, the cache knows the files."""
+    image = next((folder / "data/images").rglob("*.png"))
+    with Image.open(image) as picture:
+        picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(image)
+    (reason,) = predict()["download"].reasons
+    assert (reason.kind, dict(reason.files)) == ("output", {str(image.relative_to(folder)): "changed"})
+
+
+def test_without_dvc_lock_every_stage_runs(folder: Path) -> None:
+    """In a clone without dvc.lock, and in one with it and without data."""
+    shutil.rmtree(CACHE)
+    for name in ("data/images", "data/packed", "data/weights", "models", "reports"):
+        shutil.rmtree(name)
+    assert set(states(predict()).values()) == {"runs"}
+    assert ("output", "data/images", "missing") in reasons(predict()["download"])
+    Path("dvc.lock").unlink()
+    forecasts = predict()
+    assert set(states(forecasts).values()) == {"runs"}
+    assert {reason.kind for each in forecasts.values() for reason in each.reasons} == {"new", "stage"}
+
+
+@pytest.mark.parametrize("text", ["stages:\n  split:\n    deps: 3\n", "stages:\n  split:\n    params: {a: 3}\n"])
+def test_a_damaged_lock_is_refused(folder: Path, text: str) -> None:
+    """dvc.lock with a value of another kind; the same refusal as in other commands."""
+    Path("dvc.lock").write_text(text)
+    with pytest.raises(UserError) as refusal:
+        predict()
+    assert [(fault.key, fault.kind) for fault in refusal.value.faults] == [("dvc.lock", "damaged")]
+
+
+def test_wrong_params_are_refused(folder: Path) -> None:
+    """An unknown key, as in other commands."""
+    set_params(folder, train__lrr=1)
+    with pytest.raises(UserError) as refusal:
+        plan.plan(as_json=False)
+    assert [(fault.key, fault.kind) for fault in refusal.value.faults] == [("train.lrr", "unknown")]
+
+
+def test_params_that_this_machine_refuses_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a run would refuse on this machine stands below the forecast."""
+    set_params(folder, run__processes=2)
+    plan.plan(as_json=True)
+    answer = json.loads(capsys.readouterr().out)
+    assert any("run.processes" in fault for fault in answer["refused"])
+    assert answer["stages"][STAGES.index("train")]["state"] == "runs"
+
+
+def test_a_run_without_a_lock_takes_all_from_the_run_cache(folder: Path) -> None:
+    """Without dvc.lock, the run cache has an entry for exactly these inputs of each stage; a real run takes them."""
+    Path("dvc.lock").unlink()
+    before = states(predict())
+    assert before == dict.fromkeys(STAGES, "cache")
+    done = call(folder, "dvc", "repro").stdout
+    assert {*re.findall(r"Stage '(\w+)' is cached", done)} == {*STAGES}
+    assert states(predict()) == {}
+
+
+@pytest.mark.slow("runs of two stages under DVC; make test has a run that takes all from the cache")
+def test_a_run_does_what_was_said(folder: Path) -> None:
+    """A new photo and another seed of the split, then the old seed: a real run does the same, and notes times."""
+    photo = folder / "data/inbox/rose/1.png"
+    photo.parent.mkdir()
+    Image.new("RGB", (8, 8)).save(photo)
+    set_params(folder, split__seed=5)
+    before = predict()
+    assert {stage: before[stage].state for stage in ("download", "split")} == {"download": "runs", "split": "runs"}
+    assert reasons(before["download"]) == {("input", "data/inbox", "changed")}
+    assert before["download"].reasons[0].files == {"data/inbox/rose/1.png": "new"}
+    assert_foretold(states(before), really(folder, "split"), ("download", "split"))
+    set_params(folder, split__seed=0)
+    Image.new("RGB", (9, 9)).save(photo)
+    before = predict()
+    assert before["download"].reasons[0].files == {"data/inbox/rose/1.png": "changed"}
+    assert states(before)["split"] == "maybe"  # the same bytes of download make it an earlier run
+    photo.unlink()
+    photo.parent.rmdir()
+    before = predict()
+    assert states(before) == {"download": "cache", "split": "cache"}
+    assert_foretold(states(before), really(folder))
+    assert states(predict()) == {}
+
+
+@pytest.mark.slow("two trainings under DVC; make test has a run without a training")
+def test_runs_with_a_training_do_what_was_said(folder: Path) -> None:
+    """Other params, a change of code, outputs that are lost, and the way back: each run does what was said."""
+    raw = read_params(folder / "params.yaml")
+    source = folder / "pipeline/stages/report.py"
+    original = source.read_text()
+    edits: list[Callable[[], object]] = [
+        lambda: set_params(folder, split__seed=5, train__lr=0.02),
+        lambda: set_params(folder, evaluate__batch_size=7),
+        lambda: source.write_text(original + "# changed\n"),
+        lambda: write_params(folder / "params.yaml", raw),
+        lambda: source.write_text(original),
+        lambda: shutil.rmtree(folder / "models"),
+        (folder / "metrics/train.json").unlink,
+    ]
+    for edit in edits:
+        edit()
+        before = states(predict())
+        assert before
+        assert_foretold(before, really(folder))
+        assert states(predict()) == {}
+
+
+def test_the_time_of_a_stage_that_failed_is_not_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DVC's records of stages: one that ends is noted beside the earlier ones, one that fails is not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".dvc/tmp").mkdir(parents=True)
+    (tmp_path / quiet.SECONDS).write_text('{"weights": 3}')
+    sieve = quiet.Sieve(io.StringIO())
+
+    def record(level: int, text: str, *arguments: str) -> None:
+        sieve(logging.LogRecord("dvc", level, "", 0, text, arguments, None))
+
+    record(logging.INFO, quiet.RUNS, "split")
+    record(logging.INFO, quiet.RUNS, "prepare")
+    record(logging.WARNING, "failed")
+    record(logging.INFO, quiet.RUNS, "train")
+    assert quiet.read_seconds().keys() == {"weights", "split"}
+    sieve.note_end()
+    assert quiet.read_seconds().keys() == {"weights", "split", "train"}
+    (tmp_path / quiet.SECONDS).write_text("[")
+    assert quiet.read_seconds() == {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, "not known"), (0.2, "1 s"), (59.6, "1 min 0 s"), (125, "2 min 5 s"), (7500, "2 h 5 min")],
+)
+def test_a_time_in_words(seconds: float | None, words: str) -> None:
+    """Seconds are given only below an hour."""
+    assert plan.duration(seconds) == words
