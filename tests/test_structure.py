@@ -19,7 +19,7 @@ from pipeline.versioning import dvc_lock
 from tests.conftest import PROJECT, limited
 from tests.helpers.modules import MODULES, closure, imports, modules_of
 
-# The folders of pipeline/, from the lowest layer to the highest. "" is the top of pipeline/: the commands.
+# The folders of pipeline/, from the lowest layer to the highest. "" is the top of pipeline/: the program.
 LAYERS = (
     "base",
     "versioning",
@@ -264,7 +264,7 @@ def test_an_import_changes_nothing_of_the_process() -> None:
 
 
 def test_one_module_knows_where_dvc_lock_lies() -> None:
-    """`base/dvc_lock.py` defines the path of dvc.lock; no other module does."""
+    """`versioning/dvc_lock.py` defines the path of dvc.lock; no other module does."""
     assert {name for name, path in MODULES.items() if 'Path("dvc.lock")' in path.read_text()} == {
         "pipeline.versioning.dvc_lock"
     }
