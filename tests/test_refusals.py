@@ -17,6 +17,7 @@ from pipeline.config.rules import PAIRS, Pair
 from pipeline.models import network
 from tests.conftest import PROJECT
 from tests.helpers.choices import CHOICES, CPU_ONLY, TWO_GPUS, with_lines
+from tests.helpers.refusals import check_form
 
 # Values of the keys that no pair of CHOICES has: each row of the rules finds some for all of its keys.
 VALUES: dict[str, tuple[Any, ...]] = CHOICES | {
@@ -26,16 +27,6 @@ VALUES: dict[str, tuple[Any, ...]] = CHOICES | {
     "data.source": ("torchvision/MNIST",), "split.min_side": (32,), "split.phash_distance": (8,),
     "run.max_restarts": (0,), "run.min_processes": (1,), "run.rendezvous": ("localhost:0",),
 }  # fmt: skip
-
-
-def check_form(fault: Fault) -> None:
-    """A refusal is one short line: the key, the value, then what is allowed or the remedy."""
-    text = str(fault)
-    assert text.startswith(f"{fault.key}: {fault.value}")
-    assert text.endswith(tuple(filter(None, (fault.allowed, fault.remedy))))
-    assert text.isprintable()
-    assert len(text) < 400
-    assert not re.search(r"  |: :|;;|allowed: .*allowed:|[.:;,]$", text)
 
 
 def refused_by(row: Pair) -> params.Params:

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError, without_secrets
-from pipeline.base.text import did_you_mean, visible
+from pipeline.base.text import did_you_mean, in_words, visible
 
 MAX_LENGTH = 200  # characters of a value in a message
 
@@ -158,7 +158,7 @@ def fault(error: ErrorDetails, model: type[BaseModel], patterns: Mapping[str, st
     context = error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden" | "invalid_key":
-            allowed = ", ".join(_section(model, location[:-1]).model_fields)
+            allowed = in_words([*_section(model, location[:-1]).model_fields])
             return Fault(path, value, "unknown", "unknown key", allowed, did_you_mean(nearest(location, model)))
         case "missing":
             return Fault(path, "missing", "missing", remedy="add it")
