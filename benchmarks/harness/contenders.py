@@ -9,8 +9,10 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -101,6 +103,28 @@ def dali(files: Labelled, side: int, batch: int) -> Batches:
     return Again(batches)
 
 
+def ffcv(files: Labelled, side: int, batch: int) -> Batches:
+    """FFCV: writes the photos into one file of its own format first, as JPEGs of the original size."""
+    fields, decoders, loader, steps, writer = (
+        importlib.import_module(f"ffcv.{name}")
+        for name in ("fields", "fields.decoders", "loader", "transforms", "writer")
+    )
+    path, threads = Path("photos.beton"), len(os.sched_getaffinity(0))
+    columns = {"image": fields.RGBImageField(write_mode="jpg"), "label": fields.IntField()}
+    writer.DatasetWriter(path, columns, num_workers=threads).from_indexed_dataset(Files(files, pillow))
+    mean, std = (255 * np.array(values) for values in (MEAN, STD))
+    image = [
+        decoders.RandomResizedCropRGBImageDecoder((side, side)), steps.RandomHorizontalFlip(),
+        steps.NormalizeImage(mean, std, np.float32), steps.ToTensor(), steps.ToTorchImage(),
+    ]  # fmt: skip
+    label = [decoders.IntDecoder(), steps.ToTensor(), steps.Squeeze()]
+    batches: Batches = loader.Loader(
+        path, batch_size=batch, num_workers=threads, order=loader.OrderOption.RANDOM, drop_last=True,
+        pipelines={"image": image, "label": label},
+    )  # fmt: skip
+    return batches
+
+
 class Again:
     """An iterable that calls a function for each epoch."""
 
@@ -132,4 +156,5 @@ LOADERS = {
     "tutorial": Loader(tutorial, "torchvision"),
     "torchvision v2": Loader(tensors, "torchvision"),
     "DALI": Loader(dali, "nvidia.dali"),
+    "FFCV": Loader(ffcv, "ffcv"),
 }

@@ -4,8 +4,9 @@
 
 Ours reads the packed images, which `prepare` writes once; the row `prepare, once` has the CPU time per image for that.
 It uses one thread, as training does by default, or one thread per core. The others decode the same files in each epoch.
-A turn is complete epochs for about a second; the first turn is not counted. DALI takes part if it is installed (pip
-install nvidia-dali-cuda130).
+A turn is complete epochs for about a second; the first turn is not counted. DALI and FFCV take part if they are
+installed. DALI: pip install nvidia-dali-cuda130. FFCV: apt-get install g++ pkg-config libopencv-dev libturbojpeg0-dev,
+then pip install --no-deps ffcv opencv-python-headless.
 """
 
 import resource
