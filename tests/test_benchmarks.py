@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
-from benchmarks.speed import devices, gpu, growth, loader, peers, portable, ways
+from benchmarks.speed import arithmetic, devices, gpu, growth, loader, peers, portable, ways
 from pipeline.config import params
 from tests.conftest import PROJECT
 from tests.documents import figures
@@ -205,8 +205,8 @@ def test_the_cost_of_portable_arithmetic_is_a_ratio_of_turns(tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = json.loads((tmp_path / "arithmetic_cpu.json").read_text())["rows"].values()
     assert row["native_seconds"] > 0
-    for name in ("portable", "portable_channels_last"):
-        assert row[f"{name}_ratio"] == pytest.approx(row[f"{name}_seconds"] / row["native_seconds"])
+    for name, way in arithmetic.RATIOS.items():
+        assert row[name] == pytest.approx(row[f"{way}_seconds"] / row["native_seconds"])
 
 
 @pytest.mark.slow("a training in a process that imports torch; make test has the benchmark of prepare")
