@@ -31,10 +31,7 @@ Changes = Mapping[str, Mapping[str, Any]]  # section → key → value
 NEEDED = ("pipeline", "requirements", "docker", "params.yaml", "dvc.yaml")  # what a stage reads
 READ = STAGES[: STAGES.index("prepare") + 1]  # the stages whose outputs a store keeps
 LEFT_OUT = ("tests/", "docs/", "results/", "dvc.lock")  # a copy begins without a run
-ONE_PROCESS: Changes = {  # runs on every machine
-    "train": {"device": "cpu", "precision": "fp32", "parallel": "single"},
-    "run": {"log_steps": 1_000_000},
-}
+ONE_PROCESS: Changes = {"train": {"device": "cpu", "precision": "fp32", "parallel": "single"}}  # on every machine
 
 
 # ---------------------------------------------------------------- copies of the project
