@@ -11,7 +11,12 @@ from tests.documents.phrases import READMES
 DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {  # document → its parts
     **{name: {"results": partial(results.table, say)} for name, say in READMES.items()},
     "docs/folds.md": {"recipes": results.recipes},
-    "docs/performance.md": {"figures": partial(figures.table, PROJECT / RESULTS), "arithmetic": tables.arithmetic},
+    "docs/performance.md": {
+        "figures": partial(figures.table, PROJECT / RESULTS),
+        "launches": tables.launches,
+        "waits": tables.waits,
+        "arithmetic": tables.arithmetic,
+    },
     "docs/presets.md": {
         "cpu": partial(tables.recipes, tables.OF_CPU),
         "gpu": partial(tables.recipes, tables.OF_GPU),

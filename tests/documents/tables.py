@@ -11,6 +11,8 @@ from benchmarks.speed import elastic
 from pipeline.planning import presets
 from pipeline.planning.presets import Recipe
 from tests.conftest import PROJECT
+from tests.helpers.launches import OF_A_BATCH, OF_A_STEP
+from tests.helpers.reads import WAITS_OF_BEST, WAITS_OF_EPOCH
 
 OF_CPU = presets.CPU
 OF_GPU = presets.GPU
@@ -129,3 +131,26 @@ def elastic_price() -> str:
             )
         )
     return table("shards | compared with | result", rows)
+
+
+def launches() -> str:
+    """The table of the launches of a step, as tests/test_launches.py holds them."""
+    of_parallel = {"single": "", "elastic": " with `elastic`, 8 shards on one process"}
+    models = {"resnet18": "ResNet-18", "resnet34": "ResNet-34"}
+    rows = [
+        f"| {models[model]}{words} | {eager:,} | {graphs} |"
+        for parallel, words in of_parallel.items()
+        for model, (eager, graphs) in OF_A_STEP[parallel].items()
+    ]
+    head = ["| step | at most | with CUDA graphs, at most |", "|---|---|---|"]
+    return "\n".join([*head, f"| cutting a batch | {OF_A_BATCH} | {OF_A_BATCH} |", *rows])
+
+
+def waits() -> str:
+    """The table of the waits of the host, as tests/test_readout.py holds them."""
+    rows = {
+        "a step within an epoch, with or without `clip_norm`": "0",
+        "the end of an epoch": f"{WAITS_OF_EPOCH}: for the sums of the epoch, and for the logits of the validation",
+        "the end of a better epoch, with `export: best`": f"{WAITS_OF_BEST}: also for the weights, once for each type",
+    }
+    return "\n".join(["| when | waits |", "|---|---|", *(f"| {when} | {count} |" for when, count in rows.items())])

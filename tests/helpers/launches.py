@@ -12,6 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # part; and 320 blocks of 65,536 elements.
 TENSORS, ELEMENTS = 48, 320 * 65536
 
+# The most launches of a step with torch's SGD, fused as on a GPU, by model: eager, and with CUDA graphs, where a replay
+# is not counted. `single` is one process; `elastic` has 8 shards on one process. docs/performance.md has these numbers.
+OF_A_STEP = {
+    "single": {"resnet18": (195, 30), "resnet34": (325, 32)},
+    "elastic": {"resnet18": (1580, 270), "resnet34": (2660, 330)},
+}
+OF_A_BATCH = 2
+
 
 class Launches(TorchDispatchMode):
     """Counts operations inside the block: each is one launch, except a view or an allocation, which is none.
@@ -28,7 +36,7 @@ class Launches(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket._qualified_op_name.removeprefix("aten::")
         view = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
-        if name.startswith("_foreach_"):
+        if name.startswith(("_foreach_", "_fused_")):
             self.by_name[name] += of_foreach(args[0])
         elif not view and not name.startswith(("empty", "_local_scalar_dense")):
             self.by_name[name] += 1
@@ -40,5 +48,5 @@ class Launches(TorchDispatchMode):
 
 
 def of_foreach(tensors: Sequence[Tensor]) -> int:
-    """The launches of a _foreach_ operation, rounded up. Other types of numbers or memory formats need more."""
+    """The launches of an operation on many tensors, rounded up. Other types of numbers or memory formats need more."""
     return max(math.ceil(len(tensors) / TENSORS), math.ceil(sum(t.numel() for t in tensors) / ELEMENTS))
