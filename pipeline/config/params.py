@@ -212,7 +212,7 @@ class Run(Section):
     residency: Literal["auto", "device", "host", "disk"] = "auto"
     log_steps: Count = 20
     checkpoint_seconds: Seconds = 300
-    epoch_checkpoint_seconds: Annotated[int, Field(ge=0, le=1_000_000)] = 10
+    epoch_checkpoint_seconds: Annotated[int, Field(ge=0, le=1_000_000)] = 60
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
     min_processes: Natural = 0
     timeout_seconds: Seconds = 600
