@@ -1,17 +1,22 @@
-"""Which backend a process group has, and how a process leaves that of a GPU.
+"""Which backend a process group has, what its processes exchange, and how a process leaves that of a GPU.
 
 NCCL waits where gloo does not, so the call is written down.
 """
 
+import mmap
 import subprocess
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from pipeline.config.params import Backend
+from pipeline.engine import distributed, elastic, environment, parallel
 from pipeline.engine.distributed import backend_for
-from tests.helpers.ranks import start_ranks
+from tests.helpers.ranks import run_ranks, start_ranks
+from tests.helpers.trainings import ALONE
 
 
 @pytest.mark.parametrize(
@@ -36,3 +41,75 @@ def test_without_an_error_every_rank_destroys_the_group(tmp_path: Path) -> None:
     """So the end of the test above is that of an error."""
     assert [process.wait() for process in start_ranks(2, "quiescent", str(tmp_path), "end")] == [0, 0]
     assert {path.name for path in tmp_path.iterdir()} == {"destroyed-0", "destroyed-1"}
+
+
+def test_buffers_of_every_type_become_those_of_rank_0(tmp_path: Path) -> None:
+    """With one message for each type of numbers; no shape, no order of memory and no value is lost."""
+    run_ranks(2, "buffers", str(tmp_path))
+    (before, first, messages), (other, second, _) = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    assert messages == len({buffer.dtype for buffer in before.values()}) == 4
+    assert any(not torch.equal(before[name], other[name]) for name in before)
+    for after in (first, second):
+        assert after.keys() == before.keys()
+        for name, buffer in after.items():
+            assert buffer.dtype == before[name].dtype
+            assert torch.equal(buffer, before[name])
+
+
+class GroupOfOne:
+    """A process group of one process. It has no collective, so a call of one fails."""
+
+    is_initialized, get_world_size = staticmethod(lambda: True), staticmethod(lambda: 1)
+
+
+def test_one_process_exchanges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a group, as torchrun makes one: every collective returns what it was given. Elastic's sum calls none."""
+    monkeypatch.setattr(distributed, "dist", GroupOfOne)
+    net, values = nn.BatchNorm1d(2), torch.tensor([1.0, 2.0])
+    distributed.barrier()
+    distributed.broadcast_buffers(net)
+    assert distributed.all_reduce_sum(values) is values
+    assert distributed.all_reduce_max(values) is values
+    assert distributed.broadcast_object(values) is values
+    assert distributed.all_gather_object(values) == [values]
+    assert [distributed.broadcast_flag(flag, values.device) for flag in (True, False)] == [True, False]
+    gathered = distributed.gather_in_order([values[None], values[None] + 1], [1, 0], 2)
+    assert torch.cat(gathered).tolist() == [[2.0, 3.0], [1.0, 2.0]]
+    total = elastic.Sum(ALONE, 2)
+    for shard in (0, 1):
+        total.add(shard, [values * shard])
+    assert total.finish()().tolist() == [0.5, 1.0]
+    with pytest.raises(AttributeError):
+        distributed.all_gather(values)
+
+
+def texts_of_torch(prefix: bytes) -> set[str]:
+    """The texts in torch's libraries that begin with this."""
+    texts = set()
+    for library in (Path(torch.__file__).parent / "lib").glob("libtorch_*.so"):
+        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if (start := content.find(prefix)) >= 0:
+                texts.add(content[start : content.find(b"\0", start)].decode())
+    return texts
+
+
+def test_ddp_does_not_warn_of_strides_and_does_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filter has the words of this torch: convolutions of 1 × 1 in channels_last would warn on every start."""
+    (text,) = texts_of_torch(b"Grad strides do not match bucket view strides")
+    monkeypatch.setattr(parallel, "DistributedDataParallel", lambda model, **_: model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning):
+            warnings.warn(text, stacklevel=1)
+        parallel.ddp(nn.Linear(1, 1), ALONE, True, 1)
+        warnings.warn(text, stacklevel=1)
+        with pytest.raises(UserWarning):
+            warnings.warn("another", stacklevel=1)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_nccls_heartbeat_does_not_end_a_stopped_process(deterministic: bool) -> None:
+    """It is off in every rank, by the variable that this torch reads."""
+    name = "TORCH_NCCL_ENABLE_MONITORING"
+    assert environment.required_variables(1, deterministic)[name] == "0"
+    assert name in texts_of_torch(name.encode())
