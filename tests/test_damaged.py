@@ -136,7 +136,7 @@ def endless(path: Path) -> None:
 
 
 BY_ANYBODY: tuple[Damage, ...] = (cut, emptied, a_folder, its_folder_a_file, Path.unlink, a_pipe, endless)
-VIEW = {"packed_size": 40, "resize": 36, "crop": 32, "grey": "full"}
+VIEW = {"packed_size": 40, "resize": 36, "crop": 32, "grey": "full", "fit": "none"}
 DAMAGES: dict[str, tuple[Damage, ...]] = {
     "models/model.json": (
         text("[1, 2]"), text("{}"), text("[" * 100_000), text('{"model": "\\ud800"}'),
@@ -145,6 +145,7 @@ DAMAGES: dict[str, tuple[Damage, ...]] = {
         changed(model="no_such_model"), changed(model="fasterrcnn_resnet50_fpn"), changed(model=18),
         changed(view=[40, 36, 32]), changed(view={**VIEW, "crop": "32"}), changed(view={**VIEW, "crop": 0}),
         changed(view={**VIEW, "crop": 10**9}), changed(view={**VIEW, "crop": 40}), changed(view={"packed_size": 40}),
+        changed(view={**VIEW, "fit": "wide"}),
         changed(mean=[0, 0]), changed(mean=[0, 0, "0"]), changed(epoch=0), changed(export="first"),
     ),
     "models/model.safetensors": (text("x"), text("\xff" * 1000)),
@@ -155,6 +156,7 @@ DAMAGES: dict[str, tuple[Damage, ...]] = {
     "data/packed/digest.json": (
         text("[]"), text("{}"), changed(sha256="0"), changed(sha256=None), changed(images="4"), changed(images=-4),
         changed(images=10**30), changed(images=3), changed(size=0), changed(size=10**6), changed(added=0),
+        changed(fit="wide"),
     ),
     "data/split.csv": (
         text("a\0b"), text("\n" * 10), replaced("split", "part"), replaced("width", "wide"), replaced(",60,", ",wide,"),
@@ -201,9 +203,11 @@ def test_a_damaged_file_is_named(folder: Path, path: str, damage: Damage, monkey
 
 
 def test_a_model_of_before_has_the_full_scale(whole: Path, tmp_path: Path) -> None:
-    """A model.json without view.grey is read; 16-bit grey was scaled by its full scale then."""
+    """A model.json without view.grey and view.fit is read; 16-bit grey was scaled by its full scale then."""
     shutil.copytree(whole / "models", tmp_path / "models")
-    changed(view={key: value for key, value in VIEW.items() if key != "grey"})(tmp_path / "models/model.json")
+    changed(view={key: value for key, value in VIEW.items() if key not in ("grey", "fit")})(
+        tmp_path / "models/model.json"
+    )
     assert asdict(exported.load(tmp_path / "models").view) == VIEW
 
 

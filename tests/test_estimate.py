@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pipeline.config import machine, params, validity
 from pipeline.config.machine import Machine
-from pipeline.config.params import Grey
+from pipeline.config.params import Fit, Grey
 from pipeline.data import corrections, images, originals
 from pipeline.planning import estimate, survey
 from pipeline.planning.estimate import Times
@@ -96,20 +96,21 @@ def test_a_model_that_cannot_train_has_no_estimate(raw: dict[str, Any], capfd: p
 def test_photos_are_read_as_the_stages_read_them(
     raw: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sample is resized to prepare.size, with prepare.grey."""
+    """The sample is resized to prepare.size, with prepare.grey and prepare.fit."""
     two_classes(tmp_path / "data/inbox")
     (tmp_path / "data/corrections.csv").write_text(corrections.EMPTY)
     config = params.parse(change(raw, data__source="inbox", prepare__grey="percentile", split__min_side=1))
+    config = params.with_values(config, {"prepare.fit": "pad"})
     monkeypatch.chdir(tmp_path)
     real, asked = images.resize_to_square, set()
 
-    def resize_to_square(path: Path, size: int, max_pixels: int, grey: Grey = "full") -> NDArray[np.uint8]:
-        asked.add((size, grey))
-        return real(path, size, max_pixels, grey)
+    def resize_to_square(path: Path, size: int, max_pixels: int, grey: Grey, fit: Fit) -> NDArray[np.uint8]:
+        asked.add((size, grey, fit))
+        return real(path, size, max_pixels, grey, fit=fit)
 
     monkeypatch.setattr(images, "resize_to_square", resize_to_square)
     assert estimate.reading_seconds(config, survey.survey(config)) > 0
-    assert asked == {(config.prepare.size, "percentile")}
+    assert asked == {(config.prepare.size, "percentile", "pad")}
 
 
 def test_a_variable_that_a_training_refuses_has_no_estimate(

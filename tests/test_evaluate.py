@@ -153,6 +153,7 @@ def changed(path: str, old: str, new: str) -> Callable[[Path], None]:
         (lambda folder: save_file({"other": np.zeros(3, np.float32)}, folder / WEIGHTS), WEIGHTS, "differs"),
         (changed("data/split.csv", "rose", "peony"), MODEL, "differs"),
         (changed(MODEL, '"packed_size": 40', '"packed_size": 64'), MODEL, "differs"),
+        (changed(MODEL, '"fit": "none"', '"fit": "squash"'), MODEL, "differs"),
         (changed(MODEL, "0.485", "0.5"), MODEL, "differs"),  # another normalization
         (changed("data/split.csv", ",test,", ",val,"), "data/split.csv", "missing"),  # no test image
     ],

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -21,7 +21,7 @@ from pipeline.config import params
 from pipeline.data import originals, packed
 from pipeline.evaluation import onnx_check
 from pipeline.loader import augment, center
-from pipeline.models import exported, network, onnx_export, onnx_file
+from pipeline.models import exported, hub, network, onnx_export, onnx_file
 from pipeline.models.description import Description, View
 from pipeline.stages import export
 from tests.conftest import PROJECT, change, read_params, write_params
@@ -68,7 +68,7 @@ def test_every_test_image_gets_its_class_in_onnxruntime(exporting: Path) -> None
     session = onnxruntime.InferenceSession(exporting / OUTPUTS[0], providers=["CPUExecutionProvider"])
     notes = session.get_modelmeta().custom_metadata_map
     assert tuple(json.loads(notes["classes"])) == CLASSES
-    assert json.loads(notes["view"]) == {"crop": 32, "grey": "full", "packed_size": 40, "resize": 36}
+    assert json.loads(notes["view"]) == {"crop": 32, "fit": "none", "grey": "full", "packed_size": 40, "resize": 36}
     config = config_of(exporting)
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
     wanted = files.read_csv(exporting / "metrics/predictions.csv")
@@ -358,20 +358,24 @@ def test_an_answer_that_is_none_is_refused(
         opened.log_probabilities(np.zeros((1, 3, 32, 32), np.float32))
 
 
-def test_their_preprocessing_is_that_of_timm(tmp_path: Path) -> None:
-    """The pixels that are measured are those of timm's own transforms, for any shape."""
+@pytest.mark.parametrize("fit", get_args(params.Fit))
+def test_their_preprocessing_is_that_of_timm(tmp_path: Path, fit: params.Fit) -> None:
+    """The pixels that are measured are those of timm's own transforms, for any shape, with what config.json says."""
     from PIL import Image
     from timm.data.transforms_factory import create_transform
 
     from pipeline.data import images
 
+    config = params.with_values(params.Params(), {"prepare.fit": fit, "train.eval_crop": 64, "train.eval_resize": 73})
+    view = View.from_params(config)
+    described = Description("resnet18", CLASSES, view, augment.MEAN, augment.STD, "last", 1)
+    settings = hub.config(described)["pretrained_cfg"]
     random = np.random.default_rng(0)
-    for width, height in ((90, 120), (301, 77), (64, 64), (37, 41)):
+    for width, height in ((90, 120), (301, 77), (64, 64), (37, 41), (40, 900)):
         Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8)).save(tmp_path / "a.png")
-        transform = create_transform(
-            input_size=(3, 64, 64), interpolation="bicubic", crop_pct=64 / 73, mean=(0, 0, 0), std=(1, 1, 1)
-        )
+        transform = create_transform(**settings)
+        mean, std = (np.array(settings[name])[:, None, None] for name in ("mean", "std"))
         with Image.open(tmp_path / "a.png") as opened:
-            theirs = transform(opened).numpy() * 255
-        ours = images.center_of_resized(tmp_path / "a.png", 73, 64, 10**6, "full")
+            theirs = (transform(opened).numpy() * std + mean) * 255
+        ours = images.center_of_resized(tmp_path / "a.png", view.resize, view.crop, "full", fit=fit)
         assert np.abs(ours.transpose(2, 0, 1) - theirs).max() < 1e-3

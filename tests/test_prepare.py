@@ -125,13 +125,14 @@ def test_another_table_is_refused(drawn: Path, tmp_path: Path) -> None:
         packed.load(tmp_path / "packed", tmp_path / "other.csv")
 
 
-def test_packed_images_of_another_size_than_the_params_say_are_refused(drawn: Path, tmp_path: Path) -> None:
-    """The right size is accepted."""
+def test_packed_images_of_another_size_or_fit_than_the_params_say_are_refused(drawn: Path, tmp_path: Path) -> None:
+    """The right ones are accepted."""
     do_prepare(drawn, tmp_path / "packed")
     data = packed.load(tmp_path / "packed", drawn / "split.csv")
-    packed.check_packed_size(data, tmp_path / "packed", SIZE)
-    with refuses(("prepare.size", "differs")):
-        packed.check_packed_size(data, tmp_path / "packed", 80)
+    packed.check_settings(data, tmp_path / "packed", Prepare(size=SIZE))
+    for key, settings in {"size": Prepare(size=80), "fit": Prepare(size=SIZE, fit="squash")}.items():
+        with refuses((f"prepare.{key}", "differs")):
+            packed.check_settings(data, tmp_path / "packed", settings)
 
 
 def test_a_missing_image_is_refused_and_the_earlier_output_stays(drawn: Path, tmp_path: Path) -> None:

@@ -42,7 +42,9 @@ OWNERS = {  # a library → the modules that import it
     "yaml": set(), "ruamel": {"config.document", "versioning.dvc_lock"},
     "pydantic": {"config.document", "config.params", "base.schema", "reruns.ranges"},
     "pydantic_core": {"config.document"},
-    "PIL": {"data.appearance", "data.decoders", "data.images", "data.synthetic", "reporting.thumbnails"},
+    "PIL": {
+        "data.appearance", "data.decoders", "data.images", "data.squares", "data.synthetic", "reporting.thumbnails",
+    },
     "imagehash": {"data.duplicates"},
     "jinja2": {"reporting.rendering"}, "markupsafe": {"reporting.rendering"},
     "scipy": {"reruns.seeds", "data.duplicates", "evaluation.metrics"},

@@ -34,8 +34,10 @@ ELSEWHERE = {  # not tracked; the test that compares bytes
     "run.min_processes": "test_nodes.py::test_a_lost_node_costs_no_byte",
     "run.max_restarts": "test_interruption.py::test_stops_are_not_restarted_and_deaths_are",
 }
+OTHERS_REFUSED = "test_packed_images_of_another_size_or_fit_than_the_params_say_are_refused"
 IN_A_STAGE = {  # not tracked for this stage, but for an earlier one; the test that shows no effect
-    ("evaluate", "prepare.size"): "test_prepare.py::test_packed_images_of_another_size_than_the_params_say_are_refused",
+    ("split", "prepare.fit"): "test_fitting.py::test_split_names_the_remedy_and_writes_the_same_bytes",
+    **{("evaluate", f"prepare.{key}"): f"test_prepare.py::{OTHERS_REFUSED}" for key in ("size", "fit")},
     ("evaluate", "train.backend"): "test_evaluate.py::test_the_number_of_processes_changes_no_byte",  # it moves bytes
     ("evaluate", "run.processes"): "test_evaluate.py::test_the_number_of_processes_changes_no_byte",
 }

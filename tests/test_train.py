@@ -45,7 +45,7 @@ def test_a_run_leaves_what_it_promises(trained: Path) -> None:
         assert weights.get_tensor("fc.weight").shape == (3, 1024)
     described = json.loads((trained / "models/model.json").read_text())
     assert described["classes"] == list(CLASSES)
-    assert described["view"] == {"packed_size": 40, "resize": 36, "crop": 32, "grey": "full"}
+    assert described["view"] == {"packed_size": 40, "resize": 36, "crop": 32, "grey": "full", "fit": "none"}
     rows = files.read_csv(trained / "metrics/history.csv")
     assert [(row["epoch"], row["step"]) for row in rows] == [("1", "4"), ("2", "9")]
     figures = json.loads((trained / "metrics/train.json").read_text())

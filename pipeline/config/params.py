@@ -30,6 +30,8 @@ Source = Literal[
     "torchvision/CIFAR100", "torchvision/Flowers102", "torchvision/OxfordIIITPet",
 ]  # fmt: skip
 Grey = Literal["full", "minmax", "percentile"]
+Fit = Literal["none", "squash", "crop", "pad"]
+WHOLE: tuple[Fit, ...] = ("squash", "pad")  # evaluation sees the whole image
 Duplicates = Literal["together", "ignore"]
 Arithmetic = Literal["native", "portable"]
 APEX_LEVELS = ("O0", "O1", "O2", "O3")  # the precisions that Apex provides
@@ -141,6 +143,7 @@ class Split(Section):
 class Prepare(Section):
     size: Side = 256
     grey: Grey = "full"
+    fit: Fit = "none"
 
 
 class Train(Section):

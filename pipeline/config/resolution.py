@@ -7,7 +7,7 @@ side [progressive resizing, Howard 2018].
 from collections.abc import Iterator
 
 from pipeline.base.errors import Fault
-from pipeline.config.params import Train
+from pipeline.config.params import WHOLE, Params, Train
 
 SMALLEST = 16  # pixels, as of train.crop
 STEP = 32  # pixels from one side to the next; the last one may be smaller
@@ -34,11 +34,12 @@ def key_of(train: Train, side: int) -> str:
     return "crop" if side == train.crop else "crop_from"
 
 
-def faults(train: Train) -> Iterator[Fault]:
-    """A fault for each pair of sides that contradict each other."""
+def faults(params: Params) -> Iterator[Fault]:
+    """A fault for each pair of sides that contradict each other. With WHOLE, eval_resize is not used."""
+    train = params.train
     if train.crop_from and not SMALLEST <= train.crop_from < train.crop:
         allowed = f"0, or from {SMALLEST} to below train.crop ({train.crop})"
         yield Fault("train.crop_from", str(train.crop_from), "pair", allowed=allowed)
-    if train.eval_crop > train.eval_resize:
+    if params.prepare.fit not in WHOLE and train.eval_crop > train.eval_resize:
         allowed = f"up to train.eval_resize ({train.eval_resize})"
         yield Fault("train.eval_crop", str(train.eval_crop), "pair", allowed=allowed)

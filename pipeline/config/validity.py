@@ -48,7 +48,7 @@ def faults(params: Params, machine: Machine) -> list[Fault]:
         _processes(params.train, params.run, machine),
         _parts(params.train, params.run),
         _model(params.train),
-        resolution.faults(params.train),
+        resolution.faults(params),
         _ranges(params.train),
         _inbox(params.paths.inbox, machine.project),
         _weights(params.train, params.paths),

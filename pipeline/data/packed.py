@@ -1,6 +1,7 @@
 """The packed images: `prepare` writes them, `train` and `evaluate` read them.
 
-A folder with `images.npy`, uint8 [N, S, S, 3], and `digest.json` (`sha256` of images.npy, `images` N, `size` S).
+A folder with `images.npy`, uint8 [N, S, S, 3], and `digest.json` (`sha256` of images.npy, `images` N, `size` S, and
+`fit`, if it is not `none`).
 Image i belongs to row i of the kept rows of split.csv, which has its path, class and split.
 """
 
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 
 from pipeline.base import files, schema
 from pipeline.base.errors import Fault, UserError
-from pipeline.data import split_table
+from pipeline.config.params import Fit, Prepare
+from pipeline.data import split_table, squares
 from pipeline.versioning import integrity, programs
 
 IMAGES, DIGEST = "images.npy", "digest.json"
@@ -35,6 +37,7 @@ class Digest:
     sha256: schema.Sha256  # of images.npy
     images: schema.Count
     size: schema.Side
+    fit: Fit = "none"  # the prepare.fit of these images
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,10 @@ class Packed:
     paths: tuple[str, ...]  # relative to paths.images
     classes: tuple[str, ...]  # [K], sorted
     labels: NDArray[np.int64]  # [N], index into `classes`
-    sizes: NDArray[np.int32]  # [N, 2]: width and height of the original image, upright
+    sizes: NDArray[np.int32]  # [N, 2]: width and height that a square stands for, see `squares.proportions`
     splits: NDArray[np.str_]  # [N]: train, val or test
     digest: str  # SHA-256 of images.npy
+    fit: Fit = "none"
 
     def rows(self, split: str) -> NDArray[np.int64]:
         """The indices of the images of one split, ascending."""
@@ -73,9 +77,12 @@ def load(folder: Path, split_csv: Path) -> Packed:
         paths=tuple(row["path"] for row in rows),
         classes=classes,
         labels=np.array([number[row["class"]] for row in rows], np.int64),
-        sizes=np.array([(int(row["width"]), int(row["height"])) for row in rows], np.int32),
+        sizes=np.array(
+            [squares.proportions(digest.fit, (int(row["width"]), int(row["height"]))) for row in rows], np.int32
+        ),
         splits=np.array([row["split"] for row in rows]),
         digest=digest.sha256,
+        fit=digest.fit,
     )
 
 
@@ -123,15 +130,17 @@ def check_pixels(data: Packed, folder: Path) -> None:
         raise UserError(Fault(str(path), f"SHA-256 {actual}", "differs", reason, remedy=schema.checkout(folder)))
 
 
-def check_packed_size(data: Packed, folder: Path, size: int) -> None:
-    """Raise UserError if the images of the packed `folder` are not of `size` pixels (`prepare.size`)."""
-    if (actual := data.images.shape[1]) != size:
-        reason = f"the packed images in {folder / IMAGES} have {actual} pixels"
-        remedy = "or pack again (perennial repro --force --single-item prepare); then perennial repro"
-        raise UserError(Fault("prepare.size", str(size), "differs", reason, str(actual), remedy))
+def check_settings(data: Packed, folder: Path, settings: Prepare) -> None:
+    """Raise UserError if the images of the packed `folder` have another `prepare.size` or `prepare.fit`."""
+    pairs = {"size": (data.images.shape[1], settings.size), "fit": (data.fit, settings.fit)}
+    for key, (actual, expected) in pairs.items():
+        if actual != expected:
+            reason = f"the packed images in {folder / IMAGES} have {actual}"
+            remedy = "or pack again (perennial repro --force --single-item prepare); then perennial repro"
+            raise UserError(Fault(f"prepare.{key}", str(expected), "differs", reason, str(actual), remedy))
 
 
-def write(folder: Path, images: Iterable[NDArray[np.uint8]], count: int, size: int) -> None:
+def write(folder: Path, images: Iterable[NDArray[np.uint8]], count: int, size: int, fit: Fit = "none") -> None:
     """Write `count` images, uint8 [size, size, 3] each, and their digest. One image is in memory at a time.
 
     They are not written through a memory map: there a full disk ends the process (SIGBUS) instead of raising OSError.
@@ -153,4 +162,6 @@ def write(folder: Path, images: Iterable[NDArray[np.uint8]], count: int, size: i
         os.fsync(file.fileno())
     if images_written != count:
         raise ValueError(f"{images_written} images, not {count}")
-    files.write_json(folder / DIGEST, {"sha256": sha256.hexdigest(), "images": count, "size": size})
+    digest = {"sha256": sha256.hexdigest(), "images": count, "size": size}
+    # Without the key for `none`: such a folder has the bytes that earlier versions wrote.
+    files.write_json(folder / DIGEST, digest if fit == "none" else digest | {"fit": fit})

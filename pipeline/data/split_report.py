@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.base.text import in_words, visible
+from pipeline.config.params import WHOLE, Fit
 from pipeline.data import split_table
 from pipeline.data.layout import Layout, count_with_verb, display_width, join_names, pad
 from pipeline.data.split_table import SPLITS
@@ -12,6 +13,7 @@ IMAGES = "images.csv"  # the name of the table with the images of each class
 LARGEST, SMALLEST = 12, 4  # of a long list, the number of largest and of smallest classes in the table
 WIDEST = 40  # columns of a terminal that a name may take
 FEW_TEST_IMAGES = 30  # test images; below, 95 % intervals are wider than ± 14 points around an accuracy of 0.8
+SQUARE_ENOUGH, MANY = (3, 4), (1, 10)  # short : long side of an image, and the share of images, as whole numbers
 UNBALANCED = 3  # the ratio of the largest to the smallest class from which there is a hint
 
 
@@ -148,4 +150,20 @@ def few_test_images(classes: Mapping[str, Mapping[str, int]]) -> str:
         f"few test images ({'; '.join(facts)}): the figures are uncertain; perennial folds tests every image"
         if facts
         else ""
+    )
+
+
+def unseen_parts(fit: Fit, sizes: Sequence[tuple[int, int]]) -> str:
+    """A sentence if many of the used images lose much because they are no squares, and the remedy; else empty.
+
+    `sizes`: width and height. A centre square has short / long side of the area.
+    """
+    (short, long), (part, whole) = SQUARE_ENOUGH, MANY
+    losing = sum(long * min(size) < short * max(size) for size in sizes)
+    if fit in WHOLE or whole * losing <= part * len(sizes):
+        return ""
+    seeing = "training and evaluation see" if fit == "crop" else "evaluation sees"
+    return (
+        f"{losing:,} of {len(sizes):,} images lose more than a quarter of their area, because they are no squares and "
+        f"{seeing} their centre (prepare.fit: {fit}); with prepare.fit: pad or squash, the whole image is seen"
     )

@@ -100,7 +100,7 @@ def classes_from_originals(
 
     def load(path: str) -> NDArray[np.uint8]:
         file, sha256 = source.file(path)
-        return images.center_of_resized(file, view.resize, view.crop, images.NO_LIMIT, view.grey, sha256)
+        return images.center_of_resized(file, view.resize, view.crop, view.grey, sha256, view.fit)
 
     crops = threads.ordered_map(load, predictions.paths, workers, "export", result_bytes=3 * view.crop**2)
     classes = []

@@ -24,13 +24,13 @@ class LoadedImage:
 
     path: Path
     pixels: NDArray[np.uint8]  # [S, S, 3]
-    size: tuple[int, int]  # width and height of the original, upright
+    size: tuple[int, int]  # width and height that the square stands for, as in `Packed.sizes`
 
 
 def load_image(path: Path, view: View, max_pixels: int) -> LoadedImage:
     """Decode one file once. Raises UserError if it is not an image, cannot be read, or has more than `max_pixels`."""
     try:
-        return LoadedImage(path, *images.square_and_size(path, view.packed_size, max_pixels, view.grey))
+        return LoadedImage(path, *images.square_and_size(path, view.packed_size, max_pixels, view.grey, fit=view.fit))
     except OSError as error:
         raise _read_refusal(path, error) from None
 

@@ -10,7 +10,7 @@ from typing import Literal
 from pipeline.base import schema
 from pipeline.base.errors import Fault, UserError
 from pipeline.config import machine
-from pipeline.config.params import Arithmetic, Grey, Params
+from pipeline.config.params import WHOLE, Arithmetic, Fit, Grey, Params
 
 REMEDY = "train a model (perennial repro) or fetch a shared one (dvc pull)"
 
@@ -23,10 +23,11 @@ class View:
 
     __pydantic_config__ = schema.STRICT
 
-    packed_size: schema.Side  # every image is resized to packed_size × packed_size,
+    packed_size: schema.Side  # every image becomes packed_size × packed_size, as `fit` says,
     resize: schema.Side  # then seen as if its short side were `resize`,
     crop: schema.Side  # and `crop` × `crop` cut from its centre
     grey: Grey = "full"  # how 16-bit grey is scaled; older files do not have it
+    fit: Fit = "none"  # how an image becomes a square; older files do not have it
 
     def __post_init__(self) -> None:
         """Raise ValueError for a crop larger than the image."""
@@ -36,7 +37,9 @@ class View:
     @classmethod
     def from_params(cls, config: Params) -> "View":
         """The view of a model that is trained with these params."""
-        return cls(config.prepare.size, config.train.eval_resize, config.train.eval_crop, config.prepare.grey)
+        prepare, train = config.prepare, config.train
+        resize = train.eval_crop if prepare.fit in WHOLE else train.eval_resize
+        return cls(prepare.size, resize, train.eval_crop, prepare.grey, prepare.fit)
 
 
 @dataclass(frozen=True)

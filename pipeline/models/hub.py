@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from pipeline.config.model_names import TIMM
+from pipeline.config.params import Fit
 from pipeline.models.description import Description, View
 
 FILE = "config.json"
@@ -26,6 +27,7 @@ TIMM_NAMES = {
     "regnet_y_16gf": "regnety_160", "regnet_y_32gf": "regnety_320", "regnet_y_128gf": "regnety_1280",
 }  # fmt: skip
 RENAMED_PREFIX = "regnet_"  # timm renames the tensors of these when it loads them; transformers does not
+CROP_MODES: dict[Fit, str] = {"none": "center", "squash": "squash", "crop": "center", "pad": "border"}  # timm's
 HALF = (0.5, 0.5, 0.5)  # torchvision's Inception transforms our normalized images to [-1, 1]; timm's expects that
 
 
@@ -54,7 +56,7 @@ def config(description: Description) -> dict[str, Any]:
         "pretrained_cfg": {
             "input_size": [3, view.crop, view.crop],
             "crop_pct": crop_share(view),
-            "crop_mode": "center",
+            "crop_mode": CROP_MODES[view.fit],
             "interpolation": "bicubic",
             "mean": list(HALF if normalizes_itself else description.mean),
             "std": list(HALF if normalizes_itself else description.std),

@@ -116,7 +116,8 @@ def reading_seconds(config: Params, survey: Survey) -> float:
     def read(path: Path) -> None:
         info = images.inspect_image(path, settings.min_side, settings.max_pixels, duplicates.perceptual_hash)
         if not info.reason:
-            images.resize_to_square(path, packing.size, info.width * info.height, packing.grey)
+            pixels = info.width * info.height
+            images.resize_to_square(path, packing.size, pixels, packing.grey, fit=packing.fit)
 
     sample = survey.files[:: max(1, len(survey.files) // SAMPLE)]
     workers = config.run.decoding_threads

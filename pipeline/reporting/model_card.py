@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.config.model_names import TIMM
-from pipeline.data import credits, torchvision_sets
+from pipeline.data import credits, squares, torchvision_sets
 from pipeline.models import hub
 from pipeline.reporting import rendering, result
 from pipeline.reporting.audit import PARTS, Rows
@@ -28,6 +28,7 @@ def card(facts: Facts, rows: Rows, export: Mapping[str, Any], file_hashes: Mappi
         **vars(facts),
         public=torchvision_sets.SETS.get(facts.config.data.source),
         weights=facts.weights,
+        pad_colour=squares.PAD_COLOUR,
         file_hashes=file_hashes,
         right=int(outcome.counts.trace()),
         classes=classes,

@@ -43,9 +43,10 @@ def check_model_fits_data(config: Params, model: ExportedModel, data: Packed) ->
         value = f"its classes are {', '.join(model.classes)}"
         reason = f"those of {config.paths.split} are {', '.join(data.classes)}"
         raise UserError(Fault(model_file, value, "differs", reason, remedy="train again (perennial repro)"))
-    if model.view.packed_size != packed_size:
-        value = f"made for packed images of {model.view.packed_size} pixels"
-        reason, remedy = f"{config.paths.packed} has {packed_size}", "perennial repro --force --single-item train"
+    if (model.view.packed_size, model.view.fit) != (packed_size, data.fit):
+        value = f"made for packed images of {model.view.packed_size} pixels, prepare.fit: {model.view.fit}"
+        reason = f"{config.paths.packed} has {packed_size} pixels, prepare.fit: {data.fit}"
+        remedy = "perennial repro --force --single-item train"
         raise UserError(Fault(model_file, value, "differs", reason, remedy=f"train again ({remedy})"))
 
 
@@ -99,7 +100,7 @@ def ready(config: Params, world: World) -> tuple[Packed, NDArray[np.int64], Expo
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
     if world.local_rank == 0:
         packed.check_pixels(data, Path(config.paths.packed))
-    packed.check_packed_size(data, Path(config.paths.packed), config.prepare.size)
+    packed.check_settings(data, Path(config.paths.packed), config.prepare)
     rows = data.rows("test")
     if len(rows) == 0:
         raise missing(config.paths.split, "raise split.fractions.test, then perennial repro", "no test image")

@@ -1,4 +1,4 @@
-"""Stage `prepare`: decode every kept image once, resize it to a square and pack it, so that training never decodes.
+"""Stage `prepare`: decode every kept image once, make it a square and pack it, so that training never decodes.
 
 perennial prepare       reads data/images and data/split.csv; writes data/packed (data/packed.py)
 """
@@ -27,13 +27,14 @@ def prepare(source: Originals, split_csv: Path, output: Path, settings: params.P
     def resize(row: dict[str, str]) -> NDArray[np.uint8]:
         path, sha256 = source.file(row["path"])
         try:
-            return images.resize_to_square(path, size, int(row["width"]) * int(row["height"]), settings.grey, sha256)
+            pixels = int(row["width"]) * int(row["height"])
+            return images.resize_to_square(path, size, pixels, settings.grey, sha256, settings.fit)
         except FileNotFoundError:
             raise originals.missing_image(path) from None
 
     with files.atomic_folder(output) as partial:
         resized = threads.ordered_map(resize, rows, workers, "prepare", result_bytes=3 * size**2)
-        packed.write(partial, resized, len(rows), size)
+        packed.write(partial, resized, len(rows), size, settings.fit)
     return len(rows)
 
 

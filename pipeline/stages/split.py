@@ -198,6 +198,9 @@ def run(config: Params) -> None:
     if config.split.folds == 1 and (note := split_report.few_test_images(counts["classes"])):
         lines.append(note)
     lines += findings.lines([(row.image_file.path, row.info) for row in rows])
+    used_sizes = [(row.info.width, row.info.height) for row in rows if row.split]
+    if note := split_report.unseen_parts(config.prepare.fit, used_sizes):
+        lines.append(note)
     remedy = (
         f"{paths.metrics}/{suspects.NAME} has all; look at them in {paths.reports}/index.html; "
         f"to correct a label or to leave an image out, write a line into {corrections.FILE}"

@@ -44,7 +44,7 @@ def check_inputs(config: Params, world: World, facts: Facts) -> tuple[Packed, Ru
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
     if world.local_rank == 0:  # one process of each node reads the pixels; the others end with it
         packed.check_pixels(data, Path(config.paths.packed))
-    packed.check_packed_size(data, Path(config.paths.packed), config.prepare.size)
+    packed.check_settings(data, Path(config.paths.packed), config.prepare)
     rows = len(data.rows("train"))
     if config.train.batch_size > rows:
         reason = f"more than the training images ({rows})"

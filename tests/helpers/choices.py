@@ -18,6 +18,7 @@ MEMORY_FORMAT = get_args(Train.model_fields["memory_format"].annotation)
 # On two GPUs with Apex, two processes with DDP, a moving average at hand, a place for nodes to meet: then every one of
 # these choices runs, alone.
 CHOICES: dict[str, tuple[Any, ...]] = {
+    "prepare.fit": get_args(params.Fit),
     "train.precision": PRECISION, "train.parallel": ("ddp", "single", "dp", "apex_ddp", "elastic"),
     "train.backend": get_args(params.Backend),
     "train.sync_bn": SYNC_BN, "train.memory_format": MEMORY_FORMAT, "train.compile": (False, True),

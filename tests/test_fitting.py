@@ -1,0 +1,251 @@
+"""prepare.fit: what training, evaluation and prediction see of an image that is no square."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import ExifTags, Image
+
+from pipeline.base import files
+from pipeline.config import params, resolution
+from pipeline.config.params import WHOLE, Fit, Prepare
+from pipeline.data import corrections, images, packed, split_report, split_table, squares
+from pipeline.data.originals import Originals
+from pipeline.evaluation import photos
+from pipeline.loader import augment, center
+from pipeline.models.description import View
+from pipeline.models.exported import center_crops
+from pipeline.reruns import record
+from pipeline.stages import prepare, split
+from tests.conftest import PROJECT, on_cpu, read_params, write_params
+from tests.documents import fits
+from tests.helpers import starts
+from tests.helpers.datasets import decode
+from tests.helpers.evaluations import CLASSES, draw
+from tests.helpers.projects import link_code
+
+FITS: tuple[Fit, ...] = get_args(Fit)
+SIZE = 40
+SHAPES = {"tall": (30, 91), "wide": (200, 80), "square": (64, 64), "tiny": (3, 2), "line": (300, 1), "turned": (61, 20)}
+ROTATED = Image.Transpose.ROTATE_270  # what makes EXIF's orientation 6 upright
+
+
+def upright(name: str) -> Image.Image:
+    """An image of noise, as it is upright."""
+    width, height = SHAPES[name]
+    return Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), np.uint8))
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files of SHAPES, one of them turned by its EXIF, and the split.csv of them."""
+    folder = tmp_path_factory.mktemp("shapes")
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    lines = []
+    for name, size in sorted(SHAPES.items()):
+        path = folder / "images/a" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image = upright(name)
+        if name == "turned":
+            image.transpose(Image.Transpose.ROTATE_90).save(path, exif=exif)
+        else:
+            image.save(path)
+        lines.append((f"a/{name}.png", "a", "test", "", *size, "", "", ""))
+    files.write_csv(folder / "split.csv", split_table.HEADER, lines)
+    return folder
+
+
+def resized(image: Image.Image, width: int, height: int) -> NDArray[np.uint8]:
+    return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
+
+
+def reference(image: Image.Image, fit: Fit) -> NDArray[np.uint8]:
+    """The square of an upright image, put together in NumPy."""
+    width, height = image.size
+    if fit == "crop":
+        short = min(width, height)
+        left, top = (width - short) / 2, (height - short) / 2
+        box = (left, top, left + short, top + short)
+        return np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BICUBIC, box))
+    if fit == "pad":
+        square = np.empty((SIZE, SIZE, 3), np.uint8)
+        square[:] = (124, 116, 104)
+        long = max(width, height)
+        inner = resized(image, max(1, round(SIZE * width / long)), max(1, round(SIZE * height / long)))
+        top, left = (SIZE - inner.shape[0]) // 2, (SIZE - inner.shape[1]) // 2
+        square[top : top + inner.shape[0], left : left + inner.shape[1]] = inner
+        return square
+    return resized(image, SIZE, SIZE)
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_prepare_and_predict_see_the_same_square(shapes: Path, tmp_path: Path, fit: Fit) -> None:
+    """Of images of every shape, and of one that EXIF turns: the bytes of the reference, and the same boxes."""
+    prepare.prepare(
+        Originals(shapes / "images", {}), shapes / "split.csv", tmp_path / "p", Prepare(size=SIZE, fit=fit), 2
+    )
+    data = packed.load(tmp_path / "p", shapes / "split.csv")
+    assert data.fit == fit
+    for row, path in enumerate(data.paths):
+        loaded = photos.load_image(shapes / "images" / path, View(SIZE, SIZE, SIZE, "full", fit), 10**6)
+        assert np.array_equal(data.images[row], reference(upright(Path(path).stem), fit))
+        assert np.array_equal(loaded.pixels, data.images[row])
+        assert loaded.size == tuple(data.sizes[row])
+        assert (loaded.size == SHAPES[Path(path).stem]) == (fit == "none")
+
+
+def test_a_crop_is_the_centre_of_the_resized_image(tmp_path: Path) -> None:
+    """Bit by bit, where the whole image can be resized by the same factor."""
+    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (80, 240, 3), np.uint8))
+    image.save(tmp_path / "a.png")
+    found = images.resize_to_square(tmp_path / "a.png", SIZE, fit="crop")
+    assert np.array_equal(found, resized(image, 120, 40)[:, 40:80])
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_a_large_jpeg_keeps_four_times_the_scale(tmp_path: Path, fit: Fit) -> None:
+    """It is decoded at a reduced scale, and the short side has still four times the square's."""
+    noise = np.random.default_rng(3).integers(0, 256, (9, 12, 3), np.uint8)
+    Image.fromarray(noise).resize((960, 640), Image.Resampling.BICUBIC).save(tmp_path / "a.jpg", quality=95)
+    reduced = decode(tmp_path / "a.jpg", draft=4 * SIZE)
+    assert 4 * SIZE <= min(reduced.size) < 640
+    assert np.array_equal(images.resize_to_square(tmp_path / "a.jpg", SIZE, fit=fit), reference(reduced, fit))
+
+
+def test_the_colour_beside_an_image_is_the_mean_of_the_normalization() -> None:
+    """Rounded to whole pixel values, so it is nearly zero to a model."""
+    assert tuple(round(255 * value) for value in augment.MEAN) == squares.PAD_COLOUR
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_evaluation_sees_the_whole_square_or_the_centre(shapes: Path, tmp_path: Path, fit: Fit) -> None:
+    """All of it with squash and pad, whatever train.eval_resize is; else eval_crop of eval_resize of the short side."""
+    prepare.prepare(
+        Originals(shapes / "images", {}), shapes / "split.csv", tmp_path / "p", Prepare(size=SIZE, fit=fit), 2
+    )
+    data = packed.load(tmp_path / "p", shapes / "split.csv")
+    values = {"prepare.fit": fit, "prepare.size": SIZE, "train.eval_crop": 24, "train.eval_resize": 32}
+    view = View.from_params(params.with_values(params.Params(), values))
+    boxes = center_crops(view, data.sizes, data.rows("test")).boxes
+    full = SIZE * center.GRID
+    if fit in WHOLE:
+        assert boxes.tolist() == [[0, 0, full, full]] * len(SHAPES)
+    elif fit == "crop":
+        assert boxes.tolist() == [[full // 8, full // 8, full - full // 8, full - full // 8]] * len(SHAPES)
+    else:
+        assert np.array_equal(
+            boxes, center.eval_boxes(np.array([SHAPES[Path(path).stem] for path in data.paths]), SIZE, 32, 24)
+        )
+
+
+def test_a_crop_above_eval_resize_is_refused_only_where_it_is_used() -> None:
+    """With squash and pad nothing is resized to it."""
+    for fit in FITS:
+        values = {"prepare.fit": fit, "train.eval_crop": 200, "train.eval_resize": 100}
+        faults = list(resolution.faults(params.with_values(params.Params(), values)))
+        assert [fault.key for fault in faults] == ([] if fit in WHOLE else ["train.eval_crop"])
+
+
+@pytest.mark.parametrize(
+    ("fit", "losing", "is_said"),
+    [("none", 2, True), ("none", 1, False), ("crop", 2, True), ("squash", 10, False), ("pad", 10, False)],
+)
+def test_many_images_that_are_no_squares_are_said(fit: Fit, losing: int, is_said: bool) -> None:
+    """More than a tenth of them, each below 3 : 4; with the number and the remedy."""
+    sizes = [(299, 400)] * losing + [(400, 300), (300, 400), *[(10, 10)] * 8][: 10 - losing]
+    said = split_report.unseen_parts(fit, sizes)
+    assert said.startswith(f"{losing} of 10 images") if is_said else said == ""
+    assert ("prepare.fit: pad" in said) == is_said
+
+
+def test_split_names_the_remedy_and_writes_the_same_bytes(
+    tmp_path: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """prepare.fit decides only whether the line is printed."""
+    random = np.random.default_rng(0)
+    for number in range(30):
+        draw(tmp_path / f"data/images/{CLASSES[number % 3]}/{number}.png", (80, 40), number % 3, random)
+    (tmp_path / corrections.FILE).write_text(corrections.EMPTY)
+    monkeypatch.chdir(tmp_path)
+    said, written = {}, {}
+    for fit in FITS:
+        split.run(params.parse(on_cpu(raw, prepare__fit=fit, split__phash_distance=0)))
+        said[fit] = "30 of 30 images" in capsys.readouterr().out
+        written[fit] = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*.csv"))}
+    assert said == {"none": True, "squash": False, "crop": True, "pad": False}
+    assert all(content == written["none"] for content in written.values())
+
+
+RUN = """
+import importlib, sys
+for stage in ("split", "prepare", "weights", "train", "evaluate", "export", "card", "report"):
+    if status := importlib.import_module(f"pipeline.stages.{stage}").main(None):
+        sys.exit(status)
+"""
+
+
+@pytest.mark.slow("all stages, with a training")
+def test_a_run_with_pad_predicts_as_it_evaluates(tmp_path: Path) -> None:
+    """From the photos to predict: torch and ONNX give each test image the answer of predictions.csv."""
+    link_code(tmp_path)
+    random = np.random.default_rng(0)
+    for number in range(60):
+        draw(tmp_path / f"data/images/{CLASSES[number % 3]}/{number:02}.png", (40, 90 - number), number % 3, random)
+    (tmp_path / corrections.FILE).write_text(corrections.EMPTY)
+    settings = {"prepare__fit": "pad", "train__eval_resize": 16, "split__phash_distance": 0}
+    write_params(tmp_path / "params.yaml", on_cpu(read_params(), **settings))
+    done = starts.run([sys.executable, "-c", RUN], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    view = json.loads((tmp_path / "models/model.json").read_text())["view"]
+    assert (view["fit"], view["resize"], view["crop"]) == ("pad", 32, 32)
+    assert json.loads((tmp_path / "models/config.json").read_text())["pretrained_cfg"]["crop_mode"] == "border"
+    rows = files.read_csv(tmp_path / "metrics/predictions.csv")
+    paths = [str(tmp_path / "data/images" / row["path"]) for row in rows]
+    for model in ("models/model.safetensors", "models/model.onnx"):
+        command = [sys.executable, "-m", "pipeline", "predict", "--model", model, "--json", *paths]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", check=False)
+        assert done.returncode == 0, done.stderr
+        answers = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [answer["class"] for answer in answers] == [row["prediction"] for row in rows]
+        for answer, row in zip(answers, rows, strict=True):
+            expected = [float(row[f"p_{name}"]) for name in CLASSES]
+            assert list(answer["probabilities"].values()) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_shares_of_the_document_are_those_of_the_boxes() -> None:
+    """Of a square and of an image of 1 : 2: crop takes the centre from training, too, and evaluation cuts an edge."""
+    sizes = np.array([(100, 100), (200, 100)])
+    values = {"prepare.size": 256, "train.eval_crop": 96, "train.eval_resize": 128}
+    for fit, expected in {"none": (1, 27 / 64), "squash": (1, 1), "crop": (3 / 4, 27 / 64), "pad": (1, 1)}.items():
+        view = View.from_params(params.with_values(params.Params(), {**values, "prepare.fit": fit}))
+        assert fits.seen_shares(sizes, view) == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_table_is_left_out_until_every_study_is_there(tmp_path: Path) -> None:
+    """Then it has a row for each fit. A study of another fit than its name says is refused."""
+    mini, folder = record.read(PROJECT / record.RECIPES / "mini.json"), tmp_path / fits.FOLDER
+    folder.mkdir(parents=True)
+    shutil.copy(PROJECT / fits.FOLDER / fits.SIZES, folder)
+    for fit in FITS:
+        assert fits.fits(tmp_path) == ""
+        record.write(folder / f"{fit}.json", replace(mini, params=mini.params | {"prepare.fit": fit}))
+    rows = fits.fits(tmp_path).splitlines()[4:]
+    assert [row.split(" | ")[0] for row in rows] == [f"| `{fit}`" for fit in FITS]
+    assert rows[0].endswith("0.5896 (0.5536 to 0.6247) | 100 % | 57 % |")
+    record.write(folder / "pad.json", mini)
+    with pytest.raises(ValueError, match=r"pad\.json"):
+        fits.fits(tmp_path)
+
+
+def test_sizes_are_counted_from_a_split(shapes: Path, tmp_path: Path) -> None:
+    """And read again, one row per image."""
+    fits.write_sizes(shapes / "split.csv", tmp_path / "sizes.csv")
+    assert sorted(map(tuple, fits.read_sizes(tmp_path / "sizes.csv").tolist())) == sorted(SHAPES.values())
