@@ -231,16 +231,17 @@ def test_the_shares_of_the_document_are_those_of_the_boxes() -> None:
 
 def test_the_table_is_left_out_until_every_study_is_there(tmp_path: Path) -> None:
     """Then it has a row for each fit. A study of another fit than its name says is refused."""
-    mini, folder = record.read(PROJECT / record.RECIPES / "mini.json"), tmp_path / fits.FOLDER
-    folder.mkdir(parents=True)
-    shutil.copy(PROJECT / fits.FOLDER / fits.SIZES, folder)
-    for fit in FITS:
+    mini = record.read(PROJECT / record.RECIPES / "mini.json")
+    for study in fits.STUDIES.values():
+        (tmp_path / study).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(PROJECT / fits.FOLDER / fits.SIZES, tmp_path / fits.FOLDER)
+    for fit, study in fits.STUDIES.items():
         assert fits.fits(tmp_path) == ""
-        record.write(folder / f"{fit}.json", replace(mini, params=mini.params | {"prepare.fit": fit}))
+        record.write(tmp_path / study, replace(mini, params=mini.params | {"prepare.fit": fit}))
     rows = fits.fits(tmp_path).splitlines()[4:]
     assert [row.split(" | ")[0] for row in rows] == [f"| `{fit}`" for fit in FITS]
     assert rows[0].endswith("0.5896 (0.5536 to 0.6247) | 100 % | 57 % |")
-    record.write(folder / "pad.json", mini)
+    record.write(tmp_path / fits.FOLDER / "pad.json", mini)
     with pytest.raises(ValueError, match=r"pad\.json"):
         fits.fits(tmp_path)
 
