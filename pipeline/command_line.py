@@ -154,7 +154,7 @@ COMMANDS = {
     ),
     "verify": Command(
         ASK, "repeat what the committed dvc.lock records (without one: the demo), and compare every byte",
-        "repeating what a dvc.lock claims, in a copy", verify,
+        "repeating what a dvc.lock says, in a copy", verify,
     ),
     "params": Command(ASK, "the params as they are used, with defaults, as JSON", "", answers=True),
     "continue-from": Command(

@@ -147,7 +147,7 @@ def test_it_names_the_libraries_that_load_the_model(
     assert sentence in text
 
 
-def test_what_was_not_done_is_not_claimed(folder: Path, tmp_path: Path) -> None:
+def test_what_was_not_done_is_not_said(folder: Path, tmp_path: Path) -> None:
     """Without photos and without ONNX, the card has no figure of them. Drawn images need no credit."""
     shutil.copytree(folder, tmp_path / "w")
     files.write_json(tmp_path / "w/metrics/export.json", EXPORTED | {"preprocessing_of_others": None})

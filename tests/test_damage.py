@@ -52,7 +52,7 @@ def repro(folder: Path, *stages: str) -> subprocess.CompletedProcess[str]:
 
 
 def outs(folder: Path) -> dict[str, str]:
-    return {path: md5 for claim in dvc_lock.read(folder / "dvc.lock").values() for path, md5 in claim["outs"].items()}
+    return {path: md5 for hashes in dvc_lock.read(folder / "dvc.lock").values() for path, md5 in hashes["outs"].items()}
 
 
 def stored(folder: Path, path: str, inside: str = "") -> Path:
@@ -219,7 +219,7 @@ def test_after_a_power_cut_the_right_bytes_come_back(project: Path) -> None:
         empty(project / path)
     lock = project / integrity.MEMORY.with_name("dvc.lock.whole")
     whole = lock.read_text()
-    for md5 in {md5 for claim in json_lock(whole).values() for path, md5 in claim.items() if path in emptied}:
+    for md5 in {md5 for hashes in json_lock(whole).values() for path, md5 in hashes.items() if path in emptied}:
         empty(integrity.object_of(project / ".dvc/cache", md5))
     entries = [path for path in (project / ".dvc/cache/runs").rglob("*") if path.is_file()]
     for entry in entries:

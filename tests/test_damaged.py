@@ -116,7 +116,7 @@ def replaced(old: str, new: str) -> Damage:
 
 
 def vast(path: Path) -> None:
-    """A header that claims 180 TB."""
+    """A header that says 180 TB."""
     header = io.BytesIO()
     layout = {"descr": "|u1", "fortran_order": False, "shape": (60_000_000, 1000, 1000, 3)}
     np.lib.format.write_array_header_1_0(header, layout)

@@ -21,7 +21,7 @@ from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.evaluation.pooling import Spread, spread
 from pipeline.reruns import elsewhere, seeds
-from pipeline.versioning.dvc_lock import Claims
+from pipeline.versioning.dvc_lock import StageHashes
 from tests.conftest import on_cpu, read_params
 from tests.helpers.datasets import noise_image
 from tests.helpers.projects import call, commit, create_project, edited, link_code, verify, verify_environment
@@ -80,7 +80,7 @@ def accuracies(folder: Path) -> list[float]:
 
 @pytest.mark.slow("trains several seeds under DVC; make test has the file of the seeds, the t-test, and verify")
 def test_the_first_result_is_the_same_bytes(project: Path) -> None:
-    """A machine that gives the claimed bytes is found by its first seed. The cache stays as it is."""
+    """A machine that gives the recorded bytes is found by its first seed. The cache stays as it is."""
     before = {path for path in (project / ".dvc/cache").rglob("*") if path.is_file()}
     done = verify(project, "--elsewhere")
     assert done.returncode == 0, done.stderr
@@ -95,7 +95,7 @@ def test_the_first_result_is_the_same_bytes(project: Path) -> None:
 SEVERAL_SEEDS = pytest.mark.slow("trainings with several seeds; make test has the test of their accuracies")
 
 
-def claim_falsely(project: Path, old: str, new: str) -> None:
+def commit_changed_code(project: Path, old: str, new: str) -> None:
     """Commit other code, with a dvc.lock that says that it gave the recorded outputs."""
     call(project, "dvc", "checkout")
     edited(RATE[0], old, new)(project)
@@ -109,7 +109,7 @@ def test_the_second_result_is_no_significant_difference(project: Path) -> None:
 
     The rounding is that of a learning rate, as of a machine that computes it in another way.
     """
-    claim_falsely(project, RATE[1], "reference else lr * 1.000001\n")
+    commit_changed_code(project, RATE[1], "reference else lr * 1.000001\n")
     done = verify(project, "--elsewhere", "--seeds", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     last = done.stdout.splitlines()[-1]
@@ -123,8 +123,8 @@ def test_the_second_result_is_no_significant_difference(project: Path) -> None:
 
 @SEVERAL_SEEDS
 def test_the_third_result_is_a_lower_accuracy(project: Path) -> None:
-    """Code that learns nothing, in a commit that claims the recorded outputs: exit status 3, and the figures."""
-    claim_falsely(project, RATE[1], "reference else lr * 0\n")
+    """Code that learns nothing, in a commit with the recorded outputs: exit status 3, and the figures."""
+    commit_changed_code(project, RATE[1], "reference else lr * 0\n")
     done = verify(project, "--elsewhere")
     assert done.returncode == 3, done.stdout + done.stderr
     last = done.stdout.splitlines()[-1]
@@ -182,7 +182,7 @@ def test_what_cannot_be_compared_is_refused(project: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("verify: data/packed: ")
     assert "models" not in done.stderr
-    claim_falsely(project, RATE[1], "reference else exit(4)\n")
+    commit_changed_code(project, RATE[1], "reference else exit(4)\n")
     done = verify(project, "--record-seeds", "2")
     assert done.returncode == 1
     assert done.stderr.startswith("verify: seed 1: ")
@@ -191,7 +191,7 @@ def test_what_cannot_be_compared_is_refused(project: Path) -> None:
 # ---- the file
 
 
-CLAIMS: Claims = {
+STAGE_HASHES: StageHashes = {
     "prepare": {"deps": {}, "outs": {"data/packed": "1.dir"}},
     "train": {
         "deps": {"data/packed": "1.dir", "pipeline/stages/train.py": "2"},
@@ -210,39 +210,39 @@ def figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file with the accuracies of two seeds."""
     monkeypatch.chdir(tmp_path)
     link_code(tmp_path)
-    seeds.write(seeds.path(config()), config(), CLAIMS, {0: 0.5, 1: 0.6})
+    seeds.write(seeds.path(config()), config(), STAGE_HASHES, {0: 0.5, 1: 0.6})
     return seeds.path(config())
 
 
 def test_the_figures_belong_to_params_and_data_but_not_to_a_seed(figures: Path) -> None:
     """Another seed of the same recipe is compared with the same figures. A setting that is newer has its default."""
-    found = seeds.read(config(), CLAIMS, 0.5)
+    found = seeds.read(config(), STAGE_HASHES, 0.5)
     assert [(seed.seed, seed.accuracy) for seed in found.seeds] == [(0, 0.5), (1, 0.6)]
     assert found.inputs == {"data/packed": "1.dir"}
-    assert seeds.read(config(train__seed=7), CLAIMS, 0.1) == found
+    assert seeds.read(config(train__seed=7), STAGE_HASHES, 0.1) == found
     content = json.loads(figures.read_bytes())
     del content["params"]["train.patience"]
     files.write_json(figures, content)
-    assert seeds.read(config(), CLAIMS, 0.5).seeds == found.seeds
+    assert seeds.read(config(), STAGE_HASHES, 0.5).seeds == found.seeds
 
 
 @pytest.mark.parametrize(
-    ("changes", "claims", "claimed", "keys"),
+    ("changes", "stage_hashes", "accuracy", "keys"),
     [
-        ({"train__lr": 0.5, "train__epochs": 7}, CLAIMS, 0.5, [": train.epochs", ": train.lr"]),
-        ({}, {**CLAIMS, "prepare": {"deps": {}, "outs": {"data/packed": "9.dir"}}}, 0.5, [": data/packed"]),
-        ({"run__processes": 2, "train__parallel": "ddp"}, CLAIMS, 0.5, [": run.processes", ": train.parallel"]),
-        ({}, CLAIMS, 0.4, [""]),
+        ({"train__lr": 0.5, "train__epochs": 7}, STAGE_HASHES, 0.5, [": train.epochs", ": train.lr"]),
+        ({}, {**STAGE_HASHES, "prepare": {"deps": {}, "outs": {"data/packed": "9.dir"}}}, 0.5, [": data/packed"]),
+        ({"run__processes": 2, "train__parallel": "ddp"}, STAGE_HASHES, 0.5, [": run.processes", ": train.parallel"]),
+        ({}, STAGE_HASHES, 0.4, [""]),
     ],
     ids=["params", "data", "processes", "code"],
 )
 def test_figures_of_another_recipe_are_refused_by_name(
-    figures: Path, changes: dict[str, Any], claims: Claims, claimed: float, keys: list[str]
+    figures: Path, changes: dict[str, Any], stage_hashes: StageHashes, accuracy: float, keys: list[str]
 ) -> None:
     """Each setting or input that differs is a fault, with the command that makes the file again."""
     expected: list[tuple[object, Kind]] = [(f"{figures}{key}", "differs") for key in keys]
     with refuses(*expected) as error:
-        seeds.read(config(**changes), claims, claimed)
+        seeds.read(config(**changes), stage_hashes, accuracy)
     assert all(seeds.RECORD in fault.remedy for fault in error.value.faults)
 
 
@@ -253,14 +253,14 @@ def test_damaged_figures_are_refused(figures: Path, content: str) -> None:
     """A file that is cut, or has a value that is no accuracy."""
     figures.write_text(content)
     with refuses((figures, "damaged")):
-        seeds.read(config(), CLAIMS, 0.5)
+        seeds.read(config(), STAGE_HASHES, 0.5)
 
 
 def test_one_recorded_seed_has_no_spread(figures: Path) -> None:
     """A file with one accuracy is refused."""
-    seeds.write(figures, config(), CLAIMS, {0: 0.5})
+    seeds.write(figures, config(), STAGE_HASHES, {0: 0.5})
     with refuses((figures, "value")):
-        seeds.read(config(), CLAIMS, 0.5)
+        seeds.read(config(), STAGE_HASHES, 0.5)
 
 
 # ---- the test

@@ -49,9 +49,12 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_true_claim_is_confirmed(project: Path) -> None:
+def test_the_same_bytes_are_confirmed(project: Path) -> None:
     """Every output is made again and compared, and neither the cache nor the folder changes."""
-    before, outs = cache(project), [o for claim in dvc_lock.read(project / "dvc.lock").values() for o in claim["outs"]]
+    before, outs = (
+        cache(project),
+        [o for hashes in dvc_lock.read(project / "dvc.lock").values() for o in hashes["outs"]],
+    )
     done = verify(project)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -62,13 +65,13 @@ def test_a_true_claim_is_confirmed(project: Path) -> None:
         (shown,) = (line.split() for line in lines if line.startswith(f"{key} "))
         assert len(shown) == 3
         assert "?" not in shown
-    assert lines[-1] == "verify: every output is as dvc.lock claims"
+    assert lines[-1] == "verify: every output is as dvc.lock says"
     assert cache(project) == before
     assert call(project, "git", "status", "--porcelain").stdout == ""
 
 
 def test_a_changed_byte_is_named(project: Path) -> None:
-    """One bit in data/packed: the folder is not what dvc.lock claims, and the file is named."""
+    """One bit in data/packed: the folder is not what dvc.lock says, and the file is named."""
     flip_a_bit(project / "data/packed/images.npy")
     done = verify(project)
     assert done.returncode == 1
@@ -89,16 +92,16 @@ def test_a_missing_output_is_named_once(project: Path) -> None:
 def test_a_tampered_hash_is_named(project: Path) -> None:
     """A hash in a committed dvc.lock that no run wrote."""
     lock = project / "dvc.lock"
-    claimed = dvc_lock.read(lock)["train"]["outs"]["models/model.json"]
-    lock.write_text(lock.read_text().replace(claimed, claimed[::-1]))
+    expected = dvc_lock.read(lock)["train"]["outs"]["models/model.json"]
+    lock.write_text(lock.read_text().replace(expected, expected[::-1]))
     commit(project)
     done = verify(project)
     assert done.returncode == 1
     assert "verify: models/model.json: modified since the run that dvc.lock describes" in done.stderr
 
 
-@pytest.mark.slow("repeats a stage under DVC; make test repeats all of them for a true claim")
-def test_a_false_claim_is_found_out(project: Path) -> None:
+@pytest.mark.slow("repeats a stage under DVC; make test repeats all of them for a true dvc.lock")
+def test_a_false_hash_is_noticed(project: Path) -> None:
     """For wrong weights with a matching dvc.lock, the number of different tensors and their difference are printed."""
     weights = project / "models/model.safetensors"
     tensors = safetensors.torch.load_file(weights)
@@ -114,9 +117,9 @@ def test_a_false_claim_is_found_out(project: Path) -> None:
     assert "data/packed" not in done.stdout
 
 
-@pytest.mark.slow("repeats a stage under DVC; make test repeats all of them for a true claim")
+@pytest.mark.slow("repeats a stage under DVC; make test repeats all of them for a true dvc.lock")
 def test_a_command_that_is_not_the_projects_is_named_before_it_runs(project: Path) -> None:
-    """A stage that copies its outputs gives every claimed byte, and shows nothing: exit status 1."""
+    """A stage that copies its outputs gives every recorded byte, and shows nothing: exit status 1."""
     shutil.copytree(project / "metrics", project / "old")
     own = "exec setpriv --pdeathsig TERM python -m pipeline evaluate"
     edited("dvc.yaml", own, "cp -r old/. metrics")(project)
@@ -198,7 +201,7 @@ def test_what_was_committed_without_a_run_is_stale(
     assert f"verify: {stale}" in done.stderr
 
 
-def test_what_is_not_in_git_is_no_claim(project: Path) -> None:
+def test_what_is_not_in_git_is_not_compared(project: Path) -> None:
     """A dvc.lock that is not committed or missing is named, and so is an unknown stage."""
     call(project, "git", "rm", "--quiet", "--cached", "dvc.lock")
     done = verify(project)
@@ -244,12 +247,12 @@ def test_a_fresh_clone_repeats_the_recorded_run(clone: Path) -> None:
     lines = done.stdout.splitlines()
     lock = record.DEMO / dvc_lock.LOCK
     assert str(lock) in next(line for line in lines if line != lines[0])
-    claims = dvc_lock.read(clone / lock)
-    for output in (path for claim in claims.values() for path in claim["outs"]):
+    stage_hashes = dvc_lock.read(clone / lock)
+    for output in (path for hashes in stage_hashes.values() for path in hashes["outs"]):
         assert any(line.startswith(f"{output} ") and line.endswith("  same") for line in lines), output
     (changed,) = (line for line in lines if line.startswith(f"verify: changed since {lock} was written: "))
     assert LATER in changed
-    assert lines[-1].endswith(f" {lock} claims")
+    assert lines[-1].endswith(f" {lock} says")
     assert call(clone, "git", "status", "--porcelain").stdout == ""
     assert not (clone / "dvc.lock").exists()
 
@@ -258,8 +261,8 @@ def test_a_fresh_clone_repeats_the_recorded_run(clone: Path) -> None:
 def test_a_forged_hash_in_the_record_is_named(clone: Path) -> None:
     """That output alone differs."""
     lock = clone / record.DEMO / dvc_lock.LOCK
-    claimed = dvc_lock.read(lock)["train"]["outs"]["models/model.json"]
-    lock.write_text(lock.read_text().replace(claimed, claimed[::-1]))
+    expected = dvc_lock.read(lock)["train"]["outs"]["models/model.json"]
+    lock.write_text(lock.read_text().replace(expected, expected[::-1]))
     assert f"verify: {record.DEMO / dvc_lock.LOCK}: " in verify(clone).stderr  # it is not committed
     commit(clone)
     done = verify(clone)
@@ -287,7 +290,7 @@ def test_an_archive_that_was_downloaded_is_found(project: Path) -> None:
     assert f"data/archives/{sha256}" not in done.stderr
 
 
-@pytest.mark.slow("two whole pipelines under DVC; make test confirms a claim without an inbox")
+@pytest.mark.slow("two whole pipelines under DVC; make test confirms a dvc.lock without an inbox")
 def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     """Photos in the inbox are in no commit: a message says so, and the other stages are repeated.
 
@@ -308,9 +311,9 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     repeated = {line.split()[0] for line in done.stdout.splitlines() if line.endswith("  same")}
     assert repeated == {
         out
-        for name, claim in dvc_lock.read(project / "dvc.lock").items()
+        for name, hashes in dvc_lock.read(project / "dvc.lock").items()
         if name != "download"
-        for out in claim["outs"]
+        for out in hashes["outs"]
     }
     write_params(file, change(read_params(file), data__source="folder"))
     call(project, "dvc", "repro")
@@ -331,7 +334,7 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     assert "data/images " in done.stdout
 
 
-@pytest.mark.slow("two trainings that verify starts; make test stops trainings without it, and confirms a claim")
+@pytest.mark.slow("two trainings that verify starts; make test stops trainings without it, and confirms a dvc.lock")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_an_interruption_leaves_nothing(project: Path, number: signal.Signals) -> None:
     """Interrupted in the middle of training: the processes end, the copy is removed, the status is not zero."""

@@ -71,8 +71,8 @@ def run(folder: Path) -> int:
 
 def outputs(lock: Path) -> dvc_lock.Hashes:
     """The hash of every output in a dvc.lock. Raises UserError if the lock cannot be read."""
-    claims = dvc_lock.read(lock)
-    return comparison.outputs(claims, claims)
+    stage_hashes = dvc_lock.read(lock)
+    return comparison.outputs(stage_hashes, stage_hashes)
 
 
 def compare(actual: dvc_lock.Hashes, committed: dvc_lock.Hashes) -> list[str]:

@@ -42,18 +42,18 @@ from pipeline.data import corrections
 from pipeline.reruns import comparison, folder, record, repetition, runner
 from pipeline.reruns.runner import Job
 from pipeline.versioning import dvc_lock, programs
-from pipeline.versioning.dvc_lock import Claims
+from pipeline.versioning.dvc_lock import StageHashes
 
 LOG = programs.TEMPORARY / "verify.txt"  # the log of a rerun that failed: its work copy is removed
 
 
 @dataclass(frozen=True)
-class Claim:
+class LockedRun:
     """A dvc.lock, what it says, and the params that it is of."""
 
     lock: Path
     config: Params
-    claims: Claims
+    stage_hashes: StageHashes
     values: Mapping[str, Any]  # dotted key → value: the params, if they are not those of the commit
 
 
@@ -64,13 +64,13 @@ def verify(only: str | None) -> int:
     """
     if (recorded := record.DEMO / dvc_lock.LOCK).is_file() and not has_own_lock():
         return verify_recorded(recorded, only)
-    config, claims = params.load(), dvc_lock.read()
-    if only is not None and only not in claims:
-        raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(claims)))
+    config, stage_hashes = params.load(), dvc_lock.read()
+    if only is not None and only not in stage_hashes:
+        raise UserError(Fault("--stage", repr(only), "unknown", allowed=", ".join(stage_hashes)))
     raise_if_any(validity.faults(config, machine.read()))
-    folder.check(config, claims)
-    targets, options, stages = plan(config, claims, only)
-    return repeat(Claim(dvc_lock.LOCK, config, claims, {}), stages, targets, *options)
+    folder.check(config, stage_hashes)
+    targets, options, stages = plan(config, stage_hashes, only)
+    return repeat(LockedRun(dvc_lock.LOCK, config, stage_hashes, {}), stages, targets, *options)
 
 
 def has_own_lock() -> bool:
@@ -85,37 +85,39 @@ def verify_recorded(lock: Path, only: str | None) -> int:
         remedy = f"perennial repro writes {dvc_lock.LOCK}; or leave out --stage: every stage is repeated"
         raise UserError(Fault("--stage", repr(only), "missing", "nothing has run here", remedy=remedy))
     path = record.DEMO / params.FILE
-    config, values, claims = params.load(path), dict(document.leaves(document.read(path))), dvc_lock.read(lock)
+    config, values, stage_hashes = params.load(path), dict(document.leaves(document.read(path))), dvc_lock.read(lock)
     errors.raise_if_any(validity.faults(config, machine.read()))
-    errors.raise_if_any(folder.outputs_outside(claims))
+    errors.raise_if_any(folder.outputs_outside(stage_hashes))
     own = {params.FILE, corrections.FILE.as_posix()}  # the demo has others
-    errors.raise_if_any(fault for fault in folder.commit_differences(claims, str(record.DEMO)) if fault.key not in own)
-    return repeat(Claim(lock, config, claims, values), list(claims), ())
+    errors.raise_if_any(
+        fault for fault in folder.commit_differences(stage_hashes, str(record.DEMO)) if fault.key not in own
+    )
+    return repeat(LockedRun(lock, config, stage_hashes, values), list(stage_hashes), ())
 
 
-def repeat(claim: Claim, stages: Sequence[str], targets: Sequence[str], *options: str) -> int:
+def repeat(locked_run: LockedRun, stages: Sequence[str], targets: Sequence[str], *options: str) -> int:
     """Run these stages in a work copy, and print the comparison; 1 if an output or a command differs, else 0.
 
     `targets`, `options`: of the `dvc repro` that runs them.
     """
-    lock, claims = claim.lock, claim.claims
+    lock, stage_hashes = locked_run.lock, locked_run.stage_hashes
     faults = folder.foreign_commands(stages)
     print(*(f"verify: {sentence}\n" for sentence in faults), sep="", end="", flush=True)
     commit = programs.output("git", "rev-parse", "--short", "HEAD").strip()
     with tempfile.TemporaryDirectory(prefix="perennial-verify-") as temporary:
         place = Path(temporary) / "copy"
         print(f"verify: repeating {', '.join(stages)} of commit {commit} in {place}", flush=True)
-        copy = repetition.make_copy(place, claim.config, claim.values)
-        if claim.values:
+        copy = repetition.make_copy(place, locked_run.config, locked_run.values)
+        if locked_run.values:
             files.write_text(place / corrections.FILE, corrections.EMPTY)  # those of the commit name its own photos
         else:
-            repetition.bring_inputs(copy, claims, stages)
+            repetition.bring_inputs(copy, stage_hashes, stages)
         run(repetition.job(f"commit {commit}", copy, targets, *options), copy.config)
         rerun = dvc_lock.read(place / dvc_lock.LOCK)
-        differing = comparison.compare(claims, comparison.outputs(rerun, stages), stages, copy)
-    if changed := comparison.changed_inputs(claims, rerun):
+        differing = comparison.compare(stage_hashes, comparison.outputs(rerun, stages), stages, copy)
+    if changed := comparison.changed_inputs(stage_hashes, rerun):
         print(f"\nverify: changed since {lock} was written: {', '.join(changed)}")
-    print(f"\nverify: {'differs: ' + ', '.join(differing) if differing else f'every output is as {lock} claims'}")
+    print(f"\nverify: {'differs: ' + ', '.join(differing) if differing else f'every output is as {lock} says'}")
     if faults:
         print(f"verify: {len(faults)} of {len(stages)} stages ran a command that is not this project's: see above")
     return 1 if differing or faults else 0
@@ -132,7 +134,7 @@ def run(job: Job, config: Params) -> None:
         raise UserError(*faults)
 
 
-def plan(config: Params, claims: Claims, only: str | None) -> tuple[list[str], list[str], list[str]]:
+def plan(config: Params, stage_hashes: StageHashes, only: str | None) -> tuple[list[str], list[str], list[str]]:
     """The targets and the options of `dvc repro`, and the stages that it then runs.
 
     Raises UserError if `only` cannot run again.
@@ -144,11 +146,11 @@ def plan(config: Params, claims: Claims, only: str | None) -> tuple[list[str], l
     if only is not None:
         return [only], ["--single-item"], [only]
     if not inputs:
-        return [], [], list(claims)
+        return [], [], list(stage_hashes)
     for stage, path in inputs.items():
         print(f"verify: {path}: in no commit, so {stage} cannot be repeated; the other stages can")
     first = (["split"] if "download" in inputs else ["download"]) + ([] if "weights" in inputs else ["weights"])
-    return first, ["--downstream"], [name for name in claims if name not in inputs]
+    return first, ["--downstream"], [name for name in stage_hashes if name not in inputs]
 
 
 def main(arguments: Namespace) -> int:

@@ -27,9 +27,9 @@ class Evaluation:
 
 def last_evaluation(paths: Paths) -> Evaluation | None:
     """The last evaluation in dvc.lock; None if there is none, or dvc.lock is cut."""
-    if not dvc_lock.LOCK.is_file() or dvc_lock.is_cut() or "evaluate" not in (claims := dvc_lock.read()):
+    if not dvc_lock.LOCK.is_file() or dvc_lock.is_cut() or "evaluate" not in (stage_hashes := dvc_lock.read()):
         return None
-    deps, outs = claims["evaluate"]["deps"], claims["evaluate"]["outs"]
+    deps, outs = stage_hashes["evaluate"]["deps"], stage_hashes["evaluate"]["outs"]
     return Evaluation(deps.get(paths.split, ""), outs.get(f"{paths.metrics}/{figures.PREDICTIONS}", ""))
 
 

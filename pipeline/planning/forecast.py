@@ -117,7 +117,7 @@ def _at(key: str, table: Any) -> Any:
 
 def _decide(stage: Stage, entry: dict[str, Any], folder: Folder) -> tuple[State, list[Reason]]:
     """The state of a stage, which dvc.lock has as `entry`, and its reasons. Adds to `folder` what it will change."""
-    hashes: dict[str, Hashes] = dvc_lock.claims({stage.name: entry})[stage.name]
+    hashes: dict[str, Hashes] = dvc_lock.stage_hashes({stage.name: entry})[stage.name]
     now = {path: folder.restored.get(path, folder.disk[path].actual) for path in stage.deps}
     open_deps = {
         path: maker
@@ -144,7 +144,7 @@ def _decide(stage: Stage, entry: dict[str, Any], folder: Folder) -> tuple[State,
 
 
 def _input_reasons(
-    stage: Stage, entry: dict[str, Any], claimed: Hashes, now: Hashes, folder: Folder
+    stage: Stage, entry: dict[str, Any], expected: Hashes, now: Hashes, folder: Folder
 ) -> Iterator[Reason]:
     """The differences of command, params and read files. `now`: their hashes when the stage is reached."""
     if not entry:
@@ -157,13 +157,13 @@ def _input_reasons(
     for key in dict.fromkeys(keys):
         values = {word: value for word, tables in (("old", old), ("new", new)) for value in _leaf(key, tables)}
         yield Reason("param", key, values=values)
-    changed = [path for path, md5 in now.items() if md5 != claimed.get(path)]
+    changed = [path for path, md5 in now.items() if md5 != expected.get(path)]
     yield from _stage_reasons(RESTORED, {path: folder.makers[path] for path in changed if path in folder.restored})
     for path in changed:
-        if path not in claimed:
+        if path not in expected:
             yield Reason("input", path, NEW)
         elif path not in folder.restored:
-            yield _difference("input", folder.disk[path], claimed[path], folder)
+            yield _difference("input", folder.disk[path], expected[path], folder)
 
 
 def _stage_reasons(change: str, makers: Mapping[str, str]) -> list[Reason]:
@@ -174,25 +174,25 @@ def _stage_reasons(change: str, makers: Mapping[str, str]) -> list[Reason]:
     ]
 
 
-def _output_reasons(stage: Stage, claimed: Hashes, folder: Folder) -> Iterator[Reason]:
+def _output_reasons(stage: Stage, expected: Hashes, folder: Folder) -> Iterator[Reason]:
     """The outputs that are not as in dvc.lock, or not in DVC's cache."""
     for path, cached in stage.outs.items():
-        if path not in claimed:
+        if path not in expected:
             yield Reason("output", path, NEW)
-        elif folder.disk[path].actual != claimed[path]:
-            yield _difference("output", folder.disk[path], claimed[path], folder)
-        elif cached and not _is_cached(path, claimed[path], folder.cache):
+        elif folder.disk[path].actual != expected[path]:
+            yield _difference("output", folder.disk[path], expected[path], folder)
+        elif cached and not _is_cached(path, expected[path], folder.cache):
             yield Reason("output", path, "not in DVC's cache")
 
 
-def _difference(kind: Kind, output: Output, claimed: str, folder: Folder) -> Reason:
+def _difference(kind: Kind, output: Output, expected: str, folder: Folder) -> Reason:
     """How a file or folder differs from dvc.lock; with the files in a folder, if it is known what they were."""
     if not output.actual:
         return Reason(kind, output.path, "missing")
     top = f"{output.path}/"
     before = {path: str(md5) for path, (md5, *_) in folder.earlier.items() if path.startswith(top)}
-    if integrity.digest_of(replace(output, files=before)) != claimed:
-        before = integrity.claimed_files(replace(output, claimed=claimed), folder.cache)
+    if integrity.digest_of(replace(output, files=before)) != expected:
+        before = integrity.expected_files(replace(output, expected=expected), folder.cache)
     if output.path in before:  # no single file is known
         return Reason(kind, output.path)
     words = {(True, False): "removed", (False, True): "new", (True, True): "changed"}
@@ -243,8 +243,8 @@ def _without(keys: tuple[str, ...], value: Any) -> Any:
 
 def _is_cached(path: str, md5: str, cache: Path) -> bool:
     """Whether DVC's cache has an output: the file, or every file of the folder."""
-    claimed = integrity.claimed_files(Output(path, md5, "", {}), cache)
-    return all(integrity.object_of(cache, md5).is_file() for md5 in claimed.values())
+    expected = integrity.expected_files(Output(path, md5, "", {}), cache)
+    return all(integrity.object_of(cache, md5).is_file() for md5 in expected.values())
 
 
 def remember() -> None:
@@ -252,12 +252,12 @@ def remember() -> None:
     if not dvc_lock.LOCK.is_file():
         return
     stages, before = dvc_lock.read(), integrity.load_memory(READ)
-    outs = {path for claim in stages.values() for path in claim["outs"]}
-    deps = {path: md5 for claim in stages.values() for path, md5 in claim["deps"].items() if path not in outs}
+    outs = {path for hashes in stages.values() for path in hashes["outs"]}
+    deps = {path: md5 for hashes in stages.values() for path, md5 in hashes["deps"].items() if path not in outs}
     inspected, hashed = integrity.inspect_outputs(deps, before)
     now: Hashed = {}
     for output in inspected:
-        same = output.actual == output.claimed
+        same = output.actual == output.expected
         top = f"{output.path}/"
         earlier = [path for path in before if path == output.path or path.startswith(top)]
         now |= {path: hashed[path] for path in output.files} if same else {path: before[path] for path in earlier}

@@ -6,17 +6,17 @@ from typing import Any
 
 from pipeline.base import schema
 from pipeline.reruns.workcopy import WorkCopy
-from pipeline.versioning.dvc_lock import Claims, Hashes
+from pipeline.versioning.dvc_lock import Hashes, StageHashes
 
 COLUMN = 64  # characters of the first column of values in the table of provenance
 
 
-def compare(claims: Claims, hashes: Hashes, stages: Iterable[str], copy: WorkCopy) -> list[str]:
+def compare(stage_hashes: StageHashes, hashes: Hashes, stages: Iterable[str], copy: WorkCopy) -> list[str]:
     """Print the hash of each output of the stages in dvc.lock and in the rerun, and what else differs in the copy.
 
     Returns the paths of the outputs whose hashes differ.
     """
-    expected = outputs(claims, stages)
+    expected = outputs(stage_hashes, stages)
     width = max(map(len, expected))
     print(f"\n{'output':{width}}  {'dvc.lock':36}  {'rerun':36}")
     for path, md5 in expected.items():
@@ -28,16 +28,16 @@ def compare(claims: Claims, hashes: Hashes, stages: Iterable[str], copy: WorkCop
     return differing
 
 
-def outputs(claims: Claims, stages: Iterable[str]) -> Hashes:
-    """The hashes of the outputs of these stages; a stage that is not in `claims` has none."""
-    return {path: md5 for name in stages if name in claims for path, md5 in claims[name]["outs"].items()}
+def outputs(stage_hashes: StageHashes, stages: Iterable[str]) -> Hashes:
+    """The hashes of the outputs of these stages; a stage that is not in `stage_hashes` has none."""
+    return {path: md5 for name in stages if name in stage_hashes for path, md5 in stage_hashes[name]["outs"].items()}
 
 
-def changed_inputs(claims: Claims, made: Claims) -> list[str]:
-    """The inputs whose hash is not the claimed one and that no stage writes: code, pins and the user's own files."""
-    outs = outputs(claims, claims)
+def changed_inputs(stage_hashes: StageHashes, made: StageHashes) -> list[str]:
+    """The inputs whose hash is not that of dvc.lock and that no stage writes: code, pins and the user's own files."""
+    outs = outputs(stage_hashes, stage_hashes)
     here = {path: md5 for stage in made.values() for path, md5 in stage["deps"].items()}
-    there = {path: md5 for stage in claims.values() for path, md5 in stage["deps"].items() if path not in outs}
+    there = {path: md5 for stage in stage_hashes.values() for path, md5 in stage["deps"].items() if path not in outs}
     return sorted(path for path, md5 in there.items() if here.get(path) != md5)
 
 

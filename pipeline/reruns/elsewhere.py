@@ -23,7 +23,7 @@ from pipeline.reruns.seeds import STAGES
 from pipeline.reruns.workcopy import WorkCopy
 from pipeline.training import checkpoint, provenance, runs
 from pipeline.versioning import dvc_lock, integrity
-from pipeline.versioning.dvc_lock import Claims, Hashes
+from pipeline.versioning.dvc_lock import Hashes, StageHashes
 
 FOLDER = workcopy.FOLDER / "seeds"
 RESULT = "result.json"  # in the work copy of a seed
@@ -46,7 +46,7 @@ class Reference:
     """The params, the dvc.lock and the test accuracy of the commit."""
 
     config: Params
-    claims: Claims
+    stage_hashes: StageHashes
     accuracy: float
 
     def seeds(self, count: int) -> list[int]:
@@ -66,12 +66,12 @@ def accuracy(config: Params, top: Path) -> float:
 
 def read_reference() -> Reference:
     """The params, dvc.lock and test accuracy in this folder. Raises UserError if there is no training."""
-    config, claims = params.load(), dvc_lock.read()
+    config, stage_hashes = params.load(), dvc_lock.read()
     for name in STAGES:
-        if name not in claims:
-            value, remedy = f"no stage {name}, so it claims no accuracy", "perennial repro, then commit"
+        if name not in stage_hashes:
+            value, remedy = f"no stage {name}, so it has no accuracy", "perennial repro, then commit"
             raise UserError(Fault(str(dvc_lock.LOCK), value, "missing", remedy=remedy))
-    return Reference(config, claims, accuracy(config, Path()))
+    return Reference(config, stage_hashes, accuracy(config, Path()))
 
 
 def check(reference: Reference) -> None:
@@ -79,16 +79,16 @@ def check(reference: Reference) -> None:
 
     The outputs of training and evaluation, and of stages that read them, may be missing, except eval.json.
     """
-    config, claims = reference.config, reference.claims
-    errors.raise_if_any([*folder.outputs_outside(claims), *folder.foreign_commands(STAGES)])
-    of_both = comparison.outputs(claims, STAGES)
-    readers = [name for name, stage in claims.items() if of_both.keys() & stage["deps"].keys()]
-    missing = {*of_both, *comparison.outputs(claims, readers)} - {eval_file(config)}
+    config, stage_hashes = reference.config, reference.stage_hashes
+    errors.raise_if_any([*folder.outputs_outside(stage_hashes), *folder.foreign_commands(STAGES)])
+    of_both = comparison.outputs(stage_hashes, STAGES)
+    readers = [name for name, stage in stage_hashes.items() if of_both.keys() & stage["deps"].keys()]
+    missing = {*of_both, *comparison.outputs(stage_hashes, readers)} - {eval_file(config)}
     unneeded = missing | {config.paths.inbox, config.paths.pretrained}
-    errors.raise_if_any(folder.lock_differences(config, claims, unneeded, REMEDY))
+    errors.raise_if_any(folder.lock_differences(config, stage_hashes, unneeded, REMEDY))
     needed = {
         name: {**stage, "outs": {path: md5 for path, md5 in stage["outs"].items() if path not in missing}}
-        for name, stage in claims.items()
+        for name, stage in stage_hashes.items()
     }
     errors.raise_if_any(integrity.damage(needed))
     errors.raise_if_any(validity.faults(config, machine.read()))
@@ -100,7 +100,7 @@ def results_folder(reference: Reference) -> Path:
     parts = identity.parts(
         config,
         STAGES,
-        seeds.inputs(reference.claims),
+        seeds.inputs(reference.stage_hashes),
         identity.code(STAGES),
         seeds.VARIED,
         versions=provenance.versions(),
@@ -132,7 +132,7 @@ def train(reference: Reference, numbers: Sequence[int], slots: Sequence[Slot]) -
     config, top = reference.config, results_folder(reference)
     keep = names_to_keep(config)
     copies = [repetition.make_copy(top / str(seed), config, {"train.seed": seed}, keep) for seed in numbers]
-    workcopy.share(repetition.bring_inputs(copies[0], reference.claims, STAGES), copies)
+    workcopy.share(repetition.bring_inputs(copies[0], reference.stage_hashes, STAGES), copies)
     jobs = [
         repetition.job(f"seed {seed}", copy, STAGES, "--single-item")
         for seed, copy in zip(numbers, copies, strict=True)
@@ -167,7 +167,7 @@ def record(count: int, jobs: int) -> int:
     check_count("--record-seeds", count)
     reference = read_reference()
     config, slots = reference.config, runner.slots(reference.config, jobs)
-    errors.raise_if_any(folder.commit_differences(reference.claims, eval_file(config)))
+    errors.raise_if_any(folder.commit_differences(reference.stage_hashes, eval_file(config)))
     check(reference)
     first, *others = reference.seeds(count)
     with locks.hold(results_folder(reference), "trains these seeds"):
@@ -175,7 +175,7 @@ def record(count: int, jobs: int) -> int:
         clear_copies(reference)
     accuracies = {first: reference.accuracy} | {seed: result.accuracy for seed, result in results.items()}
     file = seeds.path(config)
-    seeds.write(file, config, reference.claims, accuracies)
+    seeds.write(file, config, reference.stage_hashes, accuracies)
     sample = pooling.spread([*accuracies.values()])
     print(
         f"\nwritten: {file}: test accuracy {seeds.in_words(sample)}",
@@ -194,14 +194,14 @@ def compare(count: int | None, jobs: int) -> int:
     """
     check_count("--seeds", seeds.FEWEST if count is None else count)
     reference = read_reference()
-    config, claims, slots = reference.config, reference.claims, runner.slots(reference.config, jobs)
-    errors.raise_if_any(folder.commit_differences(claims, eval_file(config), str(seeds.path(config))))
-    recorded_seeds = seeds.read(config, claims, reference.accuracy).seeds
+    config, stage_hashes, slots = reference.config, reference.stage_hashes, runner.slots(reference.config, jobs)
+    errors.raise_if_any(folder.commit_differences(stage_hashes, eval_file(config), str(seeds.path(config))))
+    recorded_seeds = seeds.read(config, stage_hashes, reference.accuracy).seeds
     check(reference)
     (first, *others), top = reference.seeds(count or len(recorded_seeds)), results_folder(reference)
     with locks.hold(top, "trains these seeds"):
         results = results_of(reference, [first], runner.slots(config, 1))
-        differing = comparison.compare(claims, results[first].outs, STAGES, WorkCopy(top / str(first), config))
+        differing = comparison.compare(stage_hashes, results[first].outs, STAGES, WorkCopy(top / str(first), config))
         if differing:
             results |= results_of(reference, others, slots)
         clear_copies(reference)

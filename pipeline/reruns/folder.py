@@ -9,7 +9,7 @@ from pipeline.base import errors
 from pipeline.base.errors import Fault
 from pipeline.config.params import Params
 from pipeline.versioning import dvc_lock, integrity, programs
-from pipeline.versioning.dvc_lock import LOCK, Claims
+from pipeline.versioning.dvc_lock import LOCK, StageHashes
 
 DECISIVE = (LOCK.as_posix(), "dvc.yaml", "params.yaml", ".dvc", ".dvcignore")  # and the deps of the stages
 COMMAND = "exec setpriv --pdeathsig TERM python -m pipeline {stage}"  # of each stage of dvc.yaml
@@ -18,20 +18,20 @@ NOT_DVCS = f"{LOCK} or dvc.yaml is not as DVC writes it; take both from an earli
 ANY_STAGE = "dvc checkout restores it, perennial repro makes it again"
 
 
-def check(config: Params, claims: Claims) -> None:
+def check(config: Params, stage_hashes: StageHashes) -> None:
     """Raise UserError if this folder is not what the commit and its dvc.lock say. Reads every byte of the outputs."""
-    errors.raise_if_any(outputs_outside(claims))
-    errors.raise_if_any(commit_differences(claims))
-    errors.raise_if_any(lock_differences(config, claims, set(), ANY_STAGE))
-    errors.raise_if_any(integrity.damage(claims))
+    errors.raise_if_any(outputs_outside(stage_hashes))
+    errors.raise_if_any(commit_differences(stage_hashes))
+    errors.raise_if_any(lock_differences(config, stage_hashes, set(), ANY_STAGE))
+    errors.raise_if_any(integrity.damage(stage_hashes))
 
 
-def outputs_outside(claims: Claims) -> list[Fault]:
+def outputs_outside(stage_hashes: StageHashes) -> list[Fault]:
     """The outputs that are outside this folder: no stage writes there, so nobody can repeat them."""
     return [
         Fault(str(LOCK), f"the output {path!r:.200} of {name}", "value", "it is outside this folder", remedy=FROM_GIT)
-        for name, claim in claims.items()
-        for path in claim["outs"]
+        for name, hashes in stage_hashes.items()
+        for path in hashes["outs"]
         if not _is_inside(path)
     ]
 
@@ -46,9 +46,9 @@ def foreign_commands(stages: Iterable[str]) -> list[Fault]:
     ]
 
 
-def commit_differences(claims: Claims, *others: str) -> list[Fault]:
+def commit_differences(stage_hashes: StageHashes, *others: str) -> list[Fault]:
     """The files that decide bytes, or are among `others`, and that are not as in the commit."""
-    deps = {path for claim in claims.values() for path in claim["deps"]}
+    deps = {path for hashes in stage_hashes.values() for path in hashes["deps"]}
     decisive = {*DECISIVE, *others, *filter(_is_inside, deps)}
     lines = programs.output("git", "status", "--porcelain", "-z", "--no-renames", "--", *sorted(decisive)).split("\0")
     changed = {line[3:] for line in lines if line}  # a file that only the index lost has two lines
@@ -56,14 +56,14 @@ def commit_differences(claims: Claims, *others: str) -> list[Fault]:
     return [Fault(path, "differs from the commit", "differs", remedy=remedy) for path in sorted(changed)]
 
 
-def lock_differences(config: Params, claims: Claims, unneeded: set[str], remedy: str) -> list[Fault]:
+def lock_differences(config: Params, stage_hashes: StageHashes, unneeded: set[str], remedy: str) -> list[Fault]:
     """The files that are not as in dvc.lock: code and params (dvc.lock is stale), data, and the cache.
 
     Outputs and folders in `unneeded` may be missing or changed. `remedy` brings data back. To be called after
     `commit_differences`: tracked files are as in the commit.
     """
     stale, changed = _stage_differences(
-        json.loads(programs.dvc("status", "--json", remedy=NOT_DVCS)), claims, _data(config, claims)
+        json.loads(programs.dvc("status", "--json", remedy=NOT_DVCS)), stage_hashes, _data(config, stage_hashes)
     )
     data = json.loads(programs.dvc("data", "status", "--granular", "--json", remedy=NOT_DVCS))
     for how, paths in data.get("uncommitted", {}).items():
@@ -85,9 +85,9 @@ def lock_differences(config: Params, claims: Claims, unneeded: set[str], remedy:
     ]
 
 
-def _data(config: Params, claims: Claims) -> set[str]:
+def _data(config: Params, stage_hashes: StageHashes) -> set[str]:
     """The paths of inputs and outputs that Git does not track."""
-    outs = {path for claim in claims.values() for path in claim["outs"]}
+    outs = {path for hashes in stage_hashes.values() for path in hashes["outs"]}
     return {*outs, config.paths.inbox, config.paths.pretrained}
 
 
@@ -104,7 +104,9 @@ def _is_or_inside(path: str, paths: set[str]) -> bool:
     return path in paths or _inside(path, paths)
 
 
-def _stage_differences(status: dict[str, Any], claims: Claims, data: set[str]) -> tuple[list[Fault], dict[str, str]]:
+def _stage_differences(
+    status: dict[str, Any], stage_hashes: StageHashes, data: set[str]
+) -> tuple[list[Fault], dict[str, str]]:
     """The stale stages, and changed data (path → how it changed), from the JSON of `dvc status`."""
     stale, changed = [], {}
     for name, entries in status.items():
@@ -117,7 +119,7 @@ def _stage_differences(status: dict[str, Any], claims: Claims, data: set[str]) -
                 elif path in data or name.endswith(".dvc"):
                     changed[path] = how
                 else:
-                    committed += changed_files(path, claims.get(name, {}).get("deps", {}).get(path, ""))
+                    committed += changed_files(path, stage_hashes.get(name, {}).get("deps", {}).get(path, ""))
         why, remedy = "committed without a run, so the stage is stale", "perennial repro, then commit"
         stale += [Fault(f"the stage {name}", part, "differs", why, remedy=remedy) for part in committed]
     return stale, changed

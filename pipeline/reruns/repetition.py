@@ -10,7 +10,7 @@ from pipeline.reruns import workcopy
 from pipeline.reruns.runner import Job
 from pipeline.reruns.workcopy import WorkCopy
 from pipeline.versioning import programs
-from pipeline.versioning.dvc_lock import Claims
+from pipeline.versioning.dvc_lock import StageHashes
 
 BY_FORCE = ("--force", "--no-run-cache", "--no-commit")  # DVC takes nothing from its cache, and writes nothing to it
 WITHOUT_PHOTOS = {"train", "evaluate"}  # the stages that read no photo and no weights of the user
@@ -51,10 +51,10 @@ def make_copy(folder: Path, config: Params, values: Mapping[str, Any], keep: Col
     return workcopy.copy_commit(folder, "HEAD", values, keep, ("archives", "inbox") if photos else ("archives",))
 
 
-def bring_inputs(copy: WorkCopy, claims: Claims, stages: Collection[str]) -> list[str]:
+def bring_inputs(copy: WorkCopy, stage_hashes: StageHashes, stages: Collection[str]) -> list[str]:
     """Check out the inputs of these stages of a work copy that other stages write. Returns the paths."""
-    outs = {path for name in claims if name not in stages for path in claims[name]["outs"]}
-    inputs = sorted(outs & {path for name in stages for path in claims[name]["deps"]})
+    outs = {path for name in stage_hashes if name not in stages for path in stage_hashes[name]["outs"]}
+    inputs = sorted(outs & {path for name in stages for path in stage_hashes[name]["deps"]})
     if not WITHOUT_PHOTOS.issuperset(stages):
         user_files = (f"{folder}/*.dvc" for folder in _user_folders(copy.config))
         inputs += programs.output("git", "ls-files", "-z", "--", *user_files).split("\0")[:-1]

@@ -17,7 +17,7 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config import identity
 from pipeline.config.params import Params
 from pipeline.evaluation.pooling import Spread
-from pipeline.versioning.dvc_lock import Claims, Hashes
+from pipeline.versioning.dvc_lock import Hashes, StageHashes
 
 STAGES = ("train", "evaluate")  # those whose outputs depend on the kind of processor
 VARIED = ("train.seed",)  # what the trainings differ in
@@ -92,20 +92,20 @@ def decisive(config: Params) -> dict[str, Any]:
     return identity.settings(config, STAGES, VARIED)
 
 
-def inputs(claims: Claims) -> Hashes:
+def inputs(stage_hashes: StageHashes) -> Hashes:
     """The hashes of the data that training and evaluation read: what other stages wrote."""
-    deps = {path for name in STAGES for path in claims[name]["deps"]}
-    outs = (claim["outs"].items() for name, claim in claims.items() if name not in STAGES)
+    deps = {path for name in STAGES for path in stage_hashes[name]["deps"]}
+    outs = (hashes["outs"].items() for name, hashes in stage_hashes.items() if name not in STAGES)
     return {path: md5 for items in outs for path, md5 in items if path in deps}
 
 
-def write(file: Path, config: Params, claims: Claims, accuracies: dict[int, float]) -> None:
+def write(file: Path, config: Params, stage_hashes: StageHashes, accuracies: dict[int, float]) -> None:
     """Write the file: seed → test accuracy, and what they belong to."""
     rows = [{"seed": seed, "accuracy": accuracy} for seed, accuracy in accuracies.items()]
-    files.write_json(file, {"inputs": inputs(claims), "params": decisive(config), "seeds": rows})
+    files.write_json(file, {"inputs": inputs(stage_hashes), "params": decisive(config), "seeds": rows})
 
 
-def read(config: Params, claims: Claims, accuracy: float) -> SeedsFile:
+def read(config: Params, stage_hashes: StageHashes, accuracy: float) -> SeedsFile:
     """The content of the committed file. `accuracy` is the committed one of the committed seed.
 
     Raises UserError if the file is missing or damaged, has too few seeds, or is of another recipe. Each
@@ -118,7 +118,10 @@ def read(config: Params, claims: Claims, accuracy: float) -> SeedsFile:
     why = "it is recorded with other params or data"
     differing = [
         Fault(f"{file}: {key}", repr(old.get(key)), "differs", f"now {new.get(key)!r}", remedy=f"{why}; {remedy}")
-        for old, new in ((decisive(Params()) | content.params, decisive(config)), (content.inputs, inputs(claims)))
+        for old, new in (
+            (decisive(Params()) | content.params, decisive(config)),
+            (content.inputs, inputs(stage_hashes)),
+        )
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key)
     ]

@@ -53,7 +53,7 @@ def as_yaml(value: object) -> str:
 
 def data(config: Params) -> dict[str, str]:
     """The hashes of the split and of the packed images, which all trials share."""
-    outs = {path: md5 for claims in dvc_lock.read().values() for path, md5 in claims["outs"].items()}
+    outs = {path: md5 for stage_hashes in dvc_lock.read().values() for path, md5 in stage_hashes["outs"].items()}
     return {path: outs[path] for path in (config.paths.split, config.paths.packed)}
 
 

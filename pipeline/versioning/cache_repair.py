@@ -45,11 +45,11 @@ def repair(cache: Path, stages: Collection[str]) -> list[str]:
     Everything that is right is synced, and then remembered.
     """
     memory = integrity.load_memory()
-    claims = dvc_lock.read() if dvc_lock.LOCK.is_file() else {}
-    to_restore = {path for stage, claim in claims.items() if stage in stages for path in claim["outs"]}
+    stage_hashes = dvc_lock.read() if dvc_lock.LOCK.is_file() else {}
+    to_restore = {path for stage, hashes in stage_hashes.items() if stage in stages for path in hashes["outs"]}
     objects, entries = _objects(cache), _run_cache_entries(cache)
     _announce(objects, memory)
-    outs = {path: md5 for claim in claims.values() for path, md5 in claim["outs"].items()}
+    outs = {path: md5 for hashes in stage_hashes.values() for path, md5 in hashes["outs"].items()}
     outputs, hashed_outputs = integrity.inspect_outputs(outs, memory)
     hashed_objects, hashed_entries = integrity.hash_files(objects, memory), integrity.hash_files(entries, memory)
     damaged = [path for path, (md5, *_) in hashed_objects.items() if md5 != integrity.md5_of_object(path)]
@@ -136,7 +136,7 @@ def _touch_changed_files(outputs: list[Output], cache: Path) -> list[str]:
     """Update the mtime of the changed files of outputs, so that DVC hashes them again. Returns sentences about them."""
     sentences = []
     for output in outputs:
-        changed = integrity.changed_files(output, integrity.claimed_files(output, cache))
+        changed = integrity.changed_files(output, integrity.expected_files(output, cache))
         for path in changed:
             with suppress(FileNotFoundError):
                 os.utime(path)
@@ -153,8 +153,8 @@ def _remove_objects(damaged: list[str], outputs: list[Output], cache: Path) -> l
         return []
     files_by_md5 = {md5: path for output in outputs for path, md5 in output.files.items()}
     folders_by_md5 = {output.actual: output for output in outputs}
-    owners = {md5: path for output in outputs for path, md5 in integrity.claimed_files(output, cache).items()}
-    owners |= {output.claimed: output.path for output in outputs}
+    owners = {md5: path for output in outputs for path, md5 in integrity.expected_files(output, cache).items()}
+    owners |= {output.expected: output.path for output in outputs}
     names_of: dict[str, list[str]] = {"put back from the output": [], "removed": []}
     for name in damaged:
         path = Path(name)

@@ -19,15 +19,15 @@ LOCK = Path("dvc.lock")
 BACKUP = Path(".dvc/tmp/dvc.lock.whole")  # beside DVC's own working files: Git ignores it
 
 Hashes = dict[str, str]  # path → MD5; for a folder: the MD5 of its listing, followed by ".dir"
-Claims = dict[str, dict[str, Hashes]]  # stage → `deps` and `outs` → hashes
+StageHashes = dict[str, dict[str, Hashes]]  # stage → `deps` and `outs` → hashes
 
 
-def read(path: Path = LOCK) -> Claims:
+def read(path: Path = LOCK) -> StageHashes:
     """The stages of a dvc.lock. Raises UserError if it is missing or not readable."""
-    return claims(entries(path))
+    return stage_hashes(entries(path))
 
 
-def claims(stages: Mapping[str, Mapping[str, Any]]) -> Claims:
+def stage_hashes(stages: Mapping[str, Mapping[str, Any]]) -> StageHashes:
     """The hashes in the stages of a dvc.lock."""
     return {
         _string(stage): {
@@ -42,7 +42,7 @@ def entries(path: Path = LOCK) -> dict[str, dict[str, Any]]:
     """The stages of a dvc.lock with all that DVC writes of them. Raises UserError if it is missing or not readable."""
     try:
         stages: dict[str, dict[str, Any]] = YAML(typ="safe", pure=True).load(path)["stages"]
-        claims(stages)  # raises for a damaged file
+        stage_hashes(stages)  # raises for a damaged file
         _ = [table.items() for content in stages.values() for table in content.get("params", {}).values()]
         return stages
     except FileNotFoundError:

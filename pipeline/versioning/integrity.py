@@ -42,14 +42,14 @@ class Output:
     """An output (a file or a folder): its hash in dvc.lock, and its hash now."""
 
     path: str
-    claimed: str  # its MD5 in dvc.lock; for a folder: the MD5 of its listing, followed by ".dir"
+    expected: str  # its MD5 in dvc.lock; for a folder: the MD5 of its listing, followed by ".dir"
     actual: str  # the same of the files that are there; empty if there is none
     files: dict[str, str]  # path → MD5 of each file
 
     @property
     def differs(self) -> bool:
-        """Whether it is there, and has another hash than dvc.lock claims."""
-        return self.actual not in ("", self.claimed)
+        """Whether it is there, and has another hash than dvc.lock says."""
+        return self.actual not in ("", self.expected)
 
 
 def _stat(path: str) -> list[str | int]:
@@ -151,20 +151,20 @@ def digest_of(output: Output) -> str:
 
 
 def inspect_outputs(outs: dvc_lock.Hashes, memory: Hashed) -> tuple[list[Output], Hashed]:
-    """Hash outputs (path → claimed MD5). Returns each with its actual hash, and the hashes of all their files."""
+    """Hash outputs (path → MD5 in dvc.lock). Returns each with its actual hash, and the hashes of all their files."""
     folders = {path: _files_in(path) for path, md5 in outs.items() if md5.endswith(".dir") and Path(path).is_dir()}
     paths = [path for path in outs if path not in folders]
     in_folders = (f"{folder}/{name}" for folder, names in folders.items() for name in names)
     hashed = hash_files([*paths, *in_folders], memory)
     outputs = []
-    for path, claimed in outs.items():
+    for path, expected in outs.items():
         if path in folders:
             hashes = {name: str(hashed[f"{path}/{name}"][0]) for name in folders[path] if f"{path}/{name}" in hashed}
             md5 = hashlib.md5(_listing(hashes), usedforsecurity=False).hexdigest() + ".dir"
-            outputs.append(Output(path, claimed, md5, {f"{path}/{name}": md5 for name, md5 in hashes.items()}))
+            outputs.append(Output(path, expected, md5, {f"{path}/{name}": md5 for name, md5 in hashes.items()}))
         else:
             hashes = {path: str(hashed[path][0])} if path in hashed else {}
-            outputs.append(Output(path, claimed, hashes.get(path, ""), hashes))
+            outputs.append(Output(path, expected, hashes.get(path, ""), hashes))
     return outputs, hashed
 
 
@@ -184,28 +184,28 @@ def md5_of_object(path: str) -> str:
     return f"{stored.parent.name}{stored.name}".removesuffix(".dir")
 
 
-def claimed_files(output: Output, cache: Path) -> dict[str, str]:
-    """path → claimed MD5 of every file of an output; only of the output itself if its listing is not in the cache."""
-    if output.actual == output.claimed:
+def expected_files(output: Output, cache: Path) -> dict[str, str]:
+    """path → MD5 in dvc.lock of an output's files; only of the output itself if its listing is not in the cache."""
+    if output.actual == output.expected:
         return output.files
-    listing = object_of(cache, output.claimed)
+    listing = object_of(cache, output.expected)
     md5 = _md5(str(listing)) if listing.is_file() else ""
-    if not output.claimed.endswith(".dir") or md5 + ".dir" != output.claimed:
-        return {output.path: output.claimed}
+    if not output.expected.endswith(".dir") or md5 + ".dir" != output.expected:
+        return {output.path: output.expected}
     entries = json.loads(listing.read_bytes())
     return {f"{output.path}/{entry['relpath']}": str(entry["md5"]) for entry in entries}
 
 
-def changed_files(output: Output, claimed: dict[str, str]) -> list[str]:
-    """The files of an output that differ from `claimed` (see `claimed_files`); all if no single file is known."""
-    if output.path in claimed:
+def changed_files(output: Output, expected: dict[str, str]) -> list[str]:
+    """The files of an output that differ from `expected` (see `expected_files`); all if no single file is known."""
+    if output.path in expected:
         return sorted(output.files) or [output.path]
-    return sorted(path for path in claimed | output.files if claimed.get(path) != output.files.get(path))
+    return sorted(path for path in expected | output.files if expected.get(path) != output.files.get(path))
 
 
-def _damaged_objects(claimed: dict[str, str], cache: Path) -> dict[str, str]:
+def _damaged_objects(expected: dict[str, str], cache: Path) -> dict[str, str]:
     """Object → path, for the files (path → MD5) whose object in DVC's cache exists and is damaged."""
-    paths = {str(object_of(cache, md5)): path for path, md5 in claimed.items()}
+    paths = {str(object_of(cache, md5)): path for path, md5 in expected.items()}
     return {
         stored: paths[stored] for stored, (md5, *_) in hash_files(paths, {}).items() if md5 != md5_of_object(stored)
     }
@@ -213,24 +213,26 @@ def _damaged_objects(claimed: dict[str, str], cache: Path) -> dict[str, str]:
 
 def _fault(output: Output, cache: Path) -> Fault:
     """An output that differs: its changed files, and their damaged objects in DVC's cache."""
-    claimed = claimed_files(output, cache)
-    changed = changed_files(output, claimed)
-    objects = _damaged_objects({path: claimed[path] for path in claimed.keys() & {*changed, output.path}}, cache)
+    expected = expected_files(output, cache)
+    changed = changed_files(output, expected)
+    objects = _damaged_objects({path: expected[path] for path in expected.keys() & {*changed, output.path}}, cache)
     also = f"damaged in DVC's cache, too: {in_words(sorted(objects))}" if objects else ""
     value, remedy = f"not what dvc.lock says of {output.path}", f"{REMEDY}; if the change is intended: dvc commit"
     return Fault(in_words(changed), value, "differs", also, remedy=remedy)
 
 
-def damage(claims: dvc_lock.Claims) -> list[Fault]:
+def damage(stage_hashes: dvc_lock.StageHashes) -> list[Fault]:
     """Every output of a dvc.lock that is damaged, here or in DVC's cache. Reads every byte."""
     cache = cache_folder()
-    outputs, _ = inspect_outputs({path: md5 for claim in claims.values() for path, md5 in claim["outs"].items()}, {})
+    outputs, _ = inspect_outputs(
+        {path: md5 for hashes in stage_hashes.values() for path, md5 in hashes["outs"].items()}, {}
+    )
     faults = [_fault(output, cache) for output in outputs if output.differs]
     for output in outputs:
-        claimed = {output.path: output.claimed} | claimed_files(output, cache)
+        expected = {output.path: output.expected} | expected_files(output, cache)
         faults += [
             Fault(stored, "damaged in DVC's cache", "damaged", f"it is of {path}", remedy=REMEDY)
-            for stored, path in _damaged_objects(claimed, cache).items()
+            for stored, path in _damaged_objects(expected, cache).items()
             if not output.differs
         ]
     return faults
@@ -247,9 +249,9 @@ def check(stage: str) -> list[str]:
     inputs = dvc_lock.deps(stage)
     outs = {
         path: md5
-        for maker, claim in dvc_lock.read().items()
+        for maker, hashes in dvc_lock.read().items()
         if maker != stage
-        for path, md5 in claim["outs"].items()
+        for path, md5 in hashes["outs"].items()
         if any(Path(path).is_relative_to(one) for one in inputs)
     }
     outputs, _ = inspect_outputs(outs, load_memory())
