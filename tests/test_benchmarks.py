@@ -401,7 +401,7 @@ def bare_environment(folder: Path) -> tuple[Path, Path]:
     return folder / "bin/python", packages
 
 
-@pytest.mark.slow("ten processes that import torch; make test has the parts and the packages of the command")
+@pytest.mark.slow("twenty processes that import torch; make test has the parts and the packages of the command")
 def test_the_gpu_command_runs_on_a_machine_that_has_little(tmp_path: Path) -> None:
     """With EXPECTED installed and CARRIED in a folder, a test in two ranks and a benchmark run; without, it is refused.
 
@@ -433,6 +433,10 @@ def test_the_gpu_command_runs_on_a_machine_that_has_little(tmp_path: Path) -> No
     assert start("--packages", str(packages), "--only", "ceiling", "--minutes", "30").returncode == 0
     assert stored_packed.stat().st_mtime_ns == before
     assert sorted((tmp_path / "out.store").iterdir()) == stored
+    trainings = ("time_to_accuracy", "peers")
+    done = start("--packages", str(packages), "--only", *trainings, "--minutes", "30")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(json.loads((tmp_path / f"out/{name}_cpu.json").read_text())["figures"] for name in trainings)
 
 
 def asked(out: Path, **changes: Any) -> argparse.Namespace:

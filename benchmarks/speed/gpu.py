@@ -163,9 +163,7 @@ def main() -> int:
         options.packages = options.packages.resolve()
         sys.path.insert(0, str(options.packages))
     if lacking := missing(CARRIED):
-        print(
-            f"gpu: not installed: {', '.join(lacking)}; write them with --write-packages, then name them by --packages"
-        )
+        print(f"gpu: not installed: {', '.join(lacking)}; make gpu-packages writes them; name the folder by --packages")
         return 1
     if lacking := missing(EXPECTED):
         print(f"gpu: this Python has no {', '.join(lacking)}; install them: pip install {' '.join(lacking)}")
