@@ -209,6 +209,17 @@ def test_the_cost_of_portable_arithmetic_is_a_ratio_of_turns(tmp_path: Path) -> 
         assert row[name] == pytest.approx(row[f"{way}_seconds"] / row["native_seconds"])
 
 
+def test_the_time_of_a_plan_is_measured_alone_and_together(tmp_path: Path) -> None:
+    """For both sizes of a batch, in CPU seconds, which are above 0. The table of docs/performance.md can be made."""
+    done = run("planning", "--tiny", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "planning_cpu.json").read_text())
+    assert [*report["rows"]] == [*report["figures"]["planning_ms"]]
+    assert len(report["rows"]) == 4
+    assert all(row["plan_ms"] > 0 for row in report["rows"].values())
+    assert figures.LINES["planning"](report)
+
+
 @pytest.mark.slow("a training in a process that imports torch; make test has the benchmark of prepare")
 def test_the_trainings_of_the_portable_benchmark_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training in a fork gives its hash. One that fails is an error with its message."""

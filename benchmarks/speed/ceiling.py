@@ -5,13 +5,11 @@
 1.00 means that the model never waits for images. Both streams feed the same model and take turns, in one order and in
 the other. `host_ms` is the time
 of the host for one step: from an idle device until all its work is issued. On a GPU, two processes that take turns also
-measure the cost of `train.deterministic: true`. The last rows have the CPU time that the thread of the batches needs to
-plan a step, one step at a time and several at once.
+measure the cost of `train.deterministic: true`. The last rows are those of `planning`, on this machine.
 """
 
 import gc
 import math
-import statistics
 import sys
 import tempfile
 import time
@@ -24,13 +22,12 @@ from typing import Any
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Row, Worker
+from benchmarks.speed import planning
 from pipeline.config import machine, params, validity
 from pipeline.engine.environment import required_variables
 
 APEX = params.APEX_LEVELS
 FREELY = " not deterministic"
-PLANNED = (64, 256)  # images of the global batches that are only planned
-PLANNED_STEPS = 400  # of a turn
 Case = dict[str, Any]  # params of train
 
 
@@ -184,35 +181,6 @@ def row(one: Case, turns: list[Row]) -> Row:
     }
 
 
-# ---------------------------------------------------------------- the plans
-
-
-def planning(turns: int, report: Report) -> None:
-    """Add a row for each number of images and of steps that are planned together: milliseconds per step."""
-    import torch
-
-    from benchmarks.speed import ours
-    from pipeline.engine.parallel import Share
-    from pipeline.loader import batches
-    from pipeline.loader.storage import Dataset, ImageStore
-
-    packed = ours.noise(3000, 4, 5)
-    dataset = Dataset(packed, ImageStore(torch.from_numpy(packed.images), torch.device("cpu")))
-    wanted = {f"plans {size}, {steps} at once": (size, steps) for size in PLANNED for steps in (1, batches.AT_ONCE)}
-    missing = report.missing(wanted)
-    milliseconds: dict[str, list[float]] = {name: [] for name in missing}
-    for name in missing * turns:
-        size, steps = wanted[name]
-        settings = params.load().train.model_copy(update={"batch_size": size, "epochs": 1000})
-        plans = batches.plans(dataset, settings, Share(range(1), 1), 0, steps)
-        next(plans)
-        began = time.thread_time()
-        deque(islice(plans, PLANNED_STEPS), maxlen=0)
-        milliseconds[name].append(1e3 * (time.thread_time() - began) / PLANNED_STEPS)
-    for name in missing:
-        report.add(name, {"plan_ms": statistics.median(milliseconds[name])})
-
-
 def main() -> int:
     parser = measuring.parser(__doc__, "ceiling")
     parser.add_argument("--without", default="no such row", help="leave out the rows whose names contain this")
@@ -235,7 +203,7 @@ def main() -> int:
         for group in groups(preset.cases):
             if any(name.removesuffix(FREELY) in map(title, group) for name in missing):
                 measure(group, preset, workplace, report)
-        planning(preset.turns, report)
+        planning.measure(preset.turns, report)
         rows = report.rows
         report.conclude(
             share={name: row["share"] for name, row in rows.items() if "share" in row and "cost" not in row},

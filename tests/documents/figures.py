@@ -57,14 +57,16 @@ def ceiling(report: Report) -> list[Line]:
     if costs := report["figures"]["cost_of_deterministic"]:
         percent = ", ".join(f"{name.split(' not')[0]}: {100 * value:.1f} %" for name, value in costs.items())
         lines.append(("what `deterministic: true` costs", percent, ""))
-    if planned := report["figures"].get("planning_ms"):
-        each = [(*re.findall(r"\d+", name), ms) for name, ms in planned.items()]  # images, steps at once, milliseconds
-        one, several = (
-            ", ".join(f"{images}: {ms:.2f}" for images, steps, ms in each if (steps == "1") is wanted)
-            for wanted in (True, False)
-        )
-        lines.append(("ms of CPU time to plan a step, by images", several, f"each step by itself: {one}"))
     return lines
+
+
+def planning(report: Report) -> list[Line]:
+    each = [(*re.findall(r"\d+", name), row["plan_ms"]) for name, row in report["rows"].items()]  # images, steps, ms
+    several, one = (
+        ", ".join(f"{images}: {ms:.2f} ms" for images, steps, ms in each if (steps == "1") is alone)
+        for alone in (False, True)
+    )
+    return [("CPU time to plan a step, by images of the batch", several, f"each step by itself: {one}")]
 
 
 def growth(report: Report) -> list[Line]:
@@ -126,6 +128,7 @@ LINES: dict[str, Callable[[Report], list[Line]]] = {
     "loader": loader,
     "prepare": prepare,
     "ceiling": ceiling,
+    "planning": planning,
     "time_to_accuracy": time_to_accuracy,
     "pipeline": pipeline,
     "growth": growth,
