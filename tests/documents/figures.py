@@ -61,9 +61,12 @@ def ceiling(report: Report) -> list[Line]:
 
 
 def planning(report: Report) -> list[Line]:
-    each = [(*re.findall(r"\d+", name), row["plan_ms"]) for name, row in report["rows"].items()]  # images, steps, ms
+    numbers = {name: tuple(map(int, re.findall(r"\d+", name))) for name in report["rows"]}  # images, steps
+    each = [
+        (*numbers[name], report["rows"][name]["plan_ms"]) for name in sorted(numbers, key=lambda name: numbers[name])
+    ]
     several, one = (
-        ", ".join(f"{images}: {ms:.2f} ms" for images, steps, ms in each if (steps == "1") is alone)
+        ", ".join(f"{images}: {ms:.2f} ms" for images, steps, ms in each if (steps == 1) is alone)
         for alone in (False, True)
     )
     return [("CPU time to plan a step, by images of the batch", several, f"each step by itself: {one}")]
