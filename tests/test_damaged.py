@@ -4,7 +4,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,6 +27,7 @@ from pipeline.reruns import comparison
 from pipeline.training.runs import Run
 from pipeline.versioning import dvc_lock, integrity
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
+from tests.helpers import starts
 from tests.helpers.datasets import one_pixel
 from tests.helpers.pickles import Bomb
 from tests.helpers.refusals import refuses
@@ -281,8 +281,7 @@ def test_a_damaged_provenance_is_named_by_verify(tmp_path: Path, content: str) -
 def test_a_command_ends_in_one_line(folder: Path, command: str, path: str, damage: Damage) -> None:
     """Every command ends with exit status 1 and one line, and removes no run."""
     damage(folder / path)
-    words = [sys.executable, "-m", "pipeline", *command.split()]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    done = starts.run([sys.executable, "-m", "pipeline", *command.split()], cwd=folder)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert f": {path}: " in line

@@ -85,6 +85,7 @@ def test_a_login_node_of_slurm_measures_nothing(raw: dict[str, Any], monkeypatch
     assert "this machine has no GPU" in lines[1]
 
 
+@pytest.mark.slow("two processes that import torch, and fail; make test measures with two")
 def test_a_model_that_cannot_train_has_no_estimate(raw: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
     """If one process fails, all are ended, and the error says that its message is above."""
     broken = on_cpu(raw, train__model="alexnet", train__crop=16, train__parallel="ddp", run__processes=2)

@@ -1,7 +1,6 @@
 """A file from an address is the right one or is refused; after a temporary error it is tried again."""
 
 import hashlib
-import os
 import re
 import signal
 import subprocess
@@ -19,15 +18,21 @@ import pytest
 
 from pipeline.base.errors import Kind, UserError
 from pipeline.data import fetch
-from tests.conftest import PROJECT
 from tests.helpers.refusals import refuses
 from tests.helpers.sources import BODY, NO_WAITS, reply, server
 from tests.helpers.terminals import Screen
+from tests.helpers.trainings import wait_for
 
 BODY_SHA256 = hashlib.sha256(BODY).hexdigest()
 LIMIT = 10**7  # bytes
 Obtain = Callable[[str, str, Path], Path]
 archive: Obtain = partial(fetch.obtain_archive, max_bytes=LIMIT)
+
+
+def fetched(url: str, folder: Path, sha256: str = BODY_SHA256) -> bytes:
+    """The content of a file after its download."""
+    fetch.download(url, folder / "got", sha256, LIMIT, fetch.ARCHIVE)
+    return (folder / "got").read_bytes()
 
 
 @pytest.fixture(autouse=True)
@@ -38,19 +43,19 @@ def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "failure",
     [
-        pytest.param(lambda request: reply(request, b"", 503), id="status 503"),
-        pytest.param(lambda request: reply(request, b"", 429), id="status 429"),
-        pytest.param(lambda request: reply(request, BODY[:1000], length=len(BODY)), id="body cut short"),
-        pytest.param(lambda request: request.connection.close(), id="no answer"),
+        lambda request: reply(request, b"", 503),
+        lambda request: reply(request, b"", 429),
+        lambda request: reply(request, BODY[:1000], length=len(BODY)),
+        lambda request: request.connection.close(),
     ],
+    ids=["status 503", "status 429", "body cut short", "no answer"],
 )
 def test_a_temporary_error_is_tried_again(
     failure: Callable[[BaseHTTPRequestHandler], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The file arrives if the server fails twice and then answers; each failed try is printed."""
     with server(lambda request, n: failure(request) if n <= 2 else reply(request, BODY)) as (url, asked):
-        fetch.download(url, tmp_path / "got", BODY_SHA256, LIMIT, fetch.ARCHIVE)
-    assert (tmp_path / "got").read_bytes() == BODY
+        assert fetched(url, tmp_path) == BODY
     assert len(asked) == 3
     printed = capfd.readouterr().err
     assert [f"try {n} failed" in printed for n in (1, 2, 3)] == [True, True, False]
@@ -62,7 +67,7 @@ def test_a_terminal_sees_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.delenv("CI", raising=False)
     with server(lambda request, n: reply(request, BODY)) as (url, _):
-        fetch.download(url, tmp_path / "got", BODY_SHA256, LIMIT, fetch.ARCHIVE)
+        fetched(url, tmp_path)
     assert "100%" in screen.getvalue()
 
 
@@ -86,7 +91,7 @@ def test_a_download_says_where_it_is_also_while_no_byte_comes(
         request.wfile.write(BODY[1:])
 
     with server(answer) as (url, _):
-        fetch.download(url, tmp_path / "got", BODY_SHA256, LIMIT, fetch.ARCHIVE)
+        fetched(url, tmp_path)
     assert said[0] == f"download: getting {url}"
     assert re.fullmatch(r"download: 0\.0 of 0\.3 MB, [\d.,]+ MB/s, \d+ s", said[-1])
 
@@ -123,7 +128,7 @@ def test_no_password_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str
     with server(answer) as (url, _):
         secret = url.replace("://", "://anna:pass%40w0rd@") + "?token=w0rd"
         with pytest.raises(UserError) as caught:
-            fetch.download(secret, tmp_path / "got", "0" * 64, LIMIT, fetch.ARCHIVE)
+            fetched(secret, tmp_path, "0" * 64)
     assert got[0] == ("/photos.tgz?token=w0rd", "Basic YW5uYTpwYXNzQHcwcmQ=", "identity")
     said = str(caught.value) + capfd.readouterr().err
     assert url in said.replace("…@", "")
@@ -131,23 +136,17 @@ def test_no_password_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert "anna" not in said
 
 
-def without_a_length(request: BaseHTTPRequestHandler) -> None:
-    """Answer with a header that cannot be read."""
-    request.send_response(200)
-    request.send_header("Content-Length", "abc")
-    request.end_headers()
-
-
 @pytest.mark.parametrize(
     ("answer", "tries", "kind"),
     [
         (lambda request: reply(request, b"", 500), 5, "failed"),
         (lambda request: reply(request, b"", 404), 1, "failed"),
-        (without_a_length, 1, "failed"),
+        (lambda request: (request.send_response(200), request.send_header("Content-Length", "abc"),
+                          request.end_headers()), 1, "failed"),
         (lambda request: reply(request, BODY), 1, "differs"),
     ],
     ids=["500", "404", "no length", "another file"],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("obtain", [archive, fetch.obtain_weights], ids=["archive", "weights"])
 def test_what_fails_for_good_leaves_no_file(
     tmp_path: Path, obtain: Obtain, answer: Callable[[BaseHTTPRequestHandler], None], tries: int, kind: Kind
@@ -190,7 +189,7 @@ def test_a_download_is_kept_and_checked_and_fetched_again_if_damaged(
 
 def test_a_killed_download_leaves_nothing_and_the_next_one_succeeds(tmp_path: Path) -> None:
     """SIGKILL during a download leaves only a partial file; the next run removes it and succeeds."""
-    digest, killed = BODY_SHA256, threading.Event()
+    killed = threading.Event()
 
     def answer(request: BaseHTTPRequestHandler, n: int) -> None:
         if n == 1:
@@ -200,28 +199,19 @@ def test_a_killed_download_leaves_nothing_and_the_next_one_succeeds(tmp_path: Pa
         else:
             reply(request, BODY)
 
-    archives = tmp_path / "archives"
+    partial = tmp_path / f".{BODY_SHA256}.partial"
     with server(answer) as (url, asked):
-        code = (
-            f"from pathlib import Path; from pipeline.data.fetch import *; "
-            f"obtain_archive({url!r}, {digest!r}, Path(), {LIMIT})"
-        )
-        archives.mkdir()
-        child = subprocess.Popen(
-            [sys.executable, "-c", code], cwd=archives, env={**os.environ, "PYTHONPATH": str(PROJECT)}
-        )
-        partial = archives / f".{digest}.partial"
-        while not (partial.exists() and asked):
-            assert child.poll() is None
-            time.sleep(0.01)
+        code = "from pathlib import Path; from pipeline.data.fetch import *; "
+        code += f"obtain_archive({url!r}, {BODY_SHA256!r}, Path(), {LIMIT})"
+        child = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
+        wait_for(lambda: (partial.exists() and asked) or child.poll() is not None, "no download")
         child.kill()
         assert child.wait() == -signal.SIGKILL
         killed.set()
-        assert [path.name for path in archives.iterdir()] == [partial.name]
-        other = archives / ".another.partial"
-        other.write_bytes(b"of an earlier run")
-        assert fetch.obtain_archive(url, digest, archives, LIMIT).read_bytes() == BODY
-    assert [path.name for path in archives.iterdir()] == [digest]
+        assert [*tmp_path.iterdir()] == [partial]
+        (tmp_path / ".another.partial").write_bytes(b"of an earlier run")
+        assert fetch.obtain_archive(url, BODY_SHA256, tmp_path, LIMIT).read_bytes() == BODY
+    assert [path.name for path in tmp_path.iterdir()] == [BODY_SHA256]
 
 
 @pytest.mark.parametrize(

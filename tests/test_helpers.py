@@ -23,6 +23,7 @@ raise SystemExit(7)
 """
 
 
+@pytest.mark.slow("real starts of three processes; make test-starts has them for three files")
 def test_forked_processes_write_the_bytes_of_started_ones(tmp_path: Path) -> None:
     """A launcher and two processes: real starts, forks by torchrun's agent, and forks by multiprocessing's spawn."""
     written = []

@@ -23,7 +23,7 @@ from tests.conftest import PROJECT
 CLASSES = ("daisy", "rose", "tulip é")
 TRANSFORMERS = importlib.util.find_spec("transformers") is not None
 needs_transformers = pytest.mark.skipif(not TRANSFORMERS, reason="needs transformers (make test)")
-QUICK = ("resnet18", "regnet_x_400mf", "densenet121", "inception_v3", "timm/mobilenetv3_small_050")
+QUICK = ("resnet18", "regnet_x_400mf", "densenet121", "timm/mobilenetv3_small_050")
 LARGE = "regnet_y_128gf"  # 645 million parameters: only its tensors' names and shapes are compared
 
 
@@ -103,8 +103,17 @@ def test_timm_gives_the_same_logits_of_every_model(model: str, tmp_path: Path) -
     check_timm(tmp_path, model)
 
 
+AGAIN = pytest.mark.slow("the same with larger models; make test has a small one of both libraries")
+
+
 @needs_transformers
-@pytest.mark.parametrize("model", [name for name in QUICK if hub.loads_in_transformers(name)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "resnet18", "timm/mobilenetv3_small_050",
+        *(pytest.param(name, marks=AGAIN) for name in ("densenet121", "inception_v3")),
+    ],
+)  # fmt: skip
 def test_transformers_gives_the_same_logits(model: str, tmp_path: Path) -> None:
     """With the names of the classes, and the sides and colours for its own preprocessing."""
     import transformers
@@ -168,12 +177,14 @@ def handed_on(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-ANOTHER_WAY = pytest.mark.slow("imports another library for seconds; make test has timm")
+ANOTHER_WAY = pytest.mark.slow("imports torch and another library for seconds; make test has onnxruntime")
 WAYS = re.findall(r"^(\w+):\n\n```python\n(.*?)```", (PROJECT / "docs/hand-on.md").read_text(), re.M | re.S)
 
 
 @needs_transformers
-@pytest.mark.parametrize("way", [way if way == "timm" else pytest.param(way, marks=ANOTHER_WAY) for way, _ in WAYS])
+@pytest.mark.parametrize(
+    "way", [way if way == "onnxruntime" else pytest.param(way, marks=ANOTHER_WAY) for way, _ in WAYS]
+)
 def test_the_lines_of_the_documentation_run(way: str, handed_on: Path) -> None:
     """In a process and a folder without this project, they print the class. All of them print the same one."""
     done = subprocess.run(
@@ -189,6 +200,9 @@ def test_every_library_has_its_lines() -> None:
     for _, lines in WAYS:
         assert len([line for line in lines.splitlines() if line and " import " not in f" {line}"]) <= 10
         assert max(map(len, lines.splitlines())) <= 125
+
+
+FILLED = pytest.mark.slow("torchvision fills a RegNet with random weights; make test compares the smallest one")
 
 
 def shapes(net: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -208,7 +222,14 @@ def has_timms_tensors(model: str) -> bool:
     return bool((regnet._filter_fn(ours) if renamed else ours) == theirs)
 
 
-@pytest.mark.parametrize("model", [name for name in model_names.MODELS if name != LARGE])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(name, marks=FILLED) if name.startswith(hub.RENAMED_PREFIX) and name not in QUICK else name
+        for name in model_names.MODELS
+        if name != LARGE
+    ],
+)
 def test_the_table_has_every_model_with_the_layers_of_timms(model: str) -> None:
     """Tensors' names and shapes are equal for each entry, and differ for each other model of the same name."""
     assert has_timms_tensors(model) == (model in hub.TIMM_NAMES)

@@ -52,23 +52,37 @@ RUNS: dict[str, dict[str, Any]] = {
     "two_epochs": {"schedule": "constant", "lr": 0.02},
     "four_epochs": {"schedule": "constant", "lr": 0.02, "epochs": 4},
     "one_step": {"batch_size": 36, "epochs": 1, "momentum": 0.0, "nesterov": False, "schedule": "constant"},
+    "dropping": DROPPING,
+}
+RUNS["one_step_fast_head"] = {**RUNS["one_step"], "head_lr_factor": 8.0}
+# Those that have to learn something.
+LEARNERS: dict[str, dict[str, Any]] = {
     "sgd": {**LEARNING, "optimizer": "sgd", "lr": 0.01},
     "adam": {**LEARNING, "optimizer": "adam", "lr": 0.001},
     "adamw": {**LEARNING, "optimizer": "adamw", "lr": 0.001},
     "mixed": {**LEARNING, **MIXED, "lr": 0.003, "epochs": 4},
-    "dropping": DROPPING,
 }
-RUNS["one_step_fast_head"] = {**RUNS["one_step"], "head_lr_factor": 8.0}
+OF_A_RESNET = pytest.mark.slow("trains a ResNet four times; make test has every optimizer and every mix in other tests")
+
+
+def finished_runs(top: Path, runs: dict[str, dict[str, Any]]) -> dict[str, Path]:
+    """These trainings, finished, each in a folder of its own: one after another in one process, to save time."""
+    folders = {name: prepared(top / name, changes) for name, changes in runs.items()}
+    done = starts.run([sys.executable, "-m", "tests.in_turn", *folders.values()])
+    assert done.returncode == 0, done.stderr
+    return folders
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every training of RUNS, finished, each in a folder of its own: one after another in one process, to save time."""
-    top = tmp_path_factory.mktemp("options")
-    folders = {name: prepared(top / name, changes) for name, changes in RUNS.items()}
-    done = starts.run([sys.executable, "-m", "tests.in_turn", *folders.values()])
-    assert done.returncode == 0, done.stderr
-    return folders
+    """Every training of RUNS."""
+    return finished_runs(tmp_path_factory.mktemp("options"), RUNS)
+
+
+@pytest.fixture(scope="module")
+def learners(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Every training of LEARNERS."""
+    return finished_runs(tmp_path_factory.mktemp("learners"), LEARNERS)
 
 
 def prepared(folder: Path, changes: dict[str, Any]) -> Path:
@@ -110,12 +124,6 @@ def config_of(folder: Path) -> Params:
 
 def same_backbone(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one if not name.startswith("fc."))
-
-
-# What a step does: a small model without BatchNorm, in this process
-
-
-# What a training does
 
 
 def test_the_average_is_validated_and_exported_and_trains_nothing(runs: dict[str, Path]) -> None:
@@ -196,29 +204,25 @@ def test_the_head_learns_at_its_own_rate(runs: dict[str, Path]) -> None:
         torch.testing.assert_close(fast[name] - begun[name], 8 * (same[name] - begun[name]), rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_every_optimizer_trains(name: str, runs: dict[str, Path]) -> None:
-    """The training loss falls. (fused_sgd needs a GPU.)"""
-    losses = history(runs[name], "train_loss")
+@OF_A_RESNET
+@pytest.mark.parametrize("name", LEARNERS)
+def test_every_optimizer_trains_also_with_mixed_images(name: str, learners: dict[str, Path]) -> None:
+    """The training loss falls; so it does with colour jitter, erasing, mixup and CutMix. (fused_sgd needs a GPU.)"""
+    losses = history(learners[name], "train_loss")
     assert losses[-1] < losses[0]
 
 
-def test_the_optimizers_are_not_the_same(runs: dict[str, Path]) -> None:
+@OF_A_RESNET
+def test_the_optimizers_are_not_the_same(learners: dict[str, Path]) -> None:
     """SGD, Adam and AdamW write three different models."""
-    assert len({outputs(runs[name])["models/model.safetensors"] for name in ("sgd", "adam", "adamw")}) == 3
+    assert len({outputs(learners[name])["models/model.safetensors"] for name in ("sgd", "adam", "adamw")}) == 3
 
 
-def test_mixed_images_train(runs: dict[str, Path]) -> None:
-    """With colour jitter, erasing, mixup and CutMix together the training loss falls."""
-    losses = history(runs["mixed"], "train_loss")
-    assert losses[-1] < losses[0]
-
-
-def test_every_world_size_sees_the_same_batches(runs: dict[str, Path]) -> None:
+def test_every_world_size_sees_the_same_batches(tmp_path: Path) -> None:
     """Jittered, erased and mixed images and their targets, merged over 1 to 4 processes: byte for byte the same,
     wherever the packed images are kept."""
-    folder = runs["mixed"]
-    settings = config_of(folder).train.model_copy(update={"batch_size": 12, "epochs": 3})
+    folder = prepared(tmp_path, {**MIXED, "batch_size": 12, "epochs": 3})
+    settings = config_of(folder).train
     data, merged = packed.load(folder / "data/packed", folder / "data/split.csv"), {}
     memories: tuple[storage.Residency, ...] = ("disk", "host", "device")
     datasets = [Dataset(data, storage.open_images(data.images, where, ALONE.device, 1)[0]) for where in memories]

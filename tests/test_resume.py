@@ -20,7 +20,7 @@ FURTHER_STATE = pytest.mark.slow("further kinds of state and numbers of processe
     ("processes", "lines"),
     [
         (1, {"train__optimizer": "adamw", "train__lr": 0.001, "train__ema_decay": 0.9, "train__export": "ema",
-             "train__model": "mobilenet_v3_small", "train__gradient_checkpointing": True, "train__epochs": 12}),
+             "train__model": "mobilenet_v3_small", "train__gradient_checkpointing": True, "train__epochs": 8}),
         pytest.param(
             2, {"train__precision": "bf16", "run__launcher": "spawn", "train__accumulation_steps": 2,
                 "train__mixup": 0.2, "train__model": "mobilenet_v3_small", "train__epochs": 12}, marks=FURTHER_STATE,

@@ -22,8 +22,8 @@ from tests.helpers.projects import link_code
 
 ALONE = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 CLASSES = ("circle", "cross", "square")
-# 108 steps: long enough to be hit in the middle. A kill loses at most one epoch.
-LONG: dict[str, Any] = {"train__epochs": 24, "run__log_steps": 2, "run__epoch_checkpoint_seconds": 0}
+# 72 steps: long enough to be hit in the middle. A kill loses at most one epoch.
+LONG: dict[str, Any] = {"train__epochs": 16, "run__log_steps": 2, "run__epoch_checkpoint_seconds": 0}
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
