@@ -27,7 +27,7 @@ A row is a study of all folds of {images} photos of flower_photos, with the para
 ([folds.md](folds.md#recipes-with-records)) and this `prepare.fit`: {crop} pixels, `train.eval_resize: {resize}`.
 `perennial folds --recipe ../fit/pad` repeats a row and compares every byte; `none` is the recipe `mini` itself. The
 shares of pixels are means over the images. With `none` and `crop`, evaluation sees less also because
-`train.eval_crop` is below `train.eval_resize`."""
+`train.eval_crop` is below `train.eval_resize`. The intervals overlap: {images} images do not tell which fit is best."""
 FOLDER, SIZES = Path("results/fit"), "sizes.csv"
 STUDIES = {fit: record.RECIPES / "mini.json" if fit == "none" else FOLDER / f"{fit}.json" for fit in FITS}
 
