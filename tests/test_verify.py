@@ -51,10 +51,8 @@ def flip_a_bit(path: Path) -> None:
 
 def test_the_same_bytes_are_confirmed(project: Path) -> None:
     """Every output is made again and compared, and neither the cache nor the folder changes."""
-    before, outs = (
-        cache(project),
-        [o for hashes in dvc_lock.read(project / "dvc.lock").values() for o in hashes["outs"]],
-    )
+    before, stage_hashes = cache(project), dvc_lock.read(project / "dvc.lock")
+    outs = [out for hashes in stage_hashes.values() for out in hashes["outs"]]
     done = verify(project)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -76,24 +74,32 @@ def write_another_hash(lock: Path) -> None:
     lock.write_text(lock.read_text().replace(expected, expected[::-1]))
 
 
+def commit_another_hash(project: Path) -> None:
+    """Commit a dvc.lock with such a hash."""
+    write_another_hash(project / "dvc.lock")
+    commit(project)
+
+
 @pytest.mark.parametrize(
-    ("damage", "path"),
+    ("damage", "named"),
     [
-        (lambda project: flip_a_bit(project / "data/packed/images.npy"), "data/packed/images.npy"),
-        pytest.param(lambda project: shutil.rmtree(project / "data/images"), "data/images", marks=AGAIN),
-        pytest.param(lambda project: write_another_hash(project / "dvc.lock"), "models/model.json", marks=AGAIN),
+        (
+            lambda project: flip_a_bit(project / "data/packed/images.npy"),
+            ["data/packed", "data/packed/images.npy"],  # the output, and the file in it
+        ),
+        pytest.param(lambda project: shutil.rmtree(project / "data/images"), ["data/images"], marks=AGAIN),
+        pytest.param(commit_another_hash, 2 * ["models/model.json"], marks=AGAIN),  # and its object
     ],
     ids=["a bit", "a folder", "a hash"],
 )
-def test_an_output_that_is_not_as_recorded_is_named_once(
-    project: Path, damage: Callable[[Path], None], path: str
+def test_an_output_that_is_not_as_recorded_is_named(
+    project: Path, damage: Callable[[Path], None], named: list[str]
 ) -> None:
-    """A changed bit by its file, a missing folder by one line, and a tampered hash in a committed dvc.lock."""
+    """A changed bit, a missing folder without its files, and a tampered hash in a committed dvc.lock. None is stale."""
     damage(project)
-    commit(project)
     done = verify(project)
     assert done.returncode == 1
-    assert [line.split(": ")[:2] for line in done.stderr.splitlines()] == [["verify", path]]
+    assert [line.split(": ")[:2] for line in done.stderr.splitlines()] == [["verify", name] for name in named]
 
 
 @pytest.mark.slow("repeats a stage under DVC; make test repeats all of them for a true dvc.lock")
