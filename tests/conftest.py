@@ -196,6 +196,6 @@ def on_cpu(raw: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "train__device": "cpu", "train__precision": "fp32", "train__parallel": "single",
         "train__model": "shufflenet_v2_x0_5", "train__lr": 0.01, "train__epochs": 1, "train__batch_size": 8,
         "train__crop": 32, "train__eval_crop": 32, "train__eval_resize": 36, "prepare__size": 40,
-        "train__warmup_epochs": 0,
+        "train__warmup_epochs": 0, "run__processes": 1,
     }  # fmt: skip
     return change(change(raw, **small), **changes)
