@@ -61,9 +61,16 @@ def predict(parser: Parser) -> None:
     parser.add_argument(
         "--max-pixels", type=positive, metavar="N", help="refuse larger images (default: split.max_pixels)"
     )
+    parser.add_argument(
+        "--coverage", type=coverage, default=0, metavar="C", help="the share of images of known classes that are "
+        "accepted, 0.5 to 0.999; the others are none of the classes (default: evaluate.coverage of the model)",
+    )  # fmt: skip
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute (default: cpu)")
     forms = parser.add_mutually_exclusive_group()
-    for form, what in (("json", "one JSON object per line, with all classes"), ("csv", "path,rank,class,probability")):
+    for form, what in (
+        ("json", "one JSON object per line, with all classes"),
+        ("csv", "path,rank,class,probability,answer"),
+    ):
         forms.add_argument(f"--{form}", dest="form", action="store_const", const=form, default="text", help=what)
 
 
@@ -92,7 +99,17 @@ def folds(parser: Parser) -> None:
     parser.add_argument("--folds", type=int, metavar="N", help="number of folds (default: split.folds, else 5)")
     parser.add_argument("--seeds", type=int, metavar="K", help="number of seeds, from train.seed on (default: 1)")
     parser.add_argument("--jobs", type=int, metavar="J", default=1, help="trainings at the same time (default: 1)")
-    parser.add_argument("--recipe", metavar="NAME", help="repeat results/recipes/NAME.json")
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--recipe", metavar="NAME", help="repeat results/recipes/NAME.json")
+    other.add_argument(
+        "--leave-out-classes", action="store_true", help="train once without each class: how many of its images are "
+        "recognized as none of the classes (one training per class, no folds)",
+    )  # fmt: skip
+
+
+def curve(parser: Parser) -> None:
+    parser.add_argument("--folds", type=int, metavar="N", default=1, help="test every image in N folds (default: 1)")
+    parser.add_argument("--jobs", type=int, metavar="J", default=1, help="trainings at the same time (default: 1)")
 
 
 def sweep(parser: Parser) -> None:
@@ -109,6 +126,16 @@ def continue_from(parser: Parser) -> None:
 
 def rank(parser: Parser) -> None:
     parser.add_argument("stage", choices=("train", "evaluate"))
+
+
+def coverage(text: str) -> float:
+    """The coverage that a text is, for argparse. Raises ArgumentTypeError for one that evaluate.coverage refuses."""
+    try:
+        if 0.5 <= (number := float(text)) <= 0.999:
+            return number
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r:.40}; allowed: 0.5 to 0.999")
 
 
 def positive(text: str) -> int:
@@ -138,6 +165,10 @@ COMMANDS = {
     "folds": Command(
         RUN, "train and test on every fold: one figure over all images", "training and testing on every fold, in "
         "copies of the project", folds,
+    ),
+    "curve": Command(
+        RUN, "the accuracy with 12, 25, 50 and 100 % of the training images: would more photos help?",
+        "training with a part of the images, in copies of the project", curve,
     ),
     "sweep": Command(
         RUN, "try settings, ranked on the validation images; the best one is tested",

@@ -16,6 +16,7 @@ TEXT = {  # another value of a setting that is text, without a list of its value
     "data.url": "file:///x.zip", "data.sha256": "0" * 64, "split.group": "folder", "train.model": "resnet50",
     "train.weights": "imagenet", "run.rendezvous": "localhost:1",
 }  # fmt: skip
+NUMBERS = {"evaluate.coverage": 0.9}  # half of its default is not allowed
 VALUES: dict[str, Any] = dict(document.leaves(Params().model_dump(mode="json")))
 ASKED = [(stage,) for stage in STAGES] + [seeds.STAGES, record.STAGES]
 
@@ -33,7 +34,7 @@ def other(leaf: str) -> Any:
         return not value
     if isinstance(value, list):
         return [value[0] / 2, value[1]]
-    return value + 1 if isinstance(value, int) else value / 2 or 0.5
+    return value + 1 if isinstance(value, int) else NUMBERS.get(leaf, value / 2 or 0.5)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "elastic"])

@@ -1,11 +1,15 @@
 """Classify images with the exported model.
 
-    perennial predict IMAGE… [--model FOLDER | FILE] [--top N] [--json | --csv] [--device cuda]
+    perennial predict IMAGE… [--model FOLDER | FILE] [--top N] [--coverage C] [--json | --csv] [--device cuda]
 
 IMAGE is a file, or a folder to look through. Prints one line `path: class probability` per image as it goes; with
 --json one JSON object per line, with --csv a table. An image is decoded, resized and cropped exactly as a test image
 (model.json). A file that is not an image is named on stderr, and the exit status is then 1. In a folder, files that are
 no images by name and content are only counted.
+
+An image that is less probable than 95 % of the validation images (evaluate.coverage, or --coverage) is none of the
+classes. An answer of several classes, `daisy 0.52 or rose 0.41`, is a set: with this probability the right class is in
+it. Both need 20 validation images per class; without them every image gets a class, and stderr says why.
 
 Of a folder with a model, model.onnx computes if `export` made it from these weights: it then gave the class of every
 test image. Otherwise model.safetensors computes, and so it does for a portable model. Stderr names the file and the
@@ -34,6 +38,7 @@ from pipeline.evaluation import classify
 from pipeline.evaluation.classify import Answer, Request
 
 MOST_COUNTED = 20  # classes in the last line
+NONE = "none of the classes"
 
 
 def predict(request: Request, form: str = "text", top: int | None = None) -> int:
@@ -54,7 +59,7 @@ def predict(request: Request, form: str = "text", top: int | None = None) -> int
         for answer in with_progress(answers, request):
             sys.stdout.write(as_text(answer, top))
             sys.stdout.flush()
-            classes[answer["class"]] += 1
+            classes[NONE if answer["answer"] == "none" else answer["class"]] += 1
         sys.stdout.flush()
     except OSError as error:  # an error of an image file is a UserError, so this is the output's
         error.filename = "standard output"
@@ -90,9 +95,10 @@ def most_likely(answer: Answer, top: int) -> list[tuple[str, float]]:
 
 
 def as_line(answer: Answer, top: int | None) -> str:
-    """One answer as a line: path, class, and probability with four decimals; with `top` more classes."""
-    classes = ", ".join(f"{label} {chance:.4f}" for label, chance in most_likely(answer, top or 1))
-    return printable(f"{answer['path']}: {classes}") + "\n"
+    """One answer as a line: path, class or set, and probability with four decimals; with `top` more classes."""
+    likely = [f"{label} {chance:.4f}" for label, chance in most_likely(answer, top or len(answer["set"]) or 1)]
+    text = (", " if top else " or ").join(likely)
+    return printable(f"{answer['path']}: {f'{NONE} ({text})' if answer['answer'] == 'none' else text}") + "\n"
 
 
 def as_json(answer: Answer, top: int | None) -> str:
@@ -108,9 +114,9 @@ def as_json(answer: Answer, top: int | None) -> str:
 def as_csv(answer: Answer, top: int | None) -> str:
     """One answer as rows of a table, one for each of the most likely classes."""
     rows = io.StringIO()
-    pairs = enumerate(most_likely(answer, top or 1), start=1)
+    pairs = enumerate(most_likely(answer, top or len(answer["set"]) or 1), start=1)
     csv.writer(rows, lineterminator="\n").writerows(
-        (printable(answer["path"]), rank, printable(label), chance) for rank, (label, chance) in pairs
+        (printable(answer["path"]), rank, printable(label), chance, answer["answer"]) for rank, (label, chance) in pairs
     )
     return rows.getvalue()
 
@@ -119,7 +125,7 @@ def as_csv(answer: Answer, top: int | None) -> str:
 FORMS: dict[str, tuple[str, Callable[[Answer, int | None], str]]] = {
     "text": ("", as_line),
     "json": ("", as_json),
-    "csv": ("path,rank,class,probability\n", as_csv),
+    "csv": ("path,rank,class,probability,answer\n", as_csv),
 }
 
 
@@ -133,5 +139,5 @@ def printable(text: str) -> str:
 def main(arguments: Namespace) -> int:
     images = tuple(map(Path, arguments.images))
     model = Path(arguments.model) if arguments.model else None
-    request = Request(images, model, arguments.device, arguments.max_pixels)
+    request = Request(images, model, arguments.device, arguments.max_pixels, arguments.coverage)
     return 1 if predict(request, arguments.form, arguments.top) else 0

@@ -47,6 +47,7 @@ Seconds = Annotated[int, Field(ge=1, le=1_000_000)]  # 11 days
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Natural = Annotated[int, Field(ge=0, le=10**9)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Coverage = Annotated[float, Field(ge=0.5, le=0.999)]  # more needs more than 1,000 validation images
 # Learning rates, decays and such are multiplied in 32 bits. Beyond these limits the results become infinite.
 Factor = Annotated[float, Field(gt=0, le=1000)]
 Decay = Annotated[float, Field(ge=0, le=1000)]
@@ -135,6 +136,8 @@ class Split(Section):
     phash_distance: Annotated[int, Field(ge=0, le=16)] = 8
     group: Annotated[str, Field(min_length=1, max_length=200)] = "none"
     stratify: bool = False
+    leave_out: Annotated[str, Field(min_length=1, max_length=200)] = "none"
+    train_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     min_side: Annotated[int, Field(ge=1, le=65_535)] = 32  # the longest side of a JPEG
     max_pixels: Count = 100_000_000
     max_unreadable: Natural = 20
@@ -201,6 +204,7 @@ class Train(Section):
 
 class Evaluate(Section):
     batch_size: Batch = 64
+    coverage: Coverage = 0.95
     onnx: bool = True
 
 

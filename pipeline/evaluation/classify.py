@@ -16,7 +16,8 @@ from pipeline.base.errors import Fault, UserError
 from pipeline.config import machine
 from pipeline.config.params import Params, Train
 from pipeline.engine import environment
-from pipeline.models import description
+from pipeline.models import acceptance, description
+from pipeline.models.acceptance import Limits
 from pipeline.models.description import Description
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 ONNX, WEIGHTS = "model.onnx", "model.safetensors"  # the files of a model that compute
 
-Answer = dict[str, Any]  # path, class, its probability, and the probabilities of all classes in their order
+# path, class, its probability, what the limits say (answer, set), and the probabilities of all classes in their order
+Answer = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Request:
     model: Path | None = None  # a folder, a model.safetensors or a model.onnx; None: the folder of params.yaml
     device: str = "cpu"
     max_pixels: int | None = None  # None: split.max_pixels
+    coverage: float = 0  # of acceptance.limits; 0: that of the model
 
 
 def answers(request: Request, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
@@ -100,13 +103,13 @@ def onnx_answers(request: Request, model: "OnnxModel", config: Params, refusals:
     from pipeline.loader import center
     from pipeline.models import onnx_file
 
-    view = model.view
+    view, limits = model.view, limits_of(model.acceptance, model.weights, request)
     for image in photos.load_images(request.images, view, request.max_pixels or config.split.max_pixels, refusals):
         (box,) = center.eval_boxes(np.array([image.size], np.int32), view.packed_size, view.resize, view.crop)
         pixels = center.cut(image.pixels, box, view.crop)[None]
         with onnx_file.exit_on_ctrl_c():
             (log_probabilities,) = model.log_probabilities(pixels)
-        yield photos.make_answer(image, model.classes, np.exp(log_probabilities))
+        yield photos.make_answer(image, model.classes, np.exp(log_probabilities), limits)
 
 
 def torch_answers(request: Request, models: Path, config: Params, refusals: list[UserError]) -> Iterator[Answer]:
@@ -126,13 +129,27 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
     model = exported.load(models)
     if model.arithmetic == "portable":
         determinism.make_deterministic(config.train.threads, deterministic=True)
+    limits = limits_of(acceptance.read(models), files.sha256(models / WEIGHTS), request)
     world, row = World(rank=0, local_rank=0, size=1, device=torch.device(request.device)), np.zeros(1, np.int64)
     limit = request.max_pixels or config.split.max_pixels
     for image in photos.load_images(request.images, model.view, limit, refusals):
         pixels, sizes = torch.from_numpy(np.stack([image.pixels])), np.array([image.size], np.int32)
         store = ImageStore(pixels, world.device)
         (log_probs,) = inference.predict_log_probs(model, store, sizes, row, batch_size=1, world=world)
-        yield photos.make_answer(image, model.classes, np.exp(log_probs))
+        yield photos.make_answer(image, model.classes, np.exp(log_probs), limits)
+
+
+def limits_of(content: acceptance.Acceptance, weights: str, request: Request) -> Limits:
+    """The limits of the model. Stderr says why there are none, unless the request names the file that computes.
+
+    Raises UserError for a coverage that is too high, or asked for where there are no limits.
+    """
+    limits = acceptance.limits(content, weights, request.coverage)
+    if limits.reason and request.coverage:
+        raise UserError(Fault("--coverage", str(request.coverage), "missing", limits.reason, remedy="leave it out"))
+    if limits.reason and (request.model is None or request.model.is_dir()):
+        print(f"predict: every image gets a class, because {limits.reason}", file=sys.stderr)
+    return limits
 
 
 def set_variables(settings: Train, model: Description) -> None:

@@ -149,6 +149,26 @@ def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> Comparison:
     return Comparison(len(first), first_alone, second_alone, p)
 
 
+def coverage_interval(images: int, rank: int) -> tuple[float, float]:
+    """The 95 % interval of the coverage of a conformal limit, the score with this rank of so many images, rank >= 1.
+
+    The coverage has the distribution Beta(n + 1 - rank, rank) [Vovk 2012].
+    """
+    from scipy.stats import beta  # as above
+
+    low, high = beta.ppf((0.025, 0.975), images + 1 - rank, rank)
+    return float(low), float(high)
+
+
+def auroc(scores: NDArray[np.float64], is_known: NDArray[np.bool_]) -> float:
+    """The probability that a known image has a higher score than another one; equal scores count half."""
+    from scipy.stats import rankdata  # as above
+
+    known, others = int(is_known.sum()), int((~is_known).sum())
+    ranks = rankdata(scores)[is_known].sum()
+    return float((ranks - known * (known + 1) / 2) / (known * others))
+
+
 def _wilson_low(right: float, total: int) -> float:
     """The lower end of the interval; exactly 0 if `right` is 0."""
     share, z2n = right / total, Z * Z / total

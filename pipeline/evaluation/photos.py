@@ -15,6 +15,8 @@ from pipeline.base.text import visible
 from pipeline.data import decoders, images
 from pipeline.data.decoders import NotDecoded
 from pipeline.data.layout import count_with_verb
+from pipeline.models import acceptance
+from pipeline.models.acceptance import Limits
 from pipeline.models.description import View
 
 
@@ -112,8 +114,18 @@ def count_files(arguments: Sequence[Path]) -> int:
     )
 
 
-def make_answer(image: LoadedImage, classes: Sequence[str], probabilities: NDArray[np.float64]) -> dict[str, Any]:
+def make_answer(
+    image: LoadedImage, classes: Sequence[str], probabilities: NDArray[np.float64], limits: Limits
+) -> dict[str, Any]:
     """The answer for one image (classify.Answer), from the probabilities [classes]."""
     by_class = dict(zip(classes, probabilities.tolist(), strict=True))
     best = max(by_class, key=by_class.__getitem__)
-    return {"path": str(image.path), "class": best, "probability": by_class[best], "probabilities": by_class}
+    judgement = acceptance.judge(by_class, limits)
+    return {
+        "path": str(image.path),
+        "class": best,
+        "probability": by_class[best],
+        "answer": judgement.kind,
+        "set": judgement.classes,
+        "probabilities": by_class,
+    }

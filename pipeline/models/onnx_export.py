@@ -19,6 +19,7 @@ import torch
 from onnxscript import optimizer
 
 from pipeline.base.errors import Fault, UserError
+from pipeline.models.acceptance import MISSING, Acceptance
 from pipeline.models.description import INPUT, OUTPUT, Description
 from pipeline.models.exported import ExportedModel, with_normalization
 
@@ -34,8 +35,8 @@ INPUT_FORM = "float32 [batch, 3, crop, crop]: RGB, 0 to 255, not normalized"
 REMEDY = "set evaluate.onnx: false, then perennial repro"
 
 
-def content(model: ExportedModel, description: Description, weights: str) -> bytes:
-    """The content of model.onnx. `weights` is the SHA-256 of model.safetensors.
+def content(model: ExportedModel, description: Description, weights: str, acceptance: Acceptance = MISSING) -> bytes:
+    """The content of model.onnx. `weights` is the SHA-256 of model.safetensors; `acceptance` is in its metadata.
 
     Raises UserError if torch cannot write the model as ONNX, or if it is too large.
     """
@@ -50,6 +51,7 @@ def content(model: ExportedModel, description: Description, weights: str) -> byt
     fix_shapes(graph)
     clean(graph)
     notes = {
+        "acceptance": json.dumps(asdict(acceptance), sort_keys=True) if acceptance.weights else "",
         "arithmetic": description.arithmetic,
         "classes": json.dumps(description.classes, ensure_ascii=False),
         "input": INPUT_FORM,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.base import schema
 from pipeline.base.errors import Fault, UserError, damaged, missing
+from pipeline.models.acceptance import MISSING, Acceptance
 from pipeline.models.description import INPUT, OUTPUT, View
 
 REMEDY = "give a model.onnx that the stage export wrote (perennial repro export, or dvc pull)"
@@ -29,6 +30,7 @@ class OnnxModel:
     classes: tuple[str, ...]
     view: View
     weights: str  # SHA-256 of the model.safetensors that it was exported from; empty if the file does not say it
+    acceptance: Acceptance = MISSING
 
     def log_probabilities(self, pixels: NDArray[np.float32]) -> NDArray[np.float64]:
         """The log-probabilities [n, classes] of pixels of 0 to 255 [n, 3, crop, crop].
@@ -69,13 +71,15 @@ def load(path: Path, threads: int) -> OnnxModel:
         raise _foreign(path, _reason(error)) from None
     with schema.reading(path, REMEDY, KeyError):
         classes, view = schema.of_json(notes["classes"], schema.Names), schema.of_json(notes["view"], View)
+        scores = notes.get("acceptance", "")
+        content = schema.of_json(scores, Acceptance) if scores else MISSING
     expected = [(INPUT, FLOATS, [3, view.crop, view.crop])], [(OUTPUT, FLOATS, [len(classes)])]
     ports = [
         [(end.name, end.type, end.shape[1:]) for end in side] for side in (session.get_inputs(), session.get_outputs())
     ]
     if ports != list(expected):
         raise _foreign(path, f"inputs and outputs are {ports}; its classes and view say {list(expected)}")
-    return OnnxModel(path, session, classes, view, notes.get("weights", ""))
+    return OnnxModel(path, session, classes, view, notes.get("weights", ""), content)
 
 
 @contextmanager

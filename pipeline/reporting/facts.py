@@ -4,14 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.base import files
 from pipeline.config.params import Params
 from pipeline.data import credits, originals
 from pipeline.data.suspects import Suspect
-from pipeline.models import description
+from pipeline.models import acceptance, description
 from pipeline.models.description import Description
-from pipeline.reporting import audit, outcome, settings
+from pipeline.reporting import audit, outcome, reliance, settings
 from pipeline.reporting.audit import Audit, Rows
 from pipeline.reporting.outcome import Outcome
+from pipeline.reporting.reliance import Reliance
 from pipeline.reporting.settings import Setting
 
 
@@ -22,6 +24,7 @@ class Facts:
     config: Params
     model: Description
     outcome: Outcome
+    reliance: Reliance
     audit: Audit
     credits: Mapping[str, str]  # path of an image → its licence and photographer
     settings: Sequence[Setting]
@@ -37,11 +40,14 @@ class Facts:
 def read(config: Params, rows: Rows, suspects: Sequence[Suspect] = ()) -> Facts:
     """The facts about the run of `config`. `rows`: of split.csv. Raises UserError for a missing or damaged file."""
     paths = config.paths
-    model = description.load(Path(paths.models))
+    models = Path(paths.models)
+    model, weights = description.load(models), files.sha256(models / "model.safetensors")
+    results = outcome.read(Path(paths.metrics), model.classes, model.epoch)
     return Facts(
         config=config,
         model=model,
-        outcome=outcome.read(Path(paths.metrics), model.classes, model.epoch),
+        outcome=results,
+        reliance=reliance.reliance(results.answers, acceptance.limits(acceptance.read(models), weights)),
         audit=audit.summarize_split(rows, suspects),
         credits=credits.credits(Path(paths.images) / originals.LICENSE),
         settings=settings.settings(config),

@@ -9,8 +9,10 @@ from pipeline.config.params import Params
 from pipeline.data import credits, originals, split_table
 from pipeline.evaluation import figures, label_errors, pooling
 from pipeline.evaluation.pooling import Figures, FoldPredictions
-from pipeline.reporting import settings, thumbnails
+from pipeline.models import acceptance
+from pipeline.reporting import reliance, settings, thumbnails
 from pipeline.reporting.gallery import Album
+from pipeline.reporting.reliance import Coverage
 from pipeline.reruns import folds_page, record
 from pipeline.reruns.record import Origin, Record
 from pipeline.reruns.workcopy import WorkCopy
@@ -60,6 +62,18 @@ def read(copies: Copies) -> FoldPredictions:
     return pooling.read(tables, {row["path"]: row["class"] for row in rows})
 
 
+def coverage(copies: Copies, predictions: FoldPredictions) -> Coverage:
+    """What the limits of the models make of their test images."""
+    parts = []
+    for (seed, fold), copy in copies.items():
+        models = copy.folder / copy.config.paths.models
+        limits = acceptance.limits(acceptance.read(models), files.sha256(models / "model.safetensors"))
+        rows = predictions.folds == fold
+        probabilities = predictions.by_seed[predictions.seeds.index(seed)][rows]
+        parts.append((limits, probabilities, predictions.labels[rows]))
+    return reliance.coverage(parts)
+
+
 def _make_record(copies: Copies, pooled_figures: Figures, commit: str) -> Record:
     """The record of the study."""
     locks = {key: dvc_lock.read(copy.folder / dvc_lock.LOCK) for key, copy in copies.items()}
@@ -83,20 +97,21 @@ def write(config: Params, copies: Copies, predictions: FoldPredictions, command:
     errors = label_errors.find(predictions.probabilities, predictions.labels)
     files.write_csv(folder / figures.PREDICTIONS, *pooling.table(predictions))
     files.write_csv(folder / LABEL_ERRORS, *label_errors.table(errors, predictions.paths, predictions.classes))
-    examples = folds_page.choose_examples(predictions)
+    examples, covered = folds_page.choose_examples(predictions), coverage(copies, predictions)
     content = folds_page.Content(
         config=first.config,
         predictions=predictions,
         figures=pooled_figures,
         examples=examples,
         errors=errors,
+        coverage=covered,
         album=_album(first, folds_page.image_paths(examples, predictions, errors)),
         settings=settings.settings(first.config),
         command=command,
     )
     files.write_text(Path(config.paths.reports) / PAGE, folds_page.page(content))
     record.write(folder / RECORD, study_record)
-    print(f"\n{_describe(pooled_figures, len(errors), config)}")
+    print(f"\n{_describe(pooled_figures, covered, len(errors), config)}")
     return study_record
 
 
@@ -108,7 +123,7 @@ def _album(copy: WorkCopy, paths: Mapping[str, bool]) -> Album:
     return Album(pictures, credits.credits(images / originals.LICENSE))
 
 
-def _describe(figures: Figures, errors: int, config: Params) -> str:
+def _describe(figures: Figures, coverage: Coverage, errors: int, config: Params) -> str:
     """The figures as lines of a terminal. `errors`: how many labels are probably wrong."""
     folds, seeds = figures.over_folds, figures.over_seeds
     interval = f"95 % interval: {figures.accuracy_low:.4f} to {figures.accuracy_high:.4f}"
@@ -118,6 +133,7 @@ def _describe(figures: Figures, errors: int, config: Params) -> str:
         ("of one fold", f"{folds.mean:.4f} ± {folds.deviation:.4f} (mean and standard deviation of {folds.count})"),
         ("balanced accuracy", f"{figures.balanced_accuracy:.4f}"),
         ("macro F1", f"{figures.macro_f1:.4f}"),
+        ("none of the classes", _accepted(coverage)),
         ("probable label errors", f"{errors:,}: {config.paths.metrics}/folds/{LABEL_ERRORS}"),
         ("all figures", f"{config.paths.metrics}/folds/{RECORD}"),
         ("the page, for a browser", f"{config.paths.reports}/{PAGE}"),
@@ -125,3 +141,16 @@ def _describe(figures: Figures, errors: int, config: Params) -> str:
     if seeds.count > 1:
         lines.insert(3, ("of one seed", f"{seeds.mean:.4f} ± {seeds.deviation:.4f} (of {seeds.count})"))
     return "\n".join(f"{name:<24} {text}" for name, text in lines)
+
+
+def _accepted(coverage: Coverage) -> str:
+    """How many test images the limits accept, in words."""
+    if coverage.reason:
+        return f"not known: {coverage.reason}"
+    accepted, covered = coverage.accepted, coverage.covered
+    return (
+        f"{accepted.count:,} of {coverage.images:,} test images are accepted "
+        f"({accepted.low:.3f} to {accepted.high:.3f}), "
+        f"{covered.count:,} have their class in the set ({covered.low:.3f} to {covered.high:.3f}); "
+        f"asked for: {coverage.asked}"
+    )

@@ -11,8 +11,9 @@ from pipeline.data import corrections
 from pipeline.evaluation import label_errors, metrics
 from pipeline.evaluation.label_errors import LabelError
 from pipeline.evaluation.pooling import Figures, FoldPredictions
-from pipeline.reporting import gallery, outcome, rendering, result
+from pipeline.reporting import gallery, outcome, reliance, rendering, result
 from pipeline.reporting.gallery import Album, HardAnswers
+from pipeline.reporting.reliance import Coverage
 from pipeline.reporting.settings import Setting
 from pipeline.reruns import record
 
@@ -33,6 +34,7 @@ class Content:
     album: Album
     settings: Sequence[Setting]
     command: str  # that makes the page again
+    coverage: Coverage = reliance.NO_COVERAGE
 
 
 def page(content: Content) -> str:
@@ -53,6 +55,7 @@ def page(content: Content) -> str:
         hard_answers=content.examples,
         album=content.album,
         errors=len(content.errors),
+        coverage=content.coverage,
         suspects=list(zip(errors, suggestions, strict=True)),
         suggestions=_lines(suggestions),
         choices=json.dumps(predictions.classes if len(predictions.classes) <= MOST_CHOICES else (), ensure_ascii=False),

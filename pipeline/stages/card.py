@@ -12,12 +12,12 @@ from typing import Any
 from pipeline.base import files, schema
 from pipeline.config.params import Params
 from pipeline.data import split_table
-from pipeline.models import hub
+from pipeline.models import acceptance, hub
 from pipeline.reporting import facts, model_card
 from pipeline.stages import frame
 
 FILE = "README.md"
-FOLDER = ("model.safetensors", "model.json", hub.FILE, "model.onnx")
+FOLDER = ("model.safetensors", "model.json", hub.FILE, acceptance.FILE, "model.onnx")
 
 
 def run(config: Params) -> None:

@@ -3,9 +3,11 @@
     perennial evaluate       starts run.processes of it, as params.yaml says
 
 Reads models/ and the packed test rows. Writes metrics/eval.json, and metrics/*.csv (per_class, confusion, calibration,
-predictions): the same bytes for every number of processes. Every test image is counted once.
+predictions): the same bytes for every number of processes. Every test image is counted once. From validation images it
+writes models/acceptance.json, by which `predict` says that an image is none of the classes.
 """
 
+import hashlib
 import math
 import os
 from argparse import Namespace
@@ -30,7 +32,7 @@ from pipeline.evaluation import figures, inference, metrics
 from pipeline.evaluation.figures import EvalFigures
 from pipeline.evaluation.metrics import ClassFigures
 from pipeline.loader import storage
-from pipeline.models import exported
+from pipeline.models import acceptance, exported
 from pipeline.models.exported import ExportedModel
 from pipeline.stages import frame
 from pipeline.training import provenance
@@ -74,6 +76,24 @@ def write(config: Params, data: Packed, rows: NDArray[np.int64], log_probs: NDAr
         ),
     )
     return table(test_figures, by_class)
+
+
+def acceptance_rows(data: Packed) -> NDArray[np.int64]:
+    """The rows of the validation images whose scores acceptance.json has, ascending.
+
+    Of more than MOST_IMAGES these are the first by the hash of their path: an arbitrary choice that never changes.
+    """
+    order = sorted(data.rows("val").tolist(), key=lambda row: hashlib.sha256(data.paths[row].encode()).digest())
+    return np.array(sorted(order[: acceptance.MOST_IMAGES]), np.int64)
+
+
+def write_acceptance(config: Params, data: Packed, rows: NDArray[np.int64], log_probs: NDArray[np.float64]) -> None:
+    """Write acceptance.json from the log-probabilities [len(rows), classes] of validation images."""
+    models, probabilities = Path(config.paths.models), np.exp(log_probs)
+    own = probabilities[np.arange(len(rows)), data.labels[rows]].tolist()
+    weights, highest = files.sha256(models / "model.safetensors"), probabilities.max(1).tolist()
+    coverage, classes = config.evaluate.coverage, len(data.classes)
+    acceptance.write(models, acceptance.make(weights, coverage, highest, own, classes))
 
 
 def table(test_figures: EvalFigures, by_class: Sequence[ClassFigures]) -> str:
@@ -139,13 +159,15 @@ def run(config: Params) -> None:
         image_store, _ = storage.open_images(
             data.images, config.run.residency, world.device, config.run.processes // config.run.nodes
         )
-        batch_size = config.evaluate.batch_size
-        with progress(model, math.ceil(len(rows) / (batch_size * world.size)), world):
+        batch_size, others = config.evaluate.batch_size, acceptance_rows(data)
+        all_rows = np.concatenate([rows, others])
+        with progress(model, math.ceil(len(all_rows) / (batch_size * world.size)), world):
             log_probs = inference.predict_log_probs(
-                model, image_store, data.sizes, rows, batch_size=batch_size, world=world
+                model, image_store, data.sizes, all_rows, batch_size=batch_size, world=world
             )
     if world.is_main:
-        print(write(config, data, rows, log_probs))
+        write_acceptance(config, data, others, log_probs[len(rows) :])
+        print(write(config, data, rows, log_probs[: len(rows)]))
         print(f"evaluate: figures in {config.paths.metrics}/")
 
 

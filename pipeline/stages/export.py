@@ -49,7 +49,7 @@ def export_onnx(config: Params, target: Path) -> dict[str, Any]:
     from pipeline.data import packed
     from pipeline.engine import determinism
     from pipeline.evaluation import onnx_check
-    from pipeline.models import exported, onnx_export, onnx_file
+    from pipeline.models import acceptance, exported, onnx_export, onnx_file
 
     paths, batch_size = config.paths, config.evaluate.batch_size
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
@@ -65,7 +65,8 @@ def export_onnx(config: Params, target: Path) -> dict[str, Any]:
     with files.atomic_file(target) as temporary:  # so that no file stays that gives other classes
         weights = files.sha256(Path(paths.models) / "model.safetensors")
         frame.tell("export: torch writes the model as ONNX, which takes some seconds")
-        temporary.write_bytes(onnx_export.content(model, description.load(Path(paths.models)), weights))
+        scores = acceptance.read(Path(paths.models))
+        temporary.write_bytes(onnx_export.content(model, description.load(Path(paths.models)), weights, scores))
         runtime = onnx_file.load(temporary, linux.usable_cores())
         probabilities = onnx_check.onnx_probabilities(runtime, data, rows, batch_size)
         below = onnx_check.limit(predictions, probabilities, model.classes)

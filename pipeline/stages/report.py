@@ -7,6 +7,7 @@ machine, and nothing that depends on the kind of CPU.
 """
 
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.base import files, linux
@@ -15,15 +16,16 @@ from pipeline.data import originals, split_table, suspects
 from pipeline.reporting import facts, gallery, page, thumbnails
 from pipeline.reporting.audit import Audit
 from pipeline.reporting.gallery import HardAnswers
+from pipeline.reporting.outcome import Answer
 from pipeline.stages import frame
 
 
-def image_paths(answers: HardAnswers, audit: Audit) -> dict[str, bool]:
+def image_paths(answers: HardAnswers, refused: Sequence[Answer], audit: Audit) -> dict[str, bool]:
     """The path of every image on the page → whether it must be possible to decode it."""
     excluded = [file.path for reason in audit.reasons for file in reason.examples if file.is_picture]
     used = [path for group in audit.groups for path in group.examples]
     used += [suspect.path for issue in audit.issues for suspect in issue.examples]
-    used += [answer.path for answer in (*answers.mistakes, *answers.right_answers)]
+    used += [answer.path for answer in (*answers.mistakes, *answers.right_answers, *refused)]
     return dict.fromkeys(excluded, False) | dict.fromkeys(used, True)
 
 
@@ -35,7 +37,10 @@ def run(config: Params) -> None:
     run_facts = facts.read(config, rows, suspects.read(Path(paths.metrics) / suspects.NAME))
     answers = gallery.hard_answers(run_facts.outcome.answers)
     source = originals.locate(Path(paths.images), Path(paths.inbox))
-    paths_on_page, workers = image_paths(answers, run_facts.audit), config.run.decoding_threads
+    paths_on_page, workers = (
+        image_paths(answers, run_facts.reliance.refused, run_facts.audit),
+        config.run.decoding_threads,
+    )
     pictures = thumbnails.pictures(source, paths_on_page, config.prepare.grey, workers, "report")
     target = Path(paths.reports) / "index.html"
     files.write_text(target, page.page(run_facts, answers, pictures))

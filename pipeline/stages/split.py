@@ -14,6 +14,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ from pipeline.data.folders import interpret
 from pipeline.data.images import ImageInfo, inspect_image
 from pipeline.data.layout import ImageFile, Layout
 from pipeline.data.originals import Originals
-from pipeline.data.split_table import HEADER, SPLITS
+from pipeline.data.split_table import BY_HAND, HEADER, SPLITS
 from pipeline.data.splitting import Assignment, Cut
 from pipeline.stages import frame
 
@@ -60,7 +61,7 @@ def split(
     Raises UserError for a layout, names, corrections, broken images or classes that the user has to fix.
     """
     uncorrected = interpret(str(source.root), source.entries(), source.read)
-    corrected = corrections.apply(table, uncorrected)
+    corrected = corrections.leave_out(corrections.apply(table, uncorrected), settings.leave_out)
     layout = corrected.layout
     image_files, cut = layout.image_files, splitting.find_cut(layout.image_files)
     names = groups.named_groups(layout, settings.group)
@@ -77,12 +78,27 @@ def split(
         Row(file, reason, info, *split_and_group.get(number, ("", "")))
         for number, (file, reason, info) in enumerate(zip(image_files, reasons, infos, strict=True))
     ]
+    rows = [left_out(row, settings) for row in rows]
+    if gone := sorted(set(layout.classes) - {row.image_file.label for row in rows if row.split == "train"}):
+        reason, remedy = f"no training image of {', '.join(gone)}", "raise it"
+        raise UserError(Fault("split.train_share", str(settings.train_share), "value", reason, "up to 1", remedy))
     counts = summary(layout.classes, rows, assigned) | cut_counts(rows, cut)
     counts |= {"corrections": corrected.counts} if corrected.counts else {}
     if not any(names) and settings.group == "none":
         return Result(rows, counts, layout)
     of_groups, notes = groups.report(usable_files, usable_names, assigned.splits)
     return Result(rows, counts | {"groups": of_groups}, replace(layout, notes=(*layout.notes, *notes)))
+
+
+def left_out(row: Row, settings: params.Split) -> Row:
+    """The row; excluded if it is a training image that split.train_share does not use.
+
+    What a smaller share uses, a larger one uses, too: groups are used by the position of a hash of their key.
+    """
+    where = splitting.position(f"train_share {row.group}", settings)
+    if row.split != "train" or where < Fraction(str(settings.train_share)):
+        return row
+    return replace(row, reason=f"{BY_HAND}: split.train_share", split="", group="")
 
 
 def cut_counts(rows: Sequence[Row], cut: Cut) -> dict[str, Any]:
@@ -130,7 +146,7 @@ def summary(classes: Sequence[str], rows: Sequence[Row], assigned: Assignment) -
     by_class = Counter((row.image_file.label, row.split or "excluded") for row in rows)
     return {
         "images": len(rows),
-        "kept": len(assigned.keys),
+        "kept": sum(bool(row.split) for row in rows),
         "classes": {label: {split: by_class[label, split] for split in (*SPLITS, "excluded")} for label in classes},
         "splits": {split: sum(row.split == split for row in rows) for split in SPLITS},
         "exact_duplicate_pairs": sum(len(same) * (len(same) - 1) // 2 for same in exact),

@@ -1,0 +1,260 @@
+""" "None of the classes": limits from validation images, what predict makes of them, and classes that are left out."""
+
+import csv
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.base import files
+from pipeline.config import params
+from pipeline.evaluation import classify, metrics
+from pipeline.evaluation.classify import Answer, Request
+from pipeline.models import acceptance
+from pipeline.models.acceptance import MIN_IMAGES, MISSING, Acceptance
+from pipeline.reruns import learning_curve
+from pipeline.stages import export
+from tests.helpers import browser as browsers
+from tests.helpers import starts
+from tests.helpers.browser import needs_chromium, opened
+from tests.helpers.datasets import do_split, put, two_classes
+from tests.helpers.evaluations import CLASSES, make, run
+from tests.helpers.pages import parsed
+from tests.helpers.projects import call, create_project
+from tests.helpers.refusals import refuses
+
+WEIGHTS = "a" * 64
+SCORE = st.integers(0, 10**6).map(lambda number: number / 10**6)
+
+
+def content(scores: list[float], coverage: float = 0.95, classes: int = 1) -> Acceptance:
+    return acceptance.make(WEIGHTS, coverage, scores, [score / 2 for score in scores], classes)
+
+
+@given(st.lists(SCORE, min_size=MIN_IMAGES + 1, max_size=60), st.sampled_from([0.5, 0.9, 0.95]))
+def test_the_coverage_is_exact(scores: list[float], coverage: float) -> None:
+    """Whichever of the images comes last: the share of those that reach the limit of the others is the coverage, at
+    least. This is the whole proof of split conformal prediction: the images are exchangeable."""
+    reached = 0
+    for number, score in enumerate(scores):
+        limits = acceptance.limits(content([*scores[:number], *scores[number + 1 :]]), WEIGHTS, coverage)
+        reached += score >= limits.highest
+    assert reached >= coverage * len(scores)
+
+
+@given(st.lists(st.lists(SCORE, min_size=3, max_size=3), min_size=60, max_size=90), st.data())
+def test_an_accepted_image_has_a_class(rows: list[list[float]], data: st.DataObject) -> None:
+    """The limit of a set is never above that of the highest probability, so no accepted image has an empty set."""
+    own = [row[data.draw(st.integers(0, 2))] for row in rows]
+    limits = acceptance.limits(acceptance.make(WEIGHTS, 0.9, [max(row) for row in rows], own, 3), WEIGHTS)
+    assert limits.member <= limits.highest
+    kinds = {0: "none", 1: "class"}
+    for row in rows:
+        judgement = acceptance.judge(dict(zip(CLASSES, row, strict=True)), limits)
+        assert judgement.kind == kinds.get(len(judgement.classes), "set")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [MISSING, content([0.5] * (3 * MIN_IMAGES - 1), classes=3), replace(content([0.5] * 99), weights="b" * 64),
+     content([0.5] * MIN_IMAGES, coverage=0.99)],
+    ids=["an older model", "few images", "other weights", "a high coverage"],
+)  # fmt: skip
+def test_without_a_limit_every_image_gets_a_class(case: Acceptance) -> None:
+    """And the reason is known: an older model, too few images, other weights, a coverage that they cannot show."""
+    limits = acceptance.limits(case, WEIGHTS)
+    assert limits.reason
+    assert acceptance.judge({"rose": 0.1}, limits).kind == ""
+
+
+def test_a_coverage_that_the_images_cannot_show_is_refused() -> None:
+    with refuses(("--coverage", "value")):
+        acceptance.limits(content([0.5] * MIN_IMAGES), WEIGHTS, 0.99)
+
+
+# ---- evaluate, export, predict ----
+
+
+@pytest.fixture(scope="module")
+def exporting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project's folder after evaluate and export; ten of its images are for validation."""
+    folder = tmp_path_factory.mktemp("acceptance")
+    config = make(folder)
+    table = Path(config.paths.split)
+    table.write_text(table.read_text().replace(",train,", ",val,"))
+    assert run(folder, processes=1).returncode == 0
+    export.run(config)
+    return folder
+
+
+def test_evaluate_writes_the_probabilities_of_the_validation_images(exporting: Path) -> None:
+    """Of each one the highest, and that of its class, which is never higher; model.onnx has the same."""
+    scores = acceptance.read(exporting / "models")
+    assert (len(scores.highest), scores.classes) == (10, 3)
+    assert scores.weights == files.sha256(exporting / "models/model.safetensors")
+    assert all(own <= highest for own, highest in zip(scores.own, scores.highest, strict=True))
+    assert classify.open_onnx(exporting / "models/model.onnx").acceptance == scores
+
+
+def ask(folder: Path, *arguments: str) -> Any:
+    image = next((folder / "data/images/rose").glob("*.png"))
+    return starts.run([sys.executable, "-m", "pipeline", "predict", *arguments, str(image)], cwd=folder)
+
+
+@pytest.mark.parametrize(("highest", "own", "kind"), [(0.99, 0.5, "none"), (0.2, 0.2, "set"), (0.2, 0.999, "class")])
+def test_predict_gives_a_class_a_set_or_none(
+    exporting: Path, highest: float, own: float, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In JSON, as a row of the table, and as a line, by the limits of the model's folder."""
+    monkeypatch.chdir(exporting)
+    scores = acceptance.read(Path("models"))
+    if kind == "class":  # only the most likely of three nearly equal classes reaches the limit
+        own = max(classify_one(exporting)["probabilities"].values())
+    changed = acceptance.make(scores.weights, 0.95, [highest] * 60, [own] * 60, 3)
+    limits = acceptance.limits(changed, scores.weights)
+    answer = classify_one(exporting)
+    judgement = acceptance.judge(answer["probabilities"], limits)
+    assert judgement.kind == kind
+    original = (exporting / "models/acceptance.json").read_bytes()
+    try:
+        acceptance.write(Path("models"), changed)
+        said = json.loads(ask(exporting, "--model", "models/model.safetensors", "--json").stdout)
+        assert (said["answer"], tuple(said["set"])) == (kind, judgement.classes)
+        table = csv.DictReader(ask(exporting, "--model", "models/model.safetensors", "--csv").stdout.splitlines())
+        rows = list(table)
+        assert {row["answer"] for row in rows} == {kind}
+        assert len(rows) == max(1, len(judgement.classes))
+    finally:
+        (exporting / "models/acceptance.json").write_bytes(original)
+
+
+def classify_one(folder: Path) -> Answer:
+    """The answer of torch for one image."""
+    image = next((folder / "data/images/rose").glob("*.png"))
+    request = Request((image,), folder / "models/model.safetensors")
+    return next(classify.answers(request, params.load(folder / "params.yaml"), []))
+
+
+def test_predict_says_why_there_is_no_limit(exporting: Path) -> None:
+    """Ten validation images are too few. --coverage is then refused by name, as it is outside of its range."""
+    done = ask(exporting, "--json")
+    assert (done.returncode, json.loads(done.stdout)["answer"]) == (0, "")
+    assert "10 validation images" in done.stderr
+    for coverage, status in (("1.2", 2), ("0.9", 1)):
+        refusal = ask(exporting, "--coverage", coverage)
+        assert refusal.returncode == status
+        assert "--coverage" in refusal.stderr
+        assert coverage in refusal.stderr
+
+
+# ---- params that leave images out ----
+
+
+def test_a_class_that_is_left_out_is_in_no_split(tmp_path: Path) -> None:
+    """Its images stay in the table, with a reason; an unknown class is refused."""
+    folder = two_classes(tmp_path / "images")
+    for seed in range(200, 210):
+        put(folder / f"third/{seed}.png", seed)
+    rows, _ = do_split(folder, leave_out="third")
+    assert {row.split for row in rows if row.image_file.label == "third"} == {""}
+    assert all(row.reason for row in rows if row.image_file.label == "third")
+    with refuses(("split.leave_out", "value")):
+        do_split(folder, leave_out="fourth")
+
+
+def test_a_smaller_share_is_a_part_of_a_larger_one(tmp_path: Path) -> None:
+    """Of the training images; validation and test images stay."""
+    folder = two_classes(tmp_path / "images")
+    for seed in range(300, 340):
+        put(folder / f"{'cat' if seed % 2 else 'dog'}/{seed}.png", seed)
+    used, others = [], []
+    for share in (0.25, 0.5, 1.0):
+        rows, _ = do_split(folder, train_share=share)
+        used.append({row.image_file.path for row in rows if row.split == "train"})
+        others.append({(row.image_file.path, row.split) for row in rows if row.split in ("val", "test")})
+    assert used[0] < used[1] < used[2]
+    assert others[0] == others[1] == others[2]
+    with refuses(("split.train_share", "value")):
+        do_split(folder, train_share=1e-6)
+
+
+# ---- studies ----
+
+
+@given(st.lists(st.tuples(SCORE, st.booleans()), min_size=2, max_size=30))
+def test_the_auroc_counts_pairs(rows: list[tuple[float, bool]]) -> None:
+    """It is the share of pairs in which the known image has the higher score; a tie counts half."""
+    rows = [*rows, (0.5, True), (0.4, False)]
+    known, others = ([score for score, is_known in rows if is_known is kind] for kind in (True, False))
+    pairs = [(a > b) + (a == b) / 2 for a in known for b in others]
+    scores, is_known = np.array([score for score, _ in rows]), np.array([kind for _, kind in rows])
+    assert metrics.auroc(scores, is_known) == pytest.approx(sum(pairs) / len(pairs))
+
+
+@pytest.mark.parametrize(("better", "can_be_said"), [(2, False), (30, True)])
+def test_the_gain_of_a_doubling_has_an_interval(better: int, can_be_said: bool) -> None:
+    """Two more right answers of 100 can be chance, and the sentence says so; thirty cannot."""
+    labels = {f"{number}": "a" for number in range(100)}
+    half = dict.fromkeys(labels, "b")
+    whole = {path: "a" if int(path) < better else "b" for path in labels}
+    gain = learning_curve.gain(labels, half, whole)
+    assert gain.points == pytest.approx(better)
+    assert (gain.low > 0) is can_be_said
+
+
+SMALL: dict[str, Any] = {
+    "data__source": "synthetic", "data__synthetic__count": 300, "data__synthetic__size": 40, "prepare__size": 32,
+    "split__fractions__train": 0.3, "split__fractions__val": 0.5, "split__fractions__test": 0.2,
+    "evaluate__batch_size": 8,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project after both studies."""
+    project = create_project(tmp_path_factory.mktemp("unknown") / "project", **SMALL)
+    call(project, "python", "-m", "pipeline", "folds", "--leave-out-classes", "--jobs", "2")
+    call(project, "python", "-m", "pipeline", "curve", "--jobs", "2")
+    return project
+
+
+STUDY = pytest.mark.slow("nine trainings under DVC")
+
+
+@STUDY
+def test_every_class_is_left_out_once(studied: Path) -> None:
+    """Of each class all images are asked, by the model that never saw them; the page has four kinds."""
+    summary = json.loads((studied / "metrics/unknown/summary.json").read_bytes())
+    rows = files.read_csv(studied / "metrics/unknown/answers.csv")
+    assert len(summary["classes"]) == 5
+    for result in summary["classes"]:
+        others = [row for row in rows if row["left_out"] == row["label"] == result["left_out"]]
+        assert result["recognized"]["images"] == len(others) == 60
+        assert result["recognized"]["count"] == sum(row["accepted"] == "False" for row in others)
+        assert all(row["prediction"] != row["left_out"] for row in others)
+    assert summary["total"]["recognized"]["images"] == 300
+    assert len(parsed((studied / "reports/unknown.html").read_text()).all(class_="group")) == 4
+
+
+@STUDY
+def test_the_curve_has_four_shares_of_the_same_test_images(studied: Path) -> None:
+    summary = json.loads((studied / "metrics/curve/summary.json").read_bytes())
+    counts = [point["training_images"] for point in summary["points"]]
+    assert counts == sorted(set(counts))
+    assert summary["images"] == sum(row["images"] for row in summary["classes"])
+
+
+@STUDY
+@needs_chromium
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("page", ["unknown", "curve"])
+def test_a_page_is_as_wide_as_the_window(studied: Path, page: str, width: int) -> None:
+    """On a desktop and on a phone nothing makes the page scroll sideways."""
+    with browsers.started() as browser, opened(browser, studied / f"reports/{page}.html", width=width) as view:
+        assert view.evaluate("document.documentElement.scrollWidth") <= width
