@@ -3,13 +3,18 @@
     perennial folds                     5 folds with these params; one test of every image
     perennial folds --folds 10 --seeds 3 --jobs 2
     perennial folds --recipe NAME       repeats results/recipes/NAME.json, and compares every byte
+    perennial folds --leave-out-classes     trains once without each class, and asks about its images
 
 One test split has few images, so its accuracy has a wide interval. Here split.folds is N, and the pipeline runs N times
 with split.fold from 0 to N - 1: each image is a test image once. --seeds K repeats that with K seeds of the training.
 
+--leave-out-classes asks what a model says of something that it never saw: of the class that its training left out. How
+many of these images are none of the classes, and how many images of known classes are accepted?
+
 Each run is in a work copy of the project (.dvc/tmp/reruns/folds/), with the project's DVC cache. A finished stage is
 restored from the run cache, and an interrupted training goes on from its checkpoint: if this command is killed, run it
-again. Your folder, with its params.yaml and dvc.lock, stays as it is. Written: metrics/folds/ and reports/folds.html.
+again. Your folder, with its params.yaml and dvc.lock, stays as it is. Written: metrics/folds/ and reports/folds.html;
+with --leave-out-classes metrics/unknown/ and reports/unknown.html.
 """
 
 import math
@@ -28,7 +33,7 @@ from pipeline.config.params import Params
 from pipeline.data import corrections
 from pipeline.planning import estimate, survey
 from pipeline.planning.survey import Survey
-from pipeline.reruns import answers, record, runner, workcopy
+from pipeline.reruns import answers, record, runner, unknown, workcopy
 from pipeline.reruns.record import Record
 from pipeline.reruns.runner import Job, Slot
 from pipeline.reruns.workcopy import WorkCopy
@@ -190,6 +195,24 @@ def folds(arguments: Namespace) -> int:
     return status
 
 
+def leave_out_classes(arguments: Namespace) -> int:
+    """Train once without each class, and write what the models say of its images. Returns the exit status."""
+    for option, value in (("--folds", arguments.folds), ("--seeds", arguments.seeds)):
+        if value is not None:
+            remedy = f"leave out {option}"
+            raise UserError(
+                Fault(option, str(value), "pair", "--leave-out-classes has a training per class", remedy=remedy)
+            )
+    config = params.load()
+    errors.raise_if_any(validity.faults(config, machine.read()))
+    with locks.hold(FOLDER, "runs perennial folds"):
+        workcopy.wait_for_workers(FOLDER)
+        repair(integrity.cache_folder())
+        unknown.study(config, runner.slots(config, arguments.jobs), FOLDER)
+        files.remove(FOLDER)
+    return 0
+
+
 def main(arguments: Namespace) -> int:
     runner.stop_on_signals("what has ended is kept: run again to go on")
-    return folds(arguments)
+    return leave_out_classes(arguments) if arguments.leave_out_classes else folds(arguments)

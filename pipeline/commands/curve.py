@@ -1,0 +1,28 @@
+"""Train with a part of the training images: would more photos help, and of which class?
+
+    perennial curve                     with 12, 25, 50 and 100 % of the training images; the test images are the same
+    perennial curve --folds 5 --jobs 2  tests every image: narrower intervals, five times as many trainings
+
+A smaller share is a part of a larger one (split.train_share). Each run is in a work copy of the project, as for
+`perennial folds`: if this command is killed, run it again. Your folder stays as it is. Written: metrics/curve/ and
+reports/curve.html.
+"""
+
+from argparse import Namespace
+
+from pipeline.base import errors, files, locks
+from pipeline.config import machine, params, validity
+from pipeline.reruns import learning_curve, runner, workcopy
+
+FOLDER = workcopy.FOLDER / "curve"
+
+
+def main(arguments: Namespace) -> int:
+    runner.stop_on_signals("what has ended is kept: run again to go on")
+    config = params.load()
+    errors.raise_if_any(validity.faults(config, machine.read()))
+    with locks.hold(FOLDER, "runs perennial curve"):
+        workcopy.wait_for_workers(FOLDER)
+        learning_curve.study(config, arguments.folds, runner.slots(config, arguments.jobs), FOLDER)
+        files.remove(FOLDER)
+    return 0

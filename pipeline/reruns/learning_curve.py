@@ -1,0 +1,162 @@
+"""The accuracy with a part of the training images: shares that contain each other, and the same test images.
+
+The last step doubles the images. Its gain is measured on the same images, so its interval is that of a paired
+difference [Agresti 2013, 11.1.3]: of n images, b are right only with all training images and c only with half of them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pipeline.base import files
+from pipeline.base.errors import Fault, UserError
+from pipeline.config.params import Params
+from pipeline.data import split_table
+from pipeline.evaluation import figures, metrics
+from pipeline.reporting import charts, rendering
+from pipeline.reruns import runner, workcopy
+from pipeline.reruns.runner import Job, Slot
+from pipeline.reruns.workcopy import WorkCopy
+
+SHARES = (0.12, 0.25, 0.5, 1.0)
+MOST_FOLDS = 100
+SUMMARY, PAGE = "summary.json", "curve.html"
+
+Labels = Mapping[str, str]  # path of an image → class
+
+
+@dataclass(frozen=True)
+class Point:
+    """The results with one share of the training images; `low` and `high` are the 95 % interval of the accuracy."""
+
+    share: float
+    training_images: int  # the mean over folds
+    accuracy: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What the last doubling of the training images brought, in points; `low` and `high` are its 95 % interval."""
+
+    points: float
+    low: float
+    high: float
+
+    @property
+    def sentence(self) -> str:
+        """What twice as many images would probably bring."""
+        if self.low <= 0:
+            return (
+                "What twice as many images would bring cannot be said: the last doubling changed the accuracy by "
+                f"{self.points:+.1f} points, and chance alone can do that (95 % interval {self.low:+.1f} to "
+                f"{self.high:+.1f})."
+            )
+        return (
+            f"The last doubling brought {self.points:.1f} points (95 % interval {self.low:.1f} to {self.high:.1f}). "
+            "A curve becomes flatter, so the next one will probably bring less: take this as the most to hope for."
+        )
+
+
+@dataclass(frozen=True)
+class ClassGain:
+    """The recall of a class with half of the training images and with all of them."""
+
+    name: str
+    images: int  # test images
+    half: float
+    whole: float
+
+
+def study(config: Params, folds: int, slots: Sequence[Slot], folder: Path) -> None:
+    """Train with each share, and write the summary and the page. Raises UserError for a number of folds."""
+    if not 1 <= folds <= MOST_FOLDS:
+        raise UserError(Fault("--folds", str(folds), "value", allowed=f"1 to {MOST_FOLDS}"))
+    cut = {"split.folds": folds} if folds > 1 else {"split.folds": config.split.folds}
+    copies = {
+        (share, fold): workcopy.copy_project(
+            folder / f"{share}-{fold}", {**cut, "split.fold": fold if folds > 1 else config.split.fold,
+                                         "split.train_share": share}
+        )
+        for share in SHARES
+        for fold in range(folds)
+    }  # fmt: skip
+    first = next(iter(copies.values()))
+    runner.run_or_raise([Job("images and weights", first.folder, ("download", "weights"))], slots[:1], "curve")
+    workcopy.share((first.config.paths.images, first.config.paths.weights), [*copies.values()])
+    stages = ("split", "prepare", "train", "evaluate")
+    jobs = [Job(f"{share:.0%}, fold {fold}", copy.folder, stages) for (share, fold), copy in copies.items()]
+    runner.run_or_raise(jobs, slots, "curve")
+    labels, answers = dict[str, str](), dict[float, Labels]()
+    for share in SHARES:
+        rows = [row for fold in range(folds) for row in predictions(copies[share, fold])]
+        labels |= {row["path"]: row["label"] for row in rows}
+        answers[share] = {row["path"]: row["prediction"] for row in rows}
+    counts = {share: sum(training_images(copies[share, fold]) for fold in range(folds)) // folds for share in SHARES}
+    write(config, [point(share, counts[share], labels, answers[share]) for share in SHARES], labels, answers)
+
+
+def predictions(copy: WorkCopy) -> list[dict[str, str]]:
+    """The rows of the copy's predictions.csv."""
+    return files.read_csv(copy.folder / copy.config.paths.metrics / figures.PREDICTIONS)
+
+
+def training_images(copy: WorkCopy) -> int:
+    """The number of training images of a copy."""
+    return sum(row["split"] == "train" for row in split_table.kept_rows(copy.folder / copy.config.paths.split))
+
+
+def point(share: float, images: int, labels: Labels, answers: Labels) -> Point:
+    """The point of the curve, from the class and the answer of each test image."""
+    right = sum(answers[path] == label for path, label in labels.items())
+    return Point(share, images, right / len(labels), *metrics.wilson(right, len(labels)))
+
+
+def gain(labels: Labels, half: Labels, whole: Labels) -> Gain:
+    """What the last doubling brought, from the answers with half of the training images and with all."""
+    n = len(labels)
+    b = sum(whole[path] == label != half[path] for path, label in labels.items())
+    c = sum(half[path] == label != whole[path] for path, label in labels.items())
+    error = metrics.Z * math.sqrt(b + c - (b - c) ** 2 / n) / n
+    return Gain(100 * (b - c) / n, 100 * ((b - c) / n - error), 100 * ((b - c) / n + error))
+
+
+def class_gains(labels: Labels, half: Labels, whole: Labels) -> list[ClassGain]:
+    """The recall of each class, the one with the largest rise first."""
+    gains = []
+    for name in sorted(set(labels.values())):
+        paths = [path for path, label in labels.items() if label == name]
+        recalls = (sum(answers[path] == name for path in paths) / len(paths) for answers in (half, whole))
+        gains.append(ClassGain(name, len(paths), *recalls))
+    return sorted(gains, key=lambda row: row.half - row.whole)
+
+
+def write(config: Params, points: Sequence[Point], labels: Labels, answers: Mapping[float, Labels]) -> None:
+    """Write the summary and the page into the folders of `config`, and print the curve."""
+    half, whole = answers[SHARES[-2]], answers[SHARES[-1]]
+    last, classes = gain(labels, half, whole), class_gains(labels, half, whole)
+    summary = {
+        "images": len(labels),
+        "points": [asdict(row) for row in points],
+        "last_doubling": asdict(last),
+        "classes": [asdict(row) for row in classes],
+    }
+    files.write_json(Path(config.paths.metrics) / "curve" / SUMMARY, summary)
+    rows = [
+        (f"{row.share:.0%}: {row.training_images:,} images", [charts.Share(row.accuracy, row.low, row.high)])
+        for row in points
+    ]
+    page = rendering.page(
+        "curve.html.jinja", model=config.train.model, images=len(labels), points=points, gain=last, classes=classes,
+        chart=charts.intervals("curve", "Accuracy by share of the training images", rows),
+    )  # fmt: skip
+    files.write_text(Path(config.paths.reports) / PAGE, page)
+    for row in points:
+        print(
+            f"{row.share:>5.0%} {row.training_images:>8,} training images   accuracy {row.accuracy:.4f} "
+            f"(95 % interval: {row.low:.4f} to {row.high:.4f})"
+        )
+    print(f"curve: {last.sentence}")
+    print(f"curve: the page, for a browser: {config.paths.reports}/{PAGE}")
