@@ -27,7 +27,7 @@ def read(folder: Path, content: Any) -> Sweep:
     return ranges.read(folder / "my sweep.yaml")
 
 
-REFUSED: dict[str, tuple[Any, str, Kind]] = {
+FAULTS: dict[str, tuple[Any, str, Kind]] = {
     "search": (of(search="best"), "search", "value"),
     "no search": (of(search=None), "search", "missing"),
     "key": (of(jobs=2), "jobs", "unknown"),
@@ -35,11 +35,7 @@ REFUSED: dict[str, tuple[Any, str, Kind]] = {
     "too many": (of(params={MIXUP: [0.0, 0.2]}), "trials", "value"),
     "grid": (of(search="grid", trials=None), LR, "pair"),
     "grid of so many": (of(search="grid", params={LR: [0.1]}), "trials", "pair"),
-    "large grid": (
-        {"search": "grid", "params": {LR: [0.01 * n for n in range(1, 40)], MIXUP: [0.01 * n for n in range(40)]}},
-        "params",
-        "value",
-    ),
+    "large grid": ({"search": "grid", "params": {LR: [*range(1, 40)], MIXUP: [*range(40)]}}, "params", "value"),
     "no params": (of(params={}), "params", "value"),
     "name": (of(params={"train.mixupp": [0.1]}), "params", "unknown"),
     "section": (of(params={"lr": [0.1]}), "params", "unknown"),
@@ -53,16 +49,12 @@ REFUSED: dict[str, tuple[Any, str, Kind]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", FAULTS)
 def test_a_file_with_a_fault_is_refused(tmp_path: Path, case: str) -> None:
-    """The fault names the file and the key in it."""
-    content, key, kind = REFUSED[case]
+    """The fault names the file and the key in it. A file that is no table, and a missing one, are refused, too."""
+    content, key, kind = FAULTS[case]
     with refuses((f"{tmp_path}/my sweep.yaml: {key}", kind)):
         read(tmp_path, content)
-
-
-def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
-    """So is a missing one."""
     with refuses((tmp_path / "my sweep.yaml", "damaged")):
         read(tmp_path, [1])
     with refuses((tmp_path / "nowhere.yaml", "missing")):

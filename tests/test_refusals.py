@@ -29,7 +29,7 @@ VALUES: dict[str, tuple[Any, ...]] = CHOICES | {
 }  # fmt: skip
 
 
-def refused_by(row: Pair) -> params.Params:
+def config_for(row: Pair) -> params.Params:
     """Params to which the row applies."""
     lacking = row.conditions.keys() - VALUES.keys()
     assert not lacking, f"VALUES in tests/test_refusals.py needs {', '.join(lacking)}: each with a value of the row"
@@ -42,7 +42,7 @@ def refused_by(row: Pair) -> params.Params:
 @pytest.mark.parametrize("row", PAIRS, ids=lambda row: f"{row.key}-{row.other}-{rules.words(row.others)}")
 def test_every_row_is_rendered(row: Pair) -> None:
     """A row refuses its own pair, and names the keys and their values. What it allows instead, it does not refuse."""
-    config = refused_by(row)
+    config = config_for(row)
     fault = row.fault(config)
     assert fault in rules.faults(config)
     assert (fault.key, fault.kind) == (row.key, "pair")
@@ -51,14 +51,14 @@ def test_every_row_is_rendered(row: Pair) -> None:
     for part in re.split(r", (?:or )?| or |; ", row.allowed):
         key, _, value = part.rpartition(": ")
         with suppress(UserError):  # words, such as "another model"
-            changed = params.with_values(config, {key or row.key: YAML(typ="safe", pure=True).load(value)})
-            assert not row.applies(changed), part
+            allowed = params.with_values(config, {key or row.key: YAML(typ="safe", pure=True).load(value)})
+            assert not row.applies(allowed), part
 
 
 def test_no_pair_is_in_two_rows() -> None:
     """Each row refuses params that no row before it refuses for the same two keys."""
     for row in PAIRS:
-        same = [one for one in PAIRS if one.applies(refused_by(row)) and {one.key, one.other} == {row.key, row.other}]
+        same = [one for one in PAIRS if one.applies(config_for(row)) and {one.key, one.other} == {row.key, row.other}]
         assert same == [row]
 
 

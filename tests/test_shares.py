@@ -20,8 +20,8 @@ from tests.helpers.datasets import do_split, left_out, put, settings, splits_by_
 @given(st.integers(2, 1000), st.integers(1, 80), st.integers(1, 19))
 def test_of_several_folds_each_tests_one_part(folds: int, val: int, test: int) -> None:
     """Test has 1 / folds, whatever fractions.test is; train : val is as the fractions say; the sum is 1."""
-    chosen = settings(val=val / 100, test=test / 100, folds=folds)
-    share = splitting.shares(chosen)
+    config = settings(val=val / 100, test=test / 100, folds=folds)
+    share = splitting.shares(config)
     assert share["test"] == Fraction(1, folds)
     assert share["train"] * val == share["val"] * (100 - val - test)
     assert sum(share.values()) == 1
@@ -33,13 +33,6 @@ def test_ten_folds_are_the_default_fractions() -> None:
     assert splitting.shares(settings(folds=1)) == {
         "train": Fraction(8, 10), "val": Fraction(1, 10), "test": Fraction(1, 10),
     }  # fmt: skip
-
-
-def test_the_shares_of_a_fold_are_said() -> None:
-    """The number of the fold begins at 0, so the last one is named, too."""
-    assert split.fold_line(settings(folds=5, fold=2)) == (
-        "split.fold: 2, of 5 folds (0 to 4): train 71.1 %, val 8.89 %, test 20 %"
-    )
 
 
 @pytest.fixture
@@ -55,12 +48,12 @@ def with_copies(tmp_path: Path) -> Path:
 def test_ignored_duplicates_are_kept_and_every_other_image_stays(with_copies: Path) -> None:
     """No copy is left out. An image without a near duplicate is in the same split under both rules."""
     together, _ = do_split(with_copies, phash_distance=0)
-    ignored, counts = do_split(with_copies, phash_distance=0, duplicates="ignore")
+    separate, counts = do_split(with_copies, phash_distance=0, duplicates="ignore")
     assert left_out(together) == {"conflicting labels": 2, "duplicate": 1}
-    assert left_out(ignored) == {}
+    assert left_out(separate) == {}
     assert counts["exact_duplicate_pairs"] == 2
     assert counts["largest_group"] == 1
-    before, after = splits_by_path(together), splits_by_path(ignored)
+    before, after = splits_by_path(together), splits_by_path(separate)
     assert {path: after[path] for path, name in before.items() if name} == {p: n for p, n in before.items() if n}
 
 

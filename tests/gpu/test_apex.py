@@ -9,17 +9,7 @@ from torch import Tensor, nn
 
 from pipeline.engine import loop
 from pipeline.engine.world import World
-from tests.gpu.training import (
-    Figures,
-    batches,
-    distance,
-    everywhere,
-    gradients,
-    masters,
-    setup,
-    small_resnet,
-    train,
-)
+from tests.gpu.training import Figures, batches, distance, everywhere, gradients, masters, setup, small_resnet, train
 
 
 @pytest.mark.gpu(ranks=2, needs="apex")
