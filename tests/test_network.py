@@ -187,22 +187,6 @@ def test_checkpointing_changes_memory_and_nothing_else(name: str) -> None:
     assert saved_size < 0.6 * size  # the stem, which ResNet-18 keeps, is more than half of what is left
 
 
-def test_a_copy_of_a_checkpointed_model_is_its_own() -> None:
-    """A deep copy (a moving average of the weights) computes with its own weights, under the same names."""
-    net = network.build("resnet18", 3, seed=0)
-    names = list(net.state_dict())
-    network.checkpoint_blocks(net, "resnet18")
-    copy = deepcopy(net)
-    assert list(net.state_dict()) == list(copy.state_dict()) == names
-    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    before = net.eval()(images)
-    with torch.no_grad():
-        for parameter in copy.parameters():
-            parameter.zero_()
-    assert not copy.eval()(images).any()
-    assert torch.equal(net(images), before)
-
-
 @pytest.fixture
 def one_of_one(tmp_path: Path) -> Iterator[None]:
     """A process group of this process alone."""

@@ -12,7 +12,7 @@ from PIL import Image
 
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.data import corrections, duplicates, splitting
+from pipeline.data import corrections, duplicates
 from pipeline.data.duplicates import NearDuplicates
 from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile
@@ -93,21 +93,6 @@ def test_a_photo_added_moves_no_other(photos: Path, photos_split: tuple[Rows, Co
     assert {path: after[path] for path in before} == before
     assert after["daisy/0 new.png"] in SPLITS
     assert left_out(rows)["truncated"] == 1
-
-
-def test_what_is_moved_to_fill_is_counted(small: Path) -> None:
-    """moved_to_fill is the number of images in another split than the hash of their group says."""
-    shutil.rmtree(small / "dog")
-    for seed in range(3):
-        put(small / f"dog/{seed}.png", 100 + seed)
-    rows, counts = do_split(small)
-    spans = splitting.intervals(settings())
-    moved = [
-        row
-        for row in rows
-        if not spans[row.split][0] <= splitting.position(row.info.pixels, settings()) < spans[row.split][1]
-    ]
-    assert counts["moved_to_fill"] == len(moved) > 0
 
 
 def test_each_broken_file_is_excluded_with_its_reason(small: Path) -> None:
@@ -275,24 +260,6 @@ def test_a_part_cut_from_train_has_no_near_duplicate_in_a_given_part(tmp_path: P
     assert counts["cut_from_train"] == {"test": counts["splits"]["test"]}
     cut = {(row.image_file.label, row.image_file.path.split("/")[0]) for row in rows if row.split == "test"}
     assert cut == {("cat", "train"), ("dog", "train")}
-
-
-def test_an_image_without_a_split_goes_where_its_near_duplicate_is(tmp_path: Path) -> None:
-    """In labels.csv; then no near duplicates are in different splits, and that is what is counted."""
-    folder = tmp_path / "images"
-    lines = ["path,label,split"]
-    for label, first in (("cat", 0), ("dog", 100)):
-        for number in range(first, first + 8):
-            put(folder / f"{number}.png", number)
-            put(folder / f"{number} large.png", number, side=48)
-            lines += [f"{number}.png,{label},{'test' if number % 2 else ''}", f"{number} large.png,{label},"]
-    (folder / "labels.csv").write_text("\n".join(lines))
-    rows, counts = do_split(folder)
-    splits = splits_by_path(rows)
-    assert all(splits[f"{n} large.png"] == splits[f"{n}.png"] for n in (*range(8), *range(100, 108)))
-    assert all((splits[f"{n}.png"] == "test") == bool(n % 2) for n in (*range(8), *range(100, 108)))
-    assert (counts["near_duplicate_pairs"], counts["near_duplicates_across_splits"]) == (16, 0)
-    assert counts["without_given_split"]["test"] == 8
 
 
 def test_a_perceptual_hash_of_zero_is_a_hash() -> None:

@@ -112,7 +112,10 @@ def test_present_settings_outside_the_file_are_drawn(lr: float, model: str) -> N
 
 @needs_chromium
 def test_a_phone_shows_every_axis_without_scrolling(browser: Browser, tmp_path: Path) -> None:
-    """Every text of the drawing is in the window, as large as in the other drawings, and no two values overlap."""
+    """Every text of the drawing is in the window, as large as in the other drawings, and no two values overlap.
+
+    On a desktop the letters of a drawing of one setting are not much larger than those of the text.
+    """
     path = tmp_path / "sweep.html"
     path.write_text(PAGE)
     measure = "[...document.querySelectorAll('.phone text')].map(t => t.getBoundingClientRect().toJSON())"
@@ -126,16 +129,10 @@ def test_a_phone_shows_every_axis_without_scrolling(browser: Browser, tmp_path: 
         assert one["height"] > 11
     for one, other in itertools.combinations(boxes, 2):
         assert one["right"] <= other["left"] or other["right"] <= one["left"] or abs(one["y"] - other["y"]) > 10
-
-
-@needs_chromium
-def test_the_drawing_of_one_setting_does_not_fill_the_page(browser: Browser, tmp_path: Path) -> None:
-    """Its letters are not much larger than those of the text."""
-    one = Sweep("one", "random", 4, 0, {"train.lr": LR})
+    single = Sweep("one", "random", 4, 0, {"train.lr": LR})
     alone = [TrialResult(Trial(1, {"train.lr": 0.01}), "s-1", (train_figures(0.5, 1.5, 3),))]
-    path = tmp_path / "sweep.html"
-    path.write_text(sweep_page.page(one, alone, CONCLUSION, TAKE_OVER))
+    path.write_text(sweep_page.page(single, alone, CONCLUSION, TAKE_OVER))
     with opened(browser, path, width=1280) as page:
         assert page.locator("svg[role=img]:visible").count() == 1
         heights = page.evaluate("[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height)")
-        assert max(heights) < 30
+    assert max(heights) < 30

@@ -16,7 +16,6 @@ from torch.distributed import HashStore
 
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.data import packed
 from pipeline.engine.loop import Totals
 from pipeline.loader.storage import Dataset
 from pipeline.models import network
@@ -126,18 +125,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     assert re.search(r"train: train\.lr: 1000\.0: .*step 2 ", done.stderr)
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "models").exists()
-
-
-def test_a_model_whose_validation_loss_is_not_finite_is_not_exported(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is refused by its epoch, and what is there stays."""
-    monkeypatch.chdir(trained)
-    before, row = outputs(trained), dict.fromkeys(state.HISTORY, 1.0) | {"epoch": 1, "val_loss": float("nan")}
-    data = packed.load(Path("data/packed"), Path("data/split.csv"))
-    with refuses(("train.lr", "value")):
-        results.write(params.load(), data.classes, {}, state.Progress(step=4, history=[row]))
-    assert outputs(trained) == before
 
 
 def test_the_best_epoch_has_a_finite_validation_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,15 +81,9 @@ class Run:
 
     def steps(self) -> int:
         """The highest training step in TensorBoard's events, over all attempts."""
-        return max(
-            (
-                event.step
-                for path in self.folder.glob("runs/*/events*")
-                for event in EventFileLoader(str(path)).Load()
-                if any(value.tag == "loss/train" for value in event.summary.value)
-            ),
-            default=0,
-        )
+        events = (event for path in self.folder.glob("runs/*/events*") for event in EventFileLoader(str(path)).Load())
+        of_steps = (e.step for e in events if any(value.tag == "loss/train" for value in e.summary.value))
+        return max(of_steps, default=0)
 
 
 def command_line(process: psutil.Process) -> list[str]:
@@ -113,12 +107,12 @@ def start(folder: Path, stage: str, through_repro: bool = False) -> Run:
 
 def working_in(folder: Path) -> list[psutil.Process]:
     """The processes, other than zombies, whose working directory is `folder`."""
-    working = []
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == folder:
-                working.append(process)
-    return working
+                processes.append(process)
+    return processes
 
 
 def left_in(folder: Path) -> list[psutil.Process]:

@@ -75,9 +75,9 @@ def test_shapes(world: World, memory_format: str) -> Figures:
         ready = setup(world, "bf16", make=lambda: in_layout(MEMORY_FORMATS[memory_format]))
         steps = stream(world)
         losses = train(ready, steps, graphs=graphs)
-        seen = list(loop.logits(ready.model, [batch.images for batch in steps], ready.precision))
+        logits = list(loop.logits(ready.model, [batch.images for batch in steps], ready.precision))
         losses += train(ready, steps, graphs=graphs)
-        digests.append(digest(state_digest(ready), losses, seen))
+        digests.append(digest(state_digest(ready), losses, logits))
     assert (Counted.captured, Counted.replayed) == (3, 18), "each shape is recorded once, and every step is a replay"
     assert digests[0] == digests[1], "graphs change no bit"
     return {"digest": digests[0][:16]}

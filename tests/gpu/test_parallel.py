@@ -78,9 +78,9 @@ def test_sync_bn(world: World, kind: str, dtype: str) -> Figures:
     batch, rank = results
     apart = {}
     for key, value in rank.items():
-        seen = distributed.all_reduce_sum(value.float()) if key in ("scale", "shift") else value.float()
+        actual = distributed.all_reduce_sum(value.float()) if key in ("scale", "shift") else value.float()
         of_images = key in ("output", "input", "evaluation")
-        apart[key] = distance(seen, batch[key][slices[1]] if of_images else batch[key])
+        apart[key] = distance(actual, batch[key][slices[1]] if of_images else batch[key])
         assert apart[key] < (5e-3 if dtype == "float16" else 1e-5), f"{key} differs by {apart[key]}"
     return {**apart}
 
