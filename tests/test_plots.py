@@ -1,7 +1,6 @@
 """DVC's plots in a real browser without a network."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from pipeline.base import files
 from pipeline.training.state import HISTORY
 from pipeline.versioning import plots_page
 from tests.conftest import PROJECT
+from tests.helpers import browser
 from tests.helpers.projects import call, create_project
 
-CHROMIUM = shutil.which("chromium")
 BAD = 123456.0  # the loss of one epoch
 EPOCHS = 12
 
@@ -40,56 +39,32 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def view(page: Path) -> dict[str, Any]:
-    """What a browser without a network shows: requests, errors, and the texts of each chart by its title."""
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium (apt-get install chromium)")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        context = browser.new_context()
-        context.set_offline(True)
-        tab = context.new_page()
-        requests, errors = list[str](), list[str]()
-        tab.on("request", lambda request: requests.append(request.url))
-        tab.on("pageerror", lambda error: errors.append(str(error)))
-        tab.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
-        tab.goto(page.as_uri())
+def view(page: Path) -> list[dict[str, Any]]:
+    """What a browser shows of each chart: its texts by role, its lines, points and marks. It requests nothing else."""
+    with browser.started() as chromium, browser.opened(chromium, page) as tab:
         charts = tab.locator("svg.marks")
         charts.nth(5).wait_for()
-        texts = [
-            {
-                role: chart.locator(f".{role} text").all_text_contents()
-                for role in ("role-title", "role-axis-label", "mark-text", "role-legend")
-            }
+        roles = ("role-title", "role-axis-label", "mark-text")
+        return [
+            {role: chart.locator(f".{role} text").all_text_contents() for role in roles}
             | {
                 "lines": [path.get_attribute("d") for path in chart.locator(".mark-line path").all()],
                 "points": chart.locator(".mark-symbol.role-mark path").count(),
+                "marks": chart.locator(".mark-rect path, .mark-line path, .mark-symbol path").count(),
             }
-            | {"marks": chart.locator(".mark-rect path, .mark-line path, .mark-symbol path").count()}
             for chart in charts.all()
         ]
-        browser.close()
-    return {"requests": requests, "errors": errors, "charts": texts}
 
 
-def test_the_plots_are_drawn_without_a_network(view: dict[str, Any], page: Path) -> None:
-    """Six charts with their titles and marks; no request but the page itself, and no error."""
-    assert view["requests"] == [page.as_uri()]
-    assert view["errors"] == []
-    titles = [chart["role-title"][0] for chart in view["charts"]]
-    assert titles[:2] == ["Loss per epoch", "Accuracy per epoch"]
-    assert len(titles) == 6
-    assert all(chart["marks"] > 0 for chart in view["charts"])
-
-
-def test_the_charts_can_be_read(view: dict[str, Any]) -> None:
+@browser.needs_chromium
+def test_the_plots_are_drawn_without_a_network(view: list[dict[str, Any]]) -> None:
     """Each epoch is once on the axis; one bad epoch does not flatten the others; the matrix has the share of each row.
 
     The calibration has a dashed line from no confidence and accuracy to all, and a point of each bin.
     """
-    loss, accuracy, matrix, *_, calibration = view["charts"]
+    assert all(chart["marks"] > 0 for chart in view)
+    assert [chart["role-title"][0] for chart in view][:2] == ["Loss per epoch", "Accuracy per epoch"]
+    loss, accuracy, matrix, _, _, calibration = view
     assert accuracy["role-axis-label"][:EPOCHS] == [str(epoch) for epoch in range(1, EPOCHS + 1)]
     assert 2 < max(float(label.replace(",", "")) for label in loss["role-axis-label"][EPOCHS:]) < 20
     assert {"0.25", "0.75", "1.00"} <= set(matrix["mark-text"])

@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any, get_args
 
 import pytest
-import torch
 from ruamel.yaml import YAML
 
 from pipeline.base import errors
@@ -14,7 +13,6 @@ from pipeline.base.errors import Fault, Kind, UserError
 from pipeline.config import params, rules, validity
 from pipeline.config.machine import Machine
 from pipeline.config.rules import PAIRS, Pair
-from pipeline.models import network
 from tests.conftest import PROJECT
 from tests.helpers.choices import CHOICES, CPU_ONLY, TWO_GPUS, with_lines
 from tests.helpers.refusals import check_form
@@ -143,13 +141,3 @@ def test_a_message_has_the_first_faults_and_counts_the_others() -> None:
     assert len(lines) == errors.MOST_SHOWN
     assert f"{1010 - len(lines):,}" in last
     assert len(error.faults) == 1010
-
-
-def test_what_torch_refuses_is_in_the_table() -> None:
-    """Nesterov's step without momentum, and a transformer at another side, fail in torch itself."""
-    with pytest.raises(ValueError, match="Nesterov"):
-        torch.optim.SGD([torch.zeros(1)], 0.1, momentum=0, nesterov=True)
-    with torch.device("meta"), pytest.raises(AssertionError):
-        network.build("vit_b_16", 2, 0)(torch.zeros(1, 3, 192, 192))
-    for lines in ({"train.nesterov": True, "train.momentum": 0.0}, {"train.model": "vit_b_16", "train.crop": 192}):
-        assert any(row.key in lines for row in PAIRS if row.applies(with_lines(**lines)))

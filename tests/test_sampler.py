@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from benchmarks.speed import ours
 from pipeline.config import params
 from pipeline.engine.parallel import Share
-from pipeline.loader import random_params, sampler
+from pipeline.loader import sampler
 from pipeline.loader.batches import Plan, plans
-from pipeline.loader.random_params import CropRange
 from pipeline.loader.storage import Dataset, ImageStore
 
 
@@ -42,18 +41,6 @@ def test_every_epoch_ends_with_a_step_of_its_own(rows: int, epochs: int, data: s
     assert sorted(set(ends)) == ends
     assert ends[0] >= 1
     assert ends[-1] == sampler.steps(epochs, rows, batch)
-
-
-@given(seed=st.integers(0, 2**32 - 1), step=st.integers(0, 10**6), size=st.sampled_from([1, 2, 3, 4, 6, 12]))
-def test_the_slices_of_any_world_size_merge_to_the_same_stream(seed: int, step: int, size: int) -> None:
-    """What is drawn for the rows of all ranks, put together, is what one process draws, byte for byte."""
-    rows = sampler.batch_rows(seed, step, 12, 97)
-    sizes = np.stack([100 + rows, 300 - rows], 1).astype(np.int32)
-    boxes, flips = random_params.crop_boxes(seed, [step], sizes, 64, CropRange((0.08, 1.0), (0.75, 4 / 3), 0.5))
-    factors = random_params.jitter_factors(seed, [step], 12, 0.4)
-    for whole in (rows, boxes, flips, factors, random_params.erase_boxes(seed, [step], 12, 64, 0.5)):
-        merged = np.concatenate([Share(range(rank, rank + 1), size).take(whole) for rank in range(size)])
-        assert merged.tobytes() == whole.tobytes()
 
 
 def arrays(plan: Plan) -> list[NDArray[Any]]:

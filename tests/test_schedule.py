@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from pipeline.config import params
 from pipeline.config.params import Train
-from pipeline.loader import sampler
 from pipeline.training import schedule
 from pipeline.training.notes import notes
-from pipeline.training.schedule import Schedule, best_epoch, finished_epoch, scaled_lr, should_stop
+from pipeline.training.schedule import Schedule, best_epoch, should_stop
 from tests.conftest import change, on_cpu, read_params
 
 
@@ -24,13 +23,6 @@ def test_a_cosine_falls_from_one_towards_its_end(steps: int, data: st.DataObject
     assert all(a < b for a, b in itertools.pairwise(rates[:warmup]))
     assert all(a >= b for a, b in itertools.pairwise(rates[warmup:]))
     assert all(final - 1e-12 <= rate <= 1 for rate in rates[warmup:])
-
-
-def test_the_cosine_of_the_tutorial() -> None:
-    """Without warm-up, to a tenth: the closed form ((1 + cos(pi t)) / 2) 0.9 + 0.1."""
-    for step in range(30):
-        expected = (1 + math.cos(step * math.pi / 30)) / 2 * 0.9 + 0.1
-        assert Schedule("cosine", 30, 0, 0.1).lr_factor(step) == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_cosine_begins_after_the_warm_up() -> None:
@@ -55,13 +47,6 @@ def test_steps_drop_where_they_are_told(steps: int, drop: float, data: st.DataOb
             at <= step for at in drops
         )
     assert Schedule("step", steps, 0, 0.0, [0]).lr_factor(steps - 1) == 1  # without a factor a drop changes nothing
-
-
-def test_steps_drop_at_the_ends_of_epochs() -> None:
-    """With 10 rows in batches of 4, epochs end after 2, 5, 7 and 10 steps; every 2 epochs: after the 5th step."""
-    drops = [sampler.epoch_end(epoch - 1, 10, 4) for epoch in range(2, 4, 2)]
-    rates = [Schedule("step", 10, 2, 0.0, drops, 0.5).lr_factor(step) for step in range(10)]
-    assert rates == [0.5, 1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -109,22 +94,6 @@ def test_patience_is_told_by_the_history_alone(accuracies: list[float], patience
     before, last = accuracies[:-patience], accuracies[-patience:]
     expected = bool(before) and max(last) <= max(before)
     assert should_stop(rows(*accuracies), patience) is expected
-
-
-def test_the_rate_grows_with_the_batch() -> None:
-    """A rate of 0.1 for 256 images is 0.4 for 1024; without a reference it stays."""
-    assert scaled_lr(0.1, 1024, 256) == 0.4
-    assert scaled_lr(0.1, 64, 64) == 0.1
-    assert scaled_lr(0.1, 1024, 0) == 0.1
-
-
-def test_an_epoch_ends_where_its_last_full_batch_does() -> None:
-    """finished_epoch names each epoch once, at its last step, and no other step."""
-    for rows, batch in ((36, 8), (10, 10), (97, 12), (5, 1)):
-        epochs = {step: finished_epoch(step, rows, batch) for step in range(1, sampler.steps(7, rows, batch) + 1)}
-        assert {step: epoch for step, epoch in epochs.items() if epoch} == {
-            sampler.epoch_end(epoch, rows, batch): epoch + 1 for epoch in range(7)
-        }
 
 
 @pytest.mark.parametrize(("at_end", "anywhere", "ages"), [(10, 300, (10, 300)), (0, 300, (0, 300)), (10, 5, (5, 5))])

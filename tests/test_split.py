@@ -3,16 +3,19 @@
 import re
 import shutil
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from pipeline.base import files
 from pipeline.config import params
-from pipeline.data import corrections, duplicates
+from pipeline.data import corrections, duplicates, splitting
 from pipeline.data.duplicates import NearDuplicates
 from pipeline.data.images import ImageInfo
 from pipeline.data.layout import ImageFile
@@ -21,19 +24,8 @@ from pipeline.data.split_table import HEADER, SPLITS
 from pipeline.data.splitting import Assignment
 from pipeline.stages import split
 from tests.conftest import change, on_cpu
-from tests.helpers.datasets import (
-    Counts,
-    Rows,
-    do_split,
-    left_out,
-    near_by_brute_force,
-    noise_image,
-    put,
-    reasons,
-    settings,
-    splits_by_path,
-    two_classes,
-)
+from tests.helpers import datasets
+from tests.helpers.datasets import Counts, Rows, do_split, left_out, put, reasons, settings, splits_by_path, two_classes
 from tests.helpers.refusals import refuses
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # pytest undoes the module's own filter
@@ -67,7 +59,7 @@ def test_no_two_near_photos_are_in_different_splits(photos_split: tuple[Rows, Co
     rows, counts = photos_split
     used = [row for row in rows if row.split]
     hashes = np.array([row.info.phash for row in used], np.uint64)
-    pairs = near_by_brute_force(hashes, 8)
+    pairs = datasets.near_by_brute_force(hashes, 8)
     assert len(pairs) == counts["near_duplicate_pairs"] > 0
     assert all((used[a].split, used[a].group) == (used[b].split, used[b].group) for a, b in pairs)
 
@@ -196,7 +188,7 @@ def test_the_terminal_shows_how_many_files_are_excluded(
 
 def test_the_table_says_what_each_image_is(small: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells by column: the size after decoding, the hash of the pixels, the perceptual hash, the group."""
-    noise_image(77).resize((40, 24)).save(small / "dog/wide.png")
+    datasets.noise_image(77).resize((40, 24)).save(small / "dog/wide.png")
     put(small / "dog/z near.png", 101, side=48)
     (small / "dog/empty.png").write_bytes(b"")
     monkeypatch.chdir(small.parents[1])
@@ -266,3 +258,65 @@ def test_a_perceptual_hash_of_zero_is_a_hash() -> None:
     """Only an image that was not decoded has an empty cell."""
     for info, cell in ((ImageInfo("", 40, 24, "ab" * 32, phash=0), "0" * 16), (ImageInfo("truncated", 40, 24), "")):
         assert split.cells(split.Row(ImageFile("a/b.png", "a", ""), "", info, "", ""))[HEADER.index("phash")] == cell
+
+
+@given(st.integers(2, 1000), st.integers(1, 80), st.integers(1, 19))
+def test_of_several_folds_each_tests_one_part(folds: int, val: int, test: int) -> None:
+    """Test has 1 / folds, whatever fractions.test is; train : val is as the fractions say; the sum is 1."""
+    config = settings(val=val / 100, test=test / 100, folds=folds)
+    share = splitting.shares(config)
+    assert share["test"] == Fraction(1, folds)
+    assert share["train"] * val == share["val"] * (100 - val - test)
+    assert sum(share.values()) == 1
+
+
+def test_ten_folds_are_the_default_fractions() -> None:
+    """So fold 0 of 10 has the images of the default params."""
+    assert splitting.intervals(settings(folds=10)) == splitting.intervals(settings(folds=1))
+    assert splitting.shares(settings(folds=1)) == {
+        "train": Fraction(8, 10), "val": Fraction(1, 10), "test": Fraction(1, 10),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def with_copies(tmp_path: Path) -> Path:
+    """Two classes of ten images; one has a copy in its class, and one in the other class."""
+    folder = two_classes(tmp_path / "data/images")
+    first, second = sorted((folder / "cat").iterdir())[:2]
+    shutil.copyfile(first, folder / "cat/copy.png")
+    shutil.copyfile(second, folder / "dog/copy.png")
+    return folder
+
+
+def test_ignored_duplicates_are_kept_and_every_other_image_stays(with_copies: Path) -> None:
+    """No copy is left out. An image without a near duplicate is in the same split under both rules."""
+    together, _ = do_split(with_copies, phash_distance=0)
+    separate, counts = do_split(with_copies, phash_distance=0, duplicates="ignore")
+    assert left_out(together) == {"conflicting labels": 2, "duplicate": 1}
+    assert left_out(separate) == {}
+    assert counts["exact_duplicate_pairs"] == 2
+    assert counts["largest_group"] == 1
+    before, after = splits_by_path(together), splits_by_path(separate)
+    assert {path: after[path] for path, name in before.items() if name} == {p: n for p, n in before.items() if n}
+
+
+def test_ignored_duplicates_in_different_splits_are_counted(tmp_path: Path) -> None:
+    """Of twelve copies of one image some are in other splits than the rest, and that number of pairs is told."""
+    folder = two_classes(tmp_path / "images")
+    for number in range(12):
+        put(folder / f"cat/same {number:02}.png", 99)
+    rows, counts = do_split(folder, phash_distance=0, duplicates="ignore")
+    of_same = [name for path, name in splits_by_path(rows).items() if "same" in path]
+    apart = sum(a != b for n, a in enumerate(of_same) for b in of_same[:n])
+    assert counts["near_duplicates_across_splits"] == apart > 0
+
+
+def test_split_says_which_fold_it_is(
+    with_copies: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only with several folds."""
+    monkeypatch.chdir(with_copies.parents[1])
+    files.write_text(corrections.FILE, corrections.EMPTY)
+    for folds in (1, 2):
+        split.run(params.parse(on_cpu(raw, split__folds=folds, split__min_side=16)))
+        assert ("split.fold: 0, of 2 folds" in capsys.readouterr().out) == (folds == 2)

@@ -61,15 +61,11 @@ def test_a_tiny_class_is_in_every_split(sizes_by_key: dict[str, int], config: Sp
     groups = [splitting.Group(key, {"a": size}) for key, size in sorted(sizes_by_key.items())]
     splits, moved = splitting.assign(groups, config)
     assert set(splits.values()) == set(SPLITS)
-    by_chance = {
-        group.key: next(
-            name
-            for name, (start, end) in splitting.intervals(config).items()
-            if start <= splitting.position(group.key, config) < end
-        )
-        for group in groups
-    }
-    assert moved == sum(group.labels["a"] for group in groups if by_chance[group.key] != splits[group.key])
+    intervals, expected = splitting.intervals(config), 0
+    for group in groups:
+        start, end = intervals[splits[group.key]]
+        expected += 0 if start <= splitting.position(group.key, config) < end else group.labels["a"]
+    assert moved == expected
     assert splitting.assign(groups, config) == (splits, moved)
 
 
@@ -165,14 +161,11 @@ def test_a_missing_split_takes_its_fraction_of_train() -> None:
 @pytest.mark.parametrize(
     ("given_splits", "cut"),
     [
-        (["", ""], ("", SPLITS)),
-        (["train", "val", "test"], ("train", ())),
-        (["train", "val"], ("train", ("train", "test"))),
-        (["train"], ("train", SPLITS)),
-        (["", "test"], ("", ("train", "val"))),
+        (["", ""], ("", SPLITS)), (["train", "val", "test"], ("train", ())), (["train"], ("train", SPLITS)),
+        (["train", "val"], ("train", ("train", "test"))), (["", "test"], ("", ("train", "val"))),
         (["", "train", "val", "test"], ("", ("train",))),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_given_is_cut(given_splits: list[str], cut: tuple[str, tuple[str, ...]]) -> None:
     """Images without a split are assigned to train and to what no image is given for; else train is cut."""
     assert splitting.find_cut([ImageFile("a", "a", name) for name in given_splits]) == splitting.Cut(*cut)

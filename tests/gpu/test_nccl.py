@@ -4,20 +4,8 @@ import pytest
 import torch
 
 from pipeline.engine.world import World
-from tests.gpu import test_parallel
-from tests.gpu.training import (
-    HALF,
-    Figures,
-    Setup,
-    batches,
-    distance,
-    everywhere,
-    masters,
-    plain_net,
-    setup,
-    state_digest,
-    train,
-)
+from tests.gpu import test_parallel, training
+from tests.gpu.training import HALF, Figures, Setup, batches, masters, plain_net, setup, state_digest, train
 
 PRECISIONS = ("fp32", "fp16")
 
@@ -46,8 +34,8 @@ def compare_with_one_gpu(world: World, precision: str, parallel: str) -> Figures
     alone = World(0, 0, 1, world.device)
     expected = change(setup(alone, precision, "single", make=plain_net, momentum=0), alone)
     actual = change(setup(world, precision, parallel, make=plain_net, momentum=0), world)
-    assert everywhere(world, actual), "all ranks have the same weights"
-    apart = distance(actual, expected)
+    assert training.everywhere(world, actual), "all ranks have the same weights"
+    apart = training.distance(actual, expected)
     assert apart < (2e-2 if precision in HALF else 1e-4), f"two GPUs change the weights as one does: {apart}"
     return {"difference": apart}
 
