@@ -88,9 +88,9 @@ def test_groups_hold_every_trainable_parameter_once(decay_norm_and_bias: bool) -
         assert all(parameter.ndim == 1 for parameter in groups[1]["params"])
         assert [group["params"] for group in groups[2:]] == [[p] for p in network.head(net).parameters()]
     network.freeze_backbone(net)
-    trained = network.parameter_groups(net, 0.01, decay_norm_and_bias, head_scale=10.0)
-    assert [(group["weight_decay"], group["scale"]) for group in trained] == settings[len(settings) // 2 :]
-    assert [group["params"] for group in trained] == [group["params"] for group in groups[len(groups) // 2 :]]
+    head_groups = network.parameter_groups(net, 0.01, decay_norm_and_bias, head_scale=10.0)
+    assert [(group["weight_decay"], group["scale"]) for group in head_groups] == settings[len(settings) // 2 :]
+    assert [group["params"] for group in head_groups] == [group["params"] for group in groups[len(groups) // 2 :]]
 
 
 def train_steps(net: nn.Module, steps: int, side: int = 32) -> None:

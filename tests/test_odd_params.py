@@ -108,7 +108,7 @@ def check_any(file: Path) -> None:
     """Read and check the params. No character of a refusal acts on a terminal; any other exception is raised."""
     try:
         faults = validity.faults(params.load(file), HERE)
-    except UserError as refused:
-        faults = list(refused.faults)
+    except UserError as error:
+        faults = list(error.faults)
     lines = [str(fault) for fault in faults]
     assert lines == [visible(line) for line in lines]

@@ -63,7 +63,7 @@ OF_A_RESNET = pytest.mark.slow("trains a ResNet four times; make test has every 
 
 def finished_runs(top: Path, runs: dict[str, dict[str, Any]]) -> dict[str, Path]:
     """These trainings, finished, each in a folder of its own: one after another in one process, to save time."""
-    folders = {name: prepared(top / name, changes) for name, changes in runs.items()}
+    folders = {name: prepare(top / name, changes) for name, changes in runs.items()}
     done = starts.run([sys.executable, "-m", "tests.in_turn", *folders.values()])
     assert done.returncode == 0, done.stderr
     return folders
@@ -81,7 +81,7 @@ def learners(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return finished_runs(tmp_path_factory.mktemp("learners"), LEARNERS)
 
 
-def prepared(folder: Path, changes: dict[str, Any]) -> Path:
+def prepare(folder: Path, changes: dict[str, Any]) -> Path:
     """A folder in which all is ready for a training with these changes of train.*, weights of a file included."""
     lines = {f"train__{key}": value for key, value in changes.items()}
     small_world(folder, run__log_steps=1, run__save_every_epochs=2, run__epoch_checkpoint_seconds=0, **lines)
@@ -210,7 +210,7 @@ def test_every_optimizer_trains_also_with_mixed_images(learners: dict[str, Path]
 def test_every_world_size_sees_the_same_batches(tmp_path: Path) -> None:
     """Jittered, erased and mixed images and their targets, merged over 1 to 4 processes: byte for byte the same,
     wherever the packed images are kept."""
-    folder = prepared(tmp_path, {**MIXED, "batch_size": 12, "epochs": 3})
+    folder = prepare(tmp_path, {**MIXED, "batch_size": 12, "epochs": 3})
     settings = config_of(folder).train
     data, batches = packed.load(folder / "data/packed", folder / "data/split.csv"), {}
     memories: tuple[storage.Residency, ...] = ("disk", "host", "device")
@@ -253,7 +253,7 @@ def test_a_compiled_model_trains_to_the_same_bytes_twice(tmp_path: Path, monkeyp
         pytest.skip("torch.compile needs a C++ compiler: none found")
     # Few kinds of kernels, and one shape: there are 12 images to validate.
     changes = {"compile": True, "model": "squeezenet1_1", "lr": 0.001, "epochs": 1, "batch_size": 12}
-    folders = [prepared(tmp_path / name, changes) for name in ("once", "again")]
+    folders = [prepare(tmp_path / name, changes) for name in ("once", "again")]
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # one a run, for both run at once
     running = []
     for folder in folders:

@@ -118,5 +118,5 @@ def test_git_ignores_a_link_in_place_of_a_folder(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).symlink_to(tmp_path)
     status = ["git", "status", "--porcelain", "--untracked-files=all"]
-    listed = subprocess.run(status, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert listed == "?? .gitignore\n"
+    output = subprocess.run(status, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert output == "?? .gitignore\n"

@@ -57,11 +57,11 @@ def test_the_real_photos_have_three_exact_pairs_and_one_conflict(photos_split: t
 def test_no_two_near_photos_are_in_different_splits(photos_split: tuple[Rows, Counts]) -> None:
     """Brute force over all pairs finds as many within the threshold as were counted, each in one split and group."""
     rows, counts = photos_split
-    used = [row for row in rows if row.split]
-    hashes = np.array([row.info.phash for row in used], np.uint64)
+    used_rows = [row for row in rows if row.split]
+    hashes = np.array([row.info.phash for row in used_rows], np.uint64)
     pairs = datasets.near_by_brute_force(hashes, 8)
     assert len(pairs) == counts["near_duplicate_pairs"] > 0
-    assert all((used[a].split, used[a].group) == (used[b].split, used[b].group) for a, b in pairs)
+    assert all((used_rows[a].split, used_rows[a].group) == (used_rows[b].split, used_rows[b].group) for a, b in pairs)
 
 
 def test_the_counts_add_up(photos: Path, photos_split: tuple[Rows, Counts]) -> None:

@@ -30,29 +30,29 @@ from tests.helpers.trainings import ALONE, CLASSES, launch, outputs, small_world
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on two processes."""
     folder = small_world(tmp_path_factory.mktemp("trained"), train__parallel="ddp", run__processes=2, run__log_steps=2)
     launch(folder)
     return folder
 
 
-def test_a_run_leaves_what_it_promises(trained: Path) -> None:
+def test_a_run_leaves_what_it_promises(finished_run: Path) -> None:
     """Weights without metadata, their description, figures, one row per epoch, and provenance; no checkpoint."""
-    with safetensors.safe_open(trained / "models/model.safetensors", "pt") as weights:
+    with safetensors.safe_open(finished_run / "models/model.safetensors", "pt") as weights:
         assert weights.metadata() is None
         assert weights.get_tensor("fc.weight").shape == (3, 1024)
-    description = json.loads((trained / "models/model.json").read_text())
+    description = json.loads((finished_run / "models/model.json").read_text())
     assert description["classes"] == list(CLASSES)
     assert description["view"] == {"packed_size": 40, "resize": 36, "crop": 32, "grey": "full", "fit": "none"}
-    rows = files.read_csv(trained / "metrics/history.csv")
+    rows = files.read_csv(finished_run / "metrics/history.csv")
     assert [(row["epoch"], row["step"]) for row in rows] == [("1", "4"), ("2", "9")]
-    figures = json.loads((trained / "metrics/train.json").read_text())
+    figures = json.loads((finished_run / "metrics/train.json").read_text())
     assert {name: repr(value) for name, value in figures.items()} == {
         "exported_epoch": "2",
         **{name: rows[-1][name] for name in ("train_loss", "train_accuracy", "val_loss", "val_accuracy")},
     }
-    (run,) = (trained / "runs").iterdir()
+    (run,) = (finished_run / "runs").iterdir()
     events, *others = sorted(path.name for path in run.iterdir())
     assert events.startswith("events.out.tfevents.")
     assert others == ["fingerprint", "holder", "lock", "provenance.json"]
@@ -62,23 +62,23 @@ def test_a_run_leaves_what_it_promises(trained: Path) -> None:
     assert (provenance["processes"], provenance["launcher"], provenance["threads"]) == (2, "torchrun", 1)
 
 
-def test_tensorboard_shows_the_run(trained: Path) -> None:
+def test_tensorboard_shows_the_run(finished_run: Path) -> None:
     """The scalars, the grid of training crops, the confusion matrices and the params can be read back."""
-    (board,) = trained.glob("runs/*")
+    (board,) = finished_run.glob("runs/*")
     events = EventAccumulator(str(board), size_guidance={"images": 0})
     events.Reload()
     for tag in ("loss/train", "loss/val", "accuracy/val", "learning_rate", "images_per_second", "gpu_memory"):
         assert len(events.Scalars(tag)) >= 2, tag
     assert [event.step for event in events.Scalars("loss/train")] == [2, 4, 6, 8, 9]
-    history = [float(row["val_accuracy"]) for row in files.read_csv(trained / "metrics/history.csv")]
+    history = [float(row["val_accuracy"]) for row in files.read_csv(finished_run / "metrics/history.csv")]
     assert [event.value for event in events.Scalars("accuracy/val")] == pytest.approx(history)
     assert sorted(events.Tags()["images"]) == ["confusion/val", "crops"]
     assert [event.step for event in events.Images("confusion/val")] == [4, 9]
-    figures = json.loads((trained / "metrics/train.json").read_text())
+    figures = json.loads((finished_run / "metrics/train.json").read_text())
     for name in ("val_accuracy", "val_loss"):
         assert [event.value for event in events.Scalars(f"exported/{name}")] == pytest.approx([figures[name]])
     (text,) = events.Tensors("params/text_summary")
-    assert (trained / "params.yaml").read_text() in text.tensor_proto.string_val[0].decode()
+    assert (finished_run / "params.yaml").read_text() in text.tensor_proto.string_val[0].decode()
     plugin = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     hparams = HParamsPluginData.FromString(plugin).session_start_info.hparams
     assert hparams["train.model"].string_value == "shufflenet_v2_x0_5"
@@ -110,11 +110,11 @@ def test_the_best_epoch_is_exported_when_asked(tmp_path: Path) -> None:
     assert figures["val_accuracy"] == max(accuracies)
 
 
-def test_all_processes_save_or_none(trained: Path, tmp_path: Path) -> None:
+def test_all_processes_save_or_none(finished_run: Path, tmp_path: Path) -> None:
     """The clock of rank 0 decides. That of the other process says at every step that it is time to save."""
     folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, run__log_steps=1)
     run_ranks(2, "own_clock", str(folder))
-    assert outputs(folder) == outputs(trained)
+    assert outputs(folder) == outputs(finished_run)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:

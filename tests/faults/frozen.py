@@ -174,15 +174,15 @@ def run_case(base: Path, case: Case, reference: dict[str, dict[str, str]]) -> Ou
     for name in case.params:
         set_params(folder, CHANGES[name])
     status, seconds, output = freeze(folder, case, command(case.stage))
-    left = left_in(folder)
-    for process in left:
+    orphans = left_in(folder)
+    for process in orphans:
         process.kill()
     expected = reference[f"{case.stage}-{case.start}"]
     false_record = status == 0 and outputs(folder) != expected
     again = call(folder, *command(case.stage))
     same, is_named = again.returncode == 0 and outputs(folder) == expected, re.search(case.output, output) is not None
     lines = [line for line in output.splitlines() if re.match(r"(train|evaluate|launch|the launcher)", line)]
-    return Outcome(case, status, round(seconds, 1), is_named, false_record, len(left), same, "\n".join(lines))
+    return Outcome(case, status, round(seconds, 1), is_named, false_record, len(orphans), same, "\n".join(lines))
 
 
 def prepare(base: Path, timeout: int, cases: list[Case]) -> dict[str, dict[str, str]]:

@@ -103,9 +103,9 @@ def run_trial(before: Path, reference: Reference, fault: Fault, generator: rando
     send(run, fault, generator)
     sent = time.monotonic()
     status = run.process.wait()
-    left = left_in(folder)
+    orphans = left_in(folder)
     gone = time.monotonic() - sent
-    for process in left:
+    for process in orphans:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     lock = folder / "dvc.lock"
@@ -122,7 +122,7 @@ def run_trial(before: Path, reference: Reference, fault: Fault, generator: rando
         print(f"{fault}: status {status}\n{run.log.read_text()}\n---- again:\n{log}", file=sys.stderr)
     shutil.rmtree(folder)
     return Trial(
-        fault, missed, status, len(left), round(gone, 1), repros,
+        fault, missed, status, len(orphans), round(gone, 1), repros,
         repairs=re.findall(r"^repro: (.*)", notes, re.MULTILINE),
         false_record=record is not None and record != entry(expected, fault.stage),
         same=same, last_step=last_step, resumed_step=resumed_step(log) if fault.stage == "train" else None,

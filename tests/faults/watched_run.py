@@ -118,12 +118,12 @@ def working_in(folder: Path) -> list[psutil.Process]:
 def left_in(folder: Path) -> list[psutil.Process]:
     """The processes that still work in `folder` after GONE_SECONDS; returns at once when there are none."""
     began = time.monotonic()
-    while (left := working_in(folder)) and time.monotonic() - began < GONE_SECONDS:
+    while (processes := working_in(folder)) and time.monotonic() - began < GONE_SECONDS:
         time.sleep(0.1)
-    return left
+    return processes
 
 
-def changed(path: Path) -> Callable[[], bool]:
+def change_of(path: Path) -> Callable[[], bool]:
     """A condition: size or modification time of `path` differ from now."""
 
     def stamp() -> tuple[int, int]:
@@ -142,7 +142,7 @@ def wait_for_moment(run: Run, moment: str, seconds: float, steps: int, generator
 
     `seconds` is how long the stage takes with DVC's part, `steps` how many steps train takes.
     """
-    lock_changed = changed(run.folder / "dvc.lock")
+    lock_changed = change_of(run.folder / "dvc.lock")
     if not run.wait_for(lambda: run.launcher() is not None, 0.02):
         return False
     launcher, epoch = run.launcher(), generator.randint(1, EPOCHS)

@@ -141,12 +141,12 @@ def main(device: str, rank: str, folder: str) -> None:
         backend, init_method=f"file://{folder}/meet", rank=world.rank, world_size=world.size,
         timeout=timedelta(seconds=LIMIT_SECONDS[device] / 2), device_id=world.device if backend == "nccl" else None,
     )  # fmt: skip
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("default")
         figures = body(world, **case.arguments)
     dist.destroy_process_group()
     if world.is_main:
-        texts = sorted({f"{warning.category.__name__}: {warning.message}" for warning in caught})
+        texts = sorted({f"{warning.category.__name__}: {warning.message}" for warning in messages})
         files.write_json(Path(folder) / "result.json", {"figures": figures, "warnings": texts})
 
 

@@ -36,10 +36,10 @@ def test_kernels_make_the_bits_of_the_loop(world: World) -> Figures:
         images, crops = random_images(5, side), drawn_crops(300, 5, side, out, seed=side)
         loops = resample.by_loops(images, crops, *NORMALIZED)
         rows, boxes, flips = (tensor.to(world.device) for tensor in (crops.rows, crops.boxes, crops.flips))
-        moved = Crops(rows, boxes, flips, out)
+        on_gpu = Crops(rows, boxes, flips, out)
         images = images.to(world.device)
         for layout in LAYOUTS:
-            result = resample.by_kernels(images, moved, mean, scale, layout)
+            result = resample.by_kernels(images, on_gpu, mean, scale, layout)
             assert result.is_contiguous(memory_format=layout)
             assert torch.equal(result.cpu(), loops), f"{side} to {out} pixels, {layout}: the kernels' bits differ"
     return {}
