@@ -95,6 +95,11 @@ def test_recorded_params_can_be_run(folder: Path) -> None:
             value = value[key]
 
 
+def test_the_demo_names_every_setting() -> None:
+    """Its params file is the first one that a user sees run: no setting has its default value without a line."""
+    assert params.missing_settings(PROJECT / "results/demo/params.yaml") == ""
+
+
 def test_params_are_frozen_numbers(tmp_path: Path) -> None:
     """`lr: 1e-4` is a number, as for DVC's parser, and not text, as for PyYAML. It cannot be changed after reading.
 
@@ -201,11 +206,7 @@ def test_a_broken_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_params_file_of_the_project_is_the_defaults(raw: dict[str, Any]) -> None:
-    """params.yaml as it is committed has every setting, with the default value of the code, in the same order.
-
-    The demo's params file, the first one that a user sees run, has a line for each of them.
-    """
-    assert params.missing_settings(PROJECT / "results/demo/params.yaml") == ""
+    """params.yaml as it is committed has every setting, with the default value of the code, in the same order."""
     defaults = params.Params().model_dump(mode="json")
     assert raw == defaults
     assert params.parse(defaults) == params.Params()  # so every default value is allowed

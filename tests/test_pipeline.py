@@ -4,7 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from benchmarks.harness.workspace import STAGES
 from pipeline.base import files
@@ -113,6 +115,21 @@ def test_the_number_of_processes_is_tracked_unless_the_way_is_elastic(real: Path
     assert "run.processes" in statuses["ddp", 3]
     assert "pipeline/tracked/elastic.yaml" in statuses["elastic", 2]  # it contains no number of processes
     assert statuses["elastic", 2] == statuses["elastic", 3]
+
+
+@pytest.mark.slow("six runs of DVC; make test has the rule that no tracked table holds a key called size")
+def test_changing_a_size_brings_no_old_data_back(tmp_path: Path) -> None:
+    """Sizes A, B, A, B with a warm run cache: the drawn and the packed images always have the requested size."""
+    small, large = (32, 40), (48, 40)  # prepare.size, data.synthetic.size
+    folder = create_project(tmp_path / "sizes", data__source="synthetic", split__phash_distance=0)
+    for packed, side in (small, large, small, large, (48, 80), small):
+        changes = {"prepare__size": packed, "data__synthetic": {"count": 50, "size": side}}
+        write_params(folder / "params.yaml", change(read_params(folder / "params.yaml"), **changes))
+        output = call(folder, "dvc", "repro", "prepare").stdout
+        assert np.load(folder / "data/packed/images.npy", mmap_mode="r").shape[1:] == (packed, packed, 3), output
+        with Image.open(next((folder / "data/images").rglob("*.png"))) as image:
+            assert all(0.7 * side < length < 1.3 * side for length in image.size), output
+    assert output.count("is cached - skipping run") == 3
 
 
 def test_a_refused_run_writes_nothing(tmp_path: Path) -> None:

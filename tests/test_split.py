@@ -64,7 +64,7 @@ def test_no_two_near_photos_are_in_different_splits(photos_split: tuple[Rows, Co
     assert all((used_rows[a].split, used_rows[a].group) == (used_rows[b].split, used_rows[b].group) for a, b in pairs)
 
 
-def test_the_counts_add_up(photos: Path, photos_split: tuple[Rows, Counts]) -> None:
+def test_the_counts_add_up_for_any_number_of_threads(photos: Path, photos_split: tuple[Rows, Counts]) -> None:
     """Each image is counted once: by class and split, by split, and by reason. One thread gives the same rows."""
     rows, counts = photos_split
     assert sum(sum(by_split.values()) for by_split in counts["classes"].values()) == counts["images"]

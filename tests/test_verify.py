@@ -236,7 +236,7 @@ def clone(project: Path) -> Path:
 def test_a_fresh_clone_repeats_the_recorded_run(clone: Path) -> None:
     """Without a dvc.lock, with other params and with later code, which is named. Every output is compared.
 
-    The folder stays as it is. One stage alone is refused: the cache has no inputs for it. So is a changed record.
+    The folder stays as it is. One stage alone is refused: the cache has no inputs for it.
     """
     assert "--stage: 'train'" in verify(clone, "--stage", "train").stderr
     done = verify(clone)
@@ -252,8 +252,18 @@ def test_a_fresh_clone_repeats_the_recorded_run(clone: Path) -> None:
     assert lines[-1].endswith(f" {lock} says")
     assert call(clone, "git", "status", "--porcelain").stdout == ""
     assert not (clone / "dvc.lock").exists()
-    write_another_hash(clone / lock)
-    assert f"verify: {lock}: " in verify(clone).stderr  # it is not committed
+
+
+@pytest.mark.slow("a whole pipeline under DVC; make test repeats one for a true dvc.lock")
+def test_a_forged_hash_in_the_record_is_named(clone: Path) -> None:
+    """That output alone differs."""
+    write_another_hash(clone / record.DEMO / dvc_lock.LOCK)
+    assert f"verify: {record.DEMO / dvc_lock.LOCK}: " in verify(clone).stderr  # it is not committed
+    commit(clone)
+    done = verify(clone)
+    assert done.returncode == 1
+    assert [line.split()[0] for line in done.stdout.splitlines() if line.endswith("  differs")] == ["models/model.json"]
+    assert done.stdout.endswith("\nverify: differs: models/model.json\n")
 
 
 @pytest.mark.slow("a whole pipeline under DVC; make test repeats one from drawn images")
