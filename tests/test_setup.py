@@ -107,16 +107,9 @@ def test_an_environment_of_make_setup_is_made_again(project: Path) -> None:
     assert (project / ".venv/.ready-tests").is_file()
 
 
-def test_git_ignores_a_link_in_place_of_a_folder(tmp_path: Path) -> None:
-    """Whoever links .venv, runs or data to another disk does not commit the link with `git add --all`."""
+def test_git_ignores_a_link_in_place_of_a_folder() -> None:
+    """Whoever links .venv, runs or data to another disk does not commit the link: a line with a slash at its end would
+    match folders alone."""
     lines = (PROJECT / ".gitignore").read_text().splitlines()
-    names = [line[1:] for line in lines if line.startswith("/") and "*" not in line]
-    assert {".venv", "runs", "data/images"} <= {*names}
-    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
-    shutil.copy(PROJECT / ".gitignore", tmp_path)
-    for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).symlink_to(tmp_path)
-    status = ["git", "status", "--porcelain", "--untracked-files=all"]
-    output = subprocess.run(status, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert output == "?? .gitignore\n"
+    assert {"/.venv", "/runs", "/data/images"} <= {*lines}
+    assert not [line for line in lines if line.startswith("/") and line.endswith("/")]

@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -202,13 +201,12 @@ def test_split_lists_and_counts_them_and_leaves_none_out(
     assert [(row.path, row.label) for row in dark] == [("cat/night, new moon.png", "cat"), ("dog/copy.png", "dog")]
     by_path = {row["path"]: row for row in files.read_csv(Path("data/split.csv"))}
     assert all(by_path[row.path]["split"] == row.split != "" for row in rows)
-    counts = {row["finding"]: int(row["number"]) for row in files.read_csv(Path("metrics/findings.csv"))}
-    assert {issue: counts[f"suspects.{issue}"] for issue in suspects.ISSUES} == {
-        issue: Counter(row.issue for row in rows)[issue] for issue in suspects.ISSUES
-    }
+    findings = {row["finding"]: int(row["number"]) for row in files.read_csv(Path("metrics/findings.csv"))}
+    for issue in suspects.ISSUES:
+        assert findings[f"suspects.{issue}"] == sum(row.issue == issue for row in rows)
     stdout = capsys.readouterr().out
-    assert "split: suspicious, but used: 2 dark (first: cat/night, new moon.png)\n" in stdout
-    assert "write a line into data/corrections.csv\n" in stdout
+    assert "2 dark (first: cat/night, new moon.png)\n" in stdout
+    assert "data/corrections.csv" in stdout
 
 
 @pytest.mark.parametrize("damage", ["issue\nx\n", "issue,path,class,split,value,limit\ndim,a,b,train,1,2\n",
