@@ -147,15 +147,12 @@ def test_wrong_params_cost_no_output(finished: Path, tmp_path: Path) -> None:
     assert refusal.returncode == 1
     assert refusal.stderr.startswith("repro: split.fold: ")
     assert (folder / "data/split.csv").is_file()
-    for command, start, remedy in (
-        (["dvc", "repro"], "split: data/split.csv, metrics/excluded.csv, ", "dvc checkout"),
-        (
-            ["dvc", "repro", "-sf", "train"],
-            "train: metrics/history.csv, ",
-            "dvc checkout; git checkout metrics/train.json",
-        ),
-    ):
-        refusal = call(folder, *command, check=False)
+    options: tuple[tuple[list[str], str, str], ...] = (
+        ([], "split: data/split.csv, metrics/excluded.csv, ", "dvc checkout"),
+        (["-sf", "train"], "train: metrics/history.csv, ", "dvc checkout; git checkout metrics/train.json"),
+    )
+    for words, start, remedy in options:
+        refusal = call(folder, "dvc", "repro", *words, check=False)
         (line,) = [line for line in refusal.stderr.splitlines() if line.startswith(start)]
         assert line.endswith(remedy)
         for part in remedy.split("; "):

@@ -33,12 +33,8 @@ def test_delayed_values_are_those_of_their_step() -> None:
         totals.sums.add_(torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]]))
         if step == 5:
             totals.broken_step.fill_(4)
-        read.append(
-            [
-                (one.step, one.loss, one.correct, one.images, one.broken_step, one.is_late)
-                for one in values.read(step, totals, is_late=step == 4, at_once=at_once)
-            ]
-        )
+        readings = values.read(step, totals, is_late=step == 4, at_once=at_once)
+        read.append([(r.step, r.loss, r.correct, r.images, r.broken_step, r.is_late) for r in readings])
     assert read == [[], [(2, 11, 22, 33, -1, False)], [(4, 22, 44, 66, -1, True), (5, 33, 66, 99, 4, False)], []]
 
 

@@ -51,24 +51,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_search_that_learns_has_one_trial_at_a_time(folder: Path) -> None:
+def test_what_cannot_run_is_refused_before_any_trial(folder: Path) -> None:
+    """A search that learns has one trial at a time, and may choose both ends of a range. A second sweep is refused."""
+    file = folder / "tried.yaml"
     with refuses(("--jobs", "pair")):
-        sweep.sweep(folder / "tried.yaml", 2)
-
-
-@pytest.mark.usefixtures("folder")
-def test_both_ends_of_a_range_must_be_allowed() -> None:
-    """A search that learns may choose them; they are checked before it begins."""
-    content = {"search": "tpe", "trials": 2, "params": {"train.lr": [0.1], "train.epochs": {"from": 1, "to": 10**12}}}
-    write_params(Path("tried.yaml"), content)
-    with pytest.raises(UserError, match=r"train\.epochs"):
-        sweep.slots_of_trials(ranges.read(Path("tried.yaml")), params.load(), 1)
-
-
-@pytest.mark.usefixtures("folder")
-def test_two_sweeps_of_a_folder_are_refused() -> None:
+        sweep.sweep(file, 2)
     with locks.hold(trial_copies.FOLDER, "runs a sweep"), pytest.raises(UserError, match=f"process {os.getpid()} "):
-        sweep.sweep(Path("tried.yaml"), 1)
+        sweep.sweep(file, 1)
+    ends = {"train.lr": [0.1], "train.epochs": {"from": 1, "to": 10**12}}
+    write_params(file, {"search": "tpe", "trials": 2, "params": ends})
+    with pytest.raises(UserError, match=r"train\.epochs"):
+        sweep.slots_of_trials(ranges.read(file), params.load(), 1)
 
 
 @pytest.mark.usefixtures("folder")

@@ -84,10 +84,7 @@ def commit_another_hash(project: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (
-            lambda project: flip_a_bit(project / "data/packed/images.npy"),
-            ["data/packed", "data/packed/images.npy"],  # the output, and the file in it
-        ),
+        (lambda project: flip_a_bit(project / "data/packed/images.npy"), ["data/packed", "data/packed/images.npy"]),
         pytest.param(lambda project: shutil.rmtree(project / "data/images"), ["data/images"], marks=AGAIN),
         pytest.param(commit_another_hash, 2 * ["models/model.json"], marks=AGAIN),  # and its object
     ],
@@ -96,7 +93,8 @@ def commit_another_hash(project: Path) -> None:
 def test_an_output_that_is_not_as_recorded_is_named(
     project: Path, damage: Callable[[Path], None], named: list[str]
 ) -> None:
-    """A changed bit, a missing folder without its files, and a tampered hash in a committed dvc.lock. None is stale."""
+    """A changed bit (the output, and the file in it), a missing folder without its files, and a tampered hash in a
+    committed dvc.lock. None is stale."""
     damage(project)
     done = verify(project)
     assert done.returncode == 1
@@ -172,10 +170,9 @@ def other_lr(project: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "file", "stale"),
     [
-        (
-            edited("pipeline/training/schedule.py", "math.cos(", "1.0 * math.cos("),
-            "pipeline/training/schedule.py",
-            "train: pipeline/training/schedule.py",  # dvc.yaml names the folder, and DVC no file in it
+        (  # dvc.yaml names the folder, and DVC no file in it
+            edited("pipeline/training/schedule.py", "math.cos(", "1.0 * math.cos("), "pipeline/training/schedule.py",
+            "train: pipeline/training/schedule.py",
         ),
         pytest.param(
             edited("docker/pins.env", "APEX_COMMIT=", "APEX_COMMIT=0"), "docker/pins.env", "train: docker/pins.env",
