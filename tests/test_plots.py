@@ -40,10 +40,19 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def view(page: Path) -> list[dict[str, Any]]:
-    """What a browser shows of each chart: its texts by role, its lines, points and marks. It requests nothing else."""
-    with browser.started() as chromium, browser.opened(chromium, page) as tab:
+    """What a browser without a network shows of each chart: its texts by role, its lines, points and marks.
+
+    It requests nothing but the page, and reports no error.
+    """
+    with browser.started() as chromium:
+        tab, requests, errors = chromium.new_context(offline=True).new_page(), list[str](), list[str]()
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.on("pageerror", lambda error: errors.append(str(error)))
+        tab.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+        tab.goto(page.as_uri())
         charts = tab.locator("svg.marks")
         charts.nth(5).wait_for()
+        assert (requests, errors) == ([page.as_uri()], [])
         roles = ("role-title", "role-axis-label", "mark-text")
         return [
             {role: chart.locator(f".{role} text").all_text_contents() for role in roles}
