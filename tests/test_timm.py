@@ -74,7 +74,7 @@ def test_own_weights_are_loaded_except_a_head_of_other_classes(model: str, tmp_p
 
 
 @pytest.mark.slow("three trainings of a model; make test stops and resumes models of torchvision")
-@pytest.mark.parametrize(("model", "side"), zip(MODELS, (32, 32, 224), strict=True))
+@pytest.mark.parametrize(("model", "side"), [*zip(MODELS, (32, 32, 224), strict=True)])
 def test_a_resumed_run_has_the_bytes_of_a_straight_one(tmp_path: Path, model: str, side: int) -> None:
     """Two runs of one model write the same bytes, though one was stopped. What was exported predicts as validation."""
     lines: dict[str, Any] = {
