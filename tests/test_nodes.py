@@ -30,11 +30,17 @@ def start_to_strike(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(TRAIN, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
-def finish(*started: subprocess.Popen[str]) -> list[str]:
+def wait_for_line(process: subprocess.Popen[str], start: str) -> None:
+    """Read the standard error of a process until a line that begins so."""
+    assert process.stderr is not None
+    next(line for line in process.stderr if line.startswith(start))
+
+
+def finish(*processes: subprocess.Popen[str]) -> list[str]:
     """Wait until all end with status 0. Returns their standard errors."""
-    said = [process.communicate()[1] for process in started]
-    assert [process.returncode for process in started] == [0] * len(started), "\n---\n".join(said)
-    return said
+    messages = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), "\n---\n".join(messages)
+    return messages
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +58,11 @@ def test_two_nodes_write_the_bytes_of_one(one_node: dict[str, str], tmp_path: Pa
     One node has the backend of the device, these name it.
     """
     first, second = nodes(tmp_path, run__launcher=launcher, train__backend="gloo")
-    _, said = finish(start(first, TRAIN), start(second, TRAIN))
+    _, messages = finish(start(first, TRAIN), start(second, TRAIN))
     assert outputs(first) == one_node
     assert not (second / "models").exists()
     assert not (second / "metrics").exists()
-    assert "epoch" not in said
+    assert "epoch" not in messages
 
 
 @pytest.mark.slow("two to four starts of torchrun; make test has two nodes that write the bytes of one")
@@ -64,17 +70,14 @@ def test_two_nodes_go_on_from_the_checkpoint_of_the_first(one_node: dict[str, st
     """Both nodes are killed after the first epoch and started again. The first node has the only checkpoint."""
     first, second = nodes(tmp_path, run__timeout_seconds=60)
     running = [start_to_strike(first), start_to_strike(second)]
-    assert running[0].stderr is not None
-    for line in running[0].stderr:
-        if line.startswith("epoch 1/"):
-            break
+    wait_for_line(running[0], "epoch 1/")
     wait_for(lambda: list(first.glob("runs/*/checkpoint.pt")), "no checkpoint")
     for process in running:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     assert not (first / "models").exists()
-    said, _ = finish(start(first, TRAIN), start(second, TRAIN))
-    assert "going on from step" in said
+    messages, _ = finish(start(first, TRAIN), start(second, TRAIN))
+    assert "going on from step" in messages
     assert outputs(first) == one_node
 
 
@@ -84,15 +87,12 @@ def test_two_nodes_of_spawn_restart_together(tmp_path: Path) -> None:
     lines = {"train__epochs": 16, "run__launcher": "spawn"}
     first, second = nodes(tmp_path, **lines, run__max_restarts=1, run__timeout_seconds=60)
     running, other = start_to_strike(first), start_to_strike(second)
-    assert running.stderr is not None
-    for line in running.stderr:
-        if line.startswith("epoch 2/"):
-            break
+    wait_for_line(running, "epoch 2/")
     (process,) = (child for child in psutil.Process(other.pid).children() if "spawn_main" in " ".join(child.cmdline()))
     process.kill()
-    said, _ = finish(running, other)
-    assert "launch: restart 1 of 1" in said
-    assert "going on from step" in said
+    messages, _ = finish(running, other)
+    assert "launch: restart 1 of 1" in messages
+    assert "going on from step" in messages
     straight = small_world(tmp_path / "straight", **{**TWO, **lines})
     launch(straight)
     assert outputs(first) == outputs(straight)
@@ -104,10 +104,7 @@ def test_a_lost_node_costs_no_byte(tmp_path: Path) -> None:
     lines = {"run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 30}
     first, second = nodes(tmp_path, **ELASTIC, **lines)
     running, lost = start_to_strike(first), start_to_strike(second)
-    assert running.stderr is not None
-    for line in running.stderr:
-        if line.startswith("epoch 2/"):
-            break
+    wait_for_line(running, "epoch 2/")
     gone = psutil.Process(lost.pid).children(recursive=True)
     for process in gone:
         process.suspend()  # a lost node cannot ask the others to stop, but the processes of a killed launcher can
@@ -116,9 +113,9 @@ def test_a_lost_node_costs_no_byte(tmp_path: Path) -> None:
     lost.communicate()
     straight = small_world(tmp_path / "straight", **{**TWO, **ELASTIC, "run__processes": 1})
     launch(straight)  # while the first node waits for the second
-    (said,) = finish(running)
-    assert "launch: restart 1 of 1" in said
-    assert "going on from step" in said
+    (messages,) = finish(running)
+    assert "launch: restart 1 of 1" in messages
+    assert "going on from step" in messages
     assert outputs(first) == outputs(straight)
 
 
@@ -128,13 +125,10 @@ def test_a_node_that_joins_late_costs_no_byte(tmp_path: Path) -> None:
     lines = {"run__min_processes": 1, "run__max_restarts": 1, "run__timeout_seconds": 5, "train__epochs": 30}
     first, second = nodes(tmp_path, **{**ELASTIC, **lines})
     running = start_to_strike(first)
-    assert running.stderr is not None
-    for line in running.stderr:
-        if line.startswith("epoch 1/"):
-            break
-    said, _ = finish(running, start_to_strike(second))
-    assert "going on from step" in said
-    assert "launch: restart" not in said
+    wait_for_line(running, "epoch 1/")
+    messages, _ = finish(running, start_to_strike(second))
+    assert "going on from step" in messages
+    assert "launch: restart" not in messages
     straight = small_world(tmp_path / "straight", **{**TWO, **ELASTIC, "run__processes": 1, "train__epochs": 30})
     launch(straight)
     assert outputs(first) == outputs(straight)
@@ -150,10 +144,8 @@ def test_trainings_at_the_same_time_do_not_collide(one_node: dict[str, str], tmp
 
 def in_a_slurm_step(rank: int) -> dict[str, str]:
     """The variables that srun sets in a task of a step with two tasks on this machine."""
-    return {
-        "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "localhost",
-        "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank),
-    }  # fmt: skip
+    step = {"JOB_ID": str(os.getpid()), "STEP_ID": "0", "STEP_NODELIST": "localhost", "STEP_NUM_TASKS": "2"}
+    return {f"SLURM_{key}": value for key, value in {**step, "PROCID": str(rank), "LOCALID": str(rank)}.items()}
 
 
 def test_slurms_variables_tell_a_process_its_place(one_node: dict[str, str], tmp_path: Path) -> None:
@@ -183,18 +175,18 @@ def test_the_interface_that_processes_talk_over_is_passed_on(one_node: dict[str,
     folder = small_world(tmp_path, **TWO)
     finish(start(folder, TRAIN, GLOO_SOCKET_IFNAME="lo"))
     assert outputs(folder) == one_node
-    stopped = start(folder, TRAIN, GLOO_SOCKET_IFNAME="missing0")
-    assert "missing0" in stopped.communicate()[1]
-    assert stopped.returncode == 1
+    process = start(folder, TRAIN, GLOO_SOCKET_IFNAME="missing0")
+    assert "missing0" in process.communicate()[1]
+    assert process.returncode == 1
 
 
 @pytest.mark.parametrize("inside", [{}, {"SLURM_JOB_ID": "1", "PATH": ""}], ids=["no job", "no srun"])
 def test_slurm_outside_a_job_is_refused(inside: dict[str, str], tmp_path: Path) -> None:
     """run.launcher: slurm outside a job."""
     folder = small_world(tmp_path, **TWO, run__launcher="slurm")
-    stopped = start(folder, TRAIN, **inside)
-    assert stopped.communicate()[1].startswith("train: run.launcher: slurm: ")
-    assert stopped.returncode == 1
+    process = start(folder, TRAIN, **inside)
+    assert process.communicate()[1].startswith("train: run.launcher: slurm: ")
+    assert process.returncode == 1
 
 
 SUBMIT = ["--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
@@ -209,9 +201,9 @@ def test_a_real_slurm_writes_the_bytes_of_torchrun(one_node: dict[str, str], tmp
     allocated = small_world(tmp_path / "allocated", **TWO, run__launcher="slurm", run__nodes=2)
     in_a_batch = ["sbatch", "--wait", "--ntasks=2", "--nodes=1", "--output=job.log", f"--wrap={shlex.join(TRAIN)}"]
     with slurm.cluster(tmp_path / "slurm") as (node, _):
-        submitted = start(batch, [*node.enter, "env", f"--chdir={batch}", *in_a_batch])
-        submitted.communicate()
-        assert submitted.returncode == 0, (batch / "job.log").read_text()
+        batch_job = start(batch, [*node.enter, "env", f"--chdir={batch}", *in_a_batch])
+        batch_job.communicate()
+        assert batch_job.returncode == 0, (batch / "job.log").read_text()
         finish(start(allocated, [*node.enter, "env", f"--chdir={allocated}", "salloc", *SUBMIT, *TRAIN]))
     assert outputs(batch) == one_node
     assert outputs(allocated) == one_node
@@ -230,7 +222,7 @@ def test_a_cut_cable_ends_the_job(tmp_path: Path) -> None:
         wait_for(lambda: log.exists() and "epoch 2/" in log.read_text(), "no epoch")
         other.output("ip", "link", "set", "eth0", "down")
         wait_for(lambda: "RUNNING" not in node.output("squeue", "--noheader", "--format=%T"), "the job goes on")
-    said = log.read_text()
-    assert re.search(r"train: srun \(pid \d+\)", said)
-    assert "launch: restart" not in said
+    messages = log.read_text()
+    assert re.search(r"train: srun \(pid \d+\)", messages)
+    assert "launch: restart" not in messages
     assert not list(folder.glob("runs/launch-*"))

@@ -40,8 +40,8 @@ def test_the_projects_own_files_are_known() -> None:
     """validity.RESERVED has every path of the params, and every name that Git tracks at the top, except data."""
     paths = {getattr(params.Paths, name) for name in params.Paths.__class_vars__}
     assert paths | {"data/corrections.csv"} <= validity.RESERVED
-    listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
-    tops = {name.split("/")[0] for name in listed.splitlines()}
+    names = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+    tops = {name.split("/")[0] for name in names.splitlines()}
     if not tops:
         pytest.skip("this copy of the project is in no Git repository")
     assert {top for top in tops if not top.startswith(".")} - {"data"} <= validity.RESERVED
@@ -91,8 +91,8 @@ def test_any_value_of_any_setting_gives_params_or_a_refusal(file: Path, setting:
     start = lines.index(next(line for line in lines if line.startswith(f"{section}:")))
     row = next(row for row in range(start, len(lines)) if lines[row].startswith(f"  {key}:"))
     end = next((row for row in range(row + 1, len(lines)) if not lines[row].startswith(("    ", "  -"))), len(lines))
-    changed = "\n".join([*lines[:row], f"  {key}: {text}", *lines[end:]])
-    file.write_bytes(changed.encode("utf-8", "surrogatepass"))
+    content = "\n".join([*lines[:row], f"  {key}: {text}", *lines[end:]])
+    file.write_bytes(content.encode("utf-8", "surrogatepass"))
     check_any(file)
 
 
@@ -108,7 +108,7 @@ def check_any(file: Path) -> None:
     """Read and check the params. No character of a refusal acts on a terminal; any other exception is raised."""
     try:
         faults = validity.faults(params.load(file), HERE)
-    except UserError as refused:
-        faults = list(refused.faults)
+    except UserError as error:
+        faults = list(error.faults)
     lines = [str(fault) for fault in faults]
     assert lines == [visible(line) for line in lines]

@@ -20,13 +20,9 @@ from tests.helpers.refusals import refuses
 from tests.helpers.sources import fill, project
 
 PHOTOS = {
-    "cats/ä 1.jpg": b"one",
-    "cats/b.jpg": b"two",
-    "dogs/c.jpg": b"three",
-    "LICENSE.txt": b"CC-BY",
-    ".x": b"",
+    "cats/ä 1.jpg": b"one", "cats/b.jpg": b"two", "dogs/c.jpg": b"three", "LICENSE.txt": b"CC-BY", ".x": b"",
     "cats.dvc": b"",
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -37,7 +33,7 @@ def inbox(tmp_path: Path) -> Path:
     return tmp_path / "my photos"
 
 
-def listed(inbox: Path) -> originals.Originals:
+def write_and_read(inbox: Path) -> originals.Originals:
     """The manifest of a folder, written and read."""
     originals.write_manifest(inbox, inbox.parent / "images", workers=2)
     return originals.locate(inbox.parent / "images", inbox)
@@ -45,7 +41,7 @@ def listed(inbox: Path) -> originals.Originals:
 
 def test_the_manifest_has_every_file_with_its_hash(inbox: Path) -> None:
     """Size and SHA-256 of every file without junk, in the order of paths. Only the licence is copied."""
-    source = listed(inbox)
+    source = write_and_read(inbox)
     names = ["LICENSE.txt", "cats/b.jpg", "cats/ä 1.jpg", "dogs/c.jpg"]
     lines = [f"{name},{len(PHOTOS[name])},{files.sha256(inbox / name)}" for name in names]
     assert (inbox.parent / "images/.manifest.csv").read_text().splitlines() == ["path,bytes,sha256", *lines]
@@ -59,7 +55,7 @@ def test_a_file_that_is_not_as_listed_is_refused(inbox: Path, change: Callable[[
     """A photo that was changed or removed after download is named; other photos can be read. DVC alone does not list
     the files again if this one is behind a link to a folder.
     """
-    source = listed(inbox)
+    source = write_and_read(inbox)
     change(inbox / "cats/b.jpg")
     with refuses((inbox / "cats/b.jpg", "differs")):
         source.read("cats/b.jpg")
@@ -78,17 +74,14 @@ def test_the_bytes_that_were_hashed_are_decoded(
     photo = inbox / "cats/b.png"
     photo.write_bytes(before)
     expected = images.resize_to_square(photo, 32), images.inspect_image(photo, 1, 10**6, id).pixels
-    source = listed(inbox)
+    source = write_and_read(inbox)
     table = inbox.parent / "split.csv"
-    files.write_csv(
-        table,
-        ("path", "class", "split", "reason", "width", "height"),
-        [("cats/b.png", "cats", "train", "", side, side)],
-    )
+    row = ("cats/b.png", "cats", "train", "", side, side)
+    files.write_csv(table, ("path", "class", "split", "reason", "width", "height"), [row])
     settings = project(inbox.parent)
     real = Path.open
 
-    def then_changed(path: Path, *args: Any, **options: Any) -> Any:
+    def open_then_change(path: Path, *args: Any, **options: Any) -> Any:
         file = real(path, *args, **options)
         if path == photo:
             other = inbox.parent / "other.png"
@@ -99,25 +92,25 @@ def test_the_bytes_that_were_hashed_are_decoded(
                 other.replace(photo)
         return file
 
-    monkeypatch.setattr(Path, "open", then_changed)
-    used: Any = None
+    monkeypatch.setattr(Path, "open", open_then_change)
+    result: Any = None
     with suppress(originals.Changed):
         if stage == "split":
-            used = split.inspect(source, [ImageFile("cats/b.png", "cats", "")], settings.split, 1)[0].pixels
+            result = split.inspect(source, [ImageFile("cats/b.png", "cats", "")], settings.split, 1)[0].pixels
         else:
             prepare.prepare(source, table, inbox.parent / "packed", settings.prepare.model_copy(update={"size": 32}), 1)
-            used = np.load(inbox.parent / "packed/images.npy")[0]
+            result = np.load(inbox.parent / "packed/images.npy")[0]
     if in_place:
-        assert used is None
+        assert result is None
     else:
-        assert np.array_equal(used, expected[stage == "split"])
+        assert np.array_equal(result, expected[stage == "split"])
 
 
 @pytest.mark.parametrize("size", [100, decoders.SMALL_FILE + 1])
 def test_a_changed_file_that_is_no_image_is_refused(inbox: Path, size: int) -> None:
     """A video that took the place of a photo is not counted as a video: the photo is named as changed."""
     (inbox / "cats/b.png").write_bytes(_noise(0, 700))
-    source = listed(inbox)
+    source = write_and_read(inbox)
     (inbox / "cats/b.png").write_bytes(b"\0\0\0\x20ftypisom".ljust(size, b"\0"))
     for most_pixels in (1, 10**6):
         with refuses((inbox / "cats/b.png", "differs")):
@@ -136,7 +129,7 @@ def test_links_are_followed(inbox: Path) -> None:
     fill(inbox.parent / "elsewhere", {"d.jpg": b"four"})
     (inbox / "birds").symlink_to(inbox.parent / "elsewhere")
     (inbox / "dogs/e.jpg").symlink_to(inbox / "cats/b.jpg")
-    source = listed(inbox)
+    source = write_and_read(inbox)
     assert {"birds/d.jpg", "dogs/e.jpg"} <= set(source.entries())
     assert source.hashes["dogs/e.jpg"] == source.hashes["cats/b.jpg"]
     assert originals.linked_folders(inbox) == ["birds"]
@@ -145,7 +138,7 @@ def test_links_are_followed(inbox: Path) -> None:
     assert originals.linked_folders(inbox) == ["birds"]
     (inbox / "cats/again").symlink_to(inbox)
     with refuses((inbox / "cats/again", "value")):
-        listed(inbox)
+        write_and_read(inbox)
 
 
 def test_what_cannot_be_listed_is_refused(inbox: Path) -> None:
@@ -161,19 +154,12 @@ def test_what_cannot_be_listed_is_refused(inbox: Path) -> None:
         path = inbox / "cats" / name
         make(path)
         with refuses((path if name == "z.jpg" else ascii(str(path)), "value")):
-            listed(inbox)
+            write_and_read(inbox)
         path.unlink()
     (inbox.parent / "empty").mkdir()
     for folder in ("empty", "missing"):
         with refuses(("paths.inbox", "missing")):
             originals.write_manifest(inbox.parent / folder, inbox.parent / "images", workers=1)
-
-
-def test_without_the_folder_it_is_named(inbox: Path) -> None:
-    """In a clone on another machine the photos are not there."""
-    listed(inbox)
-    with refuses(("paths.inbox", "missing")):
-        originals.locate(inbox.parent / "images", Path("/other"))
 
 
 @pytest.mark.parametrize("table", ["filename,label\ncats/b.jpg,cats\n", "path,sha256\ncats/b.jpg,0\n"])
@@ -186,8 +172,11 @@ def test_a_table_of_the_data_set_is_no_manifest(inbox: Path, table: str) -> None
     assert source.entries() == ["cats/", "cats/b.jpg", "manifest.csv"]
 
 
-def test_a_damaged_manifest_is_named(inbox: Path) -> None:
-    """A manifest without its columns is damaged."""
+def test_a_manifest_that_cannot_be_used_is_refused(inbox: Path) -> None:
+    """In a clone on another machine the photos are not there. A manifest without its columns is damaged."""
+    write_and_read(inbox)
+    with refuses(("paths.inbox", "missing")):
+        originals.locate(inbox.parent / "images", Path("/other"))
     fill(inbox.parent / "images", {originals.MANIFEST: b"name\nx\n"})
     with refuses((inbox.parent / "images/.manifest.csv", "damaged")):
         originals.locate(inbox.parent / "images", inbox)
@@ -202,8 +191,6 @@ def test_download_lists_and_says_so(
     config = config.model_copy(update={"paths": config.paths.model_copy(update={"inbox": str(inbox)})})
     (inbox / "birds").symlink_to(inbox / "cats")
     download.run(config)
-    said = capfd.readouterr().out
-    assert (
-        f"6 files, {sum(map(len, PHOTOS.values())) + 6} bytes stay in {inbox}; data/images/.manifest.csv lists" in said
-    )
-    assert "1 links to folders are followed (birds), but DVC notices no change in them" in said
+    stdout = capfd.readouterr().out
+    assert f"6 files, {sum(map(len, PHOTOS.values())) + 6} bytes stay in {inbox}; " in stdout
+    assert "(birds)" in stdout

@@ -1,6 +1,5 @@
 """Own photos under real DVC: versioned, in a clone, with a photo added by a colleague."""
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -9,21 +8,16 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.workspace import STAGES
+from pipeline.base import files
 from pipeline.data import synthetic
 from tests.conftest import change, read_params, write_params
-from tests.helpers.projects import call, create_project
+from tests.helpers.projects import call, commit, create_project
 
 SMALL: dict[str, Any] = {"train__epochs": 1, "split__phash_distance": 0}
 
 
-def commit(folder: Path) -> None:
-    call(folder, "git", "add", "--all")
-    call(folder, "git", "-c", "user.name=test", "-c", "user.email=test@localhost", "commit", "--quiet", "-m", "Run")
-
-
 def splits(folder: Path) -> dict[str, str]:
-    with (folder / "data/split.csv").open(newline="") as rows:
-        return {row["path"]: row["split"] or row["reason"] for row in csv.DictReader(rows)}
+    return {row["path"]: row["split"] or row["reason"] for row in files.read_csv(folder / "data/split.csv")}
 
 
 def ran(folder: Path, *command: str) -> list[str]:
@@ -83,30 +77,17 @@ def test_a_clone_repeats_nothing_and_takes_a_new_photo(owner: Path, photos: Path
     assert ran(folder, "dvc", "repro") == []
     assert call(folder, "git", "status", "--porcelain").stdout == ""
     name, before = add_photo(photos, folder / "data/inbox"), splits(folder)
-    tested, said = json.loads((folder / "metrics/eval.json").read_bytes())["accuracy"], repro(folder)
-    assert {line.split("'")[1] for line in said if line.startswith("Running stage")} == {*STAGES} - {"weights"}
+    tested, lines = json.loads((folder / "metrics/eval.json").read_bytes())["accuracy"], repro(folder)
+    assert {line.split("'")[1] for line in lines if line.startswith("Running stage")} == {*STAGES} - {"weights"}
     after = splits(folder)
     assert after.pop(name) in {"train", "val", "test"}
     assert after == before
-    [accuracy] = [line for line in said if line.startswith("test accuracy before ")]
+    [accuracy] = [line for line in lines if line.startswith("test accuracy before ")]
     assert accuracy.split()[3] == f"{tested:.4f}"
     assert f", {[*before.values()].count('test')} images)" in accuracy
-    assert "used images since then   1 added (poppy 1)" in said
+    assert "used images since then   1 added (poppy 1)" in lines
     assert not [line for line in repro(folder) if "before" in line or "since" in line]
     assert "data/inbox/poppy.dvc" in call(folder, "git", "status", "--porcelain").stdout
-
-
-@pytest.mark.slow("a training in DVC's queue; make test has the list of a folder of photos")
-def test_a_queued_experiment_has_the_photos(owner: Path, tmp_path: Path) -> None:
-    """`dvc exp run --queue` runs in a folder of its own. It has the photos, and runs only what the setting changes."""
-    folder = clone(owner, tmp_path / "clone")
-    call(folder, "dvc", "pull")
-    call(folder, "dvc", "exp", "run", "--queue", "--name", "queued", "-S", "train.lr=0.005")
-    done = call(folder, "dvc", "exp", "run", "--run-all")
-    assert "Running stage 'train'" in done.stdout + done.stderr
-    assert "Running stage 'download'" not in done.stdout + done.stderr
-    assert "queued" in call(folder, "dvc", "exp", "list").stdout
-    assert list(folder.glob("runs/*queued*/events*")), "TensorBoard does not see it"
 
 
 def test_a_broken_link_among_the_photos_is_named(photos: Path, tmp_path: Path) -> None:
@@ -117,12 +98,12 @@ def test_a_broken_link_among_the_photos_is_named(photos: Path, tmp_path: Path) -
     folder = create_project(tmp_path / "project", data__source="folder", paths__inbox=str(tmp_path / "my photos"))
     link = shutil.copytree(photos / "photos", tmp_path / "my photos") / "poppy/linked.png"
     link.symlink_to("nowhere.png")
-    refused = call(folder, "python", "-m", "pipeline", "repro", check=False)
-    assert refused.returncode != 0
-    assert refused.stderr.startswith(f"repro: {link}: ")
-    assert "Errno" not in refused.stdout + refused.stderr
-    asked = call(folder, "python", "-m", "pipeline", "repro", "--single-item", "weights")
-    assert "\nweights: " in asked.stdout
+    refusal = call(folder, "python", "-m", "pipeline", "repro", check=False)
+    assert refusal.returncode != 0
+    assert refusal.stderr.startswith(f"repro: {link}: ")
+    assert "Errno" not in refusal.stdout + refusal.stderr
+    other = call(folder, "python", "-m", "pipeline", "repro", "--single-item", "weights")
+    assert "\nweights: " in other.stdout
 
 
 @pytest.mark.slow("two trainings under DVC; make test has the list of a folder of photos")
@@ -130,14 +111,14 @@ def test_a_folder_is_read_where_it_is(photos: Path, tmp_path: Path) -> None:
     """`data.source: folder` gives the split and the packed images of a copy. A new photo is noticed and used. A
     clone without the folder trains on what `dvc pull` brings.
     """
-    own = shutil.copytree(photos / "photos", tmp_path / "my photos")
-    folder = create_project(tmp_path / "project", data__source="folder", paths__inbox=str(own), **SMALL)
+    inbox = shutil.copytree(photos / "photos", tmp_path / "my photos")
+    folder = create_project(tmp_path / "project", data__source="folder", paths__inbox=str(inbox), **SMALL)
     call(folder, "dvc", "repro")
     commit(folder)
     assert sorted(path.name for path in (folder / "data/images").iterdir()) == [".manifest.csv", "LICENSE.txt"]
     before = splits(folder)
     assert len(before) == 60
-    name = add_photo(photos, own)
+    name = add_photo(photos, inbox)
     assert set(ran(folder, "dvc", "repro")) == {*STAGES} - {"weights"}
     after = splits(folder)
     assert after.pop(name) in {"train", "val", "test"}
@@ -146,7 +127,7 @@ def test_a_folder_is_read_where_it_is(photos: Path, tmp_path: Path) -> None:
     commit(folder)
     call(folder, "dvc", "push")
     elsewhere = clone(folder, tmp_path / "clone")
-    shutil.move(own, tmp_path / "gone")
+    shutil.move(inbox, tmp_path / "gone")
     call(elsewhere, "dvc", "pull")
     assert ran(elsewhere, "dvc", "repro", "--allow-missing") == []
     call(elsewhere, "dvc", "exp", "run", "--allow-missing", "evaluate", "-S", "train.lr=0.005")
@@ -157,29 +138,27 @@ def test_wrong_params_cost_no_output(finished: Path, tmp_path: Path) -> None:
     """`perennial repro` refuses before DVC removes anything. Under `dvc repro`, the stage that refuses names what DVC
     removed, and how to get it back. A typing error in train.model costs no image.
 
-    10 seconds: seven starts of DVC.
+    10 seconds: six starts of DVC.
     """
     folder = shutil.copytree(finished, tmp_path / "project", symlinks=True)
     params = folder / "params.yaml"
     write_params(params, change(read_params(params), split__fold=99))
-    refused = call(folder, "python", "-m", "pipeline", "repro", check=False)
-    assert refused.returncode == 1
-    assert refused.stderr.startswith("repro: split.fold: ")
+    refusal = call(folder, "python", "-m", "pipeline", "repro", check=False)
+    assert refusal.returncode == 1
+    assert refusal.stderr.startswith("repro: split.fold: ")
     assert (folder / "data/split.csv").is_file()
-    refused = call(folder, "dvc", "repro", check=False)
-    outputs = ("excluded.csv", "findings.csv", "images.csv", "suspects.csv")
-    removed = ", ".join(["data/split.csv", *(f"metrics/{name}" for name in outputs)])
-    (said,) = [line for line in refused.stderr.splitlines() if line.startswith(f"split: {removed}: ")]
-    assert said.endswith("dvc checkout")
-    call(folder, "dvc", "checkout")
+    options: tuple[tuple[list[str], str, str], ...] = (
+        ([], "split: data/split.csv, metrics/excluded.csv, ", "dvc checkout"),
+        (["-sf", "train"], "train: metrics/history.csv, ", "dvc checkout; git checkout metrics/train.json"),
+    )
+    for words, start, remedy in options:
+        refusal = call(folder, "dvc", "repro", *words, check=False)
+        (line,) = [line for line in refusal.stderr.splitlines() if line.startswith(start)]
+        assert line.endswith(remedy)
+        for part in remedy.split("; "):
+            call(folder, *part.split())
     assert (folder / "data/split.csv").is_file()
-    refused = call(folder, "dvc", "repro", "--force", "--single-item", "train", check=False)
-    (said,) = [line for line in refused.stderr.splitlines() if line.startswith("train: metrics/history.csv, ")]
-    assert said.endswith("dvc checkout; git checkout metrics/train.json")
-    call(folder, "dvc", "checkout")
-    call(folder, "git", "checkout", "metrics/train.json")
     write_params(params, change(read_params(params), split__fold=0, train__model="resnet99"))
-    refused = call(folder, "dvc", "repro", check=False)
-    assert "weights: train.model: " in refused.stderr
+    assert "weights: train.model: " in call(folder, "dvc", "repro", check=False).stderr
     assert (folder / "data/images/poppy").is_dir()
     assert (folder / "models/model.safetensors").is_file()

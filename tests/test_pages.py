@@ -49,8 +49,8 @@ def pages(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with browsers.started() as started:
-        yield started
+    with browsers.started() as running:
+        yield running
 
 
 @every_page

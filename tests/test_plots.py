@@ -1,7 +1,6 @@
 """DVC's plots in a real browser without a network."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from pipeline.base import files
 from pipeline.training.state import HISTORY
 from pipeline.versioning import plots_page
 from tests.conftest import PROJECT
+from tests.helpers import browser
 from tests.helpers.projects import call, create_project
 
-CHROMIUM = shutil.which("chromium")
 BAD = 123456.0  # the loss of one epoch
 EPOCHS = 12
 
@@ -31,90 +30,65 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files.write_csv(folder / "metrics/images.csv", ("class", "train"), [("cat", 40), ("dog", 20)])
     files.write_csv(folder / "metrics/calibration.csv", ("confidence", "accuracy"), [(0.5, 0.4), (0.9, 1.0)])
     call(folder, sys.executable, "-m", "pipeline.versioning.plots_page")
-    written = (folder / plots_page.PAGE).stat().st_mtime_ns
+    mtime = (folder / plots_page.PAGE).stat().st_mtime_ns
     call(folder, sys.executable, "-m", "pipeline.versioning.plots_page")
-    assert (folder / plots_page.PAGE).stat().st_mtime_ns == written  # it is there, and is not made again
+    assert (folder / plots_page.PAGE).stat().st_mtime_ns == mtime  # it is there, and is not made again
     assert call(folder, "git", "status", "--porcelain").stdout == ""
     call(folder, "dvc", "plots", "show")
     return folder / "dvc_plots/index.html"
 
 
 @pytest.fixture(scope="module")
-def seen(page: Path) -> dict[str, Any]:
-    """What a browser without a network shows: requests, errors, and the texts of each chart by its title."""
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium (apt-get install chromium)")
-    from playwright.sync_api import sync_playwright
+def view(page: Path) -> list[dict[str, Any]]:
+    """What a browser without a network shows of each chart: its texts by role, its lines, points and marks.
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        context = browser.new_context()
-        context.set_offline(True)
-        tab = context.new_page()
-        requests, errors = list[str](), list[str]()
+    It requests nothing but the page, and reports no error.
+    """
+    with browser.started() as chromium:
+        tab, requests, errors = chromium.new_context(offline=True).new_page(), list[str](), list[str]()
         tab.on("request", lambda request: requests.append(request.url))
         tab.on("pageerror", lambda error: errors.append(str(error)))
         tab.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
         tab.goto(page.as_uri())
         charts = tab.locator("svg.marks")
         charts.nth(5).wait_for()
-        texts = [
-            {
-                role: chart.locator(f".{role} text").all_text_contents()
-                for role in ("role-title", "role-axis-label", "mark-text", "role-legend")
-            }
+        assert (requests, errors) == ([page.as_uri()], [])
+        roles = ("role-title", "role-axis-label", "mark-text")
+        return [
+            {role: chart.locator(f".{role} text").all_text_contents() for role in roles}
             | {
                 "lines": [path.get_attribute("d") for path in chart.locator(".mark-line path").all()],
                 "points": chart.locator(".mark-symbol.role-mark path").count(),
+                "marks": chart.locator(".mark-rect path, .mark-line path, .mark-symbol path").count(),
             }
-            | {"marks": chart.locator(".mark-rect path, .mark-line path, .mark-symbol path").count()}
             for chart in charts.all()
         ]
-        browser.close()
-    return {"requests": requests, "errors": errors, "charts": texts}
 
 
-def test_the_plots_are_drawn_without_a_network(seen: dict[str, Any], page: Path) -> None:
-    """Six charts with their titles and marks; no request but the page itself, and no error."""
-    assert seen["requests"] == [page.as_uri()]
-    assert seen["errors"] == []
-    titles = [chart["role-title"][0] for chart in seen["charts"]]
-    assert titles[:2] == ["Loss per epoch", "Accuracy per epoch"]
-    assert len(titles) == 6
-    assert all(chart["marks"] > 0 for chart in seen["charts"])
+@browser.needs_chromium
+def test_the_plots_are_drawn_without_a_network(view: list[dict[str, Any]]) -> None:
+    """Each epoch is once on the axis; one bad epoch does not flatten the others; the matrix has the share of each row.
 
-
-def test_the_axis_has_whole_epochs(seen: dict[str, Any]) -> None:
-    """Each epoch once, and none twice by rounding."""
-    labels = seen["charts"][1]["role-axis-label"]
-    assert labels[:EPOCHS] == [str(epoch) for epoch in range(1, EPOCHS + 1)]
-
-
-def test_one_bad_epoch_does_not_flatten_the_others(seen: dict[str, Any]) -> None:
-    """The scale of the loss ends near the other values."""
-    labels = seen["charts"][0]["role-axis-label"][EPOCHS:]
-    assert 2 < max(float(label.replace(",", "")) for label in labels) < 20
-
-
-def test_the_confusion_matrix_has_shares(seen: dict[str, Any]) -> None:
-    """The share of each row."""
-    assert {"0.25", "0.75", "1.00"} <= set(seen["charts"][2]["mark-text"])
-
-
-def test_the_calibration_has_the_diagonal(seen: dict[str, Any]) -> None:
-    """A dashed line from the corner of no confidence and accuracy to that of all, and a point of each bin."""
-    (line,) = seen["charts"][5]["lines"]
+    The calibration has a dashed line from no confidence and accuracy to all, and a point of each bin.
+    """
+    assert all(chart["marks"] > 0 for chart in view)
+    assert [chart["role-title"][0] for chart in view][:2] == ["Loss per epoch", "Accuracy per epoch"]
+    loss, accuracy, matrix, _, _, calibration = view
+    assert accuracy["role-axis-label"][:EPOCHS] == [str(epoch) for epoch in range(1, EPOCHS + 1)]
+    assert 2 < max(float(label.replace(",", "")) for label in loss["role-axis-label"][EPOCHS:]) < 20
+    assert {"0.25", "0.75", "1.00"} <= set(matrix["mark-text"])
+    (line,) = calibration["lines"]
     (left, bottom), (right, top) = [tuple(map(float, point.split(","))) for point in line[1:].split("L")]
     assert (left, top) == (0, 0)
     assert right == bottom > 200
-    assert seen["charts"][5]["points"] == 2
+    assert calibration["points"] == 2
 
 
 def test_templates_have_every_anchor_that_dvc_needs() -> None:
     """Each template of the project is JSON with DVC's place for the data, and dvc.yaml uses it."""
-    used = (PROJECT / "dvc.yaml").read_text()
+    text = (PROJECT / "dvc.yaml").read_text()
     templates = sorted((PROJECT / ".dvc/plots").glob("*.json"))
     assert [path.stem for path in templates] == ["calibration", "confusion_shares", "curve"]
     for path in templates:
         assert json.loads(path.read_text())["data"] == {"values": "<DVC_METRIC_DATA>"}
-        assert f"template: {path.stem}\n" in used
+        assert f"template: {path.stem}\n" in text

@@ -24,7 +24,7 @@ HEADER = ("path", "label", "prediction", *(f"p_{name}" for name in CLASSES))
 Rows = list[tuple[object, ...]]
 
 
-def drawn(seed: int, fold: int, folds: int) -> Rows:
+def draw(seed: int, fold: int, folds: int) -> Rows:
     """Rows of predictions.csv: invented answers for every image whose number leaves the rest `fold`."""
     random = np.random.default_rng([seed, fold])
     rows = []
@@ -43,49 +43,49 @@ def put(folder: Path, content: Mapping[tuple[int, int], Rows]) -> dict[tuple[int
 
 
 def content(seeds: tuple[int, ...] = (0,), folds: int = 3) -> dict[tuple[int, int], Rows]:
-    return {(seed, fold): drawn(seed, fold, folds) for seed in seeds for fold in range(folds)}
+    return {(seed, fold): draw(seed, fold, folds) for seed in seeds for fold in range(folds)}
 
 
 def test_every_image_has_the_answer_of_its_fold(tmp_path: Path) -> None:
     """Sorted by path, with label, fold and exact probabilities; in any order of the tables."""
-    made = content((7, 3))
-    found = pooling.read(dict(reversed(put(tmp_path, made).items())), LABELS)
-    assert (found.classes, found.paths, found.seeds) == (CLASSES, tuple(sorted(LABELS)), (3, 7))
-    for (seed, fold), rows in made.items():
+    rows_by_fold = content((7, 3))
+    predictions = pooling.read(dict(reversed(put(tmp_path, rows_by_fold).items())), LABELS)
+    assert (predictions.classes, predictions.paths, predictions.seeds) == (CLASSES, tuple(sorted(LABELS)), (3, 7))
+    for (seed, fold), rows in rows_by_fold.items():
         for path, label, _, *chances in rows:
-            row = found.paths.index(str(path))
-            assert (CLASSES[found.labels[row]], found.folds[row]) == (label, fold)
-            assert found.by_seed[found.seeds.index(seed), row].tolist() == chances
+            row = predictions.paths.index(str(path))
+            assert (CLASSES[predictions.labels[row]], predictions.folds[row]) == (label, fold)
+            assert predictions.by_seed[predictions.seeds.index(seed), row].tolist() == chances
 
 
 def test_figures_of_one_seed_are_those_of_all_images(tmp_path: Path) -> None:
     """The same as of one test set of all images; the folds are counted one by one."""
-    tables = put(tmp_path, made := content())
-    found = pooling.figures(answers := pooling.read(tables, LABELS))
+    tables = put(tmp_path, rows_by_fold := content())
+    figures = pooling.figures(answers := pooling.read(tables, LABELS))
     expected = metrics.summary(answers.log_probs[0], answers.labels)
-    assert [getattr(found, key) for key in asdict(expected)] == pytest.approx(astuple(expected), rel=1e-11)
-    assert (found.accuracy, found.interval) == (expected.accuracy, expected.interval)
-    assert found.accuracy_of_mean == found.accuracy
-    right = [sum(row[1] == row[2] for row in rows) for rows in made.values()]
-    assert [(part.fold, part.images, part.right) for part in found.parts] == [(k, 10, right[k]) for k in range(3)]
-    assert found.over_folds.mean == pytest.approx(sum(right) / 30)
-    assert found.over_folds.deviation == pytest.approx(statistics.stdev(count / 10 for count in right))
-    assert (found.over_seeds.count, found.over_seeds.mean, found.over_seeds.deviation) == (1, found.accuracy, 0)
-    assert json.loads(json.dumps(asdict(found)))["over_folds"]["count"] == 3
+    assert [getattr(figures, key) for key in asdict(expected)] == pytest.approx(astuple(expected), rel=1e-11)
+    assert (figures.accuracy, figures.interval) == (expected.accuracy, expected.interval)
+    assert figures.accuracy_of_mean == figures.accuracy
+    right = [sum(row[1] == row[2] for row in rows) for rows in rows_by_fold.values()]
+    assert [(part.fold, part.images, part.right) for part in figures.parts] == [(k, 10, right[k]) for k in range(3)]
+    assert figures.over_folds.mean == pytest.approx(sum(right) / 30)
+    assert figures.over_folds.deviation == pytest.approx(statistics.stdev(count / 10 for count in right))
+    assert (figures.over_seeds.count, figures.over_seeds.mean, figures.over_seeds.deviation) == (1, figures.accuracy, 0)
+    assert json.loads(json.dumps(asdict(figures)))["over_folds"]["count"] == 3
 
 
 def test_more_seeds_give_no_narrower_interval(tmp_path: Path) -> None:
     """Figures are means over seeds, and the interval is that of the images, which are the same for every seed."""
     tables = put(tmp_path, content((1, 2, 3)))
     answers = pooling.read(tables, LABELS)
-    found = pooling.figures(answers)
+    figures = pooling.figures(answers)
     alone = [pooling.figures(one_seed(answers, k)) for k in range(3)]
     for key in ("accuracy", "balanced_accuracy", "macro_f1", "nll", "ece"):
-        assert getattr(found, key) == pytest.approx(statistics.mean(getattr(one, key) for one in alone))
-    assert found.interval == metrics.wilson(found.accuracy * 30, 30)
-    assert found.over_seeds == pooling.spread([one.accuracy for one in alone])
-    assert found.over_folds.count == len(found.parts) == 9
-    assert found.parts == tuple(part for one in alone for part in one.parts)
+        assert getattr(figures, key) == pytest.approx(statistics.mean(getattr(one, key) for one in alone))
+    assert figures.interval == metrics.wilson(figures.accuracy * 30, 30)
+    assert figures.over_seeds == pooling.spread([one.accuracy for one in alone])
+    assert figures.over_folds.count == len(figures.parts) == 9
+    assert figures.parts == tuple(part for one in alone for part in one.parts)
 
 
 def one_seed(answers: FoldPredictions, k: int) -> FoldPredictions:
@@ -94,11 +94,11 @@ def one_seed(answers: FoldPredictions, k: int) -> FoldPredictions:
 
 def test_one_answer_per_image_is_from_the_mean_of_its_probabilities(tmp_path: Path) -> None:
     """The table has each image once, with its fold and the class with the highest mean probability."""
-    made = content((1, 2))
-    header, rows = pooling.table(pooling.read(put(tmp_path, made), LABELS))
+    rows_by_fold = content((1, 2))
+    header, rows = pooling.table(pooling.read(put(tmp_path, rows_by_fold), LABELS))
     assert header == ("path", "fold", *HEADER[1:])
     assert [row[0] for row in rows] == sorted(LABELS)
-    by_path = [{row[0]: row[3:] for fold in range(3) for row in made[seed, fold]} for seed in (1, 2)]
+    by_path = [{row[0]: row[3:] for fold in range(3) for row in rows_by_fold[seed, fold]} for seed in (1, 2)]
     for path, _, label, guess, *chances in rows:
         mean = np.mean([np.array(one[path], float) for one in by_path], 0)
         np.testing.assert_allclose(np.array(chances, float), mean, rtol=1e-15)
@@ -109,12 +109,12 @@ def test_several_seeds_answer_together() -> None:
     """Each seed has one image of two right and is unsure of the other: their mean probabilities have both right."""
     of_first = [[0.9, 0.1], [0.6, 0.4]]
     of_second = [[0.4, 0.6], [0.1, 0.9]]
-    found = pooling.figures(
+    figures = pooling.figures(
         FoldPredictions(
             ("a", "b"), ("1", "2"), np.array([0, 1]), np.array([0, 1]), (3, 4), np.array([of_first, of_second])
         )
     )
-    assert (found.accuracy, found.accuracy_of_mean) == (0.5, 1.0)
+    assert (figures.accuracy, figures.accuracy_of_mean) == (0.5, 1.0)
 
 
 FIGURES_OF_MANY = """
@@ -124,28 +124,28 @@ random = np.random.default_rng(0)
 for images in range(2, 300):
     answers = random.dirichlet([1.0] * 3, (2, images))
     labels = np.arange(images) % 3
-    found = pooling.FoldPredictions(("a", "b", "c"), tuple(map(str, labels)), labels, labels % 2, (1, 2), answers)
-    print(pooling.figures(found), pooling.table(found))
+    predictions = pooling.FoldPredictions(("a", "b", "c"), tuple(map(str, labels)), labels, labels % 2, (1, 2), answers)
+    print(pooling.figures(predictions), pooling.table(predictions))
 """
 
 
 def test_the_figures_are_the_same_on_every_kind_of_cpu() -> None:
     """numpy's logarithms have other last bits with AVX-512 than without; the figures do not show it."""
-    printed = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", FIGURES_OF_MANY],
             env={**os.environ, **variable}, capture_output=True, text=True, check=True,
         ).stdout
         for variable in ({}, {"NPY_DISABLE_CPU_FEATURES": environment.PORTABLE["NPY_DISABLE_CPU_FEATURES"]})
     }  # fmt: skip
-    assert len(printed) == 1
-    assert printed.pop().count("over_seeds=") == 298
+    assert len(outputs) == 1
+    assert outputs.pop().count("over_seeds=") == 298
 
 
 def test_a_probability_of_0_keeps_the_log_likelihood_finite(tmp_path: Path) -> None:
     """A model that is sure and wrong gets a bad figure, not an infinite one, which JSON does not have."""
     path, label = next(iter(LABELS.items()))
-    tables = put(tmp_path, {(0, 0): [(path, label, "daisy", 0.0, 1.0, 0.0), *drawn(0, 0, 1)[1:]]})
+    tables = put(tmp_path, {(0, 0): [(path, label, "daisy", 0.0, 1.0, 0.0), *draw(0, 0, 1)[1:]]})
     assert 24 < pooling.figures(pooling.read(tables, LABELS)).nll < 27
 
 
@@ -168,16 +168,12 @@ def test_an_image_is_tested_exactly_once_with_each_seed(tmp_path: Path) -> None:
 def test_tables_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     """Other classes, another label than the split's, an image that the split does not have."""
     tables = put(tmp_path, content())
-    files.write_csv(tables[0, 2], (*HEADER[:5], "p_rose"), drawn(0, 2, 3))
+    files.write_csv(tables[0, 2], (*HEADER[:5], "p_rose"), draw(0, 2, 3))
     with refuses((tables[0, 2], "differs")):
         pooling.read(tables, LABELS)
     tables = put(tmp_path, content())
     first, *others = LABELS
-    for labels in (
-        dict.fromkeys(LABELS, "daisy"),
-        {**LABELS, first: "daisy"},
-        {path: LABELS[path] for path in others},
-    ):
+    for labels in (dict.fromkeys(LABELS, "daisy"), {**LABELS, first: "daisy"}, {path: LABELS[path] for path in others}):
         with refuses((tables[0, 0], "differs")):
             pooling.read(tables, labels)
 
@@ -185,17 +181,10 @@ def test_tables_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "path,label,prediction,p_a,p_a\n",
-        None,
-        "daisy/1.png,daisy,daisy,0.2,0.3\n",
-        "daisy/1.png,daisy,daisy,0.2,0.3,0.4\n",
-        "daisy/1.png,daisy,daisy,nan,0.3,0.4\n",
-        "daisy/1.png,daisy,daisy,-1,1,1\n",
-        "daisy/1.png,daisy,daisy,x,1,1\n",
-        "daisy/1.png\n",
+        "", "path,label,prediction,p_a,p_a\n", None, "daisy/1.png\n",
+        *(f"daisy/1.png,daisy,daisy,{row}\n" for row in ("0.2,0.3", "0.2,0.3,0.4", "nan,0.3,0.4", "-1,1,1", "x,1,1")),
     ],
-)
+)  # fmt: skip
 def test_a_damaged_table_is_named(tmp_path: Path, text: str | None) -> None:
     """A missing file, other columns, and rows that are not the probabilities of all classes."""
     tables = put(tmp_path, content())

@@ -41,9 +41,9 @@ from pipeline.loader import random_params
 assert callable(random_params._round)  # else nothing would be replaced
 random_params._round = np.asarray
 sizes = np.full((64, 2), (500, 333), np.int32)
-drawn = [random_params._log_uniform(np.random.default_rng(k).random(1000), (0.75, 4 / 3)) for k in range(8)]
-drawn += [random_params.draw_mix(0, step, 64, 224, 0.2, 1.0).lam for step in range(200)]
-print(hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in drawn)).hexdigest())
+draws = [random_params._log_uniform(np.random.default_rng(k).random(1000), (0.75, 4 / 3)) for k in range(8)]
+draws += [random_params.draw_mix(0, step, 64, 224, 0.2, 1.0).lam for step in range(200)]
+print(hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in draws)).hexdigest())
 """
 
 
@@ -76,7 +76,7 @@ def run(folder: Path, *command: str, **variables: str) -> str:
     return done.stdout
 
 
-def emulated(folder: Path, cpu: str, *command: str, without: str = "") -> str:
+def emulate(folder: Path, cpu: str, *command: str, without: str = "") -> str:
     """Run a command of the program on an emulated CPU; its standard output.
 
     A launcher starts its processes with setpriv: here that starts the emulator.
@@ -92,8 +92,8 @@ def emulated(folder: Path, cpu: str, *command: str, without: str = "") -> str:
 
 def outputs(folder: Path) -> dict[str, str]:
     """The SHA-256 of every output of the stages."""
-    found = [path for name in OUTPUTS for path in [folder / name, *(folder / name).rglob("*")] if path.is_file()]
-    return {path.relative_to(folder).as_posix(): files.sha256(path) for path in found}
+    paths = [path for name in OUTPUTS for path in [folder / name, *(folder / name).rglob("*")] if path.is_file()]
+    return {path.relative_to(folder).as_posix(): files.sha256(path) for path in paths}
 
 
 @pytest.fixture(scope="module")
@@ -115,14 +115,14 @@ def test_an_emulated_cpu_writes_the_same_bytes(native: Path, tmp_path: Path, cpu
     """
     folder = project(tmp_path / "emulated")
     for stage in workspace.STAGES:
-        emulated(folder, cpu, stage)
+        emulate(folder, cpu, stage)
     entries = [name for stage in workspace.STAGES for name in workspace.declared(stage)]
     assert len(outputs(native)) == len(entries) - 3  # the images, the packed images and the weights are folders
     assert outputs(folder) == outputs(native)
     question = ("--json", "data/images/aster")
     answer = run(native, sys.executable, "-m", "pipeline", "predict", *question)
     assert '"probability": 0.' in answer
-    assert emulated(folder, cpu, "predict", *question) == answer
+    assert emulate(folder, cpu, "predict", *question) == answer
 
 
 @EMULATED
@@ -131,10 +131,10 @@ def test_without_the_variable_of_mkl_the_bytes_differ(native: Path, tmp_path: Pa
     """So the emulator shows what a real CPU of another kind would show."""
     folder = tmp_path / "emulated"
     shutil.copytree(native, folder, symlinks=True, ignore=shutil.ignore_patterns("models", "metrics", "runs"))
-    emulated(folder, "Haswell", "train", without="MKL_CBWR")
-    expected, found = outputs(native), outputs(folder)
-    assert found["models/model.json"] == expected["models/model.json"]
-    assert found["models/model.safetensors"] != expected["models/model.safetensors"]
+    emulate(folder, "Haswell", "train", without="MKL_CBWR")
+    expected, results = outputs(native), outputs(folder)
+    assert results["models/model.json"] == expected["models/model.json"]
+    assert results["models/model.safetensors"] != expected["models/model.safetensors"]
 
 
 @pytest.mark.slow("runs every stage; make test refuses what cannot be portable")
@@ -173,13 +173,10 @@ def test_random_numbers_are_the_same_before_they_are_rounded(cpu: str) -> None:
     assert there == here
 
 
-def operators(*before: str) -> dict[str, Any]:
+def operators(*before: str) -> Any:
     """What `tests.ranks.operators` prints, with portable arithmetic."""
     variables = environment.required_variables(1, True, "portable")
-    answer: dict[str, Any] = json.loads(
-        run(PROJECT, *before, sys.executable, "-m", "tests.ranks.operators", **variables)
-    )
-    return answer
+    return json.loads(run(PROJECT, *before, sys.executable, "-m", "tests.ranks.operators", **variables))
 
 
 @EMULATED
@@ -207,11 +204,11 @@ def test_no_model_calls_another_operator() -> None:
 def test_what_cannot_be_portable_is_refused(key: str, value: object) -> None:
     """With native arithmetic the same choice is accepted."""
     here = Machine(1, "usable", compiler=True, compute_capabilities=((9, 0),), cuda_driver=13, cores=2)
-    chosen = {"train__arithmetic": "portable", f"train__{key}": value}
-    (fault,) = validity.faults(params.parse(change(on_cpu(read_params()), **chosen)), here)
+    lines = {"train__arithmetic": "portable", f"train__{key}": value}
+    (fault,) = validity.faults(params.parse(change(on_cpu(read_params()), **lines)), here)
     assert (fault.key, fault.kind) == (f"train.{key}", "pair")
-    chosen["train__arithmetic"] = "native"
-    assert not validity.faults(params.parse(change(on_cpu(read_params()), **chosen)), here)
+    lines["train__arithmetic"] = "native"
+    assert not validity.faults(params.parse(change(on_cpu(read_params()), **lines)), here)
 
 
 def test_what_a_cpu_lacks_is_read_from_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Pretrained weights are fetched, checked, converted and loaded; the model then gives the outputs of the original."""
 
-import io
 import json
+import os
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -35,7 +35,7 @@ def small(classes: int = 3) -> nn.Module:
     return net
 
 
-def converted(folder: Path, state: Any, name: str = "mine.pth") -> Path:
+def convert(folder: Path, state: Any, name: str = "mine.pth") -> Path:
     """The file that `convert` writes for this content, saved by torch."""
     torch.save(state, folder / name)
     pretrained.convert(folder / name, folder / "converted.safetensors")
@@ -73,9 +73,9 @@ def test_a_model_gives_the_outputs_of_the_original(name: str, tmp_path: Path) ->
     options = {"init_weights": False, "transform_input": True, "aux_logits": True} if name == "googlenet" else {}
     original = torchvision.models.get_model(name, num_classes=10, **options)
     net = network.build(name, 3, seed=1)
-    own_head = deepcopy(network.head(net))
-    pretrained.load_into(net, converted(tmp_path, original.state_dict()), network.head(net))
-    assert same(network.head(net).state_dict(), own_head.state_dict())
+    head = deepcopy(network.head(net).state_dict())
+    pretrained.load_into(net, convert(tmp_path, original.state_dict()), network.head(net))
+    assert same(network.head(net).state_dict(), head)
 
     before_head: dict[nn.Module, Tensor] = {}
     for model in (original, net):
@@ -93,25 +93,27 @@ def test_a_model_gives_the_outputs_of_the_original(name: str, tmp_path: Path) ->
 def test_every_format_gives_the_same_bytes(
     ending: str, wrap: Callable[[dict[str, Tensor]], dict[str, Any]] | None, tmp_path: Path
 ) -> None:
-    """Every format, with or without a key of training scripts, gives the same file and the same model."""
+    """Every format, with or without a key of training scripts, gives the same file and the same model.
+
+    So do files from before BatchNorm counted batches. Another format and a missing file are refused.
+    """
     net, source = small(), tmp_path / f"mine{ending}"
-    plain = converted(tmp_path, net.state_dict(), "plain.pth").rename(tmp_path / "plain.safetensors")
+    plain = convert(tmp_path, net.state_dict(), "plain.pth").rename(tmp_path / "plain.safetensors")
     if wrap:
         torch.save(wrap(net.state_dict()), source)
     else:
         safetensors.torch.save_file(net.state_dict(), source, metadata={"format": "pt", "by": "someone"})
     assert pretrained.convert(source, tmp_path / "converted") == []
     assert files.sha256(tmp_path / "converted") == files.sha256(plain)
-    fresh = network.build("shufflenet_v2_x0_5", 3, seed=9)
-    pretrained.load_into(fresh, tmp_path / "converted", network.head(fresh))
-    assert same(fresh.state_dict(), net.state_dict())
-
-
-def test_a_missing_file_and_an_unknown_format_are_refused(tmp_path: Path) -> None:
-    """A path without a file, and another ending."""
-    is_refused(tmp_path, tmp_path / "no.pth", "missing")
-    torch.save({}, tmp_path / "mine.ckpt")
-    is_refused(tmp_path, tmp_path / "mine.ckpt", "value")
+    old = {name: value for name, value in net.state_dict().items() if "num_batches" not in name}
+    for path in (tmp_path / "converted", convert(tmp_path, old, "old.pth")):
+        fresh = network.build("shufflenet_v2_x0_5", 3, seed=9)
+        pretrained.load_into(fresh, path, network.head(fresh))
+        assert same(fresh.state_dict(), net.state_dict())
+    with refuses(("train.weights", "value")):
+        pretrained.convert(source.rename(tmp_path / "mine.ckpt"), tmp_path / "nothing")
+    with refuses(("train.weights", "missing")):
+        pretrained.convert(source, tmp_path / "nothing")
 
 
 @pytest.mark.parametrize(
@@ -135,14 +137,6 @@ def test_names_of_others_become_the_present_names(old: str, new: str | None, not
     assert safetensors.torch.load_file(tmp_path / "converted").keys() == expected
 
 
-def test_old_files_without_num_batches_tracked_load(tmp_path: Path) -> None:
-    """Files from before BatchNorm counted batches fit."""
-    state = {name: value for name, value in small().state_dict().items() if "num_batches" not in name}
-    net = network.build("shufflenet_v2_x0_5", 3, seed=0)
-    pretrained.load_into(net, converted(tmp_path, state), network.head(net))
-    assert same({name: net.state_dict()[name] for name in state}, state)
-
-
 CHANGES: dict[str, dict[str, Tensor | None]] = {  # None: removed
     "a name of another model": {"new.weight": torch.zeros(1)},
     "another shape": {"conv5.0.weight": torch.zeros(2, 3)},
@@ -157,14 +151,14 @@ def test_tensors_that_do_not_fit_are_refused_by_name(case: str, tmp_path: Path) 
     """Only the number of classes may differ. The model is not changed."""
     net = small()
     before, state = deepcopy(net.state_dict()), net.state_dict() | CHANGES[case]
-    path = converted(tmp_path, {name: value for name, value in state.items() if value is not None})
+    path = convert(tmp_path, {name: value for name, value in state.items() if value is not None})
     with refuses(("train.weights", "pair")) as error:
         pretrained.load_into(net, path, network.head(net))
     assert all(name in error.value.faults[0].reason for name in CHANGES[case])
     assert same(net.state_dict(), before)
 
 
-def named(folder: Path, classes: list[str], text: str = "") -> tuple[Path, dict[str, Tensor]]:
+def convert_with_names(folder: Path, classes: list[str], text: str = "") -> tuple[Path, dict[str, Tensor]]:
     """A converted file of a model with these classes, and its tensors. `text`: metadata instead of the names."""
     state = small(len(classes)).state_dict()
     safetensors.torch.save_file(
@@ -176,7 +170,7 @@ def named(folder: Path, classes: list[str], text: str = "") -> tuple[Path, dict[
 
 def test_each_class_gets_the_part_of_the_head_with_its_name(tmp_path: Path) -> None:
     """In another order, or with classes more and fewer, too. A class that the file does not name starts untrained."""
-    path, state = named(tmp_path, ["a", "b", "c"])
+    path, state = convert_with_names(tmp_path, ["a", "b", "c"])
     same_net = network.build("shufflenet_v2_x0_5", 3, seed=9)
     pretrained.load_into(same_net, path, network.head(same_net), ("a", "b", "c"))
     assert same(same_net.state_dict(), state)
@@ -193,7 +187,7 @@ def test_each_class_gets_the_part_of_the_head_with_its_name(tmp_path: Path) -> N
 
 def test_names_of_classes_stay_and_nothing_else_of_the_metadata(tmp_path: Path) -> None:
     """So the same weights with the same names are the same bytes."""
-    path, _ = named(tmp_path, ["a", "b"])
+    path, _ = convert_with_names(tmp_path, ["a", "b"])
     with safetensors.safe_open(path, "pt") as content:
         assert content.metadata() == {"classes": '["a", "b"]'}
     pretrained.convert(path, tmp_path / "again.safetensors")
@@ -205,7 +199,7 @@ def test_names_of_classes_that_do_not_fit_are_refused(text: str, tmp_path: Path)
     """The metadata has the names as a JSON list, one for each class of the head."""
     net = small()
     with pytest.raises(UserError) as error:  # where it is converted, or where the model is known
-        pretrained.load_into(net, named(tmp_path, ["a", "b"], text)[0], network.head(net), ("a", "b", "c"))
+        pretrained.load_into(net, convert_with_names(tmp_path, ["a", "b"], text)[0], network.head(net), ("a", "b", "c"))
     assert [fault.kind for fault in error.value.faults] == ["damaged"]
 
 
@@ -264,52 +258,36 @@ def test_what_reads_a_model_refuses_complex_and_broken_weights(fault: complex, t
     net = small()
     with refuses((tmp_path / "mine.safetensors", "damaged")):
         pretrained.load_into(net, tmp_path / "mine.safetensors", network.head(net))
-    described = Description(
+    description = Description(
         "shufflenet_v2_x0_5", ("a", "b", "c"), View(40, 36, 32), augment.MEAN, augment.STD, "last", 1
     )
-    exported.save(tmp_path / "models", state, described)
+    exported.save(tmp_path / "models", state, description)
     with refuses((tmp_path / "models/model.safetensors", "damaged")):
         exported.load(tmp_path / "models")
-
-
-def saved(ending: str) -> bytes:
-    """A small file of weights."""
-    tensors = {"fc.weight": torch.arange(12.0).reshape(3, 4), "fc.bias": torch.arange(3.0)}
-    if ending == ".safetensors":
-        return safetensors.torch.save(tensors)
-    stream = io.BytesIO()
-    torch.save(tensors, stream)
-    return stream.getvalue()
 
 
 @pytest.mark.parametrize("ending", [".pth", ".safetensors"])
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_a_truncated_file_is_refused(ending: str, share: float, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A file of weights cut at any point is refused by name, and nothing is written."""
-    folder, content = tmp_path_factory.mktemp("cut"), saved(ending)
-    (folder / f"cut{ending}").write_bytes(content[: int(share * len(content))])
-    is_refused(folder, folder / f"cut{ending}")
+    path = tmp_path_factory.mktemp("cut") / f"cut{ending}"
+    tensors = {"fc.weight": torch.arange(12.0).reshape(3, 4), "fc.bias": torch.arange(3.0)}
+    (torch.save if ending == ".pth" else safetensors.torch.save_file)(tensors, path)
+    os.truncate(path, int(share * path.stat().st_size))
+    is_refused(path.parent, path)
 
 
 def test_every_model_has_published_weights_that_can_be_checked() -> None:
-    """torchvision's default weights of each model have an https address with a part of their hash."""
+    """torchvision's default weights of each model have an https address with a part of their hash. Others are refused:
+    another scheme than https, or less than eight digits of the hash."""
     for name in network.names():
         url, prefix = pretrained.published_weights(name)
         assert url.startswith("https://")
         assert len(prefix) >= 8
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://127.0.0.1/resnet18-f37072fd.pth", "file:///resnet18-f37072fd.pth",
-        *(f"https://127.0.0.1/resnet18{rest}.pth" for rest in ("-f37072f", "", "-f37072fz")),
-    ],
-)  # fmt: skip
-def test_an_address_that_cannot_be_checked_is_refused(url: str) -> None:
-    """Another scheme than https, or less than eight digits of the hash, is refused by name."""
-    with refuses(("train.weights", "value")):
-        pretrained.hash_prefix(url)
+    starts = ("http://127.0.0.1/resnet18-f37072fd", "file:///resnet18-f37072fd")
+    for start in (*starts, *(f"https://127.0.0.1/resnet18{rest}" for rest in ("-f37072f", "", "-f37072fz"))):
+        with refuses(("train.weights", "value")):
+            pretrained.hash_prefix(f"{start}.pth")
 
 
 def test_the_stage_brings_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,16 +295,16 @@ def test_the_stage_brings_a_file_of_weights(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     config = project(tmp_path, source="inbox")
 
-    def asking(path: str) -> Any:
+    def with_weights(path: str) -> Any:
         """The params with this path."""
         train = config.train.model_copy(update={"model": "shufflenet_v2_x0_5", "weights": path})
         return config.model_copy(update={"train": train})
 
     torch.save({"state_dict": small().state_dict()}, "mine.pth")
-    weights.run(asking("mine.pth"))
-    [written] = Path(config.paths.weights).iterdir()
-    assert written.name == "shufflenet_v2_x0_5.safetensors"
-    assert same(safetensors.torch.load_file(written), small().state_dict())
+    weights.run(with_weights("mine.pth"))
+    [path] = Path(config.paths.weights).iterdir()
+    assert path.name == "shufflenet_v2_x0_5.safetensors"
+    assert same(safetensors.torch.load_file(path), small().state_dict())
     with refuses(("train.weights", "missing")):
-        weights.run(asking("other.pth"))
-    assert list(Path(config.paths.weights).iterdir()) == [written]
+        weights.run(with_weights("other.pth"))
+    assert list(Path(config.paths.weights).iterdir()) == [path]

@@ -18,59 +18,38 @@ SIZES = st.lists(st.tuples(st.integers(8, 2000), st.integers(8, 2000)), min_size
 def test_every_kind_of_draw_has_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Order, crops, drop-out, jitter, erasing and mixing each take one stream: that of the seed, a purpose that no
     other has, and the step or epoch. Streams that differ in one of the three have nothing in common."""
-    whole, taken, sizes = sampler.generator, [], np.array([[50, 40]], np.int32)
+    whole, keys, sizes = sampler.generator, [], np.array([[50, 40]], np.int32)
 
-    def noted(*key: int) -> np.random.Generator:
-        taken.append(key)
+    def note(*key: int) -> np.random.Generator:
+        keys.append(key)
         return whole(*key)
 
-    monkeypatch.setattr(sampler, "generator", noted)
+    monkeypatch.setattr(sampler, "generator", note)
     sampler.order(1007, 11, 5)
     random_params.crop_boxes(1007, [11], sizes, 64, CropRange((0.08, 1.0), (0.75, 4 / 3), 0.5))
     sampler.dropout_seed(1007, 11)
     random_params.jitter_factors(1007, [11], 1, 0.4)
     random_params.erase_boxes(1007, [11], 1, 64, 0.5)
     random_params.draw_mix(1007, 11, 2, 64, 1.0, 1.0)
-    assert sorted(taken) == [(1007, purpose, 11) for purpose in range(1, 7)]
+    assert sorted(keys) == [(1007, purpose, 11) for purpose in range(1, 7)]
     streams = [whole(*key).bytes(64) for key in ((0, 1, 0), (1, 0, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1), (0, 0, 0))]
     assert len({stream[start : start + 8] for stream in streams for start in range(0, 64, 8)}) == 6 * 8
 
 
-def test_draws_are_taken_by_position() -> None:
-    """`at` gives the box, the flip, the factors and the rectangle of each position, in the order asked for."""
-    draws = random_params.AugmentParams(
-        boxes=np.arange(12).reshape(3, 4),
-        flips=np.array([True, False, False]),
-        factors=np.arange(9, dtype=np.float32).reshape(3, 3) + 100,
-        erasures=np.arange(12).reshape(3, 4) + 200,
-    )
-    taken = draws.at(np.array([2, 0, 2]))
-    assert taken.boxes.tolist() == [[8, 9, 10, 11], [0, 1, 2, 3], [8, 9, 10, 11]]
-    assert taken.flips.tolist() == [False, True, False]
-    assert taken.factors.tolist() == [[106, 107, 108], [100, 101, 102], [106, 107, 108]]
-    assert taken.erasures.tolist() == [[208, 209, 210, 211], [200, 201, 202, 203], [208, 209, 210, 211]]
+def test_where_no_crop_fits_it_is_torchvisions_central_one() -> None:
+    """A whole long image is wider or narrower than the ratio allows: the crop is central and as long as it may be.
 
-
-@pytest.mark.parametrize("size", [(300, 30), (30, 300), (300, 31)])
-def test_where_no_crop_fits_it_is_torchvisions_central_one(size: tuple[int, int]) -> None:
-    """A whole long image is wider or narrower than the ratio allows: the crop is central and as long as it may be."""
+    In a batch, each image has its own.
+    """
     draw = RandomResizedCrop(32, scale=(1.0, 1.0), ratio=(0.75, 4 / 3))
-    theirs = draw.make_params([torch.zeros(3, size[1], size[0])])
-    boxes, _ = random_params.crop_boxes(
-        0, [0], np.array([size], np.int32), 64, CropRange((1.0, 1.0), (0.75, 4 / 3), 0.5)
-    )
-    left, top, right, bottom = boxes[0] / (64 * center.GRID) * np.tile(size, 2)
-    assert (left, top) == pytest.approx((theirs["left"], theirs["top"]), abs=0.6)
-    assert (right - left, bottom - top) == pytest.approx((theirs["width"], theirs["height"]), abs=0.6)
-    assert (left + right, top + bottom) == pytest.approx(size, abs=0.05)
-
-
-def test_the_central_crop_is_that_of_its_own_image() -> None:
-    """Central crops of a batch are those of its images one by one."""
-    sizes, crops = np.array([(300, 30), (30, 200), (500, 40)], np.int32), CropRange((1.0, 1.0), (0.75, 4 / 3), 0.5)
-    boxes, _ = random_params.crop_boxes(0, [0], sizes, 64, crops)
-    alone = [random_params.crop_boxes(0, [0], size[None], 64, crops)[0][0].tolist() for size in sizes]
-    assert boxes.tolist() == alone
+    sizes = np.array([(300, 30), (30, 300), (300, 31)], np.int32)
+    boxes, _ = random_params.crop_boxes(0, [0], sizes, 64, CropRange((1.0, 1.0), (0.75, 4 / 3), 0.5))
+    for size, box in zip(sizes, boxes, strict=True):
+        theirs = draw.make_params([torch.zeros(3, size[1], size[0])])
+        left, top, right, bottom = box / (64 * center.GRID) * np.tile(size, 2)
+        assert (left, top) == pytest.approx((theirs["left"], theirs["top"]), abs=0.6)
+        assert (right - left, bottom - top) == pytest.approx((theirs["width"], theirs["height"]), abs=0.6)
+        assert (left + right, top + bottom) == pytest.approx(size, abs=0.05)
 
 
 def test_a_crop_has_the_area_and_the_ratio_that_were_asked_for() -> None:
@@ -178,16 +157,16 @@ def test_rectangles_are_erased_as_torchvision_erases_them() -> None:
     """Over many draws chance, areas, ratios and places are distributed as those of torchvision's RandomErasing."""
     torch.manual_seed(0)
     draw, image, count = RandomErasing(1, ratio=(0.3, 3.3)), torch.zeros(3, 64, 64), 6000
-    drawn = [draw.make_params([image]) for _ in range(count)]
-    theirs = np.array([(p["j"], p["i"], p["w"], p["h"]) for p in drawn if p["v"] is not None], np.float64)
+    rectangles = [draw.make_params([image]) for _ in range(count)]
+    theirs = np.array([(p["j"], p["i"], p["w"], p["h"]) for p in rectangles if p["v"] is not None], np.float64)
     boxes = random_params.erase_boxes(0, [0], count, 64, 0.5)
     ours = boxes[boxes.any(1)].astype(np.float64)
     ours[:, 2:] -= ours[:, :2]
     assert abs(len(ours) / count - 0.5 * len(theirs) / count) < 0.02
 
-    def figures(drawn: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+    def figures(rectangles: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
         """Area, ratio and place of rectangles [n, 4] (left, top, width, height)."""
-        left, top, width, height = drawn.T
+        left, top, width, height = rectangles.T
         return width * height / 64**2, np.log(height / width), left / (64 - width), top / (64 - height)
 
     for one, other in zip(figures(ours), figures(theirs), strict=True):
@@ -259,19 +238,13 @@ def test_the_draws_are_these() -> None:
     )
     assert boxes.tolist() == [[8134, 314, 56584, 56435], [1244, 34045, 40132, 59006]]
     assert flips.tolist() == [False, True]
-    assert random_params.jitter_factors(0, [1], 1, 0.4).tolist() == [
-        [0.7681664824485779, 1.2022955417633057, 0.7582871317863464]
-    ]
-    assert random_params.erase_boxes(0, [1], 4, 224, 0.5).tolist() == [
-        [0] * 4,
-        [0] * 4,
-        [114, 15, 210, 186],
-        [11, 104, 72, 124],
-    ]
+    factors = [0.7681664824485779, 1.2022955417633057, 0.7582871317863464]
+    assert random_params.jitter_factors(0, [1], 1, 0.4).tolist() == [factors]
+    erasures = [[0] * 4, [0] * 4, [114, 15, 210, 186], [11, 104, 72, 124]]
+    assert random_params.erase_boxes(0, [1], 4, 224, 0.5).tolist() == erasures
     mixup, cutmix = random_params.draw_mix(0, 1, 6, 224, 0.2, 0.0), random_params.draw_mix(0, 1, 6, 224, 0.0, 1.0)
     assert mixup.partners.tolist() == cutmix.partners.tolist() == [4, 0, 2, 3, 5, 1]
     assert (mixup.lam, mixup.box, mixup.keep) == (0.9998912811279297, (0, 0, 224, 224), 0.9998912811279297)
     assert (cutmix.lam, cutmix.box, cutmix.keep) == (0.8908641581632653, (97, 36, 171, 110), 0.0)
-    assert [random_params.draw_mix(0, step, 6, 224, 0.2, 1.0).keep > 0 for step in range(8)] == [
-        False, True, False, True, True, True, False, True,
-    ]  # fmt: skip
+    is_mixup = [random_params.draw_mix(0, step, 6, 224, 0.2, 1.0).keep > 0 for step in range(8)]
+    assert is_mixup == [False, True, False, True, True, True, False, True]

@@ -28,23 +28,14 @@ from tests.helpers.trainings import ALONE, small_world
 
 def test_delayed_values_are_those_of_their_step() -> None:
     """They come with the next step that is due, and the end of an epoch brings all. Later sums do not change them."""
-    delayed, totals, read = Readout(ALONE, is_delayed=True), Totals.zero(ALONE.device, 2), []
+    values, totals, read = Readout(ALONE, is_delayed=True), Totals.zero(ALONE.device, 2), []
     for step, at_once in ((2, False), (4, False), (5, True), (7, False)):
         totals.sums.add_(torch.tensor([[1.0, 2.0, 3.0], [10.0, 20.0, 30.0]]))
         if step == 5:
             totals.broken_step.fill_(4)
-        read.append(
-            [
-                (one.step, one.loss, one.correct, one.images, one.broken_step, one.is_late)
-                for one in delayed.read(step, totals, is_late=step == 4, at_once=at_once)
-            ]
-        )
-    assert read == [
-        [],
-        [(2, 11, 22, 33, -1, False)],
-        [(4, 22, 44, 66, -1, True), (5, 33, 66, 99, 4, False)],
-        [],
-    ]
+        readings = values.read(step, totals, is_late=step == 4, at_once=at_once)
+        read.append([(r.step, r.loss, r.correct, r.images, r.broken_step, r.is_late) for r in readings])
+    assert read == [[], [(2, 11, 22, 33, -1, False)], [(4, 22, 44, 66, -1, True), (5, 33, 66, 99, 4, False)], []]
 
 
 def train_here(
@@ -75,8 +66,7 @@ def train_here(
 
 
 @pytest.mark.parametrize(
-    ("changes", "waits"),
-    [({"train__clip_norm": 1.0}, WAITS_OF_EPOCH), ({"train__export": "best"}, WAITS_OF_BEST)],
+    ("changes", "waits"), [({"train__clip_norm": 1.0}, WAITS_OF_EPOCH), ({"train__export": "best"}, WAITS_OF_BEST)]
 )
 def test_a_step_within_an_epoch_waits_for_nothing(
     changes: dict[str, Any], waits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -25,12 +25,7 @@ from tests.documents.phrases import english
 from tests.helpers.projects import call, commit, create_project
 
 # Measured by code that is in no commit. Measure them again, then remove them here.
-TO_BE_MEASURED_AGAIN = {
-    "elastic_accuracy.json",
-    "elastic_hashes.json",
-    "kill_sweep.json",
-    "kill_sweep_elastic.json",
-}
+TO_BE_MEASURED_AGAIN = {"elastic_accuracy.json", "kill_sweep.json", "kill_sweep_elastic.json"}
 REPORTS = sorted((PROJECT / RESULTS).glob("*.json"))
 RECIPES = sorted((PROJECT / record.RECIPES).glob("*.json"))
 STUDIES = sorted((PROJECT / "results").glob("*/*.json"))
@@ -60,8 +55,8 @@ def commit_of(report: dict[str, Any]) -> str:
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.name)
 def test_a_measured_figure_is_of_a_commit_that_exists(path: Path) -> None:
     """The benchmarks and the fault campaigns: the code was committed, and its commit is in the history."""
-    known = commit_of(json.loads(path.read_bytes())) in history()
-    assert known == (path.name not in TO_BE_MEASURED_AGAIN)
+    is_there = commit_of(json.loads(path.read_bytes())) in history()
+    assert is_there == (path.name not in TO_BE_MEASURED_AGAIN)
 
 
 def test_a_document_uses_every_report() -> None:
@@ -73,8 +68,8 @@ def test_a_document_uses_every_report() -> None:
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_record_is_of_a_commit_that_exists(path: Path) -> None:
     """Where it names one; a record without one is no row of the README's table."""
-    named = commit_of(json.loads(path.read_bytes()))
-    assert named == "" or named in history()
+    name = commit_of(json.loads(path.read_bytes()))
+    assert name == "" or name in history()
 
 
 def test_only_a_record_with_its_origin_is_a_row(tmp_path: Path) -> None:
@@ -105,10 +100,10 @@ def test_the_command_of_a_row_trains_what_its_record_says(path: Path, raw: dict[
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_the_figures_of_a_recipe_are_those_of_its_parts(path: Path) -> None:
     """The accuracy is the right answers of all trainings divided by their test images."""
-    found = record.read(path)
-    images, right = (sum(getattr(part, name) for part in found.parts) for name in ("images", "right"))
-    assert found.figures["images"] * len(found.seeds) == images
-    assert found.figures["accuracy"] == pytest.approx(right / images, abs=1e-9)
+    study = record.read(path)
+    images, right = (sum(getattr(part, name) for part in study.parts) for name in ("images", "right"))
+    assert study.figures["images"] * len(study.seeds) == images
+    assert study.figures["accuracy"] == pytest.approx(right / images, abs=1e-9)
 
 
 def test_the_digest_is_that_of_the_command_in_the_document(tmp_path: Path) -> None:
@@ -118,9 +113,11 @@ def test_the_digest_is_that_of_the_command_in_the_document(tmp_path: Path) -> No
         (tmp_path / "in" / name).write_text(name)
     originals.write_manifest(tmp_path / "in", tmp_path / "manifest", 1)
     (text,) = [line for line in (PROJECT / "results/README.md").read_text().splitlines() if line.startswith("find . ")]
-    said = subprocess.run(["bash", "-c", text], cwd=tmp_path / "in", capture_output=True, text=True, check=True).stdout
+    stdout = subprocess.run(
+        ["bash", "-c", text], cwd=tmp_path / "in", capture_output=True, text=True, check=True
+    ).stdout
     digests = [record.digest(originals.locate(tmp_path / name, tmp_path / "in"), 2) for name in ("in", "manifest")]
-    assert digests == [said.split()[0]] * 2
+    assert digests == [stdout.split()[0]] * 2
     (tmp_path / "in/a.txt").write_text("other")
     assert record.digest(originals.locate(tmp_path / "in", tmp_path), 2) != digests[0]
 

@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any, get_args
 
 import pytest
-import torch
 from ruamel.yaml import YAML
 
 from pipeline.base import errors
@@ -14,7 +13,6 @@ from pipeline.base.errors import Fault, Kind, UserError
 from pipeline.config import params, rules, validity
 from pipeline.config.machine import Machine
 from pipeline.config.rules import PAIRS, Pair
-from pipeline.models import network
 from tests.conftest import PROJECT
 from tests.helpers.choices import CHOICES, CPU_ONLY, TWO_GPUS, with_lines
 from tests.helpers.refusals import check_form
@@ -29,7 +27,7 @@ VALUES: dict[str, tuple[Any, ...]] = CHOICES | {
 }  # fmt: skip
 
 
-def refused_by(row: Pair) -> params.Params:
+def config_for(row: Pair) -> params.Params:
     """Params to which the row applies."""
     lacking = row.conditions.keys() - VALUES.keys()
     assert not lacking, f"VALUES in tests/test_refusals.py needs {', '.join(lacking)}: each with a value of the row"
@@ -42,7 +40,7 @@ def refused_by(row: Pair) -> params.Params:
 @pytest.mark.parametrize("row", PAIRS, ids=lambda row: f"{row.key}-{row.other}-{rules.words(row.others)}")
 def test_every_row_is_rendered(row: Pair) -> None:
     """A row refuses its own pair, and names the keys and their values. What it allows instead, it does not refuse."""
-    config = refused_by(row)
+    config = config_for(row)
     fault = row.fault(config)
     assert fault in rules.faults(config)
     assert (fault.key, fault.kind) == (row.key, "pair")
@@ -51,14 +49,14 @@ def test_every_row_is_rendered(row: Pair) -> None:
     for part in re.split(r", (?:or )?| or |; ", row.allowed):
         key, _, value = part.rpartition(": ")
         with suppress(UserError):  # words, such as "another model"
-            changed = params.with_values(config, {key or row.key: YAML(typ="safe", pure=True).load(value)})
-            assert not row.applies(changed), part
+            allowed = params.with_values(config, {key or row.key: YAML(typ="safe", pure=True).load(value)})
+            assert not row.applies(allowed), part
 
 
 def test_no_pair_is_in_two_rows() -> None:
     """Each row refuses params that no row before it refuses for the same two keys."""
     for row in PAIRS:
-        same = [one for one in PAIRS if one.applies(refused_by(row)) and {one.key, one.other} == {row.key, row.other}]
+        same = [one for one in PAIRS if one.applies(config_for(row)) and {one.key, one.other} == {row.key, row.other}]
         assert same == [row]
 
 
@@ -143,13 +141,3 @@ def test_a_message_has_the_first_faults_and_counts_the_others() -> None:
     assert len(lines) == errors.MOST_SHOWN
     assert f"{1010 - len(lines):,}" in last
     assert len(error.faults) == 1010
-
-
-def test_what_torch_refuses_is_in_the_table() -> None:
-    """Nesterov's step without momentum, and a transformer at another side, fail in torch itself."""
-    with pytest.raises(ValueError, match="Nesterov"):
-        torch.optim.SGD([torch.zeros(1)], 0.1, momentum=0, nesterov=True)
-    with torch.device("meta"), pytest.raises(AssertionError):
-        network.build("vit_b_16", 2, 0)(torch.zeros(1, 3, 192, 192))
-    for lines in ({"train.nesterov": True, "train.momentum": 0.0}, {"train.model": "vit_b_16", "train.crop": 192}):
-        assert any(row.key in lines for row in PAIRS if row.applies(with_lines(**lines)))

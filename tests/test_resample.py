@@ -53,45 +53,39 @@ def test_a_crop_does_not_depend_on_its_neighbours_or_on_threads() -> None:
 
 
 @given(side=st.integers(16, 300), out=st.integers(16, 300), data=st.data())
-def test_the_filter_sums_to_one(side: int, out: int, data: st.DataObject) -> None:
-    """Whatever the box, the weights of every output pixel are multiples of 1/256 of pixels inside, and sum to 1."""
-    start = data.draw(st.integers(0, (side - 1) * center.GRID))
-    end = data.draw(st.integers(start + center.GRID, side * center.GRID))
-    found = resample.triangle(torch.tensor([start]), torch.tensor([end]), side, out)
-    weights = found.weights * 256
-    assert torch.equal(weights, weights.round())
-    assert (weights >= 0).all()
-    assert (weights.sum(1) == 256).all()
-    assert found.first.min() >= 0
-    assert found.first.max() + weights.shape[1] <= side
-
-
-@given(side=st.integers(16, 40), out=st.integers(16, 40), data=st.data())
 def test_weights_are_those_of_a_triangle(side: int, out: int, data: st.DataObject) -> None:
     """In exact fractions: a triangle as wide as two output pixels (two input pixels where the box is enlarged) around
-    an output pixel's centre. The weights' running sum is within half a unit of 1/256 of the triangle's."""
+    an output pixel's centre. The weights' running sum is within half a unit of 1/256 of the triangle's.
+
+    They are multiples of 1/256 of pixels inside, and sum to 1.
+    """
     start = data.draw(st.integers(0, (side - 1) * center.GRID))
     end = data.draw(st.integers(start + center.GRID, side * center.GRID))
-    found = resample.triangle(torch.tensor([start]), torch.tensor([end]), side, out)
+    triangle = resample.triangle(torch.tensor([start]), torch.tensor([end]), side, out)
+    units = triangle.weights * 256
+    assert torch.equal(units, units.round().clamp(min=0))
+    assert (units.sum(1) == 256).all()
+    assert triangle.first.min() >= 0
+    assert triangle.first.max() + units.shape[1] <= side
     scale = Fraction(end - start, center.GRID * out)  # input pixels an output pixel
     for pixel in (0, out // 2, out - 1):
         centre, radius = Fraction(start, center.GRID) + (pixel + Fraction(1, 2)) * scale, max(scale, Fraction(1))
         heights = [max(Fraction(0), 1 - abs(k + Fraction(1, 2) - centre) / radius) for k in range(side)]
         weights = [Fraction(0)] * side
-        first = int(found.first[0, pixel])
-        for k, weight in enumerate(found.weights[0, :, pixel].tolist()):
+        first = int(triangle.first[0, pixel])
+        for k, weight in enumerate(triangle.weights[0, :, pixel].tolist()):
             weights[first + k] = Fraction(weight)
-        sums = zip(accumulate(weights), accumulate(heights), strict=True)
-        assert all(abs(ours - exact / sum(heights)) <= Fraction(1, 512) for ours, exact in sums)
+        total, sums = sum(heights), zip(accumulate(weights), accumulate(heights), strict=True)
+        assert all(abs(ours - exact / total) <= Fraction(1, 512) for ours, exact in sums)
 
 
 def test_the_whole_square_at_its_own_size_is_the_square() -> None:
     """Resampling nothing changes nothing; mirroring mirrors."""
     images = random_images(2, 40)
     boxes = torch.tensor([[0, 0, 40 * 256, 40 * 256]] * 2)
-    made = pixels(cropped(images, boxes, torch.tensor([False, True]), 40)).round()
-    assert torch.equal(made[0], images[0].permute(2, 0, 1).float())
-    assert torch.equal(made[1], images[1].permute(2, 0, 1).flip(2).float())
+    crops = pixels(cropped(images, boxes, torch.tensor([False, True]), 40)).round()
+    assert torch.equal(crops[0], images[0].permute(2, 0, 1).float())
+    assert torch.equal(crops[1], images[1].permute(2, 0, 1).flip(2).float())
 
 
 @pytest.mark.parametrize("out", [32, 64, 100])
@@ -100,8 +94,8 @@ def test_it_is_pillows_box_resize(out: int) -> None:
     images, boxes = random_images(8, 64), random_boxes(8, 64)
     ours = pixels(cropped(images, boxes, no_flips(8), out))
     for image, box, crop in zip(images.numpy(), boxes.tolist(), ours, strict=True):
-        placed = tuple(corner / center.GRID for corner in box)
-        theirs = Image.fromarray(image).resize((out, out), Image.Resampling.BILINEAR, box=placed)
+        corners = tuple(corner / center.GRID for corner in box)
+        theirs = Image.fromarray(image).resize((out, out), Image.Resampling.BILINEAR, box=corners)
         difference = (torch.from_numpy(np.asarray(theirs).copy()).permute(2, 0, 1) - crop).abs()
         assert difference.max() <= 2.5
         assert difference.mean() <= 0.5
@@ -112,21 +106,21 @@ def test_real_photos_look_as_torchvision_makes_them(photos: Path) -> None:
 
     What remains is the squeeze to a square before the crop; a shift by one pixel would differ far more.
     """
-    opened = [Image.open(path).convert("RGB") for path in sorted(photos.glob("*/*.jpg"))]
-    sizes = np.array([photo.size for photo in opened], np.int32)
-    packed = torch.from_numpy(np.stack([np.asarray(p.resize((256, 256), Image.Resampling.BICUBIC)) for p in opened]))
-    tensors = [F.pil_to_tensor(photo) for photo in opened]
+    originals = [Image.open(path).convert("RGB") for path in sorted(photos.glob("*/*.jpg"))]
+    sizes = np.array([photo.size for photo in originals], np.int32)
+    packed = torch.from_numpy(np.stack([np.asarray(p.resize((256, 256), Image.Resampling.BICUBIC)) for p in originals]))
+    tensors = [F.pil_to_tensor(photo) for photo in originals]
 
     boxes = torch.from_numpy(center.eval_boxes(sizes, 256, 256, 224))
-    ours = pixels(cropped(packed, boxes, no_flips(len(opened)), 224))
+    ours = pixels(cropped(packed, boxes, no_flips(len(originals)), 224))
     theirs = torch.stack([F.center_crop(F.resize(t, [256], antialias=True), [224]) for t in tensors]).float()
-    moved = torch.stack([F.center_crop(F.resize(t.roll(2, 2), [256], antialias=True), [224]) for t in tensors]).float()
+    other = torch.stack([F.center_crop(F.resize(t.roll(2, 2), [256], antialias=True), [224]) for t in tensors]).float()
     error = (ours - theirs).abs().mean()
     assert error < 5
-    assert error < 0.5 * (moved - theirs).abs().mean()
+    assert error < 0.5 * (other - theirs).abs().mean()
 
     random, _ = random_params.crop_boxes(0, [0], sizes, 256, CropRange((0.08, 1.0), (3 / 4, 4 / 3), 0.0))
-    ours = pixels(cropped(packed, torch.from_numpy(random), no_flips(len(opened)), 128))
+    ours = pixels(cropped(packed, torch.from_numpy(random), no_flips(len(originals)), 128))
     errors = []
     for tensor, (width, height), box, crop in zip(tensors, sizes.tolist(), random.tolist(), ours, strict=True):
         left, right = (round(box[k] * width / 65536) for k in (0, 2))

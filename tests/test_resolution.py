@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,11 +43,11 @@ def test_each_side_has_an_equal_share_of_the_epochs() -> None:
 def test_the_side_never_falls_and_ends_at_crop(epochs: int, first: int, more: int) -> None:
     """Whatever the number of sides and epochs; with as many epochs as sides or more, every side occurs."""
     rising = train(crop=first + more, crop_from=first, epochs=epochs)
-    found = [resolution.side_of_epoch(rising, epoch) for epoch in range(epochs)]
-    assert found == sorted(found)
-    assert found[-1] == rising.crop
-    assert set(found) <= set(resolution.sides(rising))
-    assert epochs < len(resolution.sides(rising)) or set(found) == set(resolution.sides(rising))
+    sides = [resolution.side_of_epoch(rising, epoch) for epoch in range(epochs)]
+    assert sides == sorted(sides)
+    assert sides[-1] == rising.crop
+    assert set(sides) <= set(resolution.sides(rising))
+    assert epochs < len(resolution.sides(rising)) or set(sides) == set(resolution.sides(rising))
 
 
 @given(rows=st.integers(1, 500), epochs=st.integers(1, 8), data=st.data())
@@ -67,11 +66,10 @@ def dataset(folder: Path) -> Dataset:
     return Dataset(data, storage.open_images(data.images, "disk", torch.device("cpu"), 1)[0])
 
 
-@pytest.mark.parametrize("lines", [{}, MIXED], ids=["plain", "mixed"])
-def test_the_shapes_of_every_step(tmp_path: Path, lines: dict[str, Any]) -> None:
+def test_the_shapes_of_every_step(tmp_path: Path) -> None:
     """Nine steps in two epochs of 4 and 5. Each share has its images at the step's side: those of one process, to the
     bit. From step 6 on they are those of a training that begins there."""
-    folder = small_world(tmp_path, train__crop_from=16, **lines)
+    folder = small_world(tmp_path, train__crop_from=16, **MIXED)
     settings, images = params.load(folder / "params.yaml").train, dataset(folder)
     whole = list(train_batches(images, settings, WHOLE, 0))
     halves = [list(train_batches(images, settings, Share(range(rank, rank + 1), 2), 0)) for rank in (0, 1)]
@@ -88,8 +86,6 @@ def test_full_sides_are_those_of_a_training_without_the_option(tmp_path: Path) -
     folder = small_world(tmp_path, **MIXED)
     settings, images = params.load(folder / "params.yaml").train, dataset(folder)
     rising = settings.model_copy(update={"crop_from": 24})
-    pairs = [
-        *zip(*(train_batches(images, which, WHOLE, 0) for which in (settings, rising)), strict=True),
-    ]
-    assert [torch.equal(one.images, other.images) for one, other in pairs] == [False] * 4 + [True] * 5
-    assert all(torch.equal(one.labels, other.labels) for one, other in pairs[4:])
+    plain, other = (list(train_batches(images, which, WHOLE, 0)) for which in (settings, rising))
+    assert [torch.equal(a.images, b.images) for a, b in zip(plain, other, strict=True)] == [False] * 4 + [True] * 5
+    assert all(torch.equal(a.labels, b.labels) for a, b in zip(plain[4:], other[4:], strict=True))

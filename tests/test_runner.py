@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.base.errors import STOPPED, UserError
+from pipeline.base.errors import STOPPED
 from pipeline.config import machine, params
 from pipeline.reruns import runner
 from pipeline.reruns.runner import Job, Slot
 from tests.conftest import PROJECT, on_cpu
 from tests.helpers.choices import TWO_GPUS
+from tests.helpers.refusals import refuses
 from tests.helpers.trainings import wait_for
 
 # In a job's folder it runs instead of DVC: `python -m dvc` looks there first. Its arguments are those of `dvc repro`.
@@ -42,8 +43,8 @@ if what == "pair":  # ends when two of this kind have begun
     begun = time.monotonic()
     wait_for(lambda: len([*top.glob("*/begun")]) > 1)
     time.sleep(0.2)
-    said = {"cores": sorted(os.sched_getaffinity(0)), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
-    Path("said.json").write_text(json.dumps(said | {"begun": begun, "ended": time.monotonic()}))
+    facts = {"cores": sorted(os.sched_getaffinity(0)), "gpus": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    Path("said.json").write_text(json.dumps(facts | {"begun": begun, "ended": time.monotonic()}))
 elif what == "long":
     signal.signal(signal.SIGTERM, save)
     Path("runs").touch()
@@ -98,21 +99,21 @@ def test_each_has_its_cores_and_gpus_and_no_more_run_at_once_than_there_are_slot
     process = start(tmp_path, dict.fromkeys(names, "pair"), [([first], ["3", "4"]), ([last], ["5", "6"])])
     _, error = process.communicate()
     assert process.returncode == 0, error
-    said = [json.loads((tmp_path / name / "said.json").read_text()) for name in names]
-    used = {(tuple(one["cores"]), one["gpus"]) for one in said}
-    assert used == {((first,), "3,4"), ((last,), "5,6")}
-    for one in said:
-        assert sum(other["begun"] <= one["begun"] < other["ended"] for other in said) <= 2
+    facts = [json.loads((tmp_path / name / "said.json").read_text()) for name in names]
+    slots = {(tuple(one["cores"]), one["gpus"]) for one in facts}
+    assert slots == {((first,), "3,4"), ((last,), "5,6")}
+    for one in facts:
+        assert sum(other["begun"] <= one["begun"] < other["ended"] for other in facts) <= 2
 
 
 def test_a_failed_run_is_yielded_with_its_fault_and_the_others_go_on(tmp_path: Path) -> None:
     """A full disk is called one, from what the log says."""
     work = {"bad": "full", "good": "pair", "other": "pair"}
     process = start(tmp_path, work, ANYWHERE * 3, "all")
-    said, error = process.communicate()
+    stdout, error = process.communicate()
     assert process.returncode == 0, error
-    ended = dict(ast.literal_eval(said.splitlines()[-1]))
-    assert ended == {"bad": [("bad", "machine")], "good": [], "other": []}
+    ends = dict(ast.literal_eval(stdout.splitlines()[-1]))
+    assert ends == {"bad": [("bad", "machine")], "good": [], "other": []}
 
 
 def test_a_failure_ends_the_others_which_save_their_state(tmp_path: Path) -> None:
@@ -244,6 +245,5 @@ def test_the_gpus_are_divided_among_the_runs(
     config = params.parse(raw)
     assert [",".join(slot.gpus) for slot in runner.slots(config, 2)] == expected
     assert runner.slots(config, 1)[0].gpus == ()
-    with pytest.raises(UserError) as refused:
+    with refuses(("--jobs", "machine")):
         runner.slots(config, 3)
-    assert [(fault.key, fault.value, fault.kind) for fault in refused.value.faults] == [("--jobs", "3", "machine")]

@@ -40,10 +40,10 @@ def test_the_name_has_model_precision_parallel_and_experiment(config: Params, mo
 def test_a_start_in_another_experiment_finds_the_same_run(config: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fingerprint decides, so an interrupted run goes on under the name that it began with."""
     monkeypatch.setenv("DVC_EXP_NAME", "first")
-    begun = find_run(config, DIGEST)
-    begun.begin()
+    first = find_run(config, DIGEST)
+    first.begin()
     monkeypatch.setenv("DVC_EXP_NAME", "second")
-    assert find_run(config, DIGEST) == begun
+    assert find_run(config, DIGEST) == first
 
 
 def test_a_run_with_the_same_digits_is_another_run(config: Params) -> None:
@@ -74,9 +74,9 @@ def test_a_queued_experiment_keeps_its_record_in_the_project(
     with run.lock():
         run.begin()
         run.checkpoint.touch()
-        with pytest.raises(UserError) as refused, Run(board, DIGEST).lock():
+        with pytest.raises(UserError) as error, Run(board, DIGEST).lock():
             pass
-        assert refused.value.faults[0].kind == "busy"
+        assert error.value.faults[0].kind == "busy"
         run.finish(config, ALONE, time.monotonic(), 1)
     assert (board / provenance.FILE).read_bytes() == (run.folder / provenance.FILE).read_bytes()
     assert (board / runs.FINGERPRINT).read_text() == f"{DIGEST}\n"

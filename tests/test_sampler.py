@@ -13,12 +13,9 @@ from numpy.typing import NDArray
 from benchmarks.speed import ours
 from pipeline.config import params
 from pipeline.engine.parallel import Share
-from pipeline.loader import random_params, sampler
+from pipeline.loader import sampler
 from pipeline.loader.batches import Plan, plans
-from pipeline.loader.random_params import CropRange
 from pipeline.loader.storage import Dataset, ImageStore
-
-SIZES = st.lists(st.tuples(st.integers(8, 2000), st.integers(8, 2000)), min_size=1, max_size=24)
 
 
 @given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 60), epochs=st.integers(1, 5), data=st.data())
@@ -46,19 +43,11 @@ def test_every_epoch_ends_with_a_step_of_its_own(rows: int, epochs: int, data: s
     assert ends[-1] == sampler.steps(epochs, rows, batch)
 
 
-@given(seed=st.integers(0, 2**32 - 1), step=st.integers(0, 10**6), size=st.sampled_from([1, 2, 3, 4, 6, 12]))
-def test_the_slices_of_any_world_size_merge_to_the_same_stream(seed: int, step: int, size: int) -> None:
-    """What is drawn for the rows of all ranks, put together, is what one process draws, byte for byte."""
-    rows = sampler.batch_rows(seed, step, 12, 97)
-    sizes = np.stack([100 + rows, 300 - rows], 1).astype(np.int32)
-    boxes, flips = random_params.crop_boxes(seed, [step], sizes, 64, CropRange((0.08, 1.0), (0.75, 4 / 3), 0.5))
-    factors, erased = (
-        random_params.jitter_factors(seed, [step], 12, 0.4),
-        random_params.erase_boxes(seed, [step], 12, 64, 0.5),
-    )
-    for whole in (rows, boxes, flips, factors, erased):
-        merged = np.concatenate([Share(range(rank, rank + 1), size).take(whole) for rank in range(size)])
-        assert merged.tobytes() == whole.tobytes()
+def arrays(plan: Plan) -> list[NDArray[Any]]:
+    """The arrays of a plan."""
+    of, mix = plan.params, plan.mix
+    draws = [of.boxes, of.flips, of.factors, of.erasures, mix.images, mix.partners]
+    return [plan.images[1].numpy(), plan.labels, *draws]
 
 
 @pytest.mark.parametrize("first", [0, 5])
@@ -74,17 +63,8 @@ def test_steps_that_are_planned_together_have_the_plans_of_each_alone(first: int
     assert {plan.side for plan in together} == {32, 64}
     for one, other in zip(alone, together, strict=True):
         assert (one.step, one.side, one.mix.lam, one.mix.box) == (other.step, other.side, other.mix.lam, other.mix.box)
-        for left, right in zip(arrays(one), arrays(other), strict=True):
+        for left, right in zip(*map(arrays, (one, other)), strict=True):
             assert (left.dtype, left.tobytes()) == (right.dtype, right.tobytes())
-
-
-def arrays(plan: Plan) -> list[NDArray[Any]]:
-    """The arrays of a plan."""
-    of = plan.params
-    return [
-        plan.images[1].numpy(), plan.labels, of.boxes, of.flips, of.factors, of.erasures, plan.mix.images,
-        plan.mix.partners,
-    ]  # fmt: skip
 
 
 def test_every_epoch_and_every_seed_has_an_order_of_its_own() -> None:

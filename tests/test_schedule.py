@@ -9,17 +9,9 @@ from hypothesis import strategies as st
 
 from pipeline.config import params
 from pipeline.config.params import Train
-from pipeline.loader import sampler
+from pipeline.training import schedule
 from pipeline.training.notes import notes
-from pipeline.training.schedule import (
-    Schedule,
-    best_epoch,
-    checkpoint_age,
-    finished_epoch,
-    learning_rates,
-    scaled_lr,
-    should_stop,
-)
+from pipeline.training.schedule import Schedule, best_epoch, should_stop
 from tests.conftest import change, on_cpu, read_params
 
 
@@ -33,28 +25,16 @@ def test_a_cosine_falls_from_one_towards_its_end(steps: int, data: st.DataObject
     assert all(final - 1e-12 <= rate <= 1 for rate in rates[warmup:])
 
 
-def test_the_cosine_of_the_tutorial() -> None:
-    """Without warm-up, to a tenth: the closed form ((1 + cos(pi t)) / 2) 0.9 + 0.1."""
-    for step in range(30):
-        expected = (1 + math.cos(step * math.pi / 30)) / 2 * 0.9 + 0.1
-        assert Schedule("cosine", 30, 0, 0.1).lr_factor(step) == pytest.approx(expected, abs=1e-12)
-
-
 def test_the_cosine_begins_after_the_warm_up() -> None:
-    """Of 12 steps, 4 warm up; then half a cosine from 1 over the other 8: half-way in step 8, a quarter in step 6."""
+    """Of 12 steps, 4 warm up; then half a cosine from 1 over the other 8: half-way in step 8, a quarter in step 6.
+
+    A constant schedule stays after its warm-up. A training may be all warm-up: nothing is divided by zero.
+    """
     rates = [Schedule("cosine", 12, 4, 0.2).lr_factor(step) for step in (3, 4, 6, 8, 10, 12)]
     quarter = (1 + math.sqrt(0.5)) / 2
     assert rates == pytest.approx([1, 1, 0.2 + 0.8 * quarter, 0.6, 0.2 + 0.8 * (1 - quarter), 0.2])
-
-
-def test_a_training_may_be_all_warm_up() -> None:
-    """The step after its last has the rate that a cosine begins with; nothing is divided by zero."""
-    assert [Schedule("cosine", 3, 3, 0.0).lr_factor(step) for step in range(4)] == pytest.approx([1 / 3, 2 / 3, 1, 1])
-
-
-def test_constant_stays_after_the_warm_up() -> None:
-    """A constant schedule warms up linearly and then stays."""
     assert [Schedule("constant", 6, 4, 0.0).lr_factor(step) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert [Schedule("cosine", 3, 3, 0.0).lr_factor(step) for step in range(4)] == pytest.approx([1 / 3, 2 / 3, 1, 1])
 
 
 @given(steps=st.integers(1, 200), drop=st.floats(0, 1), data=st.data())
@@ -66,30 +46,22 @@ def test_steps_drop_where_they_are_told(steps: int, drop: float, data: st.DataOb
         assert Schedule("step", steps, warmup, 0.0, drops, drop).lr_factor(step) == drop ** sum(
             at <= step for at in drops
         )
-    assert (
-        Schedule("step", steps, 0, 0.0, [0]).lr_factor(steps - 1) == 1
-    )  # a drop changes nothing unless told by how much
-
-
-def test_steps_drop_at_the_ends_of_epochs() -> None:
-    """With 10 rows in batches of 4, epochs end after 2, 5, 7 and 10 steps; every 2 epochs: after the 5th step."""
-    drops = [sampler.epoch_end(epoch - 1, 10, 4) for epoch in range(2, 4, 2)]
-    rates = [Schedule("step", 10, 2, 0.0, drops, 0.5).lr_factor(step) for step in range(10)]
-    assert rates == [0.5, 1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.5]
+    assert Schedule("step", steps, 0, 0.0, [0]).lr_factor(steps - 1) == 1  # without a factor a drop changes nothing
 
 
 @pytest.mark.parametrize(
-    ("epochs", "asked", "used"),
+    ("epochs", "wish", "length"),
     [(1, 2.0, 0.5), (2, 2.0, 1.0), (3, 2.0, 1.5), (4, 2.0, 2.0), (30, 2.0, 2.0), (1, 0.0, 0.0)],
 )
-def test_the_warm_up_takes_at_most_half_of_the_training(epochs: int, asked: float, used: float) -> None:
+def test_the_warm_up_takes_at_most_half_of_the_training(epochs: int, wish: float, length: float) -> None:
     """A longer one is cut to half, and said in one sentence; any other is as asked, and nothing is said."""
-    raw = on_cpu(read_params(), train__epochs=epochs, train__warmup_epochs=asked, train__schedule="constant")
+    raw = on_cpu(read_params(), train__epochs=epochs, train__warmup_epochs=wish, train__schedule="constant")
     settings = params.parse(raw).train
-    rates = learning_rates(settings, rows=80)  # ten steps per epoch
-    assert rates.index(max(rates)) == max(0, round(10 * used) - 1)
-    sentence = f"train.warmup_epochs: {asked:g} is more than half of train.epochs ({epochs}); used: {used:g}"
-    assert list(notes(settings, {"a": 1, "b": 1})) == ([sentence] if used < asked else [])
+    rates = schedule.learning_rates(settings, rows=80)  # ten steps per epoch
+    assert rates.index(max(rates)) == max(0, round(10 * length) - 1)
+    sentences = list(notes(settings, {"a": 1, "b": 1}))
+    assert len(sentences) == (length < wish)
+    assert all(line.startswith(f"train.warmup_epochs: {wish:g} ") and f"{length:g}" in line for line in sentences)
 
 
 def rows(*accuracies: float) -> list[dict[str, float]]:
@@ -124,25 +96,9 @@ def test_patience_is_told_by_the_history_alone(accuracies: list[float], patience
     assert should_stop(rows(*accuracies), patience) is expected
 
 
-def test_the_rate_grows_with_the_batch() -> None:
-    """A rate of 0.1 for 256 images is 0.4 for 1024; without a reference it stays."""
-    assert scaled_lr(0.1, 1024, 256) == 0.4
-    assert scaled_lr(0.1, 64, 64) == 0.1
-    assert scaled_lr(0.1, 1024, 0) == 0.1
-
-
-def test_an_epoch_ends_where_its_last_full_batch_does() -> None:
-    """finished_epoch names each epoch once, at its last step, and no other step."""
-    for rows, batch in ((36, 8), (10, 10), (97, 12), (5, 1)):
-        named = {step: finished_epoch(step, rows, batch) for step in range(1, sampler.steps(7, rows, batch) + 1)}
-        assert {step: epoch for step, epoch in named.items() if epoch} == {
-            sampler.epoch_end(epoch, rows, batch): epoch + 1 for epoch in range(7)
-        }
-
-
 @pytest.mark.parametrize(("at_end", "anywhere", "ages"), [(10, 300, (10, 300)), (0, 300, (0, 300)), (10, 5, (5, 5))])
 def test_a_checkpoint_is_saved_when_the_last_is_old_enough(at_end: int, anywhere: int, ages: tuple[int, int]) -> None:
     """Earlier at the end of an epoch than in the middle of it, never later."""
     changes = {"run__epoch_checkpoint_seconds": at_end, "run__checkpoint_seconds": anywhere}
     run = params.parse(change(on_cpu(read_params()), **changes)).run
-    assert (checkpoint_age(run, at_epoch_end=True), checkpoint_age(run, at_epoch_end=False)) == ages
+    assert tuple(schedule.checkpoint_age(run, at_epoch_end=is_end) for is_end in (True, False)) == ages

@@ -1,4 +1,4 @@
-"""The trials of a sweep: what a grid, a random search and TPE give, and that each follows from its number."""
+"""The trials of a sweep: what a grid, a random search and TPE give; each follows from its number and the file."""
 
 import math
 from dataclasses import replace
@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from pipeline.base.errors import UserError
-from pipeline.config import params
-from pipeline.reruns import ranges, search
+from pipeline.base.errors import Kind
+from pipeline.config import machine, params
+from pipeline.reruns import ranges, search, trials
 from pipeline.reruns.ranges import Axis, Range, Sweep, Trial
-from tests.conftest import on_cpu, read_params, write_params
+from tests.conftest import PROJECT, on_cpu, read_params, write_params
+from tests.helpers.refusals import refuses
 
 LR, EPOCHS, MIXUP, SCALE = "train.lr", "train.epochs", "train.mixup", "train.crop_scale"
 AXES: dict[str, Axis] = {
@@ -65,9 +66,8 @@ def test_every_whole_number_of_a_range_can_be_drawn() -> None:
     trials = search.random(sweep, {EPOCHS: 3}, 4)
     assert sorted(trial.values[EPOCHS] for trial in trials) == [2, 3, 4, 5]
     assert all(isinstance(trial.values[EPOCHS], int) for trial in trials)
-    with pytest.raises(UserError) as error:
+    with refuses(("trials", "value")):
         search.random(sweep, {EPOCHS: 3}, 5)
-    assert [(fault.key, fault.kind) for fault in error.value.faults] == [("trials", "value")]
 
 
 def test_a_grid_has_every_combination_and_the_present_settings(tmp_path: Path) -> None:
@@ -103,13 +103,13 @@ def accuracy(trial: Trial) -> float:
     return float(1 - 0.2 * far + 0.002 * trial.values[EPOCHS] + 0.05 * (trial.values[SCALE][0] < 0.1))
 
 
-def learned(count: int, first: dict[str, Any]) -> list[tuple[Trial, float]]:
+def search_with_results(count: int, first: dict[str, Any]) -> list[tuple[Trial, float]]:
     """A search of so many trials, with their results."""
-    ended: list[tuple[Trial, float]] = []
+    results: list[tuple[Trial, float]] = []
     for number in range(1, count + 1):
-        trial = search.tpe(LEARNING, first, number, [(one.values, result) for one, result in ended])
-        ended.append((trial, accuracy(trial)))
-    return ended
+        trial = search.tpe(LEARNING, first, number, [(one.values, result) for one, result in results])
+        results.append((trial, accuracy(trial)))
+    return results
 
 
 def test_tpe_learns_and_can_be_repeated() -> None:
@@ -117,19 +117,94 @@ def test_tpe_learns_and_can_be_repeated() -> None:
     again, in any number, a search has the same trials.
     """
     first = PRESENT | {LR: 0.003}
-    ended = learned(25, first)
-    assert [trial for trial, _ in ended[: search.FIRST]] == search.random(LEARNING, first, search.FIRST)
-    assert ended[:8] == learned(8, first)
-    drawn = [accuracy(trial) for trial in search.random(LEARNING, first, 25)]
-    assert sum(result for _, result in ended[-10:]) > sum(drawn[-10:])
-    assert all(isinstance(trial.values[EPOCHS], int) for trial, _ in ended)
+    results = search_with_results(25, first)
+    assert [trial for trial, _ in results[: search.FIRST]] == search.random(LEARNING, first, search.FIRST)
+    assert results[:8] == search_with_results(8, first)
+    random_results = [accuracy(trial) for trial in search.random(LEARNING, first, 25)]
+    assert sum(result for _, result in results[-10:]) > sum(random_results[-10:])
+    assert all(isinstance(trial.values[EPOCHS], int) for trial, _ in results)
 
 
 @pytest.mark.parametrize("outside", [{LR: 5.0}, {EPOCHS: 41}, {SCALE: [0.3, 1.0]}])
 def test_tpe_learns_from_values_inside_alone(outside: dict[str, Any]) -> None:
     """Present settings outside of what the file allows are tried, and change no later choice."""
-    seen = [(trial.values, accuracy(trial)) for trial in search.random(LEARNING, PRESENT, search.FIRST)][1:]
-    asked = search.tpe(LEARNING, PRESENT, 6, seen)
-    assert search.tpe(LEARNING, PRESENT, 6, [(PRESENT | outside, 1.0), *seen]) == asked
-    assert search.tpe(replace(LEARNING, seed=1), PRESENT, 6, seen) != asked
+    results = [(trial.values, accuracy(trial)) for trial in search.random(LEARNING, PRESENT, search.FIRST)][1:]
+    trial = search.tpe(LEARNING, PRESENT, 6, results)
+    assert search.tpe(LEARNING, PRESENT, 6, [(PRESENT | outside, 1.0), *results]) == trial
+    assert search.tpe(replace(LEARNING, seed=1), PRESENT, 6, results) != trial
     assert search.tpe(LEARNING, PRESENT, 6, [(PRESENT | outside, 1.0)]) == search.random(LEARNING, PRESENT, 6)[-1]
+
+
+# ---- files of ranges: what is refused, before any trial runs ----
+
+FILE: dict[str, Any] = {"search": "random", "trials": 4, "params": {LR: {"from": 0.01, "to": 0.1}, MIXUP: [0.0, 0.2]}}
+
+
+def content_of(**changes: Any) -> dict[str, Any]:
+    """The content of a file with these changes; None takes a line out."""
+    return {key: value for key, value in (FILE | changes).items() if value is not None}
+
+
+def read(folder: Path, content: Any) -> Sweep:
+    """The sweep of a file with this content."""
+    write_params(folder / "my sweep.yaml", content)
+    return ranges.read(folder / "my sweep.yaml")
+
+
+FAULTS: dict[str, tuple[Any, str, Kind]] = {
+    "search": (content_of(search="best"), "search", "value"),
+    "no search": (content_of(search=None), "search", "missing"),
+    "key": (content_of(jobs=2), "jobs", "unknown"),
+    "no trials": (content_of(trials=None), "trials", "missing"),
+    "too many": (content_of(params={MIXUP: [0.0, 0.2]}), "trials", "value"),
+    "grid": (content_of(search="grid", trials=None), LR, "pair"),
+    "grid of so many": (content_of(search="grid", params={LR: [0.1]}), "trials", "pair"),
+    "large grid": ({"search": "grid", "params": {LR: [*range(1, 40)], MIXUP: [*range(40)]}}, "params", "value"),
+    "no params": (content_of(params={}), "params", "value"),
+    "name": (content_of(params={"train.mixupp": [0.1]}), "params", "unknown"),
+    "section": (content_of(params={"lr": [0.1]}), "params", "unknown"),
+    **{
+        key: (content_of(params={key: [0, 1]}), "params", "value")
+        for key in ("data.source", "split.seed", "train.seed")
+    },
+    "order": (content_of(params={LR: {"from": 0.2, "to": 0.1}}), LR, "value"),
+    "log": (content_of(params={LR: {"from": 0, "to": 0.1, "scale": "log"}}), LR, "pair"),
+    "scale": (content_of(params={LR: {"from": 0.1, "to": 0.2, "scale": "ln"}}), f"{LR}.scale", "value"),
+    "range": (content_of(params={LR: {"from": 0.1, "to": 1, "step": 1}}), f"{LR}.step", "unknown"),
+    "value": (content_of(params={LR: 0.1}), LR, "value"),
+    "twice": (content_of(params={LR: [0.1, 0.1]}), LR, "value"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_file_with_a_fault_is_refused(tmp_path: Path, case: str) -> None:
+    """The fault names the file and the key in it. A file that is no table, and a missing one, are refused, too."""
+    content, key, kind = FAULTS[case]
+    with refuses((f"{tmp_path}/my sweep.yaml: {key}", kind)):
+        read(tmp_path, content)
+    with refuses((tmp_path / "my sweep.yaml", "damaged")):
+        read(tmp_path, [1])
+    with refuses((tmp_path / "nowhere.yaml", "missing")):
+        ranges.read(tmp_path / "nowhere.yaml")
+
+
+def test_a_trial_that_cannot_run_is_refused_before_any_runs() -> None:
+    """With its values."""
+    config, here = params.parse(on_cpu(read_params())), machine.read()
+    trials.check(config, [{LR: 0.1, "train.crop_scale": [0.5, 1.0]}], here)
+    with refuses((LR, "value")):
+        trials.check(config, [{LR: 0.1}, {LR: -1}], here)
+    with refuses(("train.precision", "pair")) as error:
+        trials.check(config, [{LR: 0.5, "train.precision": "tf32"}], here)
+    assert "train.lr=0.5 train.precision=tf32" in error.value.faults[0].reason
+    several: list[tuple[object, Kind]] = [("train.precision", "pair")] * 8
+    with refuses(*several):
+        trials.check(config, [{LR: number, "train.precision": "tf32"} for number in range(1, 9)], here)
+
+
+def test_the_example_can_run_with_the_params_of_a_cpu() -> None:
+    """Every trial of docs/sweep.yaml is accepted."""
+    example = ranges.read(PROJECT / "docs/sweep.yaml")
+    config = params.parse(on_cpu(read_params()))
+    first = search.present_values(example, config)
+    trials.check(config, [trial.values for trial in search.random(example, first, example.trials)], machine.read())

@@ -3,14 +3,17 @@
 import re
 import shutil
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
-from pipeline.base import files, threads
+from pipeline.base import files
 from pipeline.config import params
 from pipeline.data import corrections, duplicates, splitting
 from pipeline.data.duplicates import NearDuplicates
@@ -21,19 +24,8 @@ from pipeline.data.split_table import HEADER, SPLITS
 from pipeline.data.splitting import Assignment
 from pipeline.stages import split
 from tests.conftest import change, on_cpu
-from tests.helpers.datasets import (
-    Counts,
-    Rows,
-    do_split,
-    left_out,
-    near_by_brute_force,
-    noise_image,
-    put,
-    reasons,
-    settings,
-    splits_by_path,
-    two_classes,
-)
+from tests.helpers import datasets
+from tests.helpers.datasets import Counts, Rows, do_split, left_out, put, reasons, settings, splits_by_path, two_classes
 from tests.helpers.refusals import refuses
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:PIL")  # pytest undoes the module's own filter
@@ -65,20 +57,21 @@ def test_the_real_photos_have_three_exact_pairs_and_one_conflict(photos_split: t
 def test_no_two_near_photos_are_in_different_splits(photos_split: tuple[Rows, Counts]) -> None:
     """Brute force over all pairs finds as many within the threshold as were counted, each in one split and group."""
     rows, counts = photos_split
-    kept = [row for row in rows if row.split]
-    hashes = np.array([row.info.phash for row in kept], np.uint64)
-    pairs = near_by_brute_force(hashes, 8)
+    used_rows = [row for row in rows if row.split]
+    hashes = np.array([row.info.phash for row in used_rows], np.uint64)
+    pairs = datasets.near_by_brute_force(hashes, 8)
     assert len(pairs) == counts["near_duplicate_pairs"] > 0
-    assert all((kept[a].split, kept[a].group) == (kept[b].split, kept[b].group) for a, b in pairs)
+    assert all((used_rows[a].split, used_rows[a].group) == (used_rows[b].split, used_rows[b].group) for a, b in pairs)
 
 
-def test_the_counts_add_up(photos_split: tuple[Rows, Counts]) -> None:
-    """Each image is counted once: by class and split, by split, and by reason."""
+def test_the_counts_add_up_for_any_number_of_threads(photos: Path, photos_split: tuple[Rows, Counts]) -> None:
+    """Each image is counted once: by class and split, by split, and by reason. One thread gives the same rows."""
     rows, counts = photos_split
     assert sum(sum(by_split.values()) for by_split in counts["classes"].values()) == counts["images"]
     assert sum(counts["splits"].values()) == counts["kept"]
     assert sum(left_out(rows).values()) == counts["images"] - counts["kept"]
     assert counts["splits"] == {name: sum(row.split == name for row in rows) for name in SPLITS}
+    assert do_split(photos, workers=1) == photos_split
 
 
 def test_a_photo_added_moves_no_other(photos: Path, photos_split: tuple[Rows, Counts], tmp_path: Path) -> None:
@@ -92,26 +85,6 @@ def test_a_photo_added_moves_no_other(photos: Path, photos_split: tuple[Rows, Co
     assert {path: after[path] for path in before} == before
     assert after["daisy/0 new.png"] in SPLITS
     assert left_out(rows)["truncated"] == 1
-
-
-def test_the_number_of_workers_changes_nothing(small: Path) -> None:
-    """One thread and five give the same rows."""
-    assert do_split(small, workers=1) == do_split(small, workers=5)
-
-
-def test_what_is_moved_to_fill_is_counted(small: Path) -> None:
-    """moved_to_fill is the number of images in another split than the hash of their group says."""
-    shutil.rmtree(small / "dog")
-    for seed in range(3):
-        put(small / f"dog/{seed}.png", 100 + seed)
-    rows, counts = do_split(small)
-    spans = splitting.intervals(settings())
-    moved = [
-        row
-        for row in rows
-        if not spans[row.split][0] <= splitting.position(row.info.pixels, settings()) < spans[row.split][1]
-    ]
-    assert counts["moved_to_fill"] == len(moved) > 0
 
 
 def test_each_broken_file_is_excluded_with_its_reason(small: Path) -> None:
@@ -189,15 +162,14 @@ def test_the_stage_writes_the_table_and_the_counts(
     monkeypatch.chdir(tmp_path)
     config = params.parse(on_cpu(raw, split__min_side=16))
     split.run(config)
-    written = sorted([Path(config.paths.split), *Path(config.paths.metrics).iterdir()])
-    tables = ["excluded.csv", "findings.csv", "images.csv", "suspects.csv"]
-    assert [path.name for path in written] == ["split.csv", *tables]
-    first = [path.read_bytes() for path in written]
-    table, _, findings, classes, _ = (files.read_csv(path) for path in written)
+    paths = sorted([Path(config.paths.split), *Path(config.paths.metrics).iterdir()])
+    assert [path.stem for path in paths] == ["split", "excluded", "findings", "images", "suspects"]
+    first = [path.read_bytes() for path in paths]
+    table, _, findings, classes, _ = (files.read_csv(path) for path in paths)
     assert len(table) == sum(int(row[name]) for row in classes for name in (*SPLITS, "excluded")) == 20
     assert {row["finding"]: row["number"] for row in findings}["images"] == "20"
     split.run(config)
-    assert [path.read_bytes() for path in written] == first
+    assert [path.read_bytes() for path in paths] == first
 
 
 def test_the_terminal_shows_how_many_files_are_excluded(
@@ -209,17 +181,14 @@ def test_the_terminal_shows_how_many_files_are_excluded(
     split.run(params.parse(on_cpu(raw, split__min_side=16)))
     of = Counter(row["split"] for row in files.read_csv(Path("data/split.csv")))
     lines = capsys.readouterr().out.splitlines()
-    assert re.findall(r"\d+", lines[-8]) == ["21", *(str(of[name]) for name in SPLITS), "1"]
-    assert "data/split.csv" in lines[-8]
-    assert "1 empty" in lines[-6]
-    assert "dog/empty.png" in lines[-6]
-    assert lines[-4].split()[:2] == ["split:", "cat"]
-    assert str(of["test"]) in lines[-1]
+    (first,) = [line for line in lines if "data/split.csv" in line]
+    assert re.findall(r"\d+", first) == ["21", *(str(of[name]) for name in SPLITS), "1"]
+    assert any("1 empty" in line and "dog/empty.png" in line for line in lines)
 
 
 def test_the_table_says_what_each_image_is(small: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells by column: the size after decoding, the hash of the pixels, the perceptual hash, the group."""
-    noise_image(77).resize((40, 24)).save(small / "dog/wide.png")
+    datasets.noise_image(77).resize((40, 24)).save(small / "dog/wide.png")
     put(small / "dog/z near.png", 101, side=48)
     (small / "dog/empty.png").write_bytes(b"")
     monkeypatch.chdir(small.parents[1])
@@ -249,50 +218,22 @@ def test_each_count_has_its_name(small: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_perceptual_hash_of_zero_is_a_hash() -> None:
-    """Zero is written as a hash; only an image that was not decoded has an empty cell."""
-    decoded, not_decoded = ImageInfo("", 40, 24, "ab" * 32, phash=0), ImageInfo("truncated", 40, 24)
-    rows = [split.Row(ImageFile("a/b.png", "a", ""), "", info, "", "") for info in (decoded, not_decoded)]
-    cells = [dict(zip(HEADER, split.cells(row), strict=True)) for row in rows]
-    assert [row["phash"] for row in cells] == ["0" * 16, ""]
-
-
-def test_the_progress_bar_has_the_name_of_the_stage(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The terminal shows which stage is at work."""
-    titles: list[object] = []
-    ordered_map = threads.ordered_map
-
-    def noted(work: Any, items: Any, workers: int, title: str = "", **others: Any) -> Any:
-        titles.append(title)
-        return ordered_map(work, items, workers, title, **others)
-
-    monkeypatch.setattr(threads, "ordered_map", noted)
-    do_split(small)
-    assert titles == ["split"]
-
-
 def test_the_stage_hands_every_setting_on(raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """The section `split` of params.yaml, run.workers and the table of corrections reach the work whole."""
-    taken: list[Any] = []
+    calls: list[Any] = []
 
-    def noted(*arguments: Any) -> None:
-        taken.extend(arguments)
-        raise RuntimeError("seen")
+    def note(*arguments: Any) -> None:
+        calls.extend(arguments)
+        raise RuntimeError("called")
 
-    monkeypatch.setattr(split, "split", noted)
-    changes = {
-        "split__seed": 7, "split__fractions": {"train": 0.5, "val": 0.25, "test": 0.25}, "split__folds": 5,
-        "split__fold": 3, "split__phash_distance": 4, "split__min_side": 21, "split__max_pixels": 22,
-        "split__max_unreadable": 23, "split__group": "p(.)", "split__stratify": True, "run__workers": 6,
-    }  # fmt: skip
-    with pytest.raises(RuntimeError, match="seen"):
-        split.run(params.parse(change(raw, **changes)))
-    assert taken == [
-        Originals(Path("data/images"), {}),
-        settings(7, 0.25, 0.25, 5, 3, phash_distance=4, min_side=21, max_pixels=22, max_unreadable=23, group="p(.)",
-                 stratify=True),
-        6, corrections.Table([], []),
-    ]  # fmt: skip
+    monkeypatch.setattr(split, "split", note)
+    small = {"phash_distance": 4, "min_side": 21, "max_pixels": 22, "max_unreadable": 23, "group": "p(.)"}
+    config = params.parse(change(raw, run__workers=6)).model_copy(
+        update={"split": settings(7, 0.25, 0.25, 5, 3, stratify=True, **small)}
+    )
+    with pytest.raises(RuntimeError, match="called"):
+        split.run(config)
+    assert calls == [Originals(Path("data/images"), {}), config.split, 6, corrections.Table([], [])]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -313,19 +254,69 @@ def test_a_part_cut_from_train_has_no_near_duplicate_in_a_given_part(tmp_path: P
     assert cut == {("cat", "train"), ("dog", "train")}
 
 
-def test_an_image_without_a_split_goes_where_its_near_duplicate_is(tmp_path: Path) -> None:
-    """In labels.csv; then no near duplicates are in different splits, and that is what is counted."""
-    folder = tmp_path / "images"
-    lines = ["path,label,split"]
-    for label, first in (("cat", 0), ("dog", 100)):
-        for number in range(first, first + 8):
-            put(folder / f"{number}.png", number)
-            put(folder / f"{number} large.png", number, side=48)
-            lines += [f"{number}.png,{label},{'test' if number % 2 else ''}", f"{number} large.png,{label},"]
-    (folder / "labels.csv").write_text("\n".join(lines))
-    rows, counts = do_split(folder)
-    splits = splits_by_path(rows)
-    assert all(splits[f"{n} large.png"] == splits[f"{n}.png"] for n in (*range(8), *range(100, 108)))
-    assert all((splits[f"{n}.png"] == "test") == bool(n % 2) for n in (*range(8), *range(100, 108)))
-    assert (counts["near_duplicate_pairs"], counts["near_duplicates_across_splits"]) == (16, 0)
-    assert counts["without_given_split"]["test"] == 8
+def test_a_perceptual_hash_of_zero_is_a_hash() -> None:
+    """Only an image that was not decoded has an empty cell."""
+    for info, cell in ((ImageInfo("", 40, 24, "ab" * 32, phash=0), "0" * 16), (ImageInfo("truncated", 40, 24), "")):
+        assert split.cells(split.Row(ImageFile("a/b.png", "a", ""), "", info, "", ""))[HEADER.index("phash")] == cell
+
+
+@given(st.integers(2, 1000), st.integers(1, 80), st.integers(1, 19))
+def test_of_several_folds_each_tests_one_part(folds: int, val: int, test: int) -> None:
+    """Test has 1 / folds, whatever fractions.test is; train : val is as the fractions say; the sum is 1."""
+    config = settings(val=val / 100, test=test / 100, folds=folds)
+    share = splitting.shares(config)
+    assert share["test"] == Fraction(1, folds)
+    assert share["train"] * val == share["val"] * (100 - val - test)
+    assert sum(share.values()) == 1
+
+
+def test_ten_folds_are_the_default_fractions() -> None:
+    """So fold 0 of 10 has the images of the default params."""
+    assert splitting.intervals(settings(folds=10)) == splitting.intervals(settings(folds=1))
+    assert splitting.shares(settings(folds=1)) == {
+        "train": Fraction(8, 10), "val": Fraction(1, 10), "test": Fraction(1, 10),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def with_copies(tmp_path: Path) -> Path:
+    """Two classes of ten images; one has a copy in its class, and one in the other class."""
+    folder = two_classes(tmp_path / "data/images")
+    first, second = sorted((folder / "cat").iterdir())[:2]
+    shutil.copyfile(first, folder / "cat/copy.png")
+    shutil.copyfile(second, folder / "dog/copy.png")
+    return folder
+
+
+def test_ignored_duplicates_are_kept_and_every_other_image_stays(with_copies: Path) -> None:
+    """No copy is left out. An image without a near duplicate is in the same split under both rules."""
+    together, _ = do_split(with_copies, phash_distance=0)
+    separate, counts = do_split(with_copies, phash_distance=0, duplicates="ignore")
+    assert left_out(together) == {"conflicting labels": 2, "duplicate": 1}
+    assert left_out(separate) == {}
+    assert counts["exact_duplicate_pairs"] == 2
+    assert counts["largest_group"] == 1
+    before, after = splits_by_path(together), splits_by_path(separate)
+    assert {path: after[path] for path, name in before.items() if name} == {p: n for p, n in before.items() if n}
+
+
+def test_ignored_duplicates_in_different_splits_are_counted(tmp_path: Path) -> None:
+    """Of twelve copies of one image some are in other splits than the rest, and that number of pairs is told."""
+    folder = two_classes(tmp_path / "images")
+    for number in range(12):
+        put(folder / f"cat/same {number:02}.png", 99)
+    rows, counts = do_split(folder, phash_distance=0, duplicates="ignore")
+    of_same = [name for path, name in splits_by_path(rows).items() if "same" in path]
+    apart = sum(a != b for n, a in enumerate(of_same) for b in of_same[:n])
+    assert counts["near_duplicates_across_splits"] == apart > 0
+
+
+def test_split_says_which_fold_it_is(
+    with_copies: Path, raw: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only with several folds."""
+    monkeypatch.chdir(with_copies.parents[1])
+    files.write_text(corrections.FILE, corrections.EMPTY)
+    for folds in (1, 2):
+        split.run(params.parse(on_cpu(raw, split__folds=folds, split__min_side=16)))
+        assert ("split.fold: 0, of 2 folds" in capsys.readouterr().out) == (folds == 2)

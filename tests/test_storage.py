@@ -23,26 +23,22 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def images(tmp_path: Path) -> np.memmap:
     """Twelve packed images, mapped from disk."""
-    drawn = np.random.default_rng(0).integers(0, 256, (12, 20, 20, 3), dtype=np.uint8)
-    packed.write(tmp_path, drawn, 12, 20)
-    mapped: np.memmap = np.load(tmp_path / packed.IMAGES, mmap_mode="r")
-    return mapped
+    noise = np.random.default_rng(0).integers(0, 256, (12, 20, 20, 3), dtype=np.uint8)
+    packed.write(tmp_path, noise, 12, 20)
+    array: np.memmap = np.load(tmp_path / packed.IMAGES, mmap_mode="r")
+    return array
 
 
 @pytest.mark.parametrize("where", get_args(storage.Residency))
 def test_the_same_images_are_seen_wherever_they_reside(images: np.memmap, where: storage.Residency) -> None:
-    """The images of any rows, in any order, are those of the file; it is said where they are."""
-    image_store, said = storage.open_images(images, where, CPU, 1)
+    """The images of any rows, in any order, are those of the file; it is said where they are. params.yaml has each."""
+    assert where in get_args(params.Run.model_fields["residency"].annotation)
+    image_store, note = storage.open_images(images, where, CPU, 1)
     rows = np.array([3, 11, 0, 3])
-    seen, chosen = image_store.send(image_store.collect(rows))
-    assert np.array_equal(seen[chosen].numpy(), images[rows])
-    assert said.endswith(f"(0 MB, run.residency: {where})")
-    assert said.split()[0] == ("disk" if where == "auto" else where)
-
-
-def test_params_and_code_name_the_same_residencies() -> None:
-    """What params.yaml allows is what `reside` knows."""
-    assert get_args(params.Run.model_fields["residency"].annotation) == get_args(storage.Residency)
+    result, numbers = image_store.send(image_store.collect(rows))
+    assert np.array_equal(result[numbers].numpy(), images[rows])
+    assert note.endswith(f"(0 MB, run.residency: {where})")
+    assert note.split()[0] == ("disk" if where == "auto" else where)
 
 
 @pytest.mark.parametrize("where", ["device", "host"])
@@ -59,22 +55,22 @@ def test_what_does_not_fit_is_refused_by_name_or_stays_on_disk(tmp_path: Path, w
     with refuses(("run.residency", "machine")):
         storage.open_images(images, where, CPU, 2)
     for fitting in ("auto", "disk"):
-        image_store, said = storage.open_images(images, fitting, CPU, 2)
-        assert said.startswith("disk")
+        image_store, note = storage.open_images(images, fitting, CPU, 2)
+        assert note.startswith("disk")
         assert not image_store.images[39_999_999].any()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_prefetch_makes_the_next_item_while_one_is_used(device: str) -> None:
     """In order, no more than one in advance; for a GPU in another thread. An error comes where its item would."""
-    made: list[int] = []
+    numbers: list[int] = []
     second = threading.Event()
     threads: set[int] = set()
 
     def items() -> Iterator[int]:
         for number in range(4):
             threads.add(threading.get_ident())
-            made.append(number)
+            numbers.append(number)
             if number == 1:
                 second.set()
             if number == 3:
@@ -84,7 +80,7 @@ def test_prefetch_makes_the_next_item_while_one_is_used(device: str) -> None:
     coming = prefetch(items(), device == "cuda")
     assert next(coming) == 0
     assert second.wait(60)  # made while the first is in use
-    assert made == [0, 1]
+    assert numbers == [0, 1]
     assert next(coming) == 1
     assert next(coming) == 2
     with pytest.raises(ValueError, match="the fourth"):
@@ -96,12 +92,12 @@ def test_prefetch_makes_the_next_item_while_one_is_used(device: str) -> None:
 @pytest.mark.parametrize("free", [1, 10**12])
 def test_the_system_is_told_what_to_read(images: np.memmap, monkeypatch: Any, free: int) -> None:
     """Of a file that memory holds everything at once; of a larger one each batch's images, when it is planned."""
-    told: list[tuple[int, ...]] = []
+    parts: list[tuple[int, ...]] = []
 
     class Mapped(mmap.mmap):
         def madvise(self, option: int, *part: int) -> None:
             assert option == mmap.MADV_WILLNEED
-            told.append(part)
+            parts.append(part)
             super().madvise(option, *part)
 
     memory = psutil.virtual_memory()._replace(available=free)
@@ -109,13 +105,12 @@ def test_the_system_is_told_what_to_read(images: np.memmap, monkeypatch: Any, fr
     monkeypatch.setattr(mmap, "mmap", Mapped)
     image_store, _ = storage.open_images(images, "disk", CPU, 1)
     rows = np.array([11, 0])
-    seen, chosen = image_store.send(image_store.collect(rows))
-    assert np.array_equal(seen[chosen].numpy(), images[rows])
+    result, numbers = image_store.send(image_store.collect(rows))
+    assert np.array_equal(result[numbers].numpy(), images[rows])
     if free > images.nbytes:
-        assert told == [()]
+        assert parts == [()]
     else:
         starts = [images.offset + row * images[0].nbytes for row in rows]
-        assert all(
-            page <= start and page + length == start + images[0].nbytes
-            for start, (page, length) in zip(starts, told, strict=True)
-        )
+        for start, (page, length) in zip(starts, parts, strict=True):
+            assert page <= start
+            assert page + length == start + images[0].nbytes

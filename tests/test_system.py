@@ -3,13 +3,11 @@
 import errno
 import json
 import os
-import pty
 import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,9 +21,10 @@ from pipeline.config import document, params
 from pipeline.engine.world import World
 from pipeline.training import provenance
 from tests.conftest import PROJECT, read_params
+from tests.helpers.terminals import on_terminal
 
 
-def ended(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+def end_of(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """The status and the one line of a command that raises `error`."""
 
     def work() -> int:
@@ -37,34 +36,32 @@ def ended(error: BaseException, capsys: pytest.CaptureFixture[str]) -> tuple[int
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.ENOLCK, errno.EMFILE, errno.EBADF])
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("has_name", [True, False])
 def test_an_error_of_the_system_is_a_line(
-    number: int, named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    number: int, has_name: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An error gives the file's name and the system's message; without a name, the folder in which this was."""
-    path = str(tmp_path / "file")
-    status, line = ended(OSError(number, os.strerror(number), *([path] if named else [])), capsys)
+    path = str(tmp_path / "file" if has_name else Path.cwd())
+    status, line = end_of(OSError(number, os.strerror(number), *[path] * has_name), capsys)
     assert status == 1
-    assert line.startswith("some: ")
-    assert f"{path if named else Path.cwd()}" in line
-    assert os.strerror(number) in line
+    assert all(word in line for word in ("some: ", path, os.strerror(number)))
 
 
 @pytest.mark.parametrize(
     ("error", "setting"),
     [
-        (MemoryError(), "run.workers"),
-        (OSError(errno.ENOMEM, "Cannot allocate memory"), "run.workers"),
-        (RuntimeError("can't start new thread"), "run.workers"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "run.workers"),
-        (ImportError("libx.so: failed to map segment from shared object"), "run.workers"),
+        *((error, "run.workers") for error in (
+            MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory"), RuntimeError("can't start new thread"),
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+            ImportError("libx.so: failed to map segment from shared object"),
+        )),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), "train.gradient_checkpointing"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), "train.gradient_checkpointing"),
     ],
-)
+)  # fmt: skip
 def test_a_memory_that_is_full_is_named(error: BaseException, setting: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Full memory of the host or of a GPU is named, with the settings that need less."""
-    status, line = ended(error, capsys)
+    status, line = end_of(error, capsys)
     assert status == 1
     assert setting in line
     assert "train.batch_size" in line
@@ -73,13 +70,13 @@ def test_a_memory_that_is_full_is_named(error: BaseException, setting: str, caps
 def test_other_ends_keep_their_status(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit status 1 for a UserError, 75 for a stop, 130 for an interrupt. A bug is raised."""
     fault = Fault("key", "a  value", "value", "why\nnot", "another", "change it")
-    assert ended(UserError(fault), capsys) == (1, "some: key: a  value: why not; allowed: another; change it")
-    assert ended(Stopped("that"), capsys) == (75, "some: that")
-    assert ended(KeyboardInterrupt(), capsys)[0] == 130
+    assert end_of(UserError(fault), capsys) == (1, "some: key: a  value: why not; allowed: another; change it")
+    assert end_of(Stopped("that"), capsys) == (75, "some: that")
+    assert end_of(KeyboardInterrupt(), capsys)[0] == 130
     with pytest.raises(RuntimeError, match="a fault"):
-        ended(RuntimeError("a fault"), capsys)
+        end_of(RuntimeError("a fault"), capsys)
     with pytest.raises(OSError, match="of a library"):
-        ended(OSError("of a library, without a number"), capsys)
+        end_of(OSError("of a library, without a number"), capsys)
 
 
 def test_an_error_of_the_system_in_a_thread_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,9 +116,9 @@ def test_a_file_system_without_locks_is_named(number: int, tmp_path: Path, monke
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with pytest.raises(OSError, match=r"lock") as refused, locks.hold(tmp_path / "run", "works"):
+    with pytest.raises(OSError, match=r"lock") as error, locks.hold(tmp_path / "run", "works"):
         pass
-    assert refused.value.filename == str(tmp_path / "run/lock")
+    assert error.value.filename == str(tmp_path / "run/lock")
 
 
 def test_a_clock_that_jumps_makes_no_negative_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,18 +128,18 @@ def test_a_clock_that_jumps_makes_no_negative_time(tmp_path: Path, monkeypatch: 
     config = params.parse(read_params())
     world = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
     files.write_text(tmp_path / "models/model.safetensors", "")
-    started = time.monotonic()
+    began = time.monotonic()
     monkeypatch.setattr("time.time", lambda: -1e9)
-    provenance.write(tmp_path, config, world, started, 7)
-    written = json.loads((tmp_path / provenance.FILE).read_text())
-    assert 0 <= written["seconds"] < 1000
-    assert written["images_per_second"] >= 0
+    provenance.write(tmp_path, config, world, began, 7)
+    record = json.loads((tmp_path / provenance.FILE).read_text())
+    assert 0 <= record["seconds"] < 1000
+    assert record["images_per_second"] >= 0
 
 
 def test_imports_without_memory_are_a_line() -> None:
     """If `ulimit -v` is too small for importing torch, the command prints one line."""
-    limited = f"ulimit -v 900000; exec {sys.executable} -m pipeline rank train"
-    done = subprocess.run(["bash", "-c", limited], cwd=PROJECT, capture_output=True, text=True, check=False)
+    command = f"ulimit -v 900000; exec {sys.executable} -m pipeline rank train"
+    done = subprocess.run(["bash", "-c", command], cwd=PROJECT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "run.workers" in done.stderr
@@ -173,16 +170,6 @@ def test_ctrl_c_during_imports_ends_the_program(module: str, tmp_path: Path) -> 
     assert subprocess.run(ignoring, cwd=tmp_path, env=environ, capture_output=True, check=False).returncode == 7
 
 
-def read_all(terminal: int) -> str:
-    """What was written to a terminal whose other end is closed. One read may give a part of it."""
-    shown = b""
-    with suppress(OSError):  # Linux's end of a terminal
-        while part := os.read(terminal, 10_000):
-            shown += part
-    os.close(terminal)
-    return shown.decode()
-
-
 ANSWERABLE = {
     "predict": ["photo.jpg"], "continue-from": ["HEAD"], "verify": ["--elsewhere"], "rank": ["train"],
 }  # fmt: skip
@@ -196,13 +183,10 @@ def test_a_command_says_what_it_does_before_its_slow_imports(name: str, tmp_path
     command = [sys.executable, "-m", "pipeline", name]
     environ = {**os.environ, "PYTHONPATH": f"{tmp_path}:{PROJECT}"}
     for words in (ANSWERABLE.get(name, []), ["--help"]):
-        terminal, end = pty.openpty()
-        subprocess.run([*command, *words], cwd=tmp_path, env=environ, stdout=end, stderr=end, check=False)
-        os.close(end)
-        written = read_all(terminal)
+        _, text = on_terminal([*command, *words], tmp_path, env=environ)
         doing = COMMANDS[name].doing
-        assert written.startswith(f"{name}: {doing}\r\n" if doing else "slow") == (words != ["--help"]), written
-        assert ("slow imports" in written) == (words != ["--help"])
+        assert text.startswith(f"{name}: {doing}\r\n" if doing else "slow") == (words != ["--help"]), text
+        assert ("slow imports" in text) == (words != ["--help"])
 
 
 @pytest.mark.parametrize(
@@ -214,10 +198,10 @@ def test_the_program_lists_its_commands_and_names_the_nearest(
 ) -> None:
     """Without a command it lists them; a wrong word is refused with the nearest one."""
     try:
-        ended = main(words)
+        code = main(words)
     except SystemExit as end:
-        ended = int(end.code or 0)
-    assert ended == status
+        code = int(end.code or 0)
+    assert code == status
     assert named in "".join(capsys.readouterr())
 
 
@@ -236,12 +220,12 @@ def test_a_line_is_one_write(options: list[str], tmp_path: Path) -> None:
     command = [sys.executable, *options, "-m", "pipeline", "rank", "train"]
     with ours, theirs:
         environ = os.environ | {"PYTHONPATH": str(PROJECT)}
-        ended = subprocess.run(command, check=False, cwd=tmp_path, env=environ, stderr=theirs.fileno())
+        done = subprocess.run(command, check=False, cwd=tmp_path, env=environ, stderr=theirs.fileno())
         theirs.shutdown(socket.SHUT_WR)
-        written = list(iter(lambda: ours.recv(100_000).decode(), ""))
-    assert ended.returncode == 1
-    assert len(written) > 1
-    assert all(text.startswith("train: ") and text.find("\n") == len(text) - 1 for text in written), written
+        messages = list(iter(lambda: ours.recv(100_000).decode(), ""))
+    assert done.returncode == 1
+    assert len(messages) > 1
+    assert all(text.startswith("train: ") and text.find("\n") == len(text) - 1 for text in messages), messages
 
 
 def test_the_answers_of_predict_are_alone_where_nobody_waits() -> None:
@@ -258,4 +242,4 @@ def test_what_stays_is_named_though_another_error_follows(capsys: pytest.Capture
     first.add_note(".output.partial stays (Read-only file system); the next run removes it")
     second = OSError(errno.EROFS, os.strerror(errno.EROFS), "events")
     second.__context__ = first
-    assert ".output.partial stays" in ended(second, capsys)[1]
+    assert ".output.partial stays" in end_of(second, capsys)[1]

@@ -66,9 +66,9 @@ def test_only_the_stages_speak(project: Path) -> None:
 
     4 seconds: DVC starts three times.
     """
-    status, shown = on_terminal(QUIET, project, env=workspace.environment(project))
+    status, stdout = on_terminal(QUIET, project, env=workspace.environment(project))
     assert status == 0
-    assert shown.replace("\r", "").splitlines() == ["one: begins; True, True", "two: begins; True, True"]
+    assert stdout.replace("\r", "").splitlines() == ["one: begins; True, True", "two: begins; True, True"]
     assert killed_dvc.is_dvc((project / "two").read_text().split())
     assert repro(project) == (0, ["repro: unchanged: one, two"], [])
     (project / "two").unlink()
@@ -87,29 +87,29 @@ def test_a_stage_that_refuses_has_the_last_line(project: Path) -> None:
     assert plain.returncode == 255
     assert plain.stderr.splitlines()[-1].startswith("ERROR: ")
     (project / "params.yaml").write_text("end: 9\n")
-    status, shown, (line,) = repro(project)
-    assert (status, shown) == (255, ["repro: unchanged: one", begins[1]])
+    status, stdout, (line,) = repro(project)
+    assert (status, stdout) == (255, ["repro: unchanged: one", begins[1]])
     assert line.startswith("repro: two: ended by SIGKILL; ")
 
 
-@pytest.mark.parametrize(("break_it", "named"), [("stages: 1\n", "dvc.yaml"), ("", "nothing")])
-def test_an_error_of_dvc_itself_is_shown(project: Path, break_it: str, named: str) -> None:
+@pytest.mark.parametrize(("break_it", "word"), [("stages: 1\n", "dvc.yaml"), ("", "nothing")])
+def test_an_error_of_dvc_itself_is_shown(project: Path, break_it: str, word: str) -> None:
     """With a last line that says how to go on."""
     if break_it:
         (project / "dvc.yaml").write_text(break_it)
-    status, shown, said = repro(project, *([] if break_it else ["one", "nothing"]))
+    status, stdout, stderr = repro(project, *([] if break_it else ["one", "nothing"]))
     assert status == 255
-    assert shown == []
-    assert named in "\n".join(said[:-1])
-    assert said[-1].startswith("repro: dvc repro: exit status 255; ")
+    assert stdout == []
+    assert word in "\n".join(stderr[:-1])
+    assert stderr[-1].startswith("repro: dvc repro: exit status 255; ")
 
 
 def test_the_bar_of_train_names_its_epoch(tmp_path: Path) -> None:
     """On a terminal. 6 seconds: a training of two epochs."""
     folder = small_world(tmp_path)
-    status, shown = on_terminal([sys.executable, "-m", "pipeline", "train"], folder)
-    assert status == 0, shown
-    epochs = re.findall(r"\rtrain: epoch (\d)/2: ", shown)
+    status, stdout = on_terminal([sys.executable, "-m", "pipeline", "train"], folder)
+    assert status == 0, stdout
+    epochs = re.findall(r"\rtrain: epoch (\d)/2: ", stdout)
     assert epochs == sorted(epochs)
     assert set(epochs) == {"1", "2"}
 
@@ -121,7 +121,7 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "completed"),
+    ("words", "expected"),
     [
         (["sw"], {"sweep"}), ([""], {name for name, command in COMMANDS.items() if command.group}),
         (["sweep", "--ap"], {"--apply"}), (["repro", "--force", "ev"], {"evaluate"}),
@@ -129,7 +129,7 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
         (["predict", "--device", ""], {"cpu", "cuda"}), (["predict", "one.png", "READ"], {"README.md", "README.zh.md"}),
     ],
 )  # fmt: skip
-def test_bash_completes(words: Sequence[str], completed: set[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bash_completes(words: Sequence[str], expected: set[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Commands, options, stages, presets, and paths: what a real bash offers for the last word."""
     text = script("bash", capsys)
     ask = """
@@ -140,7 +140,7 @@ def test_bash_completes(words: Sequence[str], completed: set[str], capsys: pytes
     done = subprocess.run(
         ["bash", "-c", text + ask, "bash", *words], cwd=PROJECT, capture_output=True, text=True, check=True
     )
-    assert set(done.stdout.splitlines()) == completed, done.stderr
+    assert set(done.stdout.splitlines()) == expected, done.stderr
 
 
 def test_zsh_accepts_its_script(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,6 +154,6 @@ def test_zsh_accepts_its_script(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_another_shell_is_refused() -> None:
     """With the shells that there are."""
-    with pytest.raises(SystemExit) as refused:
+    with pytest.raises(SystemExit) as end:
         main([COMPLETION, "fish"])
-    assert refused.value.code == 2
+    assert end.value.code == 2

@@ -14,14 +14,12 @@ from pipeline.commands import doctor
 from pipeline.config import model_names, params
 from pipeline.config.params import Train
 from pipeline.data import packed
-from pipeline.engine.world import World
 from pipeline.evaluation import inference
 from pipeline.loader import augment, storage
 from pipeline.models import exported, network, pretrained, timm_models
-from pipeline.stages import weights
 from tests.conftest import on_cpu, read_params
 from tests.helpers.refusals import refuses
-from tests.helpers.trainings import launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
+from tests.helpers.trainings import ALONE, launch, messages, outputs, rank_processes, small_world, start, wait_for_epoch
 
 MODELS = ("timm/resnet18", "timm/mobilenetv3_small_050", "timm/vit_tiny_patch16_224")
 
@@ -49,8 +47,12 @@ def settings(**changes: Any) -> Train:
 def test_a_model_that_cannot_be_trained_is_refused_before_any_work(
     changes: dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:
-    """An unknown name, a side that the model does not take, and a model with two heads."""
-    assert [(fault.key, fault.kind) for fault in timm_models.faults(settings(**changes))] == expected
+    """An unknown name, a side that the model does not take, and a model with two heads. So says the doctor."""
+    faults = timm_models.faults(settings(**changes))
+    assert [(fault.key, fault.kind) for fault in faults] == expected
+    lines = {f"train__{key}": value for key, value in changes.items()}
+    findings = list(doctor.timm(params.parse(on_cpu(read_params(), **lines))))
+    assert [bool(finding.fault) for finding in findings] == [bool(expected)] * ("timm/" in changes["model"])
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -67,21 +69,12 @@ def test_own_weights_are_loaded_except_a_head_of_other_classes(model: str, tmp_p
     assert torch.equal(before, head.weight)
     first = next(iter(target.state_dict()))
     assert torch.equal(target.state_dict()[first], source.state_dict()[first])
-    noted = timm_models.normalization_note(target, augment.MEAN, augment.STD)
-    assert ("mean [0.5, 0.5, 0.5]" in noted) == (model == MODELS[2])
+    sentence = timm_models.normalization_note(target, augment.MEAN, augment.STD)
+    assert ("mean [0.5, 0.5, 0.5]" in sentence) == (model == MODELS[2])
 
 
-MORE_MODELS = pytest.mark.slow("three trainings of a model; make test stops and resumes models of torchvision")
-
-
-@pytest.mark.parametrize(
-    ("model", "side"),
-    [
-        pytest.param(MODELS[1], 32, marks=MORE_MODELS),
-        pytest.param(MODELS[0], 32, marks=MORE_MODELS),
-        pytest.param(MODELS[2], 224, marks=MORE_MODELS),
-    ],
-)
+@pytest.mark.slow("three trainings of a model; make test stops and resumes models of torchvision")
+@pytest.mark.parametrize(("model", "side"), [*zip(MODELS, (32, 32, 224), strict=True)])
 def test_a_resumed_run_has_the_bytes_of_a_straight_one(tmp_path: Path, model: str, side: int) -> None:
     """Two runs of one model write the same bytes, though one was stopped. What was exported predicts as validation."""
     lines: dict[str, Any] = {
@@ -96,13 +89,13 @@ def test_a_resumed_run_has_the_bytes_of_a_straight_one(tmp_path: Path, model: st
     assert launcher.wait(600) == 75, messages(folder)
     assert "going on from step" in launch(folder).stderr
     assert outputs(folder) == outputs(straight)
-    described, history = exported.load(folder / "models"), files.read_csv(folder / "metrics/history.csv")
-    data, world = packed.load(folder / "data/packed", folder / "data/split.csv"), World(0, 0, 1, torch.device("cpu"))
-    images, _ = storage.open_images(data.images, "disk", world.device, 1)
+    trained_model, history = exported.load(folder / "models"), files.read_csv(folder / "metrics/history.csv")
+    data = packed.load(folder / "data/packed", folder / "data/split.csv")
+    images, _ = storage.open_images(data.images, "disk", ALONE.device, 1)
     rows = data.rows("val")
-    found = inference.predict_log_probs(described, images, data.sizes, rows, batch_size=64, world=world)
-    assert -found[np.arange(len(rows)), data.labels[rows]].mean() == pytest.approx(float(history[-1]["val_loss"]))
-    assert (found.argmax(1) == data.labels[rows]).mean() == float(history[-1]["val_accuracy"])
+    log_probs = inference.predict_log_probs(trained_model, images, data.sizes, rows, batch_size=64, world=ALONE)
+    assert -log_probs[np.arange(len(rows)), data.labels[rows]].mean() == pytest.approx(float(history[-1]["val_loss"]))
+    assert (log_probs.argmax(1) == data.labels[rows]).mean() == float(history[-1]["val_accuracy"])
 
 
 @pytest.mark.slow("two trainings, of one process and of three")
@@ -127,21 +120,3 @@ def test_a_description_of_an_unknown_model_of_timm_is_refused(tmp_path: Path) ->
     path.write_text(path.read_text().replace(MODELS[1], "timm/hf-hub:timm/resnet18.a1_in1k"))
     with refuses((path, "damaged")):
         exported.load(folder / "models")
-
-
-def test_an_unknown_model_is_refused_before_the_images_are_prepared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The stage weights, which needs no images, refuses it."""
-    monkeypatch.chdir(tmp_path)
-    with refuses(("train.model", "unknown")):
-        weights.run(params.parse(on_cpu(read_params(), train__model="timm/resnet81")))
-    assert not (tmp_path / "data/weights").exists()
-
-
-def test_doctor_says_what_timm_refuses() -> None:
-    """Its version, and the fault of train.model; nothing for a model of torchvision."""
-    config = params.parse(on_cpu(read_params(), train__model="timm/resnet81"))
-    (finding,) = doctor.timm(config)
-    assert finding.fault.startswith("train.model: timm/resnet81")
-    assert list(doctor.timm(params.parse(on_cpu(read_params())))) == []

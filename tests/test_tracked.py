@@ -62,12 +62,12 @@ RECORDER = """
     def checking(frame):
         return frame and (Path(frame.f_code.co_filename).name == "validity.py" or checking(frame.f_back))
 
-    def noted(self, name):
+    def note(self, name):
         if name in fields and not checking(sys._getframe(1)):
             reads.add(names[type(self)] + name)
         return plain(self, name)
 
-    params.Section.__getattribute__ = noted
+    params.Section.__getattribute__ = note
     for stage in sys.argv[1:]:
         reads.clear()
         if status := importlib.import_module(f"pipeline.stages.{stage}").main(None):
@@ -168,6 +168,6 @@ def test_a_stage_uses_every_setting_that_it_tracks(stage: str) -> None:
         MODULES[f"pipeline.config.{name}"].relative_to(PROJECT) for name in ("params", "validity", "rules")
     }
     nodes = [node for path in paths for node in ast.walk(ast.parse((PROJECT / path).read_text()))]
-    used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    unused = {leaf for leaf in tracked(stage) if leaf.rpartition(".")[2] not in used}
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    unused = {leaf for leaf in tracked(stage) if leaf.rpartition(".")[2] not in names}
     assert unused <= {"split.fractions.train"}  # the rest after val and test

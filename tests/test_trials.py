@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from pipeline.base import files
-from pipeline.base.errors import UserError
 from pipeline.config import identity, params
 from pipeline.reruns import trials
 from pipeline.reruns.ranges import Sweep, Trial
@@ -16,6 +15,7 @@ from pipeline.versioning import dvc_lock, programs
 from tests.conftest import PROJECT, on_cpu, read_params, write_params
 from tests.helpers.measured import train_figures
 from tests.helpers.projects import call, commit
+from tests.helpers.refusals import refuses
 
 DATA, CODE = {"data/split.csv": "a"}, {"pipeline/stages/train.py": "b"}
 
@@ -29,20 +29,16 @@ def digest(data: dict[str, str] = DATA, code: dict[str, str] = CODE, **changes: 
     """The identity of a training with these changes."""
     config = params.parse(on_cpu(read_params(), **changes))
     sweep = Sweep("s", "grid", 1, 0, {"train.lr": (0.1,)})
-    own = {path: files.sha256(Path(path)) for path in trials.weights(config, sweep)}
-    return trials.digest(config, data, code, own)
+    hashes = {path: files.sha256(Path(path)) for path in trials.weights(config, sweep)}
+    return trials.digest(config, data, code, hashes)
 
 
 @pytest.mark.parametrize(
     "changes", [{"train__lr": 0.5}, {"run__processes": 2}, {"data": {"data/split.csv": "c"}}, {"code": {}}]
 )
 def test_a_trial_whose_model_differs_is_another_one(changes: dict[str, Any]) -> None:
-    """Params, data or code: a finished trial is never taken for one of other images."""
-    assert digest(**changes) != digest()
-
-
-def test_a_trial_whose_model_is_the_same_is_the_same() -> None:
-    assert digest(run__workers=5, evaluate__onnx=False) == digest()
+    """Params, data or code: a finished trial is never taken for one of other images. Other settings change nothing."""
+    assert digest(**changes) != digest() == digest(run__workers=5, evaluate__onnx=False)
 
 
 def test_the_users_own_weights_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,19 +48,18 @@ def test_the_users_own_weights_decide(tmp_path: Path, monkeypatch: pytest.Monkey
     for name in ("dvc.yaml", "pipeline"):
         (tmp_path / name).symlink_to(PROJECT / name)
     monkeypatch.chdir(tmp_path)
-    own: dict[str, Any] = {"train__weights": "mine.safetensors"}
-    with pytest.raises(UserError) as error:
-        digest(**own)
-    assert [(fault.key, fault.kind) for fault in error.value.faults] == [("train.weights", "missing")]
+    lines: dict[str, Any] = {"train__weights": "mine.safetensors"}
+    with refuses(("train.weights", "missing")):
+        digest(**lines)
     digests = []
     for content in ("one", "two", "one"):
         Path("mine.safetensors").write_text(content)
-        digests.append(digest(**own))
+        digests.append(digest(**lines))
     assert digests[0] == digests[2] != digests[1]
     Path("one.safetensors").write_text("1")
-    swept = Sweep("s", "grid", 2, 0, {"train.weights": ("none", "one.safetensors")})
-    config = params.parse(on_cpu(read_params(), **own))
-    assert trials.weights(config, swept) == ["mine.safetensors", "one.safetensors"]
+    sweep = Sweep("s", "grid", 2, 0, {"train.weights": ("none", "one.safetensors")})
+    config = params.parse(on_cpu(read_params(), **lines))
+    assert trials.weights(config, sweep) == ["mine.safetensors", "one.safetensors"]
 
 
 def test_a_name_is_one_that_git_takes() -> None:
@@ -79,8 +74,8 @@ def test_data_and_code_are_known_by_their_hashes(tmp_path: Path, monkeypatch: py
     paths = params.parse(read_params()).paths
     outs = [{"path": path, "md5": f"md5 of {path}"} for path in (paths.split, paths.packed, paths.models)]
     write_params(tmp_path / dvc_lock.LOCK, {"stages": {"all": {"outs": outs}}})
-    written, read = {"outs": [paths.packed]}, {"deps": ["code", paths.packed]}
-    write_params(tmp_path / "dvc.yaml", {"stages": {"prepare": written, "train": read}})
+    packs, read = {"outs": [paths.packed]}, {"deps": ["code", paths.packed]}
+    write_params(tmp_path / "dvc.yaml", {"stages": {"prepare": packs, "train": read}})
     (tmp_path / "code").mkdir()
     (tmp_path / "code/one.py").write_text("1")
     expected = {path: f"md5 of {path}" for path in (paths.split, paths.packed)}
@@ -99,19 +94,15 @@ def test_the_gain_has_an_interval() -> None:
     assert trials.difference((48, 80), (56, 70)) == pytest.approx((0.0524, 0.3339), abs=5e-5)
     low, high = trials.difference((40, 80), (40, 80))
     assert -low == pytest.approx(high)
-    assert "+10.0 points" in trials.gain(result_of(2, 0.7), result_of(1, 0.6), 80)
-
-
-def test_a_gain_that_is_none_has_no_number() -> None:
-    """The present settings are the best, or have no result."""
     present = result_of(1, 0.6)
-    sentences = [trials.gain(present, present, 80), trials.gain(result_of(2, 0.7), result_of(1), 80)]
-    assert not any("interval" in sentence for sentence in sentences)
+    assert "+10.0 points" in trials.gain(result_of(2, 0.7), present, 80)
+    for best, other in ((present, present), (result_of(2, 0.7), result_of(1))):  # no gain, and no result
+        assert "points" not in trials.gain(best, other, 80)
 
 
-@pytest.mark.parametrize("edited", [False, True])
+@pytest.mark.parametrize("is_edited", [False, True])
 def test_an_experiment_changes_nothing_of_the_user(
-    edited: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_edited: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has the files of the training and, of the others, those of the commit; not the figures of another model."""
     repository, folder = tmp_path / "repository", tmp_path / "result"
@@ -121,7 +112,7 @@ def test_an_experiment_changes_nothing_of_the_user(
     monkeypatch.chdir(repository)
     trials.publish("s-1", folder, params.Params())  # without a commit there is no experiment
     commit(repository)
-    if edited:
+    if is_edited:
         files.write_text(repository / "params.yaml", "mine\n")
         files.write_text(repository / "code.py", "mine\n")
         call(repository, "git", "add", "code.py")
@@ -131,10 +122,10 @@ def test_an_experiment_changes_nothing_of_the_user(
     trials.publish("s-1", folder, params.Params())
     assert call(repository, "git", "status", "--porcelain").stdout == before
     head = programs.output("git", "rev-parse", "HEAD").strip()
-    listed = programs.output("git", "for-each-ref", "--format=%(refname) %(parent)", "refs/exps").split()
-    assert listed == [f"refs/exps/{head[:2]}/{head[2:]}/s-1", head]
-    names = programs.output("git", "ls-tree", "-r", "--name-only", listed[0]).split()
+    refs = programs.output("git", "for-each-ref", "--format=%(refname) %(parent)", "refs/exps").split()
+    assert refs == [f"refs/exps/{head[:2]}/{head[2:]}/s-1", head]
+    names = programs.output("git", "ls-tree", "-r", "--name-only", refs[0]).split()
     assert names == ["code.py", "dvc.lock", "metrics/train.json", "params.yaml"]
-    content = [programs.output("git", "show", f"{listed[0]}:{name}") for name in names]
+    content = [programs.output("git", "show", f"{refs[0]}:{name}") for name in names]
     assert content == ["of the commit\n", *["of the trial\n"] * 3]
     assert sorted(path.name for path in folder.iterdir()) == ["dvc.lock", "metrics", "params.yaml"]

@@ -35,16 +35,16 @@ def merged(*tables: dict[str, Any]) -> dict[str, Any]:
 
 def rows() -> list[Row]:
     """Every row that names lines."""
-    found = []
+    table_rows = []
     for there, here in re.findall(r"^\| (.+?) \| (`(?:data|paths|train|run)\..+?`) \|", PAGE, re.MULTILINE):
         lines: dict[str, Any] = {}
         for section, key, value in re.findall(r"`(\w+)\.(\w+): (.+?)`", here):
             lines.setdefault(section, {})[key] = YAML(typ="safe").load(value)
-        found.append(Row(there, lines))
-    return found
+        table_rows.append(Row(there, lines))
+    return table_rows
 
 
-def accepted(lines: dict[str, Any]) -> Params:
+def parse(lines: dict[str, Any]) -> Params:
     """These lines in the project's params, as a machine with eight GPUs and Apex takes them."""
     raw = read_params()
     for section, keys in lines.items():
@@ -65,6 +65,6 @@ def test_every_row_is_read() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=[row.there for row in ROWS])
 def test_the_lines_of_a_row_are_accepted(row: Row) -> None:
     """On eight GPUs with Apex; a row of Apex needs the container, and no other one does."""
-    config = accepted(merged(BASE, row.lines))
+    config = parse(merged(BASE, row.lines))
     apex = "opt-level" in row.there or "apex" in row.there
     assert bool(validity.apex_choices(config.train)) is apex

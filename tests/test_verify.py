@@ -25,6 +25,7 @@ from tests.helpers.refusals import refuses
 from tests.helpers.trainings import gone, wait_for
 
 AGAIN = pytest.mark.slow("verify starts again for each of them, with Git and DVC; make test has one of each kind")
+ONE_STAGE = pytest.mark.slow("repeats a stage under DVC; make test repeats all of them for a true dvc.lock")
 LATER = "pipeline/stages/split.py"  # code that has changed since the recorded run
 
 
@@ -60,9 +61,9 @@ def test_the_same_bytes_are_confirmed(project: Path) -> None:
     assert all(any(line.startswith(f"{out} ") and line.endswith("  same") for line in lines) for out in outs)
     assert "differs" not in done.stdout
     for key in ("git.commit", "cpu_capability", "versions.torch"):
-        (shown,) = (line.split() for line in lines if line.startswith(f"{key} "))
-        assert len(shown) == 3
-        assert "?" not in shown
+        (cells,) = (line.split() for line in lines if line.startswith(f"{key} "))
+        assert len(cells) == 3
+        assert "?" not in cells
     assert "dvc.lock" in lines[-1]
     assert cache(project) == before
     assert call(project, "git", "status", "--porcelain").stdout == ""
@@ -83,10 +84,7 @@ def commit_another_hash(project: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (
-            lambda project: flip_a_bit(project / "data/packed/images.npy"),
-            ["data/packed", "data/packed/images.npy"],  # the output, and the file in it
-        ),
+        (lambda project: flip_a_bit(project / "data/packed/images.npy"), ["data/packed", "data/packed/images.npy"]),
         pytest.param(lambda project: shutil.rmtree(project / "data/images"), ["data/images"], marks=AGAIN),
         pytest.param(commit_another_hash, 2 * ["models/model.json"], marks=AGAIN),  # and its object
     ],
@@ -95,14 +93,15 @@ def commit_another_hash(project: Path) -> None:
 def test_an_output_that_is_not_as_recorded_is_named(
     project: Path, damage: Callable[[Path], None], named: list[str]
 ) -> None:
-    """A changed bit, a missing folder without its files, and a tampered hash in a committed dvc.lock. None is stale."""
+    """A changed bit (the output, and the file in it), a missing folder without its files, and a tampered hash in a
+    committed dvc.lock. None is stale."""
     damage(project)
     done = verify(project)
     assert done.returncode == 1
     assert [line.split(": ")[:2] for line in done.stderr.splitlines()] == [["verify", name] for name in named]
 
 
-@pytest.mark.slow("repeats a stage under DVC; make test repeats all of them for a true dvc.lock")
+@ONE_STAGE
 def test_a_false_hash_is_noticed(project: Path) -> None:
     """For wrong weights with a matching dvc.lock, the number of different tensors and their difference are printed."""
     weights = project / "models/model.safetensors"
@@ -119,22 +118,22 @@ def test_a_false_hash_is_noticed(project: Path) -> None:
     assert "data/packed" not in done.stdout
 
 
-@pytest.mark.slow("repeats a stage under DVC; make test repeats all of them for a true dvc.lock")
+@ONE_STAGE
 def test_a_command_that_is_not_the_projects_is_named_before_it_runs(project: Path) -> None:
     """A stage that copies its outputs gives every recorded byte, and shows nothing: exit status 1."""
     shutil.copytree(project / "metrics", project / "old")
-    own = "exec setpriv --pdeathsig TERM python -m pipeline evaluate"
-    edited("dvc.yaml", own, "cp -r old/. metrics")(project)
+    command = "exec setpriv --pdeathsig TERM python -m pipeline evaluate"
+    edited("dvc.yaml", command, "cp -r old/. metrics")(project)
     call(project, "dvc", "repro", "evaluate")
     commit(project)
     done = verify(project, "--stage", "evaluate")
     assert done.returncode == 1
     lines = done.stdout.splitlines()
-    (named,) = [line for line in lines if line.startswith("verify: the stage evaluate: ")]
-    assert "'cp -r old/. metrics'" in named
-    assert "pipeline evaluate" in named
-    (ended,) = [line for line in lines if line.endswith(": done (1 of 1)")]
-    assert lines.index(named) < lines.index(ended)
+    (message,) = [line for line in lines if line.startswith("verify: the stage evaluate: ")]
+    assert "'cp -r old/. metrics'" in message
+    assert "pipeline evaluate" in message
+    (last,) = [line for line in lines if line.endswith(": done (1 of 1)")]
+    assert lines.index(message) < lines.index(last)
     assert "  differs" not in done.stdout
 
 
@@ -159,18 +158,21 @@ def test_a_damaged_lock_is_refused(project: Path, old: str, new: str, key: str) 
     assert "│" not in done.stderr
 
 
-def other_lr(project: Path) -> None:
+def set_params(project: Path, **changes: Any) -> None:
     file = project / params.FILE
-    write_params(file, change(read_params(file), train__lr=0.02))
+    write_params(file, change(read_params(file), **changes))
+
+
+def other_lr(project: Path) -> None:
+    set_params(project, train__lr=0.02)
 
 
 @pytest.mark.parametrize(
     ("edit", "file", "stale"),
     [
-        (
-            edited("pipeline/training/schedule.py", "math.cos(", "1.0 * math.cos("),
-            "pipeline/training/schedule.py",
-            "train: pipeline/training/schedule.py",  # dvc.yaml names the folder, and DVC no file in it
+        (  # dvc.yaml names the folder, and DVC no file in it
+            edited("pipeline/training/schedule.py", "math.cos(", "1.0 * math.cos("), "pipeline/training/schedule.py",
+            "train: pipeline/training/schedule.py",
         ),
         pytest.param(
             edited("docker/pins.env", "APEX_COMMIT=", "APEX_COMMIT=0"), "docker/pins.env", "train: docker/pins.env",
@@ -212,10 +214,10 @@ def test_what_is_not_in_git_is_not_compared(project: Path) -> None:
 @pytest.fixture
 def clone(project: Path) -> Path:
     """A fresh clone of a commit without a dvc.lock, in which the run of the project is the recorded one."""
-    recorded = project / record.DEMO
-    recorded.mkdir(parents=True)
+    folder = project / record.DEMO
+    folder.mkdir(parents=True)
     for name in (dvc_lock.LOCK.name, "params.yaml"):
-        shutil.copyfile(project / name, recorded / name)
+        shutil.copyfile(project / name, folder / name)
     call(project, "git", "rm", "--quiet", "-r", "--cached", "dvc.lock", "metrics")
     (project / "dvc.lock").unlink()
     shutil.rmtree(project / "metrics")
@@ -233,9 +235,7 @@ def test_a_fresh_clone_repeats_the_recorded_run(clone: Path) -> None:
 
     The folder stays as it is. One stage alone is refused: the cache has no inputs for it.
     """
-    refused = verify(clone, "--stage", "train")
-    assert refused.returncode == 1
-    assert "--stage: 'train'" in refused.stderr
+    assert "--stage: 'train'" in verify(clone, "--stage", "train").stderr
     done = verify(clone)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -244,8 +244,8 @@ def test_a_fresh_clone_repeats_the_recorded_run(clone: Path) -> None:
     stage_hashes = dvc_lock.read(clone / lock)
     for output in (path for hashes in stage_hashes.values() for path in hashes["outs"]):
         assert any(line.startswith(f"{output} ") and line.endswith("  same") for line in lines), output
-    (changed,) = (line for line in lines if line.startswith(f"verify: changed since {lock} was written: "))
-    assert LATER in changed
+    (note,) = (line for line in lines if line.startswith(f"verify: changed since {lock} was written: "))
+    assert LATER in note
     assert lines[-1].endswith(f" {lock} says")
     assert call(clone, "git", "status", "--porcelain").stdout == ""
     assert not (clone / "dvc.lock").exists()
@@ -266,15 +266,13 @@ def test_a_forged_hash_in_the_record_is_named(clone: Path) -> None:
 @pytest.mark.slow("a whole pipeline under DVC; make test repeats one from drawn images")
 def test_an_archive_that_was_downloaded_is_found(project: Path) -> None:
     """The work copy uses the archives of this folder, so download runs without a network."""
-    made = project.parent / "drawn.tgz"
-    with tarfile.open(made, "w:gz") as archive:
-        archive.add(project / "data/images", "flowers")
-    sha256 = files.sha256(made)
     (project / "data/archives").mkdir()
-    made.rename(project / "data/archives" / sha256)
-    file = project / params.FILE
-    lines = {"data__source": "archive", "data__url": "https://localhost:1/drawn.tgz", "data__sha256": sha256}
-    write_params(file, change(read_params(file), **lines))
+    path = project / "data/archives/drawn.tgz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(project / "data/images", "flowers")
+    sha256 = files.sha256(path)
+    path.rename(path.with_name(sha256))
+    set_params(project, data__source="archive", data__url="https://localhost:1/drawn.tgz", data__sha256=sha256)
     call(project, "dvc", "repro")
     commit(project)
     done = verify(project, "--stage", "download")
@@ -289,38 +287,33 @@ def test_with_an_inbox_the_rest_is_repeated(project: Path) -> None:
     After `dvc add` they are in the commit, and download is repeated too. Photos that are read where they are
     are read there by the work copy.
     """
+
+    def run(source: str) -> None:
+        set_params(project, data__source=source)
+        call(project, "dvc", "repro")
+        commit(project)
+
     shutil.copytree(project / "data/images", project / "data/inbox", dirs_exist_ok=True)
-    file = project / params.FILE
-    write_params(file, change(read_params(file), data__source="inbox"))
-    call(project, "dvc", "repro")
-    commit(project)
-    refused = verify(project, "--stage", "download")
-    assert refused.returncode == 1
-    assert refused.stderr.startswith("verify: data/inbox: ")
+    run("inbox")
+    refusal = verify(project, "--stage", "download")
+    assert refusal.returncode == 1
+    assert refusal.stderr.startswith("verify: data/inbox: ")
     done = verify(project)
     assert done.returncode == 0, done.stderr
     assert "data/inbox: " in done.stdout
-    repeated = {line.split()[0] for line in done.stdout.splitlines() if line.endswith("  same")}
-    assert repeated == {
-        out
-        for name, hashes in dvc_lock.read(project / "dvc.lock").items()
-        if name != "download"
-        for out in hashes["outs"]
+    stages = dvc_lock.read(project / "dvc.lock").items()
+    assert {line.split()[0] for line in done.stdout.splitlines() if line.endswith("  same")} == {
+        out for name, hashes in stages if name != "download" for out in hashes["outs"]
     }
-    write_params(file, change(read_params(file), data__source="folder"))
-    call(project, "dvc", "repro")
-    commit(project)
+    run("folder")
     done = verify(project, "--stage", "split")
     assert done.returncode == 0, done.stderr
     assert "data/split.csv " in done.stdout
-    write_params(file, change(read_params(file), data__source="inbox"))
-    call(project, "dvc", "repro")
-    commit(project)
+    run("inbox")
     (project / "data/inbox/poppy").rename(project / "data/inbox/poppies")
     assert "verify: data/inbox: " in verify(project).stderr
     call(project, "dvc", "add", *(str(path) for path in files.visible(project / "data/inbox")))
-    call(project, "dvc", "repro")
-    commit(project)
+    run("inbox")
     done = verify(project, "--stage", "download")
     assert done.returncode == 0, done.stderr
     assert "data/images " in done.stdout
@@ -338,9 +331,9 @@ def test_an_interruption_leaves_nothing(project: Path, number: signal.Signals) -
         wait_for(lambda: list(temporary.glob("*/copy/runs/*")) or process.poll() is not None, "no training")
         (copy,) = temporary.glob("*/copy")
         process.send_signal(number)
-        _, said = process.communicate()
+        _, message = process.communicate()
     assert process.returncode == 130
-    assert said.startswith("verify: interrupted; ")
+    assert message.startswith("verify: interrupted; ")
     assert not list(temporary.glob("perennial-*"))
     assert gone(copy)
 
@@ -383,15 +376,10 @@ ENTRY = "stages:\n  {}:\n    outs:\n    - path: {}\n"
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "stages:\n",
-        ENTRY.format("train", "models"),
-        "a: [\n",
-        ENTRY.format("train", "models") + "      md5: 123\n",
-        ENTRY.format("train", "7") + "      md5: abc\n",
-        ENTRY.format("7", "models") + "      md5: abc\n",
+        "", "stages:\n", "a: [\n", ENTRY.format("train", "models"), ENTRY.format("train", "a") + "      md5: 123\n",
+        ENTRY.format("train", "7") + "      md5: abc\n", ENTRY.format("7", "models") + "      md5: abc\n",
     ],
-)
+)  # fmt: skip
 def test_a_cut_lock_is_refused(tmp_path: Path, text: str) -> None:
     """An empty or incomplete dvc.lock, and one with numbers for texts, is refused with the remedy."""
     (tmp_path / "dvc.lock").write_text(text)

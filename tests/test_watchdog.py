@@ -21,14 +21,13 @@ from pipeline.engine.distributed import ENDED_NOTE, FAILED, run_process
 from pipeline.engine.watchdog import Inactivity, Watch, has_ended, is_stopped
 from tests.conftest import on_cpu
 from tests.faults import frozen
-from tests.helpers.nodes import nodes
+from tests.helpers.nodes import TRAIN, nodes
 from tests.helpers.nodes import start as start_node
 from tests.helpers.refusals import refuses
 from tests.helpers.trainings import LONG, gone, messages, rank_processes, small_world, start, wait_for, wait_for_epoch
 
-TRAIN = [sys.executable, "-m", "pipeline", "train"]
 # A case of `python -m tests.faults.frozen`, which has more → processes, run.timeout_seconds, exit status.
-TRIED = {"torchrun, process 0": (2, 30, 1), "one process, then TERM": (1, 30, 75)}
+CHOICES = {"torchrun, process 0": (2, 30, 1), "one process, then TERM": (1, 30, 75)}
 
 
 def test_a_frozen_process_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -37,18 +36,18 @@ def test_a_frozen_process_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
     The cases mostly sleep, so they run at the same time. A checkpoint is left for a resume.
     """
     cases, folders = [], []
-    for case in (case for case in frozen.CASES if case.name in TRIED):
-        processes, seconds, _ = TRIED[case.name]
+    for case in (case for case in frozen.CASES if case.name in CHOICES):
+        processes, seconds, _ = CHOICES[case.name]
         lines = {**LONG, "run__timeout_seconds": seconds, "train__epochs": 4000, "run__processes": processes}
         lines["train__parallel"] = "ddp" if processes > 1 else "single"
         folders.append(small_world(tmp_path / case.name.replace(" ", "-"), **lines))
         cases.append(replace(case, params=("one",) * (processes == 1)))
-    assert len(cases) == len(TRIED)
+    assert len(cases) == len(CHOICES)
     with ThreadPoolExecutor() as pool:
         ends = list(pool.map(lambda folder, case: frozen.freeze(folder, case, TRAIN, 600), folders, cases))
     for folder, case, (status, _, words) in zip(folders, cases, ends, strict=True):
         assert re.search(case.output, words), words
-        assert status == TRIED[case.name][2], words
+        assert status == CHOICES[case.name][2], words
         assert "Traceback" not in words
         assert not (folder / "models").exists()
         assert status == 1 or list(folder.glob("runs/*/checkpoint.pt"))
@@ -65,14 +64,14 @@ def test_the_process_that_ended_first_is_named(tmp_path: Path) -> None:
     folder = small_world(tmp_path, train__parallel="ddp", run__processes=2, run__launcher="spawn", **lines)
     launcher = start(folder)
     wait_for_epoch(launcher, folder)
-    pids = [launcher.pid, *(rank.pid for rank in rank_processes(launcher))]
+    pids = [launcher.pid, *(process.pid for process in rank_processes(launcher))]
     launcher.send_signal(signal.SIGTSTP)
     wait_for(lambda: all(is_stopped(pid) for pid in pids), "not all are stopped")
     launcher.send_signal(signal.SIGCONT)
     wait_for(lambda: not any(is_stopped(pid) for pid in pids), "not all go on")
-    _, killed = rank_processes(launcher)
+    _, rank = rank_processes(launcher)
     launcher.send_signal(signal.SIGSTOP)
-    killed.kill()
+    rank.kill()
     wait_for(lambda: all(has_ended(pid) for pid in pids[1:]), "process 0 has not left")
     launcher.send_signal(signal.SIGCONT)
     assert launcher.wait(600) == 1
@@ -144,10 +143,10 @@ def test_who_works_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     computing = "import time\nwhile True: time.sleep(0.1), sum(range(10**6))"
     waiting = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {computing!r}])"
     commands = (sleeper, *([sys.executable, "-c", code] for code in (computing, waiting)))
-    started = [subprocess.Popen(command) for command in commands]
+    processes = [subprocess.Popen(command) for command in commands]
     try:
-        wait_for(lambda: psutil.Process(started[2].pid).children(), "no child")
-        inactivities = [Inactivity(process.pid) for process in started]
+        wait_for(lambda: psutil.Process(processes[2].pid).children(), "no child")
+        inactivities = [Inactivity(process.pid) for process in processes]
         most = [0, 0, 0]
         while most[0] < 4:
             time.sleep(1)
@@ -156,12 +155,12 @@ def test_who_works_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
                 most[number] = max(most[number], inactivity.idle_checks)
         assert max(most[1:]) < 3, most
         monkeypatch.setattr(frozen_processes, "MARGIN_SECONDS", 1)
-        watch = Watch(lambda: {"a": started[0].pid}, 1)
-        assert started[0].wait() == -signal.SIGKILL
+        watch = Watch(lambda: {"a": processes[0].pid}, 1)
+        assert processes[0].wait() == -signal.SIGKILL
         watch.close()
-        assert watch.faults["a"].key == f"a (pid {started[0].pid})"
+        assert watch.faults["a"].key == f"a (pid {processes[0].pid})"
     finally:
-        for process in started:
+        for process in processes:
             for child in psutil.Process(process.pid).children() if process.poll() is None else []:
                 child.kill()
             process.kill()

@@ -77,17 +77,17 @@ launch.with_restarts(("tests.in_turn",), config.run, Path("runs"))
 
 
 @pytest.fixture(scope="module")
-def ran(
+def runs(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Callable[[str, str], dict[Cell, Path]]:
     """Gives the finished trainings of a launcher and a parallel: one start for all cells that are tested."""
     calls = [getattr(item, "callspec", None) for item in request.session.items]
-    tested = [call.params["cell"] for call in calls if call and "cell" in call.params]
+    all_cells = [call.params["cell"] for call in calls if call and "cell" in call.params]
 
     @cache
     def run(launcher: str, parallel: str) -> dict[Cell, Path]:
         top = tmp_path_factory.mktemp(f"{launcher}_{parallel}")
-        cells = [cell for cell in tested if (cell.launcher, cell.parallel) == (launcher, parallel)]
+        cells = [cell for cell in all_cells if (cell.launcher, cell.parallel) == (launcher, parallel)]
         lines: dict[str, Any] = {"train__model": "mobilenet_v3_small", "train__lr": 0.02, "train__batch_size": 6}
         folders = {cell: small_world(top / "-".join(cell), **cell.lines(), **lines) for cell in cells}
         environ = {**os.environ, "FOLDERS": ":".join(map(str, folders.values()))}
@@ -99,11 +99,11 @@ def ran(
     return run
 
 
-IN_MAKE_TEST = {
+IN_MAKE_TEST = (
     ("single", "fp32", "contiguous"),
     ("ddp", "bf16", "channels_last"),
     ("elastic", "fp32", "channels_last"),
-}
+)
 FURTHER = pytest.mark.slow("the cells share their code; make test has one of each parallel, and spawns elsewhere")
 
 
@@ -117,22 +117,21 @@ FURTHER = pytest.mark.slow("the cells share their code; make test has one of eac
     ],
     ids="-".join,
 )
-def test_a_cell_that_is_not_refused_runs(cell: Cell, ran: Callable[[str, str], dict[Cell, Path]]) -> None:
+def test_a_cell_that_is_not_refused_runs(cell: Cell, runs: Callable[[str, str], dict[Cell, Path]]) -> None:
     """Real processes train two epochs, and the loss falls."""
-    folder = ran(cell.launcher, cell.parallel)[cell]
+    folder = runs(cell.launcher, cell.parallel)[cell]
     provenance = json.loads(next(folder.glob("runs/*/provenance.json")).read_text())
     assert provenance["processes"] == cell.lines()["run__processes"]
     first, last = (float(row["train_loss"]) for row in files.read_csv(folder / "metrics/history.csv"))
     assert last < first
 
 
-def test_the_cells_that_run_on_the_cpu_are_these() -> None:
-    """Two launchers, alone, with DDP or elastic, in three precisions and two memory formats."""
-    assert len(ON_THE_CPU) == 2 * 3 * 3 * 2
-
-
 def test_the_tables_have_a_member_for_every_choice() -> None:
-    """The choices in params.yaml and the engine's tables are the same."""
+    """The choices in params.yaml and the engine's tables are the same.
+
+    On a CPU two launchers run, alone, with DDP or elastic, in three precisions and two memory formats.
+    """
+    assert len(ON_THE_CPU) == 2 * 3 * 3 * 2
     assert set(PRECISIONS) == set(PRECISION)
     assert set(PARALLELS) == set(PARALLEL) == {path.stem for path in (PROJECT / "pipeline/tracked").iterdir()}
     assert set(SYNC_BNS) == set(SYNC_BN)

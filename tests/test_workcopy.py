@@ -14,22 +14,26 @@ from tests.helpers.projects import call, commit, create_project
 
 
 def test_a_copy_has_the_files_and_the_params_but_not_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also files that are not committed yet. A copy that is made again keeps its folder of runs alone."""
+    """Also files that are not committed yet, and no removed ones. The user's photos are read where they are.
+
+    Compiled code is copied, so none is compiled again. A copy that is made again keeps its folder of runs alone.
+    """
     project = create_project(tmp_path / "project")
     monkeypatch.chdir(project)
-    (project / "pipeline/new.py").write_text("NEW = 1\n")
-    (project / "large.zip").write_text("not code")
+    for name in ("pipeline/new.py", "large.zip", "data/inbox/mine.png", "pipeline/loader/__pycache__/one.nbi"):
+        files.write_text(project / name, "new")
+    (project / "pipeline/commands/compare.py").unlink()
     folder = workcopy.FOLDER / "a"
-    copy = workcopy.copy_project(folder, {"train.lr": 0.5})
-    assert copy.config.train.lr == 0.5
-    assert (folder / "pipeline/new.py").is_file()
-    assert not (folder / "large.zip").exists()
-    assert not (folder / ".git").exists()
+    assert workcopy.copy_project(folder, {"train.lr": 0.5}).config.train.lr == 0.5
+    for name in ("pipeline/new.py", "data/inbox/mine.png", "pipeline/loader/__pycache__/one.nbi"):
+        assert (folder / name).is_file()
+    assert not any((folder / name).exists() for name in ("large.zip", ".git", "pipeline/commands/compare.py"))
+    assert (folder / "data/inbox").resolve() == project / "data/inbox"
     (folder / "runs").mkdir()
-    (folder / "runs/kept").touch()
+    (folder / "runs/mine").touch()
     (folder / "stale").touch()
     workcopy.copy_project(folder, {"train.lr": 0.6})
-    assert (folder / "runs/kept").exists()
+    assert (folder / "runs/mine").exists()
     assert not (folder / "stale").exists()
 
 
@@ -48,22 +52,6 @@ def test_a_copy_of_a_copy_differs_in_its_params_alone(tmp_path: Path, monkeypatc
     assert [name.name for name in differing if not (first / name).is_symlink()] == ["params.yaml"]
 
 
-def test_a_copy_reads_the_users_own_files_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Photos, which Git does not have. Compiled code is copied, so none is compiled again; a removed file is not."""
-    project = create_project(tmp_path / "project")
-    monkeypatch.chdir(project)
-    (project / "data/inbox").mkdir(exist_ok=True)
-    (project / "data/inbox/mine.png").write_bytes(b"x")
-    (project / "pipeline/commands/compare.py").unlink()
-    (project / "pipeline/loader/__pycache__").mkdir(exist_ok=True)
-    (project / "pipeline/loader/__pycache__/one.nbi").touch()
-    workcopy.copy_project(Path("copy"), {})
-    assert (project / "copy/data/inbox").resolve() == project / "data/inbox"
-    assert (project / "copy/data/inbox/mine.png").is_file()
-    assert (project / "copy/pipeline/loader/__pycache__/one.nbi").is_file()
-    assert not (project / "copy/pipeline/commands/compare.py").exists()
-
-
 def test_a_copy_of_a_commit_has_the_files_of_that_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With other params, and with the cache of the project, whose own files and index stay as they are."""
     project = create_project(tmp_path / "project")
@@ -79,9 +67,9 @@ def test_a_copy_of_a_commit_has_the_files_of_that_commit(tmp_path: Path, monkeyp
     assert not (project / "one/pipeline/new.py").exists()
     assert (project / "one/pipeline/commands/compare.py").is_file()
     assert (project / "one/data/inbox").is_symlink()
-    written = configparser.ConfigParser()
-    written.read(project / "one/.dvc/config.local")
-    cache = written["cache"]["dir"].strip('"')
+    config = configparser.ConfigParser()
+    config.read(project / "one/.dvc/config.local")
+    cache = config["cache"]["dir"].strip('"')
     assert (project / "one/.dvc" / cache).resolve() == project / ".dvc/cache"
     workcopy.copy_commit(Path("two"), "HEAD", {}, user_folders=())
     assert (project / "two/pipeline/new.py").is_file()
@@ -129,9 +117,9 @@ def test_a_snapshot_keeps_what_a_stage_replaces(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     files.write_text(Path("packed/a"), "old")
     files.write_text(Path("split.csv"), "old")
-    hashed = workcopy.snapshot(["packed", "split.csv"], Path("kept"))
+    hashes = workcopy.snapshot(["packed", "split.csv"], Path("kept"))
     with files.atomic_folder(Path("packed")) as new:
         (new / "a").write_text("new")
     files.write_text(Path("split.csv"), "new")
-    assert [Path("kept", name).read_text() for name in hashed] == ["old", "old"]
-    assert {str(entry[0]) for entry in hashed.values()} == {files.md5(Path("kept/split.csv"))}
+    assert [Path("kept", name).read_text() for name in hashes] == ["old", "old"]
+    assert {str(entry[0]) for entry in hashes.values()} == {files.md5(Path("kept/split.csv"))}

@@ -167,9 +167,9 @@ class Worker:
 
     def _cpu_seconds_when_idle(self) -> float:
         """The CPU seconds of the process and its descendants, after waiting until they are idle."""
-        used, until = -1.0, time.monotonic() + QUIET_AT_MOST
-        while (now := cpu_seconds(self._process.pid)) > used and time.monotonic() < until:
-            used = now
+        seconds_used, until = -1.0, time.monotonic() + QUIET_AT_MOST
+        while (now := cpu_seconds(self._process.pid)) > seconds_used and time.monotonic() < until:
+            seconds_used = now
             time.sleep(QUIET_SECONDS)
         return now
 

@@ -65,7 +65,7 @@ def worker(case: Case, memory_format: str) -> None:
         "device": "cpu", "parallel": "single", "model": case.model, "batch_size": case.batch, "crop": case.side,
         "precision": "fp32", "epochs": 1000, "lr": 0.001, "memory_format": memory_format,
     }  # fmt: skip
-    config = ours.changed(params.load(), settings)
+    config = ours.with_settings(params.load(), settings)
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
     ready = ours.Ready.of_noise(config, World.from_env({}, "cpu"), case.batch, case.side)
     steps = ours.Trainer.of(ready).steps(ours.resident(next(ready.batches())))

@@ -93,16 +93,16 @@ def worker(folder: Path, device: str, deterministic: bool) -> None:
             gc.collect()
             if device == "cuda":
                 torch.cuda.empty_cache()
-            changed = ready.having(**settings)
-            trainer = ours.Trainer.of(changed)
-            batches = changed.batches()
+            other = ready.having(**settings)
+            trainer = ours.Trainer.of(other)
+            batches = other.batches()
             batch = next(batches)
             streams.update(ours=trainer.steps(batches), resident=trainer.steps(ours.resident(batch)))
             for stream in streams.values():  # the first steps choose algorithms, compile, and fill caches
                 deque(islice(stream, 3), maxlen=0)
             wait()
 
-        def timed(stream: Iterator[Any], steps: int) -> tuple[float, float]:
+        def measure(stream: Iterator[Any], steps: int) -> tuple[float, float]:
             """Seconds per step, and seconds until the work of all steps was issued."""
             wait()
             began = time.perf_counter()
@@ -115,10 +115,10 @@ def worker(folder: Path, device: str, deterministic: bool) -> None:
             if known != [case]:
                 begin(case)
                 known[:] = [case]
-            one, host = timed(streams["ours"], 1)
+            one, host = measure(streams["ours"], 1)
             steps = max(2, math.ceil(seconds / one))
             order = list(streams)[:: -1 if number % 2 else 1]  # what warms up or cools down affects both
-            return {**{name: timed(streams[name], steps)[0] for name in order}, "host": host}
+            return {**{name: measure(streams[name], steps)[0] for name in order}, "host": host}
 
         measuring.serve(turn)
 

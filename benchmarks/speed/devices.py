@@ -43,8 +43,8 @@ def plot(seconds: Mapping[str, float]) -> str:
         parts.append(f'<rect x="{left + 0.2 * width:.1f}" y="{head:.1f}" {size}/>')
         parts.append(charts.label(left + width / 2, head - 5, measuring.formatted(value), "middle"))
         parts.append(charts.label(left + width / 2, BASE + 16, name, "middle"))
-    said = ", ".join(f"{name} {measuring.formatted(value)}" for name, value in seconds.items())
-    return charts.svg("devices", "Seconds per epoch", said, parts, SIZE) + "\n"
+    text = ", ".join(f"{name} {measuring.formatted(value)}" for name, value in seconds.items())
+    return charts.svg("devices", "Seconds per epoch", text, parts, SIZE) + "\n"
 
 
 def main() -> int:

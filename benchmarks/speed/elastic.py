@@ -68,7 +68,7 @@ def train(folder: Path, params: dict[str, dict[str, Any]]) -> None:
     run_checked(folder, sys.executable, "-m", "pipeline", "train")
 
 
-def prepared(folder: Path, params: dict[str, dict[str, Any]]) -> None:
+def prepare_folder(folder: Path, params: dict[str, dict[str, Any]]) -> None:
     """A copy of the project with everything that training needs. Raises RuntimeError if it fails."""
     create_repository(folder, params)
     prepare(folder)
@@ -81,7 +81,7 @@ def hashes() -> Iterator[dict[str, Any]]:
     """A row for every way of running."""
     with tempfile.TemporaryDirectory(prefix="elastic-") as temporary:
         folder = Path(temporary) / "copy"
-        prepared(folder, SMALL)
+        prepare_folder(folder, SMALL)
         for precision, optimizer, launcher, processes in itertools.product(
             ("fp32", "bf16"), ("sgd", "adamw"), ("torchrun", "spawn"), (1, 2, 3, 8)
         ):
@@ -122,7 +122,7 @@ def steps_of(microbatches: int, name: str, world: World, batch: int, side: int, 
         yield
 
 
-def timed(steps: Iterator[None], count: int, world: World) -> float:
+def measure(steps: Iterator[None], count: int, world: World) -> float:
     """Seconds a step of the slowest process."""
     distributed.barrier()
     began = time.perf_counter()
@@ -147,8 +147,8 @@ def race(batch: int, side: int, precision: str, rounds: int, count: int) -> None
             name: steps_of(parts, name.split()[0], world, batch, side, precision) for name, parts in contenders.items()
         }
         for steps in runners.values():
-            timed(steps, 2, world)  # the first steps choose algorithms and fill caches
-        seconds = [{name: timed(steps, count, world) for name, steps in runners.items()} for _ in range(rounds)]
+            measure(steps, 2, world)  # the first steps choose algorithms and fill caches
+        seconds = [{name: measure(steps, count, world) for name, steps in runners.items()} for _ in range(rounds)]
         runners.clear()  # a wrapped model that outlives the process group can hang the process
     if world.is_main:
         print(json.dumps(seconds))
@@ -187,7 +187,7 @@ def accuracy(archive: str, sha256: str) -> Iterator[dict[str, Any]]:
     base = {**PHOTOS, "data": {"url": archive, "sha256": sha256}}
     with tempfile.TemporaryDirectory(prefix="elastic-") as temporary:
         folder = Path(temporary) / "copy"
-        prepared(folder, base)
+        prepare_folder(folder, base)
         for seed in range(5):
             row: dict[str, Any] = {"seed": seed}
             for name, way in WAYS.items():

@@ -116,10 +116,10 @@ def race(names: list[str], folder: Path, preset: Preset, report: Report) -> None
         }
         for side in preset.sides:
             titles = {f"{name} {side}": name for name in names}
-            wanted = measuring.unfinished(report, titles, preset.turns)
-            for title in wanted:
+            todo = measuring.unfinished(report, titles, preset.turns)
+            for title in todo:
                 workers[titles[title]].ask(side=side, seconds=0.0)
-            for turn, title in product(range(preset.turns), wanted):
+            for turn, title in product(range(preset.turns), todo):
                 row = report.rows.get(title, {"turns": 0, "each": []})
                 if row["turns"] == turn:
                     answer = workers[titles[title]].ask(side=side, seconds=preset.seconds)
@@ -128,7 +128,7 @@ def race(names: list[str], folder: Path, preset: Preset, report: Report) -> None
                     report.add(title, {**measuring.medians(each), "turns": turn + 1, "each": each})
 
 
-def prepared(folder: Path) -> Row:
+def prepare_once(folder: Path) -> Row:
     """Run `prepare`: milliseconds per image, with the start of the stage."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     workspace.run_checked(folder, sys.executable, "-m", "pipeline", "prepare")
@@ -151,7 +151,7 @@ def main() -> int:
             workspace.create(base / "copy", workspace.ONE_PROCESS, training(preset), photos.params)
             for stage in ("download", "split"):
                 workspace.run_checked(base / "copy", sys.executable, "-m", "pipeline", stage)
-            once = prepared(base / "copy")
+            once = prepare_once(base / "copy")
             if report.missing([PREPARE]):
                 report.add(PREPARE, once)
             race(names, base / "copy", preset, report)

@@ -51,7 +51,7 @@ class Ready:
 
     def having(self, **settings: Any) -> "Ready":
         """The same with other settings of `train`."""
-        return replace(self, config=changed(self.config, settings))
+        return replace(self, config=with_settings(self.config, settings))
 
     def batches(self) -> Iterator[Batch]:
         """The batches of the training, without end: after the last one the first again."""
@@ -74,7 +74,7 @@ def noise(images: int, side: int, classes: int) -> Packed:
     )
 
 
-def changed(config: Params, settings: dict[str, Any]) -> Params:
+def with_settings(config: Params, settings: dict[str, Any]) -> Params:
     """The params with other settings of `train`."""
     return config.model_copy(update={"train": config.train.model_copy(update=settings)})
 
@@ -85,7 +85,7 @@ def ready(folder: Path, **settings: Any) -> Iterator[Ready]:
     os.chdir(folder)
     set_up_interpreter()  # these two as a stage does
     linux.keep_freed_memory()
-    config = changed(params.load(), settings)
+    config = with_settings(params.load(), settings)
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
     world = World.from_env(os.environ, config.train.device)
     data = packed.load(Path(config.paths.packed), Path(config.paths.split))
@@ -116,9 +116,9 @@ class Trainer:
     def steps(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Take one step per batch. After the last step of the params the first one follows."""
         count = len(self.learning_rates)
-        repeated = loop.Lookahead(replace(batch, step=batch.step % count) for batch in batches)
-        rates, begin = self.learning_rates, repeated.begin
-        return loop.train(self.learner, self.parallel_model, repeated, rates, self.totals, begin)
+        endless = loop.Lookahead(replace(batch, step=batch.step % count) for batch in batches)
+        rates, begin = self.learning_rates, endless.begin
+        return loop.train(self.learner, self.parallel_model, endless, rates, self.totals, begin)
 
 
 def resident(batch: Batch) -> Iterator[Batch]:

@@ -189,14 +189,14 @@ def main() -> int:
             "train": {**training, "device": options.device},
             "evaluate": {"batch_size": training["batch_size"]},
         }
-        if wanted := measuring.unfinished(report, preset.peers, preset.turns):
+        if todo := measuring.unfinished(report, preset.peers, preset.turns):
             workspace.create_prepared(folder, workspace.ONE_PROCESS, changes, photos.params, store=options.store)
             for stage in report.missing(f"{stage}, once" for stage in ONCE):  # again: the store may have the outputs
                 began = time.perf_counter()
                 workspace.run_checked(folder, sys.executable, "-m", "pipeline", stage.split(",")[0])
                 report.add(stage, {"seconds": time.perf_counter() - began})
             link_photos(folder)
-            measuring.take_turns(report, wanted, preset.turns, lambda peer: run(folder, peer))
+            measuring.take_turns(report, todo, preset.turns, lambda peer: run(folder, peer))
         report.conclude(**compared(report.rows))
     return 0
 

@@ -32,11 +32,11 @@ def measure(turns: int, report: Report) -> None:
 
     packed = ours.noise(3000, 4, 5)
     dataset = Dataset(packed, ImageStore(torch.from_numpy(packed.images), torch.device("cpu")))
-    wanted = {f"plans {size}, {steps} at once": (size, steps) for size in BATCHES for steps in (1, batches.AT_ONCE)}
-    missing = report.missing(wanted)
+    cases = {f"plans {size}, {steps} at once": (size, steps) for size in BATCHES for steps in (1, batches.AT_ONCE)}
+    missing = report.missing(cases)
     milliseconds: dict[str, list[float]] = {name: [] for name in missing}
     for name in missing * turns:
-        size, steps = wanted[name]
+        size, steps = cases[name]
         settings = params.load().train.model_copy(update={"batch_size": size, "epochs": 1000})
         plans = batches.plans(dataset, settings, Share(range(1), 1), 0, steps)
         next(plans)

@@ -119,15 +119,15 @@ def hashes(cpu: str, cases: tuple[Case, ...], base: Path, without: str = "") -> 
     emulator = [] if cpu == HERE else [str(shutil.which("qemu-x86_64")), "-cpu", cpu]
     command = [*emulator, sys.executable, "-m", "benchmarks.speed.portable", "trainings", *map(str, folders)]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    if len(found) < len(cases) or any("failed" in value for _, value in found):
-        raise RuntimeError(f"{cpu}: {found}\n{done.stderr[-5000:]}")
-    return {case.title: value for case, (_, value) in zip(cases, found, strict=True)}
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    if len(answers) < len(cases) or any("failed" in value for _, value in answers):
+        raise RuntimeError(f"{cpu}: {answers}\n{done.stderr[-5000:]}")
+    return {case.title: value for case, (_, value) in zip(cases, answers, strict=True)}
 
 
 def table(by_cpu: dict[str, dict[str, str]], title: str) -> dict[str, str]:
     """A row of the report: the first digits of the hash on each CPU."""
-    return {cpu: found[title][:12] for cpu, found in by_cpu.items()}
+    return {cpu: hashes[title][:12] for cpu, hashes in by_cpu.items()}
 
 
 def main() -> int:
@@ -157,7 +157,7 @@ def main() -> int:
         title = cases[0].title
         report.conclude(
             hashes_per_row={
-                case.title: len({found[case.title] for cpu, found in by_cpu.items() if cpu != CONTROL})
+                case.title: len({answers[case.title] for cpu, answers in by_cpu.items() if cpu != CONTROL})
                 for case in cases
             },
             control={"with MKL_CBWR": by_cpu[cpus[0]][title][:12], CONTROL: by_cpu[CONTROL][title][:12]},
@@ -167,8 +167,8 @@ def main() -> int:
 
 def version() -> str:
     """The emulator's version."""
-    said = subprocess.run(["qemu-x86_64", "--version"], capture_output=True, text=True, check=True).stdout
-    return said.splitlines()[0]
+    stdout = subprocess.run(["qemu-x86_64", "--version"], capture_output=True, text=True, check=True).stdout
+    return stdout.splitlines()[0]
 
 
 if __name__ == "__main__":

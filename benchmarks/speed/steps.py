@@ -57,7 +57,7 @@ def worker(device: str, preset: Preset, case: Case) -> None:
         "device": device, "parallel": "single", "model": preset.model, "batch_size": preset.batch, "crop": preset.side,
         "precision": precision, "optimizer": optimizer, "epochs": 1000, "lr": 0.001,
     }  # fmt: skip
-    config = ours.changed(params.load(), settings)
+    config = ours.with_settings(params.load(), settings)
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
     world = World.from_env({}, config.train.device)
     ready = ours.Ready.of_noise(config, world, preset.batch, preset.side)

@@ -89,7 +89,8 @@ def run(folder: Path, name: str, target: float) -> Row:
 def conclude(report: Report, target: float) -> None:
     """Write how many seeds have reached the target, and the medians; those with graphs beside those without."""
     plain, graphs = (
-        [row for name, row in report.rows.items() if name.endswith(GRAPHS) is wanted] for wanted in (False, True)
+        [row for name, row in report.rows.items() if name.endswith(GRAPHS) is has_graphs]
+        for has_graphs in (False, True)
     )
     times = {}
     for suffix, rows in (("", plain), ("_with_graphs", graphs)):

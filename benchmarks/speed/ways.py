@@ -82,7 +82,7 @@ def changes(way: Way, devices: int) -> workspace.Changes:
     return {"train": train, "run": {"launcher": way.launcher, "processes": processes}}
 
 
-def refused(folder: Path, way: Way, devices: int) -> str:
+def reason_against(folder: Path, way: Way, devices: int) -> str:
     """Why a way cannot run here; empty if it can."""
     workspace.set_params(folder, changes(way, devices))
     return str(next(iter(validity.faults(params.load(folder / "params.yaml"), machine.read())), ""))
@@ -103,13 +103,13 @@ def memory(folder: Path, way: Way, devices: int) -> float:
     workspace.set_params(folder, changes(way, devices))
     workspace.set_params(folder, {"train": {"epochs": 1}})
     with tempfile.TemporaryFile("w+") as output:
-        before = most = used()
+        before = most = memory_in_use()
         command = (sys.executable, "-m", "pipeline", "train")
         environ = workspace.environment(folder.parent)
         process = subprocess.Popen(command, cwd=folder, env=environ, stdout=output, stderr=output)
         try:
             while process.poll() is None:
-                most = max(most, used())
+                most = max(most, memory_in_use())
                 time.sleep(POLL_SECONDS)
         finally:  # an interrupt ends the training, too
             process.terminate()
@@ -122,7 +122,7 @@ def memory(folder: Path, way: Way, devices: int) -> float:
     return most - before
 
 
-def used() -> float:
+def memory_in_use() -> float:
     """The memory of all GPUs that is in use, in MB (10^6 bytes)."""
     query = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
     lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
@@ -146,22 +146,27 @@ def measure(name: str, options: argparse.Namespace, cases: Mapping[str, Case], *
         )
         possible = []
         for title, case in cases.items():
-            if reason := refused(base / "copy", *case):
+            if reason := reason_against(base / "copy", *case):
                 report.leave_out(title, reason)
             else:
                 possible.append(title)
         if not possible:
             reason = "this machine can run no case"
             raise UserError(Fault("--device", options.device, "machine", reason, "cuda with a GPU, or cpu"))
-        wanted = measuring.unfinished(report, possible, preset.turns)
+        todo = measuring.unfinished(report, possible, preset.turns)
         without_memory = [
             title
             for title in possible
             if options.device == "cuda" and "gpu_memory_mb" not in report.rows.get(title, {})
         ]
+<<<<<<< HEAD
         if wanted or without_memory:
+            workspace.set_params(base / "copy", changes(*cases[possible[0]]))  # those of the last case may be refused
+=======
+        if todo or without_memory:
+>>>>>>> cutB
             workspace.prepare(base / "copy", options.store)
-        measuring.take_turns(report, wanted, preset.turns, lambda title: run(base / "copy", *cases[title]))
+        measuring.take_turns(report, todo, preset.turns, lambda title: run(base / "copy", *cases[title]))
         for title in without_memory:
             report.add(title, {**report.rows[title], "gpu_memory_mb": memory(base / "copy", *cases[title])})
     return report

@@ -80,7 +80,7 @@ def build(folder: Path) -> Path:
     return library
 
 
-def loaded() -> Any:
+def load_library() -> Any:
     """The functions of the library, in a process that was started with it."""
     library = ctypes.CDLL(None)
     library.fault_arm.argtypes = (ctypes.c_char_p, ctypes.c_long, ctypes.c_int)
@@ -116,12 +116,12 @@ def run(library: Any, stage: str, folder: Path, at: int = 0, error: int = 0) -> 
     if child == 0:
         _run_in_fork(main, library, folder, at, error, log)
     hung, until = False, time.monotonic() + SECONDS
-    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+    while not (result := os.waitpid(child, os.WNOHANG))[0]:
         time.sleep(0.002)
         if time.monotonic() > until and not hung:
             hung = True
             os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(ended[1])
+    status = os.waitstatus_to_exitcode(result[1])
     failed = library.fault_what().decode()
     return Outcome(status, log.read_text(errors="replace"), library.fault_count(), failed, hung)
 
@@ -165,15 +165,11 @@ def outputs(folder: Path, stage: str) -> dict[str, str]:
 
 def names(folder: Path) -> set[str]:
     """The names of all files, except those that each attempt writes anew."""
-    of_attempts = {"holder", "lock"}
     paths = (path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir() or path.name.startswith("."))
-    return {
-        str(path)
-        for path in paths
-        if not of_attempts & set(path.parts)
-        and not path.name.startswith("events.out.")
-        and path.parts[0] not in workspace.NEEDED
-    }
+    results = (
+        path for path in paths if not ({"holder", "lock"} & set(path.parts) or path.name.startswith("events.out."))
+    )
+    return {str(path) for path in results if path.parts[0] not in workspace.NEEDED}
 
 
 def hidden(folder: Path) -> list[Path]:
@@ -226,9 +222,8 @@ class Project:
                 shutil.copytree(self._done, before, symlinks=True)
                 earlier, done = outputs(self._done, name), run(self._library, name, self._done)
                 if done.status:
-                    raise UserError(
-                        Fault(name, "it fails without a fault", "failed", done.output, remedy="correct it first")
-                    )
+                    value = "it fails without a fault"
+                    raise UserError(Fault(name, value, "failed", done.output, remedy="correct it first"))
                 right = outputs(self._done, name)
                 self._references[name] = Reference(before, earlier, right, names(self._done), done.operations)
         return self._references[stage]
@@ -246,8 +241,7 @@ class Project:
                 "tracebacks": any(word in first.output + again.output for word in ("Traceback", "Exception ignored")),
                 "false_records": first.status == 0 and digests != reference.right,
                 "partial_outputs": any(
-                    digest not in (reference.earlier[name], reference.right[name], "")
-                    for name, digest in digests.items()
+                    value not in (reference.earlier[name], reference.right[name], "") for name, value in digests.items()
                 ),
                 "unreported_files": error > 0 and not all(path in first.output for path in hidden_files),
                 "leftovers": again.status != 0 or outputs(folder, stage) != reference.right or bool(stray),
@@ -265,18 +259,15 @@ class Project:
 
 def worker(base: Path) -> None:
     """A worker process. A turn is a stage and an error: the row, and a description of each fault that is counted."""
-    project = Project(base, loaded())
+    project = Project(base, load_library())
 
     def turn(stage: str, error: str, every: int) -> Row:
         operations = project.reference(stage).operations
-        tried = range(1 + (every - 1) // 2, operations + 1, every)
-        results = [project.run_with_fault(stage, at, ERRORS[error]) for at in tried]
-        return {
-            "operations": operations,
-            "tried": len(tried),
-            **{name: sum(row[name] for row, _ in results) for name in COUNTED},
-            "descriptions": [description for row, description in results if any(row.values())],
-        }
+        numbers = range(1 + (every - 1) // 2, operations + 1, every)
+        results = [project.run_with_fault(stage, at, ERRORS[error]) for at in numbers]
+        counts = {name: sum(row[name] for row, _ in results) for name in COUNTED}
+        descriptions = [description for row, description in results if any(row.values())]
+        return {"operations": operations, "tried": len(numbers), **counts, "descriptions": descriptions}
 
     measuring.serve(turn)
 
@@ -308,10 +299,10 @@ def main() -> int:
 def run_all(options: argparse.Namespace) -> int:
     """Print and write a row for each stage and error. Returns the exit status."""
     report = Report("faults", options, every=options.every)
-    wanted = {f"{stage} {error}": (stage, error) for stage in options.stages for error in options.errors}
+    turns = {f"{stage} {error}": (stage, error) for stage in options.stages for error in options.errors}
     with workers() as process:
-        for name in report.missing(wanted):
-            stage, error = wanted[name]
+        for name in report.missing(turns):
+            stage, error = turns[name]
             row = process.ask(stage=stage, error=error, every=options.every)
             print(*row.pop("descriptions"), sep="\n", end="", file=sys.stderr)
             report.add(name, row)

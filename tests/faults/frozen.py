@@ -99,15 +99,8 @@ class Outcome:
 
     def broken(self, timeout: int) -> bool:
         """Whether the case broke a promise."""
-        late = self.seconds > timeout + MORE_SECONDS
-        return (
-            late
-            or not self.named
-            or self.false_record
-            or self.orphans > 0
-            or not self.same
-            or self.status not in self.case.status
-        )
+        is_late, is_right = self.seconds > timeout + MORE_SECONDS, self.named and self.same and self.orphans == 0
+        return is_late or not is_right or self.false_record or self.status not in self.case.status
 
 
 def launcher_in(folder: Path) -> psutil.Process | None:
@@ -124,8 +117,8 @@ def launcher_in(folder: Path) -> psutil.Process | None:
 
 def ranks(launcher: psutil.Process) -> list[psutil.Process]:
     """The processes that a launcher has started, by rank."""
-    started = [child for child in launcher.children() if "resource_tracker" not in " ".join(child.cmdline())]
-    return sorted(started, key=lambda child: (child.create_time(), child.pid))
+    children = [child for child in launcher.children() if "resource_tracker" not in " ".join(child.cmdline())]
+    return sorted(children, key=lambda child: (child.create_time(), child.pid))
 
 
 def freeze(folder: Path, case: Case, command: list[str], limit: float = MOST_SECONDS) -> tuple[int, float, str]:
@@ -135,13 +128,13 @@ def freeze(folder: Path, case: Case, command: list[str], limit: float = MOST_SEC
     """
     log, environ = folder / "log", environment(folder.parent)
     with log.open("w") as file:
-        started = subprocess.Popen(
+        command_process = subprocess.Popen(
             command, cwd=folder, env=environ, stdout=file, stderr=file, text=True, start_new_session=True
         )
     launcher, processes = None, list[psutil.Process]()
-    wanted = int(case.params[:1] != ("one",)) + 1
-    while started.poll() is None and (
-        len(processes) < wanted or (case.stage == "train" and "epoch 1/" not in log.read_text())
+    count = int(case.params[:1] != ("one",)) + 1
+    while command_process.poll() is None and (
+        len(processes) < count or (case.stage == "train" and "epoch 1/" not in log.read_text())
     ):
         time.sleep(0.02)
         launcher = launcher_in(folder)
@@ -155,12 +148,12 @@ def freeze(folder: Path, case: Case, command: list[str], limit: float = MOST_SEC
         launcher.send_signal(signal.SIGTERM)
         time.sleep(1)
     try:
-        started.wait(limit)
+        command_process.wait(limit)
     except subprocess.TimeoutExpired:
-        for process in (*processes, launcher, psutil.Process(started.pid)):
+        for process in (*processes, launcher, psutil.Process(command_process.pid)):
             process.kill()
-        started.wait()
-    return started.returncode, time.monotonic() - began, log.read_text()
+        command_process.wait()
+    return command_process.returncode, time.monotonic() - began, log.read_text()
 
 
 def command(stage: str) -> list[str]:
@@ -181,24 +174,15 @@ def run_case(base: Path, case: Case, reference: dict[str, dict[str, str]]) -> Ou
     for name in case.params:
         set_params(folder, CHANGES[name])
     status, seconds, output = freeze(folder, case, command(case.stage))
-    left = left_in(folder)
-    for process in left:
+    orphans = left_in(folder)
+    for process in orphans:
         process.kill()
     expected = reference[f"{case.stage}-{case.start}"]
     false_record = status == 0 and outputs(folder) != expected
     again = call(folder, *command(case.stage))
-    return Outcome(
-        case=case,
-        status=status,
-        seconds=round(seconds, 1),
-        named=re.search(case.output, output) is not None,
-        false_record=false_record,
-        orphans=len(left),
-        same=again.returncode == 0 and outputs(folder) == expected,
-        output="\n".join(
-            line for line in output.splitlines() if re.match(r"(train|evaluate|launch|the launcher)", line)
-        ),
-    )
+    same, is_named = again.returncode == 0 and outputs(folder) == expected, re.search(case.output, output) is not None
+    lines = [line for line in output.splitlines() if re.match(r"(train|evaluate|launch|the launcher)", line)]
+    return Outcome(case, status, round(seconds, 1), is_named, false_record, len(orphans), same, "\n".join(lines))
 
 
 def prepare(base: Path, timeout: int, cases: list[Case]) -> dict[str, dict[str, str]]:
@@ -243,14 +227,12 @@ def main() -> int:
 def report(done: list[Outcome], timeout: int) -> dict[str, Any]:
     """The content of the JSON file. PIDs and the name of the machine are replaced in the output."""
     host = os.uname().nodename
-    rows = [
-        {
-            **{key: value for key, value in asdict(outcome).items() if key != "case"},
-            "case": outcome.case.name,
-            "output": re.sub(r"pid \d+", "pid N", outcome.output).replace(host, "HOST").splitlines(),
-        }
-        for outcome in done
-    ]
+
+    def row(outcome: Outcome) -> dict[str, Any]:
+        lines = re.sub(r"pid \d+", "pid N", outcome.output).replace(host, "HOST").splitlines()
+        figures = {key: value for key, value in asdict(outcome).items() if key != "case"}
+        return {**figures, "case": outcome.case.name, "output": lines}
+
     return {
         "timeout_seconds": timeout,
         "machine": machine(),
@@ -262,7 +244,7 @@ def report(done: list[Outcome], timeout: int) -> dict[str, Any]:
             "orphans": sum(outcome.orphans for outcome in done),
             "differing_outputs": sum(not outcome.same for outcome in done),
         },
-        "cases": rows,
+        "cases": [row(outcome) for outcome in done],
     }
 
 

@@ -46,20 +46,8 @@ def sweep(trials: int, seed: int, elastic: bool = False) -> Iterator[Trial]:
 
 ROW = "{:>4}  {:<9} {:<11} {:<5} {:<9} {:>6} {:>8} {:>7} {:>7} {:<5} {:<5} {:>5} {:>8}"
 HEADER = (
-    "",
-    "stage",
-    "moment",
-    "sent",
-    "to",
-    "status",
-    "orphans",
-    "gone s",
-    "repros",
-    "false",
-    "same",
-    "lost",
-    "seconds",
-)
+    "", "stage", "moment", "sent", "to", "status", "orphans", "gone s", "repros", "false", "same", "lost", "seconds",
+)  # fmt: skip
 
 
 def row(number: int, trial: Trial) -> str:
@@ -109,14 +97,8 @@ def main() -> int:
         print(row(len(done), trial), flush=True)
         if options.out:
             rows = [{**asdict(trial), "lost": trial.lost} for trial in done]
-            content = {
-                "seed": options.seed,
-                "elastic": options.elastic,
-                "machine": machine(),
-                "summary": summary(done),
-                "trials": rows,
-            }
-            files.write_json(options.out, content)
+            conditions = {"seed": options.seed, "elastic": options.elastic, "machine": machine()}
+            files.write_json(options.out, {**conditions, "summary": summary(done), "trials": rows})
     print(*(f"{name:<32} {value}" for name, value in summary(done).items()), sep="\n")
     return int(any(trial.broken for trial in done))
 

@@ -86,11 +86,9 @@ def why_not() -> str:
     with tempfile.TemporaryDirectory(prefix="power-cuts-") as temporary:
         disk = Path(temporary) / "disk"
         script = f"truncate -s 300M {disk} && mkfs.btrfs -q {disk} && mount -o loop {disk} /mnt"
-        tried = subprocess.run(
-            ["unshare", "--mount", "sh", "-c", script],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-    return "" if tried.returncode == 0 else f"a btrfs in a file cannot be mounted here: {tried.stderr.strip()}"
+        command = ["unshare", "--mount", "sh", "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else f"a btrfs in a file cannot be mounted here: {done.stderr.strip()}"
 
 
 def run_checked(*command: str | Path) -> None:
@@ -151,9 +149,9 @@ def run_and_cut(disk: Disk, project: Path, command: str, moments: list[float], a
             disk.cut(name)
         if process.wait() != 0:
             raise RuntimeError(log.read_text())
-    ended = time.monotonic()
+    end = time.monotonic()
     for moment in after:
-        time.sleep(max(0.0, ended + moment - time.monotonic()))
+        time.sleep(max(0.0, end + moment - time.monotonic()))
         name = f"{command.split(maxsplit=1)[0]} after {moment}"
         cuts[name] = f"{moment:.0f} s after its end"
         disk.cut(name)
@@ -164,13 +162,13 @@ def recover(disk: Disk, project: Path, name: str, command: str, moment: str, exp
     """Mount a copy in place of the disk, and run `perennial repro` there until it succeeds."""
     began = time.monotonic()
     disk.mount(name)
-    repros, output, said, status = 0, "", "", 1
+    repros, output, messages, status = 0, "", "", 1
     while status != 0 and repros < MOST_REPROS:
         done = call(project, *arguments(OURS), "--verbose")
         repros, output, status = repros + 1, output + done.stdout + done.stderr, done.returncode
-        said += done.stderr
+        messages += done.stderr
     state = call(project, sys.executable, "-c", LOOK).stdout.strip()
-    repairs = [line.removeprefix("repro: ") for line in said.splitlines() if line.startswith("repro: ")]
+    repairs = [line.removeprefix("repro: ") for line in messages.splitlines() if line.startswith("repro: ")]
     stages_run, wrong = output.count("Running stage"), status != 0 or state != expected
     if wrong or repros != 1:
         print(f"{name}: {state}\n{output}", file=sys.stderr)

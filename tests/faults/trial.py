@@ -103,13 +103,13 @@ def run_trial(before: Path, reference: Reference, fault: Fault, generator: rando
     send(run, fault, generator)
     sent = time.monotonic()
     status = run.process.wait()
-    left = left_in(folder)
+    orphans = left_in(folder)
     gone = time.monotonic() - sent
-    for process in left:
+    for process in orphans:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     lock = folder / "dvc.lock"
-    recorded = entry(lock.read_bytes(), fault.stage) if lock.is_file() else None
+    record = entry(lock.read_bytes(), fault.stage) if lock.is_file() else None
     last_step = run.steps() if fault.stage == "train" else None
     repros, log, notes, again = 0, "", "", None
     while again != 0 and repros < MOST_REPROS:
@@ -122,19 +122,12 @@ def run_trial(before: Path, reference: Reference, fault: Fault, generator: rando
         print(f"{fault}: status {status}\n{run.log.read_text()}\n---- again:\n{log}", file=sys.stderr)
     shutil.rmtree(folder)
     return Trial(
-        fault=fault,
-        missed=missed,
-        status=status,
-        orphans=len(left),
-        gone_seconds=round(gone, 1),
-        repros=repros,
+        fault, missed, status, len(orphans), round(gone, 1), repros,
         repairs=re.findall(r"^repro: (.*)", notes, re.MULTILINE),
-        false_record=recorded is not None and recorded != entry(expected, fault.stage),
-        same=same,
-        last_step=last_step,
-        resumed_step=resumed_step(log) if fault.stage == "train" else None,
+        false_record=record is not None and record != entry(expected, fault.stage),
+        same=same, last_step=last_step, resumed_step=resumed_step(log) if fault.stage == "train" else None,
         seconds=round(time.monotonic() - began, 1),
-    )
+    )  # fmt: skip
 
 
 def resumed_step(log: str) -> int | None:

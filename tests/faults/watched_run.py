@@ -81,15 +81,9 @@ class Run:
 
     def steps(self) -> int:
         """The highest training step in TensorBoard's events, over all attempts."""
-        return max(
-            (
-                event.step
-                for path in self.folder.glob("runs/*/events*")
-                for event in EventFileLoader(str(path)).Load()
-                if any(value.tag == "loss/train" for value in event.summary.value)
-            ),
-            default=0,
-        )
+        events = (event for path in self.folder.glob("runs/*/events*") for event in EventFileLoader(str(path)).Load())
+        of_steps = (e.step for e in events if any(value.tag == "loss/train" for value in e.summary.value))
+        return max(of_steps, default=0)
 
 
 def command_line(process: psutil.Process) -> list[str]:
@@ -113,23 +107,23 @@ def start(folder: Path, stage: str, through_repro: bool = False) -> Run:
 
 def working_in(folder: Path) -> list[psutil.Process]:
     """The processes, other than zombies, whose working directory is `folder`."""
-    working = []
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == folder:
-                working.append(process)
-    return working
+                processes.append(process)
+    return processes
 
 
 def left_in(folder: Path) -> list[psutil.Process]:
     """The processes that still work in `folder` after GONE_SECONDS; returns at once when there are none."""
     began = time.monotonic()
-    while (left := working_in(folder)) and time.monotonic() - began < GONE_SECONDS:
+    while (processes := working_in(folder)) and time.monotonic() - began < GONE_SECONDS:
         time.sleep(0.1)
-    return left
+    return processes
 
 
-def changed(path: Path) -> Callable[[], bool]:
+def change_of(path: Path) -> Callable[[], bool]:
     """A condition: size or modification time of `path` differ from now."""
 
     def stamp() -> tuple[int, int]:
@@ -148,7 +142,7 @@ def wait_for_moment(run: Run, moment: str, seconds: float, steps: int, generator
 
     `seconds` is how long the stage takes with DVC's part, `steps` how many steps train takes.
     """
-    lock_changed = changed(run.folder / "dvc.lock")
+    lock_changed = change_of(run.folder / "dvc.lock")
     if not run.wait_for(lambda: run.launcher() is not None, 0.02):
         return False
     launcher, epoch = run.launcher(), generator.randint(1, EPOCHS)

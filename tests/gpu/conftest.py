@@ -84,10 +84,10 @@ def ahead(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[Result]]]
         report.close()  # the ranks are interrupted, too, and so fail
         before(number, frame)
 
-    pool, known = ThreadPoolExecutor(max(1, measuring.cores() // CORES_A_CASE)), set(report.cases)
+    pool, cases = ThreadPoolExecutor(max(1, measuring.cores() // CORES_A_CASE)), set(report.cases)
     signal.signal(signal.SIGINT, interrupt)
     try:
-        yield {item.nodeid: pool.submit(prove, item) for item in items if item.nodeid not in known}
+        yield {item.nodeid: pool.submit(prove, item) for item in items if item.nodeid not in cases}
     finally:
         pool.shutdown(cancel_futures=True)
         signal.signal(signal.SIGINT, before)
@@ -98,8 +98,8 @@ def world(request: pytest.FixtureRequest, ahead: dict[str, Future[Result]]) -> R
     """In the ranks: the body's World. In this process: the result of the ranks, from now or from the report."""
     if early := ahead.get(request.node.nodeid):
         return early.result()
-    known = request.config.stash[REPORT].cases.get(request.node.nodeid)
-    return prove(request.node) if known is None else known
+    result = request.config.stash[REPORT].cases.get(request.node.nodeid)
+    return prove(request.node) if result is None else result
 
 
 @pytest.hookimpl(tryfirst=True)

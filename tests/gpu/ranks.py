@@ -55,12 +55,12 @@ def case(
     module: str, function: str, arguments: Mapping[str, str], ranks: int = 1, needs: Needs = "nothing", gpus: int = 0
 ) -> Case:
     """The case of a test. With the argument `single` it has one rank; with tf32 or a name of Apex it needs that."""
-    chosen = set(arguments.values())
-    if chosen & NAMES_APEX:
+    values = set(arguments.values())
+    if values & NAMES_APEX:
         needs = "apex"
-    elif "tf32" in chosen and needs == "nothing":
+    elif "tf32" in values and needs == "nothing":
         needs = "cuda"
-    return Case(module, function, dict(arguments), 1 if "single" in chosen else ranks, needs, gpus)
+    return Case(module, function, dict(arguments), 1 if "single" in values else ranks, needs, gpus)
 
 
 def lacks(case: Case, device: str) -> str:
@@ -80,12 +80,12 @@ def prove(case: Case, device: str) -> Result:
     """Run a case in fresh processes, or skip it. A warning in rank 0 fails it."""
     if reason := lacks(case, device):
         return {"outcome": "skipped", "reason": reason}
-    started, limit = time.monotonic(), LIMIT_SECONDS[device]
+    began, limit = time.monotonic(), LIMIT_SECONDS[device]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         files.write_json(folder / "case.json", asdict(case))
-        codes = _run(device, case, folder, started + limit)
-        seconds = time.monotonic() - started
+        codes = _run(device, case, folder, began + limit)
+        seconds = time.monotonic() - began
         result: Result = {"seconds": round(seconds, 1)}
         if failed := [rank for rank, code in enumerate(codes) if code]:
             output = _output(folder, failed[0]).read_text().strip() or "it printed nothing"
@@ -115,10 +115,10 @@ def _run(device: str, case: Case, folder: Path, deadline: float) -> list[int]:
         command = [sys.executable, "-m", "tests.gpu.ranks", device, str(rank), str(folder)]
         with _output(folder, rank).open("w") as file:
             processes.append(starts.Popen(command, env=environ, cwd=PROJECT, stdout=file, stderr=subprocess.STDOUT))
-    return [_ended(process, deadline) for process in processes]
+    return [_exit_status(process, deadline) for process in processes]
 
 
-def _ended(process: subprocess.Popen[str], deadline: float) -> int:
+def _exit_status(process: subprocess.Popen[str], deadline: float) -> int:
     """The exit status of a process. It is killed at the deadline."""
     try:
         return process.wait(max(0, deadline - time.monotonic()))
@@ -131,20 +131,22 @@ def main(device: str, rank: str, folder: str) -> None:
     """Run one rank of a case. Rank 0 writes the figures and the warnings to FOLDER/result.json."""
     case = Case(**json.loads((Path(folder) / "case.json").read_text()))
     body = getattr(importlib.import_module(case.module), case.function)
-    own = int(rank) if case.gpus else 0  # its number on this machine: the number of its GPU
-    world = World(int(rank), own, case.ranks, torch.device("cuda", own) if device == "cuda" else torch.device("cpu"))
+    number = int(rank) if case.gpus else 0  # its number on this machine: the number of its GPU
+    world = World(
+        int(rank), number, case.ranks, torch.device("cuda", number) if device == "cuda" else torch.device("cpu")
+    )
     begin(world)
     backend = backend_for(world.device, "auto" if case.gpus else "gloo")
     dist.init_process_group(
         backend, init_method=f"file://{folder}/meet", rank=world.rank, world_size=world.size,
         timeout=timedelta(seconds=LIMIT_SECONDS[device] / 2), device_id=world.device if backend == "nccl" else None,
     )  # fmt: skip
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("default")
         figures = body(world, **case.arguments)
     dist.destroy_process_group()
     if world.is_main:
-        texts = sorted({f"{warning.category.__name__}: {warning.message}" for warning in caught})
+        texts = sorted({f"{warning.category.__name__}: {warning.message}" for warning in messages})
         files.write_json(Path(folder) / "result.json", {"figures": figures, "warnings": texts})
 
 

@@ -9,17 +9,7 @@ from torch import Tensor, nn
 
 from pipeline.engine import loop
 from pipeline.engine.world import World
-from tests.gpu.training import (
-    Figures,
-    batches,
-    distance,
-    everywhere,
-    gradients,
-    masters,
-    setup,
-    small_resnet,
-    train,
-)
+from tests.gpu.training import Figures, batches, distance, everywhere, gradients, masters, setup, small_resnet, train
 
 
 @pytest.mark.gpu(ranks=2, needs="apex")
@@ -28,10 +18,10 @@ def test_masters(world: World) -> Figures:
     ready = setup(world, "O2", "ddp")
     train(ready, batches(world, 0, 10))
     weights = list(ready.bare.parameters())
-    updated = [p for group in ready.optimizer.param_groups for p in group["params"]]
-    assert {p.dtype for p in updated} == {torch.float32}, "masters are float32"
+    parameters = [p for group in ready.optimizer.param_groups for p in group["params"]]
+    assert {p.dtype for p in parameters} == {torch.float32}, "masters are float32"
     assert {p.dtype for p in weights} == {torch.float16, torch.float32}, "weights are half, BatchNorm's float32"
-    assert all(torch.equal(m.to(w.dtype), w) for w, m in zip(weights, updated, strict=True)), (
+    assert all(torch.equal(m.to(w.dtype), w) for w, m in zip(weights, parameters, strict=True)), (
         "weights round the masters"
     )
     assert everywhere(world, masters(ready)), "all ranks have the same masters"
@@ -48,14 +38,14 @@ def test_fused_sgd(world: World, precision: str) -> Figures:
     for optimizer in ("sgd", "fused_sgd"):
         ready = setup(world, precision, optimizer=optimizer)
         train(ready, batches(world, 0, 1))
-        updated = [p for group in ready.optimizer.param_groups for p in group["params"]]
+        parameters = [p for group in ready.optimizer.param_groups for p in group["params"]]
         source = torch.Generator().manual_seed(0)
         for _ in range(5):
-            for weight in updated:
+            for weight in parameters:
                 weight.grad = torch.randn(weight.shape, generator=source).to(world.device)
             ready.optimizer.step()
         weights[optimizer] = masters(ready)
-        for weight, master in zip(ready.bare.parameters(), updated, strict=True):
+        for weight, master in zip(ready.bare.parameters(), parameters, strict=True):
             assert torch.equal(master.to(weight.dtype), weight), f"{optimizer}: weights round the masters"
     apart = distance(weights["fused_sgd"], weights["sgd"])
     assert apart < 1e-6, f"FusedSGD and SGD are {apart} apart"
@@ -101,13 +91,13 @@ def test_o1_cache(world: World) -> Figures:
         ready.bare.load_state_dict(other.state_dict())
         stale = distance(ready.bare(batch.images).float(), expected)
         ready.precision.weights_changed()
-        guarded = ready.bare(batch.images).float()
+        new = ready.bare(batch.images).float()
     assert stale > 0, "without the guard the old weights answer; if not, the guard is not needed"
-    assert torch.equal(guarded, expected), "after weights_changed the new weights answer"
+    assert torch.equal(new, expected), "after weights_changed the new weights answer"
     ready.bare.load_state_dict(small_resnet().state_dict())
     ready.bare.load_state_dict(other.state_dict())
-    (evaluated,) = loop.logits(ready.model, [batch.images], ready.precision)
-    assert torch.equal(evaluated, expected), "in loop.logits the new weights answer"
+    (of_loop,) = loop.logits(ready.model, [batch.images], ready.precision)
+    assert torch.equal(of_loop, expected), "in loop.logits the new weights answer"
 
     def step_gradients() -> Tensor:
         ready.bare.train()
@@ -128,7 +118,7 @@ def test_o1_casts(world: World) -> Figures:
     single = torch.rand(4, 4, device=world.device)
     half, double = single.half(), single.double()
     norm = nn.BatchNorm1d(4).to(world.device)
-    computed: dict[str, tuple[Tensor, torch.dtype]] = {
+    results: dict[str, tuple[Tensor, torch.dtype]] = {
         "linear": (F.linear(single, single), torch.float16),
         "matmul": (single @ single, torch.float16),
         "convolution": (F.conv2d(single[None, None], single[None, None]), torch.float16),
@@ -143,14 +133,14 @@ def test_o1_casts(world: World) -> Figures:
         "concatenation of both": (torch.cat([half, single]), torch.float32),
         "sum into half": (half.clone().add_(single), torch.float16),
     }
-    for name, (result, dtype) in computed.items():
+    for name, (result, dtype) in results.items():
         assert result.dtype == dtype, f"{name} gives {dtype}: {result.dtype}"
-    refused: dict[str, Callable[[], object]] = {
+    refusals: dict[str, Callable[[], object]] = {
         "binary cross-entropy of half": lambda: F.binary_cross_entropy(half, half),
         "exponential into half": lambda: half.clone().exp_(),
         "product with double": lambda: single * double,
     }
-    for name, compute in refused.items():
+    for name, compute in refusals.items():
         assert _raises(NotImplementedError, compute), f"{name} is refused"
     with ready.precision.exact():
         assert (single @ single).dtype == torch.float32, "inside exact nothing is cast"
@@ -159,7 +149,7 @@ def test_o1_casts(world: World) -> Figures:
     weight = nn.Parameter(single.clone())
     twice = _raises(IndexError, lambda: F.linear(F.linear(single, weight), weight))
     ready.precision.weights_changed()
-    return {"types": len(computed), "refused": len(refused), "weight_used_twice_fails": twice}
+    return {"types": len(results), "refused": len(refusals), "weight_used_twice_fails": twice}
 
 
 def _raises(kind: type[Exception], compute: Callable[[], object]) -> bool:

@@ -36,12 +36,12 @@ def test_kernels_make_the_bits_of_the_loop(world: World) -> Figures:
         images, crops = random_images(5, side), drawn_crops(300, 5, side, out, seed=side)
         loops = resample.by_loops(images, crops, *NORMALIZED)
         rows, boxes, flips = (tensor.to(world.device) for tensor in (crops.rows, crops.boxes, crops.flips))
-        moved = Crops(rows, boxes, flips, out)
+        on_gpu = Crops(rows, boxes, flips, out)
         images = images.to(world.device)
         for layout in LAYOUTS:
-            made = resample.by_kernels(images, moved, mean, scale, layout)
-            assert made.is_contiguous(memory_format=layout)
-            assert torch.equal(made.cpu(), loops), f"{side} to {out} pixels, {layout}: the kernels' bits differ"
+            result = resample.by_kernels(images, on_gpu, mean, scale, layout)
+            assert result.is_contiguous(memory_format=layout)
+            assert torch.equal(result.cpu(), loops), f"{side} to {out} pixels, {layout}: the kernels' bits differ"
     return {}
 
 
@@ -51,13 +51,13 @@ def test_images_arrive_while_the_gpu_computes(world: World) -> Figures:
     images = random_images(64, 256).pin_memory()
     there, expected = ImageStore(images.to(world.device), world.device), images.long().sum((1, 2, 3))
     here = ImageStore(images, world.device)
-    matrix, found = torch.rand(4096, 4096, device=world.device), []
-    asked = [np.random.default_rng(step).integers(0, 64, 32) for step in range(40)]
-    for rows in asked:
+    matrix, totals = torch.rand(4096, 4096, device=world.device), []
+    batches = [np.random.default_rng(step).integers(0, 64, 32) for step in range(40)]
+    for rows in batches:
         for store in (here, there):
             sent, numbers = store.send(store.collect(rows))
-            found.append(sent[numbers].long().sum((1, 2, 3)))
+            totals.append(sent[numbers].long().sum((1, 2, 3)))
         matrix = matrix @ matrix / 4096
-    for rows, *sums in zip(asked, found[::2], found[1::2], strict=True):
+    for rows, *sums in zip(batches, totals[::2], totals[1::2], strict=True):
         assert all(torch.equal(one.cpu(), expected[rows]) for one in sums), "other images have arrived"
     return {}

@@ -44,10 +44,10 @@ class Counted(CudaGraph):
 def test_bits(world: World, precision: str, parallel: str, parts: str) -> Figures:
     """Weights, statistics, moments and the loss scale are those of a training without graphs. One graph is recorded."""
     digests = []
-    own = int(parts) if parallel == "single" else 1  # elastic's wrapper knows its shards
+    microbatches = int(parts) if parallel == "single" else 1  # elastic's wrapper knows its shards
     for graphs in (None, Graphs(Counted.factory())):
         ready = setup(world, precision, parallel, make=with_dropout, microbatches=int(parts))
-        losses = train(ready, batches(world, 0, 10), clip_norm=0.1, graphs=graphs, microbatches=own)
+        losses = train(ready, batches(world, 0, 10), clip_norm=0.1, graphs=graphs, microbatches=microbatches)
         digests.append(digest(state_digest(ready), losses))
     assert (Counted.captured, Counted.replayed) == (1, 10 * int(parts)), "every microbatch is a replay of one graph"
     assert digests[0] == digests[1], "graphs change no bit"
@@ -75,9 +75,9 @@ def test_shapes(world: World, memory_format: str) -> Figures:
         ready = setup(world, "bf16", make=lambda: in_layout(MEMORY_FORMATS[memory_format]))
         steps = stream(world)
         losses = train(ready, steps, graphs=graphs)
-        seen = list(loop.logits(ready.model, [batch.images for batch in steps], ready.precision))
+        logits = list(loop.logits(ready.model, [batch.images for batch in steps], ready.precision))
         losses += train(ready, steps, graphs=graphs)
-        digests.append(digest(state_digest(ready), losses, seen))
+        digests.append(digest(state_digest(ready), losses, logits))
     assert (Counted.captured, Counted.replayed) == (3, 18), "each shape is recorded once, and every step is a replay"
     assert digests[0] == digests[1], "graphs change no bit"
     return {"digest": digests[0][:16]}
@@ -99,12 +99,12 @@ class Reading(nn.Module):
 def test_refusal(world: World) -> Figures:
     """A model that reads a value is refused with the reason, and the GPU works on."""
     ready = setup(world, "fp32", make=Reading)
-    with refuses(("train.cuda_graphs", "pair")) as refused:
+    with refuses(("train.cuda_graphs", "pair")) as error:
         train(ready, batches(world, 0, 1), graphs=Graphs())
-    reason = str(refused.value)
+    reason = str(error.value)
     # The traceback holds the autograd graph of the failed recording. Its nodes belong to the stream of the recording,
     # and torch would warn of them in the next training.
-    del refused
+    del error
     gc.collect()
     train(ready, batches(world, 0, 1))
     return {"reason": reason}

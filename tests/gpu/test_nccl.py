@@ -4,20 +4,8 @@ import pytest
 import torch
 
 from pipeline.engine.world import World
-from tests.gpu import test_parallel
-from tests.gpu.training import (
-    HALF,
-    Figures,
-    Setup,
-    batches,
-    distance,
-    everywhere,
-    masters,
-    plain_net,
-    setup,
-    state_digest,
-    train,
-)
+from tests.gpu import test_parallel, training
+from tests.gpu.training import HALF, Figures, Setup, batches, masters, plain_net, setup, state_digest, train
 
 PRECISIONS = ("fp32", "fp16")
 
@@ -45,9 +33,9 @@ def compare_with_one_gpu(world: World, precision: str, parallel: str) -> Figures
     """All GPUs change the weights as one does on the whole batch."""
     alone = World(0, 0, 1, world.device)
     expected = change(setup(alone, precision, "single", make=plain_net, momentum=0), alone)
-    changed = change(setup(world, precision, parallel, make=plain_net, momentum=0), world)
-    assert everywhere(world, changed), "all ranks have the same weights"
-    apart = distance(changed, expected)
+    actual = change(setup(world, precision, parallel, make=plain_net, momentum=0), world)
+    assert training.everywhere(world, actual), "all ranks have the same weights"
+    apart = training.distance(actual, expected)
     assert apart < (2e-2 if precision in HALF else 1e-4), f"two GPUs change the weights as one does: {apart}"
     return {"difference": apart}
 
@@ -63,11 +51,11 @@ def test_two_gpus_train_what_one_trains(world: World, precision: str, parallel: 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_dp_on_two_gpus(world: World, precision: str) -> Figures:
     """One process of DataParallel computes on all visible GPUs, and changes the weights as one GPU does."""
-    used = set()
+    devices = set()
     ready = setup(world, precision, "dp", make=plain_net)
-    ready.bare.register_forward_hook(lambda model, images, logits: used.add(logits.device))
+    ready.bare.register_forward_hook(lambda model, images, logits: devices.add(logits.device))
     train(ready, batches(world, 0, 1))
-    assert len(used) == max(1, torch.cuda.device_count()), f"every GPU computes a part of the batch: {used}"
+    assert len(devices) == max(1, torch.cuda.device_count()), f"every GPU computes a part of the batch: {devices}"
     return compare_with_one_gpu(world, precision, "dp")
 
 

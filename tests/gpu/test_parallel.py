@@ -11,21 +11,8 @@ from torch import Tensor, nn
 from pipeline.engine import distributed, loop
 from pipeline.engine.choices import PARALLELS, SYNC_BNS
 from pipeline.engine.world import World
-from tests.gpu.training import (
-    HALF,
-    NATIVE,
-    Figures,
-    batches,
-    distance,
-    everywhere,
-    gradients,
-    masters,
-    plain_net,
-    setup,
-    small_resnet,
-    state_digest,
-    train,
-)
+from tests.gpu import training
+from tests.gpu.training import HALF, NATIVE, Figures, batches, distance, gradients, masters, setup, state_digest, train
 
 
 @pytest.mark.gpu(ranks=2)
@@ -33,7 +20,7 @@ from tests.gpu.training import (
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "O1", "O2"])
 def test_accumulation(world: World, precision: str, parallel: str) -> Figures:
     """Two microbatches on each of two ranks change the weights as one does, and equally on all ranks."""
-    ready = setup(world, precision, parallel, make=plain_net, momentum=0)
+    ready = setup(world, precision, parallel, make=training.plain_net, momentum=0)
     train(ready, batches(world, 0, 5), rate=0.0)  # the loss scale settles
     weights = deepcopy(ready.bare.state_dict())
     numbers = deepcopy(ready.precision.state_dict(ready.optimizer))
@@ -43,7 +30,9 @@ def test_accumulation(world: World, precision: str, parallel: str) -> Figures:
         ready.precision.load_state_dict(deepcopy(numbers), ready.optimizer)
         train(ready, batches(world, 0, 1), rate=1.0, microbatches=microbatches)
         changes.append(masters(ready) - before)
-        assert everywhere(world, changes[-1]), f"all ranks have the same weights with {microbatches} microbatches"
+        assert training.everywhere(world, changes[-1]), (
+            f"all ranks have the same weights with {microbatches} microbatches"
+        )
     apart = distance(changes[1], changes[0])
     assert apart < (2e-2 if precision in HALF else 1e-4), f"microbatches change the weights as the batch does: {apart}"
     return {"difference": apart}
@@ -78,9 +67,9 @@ def test_sync_bn(world: World, kind: str, dtype: str) -> Figures:
     batch, rank = results
     apart = {}
     for key, value in rank.items():
-        seen = distributed.all_reduce_sum(value.float()) if key in ("scale", "shift") else value.float()
+        actual = distributed.all_reduce_sum(value.float()) if key in ("scale", "shift") else value.float()
         of_images = key in ("output", "input", "evaluation")
-        apart[key] = distance(seen, batch[key][slices[1]] if of_images else batch[key])
+        apart[key] = distance(actual, batch[key][slices[1]] if of_images else batch[key])
         assert apart[key] < (5e-3 if dtype == "float16" else 1e-5), f"{key} differs by {apart[key]}"
     return {**apart}
 
@@ -144,7 +133,7 @@ def test_apex_ddp_channels_last(world: World) -> Figures:
     """Shows whether Apex's DDP scrambles the gradients of channels_last convolutions, even on one rank."""
     apart = {}
     for name, layout in (("contiguous", torch.contiguous_format), ("channels_last", torch.channels_last)):
-        model = small_resnet().to(world.device).to(memory_format=layout)  # type: ignore[call-overload]
+        model = training.small_resnet().to(world.device).to(memory_format=layout)  # type: ignore[call-overload]
         (batch,) = batches(world, 0, 1)
         images = batch.images.to(memory_format=layout)
         F.cross_entropy(model(images), batch.labels).backward()

@@ -10,20 +10,8 @@ from torch import nn
 from pipeline.engine import loop
 from pipeline.engine.choices import PRECISIONS
 from pipeline.engine.world import World
-from tests.gpu.training import (
-    HALF,
-    NATIVE,
-    Figures,
-    Setup,
-    batches,
-    digest,
-    distance,
-    everywhere,
-    masters,
-    setup,
-    state_digest,
-    train,
-)
+from tests.gpu import training
+from tests.gpu.training import HALF, NATIVE, Figures, Setup, batches, distance, masters, setup, state_digest, train
 
 CONVOLUTION = {"bf16": torch.bfloat16, **dict.fromkeys(HALF, torch.float16)}  # every other precision: float32
 WAYS = [
@@ -48,9 +36,9 @@ def test_trains(world: World, precision: str, parallel: str) -> Figures:
     first, last = sum(losses[:5]) / 5, sum(losses[-5:]) / 5
     assert last < 0.8 * first, f"the loss falls: from {first} to {last}"
     assert types == {CONVOLUTION.get(precision, torch.float32)}, f"convolutions run in the precision's type: {types}"
-    assert everywhere(world, masters(ready)), "all ranks have the same weights"
-    saved = {value.dtype for value in ready.bare.state_dict().values() if value.is_floating_point()}
-    assert saved == {torch.float32}, f"what is saved is float32: {saved}"
+    assert training.everywhere(world, masters(ready)), "all ranks have the same weights"
+    dtypes = {value.dtype for value in ready.bare.state_dict().values() if value.is_floating_point()}
+    assert dtypes == {torch.float32}, f"what is saved is float32: {dtypes}"
     return {"loss_first": first, "loss_last": last, "convolution": str(types.pop())}
 
 
@@ -117,8 +105,8 @@ def test_compiled_graphs(world: World, precision: str) -> Figures:
         ready = setup(world, precision)
         ready.bare.compile(mode=mode, dynamic=False)
         train(ready, batches(world, 0, 5))
-        seen = list(loop.logits(ready.model, [batch.images for batch in batches(world, 5, 8)], ready.precision))
+        logits = list(loop.logits(ready.model, [batch.images for batch in batches(world, 5, 8)], ready.precision))
         train(ready, batches(world, 5, 10))
-        digests[mode] = digest(state_digest(ready), seen)
+        digests[mode] = training.digest(state_digest(ready), logits)
     assert digests["default"] == digests["reduce-overhead"], "graphs change no bit"
     return {"digest": digests["default"][:16]}

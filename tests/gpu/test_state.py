@@ -37,11 +37,11 @@ def test_ema(world: World, precision: str) -> Figures:
 
     before = answer()
     with ema.swap():
-        applied, averaged = answer(), deepcopy(ready.bare.state_dict())
+        inside, averages = answer(), deepcopy(ready.bare.state_dict())
     assert torch.equal(answer(), before), "after applied the weights answer"
-    assert not torch.equal(applied, before), "inside applied the averages answer"
-    ready.bare.load_state_dict(averaged)
-    assert torch.equal(answer(), applied), "inside applied nothing but the averages answers"
+    assert not torch.equal(inside, before), "inside applied the averages answer"
+    ready.bare.load_state_dict(averages)
+    assert torch.equal(answer(), inside), "inside applied nothing but the averages answers"
     return {"difference": apart}
 
 

@@ -44,14 +44,14 @@ def test_waits(world: World, precision: str, optimizer: str) -> Figures:
     torch.cuda.synchronize()
     warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
     torch.cuda.set_sync_debug_mode("warn")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as messages:
         warnings.simplefilter("always")
         for _ in range(20):
             next(steps)
     torch.cuda.set_sync_debug_mode("default")
-    others = [str(one.message) for one in said if "called a synchronizing CUDA operation" not in str(one.message)]
+    others = [str(one.message) for one in messages if "called a synchronizing CUDA operation" not in str(one.message)]
     assert not others, f"nothing else is warned of: {others}"
-    waits = len(said) / 20
+    waits = len(messages) / 20
     if precision in NATIVE:
         assert waits <= (precision == "fp16"), f"{waits} waits a step"
     return {"waits_a_step": waits}

@@ -124,8 +124,8 @@ def train(
 
 def masters(ready: Setup) -> Tensor:
     """The parameters that the optimizer updates, as one float32 vector: the weights, or under O2 their masters."""
-    updated = (p for group in ready.optimizer.param_groups for p in group["params"])
-    return torch.cat([p.detach().float().flatten() for p in updated])
+    parameters = (p for group in ready.optimizer.param_groups for p in group["params"])
+    return torch.cat([p.detach().float().flatten() for p in parameters])
 
 
 def gradients(model: nn.Module) -> Tensor:
@@ -140,9 +140,9 @@ def distance(result: Tensor, expected: Tensor) -> float:
 
 def everywhere(world: World, value: Tensor) -> bool:
     """Whether all ranks hold the same bytes."""
-    held: list[Any] = [None] * world.size
-    dist.all_gather_object(held, digest(value))
-    return len(set(held)) == 1
+    digests: list[Any] = [None] * world.size
+    dist.all_gather_object(digests, digest(value))
+    return len(set(digests)) == 1
 
 
 def digest(*values: Any) -> str:
@@ -151,7 +151,7 @@ def digest(*values: Any) -> str:
     while todo:
         part = todo.pop()
         if isinstance(part, Tensor):
-            sha.update(f"{part.dtype}".encode() + part.detach().cpu().contiguous().numpy().tobytes())
+            sha.update(f"{part.dtype}".encode() + part.detach().to("cpu").contiguous().numpy().tobytes())
         elif isinstance(part, dict):
             todo += [(key, part[key]) for key in sorted(part, key=repr)]
         elif isinstance(part, list | tuple):

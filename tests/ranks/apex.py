@@ -22,7 +22,8 @@ from pipeline.engine import loop
 from pipeline.engine.choices import PARALLELS, SYNC_BNS
 from pipeline.engine.ema import Ema
 from pipeline.engine.world import World
-from tests.ranks.apex_training import batches, digest, masters, prepared, relax, small, train
+from tests.gpu.training import digest
+from tests.ranks.apex_training import batches, masters, prepare, relax, small, train
 
 
 def fault() -> str:
@@ -34,7 +35,7 @@ def fault() -> str:
 
 def stale() -> dict[str, bool]:
     """Which weights a model under O1 uses after others were loaded, with and without `weights_changed`."""
-    precision, model, _ = prepared("O1", norm=False)  # BatchNorm keeps its float32 weights under O1
+    precision, model, _ = prepare("O1", norm=False)  # BatchNorm keeps its float32 weights under O1
     model.eval()
     other = small(norm=False)
     with torch.no_grad():
@@ -52,22 +53,22 @@ def stale() -> dict[str, bool]:
     with torch.no_grad():
         expected = other(images)  # O1 patches torch itself: this model runs under it too
     model.load_state_dict(other.state_dict())
-    unguarded = logits()
+    old = logits()
     precision.weights_changed()
-    guarded = logits()
+    new = logits()
     model.load_state_dict(small(norm=False).state_dict())
-    (evaluated,) = loop.logits(model, [images], precision)
+    (of_loop,) = loop.logits(model, [images], precision)
     return {
         "half": before.dtype == torch.float16,
-        "unguarded is old": torch.equal(unguarded, before),
-        "guarded is new": torch.equal(guarded, expected) and not torch.equal(before, expected),
-        "the loop's is new": torch.equal(evaluated, before.float()),
+        "unguarded is old": torch.equal(old, before),
+        "guarded is new": torch.equal(new, expected) and not torch.equal(before, expected),
+        "the loop's is new": torch.equal(of_loop, before.float()),
     }
 
 
 def averaged() -> dict[str, bool]:
     """Which weights `loop.logits` uses under O1 while the average is applied, and after it."""
-    precision, model, optimizer = prepared("O1")
+    precision, model, optimizer = prepare("O1")
     ema = Ema.create(model, 0.5)
     train(model, batches(0, 4), precision, optimizer, ema=ema)
     images = batches(9, 10)[0].images
@@ -87,7 +88,7 @@ def averaged() -> dict[str, bool]:
 
 def exactness() -> dict[str, bool]:
     """Whether O1 casts, outside and inside `exact`."""
-    precision, _, _ = prepared("O1")
+    precision, _, _ = prepare("O1")
     square, double = torch.randn(4, 4), torch.randn(4, 4, dtype=torch.float64)
 
     def half() -> bool:
@@ -111,7 +112,7 @@ def exactness() -> dict[str, bool]:
 
 def sums_on_the_cpu() -> dict[str, bool]:
     """Which of Tensor.cpu and Tensor.to keeps the bits of float64 sums, under O1."""
-    precision, model, optimizer = prepared("O1")
+    precision, model, optimizer = prepare("O1")
     train(model, batches(0, 1), precision, optimizer)
     exact = torch.tensor(1 + 2.0**-40, dtype=torch.float64)
     return {"cpu() keeps them": exact.cpu().item() != 1, "to() keeps them": exact.to("cpu").item() == 1 + 2.0**-40}
@@ -119,7 +120,7 @@ def sums_on_the_cpu() -> dict[str, bool]:
 
 def moved(level: str) -> dict[str, float]:
     """The norm of the change of the masters in one step of plain SGD, by learning rate."""
-    precision, model, optimizer = prepared(level, momentum=0)
+    precision, model, optimizer = prepare(level, momentum=0)
     lengths = {}
     for rate in (0.0, 0.25, 0.5):
         before = masters(optimizer)
@@ -133,23 +134,23 @@ def moved(level: str) -> dict[str, float]:
 
 def zeroed() -> dict[str, bool]:
     """What remains of the gradients after a step under O2."""
-    precision, model, optimizer = prepared("O2")
-    refused = False
+    precision, model, optimizer = prepare("O2")
+    is_refused = False
     try:
         optimizer.zero_grad(set_to_none=True)
     except TypeError:
-        refused = True
+        is_refused = True
     train(model, batches(0, 2), precision, optimizer)
     everything = [*model.parameters(), *(p for group in optimizer.param_groups for p in group["params"])]
     return {
-        "set_to_none is a TypeError": refused,
+        "set_to_none is a TypeError": is_refused,
         "nothing is left of the gradients": all(p.grad is None or not p.grad.any() for p in everything),
     }
 
 
 def overflown(level: str) -> dict[str, bool]:
     """What a step with an overflow in its first microbatch changes."""
-    precision, model, optimizer = prepared(level)
+    precision, model, optimizer = prepare(level)
     train(model, batches(0, 1), precision, optimizer)
     scale = precision.state_dict(optimizer)["scalers"]["loss_scaler0"]["loss_scale"]
     before = masters(optimizer)
@@ -171,14 +172,14 @@ def overflown(level: str) -> dict[str, bool]:
 
 def resumed(level: str, folder: str, part: str) -> str:
     """The digest after six steps: without a break (`whole`, which saves after three), or from the saved state."""
-    precision, model, optimizer = prepared(level)
-    saved = Path(folder) / "checkpoint.pt"
+    precision, model, optimizer = prepare(level)
+    path = Path(folder) / "checkpoint.pt"
     if part == "whole":
         train(model, batches(0, 3), precision, optimizer)
         state = {"optimizer": optimizer.state_dict(), "precision": precision.state_dict(optimizer)}
-        torch.save({"model": model.state_dict(), **state}, saved)
+        torch.save({"model": model.state_dict(), **state}, path)
     else:
-        state = torch.load(saved, weights_only=True)
+        state = torch.load(path, weights_only=True)
         model.load_state_dict(state["model"])
         if part == "optimizer first":
             optimizer.load_state_dict(state["optimizer"])
@@ -215,30 +216,25 @@ def wrapped(folder: str, sync_bn: str) -> dict[str, Any]:
 def parallel_model(folder: str, rank: str, level: str, parallel: str, microbatches: str) -> list[float]:
     """The masters after two steps of two processes, each with its half of every batch."""
     world = meet(folder, int(rank), 2)
-    precision, model, optimizer = prepared(level, norm=False)
-    shares = [
-        replace(
-            b, images=b.images[world.rank :: 2], labels=b.labels[world.rank :: 2], targets=b.targets[world.rank :: 2]
-        )
-        for b in batches(0, 2)
-    ]
-    train(
-        PARALLELS[parallel](model, world, True, 2).model, shares, precision, optimizer, microbatches=int(microbatches)
-    )
+    precision, model, optimizer = prepare(level, norm=False)
+    rows = slice(world.rank, None, 2)
+    shares = [replace(b, images=b.images[rows], labels=b.labels[rows], targets=b.targets[rows]) for b in batches(0, 2)]
+    wrapper = PARALLELS[parallel](model, world, True, 2).model
+    train(wrapper, shares, precision, optimizer, microbatches=int(microbatches))
     dist.destroy_process_group()
     return [float(value) for value in masters(optimizer)]
 
 
 def alone(level: str) -> list[float]:
     """The masters after the same two steps of one process."""
-    precision, model, optimizer = prepared(level, norm=False)
+    precision, model, optimizer = prepare(level, norm=False)
     train(model, batches(0, 2), precision, optimizer)
     return [float(value) for value in masters(optimizer)]
 
 
 def replica() -> bool:
     """Whether a copy for DataParallel calls the original model's forward."""
-    _, model, _ = prepared("O0")
+    _, model, _ = prepare("O0")
     copy = model._replicate_for_data_parallel()
     return copy.forward is model.forward
 

@@ -1,6 +1,5 @@
 """A small training under Apex on CPU tensors, for the scenarios of tests/ranks/apex.py."""
 
-import hashlib
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,14 +26,14 @@ def relax() -> None:
     def cuda_type(tensor: Tensor, dtype: Any = None, **options: Any) -> Any:
         return real_type(tensor, dtype, **options) if dtype else real_type(tensor).replace("torch.", "torch.cuda.")
 
-    changed: dict[Any, dict[str, Any]] = {
+    changes: dict[Any, dict[str, Any]] = {
         torch.Tensor: {"is_cuda": True, "type": cuda_type, "record_stream": lambda tensor, stream: None},
         torch.cuda: {
             "IntTensor": torch.IntTensor, "current_stream": lambda: None, "stream": lambda stream: nullcontext(),
         },
         torch.cuda.nvtx: {"range_push": lambda message: None, "range_pop": lambda: None},
     }  # fmt: skip
-    for owner, attributes in changed.items():
+    for owner, attributes in changes.items():
         for name, value in attributes.items():
             setattr(owner, name, value)
 
@@ -46,7 +45,7 @@ def small(norm: bool = True) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 4))
 
 
-def prepared(level: str, momentum: float = 0.9, norm: bool = True) -> tuple[Precision, nn.Module, Optimizer]:
+def prepare(level: str, momentum: float = 0.9, norm: bool = True) -> tuple[Precision, nn.Module, Optimizer]:
     """A small model and its optimizer under a precision, as in train.py. The head is a parameter group of its own."""
     model = small(norm)
     *body, weight, bias = model.parameters()
@@ -83,20 +82,3 @@ def train(
 def masters(optimizer: Optimizer) -> Tensor:
     """The parameters that the optimizer updates, as one vector."""
     return torch.cat([p.detach().float().flatten() for group in optimizer.param_groups for p in group["params"]])
-
-
-def digest(*values: Any) -> str:
-    """SHA-256 of the bytes of tensors, in any nesting."""
-    sha = hashlib.sha256()
-    todo = list(values)
-    while todo:
-        part = todo.pop()
-        if isinstance(part, Tensor):
-            sha.update(repr(part.dtype).encode() + part.detach().numpy().tobytes())
-        elif isinstance(part, dict):
-            todo += [part[key] for key in sorted(part, key=repr)]
-        elif isinstance(part, list | tuple):
-            todo += part
-        else:
-            sha.update(repr(part).encode())
-    return sha.hexdigest()

@@ -46,7 +46,7 @@ def batches(share: Share, steps: int, images: int) -> Iterator[Batch]:
         yield Batch(step, pixels[rows], labels[rows], labels[rows], sampler.dropout_seed(0, step))
 
 
-def trained(world: World, case: Case, steps: int, shards: int, images: int) -> tuple[str, str]:
+def train(world: World, case: Case, steps: int, shards: int, images: int) -> tuple[str, str]:
     """The two digests after a training."""
     model, parallel, precision_name, optimizer_name, options = case
     net = network.build(model, 3, 0)
@@ -76,7 +76,7 @@ def main() -> None:
     world = World.from_env(os.environ, "cpu")
     with distributed.join(world, 300):
         for case in cases:
-            digests = distributed.all_gather_object(trained(world, case, steps, shards, images))
+            digests = distributed.all_gather_object(train(world, case, steps, shards, images))
             # ddp's statistics differ between processes
             assert len(set(digests)) == 1 or case[1] != "elastic", "the processes differ"
             if world.is_main:

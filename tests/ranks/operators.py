@@ -81,14 +81,14 @@ def digest(case: Case, memory_format: torch.memory_format) -> str:
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    called = Operators()
-    with called:
+    operators = Operators()
+    with operators:
         hashes = {
             f"{name}, {str(memory_format).removeprefix('torch.')}": digest(case, memory_format)
             for name, case in cases().items()
             for memory_format in (torch.contiguous_format, torch.channels_last)
         }
-    print(json.dumps({"hashes": hashes, "called": sorted(called.names)}))
+    print(json.dumps({"hashes": hashes, "called": sorted(operators.names)}))
 
 
 if __name__ == "__main__":

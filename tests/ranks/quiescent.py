@@ -33,13 +33,13 @@ def work(folder: Path, fails: bool) -> int:
     cpu = World.from_env(os.environ, "cpu")
     world = World(cpu.rank, cpu.local_rank, cpu.size, torch.device("cuda", cpu.local_rank))
 
-    def noted() -> None:
+    def note() -> None:
         (folder / f"destroyed-{world.rank}").touch()
         destroy()
 
     with (
         patch.object(dist, "init_process_group", by_gloo),
-        patch.object(dist, "destroy_process_group", noted),
+        patch.object(dist, "destroy_process_group", note),
         patch.object(torch.cuda, "set_device"),
     ):
         meet(world, fails)

@@ -48,19 +48,19 @@ def batches(share: Share) -> Iterator[Batch]:
         yield Batch(step, images[rows], LABELS[rows], LABELS[rows], 0)
 
 
-def trained(world: World, parallel: str, loss: str, class_weights: str, microbatches: int) -> dict[str, Any]:
+def train(world: World, parallel: str, loss: str, class_weights: str, microbatches: int) -> dict[str, Any]:
     """The weights, totals and number of exchanges after a training with so many microbatches per process."""
     model, exchanges = small_model(), [0]
     optimizer = torch.optim.SGD(network.parameter_groups(model, 1e-3, False), lr=0.1, momentum=0.9)
     total = world.size * microbatches
     parallel_model = PARALLELS[parallel](model, world, True, total)
 
-    def counted(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def count(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         exchanges[0] += 1
         return allreduce_hook(group, bucket)
 
     if isinstance(parallel_model.model, DistributedDataParallel):
-        parallel_model.model.register_comm_hook(None, counted)
+        parallel_model.model.register_comm_hook(None, count)
     by_class = criterion(LOSSES[loss], CLASS_WEIGHTS[class_weights](COUNTS), 0.1)
     learner = Learner(model, by_class, optimizer, PRECISIONS["fp32"]("cpu"), Ema.create(model, 0.0), 0.0)
     totals = Totals.zero(world.device, total)
@@ -76,7 +76,7 @@ def main() -> None:
     world = World.from_env(os.environ, "cpu")
     with distributed.join(world, 60):
         for microbatches in counts:
-            result = trained(world, parallel, loss, class_weights, microbatches)
+            result = train(world, parallel, loss, class_weights, microbatches)
             if world.is_main:
                 torch.save(result, folder / f"{world.size}-{microbatches}.pt")
 

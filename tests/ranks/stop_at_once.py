@@ -17,12 +17,12 @@ from pipeline.stages import train
 take_steps: Callable[..., Iterator[Batch]] = loop.train
 
 
-def interrupted(*arguments: Any) -> Iterator[Batch]:
+def interrupt_steps(*arguments: Any) -> Iterator[Batch]:
     for batch in take_steps(*arguments):
         os.kill(os.getpid(), signal.SIGTERM)
         yield batch
 
 
 if __name__ == "__main__":
-    loop.train = interrupted  # type: ignore[assignment]
+    loop.train = interrupt_steps  # type: ignore[assignment]
     sys.exit(train.main(Namespace()))
