@@ -1,5 +1,6 @@
 """A finished run for the report, without a training: real images and a real split, with invented answers."""
 
+import hashlib
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pipeline.base import files
 from pipeline.config import params
 from pipeline.config.params import Params
 from pipeline.data import packed
+from pipeline.models import acceptance
 from pipeline.models.description import Description, View
 from pipeline.stages import evaluate, prepare, report, split
 from pipeline.training.state import HISTORY
@@ -52,6 +54,9 @@ def finish(folder: Path, *, epochs: int = 6, seed: int = 0) -> Params:
     logits = random.normal(0, 1, (len(rows), len(data.classes)))
     logits[np.arange(len(rows)), data.labels[rows]] += strength
     evaluate.write(config, data, rows, logits - np.log(np.exp(logits).sum(1, keepdims=True)))
+    scores = random.uniform(0.3, 1, acceptance.MIN_IMAGES * len(data.classes)).tolist()
+    weights, own = hashlib.sha256(b"the weights").hexdigest(), [score / 2 for score in scores]
+    acceptance.write(Path(config.paths.models), acceptance.make(weights, 0.95, scores, own, len(data.classes)))
     history = [
         (
             epoch,
