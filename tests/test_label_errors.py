@@ -64,7 +64,7 @@ def test_the_findings_are_cleanlabs(case: Case) -> None:
 def test_the_findings_on_real_photos_are_cleanlabs(hundreds: Path) -> None:
     """On flower_photos_mini, from out-of-fold answers of a simple classifier of colours: the same list, in order.
 
-    So are they if 37 of the 735 labels are changed; most of these are errors.
+    So are they if 37 of the 735 labels are changed; most of these are found.
     """
     colours, labels = thumbnails(hundreds)
     random = np.random.default_rng(0)
@@ -140,15 +140,13 @@ def test_the_order_of_the_rows_decides_nothing_but_ties() -> None:
 
 
 def test_the_table_has_names_and_rounded_figures() -> None:
-    """One row per finding, by rank; figures with six digits, so that the last bits of a sum are not in it."""
+    """One row per finding, by rank; figures with six digits, so that the last bits of a sum are not in it. A row of the
+    suggested corrections has the path, the class, and a reason.
+    """
     errors = [LabelError(1, 0, 1, 0.1 + 0.2, 2 / 3), LabelError(0, 1, 0, 0.4, 0.6)]
     header, rows = label_errors.table(errors, ["a/x, y.png", "b/2.png"], ["a", "b"])
     assert header == ("rank", "path", "given", "suggested", "p_given", "p_suggested", "score")
     assert rows == [(1, "b/2.png", "a", "b", 0.3, 0.666667, 0.316667), (2, "a/x, y.png", "b", "a", 0.4, 0.6, 0.4)]
     assert math.isclose(errors[0].score, 0.3166666666666667)
-
-
-def test_suggested_corrections_are_rows_of_the_file_of_corrections() -> None:
-    """Path, the suggested class, and a reason with the rank."""
-    rows = label_errors.corrections([LabelError(1, 0, 1, 0.1, 0.8)], ["a/1.png", "b/2.png"], ["a", "b"])
-    assert rows == [("b/2.png", "b", "label error 1: a 0.10, b 0.80")]
+    corrections = label_errors.corrections(errors, ["a/1.png", "b/2.png"], ["a", "b"])
+    assert [row[:2] for row in corrections] == [("b/2.png", "b"), ("a/1.png", "a")]
