@@ -247,17 +247,6 @@ def test_what_is_synced_before_the_end(project: Path, monkeypatch: pytest.Monkey
     assert order == ["sync .dvc/cache", f"sync {project}", "remember"]
 
 
-@pytest.mark.slow("two to five starts of DVC; make test repairs damaged objects of each kind in one")
-def test_an_image_removed_by_hand_is_named_and_can_be_meant(project: Path) -> None:
-    """With --downstream DVC accepts the folder. The stage refuses it until `dvc commit` confirms the change."""
-    next((project / "data/images").rglob("*.png")).unlink()
-    refused = call(project, "dvc", "repro", "--downstream", "split", check=False)
-    assert refused.returncode != 0
-    assert "split: data/images/" in refused.stderr
-    call(project, "dvc", "commit", "--force", "download")
-    call(project, "dvc", "repro", "--single-item", "split")
-
-
 def test_a_file_that_is_known_by_its_marks_is_not_read(tmp_path: Path) -> None:
     """Any write changes inode, size, mtime or ctime, even one that restores size and mtime."""
     path = tmp_path / "file"

@@ -253,11 +253,11 @@ def test_any_bytes_give_a_value_or_a_refusal(folder: Path, path: str, monkeypatc
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{"])
-def test_a_damaged_provenance_is_named_by_verify(tmp_path: Path, content: str) -> None:
-    """A damaged provenance.json is named with the remedy."""
-    (tmp_path / "provenance.json").write_text(content)
-    with refuses((tmp_path / "provenance.json", "damaged")):
-        comparison._flat(tmp_path / "provenance.json")
+def test_a_damaged_provenance_is_named_by_verify(folder: Path, content: str) -> None:
+    """Its path is the key."""
+    (folder / "runs/1/provenance.json").write_text(content)
+    with refuses((folder / "runs/1/provenance.json", "damaged")):
+        comparison.print_provenance(folder / "runs", folder / "runs")
 
 
 @pytest.mark.parametrize(

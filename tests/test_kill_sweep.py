@@ -1,5 +1,7 @@
 """Real kills of a real `dvc repro`, and what `perennial repro` repairs after a kill of DVC itself."""
 
+import hashlib
+import io
 import json
 import os
 import shutil
@@ -21,47 +23,21 @@ from tests.faults import kill_sweep, plan
 from tests.faults.watched_run import working_in
 from tests.helpers.trainings import wait_for
 
+
+def entry(path: str, **nfiles: int) -> dict[str, Any]:
+    """A file in a dvc.lock, or a folder of so many files."""
+    md5 = hashlib.md5(path.encode()).hexdigest() + ".dir" * len(nfiles)
+    return {"path": path, "hash": "md5", "md5": md5, "size": 4711, **nfiles}
+
+
 # As DVC writes it.
-LOCK = """schema: '2.0'
-stages:
-  one:
-    cmd: python one.py
-    deps:
-    - path: code
-      hash: md5
-      md5: 4c54ace7911aaffe13a365c34f650e71.dir
-      size: 4711
-      nfiles: 12
-    - path: one.py
-      hash: md5
-      md5: 3e07f34fa3ec8f3b1a8c2f2a6d2c0b11
-      size: 1203
-    params:
-      params.yaml:
-        one.rate: 0.125
-        one.names:
-        - a
-        - b
-    outs:
-    - path: data/one
-      hash: md5
-      md5: 9a8ad92c50cae39aa2c5604fd0ab6d8c.dir
-      size: 70343
-      nfiles: 120
-  two:
-    cmd: python two.py
-    deps:
-    - path: data/one
-      hash: md5
-      md5: 9a8ad92c50cae39aa2c5604fd0ab6d8c.dir
-      size: 70343
-      nfiles: 120
-    outs:
-    - path: two.csv
-      hash: md5
-      md5: 9e107d9d372bb6826bd81d3542a419d6
-      size: 8080
-"""
+LOCK = io.StringIO()
+YAML().dump({"schema": "2.0", "stages": {
+    "one": {"cmd": "python one.py", "deps": [entry("code", nfiles=12), entry("one.py")],
+            "params": {"params.yaml": {"one.rate": 0.125, "one.names": ["a", "b"]}},
+            "outs": [entry("data/one", nfiles=120)]},
+    "two": {"cmd": "python two.py", "deps": [entry("data/one", nfiles=120)], "outs": [entry("two.csv")]},
+}}, LOCK)  # fmt: skip
 PIPELINE = """
 stages:
   wait:
@@ -115,15 +91,16 @@ def test_a_sweep_interrupts_every_moment_of_every_stage_twice() -> None:
 
 def test_a_cut_lock_is_noticed_or_states_nothing_by_halves() -> None:
     """A dvc.lock cut at any byte, or any other text, is noticed, or each entry that is left is the same as before."""
-    assert dvc_lock.is_whole(LOCK)
+    lock = LOCK.getvalue()
+    assert dvc_lock.is_whole(lock)
     assert not dvc_lock.is_whole("a line of text\n")
-    before = YAML(typ="safe", pure=True).load(LOCK)["stages"]
-    accepted = [length for length in range(len(LOCK)) if dvc_lock.is_whole(LOCK[:length])]
+    before = YAML(typ="safe", pure=True).load(lock)["stages"]
+    accepted = [length for length in range(len(lock)) if dvc_lock.is_whole(lock[:length])]
     assert 0 < len(accepted) < 20
     for length in accepted:
-        for stage, entry in YAML(typ="safe", pure=True).load(LOCK[:length])["stages"].items():
+        for stage, row in YAML(typ="safe", pure=True).load(lock[:length])["stages"].items():
             for kind in ("deps", "outs"):
-                assert all(file in before[stage][kind] for file in entry.get(kind, [])), LOCK[:length]
+                assert all(file in before[stage][kind] for file in row.get(kind, [])), lock[:length]
 
 
 def python(*arguments: str, folder: Path | None = None, check: bool = False) -> subprocess.CompletedProcess[str]:
