@@ -10,21 +10,19 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
-from packaging.requirements import Requirement
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
-from benchmarks.speed import arithmetic, devices, gpu, growth, loader, peers, portable, ways
+from benchmarks.speed import arithmetic, gpu, growth, peers, portable, ways
 from pipeline.config import params
 from tests.conftest import PROJECT
 from tests.documents import figures
 from tests.gpu.report import Report as GpuTests
+from tests.helpers.projects import call, commit
 from tests.helpers.refusals import refuses
 
 NAMES = [name for name in figures.LINES if name != "planning"]  # with the tiny preset
@@ -56,16 +54,6 @@ def test_a_benchmark_runs_and_reports(name: str, tmp_path: Path) -> None:
     assert figures.LINES[name](report | {"rows": report["rows"] | of_table})  # the table has one size of images
     assert report["conditions"]["preset"] == "tiny"
     assert {"cpu", "cores", "gpus", "versions", "commit", "photos"} <= report["conditions"].keys()
-
-
-def test_the_plot_has_a_bar_for_each_number_of_devices() -> None:
-    """As high as its seconds, above its name, and with the seconds as text. It is a file by itself."""
-    drawing = ElementTree.fromstring(devices.plot({"GPUs: 1": 8.0, "GPUs: 2": 4.0, "GPUs: 4": 2.5}))
-    space = "{http://www.w3.org/2000/svg}"
-    heights = [float(bar.attrib["height"]) for bar in drawing.iter(f"{space}rect")]
-    assert [height / heights[0] for height in heights] == pytest.approx([1, 4 / 8, 2.5 / 8], abs=0.01)
-    texts = [text.text for text in drawing.iter(f"{space}text")]
-    assert texts == ["seconds per epoch", "8", "GPUs: 1", "4", "GPUs: 2", "2.5", "GPUs: 4"]
 
 
 def test_no_device_is_no_report(tmp_path: Path) -> None:
@@ -101,12 +89,9 @@ def test_the_memory_of_a_way_is_that_of_a_run_of_its_own(tmp_path: Path, monkeyp
     """The highest sum over the GPUs, above that before. The epochs of the params stay; a failed run is an error."""
     looks = tmp_path / "looks"
     looks.write_text("100\n2000\n900\n900\n")
-    program = tmp_path / "bin/nvidia-smi"
-    program.parent.mkdir()
     # Two GPUs: the first has the next number of the file, the last one again and again. The training waits for it.
-    program.write_text(f'#!/bin/sh\nhead -n 1 {looks}; echo 1\ntest "$(wc -l < {looks})" = 1 || sed -i 1d {looks}\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    script = f'head -n 1 {looks}; echo 1\ntest "$(wc -l < {looks})" = 1 || sed -i 1d {looks}'
+    monkeypatch.setenv("PATH", program(tmp_path, "nvidia-smi", script))
     package = tmp_path / "copy/pipeline"
     package.mkdir(parents=True)
     (package / "__main__.py").write_text(
@@ -121,35 +106,6 @@ def test_the_memory_of_a_way_is_that_of_a_run_of_its_own(tmp_path: Path, monkeyp
     (package.parent / "fails").touch()
     with pytest.raises(RuntimeError, match="train ended with 1"):
         ways.memory(package.parent, ways.Way("single"), 2)
-
-
-def test_loaders_that_are_cut_go_on_with_the_next_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each loader takes as many turns as its preset says, on each side. None is lost, and none is taken twice."""
-    answers = iter([1.0, 2.0, 3.0, None, 4.0, 5.0, 6.0, 7.0, 8.0])
-
-    class Contender:
-        def __init__(self, *_: object) -> None: ...
-
-        def __enter__(self) -> "Contender":
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def ask(self, side: int, seconds: float) -> measuring.Row:
-            answer = next(answers) if seconds else 0.0
-            if answer is None:
-                raise KeyboardInterrupt
-            return {"images": 1000, "seconds": answer, "cpu_seconds": answer}
-
-    monkeypatch.setattr(loader, "Worker", Contender)
-    preset = replace(loader.PRESETS["tiny"], turns=2, sides=(32, 64))
-    with pytest.raises(KeyboardInterrupt):
-        loader.race(["a", "b"], tmp_path, preset, Report("loader", options_of(tmp_path)))
-    report = Report("loader", options_of(tmp_path, resume=True))
-    loader.race(["a", "b"], tmp_path, preset, report)
-    assert {name: (row["turns"], row["cpu_ms"]) for name, row in report.rows.items()} == {
-        "a 32": (2, 2.0), "b 32": (2, 3.0), "a 64": (2, 6.0), "b 64": (2, 7.0),
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("part", gpu.FIRST)
@@ -173,8 +129,10 @@ def test_the_gpu_command_stops_without_equal_bits(
     assert tuple(ran[-len(gpu.PARTS) + 2 :]) == gpu.PARTS[2:]
 
 
-def test_other_programs_are_compared_in_the_same_precision() -> None:
-    """As a ratio of the seconds per epoch, and by the epoch at whose end ours has taken less, `split` included."""
+def test_figures_are_computed_from_seconds() -> None:
+    """Other programs are compared in the same precision: the ratio of the seconds per epoch, and the epoch at whose end
+    ours has taken less, `split` included. Linear growth is 1.
+    """
     seconds = {"ours tf32": 4.0, "ours fp16": 2.0, "tutorial tf32": 5.0, "timm fp16": 3.0, "torchvision fp16": 2.0}
     rows = {"split, once": {"seconds": 1.5}, "prepare, once": {"seconds": 1.0}} | {
         name: {"epoch_s": value} for name, value in seconds.items()
@@ -185,6 +143,8 @@ def test_other_programs_are_compared_in_the_same_precision() -> None:
         "less_from_epoch": {"tutorial tf32": 3, "timm fp16": 3, "torchvision fp16": None},
     }
     assert [measuring.less_from(once, 1.0, 3.0) for once in (0.0, 1.9, 2.0, 2.1)] == [1, 1, 2, 2]
+    assert growth.linear([2 + 5 * times for times in growth.TIMES]) == 1  # with any constant; quadratic time gives more
+    assert growth.linear([float(times**2) for times in growth.TIMES]) > 3
 
 
 @pytest.mark.slow("three processes that import torch; make test has a benchmark, which shares the code of this one")
@@ -224,9 +184,7 @@ def test_the_gpu_command_goes_on_where_it_stopped(tmp_path: Path) -> None:
     first = run("gpu", *options, "--out", str(tmp_path))
     assert first.returncode == 0, first.stdout + first.stderr
     report = json.loads((tmp_path / "steps_cpu.json").read_text())
-    assert report["rows"]["fp32 sgd"].keys() == {"images_per_s", "gpu_memory_mb"}
     assert {*report["rows"], *report["left_out"]} == {"fp32 sgd", "fp16 fused_sgd"}
-    assert report["figures"]["times_fp32"] == {"fp32 sgd": 1.0}
     report["rows"]["fp32 sgd"]["images_per_s"] = 4711.0
     (tmp_path / "steps_cpu.json").write_text(json.dumps(report))
     again = run("gpu", *options, "--out", str(tmp_path))
@@ -242,6 +200,14 @@ def test_the_gpu_command_has_each_part_once() -> None:
     options = argparse.Namespace(device="cuda", out=Path("out"), archive="file:///some.tgz")
     assert all("--resume" in gpu.command(part, options) for part in gpu.BENCHMARKS)
     assert all("--gpu-report" in gpu.command(part, options) for part in gpu.TESTS)
+
+
+def program(folder: Path, name: str, script: str) -> str:
+    """A PATH with a program of the shell in front."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "bin" / name).chmod(0o755)
+    return f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
 
 
 def wheel(folder: Path, name: str, *libraries: str, size: int = 9) -> Path:
@@ -266,13 +232,9 @@ def test_the_packages_of_a_bare_machine_are_written(tmp_path: Path, monkeypatch:
     lock = tmp_path / "requirements/lock.txt"
     lock.parent.mkdir()
     lock.write_text(f"other==2\nsome-package==1 \\\n    --hash=sha256:{hashlib.sha256(own.read_bytes()).hexdigest()}\n")
-    strip = tmp_path / "bin/strip"
-    strip.parent.mkdir()
-    strip.write_text('#!/bin/sh\nprintf stripped > "$2"\n')
-    strip.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gpu, "CARRIED", ("some_package",))
-    monkeypatch.setenv("PATH", f"{strip.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", program(tmp_path, "strip", 'printf stripped > "$2"'))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(own.parent))
     extensions = [f"{name}.cpython-312-x86_64-linux-gnu.so" for name in gpu.APEX]
@@ -288,72 +250,6 @@ def test_the_packages_of_a_bare_machine_are_written(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(gpu, "CARRIED", ("some_package", "unlocked"))
     assert "unlocked" in gpu.write_packages(tmp_path / "none", None)
     assert not (tmp_path / "none").exists()
-
-
-def bare_environment(folder: Path) -> tuple[Path, Path]:
-    """The Python of an environment with gpu.EXPECTED and what they require, and a folder with gpu.CARRIED alone."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    names, links = [*gpu.EXPECTED, "pillow"], folder / f"lib/python3.{sys.version_info.minor}/site-packages"
-    present: set[str] = set()
-    while names:
-        name = names.pop()
-        try:
-            package = distribution(name)
-        except PackageNotFoundError:  # for another system or another Python
-            continue
-        if package.name in present:
-            continue
-        present.add(package.name)
-        requirements = map(Requirement, package.requires or [])
-        names += [one.name for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})]
-        for top in {path.parts[0] for path in package.files or []} - {"..", "__pycache__"}:
-            if not (links / top).exists():
-                (links / top).symlink_to(str(package.locate_file(top)))
-    packages = folder / "packages"
-    packages.mkdir()
-    for top in {name.partition(".")[0] for name in gpu.CARRIED}:
-        (packages / top).symlink_to(str(distribution("pydantic").locate_file(top)))
-    for name in ("pooch", "pydantic", "platformdirs"):  # these ask for their own version
-        package = distribution(name)
-        info = next(path.parts[0] for path in package.files or [] if path.parts[0].endswith(".dist-info"))
-        (packages / info).symlink_to(str(package.locate_file(info)))
-    return folder / "bin/python", packages
-
-
-@pytest.mark.slow("twenty processes that import torch; make test has the parts and the packages of the command")
-def test_the_gpu_command_runs_on_a_machine_that_has_little(tmp_path: Path) -> None:
-    """With EXPECTED installed and CARRIED in a folder, a test in two ranks and a benchmark run; without, it is refused.
-
-    A second part takes from the store what the stages before training wrote for the first.
-    """
-    python, packages = bare_environment(tmp_path / "bare")
-    command = [str(python), "-m", "benchmarks", "gpu", "--device", "cpu", "--out", str(tmp_path / "out")]
-    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
-
-    def start(*options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*command, *options], cwd=PROJECT, env=environ, capture_output=True, text=True, check=False
-        )
-
-    def run_parts(*parts: str) -> None:
-        done = start("--packages", str(packages), "--only", *parts, "--minutes", "30")
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    refused = start()
-    assert refused.returncode == 1
-    assert {name for name in (*gpu.CARRIED, *gpu.EXPECTED) if name in refused.stdout} == {*gpu.CARRIED}
-    run_parts("collect", "bits", "ceiling")
-    tests = json.loads((tmp_path / "out/gpu_tests_cpu.json").read_text())
-    assert {case["outcome"] for case in tests["cases"].values()} == {"passed", "skipped"}
-    assert json.loads((tmp_path / "out/ceiling_cpu.json").read_text())["rows"]
-    store = {path: path.stat().st_mtime_ns for path in (tmp_path / "out.store").rglob("*")}
-    assert len([*(tmp_path / "out.store").iterdir()]) == len(workspace.READ)
-    (tmp_path / "out/ceiling_cpu.json").unlink()
-    run_parts("ceiling")
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out.store").rglob("*")} == store
-    trainings = ("time_to_accuracy", "peers")
-    run_parts(*trainings)
-    assert all(json.loads((tmp_path / f"out/{name}_cpu.json").read_text())["figures"] for name in trainings)
 
 
 def options_of(out: Path, **changes: Any) -> argparse.Namespace:
@@ -449,10 +345,9 @@ def test_a_report_names_the_commit_and_whether_the_code_differs(
     code.parent.mkdir()
     for path in (code, Path("README.md"), report):
         path.write_text("before")
-    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
-    for arguments in (["init"], ["add", "."], [*identity, "commit", "-m", "All"]):
-        subprocess.run(["git", *arguments], check=True, capture_output=True)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    call(tmp_path, "git", "init")
+    commit(tmp_path)
+    head = call(tmp_path, "git", "rev-parse", "HEAD").stdout.strip()
     report.write_text("after")
     Path("README.md").write_text("after")
     assert measuring.commit() == head
@@ -461,12 +356,6 @@ def test_a_report_names_the_commit_and_whether_the_code_differs(
     Path("pipeline/new.py").unlink()
     code.write_text("after")
     assert measuring.commit() == f"{head}-dirty"
-
-
-def test_linear_growth_is_one() -> None:
-    """Linear time gives 1, with any constant; quadratic time gives more."""
-    assert growth.linear([2 + 5 * times for times in growth.TIMES]) == 1
-    assert growth.linear([float(times**2) for times in growth.TIMES]) > 3
 
 
 def test_the_table_names_the_machine_and_takes_no_tiny_preset(tmp_path: Path) -> None:
