@@ -51,6 +51,12 @@ def page(folder: Path) -> str:
     return write(folder)
 
 
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
 def row(text: str, name: str) -> list[str]:
     """The cells of the first row of a table of a card that begins with this cell, without it."""
     line = next(line for line in text.splitlines() if line.startswith(f"| {name} |"))
@@ -90,7 +96,7 @@ def test_the_numbers_and_hashes_are_those_of_the_files(folder: Path, page: str) 
     assert files.md5(folder / "models/model.safetensors") in page  # as in dvc.lock
 
 
-def test_no_name_is_a_mark_or_hides_others(folder: Path, page: str, tmp_path: Path) -> None:
+def test_no_name_is_a_mark_or_hides_others(page: str, copy: Path) -> None:
     """A name with HTML or Markdown is shown as it is, in one line; characters that hide or turn others as escapes.
     Letters of any script, and the joiners that some scripts and emoji have, keep their bytes.
     """
@@ -101,11 +107,10 @@ def test_no_name_is_a_mark_or_hides_others(folder: Path, page: str, tmp_path: Pa
     assert rendering.markdown("a|b\n`c` *d* [e]") == "a\\|b \\`c\\` \\*d\\* \\[e\\]"
     for letter in "\u202e\u2066\u200f\u061c\u200b\ufeff\u00ad\x1b\x07\x7f\x9b\ud800":
         assert rendering.markdown(f"a{letter}b") == f"a\\{ascii(letter)[1:-1]}b"
-    shutil.copytree(folder, tmp_path / "one")
     for name in ("split.csv", "model.json", "predictions.csv", "LICENSE.txt"):
-        (path,) = tmp_path.rglob(name)
+        (path,) = copy.rglob(name)
         path.write_text(path.read_text().replace("daisy", "|*dai\u202esy").replace("Zoë", "[Zoë\u202e]"))
-    text = write(tmp_path / "one")
+    text = write(copy)
     assert "\u202e" not in text
     assert len(row(text, r"\|\*dai\\u202esy")) == 4
     assert r"CC-BY by \[Zoë\\u202e\] &lt;b&gt;" in text
@@ -124,49 +129,44 @@ def test_it_shows_the_settings_of_the_report(folder: Path, page: str) -> None:
         ("mobilenet_v3_small", {"torchvision"}), ("timm/resnet18", {"timm", "transformers"}),
     ],
 )  # fmt: skip
-def test_it_names_the_libraries_that_load_the_model(
-    folder: Path, tmp_path: Path, model: str, loaders: set[str]
-) -> None:
+def test_it_names_the_libraries_that_load_the_model(copy: Path, model: str, loaders: set[str]) -> None:
     """And no other. ONNX is named, unless it is switched off."""
-    shutil.copytree(folder, tmp_path / "other")
-    path = tmp_path / "other/models/model.json"
+    path = copy / "models/model.json"
     files.write_json(path, json.loads(path.read_text()) | {"model": model})
-    text = write(tmp_path / "other")
+    text = write(copy)
     code = text.split("```python\n")[1].split("```")[0]
     assert {name for name in ("timm", "transformers", "torchvision") if f"= {name}." in code} == loaders
     assert "onnxruntime" in code
 
 
-def test_what_was_not_done_is_not_said(folder: Path, tmp_path: Path) -> None:
+def test_what_was_not_done_is_not_said(copy: Path) -> None:
     """Without photos and without ONNX, the card has no figure of them. A damaged export.json is refused."""
-    shutil.copytree(folder, tmp_path / "w")
-    path = tmp_path / "w/metrics/export.json"
-    assert "another class" in write(tmp_path / "w")
+    path = copy / "metrics/export.json"
+    assert "another class" in write(copy)
     files.write_json(path, EXPORTED | {"preprocessing_of_others": None})
-    assert "another class" not in write(tmp_path / "w")
+    assert "another class" not in write(copy)
     files.write_json(path, {"onnx": False})
-    raw = read_params(tmp_path / "w/params.yaml")
-    write_params(tmp_path / "w/params.yaml", change(raw, evaluate__onnx=False, data__source="synthetic"))
-    text = write(tmp_path / "w")
+    raw = read_params(copy / "params.yaml")
+    write_params(copy / "params.yaml", change(raw, evaluate__onnx=False, data__source="synthetic"))
+    text = write(copy)
     assert "onnx" not in text.split("| file |")[0]
     assert "CC0" in text
     assert "CC-BY" not in text
     files.write_text(path, "[1]")
     with refuses((path, "damaged")):
-        write(tmp_path / "w")
+        write(copy)
 
 
-def test_a_public_set_is_named(folder: Path, tmp_path: Path) -> None:
+def test_a_public_set_is_named(copy: Path) -> None:
     """The card and the report name it. The card has the page with its licence, and no photographers of other images."""
-    shutil.copytree(folder, tmp_path / "w")
-    raw = read_params(tmp_path / "w/params.yaml")
-    write_params(tmp_path / "w/params.yaml", change(raw, data__source="torchvision/Flowers102"))
-    text = write(tmp_path / "w")
+    raw = read_params(copy / "params.yaml")
+    write_params(copy / "params.yaml", change(raw, data__source="torchvision/Flowers102"))
+    text = write(copy)
     assert "`torchvision/Flowers102`" in text
     assert torchvision_sets.SETS["torchvision/Flowers102"].page in text
     assert "CC-BY" not in text
-    report.run(reports.config_in(tmp_path / "w"))
-    assert " Flowers102, " in (tmp_path / "w/reports/index.html").read_text()
+    report.run(reports.config_in(copy))
+    assert " Flowers102, " in (copy / "reports/index.html").read_text()
 
 
 def test_many_classes_and_credits_are_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

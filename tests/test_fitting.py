@@ -1,10 +1,8 @@
 """prepare.fit: what training, evaluation and prediction see of an image that is no square."""
 
 import json
-import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,9 +20,8 @@ from pipeline.evaluation import photos
 from pipeline.loader import augment, center
 from pipeline.models.description import View
 from pipeline.models.exported import center_crops
-from pipeline.reruns import record
 from pipeline.stages import prepare, split
-from tests.conftest import PROJECT, on_cpu, read_params, write_params
+from tests.conftest import on_cpu, read_params, write_params
 from tests.documents import fits
 from tests.helpers import starts
 from tests.helpers.datasets import decode
@@ -215,26 +212,3 @@ def test_the_shares_of_the_document_are_those_of_the_boxes() -> None:
     for fit, shares in {"none": (1, 27 / 64), "squash": (1, 1), "crop": (3 / 4, 27 / 64), "pad": (1, 1)}.items():
         view = View.from_params(params.with_values(params.Params(), {**values, "prepare.fit": fit}))
         assert fits.seen_shares(sizes, view) == pytest.approx(shares, abs=1e-4)
-
-
-def test_the_table_is_left_out_until_every_study_is_there(tmp_path: Path) -> None:
-    """Then it has a row for each fit. A study of another fit than its name says is refused."""
-    mini = record.read(PROJECT / record.RECIPES / "mini.json")
-    for study in fits.STUDIES.values():
-        (tmp_path / study).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(PROJECT / fits.FOLDER / fits.SIZES, tmp_path / fits.FOLDER)
-    for fit, study in fits.STUDIES.items():
-        assert fits.fits(tmp_path) == ""
-        record.write(tmp_path / study, replace(mini, params=mini.params | {"prepare.fit": fit}))
-    rows = fits.fits(tmp_path).splitlines()[4:]
-    assert [row.split(" | ")[0] for row in rows] == [f"| `{fit}`" for fit in FITS]
-    assert rows[0].endswith("| 100 % | 57 % |")
-    record.write(tmp_path / fits.FOLDER / "pad.json", mini)
-    with pytest.raises(ValueError, match=r"pad\.json"):
-        fits.fits(tmp_path)
-
-
-def test_sizes_are_counted_from_a_split(shapes: Path, tmp_path: Path) -> None:
-    """And read again, one row per image."""
-    fits.write_sizes(shapes / "split.csv", tmp_path / "sizes.csv")
-    assert sorted(map(tuple, fits.read_sizes(tmp_path / "sizes.csv").tolist())) == sorted(SHAPES.values())
