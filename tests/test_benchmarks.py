@@ -10,10 +10,12 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from benchmarks.harness import measuring, workspace
 from benchmarks.harness.measuring import Report, Worker
@@ -250,6 +252,74 @@ def test_the_packages_of_a_bare_machine_are_written(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(gpu, "CARRIED", ("some_package", "unlocked"))
     assert "unlocked" in gpu.write_packages(tmp_path / "none", None)
     assert not (tmp_path / "none").exists()
+
+
+def bare_environment(folder: Path) -> tuple[Path, Path]:
+    """The Python of an environment with gpu.EXPECTED and what they require, and a folder with gpu.CARRIED alone."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    names, links = [*gpu.EXPECTED, "pillow"], folder / f"lib/python3.{sys.version_info.minor}/site-packages"
+    present: set[str] = set()
+    while names:
+        name = names.pop()
+        try:
+            package = distribution(name)
+        except PackageNotFoundError:  # for another system or another Python
+            continue
+        if package.name in present:
+            continue
+        present.add(package.name)
+        requirements = map(Requirement, package.requires or [])
+        names += [one.name for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})]
+        for top in {path.parts[0] for path in package.files or []} - {"..", "__pycache__"}:
+            if not (links / top).exists():
+                (links / top).symlink_to(str(package.locate_file(top)))
+    packages = folder / "packages"
+    packages.mkdir()
+    for top in {name.partition(".")[0] for name in gpu.CARRIED}:
+        (packages / top).symlink_to(str(distribution("pydantic").locate_file(top)))
+    for name in ("pooch", "pydantic", "platformdirs"):  # these ask for their own version
+        package = distribution(name)
+        info = next(path.parts[0] for path in package.files or [] if path.parts[0].endswith(".dist-info"))
+        (packages / info).symlink_to(str(package.locate_file(info)))
+    return folder / "bin/python", packages
+
+
+@pytest.mark.slow("twenty processes that import torch; make test has the parts and the packages of the command")
+def test_the_gpu_command_runs_on_a_machine_that_has_little(tmp_path: Path) -> None:
+    """With EXPECTED installed and CARRIED in a folder, a test in two ranks and a benchmark run; without, it is refusal.
+
+    A second part takes from the store what the stages before training wrote for the first.
+    """
+    python, packages = bare_environment(tmp_path / "bare")
+    command = [str(python), "-m", "benchmarks", "gpu", "--device", "cpu", "--out", str(tmp_path / "out")]
+    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
+
+    def start(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *options], cwd=PROJECT, env=environ, capture_output=True, text=True, check=False
+        )
+
+    refusal = start()
+    assert refusal.returncode == 1
+    assert all(name in refusal.stdout for name in gpu.CARRIED)
+    assert not any(name in refusal.stdout for name in gpu.EXPECTED)
+    done = start("--packages", str(packages), "--only", "collect", "bits", "ceiling", "--minutes", "30")
+    assert done.returncode == 0, done.stdout + done.stderr
+    tests = json.loads((tmp_path / "out/gpu_tests_cpu.json").read_text())
+    assert {case["outcome"] for case in tests["cases"].values()} == {"passed", "skipped"}
+    assert json.loads((tmp_path / "out/ceiling_cpu.json").read_text())["rows"]
+    entries = sorted((tmp_path / "out.store").iterdir())
+    assert len(entries) == len(workspace.READ)
+    (tmp_path / "out/ceiling_cpu.json").unlink()
+    (images,) = (tmp_path / "out.store").glob("*/data/packed/images.npy")
+    before = images.stat().st_mtime_ns
+    assert start("--packages", str(packages), "--only", "ceiling", "--minutes", "30").returncode == 0
+    assert images.stat().st_mtime_ns == before
+    assert sorted((tmp_path / "out.store").iterdir()) == entries
+    trainings = ("time_to_accuracy", "peers")
+    done = start("--packages", str(packages), "--only", *trainings, "--minutes", "30")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(json.loads((tmp_path / f"out/{name}_cpu.json").read_text())["figures"] for name in trainings)
 
 
 def options_of(out: Path, **changes: Any) -> argparse.Namespace:

@@ -18,7 +18,7 @@ from pipeline.config import params
 from pipeline.evaluation import figures
 from pipeline.reruns import revisions
 from pipeline.reruns.revisions import Revision
-from tests.conftest import change, read_params, write_params
+from tests.conftest import PROJECT, change, read_params, write_params
 from tests.helpers.measured import eval_figures, train_figures
 from tests.helpers.projects import call, commit, create_project
 from tests.helpers.refusals import refuses
@@ -152,6 +152,38 @@ def test_real_experiments_are_compared(tmp_path: Path) -> None:
     assert f"{figures['accuracy']:.4f}" in page
     assert output_of(folder, "--md", "HEAD", "faster").startswith("| ")
     assert "nowhere: " in output_of(folder, "nowhere", check=False)
+
+
+def commands(title: str) -> list[str]:
+    """The commands of a section of docs/experiments.md, without their comments, with this Python's program."""
+    text = (PROJECT / "docs/experiments.md").read_text().partition(f"\n## {title}\n")[2].partition("```bash\n")[2]
+    lines = [line.split("  #")[0].rstrip() for line in text.partition("```")[0].splitlines()]
+    return [line.replace("perennial ", "python -m pipeline ") for line in lines]
+
+
+@pytest.mark.slow("several runs of DVC, as a reader of docs/experiments.md does them")
+def test_the_documents_way_of_comparing_works_from_its_first_line(tmp_path: Path) -> None:
+    """After a first run every command of the section works, in its order, and the last one gives back the commit."""
+    folder = create_project(
+        tmp_path / "project", data__source="synthetic", data__synthetic__count=100, data__synthetic__size=40,
+    )  # fmt: skip
+    call(folder, "dvc", "repro")
+    for name in ("user.name", "user.email"):
+        call(folder, "git", "config", name, "reader@localhost")
+    lock = (folder / "dvc.lock").read_bytes()
+    lines = [line for line in commands("Changing a setting and comparing") if not line.startswith("tensorboard")]
+    said = [call(folder, "bash", "-euc", f"export COLUMNS=110; {line}").stdout for line in lines]
+    assert call(folder, "git", "status", "--porcelain").stdout == ""
+    assert "metrics/eval.json" in call(folder, "git", "ls-files", "metrics").stdout
+    _, _, table, two, experiments, diff, _ = said
+    assert [line.split()[0] for line in table.splitlines()[:3]] == ["experiment", "HEAD", "jitter"]
+    assert "McNemar's exact test" in two
+    assert all(name in experiments for name in ("val_accuracy", "accuracy", "train.color_jitter"))
+    assert "macro_f1" not in experiments
+    assert max(map(len, experiments.splitlines())) <= 110
+    assert "…" not in experiments  # no column is cut
+    assert "val_accuracy" in diff
+    assert (folder / "dvc.lock").read_bytes() == lock
 
 
 def test_params_older_than_a_setting_are_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
