@@ -1,13 +1,9 @@
 """Layouts as people have them, and what the split makes of each.
 
-    python -m tests.layouts         prints a table: the layout, and what `split` says or why it refuses it
-
 Each layout is a folder of small real images. It goes through the inbox, as a user's photos do.
 """
 
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,9 +24,9 @@ class Case:
 
     name: str
     files: Files
-    kept: tuple[int, int, int] = (0, 0, 0)  # images in train, val and test; none if it is refused
+    parts: tuple[int, int, int] = (0, 0, 0)  # images in train, val and test; none if it is refused
     says: tuple[str, ...] = ()  # in what `split` prints
-    refused: tuple[tuple[str, str], ...] = ()  # key and kind of each fault
+    faults: tuple[tuple[str, str], ...] = ()  # key and kind of each fault
     classes: tuple[str, ...] = ("cat", "dog")
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -39,10 +35,10 @@ class Case:
 class Ending:
     """What became of a layout."""
 
-    kept: tuple[int, int, int]  # images in train, val and test
+    parts: tuple[int, int, int]  # images in train, val and test
     classes: tuple[str, ...]
     lines: tuple[str, ...]  # the report, or the refusal
-    refused: tuple[tuple[str, str], ...] = ()
+    faults: tuple[tuple[str, str], ...] = ()
 
 
 def images(*folders: str, number: int = 10, ending: str = "png") -> Files:
@@ -60,7 +56,7 @@ def table(*lines: str, name: str = "labels.csv") -> Files:
     return {name: "\n".join(lines) + "\n"}
 
 
-def listed(folder: str, end: str = "", number: int = 10) -> list[str]:
+def labels_of(folder: str, end: str = "", number: int = 10) -> list[str]:
     """Lines of a table: so many images of each of two classes in one folder."""
     return [f"{folder}{i:02}.png,{'cat' if i < number else 'dog'}{end}" for i in range(2 * number)]
 
@@ -69,149 +65,73 @@ FLAT = images("photos", number=20)
 HEADER = "path,label"
 CASES = (
     Case("class folders", both("."), (12, 3, 5), ("layout: class folders",)),
-    Case(
-        "class folders with subfolders (ImageFolder)",
-        images("cat/a", "cat/b/c", "dog") | {"LICENSE.txt": "mine"},
-        (22, 3, 5),
-        ("layout: class folders",),
-    ),
-    Case(
-        "patients as folders, split.group: folder",
-        images(*(f"{label}/{label}{n}" for label in ("cat", "dog") for n in range(10)), number=3),
-        (45, 6, 9),
-        ("groups: 20, each in one split",),
-        settings={"group": "folder"},
-    ),
-    Case(
-        "patients in names, split.group: p([0-9]+)_",
-        images("cat", number=1)
-        | dict.fromkeys(f"{'cat' if n < 10 else 'dog'}/p{n}_{i}.png" for n in range(20) for i in "abc"),
-        (49, 6, 6),
-        ("1 image is in no group, and a group by itself (first: cat/00.png)",),
-        settings={"group": "p([0-9]+)_"},
-    ),
+    Case("class folders with subfolders (ImageFolder)", images("cat/a", "cat/b/c", "dog") | {"LICENSE.txt": "mine"},
+         (22, 3, 5), ("layout: class folders",)),
+    Case("patients as folders, split.group: folder",
+         images(*(f"{label}/{label}{n}" for label in ("cat", "dog") for n in range(10)), number=3), (45, 6, 9),
+         ("groups: 20",), settings={"group": "folder"}),
+    Case("patients in names, split.group: p([0-9]+)_",
+         images("cat", number=1)
+         | dict.fromkeys(f"{'cat' if n < 10 else 'dog'}/p{n}_{i}.png" for n in range(20) for i in "abc"),
+         (49, 6, 6), ("(first: cat/00.png)",), settings={"group": "p([0-9]+)_"}),
     Case("class folders, split.stratify: true", both("."), (16, 2, 2), settings={"stratify": True}),
     Case("train, val, test", both("train", number=5) | both("val", "test", number=2), (10, 4, 4), ("layout: split",)),
-    Case(
-        "train, val (ImageFolder)",
-        both("train") | both("val", number=2),
-        (15, 4, 5),
-        ("no test is given: test is cut from train (5 test)",),
-    ),
-    Case(
-        "train, test (CIFAR as PNG)",
-        both("train", "test"),
-        (17, 3, 20),
-        ("no val is given: val is cut from train (3 val)",),
-    ),
-    Case("train alone", both("train"), (12, 3, 5), ("no val and no test is given: val and test are cut from train",)),
-    Case(
-        "Training, Validation, Testing",
-        both("Training", "Validation", "Testing", number=3),
-        (6, 6, 6),
-        ("layout: split folders Training, Validation, Testing",),
-    ),
-    Case(
-        "Roboflow, folders",
-        both("train", number=5)
-        | both("valid", "test", number=2)
-        | {"README.roboflow.txt": "", "README.dataset.txt": "", "train/README.md": ""},
-        (10, 4, 4),
-        ("layout: split folders train, valid, test",),
-    ),
-    Case(
-        "Roboflow, one column per class",
-        images("train", "valid") | table("filename, cat, dog", "00.png, 1, 0", name="train/_classes.csv"),
-        refused=(("images", "missing"),),
-    ),
-    Case("YOLO", images("images", "labels"), refused=(("images", "value"),)),
-    Case(
-        "Kaggle, unlabelled test",
-        both("train") | images("test", number=7) | {"sample_submission.csv": "id,label\n"},
-        (12, 3, 5),
-        ("7 images are not used: test/ has no class folder", "(first: test/00.png)", "are cut from train"),
-    ),
-    Case(
-        "Kaggle, one folder and train.csv",
-        images("train", number=20) | table("id,label", "00,cat", name="train.csv"),
-        refused=(("images", "missing"),),
-    ),
-    Case(
-        "Hugging Face, metadata.csv",
-        FLAT | table("file_name,label", "00.png,cat", name="photos/metadata.csv"),
-        refused=(("images", "missing"),),
-    ),
-    Case(
-        "one folder above (a zip)",
-        both("dataset/train") | both("dataset/valid", number=2) | {"dataset/README": ""},
-        (15, 4, 5),
-        ("all images are in the folder 'dataset'", "layout: split folders train, valid"),
-    ),
-    Case(
-        "junk of systems",
-        both(".") | dict.fromkeys(("__MACOSX/cat/._0.png", ".DS_Store", "cat/Thumbs.db", "dog/desktop.ini"), "junk"),
-        (12, 3, 5),
-        ("layout: class folders",),
-    ),
-    Case(
-        "images beside class folders",
-        both(".") | {"a.jpg": None, "b.png": None},
-        (12, 3, 5),
-        ("2 images are not used: beside the class folders (first: a.jpg)",),
-    ),
-    Case("splits in splits", both("train/train", "train/test"), refused=(("images", "value"),)),
-    Case("val, test without train", both("val", "test"), refused=(("images", "missing"),)),
-    Case("split and class folders", both("train") | images("cat"), refused=(("images", "pair"),)),
-    Case("one class", images("cat"), refused=(("images", "missing"),)),
-    Case("images at the top", images("."), refused=(("paths.inbox", "missing"),)),
-    Case(
-        "labels.csv",
-        FLAT | table("\ufeffLabel,path", *(",".join(line.split(",")[::-1]) for line in listed("photos/"))),
-        (12, 3, 5),
-        ("layout: labels.csv",),
-    ),
-    Case(
-        "labels.csv, images beside it",
-        images(".", number=20) | table(HEADER, *listed("./")),
-        (12, 3, 5),
-        ("layout: labels.csv",),
-    ),
-    Case(
-        "labels.csv, some given",
-        FLAT
-        | images("held")
-        | table("path,label,split", *listed("photos\\", ","), *listed("held/", ",Testing", number=5)),
-        (17, 3, 10),
-        ("20 images have no split in labels.csv: 17 train, 3 val",),
-    ),
-    Case(
-        "labels.csv, not all listed",
-        FLAT | {"photos/x.jpg": None} | table("path,label,width", *listed("photos/", ",24")),
-        (12, 3, 5),
-        ("columns that are not read: width", "1 image is not used: not in labels.csv (first: photos/x.jpg)"),
-    ),
-    Case(
-        "labels.csv, faults",
-        FLAT | table("path,label,split", "photos/00.png,,", "photos/99.png,cat,", "photos/01.png,dog,holdout"),
-        refused=tuple((f"images/labels.csv:{number}", "value") for number in (2, 3, 4)),
-    ),
-    Case(
-        "labels.csv, groups",
-        FLAT | table("path,label,group", *(f"{line},{n // 2}" for n, line in enumerate(listed("photos/")))),
-        (12, 4, 4),
-        ("groups: 10, each in one split",),
-    ),
-    Case(
-        "labels.csv, twice",
-        FLAT | table(HEADER, *listed("photos/"), "photos/00.png,cat"),
-        refused=(("images/labels.csv:22", "value"),),
-    ),
-    Case(
-        "labels.csv, semicolons",
-        FLAT | table(*(line.replace(",", ";") for line in (HEADER, *listed("photos/")))),
-        (12, 3, 5),
-        ("layout: labels.csv",),
-    ),
+    Case("train, val (ImageFolder)", both("train") | both("val", number=2), (15, 4, 5),
+         ("(5 test)",)),
+    Case("train, test (CIFAR as PNG)", both("train", "test"), (17, 3, 20),
+         ("(3 val)",)),
+    Case("train alone", both("train"), (12, 3, 5)),
+    Case("Training, Validation, Testing", both("Training", "Validation", "Testing", number=3), (6, 6, 6),
+         ("layout: split folders Training, Validation, Testing",)),
+    Case("Roboflow, folders",
+         both("train", number=5) | both("valid", "test", number=2)
+         | dict.fromkeys(("README.roboflow.txt", "README.dataset.txt", "train/README.md"), ""),
+         (10, 4, 4), ("layout: split folders train, valid, test",)),
+    Case("Roboflow, one column per class",
+         images("train", "valid") | table("filename, cat, dog", "00.png, 1, 0", name="train/_classes.csv"),
+         faults=(("images", "missing"),)),
+    Case("YOLO", images("images", "labels"), faults=(("images", "value"),)),
+    Case("Kaggle, unlabelled test", both("train") | images("test", number=7) | {"sample_submission.csv": "id,label\n"},
+         (12, 3, 5),
+         ("7 images", "(first: test/00.png)")),
+    Case("Kaggle, one folder and train.csv", images("train", number=20) | table("id,label", "00,cat", name="train.csv"),
+         faults=(("images", "missing"),)),
+    Case("Hugging Face, metadata.csv", FLAT | table("file_name,label", "00.png,cat", name="photos/metadata.csv"),
+         faults=(("images", "missing"),)),
+    Case("one folder above (a zip)", both("dataset/train") | both("dataset/valid", number=2) | {"dataset/README": ""},
+         (15, 4, 5), ("'dataset'", "layout: split folders train, valid")),
+    Case("junk of systems",
+         both(".") | dict.fromkeys(("__MACOSX/cat/._0.png", ".DS_Store", "cat/Thumbs.db", "dog/desktop.ini"), "junk"),
+         (12, 3, 5), ("layout: class folders",)),
+    Case("images beside class folders", both(".") | {"a.jpg": None, "b.png": None}, (12, 3, 5),
+         ("(first: a.jpg)",)),
+    Case("splits in splits", both("train/train", "train/test"), faults=(("images", "value"),)),
+    Case("val, test without train", both("val", "test"), faults=(("images", "missing"),)),
+    Case("split and class folders", both("train") | images("cat"), faults=(("images", "pair"),)),
+    Case("one class", images("cat"), faults=(("images", "missing"),)),
+    Case("images at the top", images("."), faults=(("paths.inbox", "missing"),)),
+    Case("labels.csv",
+         FLAT | table("\ufeffLabel,path", *(",".join(line.split(",")[::-1]) for line in labels_of("photos/"))),
+         (12, 3, 5), ("layout: labels.csv",)),
+    Case("labels.csv, images beside it", images(".", number=20) | table(HEADER, *labels_of("./")), (12, 3, 5),
+         ("layout: labels.csv",)),
+    Case("labels.csv, some given",
+         FLAT | images("held")
+         | table("path,label,split", *labels_of("photos\\", ","), *labels_of("held/", ",Testing", number=5)),
+         (17, 3, 10), ("17 train, 3 val",)),
+    Case("labels.csv, not all listed",
+         FLAT | {"photos/x.jpg": None} | table("path,label,width", *labels_of("photos/", ",24")), (12, 3, 5),
+         (": width", "(first: photos/x.jpg)")),
+    Case("labels.csv, faults",
+         FLAT | table("path,label,split", "photos/00.png,,", "photos/99.png,cat,", "photos/01.png,dog,holdout"),
+         faults=tuple((f"images/labels.csv:{number}", "value") for number in (2, 3, 4))),
+    Case("labels.csv, groups",
+         FLAT | table("path,label,group", *(f"{line},{n // 2}" for n, line in enumerate(labels_of("photos/")))),
+         (12, 4, 4), ("groups: 10",)),
+    Case("labels.csv, twice", FLAT | table(HEADER, *labels_of("photos/"), "photos/00.png,cat"),
+         faults=(("images/labels.csv:22", "value"),)),
+    Case("labels.csv, semicolons", FLAT | table(*(line.replace(",", ";") for line in (HEADER, *labels_of("photos/")))),
+         (12, 3, 5), ("layout: labels.csv",)),
 )  # fmt: skip
 
 
@@ -239,20 +159,3 @@ def run(case: Case, folder: Path) -> Ending:
     excluded = [(row.reason, row.image_file.path) for row in rows if row.reason]
     train, val, test = (counts["splits"][name] for name in SPLITS)
     return Ending((train, val, test), tuple(counts["classes"]), tuple(split_report.lines(layout, counts, excluded)))
-
-
-def rows() -> Iterator[str]:
-    """The table, as lines of Markdown."""
-    yield "| layout | train, val, test | what split says |"
-    yield "|---|---|---|"
-    for case in CASES:
-        with tempfile.TemporaryDirectory() as folder:
-            ending = run(case, Path(folder))
-        of_report = [line for line in ending.lines if any(text in line for text in ("layout: ", *case.says))]
-        said = ending.lines if ending.refused else of_report
-        kept = "refused" if ending.refused else ", ".join(map(str, ending.kept))
-        yield f"| {case.name} | {kept} | {' / '.join(said)} |"
-
-
-if __name__ == "__main__":
-    sys.stdout.writelines(f"{row}\n" for row in rows())

@@ -85,18 +85,18 @@ def test_the_machine_tells_the_states_of_an_installation_apart(state: str, tmp_p
         (tmp_path / name).write_text("raise AssertionError('to be looked at, not imported')")
     code = "import sys; from pipeline.config import machine; print(machine._apex(), 'torch' in sys.modules)"
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(PROJECT)])}
-    said = subprocess.run(  # -S: whatever is installed beside is not seen
+    done = subprocess.run(  # -S: whatever is installed beside is not seen
         [sys.executable, "-S", "-c", code], cwd=tmp_path, env=path, capture_output=True, text=True, check=True
     )
-    assert said.stdout == f"{state} False\n"
+    assert done.stdout == f"{state} False\n"
 
 
 def test_apex_is_imported_only_when_it_is_asked_for() -> None:
     """The tables can be read and their native members used without Apex; each of its seven choices then misses it."""
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "tests.ranks.without_apex"], cwd=PROJECT, capture_output=True, text=True, check=True
     )
-    assert said.stdout.split() == ["apex"] * 7
+    assert done.stdout.split() == ["apex"] * 7
 
 
 @needs_apex
@@ -109,21 +109,20 @@ def test_extensions_that_do_not_load_are_named(tmp_path: Path) -> None:
 
 
 @needs_apex
-def test_evaluation_sees_weights_that_were_loaded_under_o1() -> None:
-    """Without `weights_changed` the old weights' half copies answer; with it, and in `loop.logits`, the new ones do."""
-    assert all(fresh(scenarios.stale).values())
-
-
-@needs_apex
-def test_the_average_of_the_weights_is_what_is_evaluated_under_o1() -> None:
-    """Exchanging weights for their average and back is seen by each evaluation, cache or no cache."""
-    assert all(fresh(scenarios.averaged).values())
-
-
-@needs_apex
-def test_exact_switches_o1_casts_off_and_on_again() -> None:
-    """Inside the block torch computes what is written, after it O1 casts again, even if the block ended in an error."""
-    assert all(fresh(scenarios.exactness).values())
+@pytest.mark.parametrize(
+    ("scenario", "arguments"),
+    [
+        # O1 caches half copies: weights that are loaded, and averages that are exchanged, are what is evaluated
+        (scenarios.stale, ()), (scenarios.averaged, ()),
+        (scenarios.exactness, ()),  # torch computes what is written, after an error, too
+        (scenarios.zeroed, ()),  # Apex's zero_grad takes no argument; no gradient stays on weights or masters
+        # an overflow skips one step and halves the scale, also in the first of two microbatches, with clipping
+        (scenarios.overflown, ("O1",)), (scenarios.overflown, ("O2",)),
+    ],
+)  # fmt: skip
+def test_what_apex_changes_is_made_good(scenario: Scenario, arguments: tuple[str, ...]) -> None:
+    """Every fact of the scenario holds."""
+    assert all(fresh(scenario, *arguments).values())
 
 
 @needs_apex
@@ -149,22 +148,7 @@ def test_the_loops_rate_and_the_clipped_norm_reach_the_masters(level: str) -> No
     """Plain SGD moves the masters by rate × clipped norm: the schedule acts on Apex's optimizer, and what is clipped
     is the unscaled gradient of what the optimizer updates."""
     lengths = fresh(scenarios.moved, level)
-    assert lengths["0.0"] == 0
-    assert lengths["0.25"] == pytest.approx(0.25 * 0.125, rel=1e-3)
-    assert lengths["0.5"] == pytest.approx(0.5 * 0.125, rel=1e-3)
-
-
-@needs_apex
-def test_gradients_are_set_back_under_o2() -> None:
-    """Apex's zero_grad takes no argument; the step leaves no gradient on weights or masters."""
-    assert all(fresh(scenarios.zeroed).values())
-
-
-@needs_apex
-@pytest.mark.parametrize("level", ["O1", "O2"])
-def test_an_overflow_skips_one_step_and_halves_the_scale(level: str) -> None:
-    """Also when it happens in the first of two microbatches and the gradients are clipped."""
-    assert all(fresh(scenarios.overflown, level).values())
+    assert lengths == pytest.approx({"0.0": 0, "0.25": 0.25 * 0.125, "0.5": 0.5 * 0.125}, rel=1e-3)
 
 
 @needs_apex
@@ -186,8 +170,12 @@ def test_a_resume_under_o2_needs_the_masters_and_their_order(tmp_path: Path) -> 
 @needs_apex
 def test_apex_ddp_is_made_for_one_order_of_sums_or_for_speed(tmp_path: Path) -> None:
     """Deterministic: one reduction after the backward pass; otherwise it overlaps. No warning comes through."""
-    made = fresh(scenarios.wrapped, tmp_path, "apex")
-    assert made == {"delayed": True, "overlapping": True, "unwrapped": True, "norm": "apex"}
+    assert fresh(scenarios.wrapped, tmp_path, "apex") == {
+        "delayed": True,
+        "overlapping": True,
+        "unwrapped": True,
+        "norm": "apex",
+    }
 
 
 @needs_apex

@@ -20,11 +20,11 @@ from pipeline.data.archive import MAX_DEPTH, unpack
 from tests.helpers.refusals import refuses
 from tests.helpers.sources import PHOTOS, contents, member, tar_bytes, zip_bytes
 
-UNPACKED = {name.removeprefix("top/"): content for name, content in PHOTOS.items()}
+FILES = {name.removeprefix("top/"): content for name, content in PHOTOS.items()}
 ROOMY = (1000, 10**9)  # entries, bytes
 
 
-def unpacked(content: bytes, base: Path, limits: tuple[int, int] = ROOMY) -> dict[str, bytes]:
+def unpack_bytes(content: bytes, base: Path, limits: tuple[int, int] = ROOMY) -> dict[str, bytes]:
     """The files that an archive of these bytes unpacks to, through an atomic folder as in the stage."""
     archive = base / "archive"
     archive.write_bytes(content)
@@ -38,29 +38,25 @@ def unpacked(content: bytes, base: Path, limits: tuple[int, int] = ROOMY) -> dic
 def is_refused(content: bytes, base: Path, kind: Kind, key: str = "data.url", limits: tuple[int, int] = ROOMY) -> str:
     """Check that an archive is refused, and that no file is left. Returns the reason."""
     with refuses((key, kind)) as error:
-        unpacked(content, base, limits)
+        unpack_bytes(content, base, limits)
     assert [path.name for path in base.iterdir()] == ["archive"]
     return error.value.faults[0].reason
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        pytest.param(tar_bytes(PHOTOS), id="tar"),
-        pytest.param(gzip.compress(tar_bytes(PHOTOS)), id="tar.gz"),
-        pytest.param(bz2.compress(tar_bytes(PHOTOS)), id="tar.bz2"),
-        pytest.param(lzma.compress(tar_bytes(PHOTOS)), id="tar.xz"),
-        pytest.param(zip_bytes(PHOTOS), id="zip"),
-    ],
-)
+TAR = tar_bytes(PHOTOS)
+KINDS = {"tar": TAR, "tar.gz": gzip.compress(TAR), "tar.bz2": bz2.compress(TAR), "tar.xz": lzma.compress(TAR),
+         "zip": zip_bytes(PHOTOS)}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", KINDS.values(), ids=KINDS)
 def test_every_kind_of_archive_is_known_by_its_content(content: bytes, tmp_path: Path) -> None:
     """The name of an archive does not matter; it unpacks to class folders and the licence; no file is executable."""
-    assert unpacked(content, tmp_path) == UNPACKED
+    assert unpack_bytes(content, tmp_path) == FILES
     assert all(path.stat().st_mode & 0o111 == 0 for path in (tmp_path / "images").rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize(
-    ("names", "expected"),
+    ("names", "paths"),
     [
         (["top/daisy/a", "top/rose/b"], ["daisy/a", "rose/b"]),
         (["./top/daisy/a", "./top/rose/b"], ["daisy/a", "rose/b"]),
@@ -73,19 +69,19 @@ def test_every_kind_of_archive_is_known_by_its_content(content: bytes, tmp_path:
         (["top/daisy/a", "__MACOSX/top/._a", "top/.DS_Store", "top/daisy/Thumbs.db"], ["daisy/a"]),
     ],
 )
-def test_one_common_top_folder_is_left_out(names: list[str], expected: list[str], tmp_path: Path) -> None:
+def test_one_common_top_folder_is_left_out(names: list[str], paths: list[str], tmp_path: Path) -> None:
     """The one folder that holds all class folders is left out, but never a class folder; junk does not count."""
     for pack in (tar_bytes, zip_bytes):
-        assert sorted(unpacked(pack(dict.fromkeys(names, b"x")), tmp_path)) == sorted(expected)
+        assert sorted(unpack_bytes(pack(dict.fromkeys(names, b"x")), tmp_path)) == sorted(paths)
 
 
 def test_odd_names_survive(tmp_path: Path) -> None:
     """Spaces, commas, quotes and non-ASCII letters are kept, also in a zip without the flag for UTF-8."""
     names = {"Gänse blümchen/a, \"b\" 'c'.JPG": b"x", "薔薇/ü.png": b"y"}
-    assert unpacked(tar_bytes(names), tmp_path) == names
-    assert unpacked(zip_bytes(names), tmp_path) == names
+    assert unpack_bytes(tar_bytes(names), tmp_path) == names
+    assert unpack_bytes(zip_bytes(names), tmp_path) == names
     unsaid = zip_bytes({"d/Xx.png": b"x", "e/Xx.png": b"x"}).replace(b"Xx.png", "ü.png".encode())
-    assert sorted(unpacked(unsaid, tmp_path)) == ["d/ü.png", "e/ü.png"]
+    assert sorted(unpack_bytes(unsaid, tmp_path)) == ["d/ü.png", "e/ü.png"]
 
 
 def link(name: str) -> zipfile.ZipInfo:
@@ -149,7 +145,7 @@ def test_more_entries_or_bytes_than_allowed_are_refused(
 ) -> None:
     """The limits are exact."""
     content, size = pack(PHOTOS), sum(map(len, PHOTOS.values()))
-    assert unpacked(content, tmp_path, (len(PHOTOS), size)) == UNPACKED
+    assert unpack_bytes(content, tmp_path, (len(PHOTOS), size)) == FILES
     files.remove(tmp_path / "images")
     is_refused(content, tmp_path, "damaged", f"{tmp_path}/archive", (len(PHOTOS) - 1, size))
     is_refused(content, tmp_path, "damaged", f"{tmp_path}/archive", (len(PHOTOS), size - 1))
@@ -177,39 +173,31 @@ def test_what_is_no_archive_is_refused(content: bytes, kind: Kind, tmp_path: Pat
     is_refused(content, tmp_path, kind)
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress, bz2.compress, lzma.compress])
-@settings(deadline=None)
-@given(share=st.floats(0, 1, exclude_max=True))
-def test_a_truncated_tar_is_refused(
-    compress: Callable[[bytes], bytes], share: float, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """A tar cut at any point is refused as damaged (two blocks of zeros are its end; one is enough)."""
-    whole = tar_bytes(PHOTOS).rstrip(b"\0")
-    whole += bytes(-len(whole) % 512)
-    content = compress(whole + bytes(512))
-    cut = content[: int(share * (len(content) - (511 if compress is bytes else 0)))]
-    is_refused(cut, tmp_path_factory.mktemp("cut"), "damaged")
+SHORT = TAR.rstrip(b"\0")
+SHORT += bytes(-len(SHORT) % 512 + 512)  # two blocks of zeros are the end of a tar; one is enough
 
 
+@pytest.mark.parametrize(
+    "content", [SHORT[:-511], gzip.compress(SHORT), bz2.compress(SHORT), lzma.compress(SHORT), zip_bytes(PHOTOS)]
+)
 @settings(deadline=None)
 @given(share=st.floats(0, 1, exclude_max=True))
-def test_a_truncated_zip_is_refused(share: float, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A zip cut at any point is refused as damaged."""
-    content = zip_bytes(PHOTOS)
+def test_a_truncated_archive_is_refused(content: bytes, share: float, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """An archive cut at any point is refused as damaged."""
     is_refused(content[: int(share * len(content))], tmp_path_factory.mktemp("cut"), "damaged")
 
 
-@pytest.mark.parametrize("content", [tar_bytes(PHOTOS), gzip.compress(tar_bytes(PHOTOS)), zip_bytes(PHOTOS)])
+@pytest.mark.parametrize("content", [TAR, KINDS["tar.gz"], KINDS["zip"]])
 @settings(deadline=None)
 @given(share=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
 def test_a_changed_byte_never_ends_in_a_traceback(
     content: bytes, share: float, flip: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """An archive with a changed byte unpacks or is refused, and no partial output is left."""
-    changed, base = bytearray(content), tmp_path_factory.mktemp("changed")
-    changed[int(share * len(changed))] ^= flip
+    broken, base = bytearray(content), tmp_path_factory.mktemp("changed")
+    broken[int(share * len(broken))] ^= flip
     try:
-        unpacked(bytes(changed), base)
+        unpack_bytes(bytes(broken), base)
     except UserError:
         assert [path.name for path in base.iterdir()] == ["archive"]
     else:

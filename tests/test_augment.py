@@ -18,9 +18,9 @@ from tests.helpers.crops import cropped, drawn, jitter, mixes, random_boxes, ran
 
 def test_pixels_are_normalized_as_published_weights_expect() -> None:
     """The mean and the standard deviation of ImageNet's pixels, as torchvision's weights state them."""
-    published = torchvision.models.ResNet18_Weights.DEFAULT.transforms()
-    assert augment.MEAN == tuple(published.mean) == (0.485, 0.456, 0.406)
-    assert augment.STD == tuple(published.std) == (0.229, 0.224, 0.225)
+    weights = torchvision.models.ResNet18_Weights.DEFAULT.transforms()
+    assert augment.MEAN == tuple(weights.mean) == (0.485, 0.456, 0.406)
+    assert augment.STD == tuple(weights.std) == (0.229, 0.224, 0.225)
 
 
 @given(strength=st.floats(0, 1), seed=st.integers(0, 10**6))
@@ -47,9 +47,9 @@ def test_the_mean_for_the_contrast_has_no_order() -> None:
     """The same pixels elsewhere in the image have the same mean, to the bit: it is a sum of whole numbers."""
     random = torch.Generator().manual_seed(0)
     grey = torch.rand(40, 1, 50, 50, generator=random) * 255
-    moved = grey.flatten(2)[..., torch.randperm(2500, generator=random)].view_as(grey)
-    assert not torch.equal(grey.mean((1, 2, 3)), moved.mean((1, 2, 3)))  # in float32 there is one
-    assert torch.equal(augment._mean(grey), augment._mean(moved))
+    other = grey.flatten(2)[..., torch.randperm(2500, generator=random)].view_as(grey)
+    assert not torch.equal(grey.mean((1, 2, 3)), other.mean((1, 2, 3)))  # in float32 there is one
+    assert torch.equal(augment._mean(grey), augment._mean(other))
     assert (augment._mean(grey).flatten() - grey.double().mean((1, 2, 3))).abs().max() < 1e-3
 
 
@@ -72,7 +72,7 @@ def test_with_everything_off_training_sees_the_plain_crops() -> None:
     assert torch.equal(augment.training_crops(images, torch.arange(4), off, 48), plain)
     nothing, labels = random_params.draw_mix(0, 0, 4, 48, 0.0, 0.0), torch.arange(4)
     assert augment.mix_images(plain, nothing) is plain
-    assert all(kept is labels for kept in augment.mix_labels(labels, nothing, 5))
+    assert all(each is labels for each in augment.mix_labels(labels, nothing, 5))
 
 
 def test_a_training_crop_does_not_depend_on_its_neighbours_or_on_threads() -> None:
@@ -95,12 +95,12 @@ def test_mixed_images_and_targets_of_any_world_size_merge_to_the_same(size: int)
     packed, draws, labels = random_images(12, 64), drawn(12, 64, 48), torch.arange(12) % 5
     for whole in mixes(12, 48):
         one = augment.mix_images(augment.training_crops(packed, torch.arange(12), draws, 48), whole)
-        made = []
+        parts = []
         for rank in range(size):
             positions, mix = random_params.local(whole, Share(range(rank, rank + 1), size))
             cut = augment.training_crops(packed, torch.from_numpy(positions), draws.at(positions), 48)
-            made.append((augment.mix_images(cut, mix), *augment.mix_labels(labels[positions], mix, 5)))
-        images, heavier, targets = (torch.cat(parts) for parts in zip(*made, strict=True))
+            parts.append((augment.mix_images(cut, mix), *augment.mix_labels(labels[positions], mix, 5)))
+        images, heavier, targets = (torch.cat(part) for part in zip(*parts, strict=True))
         assert torch.equal(images, one)
         assert torch.equal(heavier, augment.mix_labels(labels, whole, 5)[0])
         assert torch.equal(targets, augment.mix_labels(labels, whole, 5)[1])

@@ -39,14 +39,14 @@ def job(folder: Path) -> Job:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def content_of_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The content of a checkpoint."""
     folder = tmp_path_factory.mktemp("run")
     resume.save_checkpoint(job(folder), learner(), Totals.zero(ALONE.device, 1), state.Progress(step=3))
     return checkpoint.load(folder / runs.CHECKPOINT)
 
 
-def resumed(folder: Path) -> state.Progress:
+def resume_in(folder: Path) -> state.Progress:
     return resume.resume(job(folder), learner(), Totals.zero(ALONE.device, 1))
 
 
@@ -61,16 +61,16 @@ def resumed(folder: Path) -> state.Progress:
     ids=str,
 )  # fmt: skip
 def test_a_checkpoint_with_another_content_is_named(
-    saved: dict[str, Any], tmp_path: Path, changes: dict[str, Any]
+    content_of_run: dict[str, Any], tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """A checkpoint with a correct digest and unexpected content is refused."""
-    content = {key: value for key, value in {**saved, **changes}.items() if value is not None}
+    content = {key: value for key, value in {**content_of_run, **changes}.items() if value is not None}
     checkpoint.save(tmp_path / runs.CHECKPOINT, content)
     if not changes:
-        assert resumed(tmp_path).step == 3
+        assert resume_in(tmp_path).step == 3
         return
     with pytest.raises(UserError) as refused:
-        resumed(tmp_path)
+        resume_in(tmp_path)
     faults = {(fault.key, fault.kind) for fault in refused.value.faults}
     assert faults in ({(str(tmp_path / runs.CHECKPOINT), "damaged")}, {(str(tmp_path), "differs")})  # of the hardware
 
@@ -79,17 +79,20 @@ def test_a_checkpoint_with_another_content_is_named(
 def test_the_first_and_the_last_step_are_in_the_run(tmp_path: Path, step: int) -> None:
     """A run that is stopped before its first step, or killed after its last one, goes on from there."""
     resume.save_checkpoint(job(tmp_path), learner(), Totals.zero(ALONE.device, 1), state.Progress(step=step))
-    assert resumed(tmp_path).step == step
+    assert resume_in(tmp_path).step == step
 
 
-@pytest.mark.parametrize("content", [b"", b"x", b"PK\x03\x04", "list", "bomb"], ids=str)
+@pytest.mark.parametrize("content", [b"a folder", b"", b"x", b"PK\x03\x04", "list", "bomb"], ids=str)
 def test_a_checkpoint_that_something_else_wrote_is_damaged(tmp_path: Path, content: bytes | str) -> None:
     """No code in it runs, and the earlier checkpoint is used, if there is one."""
     buffer = io.BytesIO()
     if isinstance(content, str):
         torch.save({"model": Bomb()} if content == "bomb" else [1, 2], buffer)
         content = buffer.getvalue()
-    (tmp_path / runs.CHECKPOINT).write_bytes(content + hashlib.sha256(content).digest())
+    if content == b"a folder":  # it is not treated as a missing checkpoint
+        (tmp_path / runs.CHECKPOINT).mkdir()
+    else:
+        (tmp_path / runs.CHECKPOINT).write_bytes(content + hashlib.sha256(content).digest())
     with refuses((tmp_path / runs.CHECKPOINT, "damaged")):
         resume.newest_checkpoint(tmp_path / runs.CHECKPOINT)
     (tmp_path / runs.CHECKPOINT).replace(checkpoint.previous(tmp_path / runs.CHECKPOINT))
@@ -100,18 +103,11 @@ def test_a_checkpoint_that_something_else_wrote_is_damaged(tmp_path: Path, conte
 
 
 def test_a_checkpoint_is_written_in_one_pass(
-    saved: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content_of_run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its SHA-256 is taken while it is written. No byte of it is read again."""
     monkeypatch.setattr(files, "sha256", None)
-    checkpoint.save(tmp_path / runs.CHECKPOINT, saved)
+    checkpoint.save(tmp_path / runs.CHECKPOINT, content_of_run)
     content = (tmp_path / runs.CHECKPOINT).read_bytes()
     assert hashlib.sha256(content[:-32]).digest() == content[-32:]
-    assert checkpoint.load(tmp_path / runs.CHECKPOINT).keys() == saved.keys()
-
-
-def test_a_checkpoint_that_is_a_folder_is_named(tmp_path: Path) -> None:
-    """A folder is not treated as a missing checkpoint."""
-    (tmp_path / runs.CHECKPOINT).mkdir()
-    with refuses((tmp_path / runs.CHECKPOINT, "damaged")):
-        resume.newest_checkpoint(tmp_path / runs.CHECKPOINT)
+    assert checkpoint.load(tmp_path / runs.CHECKPOINT).keys() == content_of_run.keys()

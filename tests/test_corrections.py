@@ -76,10 +76,9 @@ def test_what_changes_nothing_or_is_not_read_is_said(tmp_path: Path) -> None:
     """A label that is right already, and columns with other names."""
     corrected = corrections.apply(read("path,label,by\ndog/é.png,dog,me\n", tmp_path), LAYOUT)
     assert corrected.counts == {"relabelled": 0, "excluded": 0, "unchanged": 1}
-    assert corrected.layout.notes[1:] == (
-        "data/corrections.csv: lines that change nothing, because the label is right already: 1 (first: dog/é.png)",
-        "data/corrections.csv: columns that are not read: by",
-    )
+    unchanged, columns = corrected.layout.notes[1:]
+    assert unchanged.endswith(": 1 (first: dog/é.png)")
+    assert columns.endswith(": by")
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,9 @@ def test_a_corrected_image_keeps_its_split_and_has_the_new_label(small: Path) ->
 
 
 def test_a_correction_resolves_conflicting_labels(small: Path) -> None:
-    """Equal images of two classes are both left out; with one of them corrected or excluded, one is used."""
+    """Equal images of two classes are both left out; with one of them corrected or excluded, one is used. Of two equal
+    images of one class, only one of which gets another label, both are left out.
+    """
     shutil.copy(small / "cat/2.png", small / "dog/same.png")
     assert set(reasons(do_split(small).rows).values()) == {"conflicting labels"}
     relabelled = do_split(small, "dog/same.png,cat,")
@@ -155,12 +156,10 @@ def test_a_correction_resolves_conflicting_labels(small: Path) -> None:
     assert reasons(excluded.rows) == {"cat/2.png": "excluded by hand: is a dog"}
     assert excluded.counts["conflicts"] == 0
     assert splits_by_path(excluded.rows)["dog/same.png"]
-
-
-def test_a_correction_can_make_a_conflict(small: Path) -> None:
-    """Two equal images of one class, of which only one gets another label, are both left out."""
-    shutil.copy(small / "cat/2.png", small / "cat/same.png")
+    (small / "dog/same.png").rename(small / "cat/same.png")
     assert set(reasons(do_split(small, "cat/same.png,dog,").rows)) == {"cat/2.png", "cat/same.png"}
+    with refuses(("classes", "missing")):  # as any class with too few images is
+        do_split(small, *(f"cat/{number}.png,dog," for number in range(10)), "cat/same.png,dog,")
 
 
 def test_an_excluded_file_may_be_broken(small: Path) -> None:
@@ -170,12 +169,6 @@ def test_an_excluded_file_may_be_broken(small: Path) -> None:
         do_split(small, max_unreadable=0)
     result = do_split(small, "cat/cut.png,exclude,broken", max_unreadable=0)
     assert reasons(result.rows) == {"cat/cut.png": "excluded by hand: broken"}
-
-
-def test_a_class_that_loses_all_its_images_is_refused(small: Path) -> None:
-    """As any class with too few images is."""
-    with refuses(("classes", "missing")):
-        do_split(small, *(f"cat/{number}.png,dog," for number in range(10)))
 
 
 def test_labels_csv_and_a_given_split_can_be_corrected(tmp_path: Path) -> None:
@@ -208,27 +201,26 @@ def test_the_new_label_reaches_the_tables_and_the_packed_images(
     assert files.read_csv(Path("metrics/excluded.csv")) == [
         {"reason": "excluded by hand", "images": "2", "first": "cat/4.png"}
     ]
-    counted = {row["finding"]: row["number"] for row in files.read_csv(Path("metrics/findings.csv"))}
-    assert (counted["corrections.relabelled"], counted["corrections.excluded"]) == ("1", "2")
-    said = capsys.readouterr().out
-    assert "split: data/corrections.csv: labels corrected: 1, images left out: 2\n" in said
-    assert "split: left out: 2 excluded by hand (first: cat/4.png)\n" in said
+    counts = {row["finding"]: row["number"] for row in files.read_csv(Path("metrics/findings.csv"))}
+    assert (counts["corrections.relabelled"], counts["corrections.excluded"]) == ("1", "2")
+    assert "2 excluded by hand (first: cat/4.png)\n" in capsys.readouterr().out
 
 
-@pytest.mark.slow("seven starts, five of them under DVC; make test corrects labels without it")
+@pytest.mark.slow("five starts, four of them under DVC; make test corrects labels without it")
 def test_dvc_runs_split_again_after_a_correction(tmp_path: Path) -> None:
     """A changed line makes split stale; a missing table is refused by name, and a wrong line by its number."""
     project = create_project(tmp_path / "project", data__source="synthetic", data__synthetic__count=50)
-    call(project, "python", "-m", "pipeline", "repro", "split")
+
+    def run_split(correction: str = "", check: bool = True) -> str:
+        (project / corrections.FILE).write_text(f"path,label,reason\n{correction}")
+        return call(project, "python", "-m", "pipeline", "repro", "split", check=check).stderr
+
+    run_split()
     path = files.read_csv(project / "data/split.csv")[0]["path"]
     assert path.startswith("aster/")
-    assert "up to date" in call(project, "dvc", "status", "split").stdout
-    (project / corrections.FILE).write_text(f"path,label,reason\n{path},clematis,looks like one\n")
-    call(project, "python", "-m", "pipeline", "repro", "split")
+    run_split(f"{path},clematis,looks like one\n")
     assert files.read_csv(project / "data/split.csv")[0]["class"] == "clematis"
-    (project / corrections.FILE).write_text(f"path,label,reason\n{path},clemat,\n")
-    refused = call(project, "python", "-m", "pipeline", "repro", "split", check=False)
-    assert "data/corrections.csv:2: " in refused.stderr
+    assert "data/corrections.csv:2: " in run_split(f"{path},clemat,\n", check=False)
     (project / corrections.FILE).unlink()
-    refused = call(project, "python", "-m", "pipeline", "repro", check=False)
-    assert refused.stderr.startswith("repro: data/corrections.csv: ")
+    done = call(project, "python", "-m", "pipeline", "repro", check=False)
+    assert done.stderr.startswith("repro: data/corrections.csv: ")

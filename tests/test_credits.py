@@ -8,14 +8,14 @@ from pipeline.data import credits
 
 def test_credits_of_real_photos(photos: Path) -> None:
     """Every photo of flower_photos has its photographer's credit, whichever way round its line is written."""
-    found = credits.credits(photos / "LICENSE.txt")
-    assert set(found) == {str(path.relative_to(photos)) for path in photos.rglob("*.jpg")}
-    assert len(found) == 40
-    bruce = found["dandelion/14283011_3e7452c5b2_n.jpg"]
+    by_path = credits.credits(photos / "LICENSE.txt")
+    assert set(by_path) == {str(path.relative_to(photos)) for path in photos.rglob("*.jpg")}
+    assert len(by_path) == 40
+    bruce = by_path["dandelion/14283011_3e7452c5b2_n.jpg"]
     assert bruce == "CC-BY https://www.flickr.com/photos/67114894@N00/ - by Bruce"
     assert credits.without_address(bruce) == "CC-BY by Bruce"
     assert credits.address(bruce) == "https://www.flickr.com/photos/67114894@N00/"
-    for credit in found.values():
+    for credit in by_path.values():
         assert re.fullmatch(r"CC-BY by .+", credits.without_address(credit))
         assert "http" not in credits.without_address(credit)
         assert re.fullmatch(r"https?://\S+", credits.address(credit))

@@ -75,7 +75,7 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def emptied(path: Path) -> None:
+def make_empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
@@ -97,22 +97,18 @@ def array(value: Any, *, pickled: bool = False) -> Damage:
     return partial(np.save, arr=value, allow_pickle=pickled)
 
 
-def change(path: Path, keys: dict[str, Any]) -> None:
-    """Put keys into a JSON file; None removes a key."""
-    content = {**json.loads(path.read_text()), **keys}
-    path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+def put(**keys: Any) -> Damage:
+    """Puts keys into a JSON file; None removes a key."""
 
+    def change(path: Path, keys: dict[str, Any]) -> None:
+        content = {**json.loads(path.read_text()), **keys}
+        path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
-def changed(**keys: Any) -> Damage:
     return partial(change, keys=keys)
 
 
-def replace(path: Path, old: str, new: str) -> None:
-    path.write_text(path.read_text().replace(old, new))
-
-
-def replaced(old: str, new: str) -> Damage:
-    return partial(replace, old=old, new=new)
+def swap(old: str, new: str) -> Damage:
+    return partial(lambda path, old, new: path.write_text(path.read_text().replace(old, new)), old=old, new=new)
 
 
 def vast(path: Path) -> None:
@@ -135,18 +131,18 @@ def endless(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-BY_ANYBODY: tuple[Damage, ...] = (cut, emptied, a_folder, its_folder_a_file, Path.unlink, a_pipe, endless)
+BY_ANYBODY: tuple[Damage, ...] = (cut, make_empty, a_folder, its_folder_a_file, Path.unlink, a_pipe, endless)
 VIEW = {"packed_size": 40, "resize": 36, "crop": 32, "grey": "full", "fit": "none"}
 DAMAGES: dict[str, tuple[Damage, ...]] = {
     "models/model.json": (
         text("[1, 2]"), text("{}"), text("[" * 100_000), text('{"model": "\\ud800"}'),
-        changed(mean=None), changed(added=1), changed(classes="ab"), changed(classes=[]), changed(classes=[1, 2]),
-        changed(classes=["a", "a"]), changed(classes=[str(number) for number in range(10**6)]),
-        changed(model="no_such_model"), changed(model="fasterrcnn_resnet50_fpn"), changed(model=18),
-        changed(view=[40, 36, 32]), changed(view={**VIEW, "crop": "32"}), changed(view={**VIEW, "crop": 0}),
-        changed(view={**VIEW, "crop": 10**9}), changed(view={**VIEW, "crop": 40}), changed(view={"packed_size": 40}),
-        changed(view={**VIEW, "fit": "wide"}),
-        changed(mean=[0, 0]), changed(mean=[0, 0, "0"]), changed(epoch=0), changed(export="first"),
+        put(mean=None), put(added=1), put(classes="ab"), put(classes=[]), put(classes=[1, 2]),
+        put(classes=["a", "a"]), put(classes=[str(number) for number in range(10**6)]),
+        put(model="no_such_model"), put(model="fasterrcnn_resnet50_fpn"), put(model=18),
+        put(view=[40, 36, 32]), put(view={**VIEW, "crop": "32"}), put(view={**VIEW, "crop": 0}),
+        put(view={**VIEW, "crop": 10**9}), put(view={**VIEW, "crop": 40}), put(view={"packed_size": 40}),
+        put(view={**VIEW, "fit": "wide"}),
+        put(mean=[0, 0]), put(mean=[0, 0, "0"]), put(epoch=0), put(export="first"),
     ),
     "models/model.safetensors": (text("x"), text("\xff" * 1000)),
     "data/packed/images.npy": (
@@ -154,16 +150,16 @@ DAMAGES: dict[str, tuple[Damage, ...]] = {
         array(np.array([Bomb()], object), pickled=True), array(np.zeros((3, 40, 40, 3), np.uint8)), vast,
     ),
     "data/packed/digest.json": (
-        text("[]"), text("{}"), changed(sha256="0"), changed(sha256=None), changed(images="4"), changed(images=-4),
-        changed(images=10**30), changed(images=3), changed(size=0), changed(size=10**6), changed(added=0),
-        changed(fit="wide"),
+        text("[]"), text("{}"), put(sha256="0"), put(sha256=None), put(images="4"), put(images=-4),
+        put(images=10**30), put(images=3), put(size=0), put(size=10**6), put(added=0),
+        put(fit="wide"),
     ),
     "data/split.csv": (
-        text("a\0b"), text("\n" * 10), replaced("split", "part"), replaced("width", "wide"), replaced(",60,", ",wide,"),
-        replaced(",60,", ",-60,"), replaced(",60,", ",9999999999,"), replaced("test", "holdout"),
-        replaced("a/1.png", "../1.png"), replaced("a/1.png", "/1.png"), replaced("a/1.png", '"' + "a" * 200_000 + '"'),
-        replaced("x,y,z", "x,y,z,more"), replaced(",60,40,x,y,z", ",60"), replaced("a/1.png,a", "a/1.png,a\0"),
-        replaced("b/2.png,b,test,,60,40,x,y,z\n", ""),
+        text("a\0b"), text("\n" * 10), swap("split", "part"), swap("width", "wide"), swap(",60,", ",wide,"),
+        swap(",60,", ",-60,"), swap(",60,", ",9999999999,"), swap("test", "holdout"),
+        swap("a/1.png", "../1.png"), swap("a/1.png", "/1.png"), swap("a/1.png", '"' + "a" * 200_000 + '"'),
+        swap("x,y,z", "x,y,z,more"), swap(",60,40,x,y,z", ",60"), swap("a/1.png,a", "a/1.png,a\0"),
+        swap("b/2.png,b,test,,60,40,x,y,z\n", ""),
     ),
     "runs/1/provenance.json": (text("[]"), text("{}"), text('{"model": 1}')),
     "weights/shufflenet_v2_x0_5.safetensors": (text("x"),),
@@ -205,9 +201,7 @@ def test_a_damaged_file_is_named(folder: Path, path: str, damage: Damage, monkey
 def test_a_model_of_before_has_the_full_scale(whole: Path, tmp_path: Path) -> None:
     """A model.json without view.grey and view.fit is read; 16-bit grey was scaled by its full scale then."""
     shutil.copytree(whole / "models", tmp_path / "models")
-    changed(view={key: value for key, value in VIEW.items() if key not in ("grey", "fit")})(
-        tmp_path / "models/model.json"
-    )
+    put(view={key: value for key, value in VIEW.items() if key not in ("grey", "fit")})(tmp_path / "models/model.json")
     assert asdict(exported.load(tmp_path / "models").view) == VIEW
 
 
@@ -259,18 +253,18 @@ def test_any_bytes_give_a_value_or_a_refusal(folder: Path, path: str, monkeypatc
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{"])
-def test_a_damaged_provenance_is_named_by_verify(tmp_path: Path, content: str) -> None:
-    """A damaged provenance.json is named with the remedy."""
-    (tmp_path / "provenance.json").write_text(content)
-    with refuses((tmp_path / "provenance.json", "damaged")):
-        comparison._flat(tmp_path / "provenance.json")
+def test_a_damaged_provenance_is_named_by_verify(folder: Path, content: str) -> None:
+    """Its path is the key."""
+    (folder / "runs/1/provenance.json").write_text(content)
+    with refuses((folder / "runs/1/provenance.json", "damaged")):
+        comparison.print_provenance(folder / "runs", folder / "runs")
 
 
 @pytest.mark.parametrize(
     ("command", "path", "damage"),
     [
         ("prepare", "data/split.csv", text("a\0b")),
-        ("clean-runs", "data/packed/digest.json", emptied),
+        ("clean-runs", "data/packed/digest.json", make_empty),
         ("predict params.yaml", "models/model.json", text("[]")),
         ("rank evaluate", "data/packed/images.npy", vast),
         ("rank evaluate", "data/packed/images.npy", one_pixel),

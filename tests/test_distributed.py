@@ -20,25 +20,23 @@ from tests.helpers.trainings import ALONE
 
 
 @pytest.mark.parametrize(
-    ("device", "choice", "expected"),
+    ("device", "choice", "backend"),
     [("cpu", "auto", "gloo"), ("cuda", "auto", "nccl"), ("cuda", "gloo", "gloo"), ("cuda", "nccl", "nccl")],
 )
-def test_the_backend_is_the_chosen_one_or_that_of_the_device(device: str, choice: Backend, expected: Backend) -> None:
-    assert backend_for(torch.device(device), choice) == expected
+def test_the_backend_is_the_chosen_one_or_that_of_the_device(device: str, choice: Backend, backend: Backend) -> None:
+    assert backend_for(torch.device(device), choice) == backend
 
 
 def test_an_error_of_one_rank_ends_it_at_once_with_its_own_sentence(tmp_path: Path) -> None:
-    """No rank destroys the group after an error: NCCL would wait there for ever, before the sentence is printed."""
+    """No rank destroys the group after an error, as each does without one: NCCL would wait there for ever, before the
+    sentence is printed.
+    """
     processes = start_ranks(2, "quiescent", str(tmp_path), "fail", stderr=subprocess.PIPE)
     words = [process.communicate()[1] for process in processes]
     assert "quiescent: rank 1: " in words[1], words
     assert processes[1].returncode == 1
     assert processes[0].returncode != 0, words
     assert not list(tmp_path.iterdir())
-
-
-def test_without_an_error_every_rank_destroys_the_group(tmp_path: Path) -> None:
-    """So the end of the test above is that of an error."""
     assert [process.wait() for process in start_ranks(2, "quiescent", str(tmp_path), "end")] == [0, 0]
     assert {path.name for path in tmp_path.iterdir()} == {"destroyed-0", "destroyed-1"}
 
@@ -73,8 +71,8 @@ def test_one_process_exchanges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert distributed.broadcast_object(values) is values
     assert distributed.all_gather_object(values) == [values]
     assert [distributed.broadcast_flag(flag, values.device) for flag in (True, False)] == [True, False]
-    gathered = distributed.gather_in_order([values[None], values[None] + 1], [1, 0], 2)
-    assert torch.cat(gathered).tolist() == [[2.0, 3.0], [1.0, 2.0]]
+    rows = distributed.gather_in_order([values[None], values[None] + 1], [1, 0], 2)
+    assert torch.cat(rows).tolist() == [[2.0, 3.0], [1.0, 2.0]]
     total = elastic.Sum(ALONE, 2)
     for shard in (0, 1):
         total.add(shard, [values * shard])

@@ -53,10 +53,10 @@ def test_a_document_names_commands_that_exist(document: str) -> None:
     """Every target of make, and every command of the program with its options and arguments."""
     for line in commands((PROJECT / document).read_text()):
         for command in re.split(r"&&|;|\|", line):
-            if made := re.match(r"\s*(?:\w+=\S+ )*make ([\w-]+)", command):
-                assert made[1] in TARGETS, command
-            if asked := re.search(r"(?:^|\s)perennial ([a-z].*)", command):
-                check(shlex.split(asked[1]))
+            if target := re.match(r"\s*(?:\w+=\S+ )*make ([\w-]+)", command):
+                assert target[1] in TARGETS, command
+            if call := re.search(r"(?:^|\s)perennial ([a-z].*)", command):
+                check(shlex.split(call[1]))
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, *TEMPLATES, "results/README.md", "params.yaml"])
@@ -85,14 +85,14 @@ def test_a_message_names_a_command_that_exists() -> None:
 
 def names(file: Path) -> set[str]:
     """The names of all functions, classes, methods and constants that a Python file defines."""
-    defined = set()
+    result = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            defined.add(node.name)
+            result.add(node.name)
         elif isinstance(node, ast.AnnAssign | ast.Assign):
             targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
-            defined |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return defined
+            result |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return result
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

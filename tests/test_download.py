@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from pipeline.stages import download, weights
 from tests.conftest import PROJECT
 from tests.helpers.refusals import refuses
 from tests.helpers.sources import archive_project, contents, fill, project, tar_bytes
+from tests.helpers.trainings import wait_for
 
 NO_WEIGHTS = {"none.txt": b"No pretrained weights are asked for (train.weights: none).\n"}
 
@@ -49,18 +49,15 @@ def test_a_killed_run_leaves_nothing_and_the_next_one_succeeds(tmp_path: Path) -
     images = tmp_path / "data" / "images"
 
     child = subprocess.Popen(command, cwd=tmp_path, env=environment)
-    while not (files.partial(images) / ".unpacked" / "daisy" / "50.jpg").exists():
-        assert child.poll() is None
-        time.sleep(0.001)
+    photo = files.partial(images) / ".unpacked" / "daisy" / "50.jpg"
+    wait_for(lambda: photo.exists() or child.poll() is not None, "no photo")
     child.kill()
     assert child.wait() == -signal.SIGKILL
     assert sorted(path.name for path in images.parent.iterdir()) == [files.partial(images).name]
 
     again = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
-    origin = f"file://{tmp_path}/my%20photos.tgz"
-    assert again.stdout.splitlines() == [
-        "download: getting the images", f"download: 3,000 files, 6,000,000 bytes in data/images, from {origin}",
-    ]  # fmt: skip
+    last = again.stdout.splitlines()[-1]
+    assert all(part in last for part in ("3,000 files", "6,000,000 bytes", f"file://{tmp_path}/my%20photos.tgz"))
     assert contents(images) == photos
     assert sorted(path.name for path in images.parent.iterdir()) == ["images"]
 
@@ -81,21 +78,8 @@ def test_the_inbox_is_copied_without_junk(top: str, tmp_path: Path, monkeypatch:
     assert (images / "LICENSE.txt").stat().st_mode & 0o111 == 0
 
 
-def test_synthetic_flowers_are_the_third_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`synthetic` fills the images folder with the number of images in the params."""
-    monkeypatch.chdir(tmp_path)
-    download.run(project(tmp_path, source="synthetic", synthetic={"count": 50, "size": 32}))
-    assert len(list((tmp_path / "data" / "images").rglob("*.png"))) == 50
-
-
 def test_without_weights_a_note_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage weights writes a note into its folder if none are asked for: DVC warns of an empty folder."""
     monkeypatch.chdir(tmp_path)
     weights.run(project(tmp_path, source="inbox"))
     assert contents(tmp_path / "data" / "weights") == NO_WEIGHTS
-
-
-def test_no_torch_is_imported() -> None:
-    """Downloading does not wait for torch."""
-    code = "import sys, pipeline.stages.download; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=PROJECT, check=True)

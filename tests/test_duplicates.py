@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.data import duplicates
@@ -74,6 +75,15 @@ def test_a_given_split_keeps_a_duplicate_in_test_first(tmp_path: Path) -> None:
 # ---- near duplicates ----
 
 
+def check_near_pairs(hashes: NDArray[np.uint64], threshold: int) -> set[tuple[int, int]]:
+    """Fails unless each pair within the threshold is there once, and no other. Returns the pairs."""
+    chunks = duplicates.near_pairs(hashes, threshold)
+    pairs = [pair for left, right in chunks for pair in zip(left.tolist(), right.tolist(), strict=True)]
+    assert len(pairs) == len(set(pairs))
+    assert set(pairs) == near_by_brute_force(hashes, threshold)
+    return set(pairs)
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.sets(st.integers(0, 63), max_size=10)), min_size=1, max_size=60),
     st.integers(0, 16),
@@ -82,13 +92,7 @@ def test_near_pairs_are_those_of_brute_force(flips: list[tuple[int, set[int]]], 
     """Multi-index hashing finds each pair of different hashes within the threshold once, and no other."""
     centres = np.random.default_rng(0).integers(0, 2**64, 4, dtype=np.uint64)
     hashes = np.array(sorted({int(centres[c]) ^ sum(1 << bit for bit in bits) for c, bits in flips}), np.uint64)
-    pairs = [
-        pair
-        for left, right in duplicates.near_pairs(hashes, threshold)
-        for pair in zip(left.tolist(), right.tolist(), strict=True)
-    ]
-    assert len(pairs) == len(set(pairs))
-    assert set(pairs) == near_by_brute_force(hashes, threshold)
+    check_near_pairs(hashes, threshold)
 
 
 @pytest.mark.parametrize("threshold", range(17))
@@ -97,10 +101,8 @@ def test_near_pairs_are_found_for_every_distribution_of_their_bits(threshold: in
     distributions = [ways for ways in itertools.product(range(threshold + 1), repeat=4) if sum(ways) == threshold]
     low = [sum((2**bits - 1) << 16 * band for band, bits in enumerate(ways)) for ways in distributions]
     hashes = np.array(sorted({0, *low}), np.uint64)
-    pairs = [pair for left, right in duplicates.near_pairs(hashes, threshold) for pair in zip(left, right, strict=True)]
-    assert len(pairs) == len(set(pairs))
-    assert set(pairs) == near_by_brute_force(hashes, threshold)
-    assert threshold == 0 or {(0, row) for row in range(1, len(hashes))} <= set(pairs)
+    pairs = check_near_pairs(hashes, threshold)
+    assert threshold == 0 or {(0, row) for row in range(1, len(hashes))} <= pairs
 
 
 def test_near_pairs_are_the_same_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,19 +111,14 @@ def test_near_pairs_are_the_same_in_small_chunks(monkeypatch: pytest.MonkeyPatch
     hashes = np.unique(draw.integers(0, 2**12, 500, dtype=np.uint64))
     for size in (1, 7, 1000):
         monkeypatch.setattr(duplicates, "CANDIDATES", size)
-        pairs = [
-            pair
-            for chunk in duplicates.near_pairs(hashes, 2)
-            for pair in zip(*map(np.ndarray.tolist, chunk), strict=True)
-        ]
-        assert sorted(pairs) == sorted(near_by_brute_force(hashes, 2))
+        check_near_pairs(hashes, 2)
 
 
 @given(st.lists(st.tuples(st.integers(0, 15), st.integers(0, 2)), min_size=1, max_size=40), st.integers(0, 3))
-def test_components_and_counts_are_those_of_brute_force(drawn: list[tuple[int, int]], threshold: int) -> None:
+def test_components_and_counts_are_those_of_brute_force(images: list[tuple[int, int]], threshold: int) -> None:
     """Pairs, pairs in different splits and components are right, also for equal hashes."""
-    hashes = np.array([number * 0x0101 for number, _ in drawn], np.uint64)
-    given_splits = np.array([number for _, number in drawn], np.int64)
+    hashes = np.array([number * 0x0101 for number, _ in images], np.uint64)
+    given_splits = np.array([number for _, number in images], np.int64)
     near = duplicates.near_duplicates(hashes, given_splits, threshold)
     pairs = near_by_brute_force(hashes, threshold)
     assert (type(near.pairs), type(near.pairs_across)) == (int, int)  # JSON knows no numbers of numpy

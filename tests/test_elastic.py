@@ -55,8 +55,8 @@ def test_the_weights_are_one_for_every_number_of_processes(tmp_path: Path, model
         assert [len(part) for part in case] == [1] * 5
         different = 1 if case[1] == {"elastic"} else len(sizes)
         assert (len(weights), len(others)) == (different, different), lines
-    checkpointed = sum("checkpointing" in options for *_, options in cases)  # it changes no byte
-    assert len({line.split("\t")[0] for line in tables[0]}) == len(cases) - checkpointed
+    repeated = sum("checkpointing" in options for *_, options in cases)  # it changes no byte
+    assert len({line.split("\t")[0] for line in tables[0]}) == len(cases) - repeated
 
 
 def test_as_many_shards_train_what_as_many_processes_of_ddp_train(tmp_path: Path) -> None:
@@ -74,17 +74,17 @@ def test_the_tree_does_not_depend_on_who_adds(shards: int, data: st.DataObject) 
     size = data.draw(st.integers(1, shards))
     leaves = torch.from_numpy(np.random.default_rng(shards).normal(size=(shards, 5)).astype(np.float32))
 
-    def grown(these: range) -> list[elastic.Subtree]:
+    def grow(these: range) -> list[elastic.Subtree]:
         trees: list[elastic.Subtree] = []
         for shard in these:
             elastic.grow(trees, elastic.Subtree(shard, 1, leaves[shard].clone()))
         return trees
 
-    alone = elastic.root(grown(range(shards)))
+    alone = elastic.root(grow(range(shards)))
     together: list[elastic.Subtree] = []
     for rank in range(size):
         mine = share(shards, rank, size)
-        trees = grown(mine)
+        trees = grow(mine)
         assert [(tree.first, tree.size) for tree in trees] == elastic.subtrees(mine)
         for tree in trees:
             elastic.grow(together, tree)

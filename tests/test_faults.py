@@ -1,7 +1,6 @@
 """Single file operations of real stages fail, or the process is killed: a sample of `python -m tests.faults.faults`."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -26,19 +25,3 @@ def test_a_failed_operation_costs_a_line_and_nothing_else(monkeypatch: pytest.Mo
 def test_the_kill_sweep_knows_what_each_stage_writes() -> None:
     """A moment of the sweep is the one at which a stage writes this file."""
     assert set(watched_run.OUTPUTS) == set(workspace.STAGES)
-
-
-def test_a_stage_that_cannot_end_well_is_counted(tmp_path: Path) -> None:
-    """The digests differ for a changed byte, an added file, and a missing output."""
-    shutil.copy(PROJECT / "params.yaml", tmp_path)
-    (tmp_path / "data/images").mkdir(parents=True)
-    before = faults.outputs(tmp_path, "download")
-    (tmp_path / "data/images/1.png").write_text("1")
-    one = faults.outputs(tmp_path, "download")
-    (tmp_path / "data/images/1.png").write_text("2")
-    other = faults.outputs(tmp_path, "download")
-    assert len({str(digests) for digests in (before, one, other)}) == 3
-    assert faults.outputs(tmp_path, "weights") == {"data/weights": ""}
-    (tmp_path / "data/.images.partial").mkdir()
-    assert faults.hidden(tmp_path) == [Path("data/.images.partial")]
-    assert "data/.images.partial" in faults.names(tmp_path)

@@ -29,7 +29,7 @@ Obtain = Callable[[str, str, Path], Path]
 archive: Obtain = partial(fetch.obtain_archive, max_bytes=LIMIT)
 
 
-def fetched(url: str, folder: Path, sha256: str = BODY_SHA256) -> bytes:
+def download(url: str, folder: Path, sha256: str = BODY_SHA256) -> bytes:
     """The content of a file after its download."""
     fetch.download(url, folder / "got", sha256, LIMIT, fetch.ARCHIVE)
     return (folder / "got").read_bytes()
@@ -40,60 +40,55 @@ def _no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch, "WAITS", NO_WAITS)
 
 
-@pytest.mark.parametrize(
-    "failure",
-    [
-        lambda request: reply(request, b"", 503),
-        lambda request: reply(request, b"", 429),
-        lambda request: reply(request, BODY[:1000], length=len(BODY)),
-        lambda request: request.connection.close(),
-    ],
-    ids=["status 503", "status 429", "body cut short", "no answer"],
-)
+FAILURES: dict[str, Callable[[BaseHTTPRequestHandler], None]] = {
+    "503": lambda request: reply(request, b"", 503),
+    "429": lambda request: reply(request, b"", 429),
+    "body cut short": lambda request: reply(request, BODY[:1000], length=len(BODY)),
+    "no answer": lambda request: request.connection.close(),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 def test_a_temporary_error_is_tried_again(
     failure: Callable[[BaseHTTPRequestHandler], None], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The file arrives if the server fails twice and then answers; each failed try is printed."""
-    with server(lambda request, n: failure(request) if n <= 2 else reply(request, BODY)) as (url, asked):
-        assert fetched(url, tmp_path) == BODY
-    assert len(asked) == 3
-    printed = capfd.readouterr().err
-    assert [f"try {n} failed" in printed for n in (1, 2, 3)] == [True, True, False]
-
-
-def test_a_terminal_sees_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On stderr, with the share of all bytes."""
-    screen = Screen()
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.delenv("CI", raising=False)
-    with server(lambda request, n: reply(request, BODY)) as (url, _):
-        fetched(url, tmp_path)
-    assert "100%" in screen.getvalue()
+    with server(lambda request, n: failure(request) if n <= 2 else reply(request, BODY)) as (url, paths):
+        assert download(url, tmp_path) == BODY
+    assert len(paths) == 3
+    messages = capfd.readouterr().err
+    assert [f"try {n} failed" in messages for n in (1, 2, 3)] == [True, True, False]
 
 
 def test_a_download_says_where_it_is_also_while_no_byte_comes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a terminal: the address at once, then lines with the bytes so far, all bytes, and speed.
+    """On a terminal: a bar. Elsewhere: the address at once, then lines with the bytes so far, all bytes, and speed.
 
     The server sends less than one block, and ends its answer after a line with all bytes.
     """
     monkeypatch.setattr(fetch, "LINE_SECONDS", 0.01)
-    said: list[str] = []
+    lines: list[str] = []
 
     def answer(request: BaseHTTPRequestHandler, n: int) -> None:
         reply(request, BODY[:1], length=len(BODY))
         for _ in range(2000):
-            said.extend(capfd.readouterr().err.splitlines())
-            if said and " of " in said[-1]:
+            lines.extend(capfd.readouterr().err.splitlines())
+            if lines and " of " in lines[-1]:
                 break
             time.sleep(0.01)
         request.wfile.write(BODY[1:])
 
     with server(answer) as (url, _):
-        fetched(url, tmp_path)
-    assert said[0] == f"download: getting {url}"
-    assert re.fullmatch(r"download: 0\.0 of 0\.3 MB, [\d.,]+ MB/s, \d+ s", said[-1])
+        download(url, tmp_path)
+    assert url in lines[0]
+    assert re.fullmatch(r"download: 0\.0 of 0\.3 MB, [\d.,]+ MB/s, \d+ s", lines[-1])
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.delenv("CI", raising=False)
+    with server(lambda request, n: reply(request, BODY)) as (url, _):
+        download(url, tmp_path / "other")
+    assert "100%" in screen.getvalue()
 
 
 @pytest.mark.parametrize("length", [None, len(BODY)], ids=["no length", "length"])
@@ -109,9 +104,9 @@ def test_a_download_that_is_too_long_ends(tmp_path: Path, length: int | None) ->
             while True:
                 request.wfile.write(BODY)
 
-    with server(answer) as (url, asked), refuses(("data.url", "value")):
+    with server(answer) as (url, paths), refuses(("data.url", "value")):
         fetch.obtain_archive(url, BODY_SHA256, tmp_path, 1000)
-    assert len(asked) == 1
+    assert len(paths) == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -119,21 +114,20 @@ def test_a_download_that_is_too_long_ends(tmp_path: Path, length: int | None) ->
 def test_no_password_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str], status: int) -> None:
     """The server gets the user's name and password, and the token of the query; no message and no line has them. It is
     asked not to encode what it sends: the bytes of an archive are stored as they are."""
-    got: list[tuple[str, str | None, str | None]] = []
+    requests: list[tuple[str, str | None, str | None]] = []
 
     def answer(request: BaseHTTPRequestHandler, n: int) -> None:
-        got.append((request.path, request.headers["Authorization"], request.headers["Accept-Encoding"]))
+        requests.append((request.path, request.headers["Authorization"], request.headers["Accept-Encoding"]))
         reply(request, BODY if status == 200 else b"", status)
 
     with server(answer) as (url, _):
         secret = url.replace("://", "://anna:pass%40w0rd@") + "?token=w0rd"
         with pytest.raises(UserError) as caught:
-            fetched(secret, tmp_path, "0" * 64)
-    assert got[0] == ("/photos.tgz?token=w0rd", "Basic YW5uYTpwYXNzQHcwcmQ=", "identity")
-    said = str(caught.value) + capfd.readouterr().err
-    assert url in said.replace("…@", "")
-    assert "w0rd" not in said
-    assert "anna" not in said
+            download(secret, tmp_path, "0" * 64)
+    assert requests[0] == ("/photos.tgz?token=w0rd", "Basic YW5uYTpwYXNzQHcwcmQ=", "identity")
+    text = str(caught.value) + capfd.readouterr().err
+    assert url in text.replace("…@", "")
+    assert not re.search("w0rd|anna", text)
 
 
 @pytest.mark.parametrize(
@@ -154,37 +148,34 @@ def test_what_fails_for_good_leaves_no_file(
     """After the last try, and at once for what another try does not change."""
     keys = {"failed": "data.url", "differs": "data.sha256"}
     key = keys[kind] if obtain == archive else "train.weights"
-    with server(lambda request, n: answer(request)) as (url, asked), refuses((key, kind)):
+    with server(lambda request, n: answer(request)) as (url, paths), refuses((key, kind)):
         obtain(url, "0" * 10, tmp_path)
-    assert len(asked) == tries
+    assert len(paths) == tries
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("obtain", "digest", "name", "stage"),
-    [
-        (archive, BODY_SHA256, BODY_SHA256, "download"),
-        (fetch.obtain_weights, BODY_SHA256[:10], "photos.tgz", "weights"),
-    ],
+    ("obtain", "digits", "name", "stage"),
+    [(archive, 64, BODY_SHA256, "download"), (fetch.obtain_weights, 10, "photos.tgz", "weights")],
     ids=["archive", "weights"],
 )
 def test_a_download_is_kept_and_checked_and_fetched_again_if_damaged(
-    tmp_path: Path, obtain: Obtain, digest: str, name: str, stage: str, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, obtain: Obtain, digits: int, name: str, stage: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The second time needs no network. A damaged file is named, removed and downloaded again.
 
     Published weights have the first digits of their hash in their address. Each line has the name of the stage.
     """
-    with server(lambda request, n: reply(request, BODY)) as (url, asked):
-        kept = obtain(url, digest, tmp_path)
-        assert obtain(url, digest, tmp_path) == kept == tmp_path / name
-        assert len(asked) == 1
-        kept.write_bytes(b"damaged")
-        assert obtain(url, digest, tmp_path).read_bytes() == BODY
-        assert len(asked) == 2
+    with server(lambda request, n: reply(request, BODY)) as (url, paths):
+        path = obtain(url, BODY_SHA256[:digits], tmp_path)
+        assert obtain(url, BODY_SHA256[:digits], tmp_path) == path == tmp_path / name
+        assert len(paths) == 1
+        path.write_bytes(b"damaged")
+        assert obtain(url, BODY_SHA256[:digits], tmp_path).read_bytes() == BODY
+        assert len(paths) == 2
     lines = capfd.readouterr().err.splitlines()
     assert {line.partition(" ")[0] for line in lines} == {f"{stage}:"}
-    assert sum(str(kept) in line for line in lines) == 1
+    assert sum(str(path) in line for line in lines) == 1
 
 
 def test_a_killed_download_leaves_nothing_and_the_next_one_succeeds(tmp_path: Path) -> None:
@@ -200,11 +191,11 @@ def test_a_killed_download_leaves_nothing_and_the_next_one_succeeds(tmp_path: Pa
             reply(request, BODY)
 
     partial = tmp_path / f".{BODY_SHA256}.partial"
-    with server(answer) as (url, asked):
+    with server(answer) as (url, paths):
         code = "from pathlib import Path; from pipeline.data.fetch import *; "
         code += f"obtain_archive({url!r}, {BODY_SHA256!r}, Path(), {LIMIT})"
         child = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
-        wait_for(lambda: (partial.exists() and asked) or child.poll() is not None, "no download")
+        wait_for(lambda: (partial.exists() and paths) or child.poll() is not None, "no download")
         child.kill()
         assert child.wait() == -signal.SIGKILL
         killed.set()

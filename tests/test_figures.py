@@ -38,8 +38,8 @@ def damaged(kind: type[Any]) -> list[str]:
     whole = json.loads((DEMO / figures.FILES[kind]).read_text())
     share = "accuracy" if kind is EvalFigures else "val_accuracy"
     lacking = [{key: whole[key] for key in whole if key != name} for name in whole]
-    changed = [whole | change for change in ({"other": 1.0}, {share: "high"}, {share: 1.5}, {share: None})]
-    return ["", "{", "[]", json.dumps(whole).replace(f"{whole[share]}", "NaN"), *map(json.dumps, lacking + changed)]
+    others = [whole | change for change in ({"other": 1.0}, {share: "high"}, {share: 1.5}, {share: None})]
+    return ["", "{", "[]", json.dumps(whole).replace(f"{whole[share]}", "NaN"), *map(json.dumps, lacking + others)]
 
 
 @KINDS

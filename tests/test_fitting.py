@@ -1,10 +1,8 @@
 """prepare.fit: what training, evaluation and prediction see of an image that is no square."""
 
 import json
-import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,9 +20,8 @@ from pipeline.evaluation import photos
 from pipeline.loader import augment, center
 from pipeline.models.description import View
 from pipeline.models.exported import center_crops
-from pipeline.reruns import record
 from pipeline.stages import prepare, split
-from tests.conftest import PROJECT, on_cpu, read_params, write_params
+from tests.conftest import on_cpu, read_params, write_params
 from tests.documents import fits
 from tests.helpers import starts
 from tests.helpers.datasets import decode
@@ -63,7 +60,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def resized(image: Image.Image, width: int, height: int) -> NDArray[np.uint8]:
+def resize(image: Image.Image, width: int, height: int) -> NDArray[np.uint8]:
     return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
 
 
@@ -79,35 +76,32 @@ def reference(image: Image.Image, fit: Fit) -> NDArray[np.uint8]:
         square = np.empty((SIZE, SIZE, 3), np.uint8)
         square[:] = (124, 116, 104)
         long = max(width, height)
-        inner = resized(image, max(1, round(SIZE * width / long)), max(1, round(SIZE * height / long)))
+        inner = resize(image, max(1, round(SIZE * width / long)), max(1, round(SIZE * height / long)))
         top, left = (SIZE - inner.shape[0]) // 2, (SIZE - inner.shape[1]) // 2
         square[top : top + inner.shape[0], left : left + inner.shape[1]] = inner
         return square
-    return resized(image, SIZE, SIZE)
+    return resize(image, SIZE, SIZE)
 
 
-@pytest.mark.parametrize("fit", FITS)
-def test_prepare_and_predict_see_the_same_square(shapes: Path, tmp_path: Path, fit: Fit) -> None:
-    """Of images of every shape, and of one that EXIF turns: the bytes of the reference, and the same boxes."""
+@pytest.fixture(scope="module", params=FITS)
+def squares_of(request: pytest.FixtureRequest, shapes: Path) -> packed.Packed:
+    """These images, packed in each way."""
+    folder = shapes / request.param
     prepare.prepare(
-        Originals(shapes / "images", {}), shapes / "split.csv", tmp_path / "p", Prepare(size=SIZE, fit=fit), 2
+        Originals(shapes / "images", {}), shapes / "split.csv", folder, Prepare(size=SIZE, fit=request.param), 2
     )
-    data = packed.load(tmp_path / "p", shapes / "split.csv")
-    assert data.fit == fit
+    return packed.load(folder, shapes / "split.csv")
+
+
+def test_prepare_and_predict_see_the_same_square(shapes: Path, squares_of: packed.Packed) -> None:
+    """Of images of every shape, and of one that EXIF turns: the bytes of the reference, and the same boxes."""
+    data, fit = squares_of, squares_of.fit
     for row, path in enumerate(data.paths):
-        loaded = photos.load_image(shapes / "images" / path, View(SIZE, SIZE, SIZE, "full", fit), 10**6)
+        image = photos.load_image(shapes / "images" / path, View(SIZE, SIZE, SIZE, "full", fit), 10**6)
         assert np.array_equal(data.images[row], reference(upright(Path(path).stem), fit))
-        assert np.array_equal(loaded.pixels, data.images[row])
-        assert loaded.size == tuple(data.sizes[row])
-        assert (loaded.size == SHAPES[Path(path).stem]) == (fit == "none")
-
-
-def test_a_crop_is_the_centre_of_the_resized_image(tmp_path: Path) -> None:
-    """Bit by bit, where the whole image can be resized by the same factor."""
-    image = Image.fromarray(np.random.default_rng(1).integers(0, 256, (80, 240, 3), np.uint8))
-    image.save(tmp_path / "a.png")
-    found = images.resize_to_square(tmp_path / "a.png", SIZE, fit="crop")
-    assert np.array_equal(found, resized(image, 120, 40)[:, 40:80])
+        assert np.array_equal(image.pixels, data.images[row])
+        assert image.size == tuple(data.sizes[row])
+        assert (image.size == SHAPES[Path(path).stem]) == (fit == "none")
 
 
 @pytest.mark.parametrize("fit", FITS)
@@ -125,25 +119,17 @@ def test_the_colour_beside_an_image_is_the_mean_of_the_normalization() -> None:
     assert tuple(round(255 * value) for value in augment.MEAN) == squares.PAD_COLOUR
 
 
-@pytest.mark.parametrize("fit", FITS)
-def test_evaluation_sees_the_whole_square_or_the_centre(shapes: Path, tmp_path: Path, fit: Fit) -> None:
+def test_evaluation_sees_the_whole_square_or_the_centre(squares_of: packed.Packed) -> None:
     """All of it with squash and pad, whatever train.eval_resize is; else eval_crop of eval_resize of the short side."""
-    prepare.prepare(
-        Originals(shapes / "images", {}), shapes / "split.csv", tmp_path / "p", Prepare(size=SIZE, fit=fit), 2
-    )
-    data = packed.load(tmp_path / "p", shapes / "split.csv")
+    data, fit = squares_of, squares_of.fit
     values = {"prepare.fit": fit, "prepare.size": SIZE, "train.eval_crop": 24, "train.eval_resize": 32}
     view = View.from_params(params.with_values(params.Params(), values))
     boxes = center_crops(view, data.sizes, data.rows("test")).boxes
     full = SIZE * center.GRID
-    if fit in WHOLE:
-        assert boxes.tolist() == [[0, 0, full, full]] * len(SHAPES)
-    elif fit == "crop":
-        assert boxes.tolist() == [[full // 8, full // 8, full - full // 8, full - full // 8]] * len(SHAPES)
-    else:
-        assert np.array_equal(
-            boxes, center.eval_boxes(np.array([SHAPES[Path(path).stem] for path in data.paths]), SIZE, 32, 24)
-        )
+    edge = 0 if fit in WHOLE else full // 8
+    sizes = np.array([SHAPES[Path(path).stem] for path in data.paths])
+    shares = center.eval_boxes(sizes, SIZE, 32, 24) if fit == "none" else [[edge] * 2 + [full - edge] * 2] * len(SHAPES)
+    assert np.array_equal(boxes, shares)
 
 
 def test_a_crop_above_eval_resize_is_refused_only_where_it_is_used() -> None:
@@ -159,11 +145,10 @@ def test_a_crop_above_eval_resize_is_refused_only_where_it_is_used() -> None:
     [("none", 2, True), ("none", 1, False), ("crop", 2, True), ("squash", 10, False), ("pad", 10, False)],
 )
 def test_many_images_that_are_no_squares_are_said(fit: Fit, losing: int, is_said: bool) -> None:
-    """More than a tenth of them, each below 3 : 4; with the number and the remedy."""
+    """More than a tenth of them, each below 3 : 4; with the number."""
     sizes = [(299, 400)] * losing + [(400, 300), (300, 400), *[(10, 10)] * 8][: 10 - losing]
-    said = split_report.unseen_parts(fit, sizes)
-    assert said.startswith(f"{losing} of 10 images") if is_said else said == ""
-    assert ("prepare.fit: pad" in said) == is_said
+    line = split_report.unseen_parts(fit, sizes)
+    assert line.startswith(f"{losing} of 10 images") if is_said else line == ""
 
 
 def test_split_names_the_remedy_and_writes_the_same_bytes(
@@ -175,13 +160,13 @@ def test_split_names_the_remedy_and_writes_the_same_bytes(
         draw(tmp_path / f"data/images/{CLASSES[number % 3]}/{number}.png", (80, 40), number % 3, random)
     (tmp_path / corrections.FILE).write_text(corrections.EMPTY)
     monkeypatch.chdir(tmp_path)
-    said, written = {}, {}
+    has_line, tables = {}, {}
     for fit in FITS:
         split.run(params.parse(on_cpu(raw, prepare__fit=fit, split__phash_distance=0)))
-        said[fit] = "30 of 30 images" in capsys.readouterr().out
-        written[fit] = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*.csv"))}
-    assert said == {"none": True, "squash": False, "crop": True, "pad": False}
-    assert all(content == written["none"] for content in written.values())
+        has_line[fit] = "30 of 30 images" in capsys.readouterr().out
+        tables[fit] = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*.csv"))}
+    assert has_line == {"none": True, "squash": False, "crop": True, "pad": False}
+    assert all(table == tables["none"] for table in tables.values())
 
 
 RUN = """
@@ -216,37 +201,14 @@ def test_a_run_with_pad_predicts_as_it_evaluates(tmp_path: Path) -> None:
         answers = [json.loads(line) for line in done.stdout.splitlines()]
         assert [answer["class"] for answer in answers] == [row["prediction"] for row in rows]
         for answer, row in zip(answers, rows, strict=True):
-            expected = [float(row[f"p_{name}"]) for name in CLASSES]
-            assert list(answer["probabilities"].values()) == pytest.approx(expected, abs=1e-5)
+            row_p = [float(row[f"p_{name}"]) for name in CLASSES]
+            assert list(answer["probabilities"].values()) == pytest.approx(row_p, abs=1e-5)
 
 
 def test_the_shares_of_the_document_are_those_of_the_boxes() -> None:
     """Of a square and of an image of 1 : 2: crop takes the centre from training, too, and evaluation cuts an edge."""
     sizes = np.array([(100, 100), (200, 100)])
     values = {"prepare.size": 256, "train.eval_crop": 96, "train.eval_resize": 128}
-    for fit, expected in {"none": (1, 27 / 64), "squash": (1, 1), "crop": (3 / 4, 27 / 64), "pad": (1, 1)}.items():
+    for fit, shares in {"none": (1, 27 / 64), "squash": (1, 1), "crop": (3 / 4, 27 / 64), "pad": (1, 1)}.items():
         view = View.from_params(params.with_values(params.Params(), {**values, "prepare.fit": fit}))
-        assert fits.seen_shares(sizes, view) == pytest.approx(expected, abs=1e-4)
-
-
-def test_the_table_is_left_out_until_every_study_is_there(tmp_path: Path) -> None:
-    """Then it has a row for each fit. A study of another fit than its name says is refused."""
-    mini = record.read(PROJECT / record.RECIPES / "mini.json")
-    for study in fits.STUDIES.values():
-        (tmp_path / study).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(PROJECT / fits.FOLDER / fits.SIZES, tmp_path / fits.FOLDER)
-    for fit, study in fits.STUDIES.items():
-        assert fits.fits(tmp_path) == ""
-        record.write(tmp_path / study, replace(mini, params=mini.params | {"prepare.fit": fit}))
-    rows = fits.fits(tmp_path).splitlines()[4:]
-    assert [row.split(" | ")[0] for row in rows] == [f"| `{fit}`" for fit in FITS]
-    assert rows[0].endswith("0.5896 (0.5536 to 0.6247) | 100 % | 57 % |")
-    record.write(tmp_path / fits.FOLDER / "pad.json", mini)
-    with pytest.raises(ValueError, match=r"pad\.json"):
-        fits.fits(tmp_path)
-
-
-def test_sizes_are_counted_from_a_split(shapes: Path, tmp_path: Path) -> None:
-    """And read again, one row per image."""
-    fits.write_sizes(shapes / "split.csv", tmp_path / "sizes.csv")
-    assert sorted(map(tuple, fits.read_sizes(tmp_path / "sizes.csv").tolist())) == sorted(SHAPES.values())
+        assert fits.seen_shares(sizes, view) == pytest.approx(shares, abs=1e-4)

@@ -3,7 +3,7 @@
 tests/gpu/test_graphs.py has the same comparison with real graphs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -54,6 +54,16 @@ def learner_of(model: str, precision: str, frozen: bool = False) -> Learner:
     return Learner(net, nn.CrossEntropyLoss(), optimizer, PRECISIONS[precision]("cpu"), Ema.create(net, 0.9), 0.1)
 
 
+def with_graphs(learner: Learner) -> Learner:
+    """The learner with rehearsed graphs."""
+    return replace(learner, gradients=Graphs(partial(RehearsedGraph, learner.model)))
+
+
+def assert_equal(*results: Iterable[Tensor]) -> None:
+    """All tensors of both have the same bits."""
+    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
 def everything(learner: Learner, totals: Totals, stream: Iterator[Batch], parallel: str, parts: int) -> list[Tensor]:
     """All tensors that a training changes, after the steps. In their middle the weights are averaged and put back."""
     parallel_model = PARALLELS[parallel](learner.model, ALONE, True, parts)
@@ -68,62 +78,46 @@ def everything(learner: Learner, totals: Totals, stream: Iterator[Batch], parall
 
 FURTHER = pytest.mark.slow("the same with other numbers; make test has fp32, alone, accumulated and elastic")
 CASES = [
-    *(pytest.param("resnet18", precision, "single", 1, marks=FURTHER) for precision in ("fp32", "bf16", "fp16")),
-    ("mobilenet_v3_small", "fp32", "single", 1),  # has dropout
-    ("resnet18", "fp32", "single", 2),  # accumulates
-    ("resnet18", "fp32", "elastic", 4),
-    pytest.param("mobilenet_v3_small", "bf16", "elastic", 2, marks=FURTHER),
+    *(pytest.param("resnet18", precision, "single", 1, False, marks=FURTHER) for precision in ("fp32", "bf16", "fp16")),
+    ("mobilenet_v3_small", "fp32", "single", 1, False),  # has dropout
+    ("resnet18", "fp32", "single", 2, False),  # accumulates
+    ("resnet18", "fp32", "single", 1, True),  # only the head has gradients
+    ("resnet18", "fp32", "elastic", 4, False),
+    pytest.param("mobilenet_v3_small", "bf16", "elastic", 2, False, marks=FURTHER),
 ]
 
 
-@pytest.mark.parametrize(("model", "precision", "parallel", "parts"), CASES)
-def test_graphs_train_the_bits_of_eager(model: str, precision: str, parallel: str, parts: int) -> None:
+@pytest.mark.parametrize(("model", "precision", "parallel", "parts", "frozen"), CASES)
+def test_graphs_train_the_bits_of_eager(model: str, precision: str, parallel: str, parts: int, frozen: bool) -> None:
     """Weights, statistics, moments, averages, totals and the loss scale; one graph serves all microbatches."""
-    plain = learner_of(model, precision)
-    graphed = learner_of(model, precision)
-    graphed = replace(graphed, gradients=Graphs(partial(RehearsedGraph, graphed.model)))
-    expected, found = (
-        everything(learner, Totals.zero(ALONE.device, parts), batches(0, 4), parallel, parts)
-        for learner in (plain, graphed)
+    learners = learner_of(model, precision, frozen), with_graphs(learner_of(model, precision, frozen))
+    assert_equal(
+        *(everything(each, Totals.zero(ALONE.device, parts), batches(0, 4), parallel, parts) for each in learners)
     )
-    assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
     assert RehearsedGraph.captured == 1
     assert RehearsedGraph.replayed == 4 * parts
 
 
 def test_every_shape_has_its_own_graph() -> None:
     """Images that grow, and targets of mixed images: each is recorded once."""
-    plain, graphed = learner_of("shufflenet_v2_x0_5", "fp32"), learner_of("shufflenet_v2_x0_5", "fp32")
-    graphed = replace(graphed, gradients=Graphs(partial(RehearsedGraph, graphed.model)))
     results = []
-    for learner in (plain, graphed):
+    for learner in (learner_of(name := "shufflenet_v2_x0_5", "fp32"), with_graphs(learner_of(name, "fp32"))):
         totals = Totals.zero(ALONE.device, 1)
         everything(learner, totals, batches(0, 4, sides=(32, 40)), "single", 1)
         results.append(everything(learner, totals, batches(4, 7, mixed=True), "single", 1))
-    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
+    assert_equal(*results)
     assert RehearsedGraph.captured == 3
-
-
-def test_a_frozen_backbone_is_not_part_of_a_graphs_gradients() -> None:
-    """Only the head has gradients, and the weights are those without graphs."""
-    plain, graphed = learner_of("resnet18", "fp32", frozen=True), learner_of("resnet18", "fp32", frozen=True)
-    graphed = replace(graphed, gradients=Graphs(partial(RehearsedGraph, graphed.model)))
-    expected, found = (
-        everything(learner, Totals.zero(ALONE.device, 1), batches(0, 3), "single", 1) for learner in (plain, graphed)
-    )
-    assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
 
 
 def test_a_restored_state_is_where_the_graph_reads_it() -> None:
     """`load_state_dict` copies into the recorded weights: the following steps are those of the restored state."""
-    learner = learner_of("shufflenet_v2_x0_5", "fp16")
-    learner = replace(learner, gradients=Graphs(partial(RehearsedGraph, learner.model)))
+    learner = with_graphs(learner_of("shufflenet_v2_x0_5", "fp16"))
     once = [value.clone() for value in everything(learner, Totals.zero(ALONE.device, 1), batches(0, 2), "single", 1)]
     fresh = learner_of("shufflenet_v2_x0_5", "fp16")
     learner.load_state_dict(fresh.state_dict())
     learner.optimizer.state.clear()
     again = everything(learner, Totals.zero(ALONE.device, 1), batches(0, 2), "single", 1)
-    assert all(torch.equal(*pair) for pair in zip(once, again, strict=True))
+    assert_equal(once, again)
 
 
 class Shared(nn.Module):
@@ -151,12 +145,11 @@ def vectors(count: int) -> Iterator[Batch]:
 
 def test_no_two_gradients_share_memory() -> None:
     """Clipping changes gradients where they are: a shared one would be clipped twice."""
-    plain, graphed = plain_learner(Shared(), 0.01), plain_learner(Shared(), 0.01)
-    graphed = replace(graphed, gradients=Graphs(partial(RehearsedGraph, graphed.model)))
-    for learner in (plain, graphed):
+    learners = plain_learner(Shared(), 0.01), with_graphs(plain_learner(Shared(), 0.01))
+    for learner in learners:
         totals, model = Totals.zero(ALONE.device, 1), PARALLELS["single"](learner.model, ALONE, True, 1)
         assert len(list(loop.train(learner, model, vectors(3), [0.1] * 3, totals))) == 3
-    assert all(torch.equal(*pair) for pair in zip(plain.model.parameters(), graphed.model.parameters(), strict=True))
+    assert_equal(*(learner.model.parameters() for learner in learners))
 
 
 class Reordered(nn.Module):
@@ -201,24 +194,13 @@ class Reading(nn.Module):
 
 
 def test_a_model_that_reads_a_value_is_refused_by_name() -> None:
-    """Its recording would go on with the value of one batch for ever."""
-    learner = plain_learner(Reading(), 0.0)
-    learner = replace(learner, gradients=Graphs(partial(RehearsedGraph, learner.model)))
+    """Its recording would go on with the value of one batch for ever. An error of the model itself stays as it is."""
+    learner = with_graphs(plain_learner(Reading(), 0.0))
     model, totals = PARALLELS["single"](learner.model, ALONE, True, 1), Totals.zero(ALONE.device, 1)
     with refuses(("train.cuda_graphs", "pair")):
         list(loop.train(learner, model, vectors(1), [0.1], totals))
-
-
-def test_an_error_of_the_model_itself_is_not_one_of_graphs() -> None:
-    """It also comes without graphs, so its own message is what helps."""
-    learner = plain_learner(nn.Linear(5, CLASSES), 0.0)
-    learner = replace(learner, gradients=Graphs(partial(RehearsedGraph, learner.model)))
-    model, totals = PARALLELS["single"](learner.model, ALONE, True, 1), Totals.zero(ALONE.device, 1)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    learner = with_graphs(plain_learner(nn.Linear(5, CLASSES), 0.0))
+    model = PARALLELS["single"](learner.model, ALONE, True, 1)
+    with pytest.raises(RuntimeError, match="shapes"):
         list(loop.train(learner, model, vectors(1), [0.1], totals))
-
-
-def test_params_choose_graphs() -> None:
-    """`false` is the loop's own function, so a training without graphs has no further call."""
-    assert GRADIENTS[False]() is loop.eager
-    assert isinstance(GRADIENTS[True](), Graphs)
+    assert GRADIENTS[False]() is loop.eager  # so a training without graphs has no further call

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.helpers import budget, starts
+from tests.helpers import starts
 from tests.helpers.trainings import outputs, small_world
 
 TRAIN = [sys.executable, "-m", "pipeline", "train"]
@@ -26,7 +26,7 @@ raise SystemExit(7)
 @pytest.mark.slow("real starts of three processes; make test-starts has them for three files")
 def test_forked_processes_write_the_bytes_of_started_ones(tmp_path: Path) -> None:
     """A launcher and two processes: real starts, forks by torchrun's agent, and forks by multiprocessing's spawn."""
-    written = []
+    results = []
     for name in ("started", "torchrun", "spawn"):
         launcher = "spawn" if name == "spawn" else "torchrun"
         folder = small_world(tmp_path / name, train__parallel="ddp", run__processes=2, run__launcher=launcher)
@@ -35,8 +35,8 @@ def test_forked_processes_write_the_bytes_of_started_ones(tmp_path: Path) -> Non
         else:
             done = starts.run(TRAIN, ranks=2, cwd=folder)
         assert done.returncode == 0, done.stderr
-        written.append((outputs(folder), done.stdout, done.stderr))
-    assert written[0] == written[1] == written[2]
+        results.append((outputs(folder), done.stdout, done.stderr))
+    assert results[0] == results[1] == results[2]
 
 
 def test_a_forked_process_is_one_of_its_own(tmp_path: Path) -> None:
@@ -88,30 +88,3 @@ def test_a_killed_server_is_started_again() -> None:
             child.kill()
         assert process.wait(600) == -signal.SIGKILL
     assert starts.run([sys.executable, "-c", "print(1)"], check=True).stdout == "1\n"
-
-
-def test_the_seconds_of_a_run_are_counted_by_file(tmp_path: Path) -> None:
-    """Those of a worker and of its children. 4 seconds: a run of pytest, with two tests of one second each."""
-    burn = "import time\nwhile time.process_time() < {}: pass\n"
-    child = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn.format(1)!r}])\n"
-    body = "def test() -> None:\n    end = __import__('time').process_time() + 1\n    "
-    for name, code in (("own", burn.format("end")), ("child", child)):
-        (tmp_path / f"test_{name}.py").write_text(body + code.replace("\n", "\n    ") + "pass\n")
-    plugins = [word for name in ("xdist", "tests.helpers.budget", "no:cacheprovider") for word in ("-p", name)]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *plugins, "-n", "1"],
-        cwd=tmp_path, env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, capture_output=True, text=True,
-        check=True,
-    )  # fmt: skip
-    words = [line.split() for line in done.stdout.splitlines()]
-    seconds = {word[-1]: float(word[0]) for word in words if len(word) == 3 and word[-1].startswith("test_")}
-    assert seconds == {"test_own.py": pytest.approx(1.5, abs=0.5), "test_child.py": pytest.approx(1.5, abs=0.5)}
-
-
-def test_a_record_keeps_other_runs_and_forgets_files_that_are_gone() -> None:
-    """The seconds of a run replace those of its files. Beside the sum stands that of the same files before."""
-    old = {"a": {"tests/test_helpers.py": 3.0, "tests/test_gone.py": 1.0, "tests/conftest.py": 5.0}, "b": {"x": 1.0}}
-    new = budget.merged(old, "a", {"tests/test_helpers.py": 4.04})
-    assert new == {"a": {"tests/conftest.py": 5.0, "tests/test_helpers.py": 4.0}, "b": {"x": 1.0}}
-    lines = budget.table({"one": 4.4, "two": 5.6, "three": 1.0}, {"one": 2.0, "four": 9.0}, most=2)
-    assert [line.split()[:3] for line in lines[1:]] == [["6", "-", "two"], ["4", "2", "one"], ["11", "2", "sum"]]

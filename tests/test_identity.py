@@ -18,7 +18,7 @@ TEXT = {  # another value of a setting that is text, without a list of its value
 }  # fmt: skip
 NUMBERS = {"evaluate.coverage": 0.9}  # half of its default is not allowed
 VALUES: dict[str, Any] = dict(document.leaves(Params().model_dump(mode="json")))
-ASKED = [(stage,) for stage in STAGES] + [seeds.STAGES, record.STAGES]
+STAGES_OF = [(stage,) for stage in STAGES] + [seeds.STAGES, record.STAGES]
 
 
 def other(leaf: str) -> Any:
@@ -38,7 +38,7 @@ def other(leaf: str) -> Any:
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "elastic"])
-@pytest.mark.parametrize("stages", ASKED, ids="+".join)
+@pytest.mark.parametrize("stages", STAGES_OF, ids="+".join)
 def test_a_setting_changes_an_identity_exactly_if_an_output_can_change(stages: tuple[str, ...], parallel: str) -> None:
     """test_tracked.py shows that no output depends on another one. Elastic: the number of processes changes none."""
     config = params.with_values(Params(), {"train.parallel": parallel})
@@ -64,8 +64,8 @@ def test_the_order_of_keys_changes_no_digest() -> None:
     assert identity.digest({"a": 1, "b": [2]}) == identity.digest({"b": [2], "a": 1}) != identity.digest({"a": 1})
 
 
-@pytest.mark.parametrize("changed", ["train.lr", "data", "code", "versions"])
-def test_each_part_decides(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", ["train.lr", "data", "code", "versions"])
+def test_each_part_decides(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings, data, code, and what a caller adds. A setting that is varied does not."""
     monkeypatch.chdir(PROJECT)
 
@@ -75,6 +75,6 @@ def test_each_part_decides(changed: str, monkeypatch: pytest.MonkeyPatch) -> Non
             identity.parts(config, identity.TRAIN, {"a": data}, {"b": code}, [varied], versions=versions)
         )
 
-    other_value: dict[str, Any] = {"lr": 0.2} if changed == "train.lr" else {changed: "other"}
+    other_value: dict[str, Any] = {"lr": 0.2} if part == "train.lr" else {part: "other"}
     assert digest(**other_value) != digest()
     assert digest(lr=0.2, varied="train.lr") == digest(varied="train.lr")

@@ -11,14 +11,14 @@ from tests.helpers.refusals import refuses
 from tests.helpers.sources import fill
 
 
-@pytest.mark.parametrize("there", [None, {}, {".gitkeep": b""}, {"photo.jpg": b"x"}, {"daisy/.hidden": b"x"}])
-def test_an_inbox_without_class_folders_is_refused(there: dict[str, bytes] | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [None, {}, {".gitkeep": b""}, {"photo.jpg": b"x"}, {"daisy/.hidden": b"x"}])
+def test_an_inbox_without_class_folders_is_refused(content: dict[str, bytes] | None, tmp_path: Path) -> None:
     """A missing or empty inbox, or one without class folders, is refused with what to put there."""
     inbox, folder = tmp_path / "inbox", tmp_path / "images"
     folder.mkdir()
-    if there is not None:
+    if content is not None:
         inbox.mkdir()
-        fill(inbox, there)
+        fill(inbox, content)
     with refuses(("paths.inbox", "missing")):
         copy_inbox(inbox, folder)
 

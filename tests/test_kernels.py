@@ -4,6 +4,7 @@ tests/gpu/test_augment.py compares the two on a GPU.
 """
 
 import re
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -24,53 +25,49 @@ from tests.helpers.refusals import refuses
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     return emulator(tmp_path_factory.mktemp("emulated"))
 
 
-def made(emulated: Emulator, images: Tensor, crops: Crops, normalization: tuple[Tensor, Tensor]) -> Tensor:
+def by_kernels(gpu: Emulator, images: Tensor, crops: Crops, normalization: tuple[Tensor, Tensor]) -> Tensor:
     """The crops by the kernels. Both layouts have the same values."""
-    results = [resample.by_kernels(images, crops, *normalization, layout, emulated.launch) for layout in LAYOUTS]
+    results = [resample.by_kernels(images, crops, *normalization, layout, gpu.launch) for layout in LAYOUTS]
     assert [result.is_contiguous(memory_format=layout) for result, layout in zip(results, LAYOUTS, strict=True)]
     assert torch.equal(*results)
     return results[0]
 
 
 @pytest.mark.parametrize(("side", "out"), [(256, 224), (80, 64), (40, 96), (16, 16), (33, 17), (300, 20)])
-def test_the_kernels_have_the_bits_of_the_loop(emulated: Emulator, side: int, out: int) -> None:
+def test_the_kernels_have_the_bits_of_the_loop(gpu: Emulator, side: int, out: int) -> None:
     """1,020 drawn crops of six pairs of sizes, with and without normalization, in both layouts."""
     images, crops = random_images(5, side), drawn_crops(20 if side == 256 else 200, 5, side, out, seed=side)
     for normalization in (AS_IT_IS, NORMALIZED):
         loops = resample.by_loops(images, crops, *normalization)
-        assert torch.equal(made(emulated, images, crops, normalization), loops)
+        assert torch.equal(by_kernels(gpu, images, crops, normalization), loops)
 
 
 @pytest.mark.slow("1,000 pairs of sizes take half a minute; make test has 1,020 crops of six pairs")
 @settings(max_examples=1000)
 @given(side=st.integers(16, 90), out=st.integers(16, 90), n=st.integers(1, 4), seed=st.integers(0, 2**32))
-def test_the_kernels_have_the_bits_of_exact_arithmetic(
-    emulated: Emulator, side: int, out: int, n: int, seed: int
-) -> None:
+def test_the_kernels_have_the_bits_of_exact_arithmetic(gpu: Emulator, side: int, out: int, n: int, seed: int) -> None:
     """1,000 drawn pairs of sizes, images and boxes."""
     images, crops = random_images(2, side, seed), drawn_crops(n, 2, side, out, seed)
-    expected = exact(images, crops, *NORMALIZED)
-    assert torch.equal(made(emulated, images, crops, NORMALIZED), expected)
+    assert torch.equal(by_kernels(gpu, images, crops, NORMALIZED), exact(images, crops, *NORMALIZED))
 
 
-def test_filters_of_the_largest_sizes_fit_into_whole_numbers(emulated: Emulator) -> None:
+def test_filters_of_the_largest_sizes_fit_into_whole_numbers(gpu: Emulator) -> None:
     """The largest image and crop that params.yaml allows: the same bits, so no number overflows."""
     for side, out in ((1024, 1024), (1024, 16), (32, 1024)):
         images, crops = torch.full((1, side, side, 3), 255, dtype=torch.uint8), drawn_crops(2, 1, side, out, seed=0)
-        expected = exact(images, crops, *AS_IT_IS)
-        assert torch.equal(made(emulated, images, crops, AS_IT_IS), expected)
-        assert (expected == 255).all()
+        result = by_kernels(gpu, images, crops, AS_IT_IS)
+        assert torch.equal(result, exact(images, crops, *AS_IT_IS))
+        assert (result == 255).all()
 
 
 def architectures() -> list[str]:
     """The GPUs that the container's image has code for."""
-    found = re.search(r'TORCH_CUDA_ARCH_LIST="(.*)"', (PROJECT / "docker/Dockerfile").read_text())
-    assert found is not None
-    return [f"sm_{version.replace('.', '')}" for version in found[1].split(";")]
+    (versions,) = re.findall(r'TORCH_CUDA_ARCH_LIST="(.*)"', (PROJECT / "docker/Dockerfile").read_text())
+    return [f"sm_{version.replace('.', '')}" for version in versions.split(";")]
 
 
 @pytest.mark.parametrize("architecture", architectures())
@@ -82,24 +79,24 @@ def test_the_kernels_compile_for_every_gpu_of_the_image(architecture: str) -> No
     assert b"cut" in code
 
 
-def test_the_driver_gets_the_kernel_and_its_arguments(emulated: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_gets_the_kernel_and_its_arguments(gpu: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """`launch` loads each kernel once and hands over blocks, threads, stream and arguments. The driver is emulated."""
     from cuda.bindings import driver
 
-    loaded, started = [], []
+    kernel_names, starts = [], []
 
     def load(code: bytes) -> tuple[int, str]:
         assert code == kernels.compile_source(SOURCE, "sm_90")
         return 0, "module"
 
     def find(module: str, name: bytes) -> tuple[int, str]:
-        loaded.append((module, name))
+        kernel_names.append((module, name))
         return 0, name.decode()
 
     def start(kernel: str, blocks: int, *others: int) -> tuple[int]:
         *shape, stream, pointers, extra = others
-        started.append((*shape, stream, extra))
-        emulated.run(SOURCE, kernel, blocks, pointers)
+        starts.append((*shape, stream, extra))
+        gpu.run(SOURCE, kernel, blocks, pointers)
         return (0,)
 
     for place, name, fake in (
@@ -112,37 +109,33 @@ def test_the_driver_gets_the_kernel_and_its_arguments(emulated: Emulator, monkey
     ):
         monkeypatch.setattr(place, name, fake)
     images, crops = random_images(2, 40), drawn_crops(9, 2, 40, 33, seed=0)
-    expected = exact(images, crops, *NORMALIZED)
     try:
         for _ in range(2):
-            assert torch.equal(resample.by_kernels(images, crops, *NORMALIZED, torch.contiguous_format), expected)
+            result = resample.by_kernels(images, crops, *NORMALIZED, torch.contiguous_format)
+            assert torch.equal(result, exact(images, crops, *NORMALIZED))
     finally:
         kernels._kernel.cache_clear()
         kernels._module.cache_clear()
-    assert loaded == [("module", b"weigh"), ("module", b"cut")]
-    assert started == [(1, 1, kernels.THREADS, 1, 1, 0, 7, 0)] * 4
+    assert kernel_names == [("module", b"weigh"), ("module", b"cut")]
+    assert starts == [(1, 1, kernels.THREADS, 1, 1, 0, 7, 0)] * 4
 
 
 def test_what_fails_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that NVRTC does not know, a fault in the source, a missing driver: what failed, why, and the remedy."""
-    for source, architecture, reason in (
-        (SOURCE, "sm_10", "--gpu-architecture"),
-        ('extern "C" __global__ void f() { x = 1; }', "sm_90", 'identifier "x"'),
-    ):
-        with refuses(("train.device", "machine")) as error:
-            kernels.compile_source(source, architecture)
-        assert reason in error.value.faults[0].reason
-
-    def missing() -> None:
-        raise RuntimeError("the library libcuda.so.1 was not found\nhere")
-
+    """A GPU that NVRTC does not know, a fault in the source, a missing driver: what failed, and why."""
     from cuda.bindings import driver
 
-    monkeypatch.setattr(driver, "cuModuleLoadData", lambda image: missing())
-    with refuses(("train.device", "machine")) as error:
-        kernels._call("cuModuleLoadData", b"")
-    assert "libcuda.so.1" in error.value.faults[0].reason
+    def missing(_: bytes) -> None:
+        raise RuntimeError("the library libcuda.so.1 was not found\nhere")
+
+    def check(reason: str, call: Callable[[], object]) -> None:
+        with refuses(("train.device", "machine")) as error:
+            call()
+        assert reason in error.value.faults[0].reason
+
+    wrong = 'extern "C" __global__ void f() { x = 1; }'
+    check("--gpu-architecture", lambda: kernels.compile_source(SOURCE, "sm_10"))
+    check('identifier "x"', lambda: kernels.compile_source(wrong, "sm_90"))
+    monkeypatch.setattr(driver, "cuModuleLoadData", missing)
+    check("libcuda.so.1", lambda: kernels._call("cuModuleLoadData", b""))
     monkeypatch.setattr(driver, "cuModuleLoadData", lambda image: (driver.CUresult.CUDA_ERROR_INVALID_IMAGE,))
-    with refuses(("train.device", "machine")) as error:
-        kernels._call("cuModuleLoadData", b"")
-    assert "CUDA_ERROR_INVALID_IMAGE" in error.value.faults[0].reason
+    check("CUDA_ERROR_INVALID_IMAGE", lambda: kernels._call("cuModuleLoadData", b""))

@@ -1,12 +1,13 @@
 """Real kills of a real `dvc repro`, and what `perennial repro` repairs after a kill of DVC itself."""
 
+import hashlib
+import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,47 +23,21 @@ from tests.faults import kill_sweep, plan
 from tests.faults.watched_run import working_in
 from tests.helpers.trainings import wait_for
 
+
+def entry(path: str, **nfiles: int) -> dict[str, Any]:
+    """A file in a dvc.lock, or a folder of so many files."""
+    md5 = hashlib.md5(path.encode()).hexdigest() + ".dir" * len(nfiles)
+    return {"path": path, "hash": "md5", "md5": md5, "size": 4711, **nfiles}
+
+
 # As DVC writes it.
-LOCK = """schema: '2.0'
-stages:
-  one:
-    cmd: python one.py
-    deps:
-    - path: code
-      hash: md5
-      md5: 4c54ace7911aaffe13a365c34f650e71.dir
-      size: 4711
-      nfiles: 12
-    - path: one.py
-      hash: md5
-      md5: 3e07f34fa3ec8f3b1a8c2f2a6d2c0b11
-      size: 1203
-    params:
-      params.yaml:
-        one.rate: 0.125
-        one.names:
-        - a
-        - b
-    outs:
-    - path: data/one
-      hash: md5
-      md5: 9a8ad92c50cae39aa2c5604fd0ab6d8c.dir
-      size: 70343
-      nfiles: 120
-  two:
-    cmd: python two.py
-    deps:
-    - path: data/one
-      hash: md5
-      md5: 9a8ad92c50cae39aa2c5604fd0ab6d8c.dir
-      size: 70343
-      nfiles: 120
-    outs:
-    - path: two.csv
-      hash: md5
-      md5: 9e107d9d372bb6826bd81d3542a419d6
-      size: 8080
-"""
+LOCK = io.StringIO()
+YAML().dump({"schema": "2.0", "stages": {
+    "one": {"cmd": "python one.py", "deps": [entry("code", nfiles=12), entry("one.py")],
+            "params": {"params.yaml": {"one.rate": 0.125, "one.names": ["a", "b"]}},
+            "outs": [entry("data/one", nfiles=120)]},
+    "two": {"cmd": "python two.py", "deps": [entry("data/one", nfiles=120)], "outs": [entry("two.csv")]},
+}}, LOCK)  # fmt: skip
 PIPELINE = """
 stages:
   wait:
@@ -116,15 +91,16 @@ def test_a_sweep_interrupts_every_moment_of_every_stage_twice() -> None:
 
 def test_a_cut_lock_is_noticed_or_states_nothing_by_halves() -> None:
     """A dvc.lock cut at any byte, or any other text, is noticed, or each entry that is left is the same as before."""
-    assert dvc_lock.is_whole(LOCK)
+    lock = LOCK.getvalue()
+    assert dvc_lock.is_whole(lock)
     assert not dvc_lock.is_whole("a line of text\n")
-    before = YAML(typ="safe", pure=True).load(LOCK)["stages"]
-    accepted = [length for length in range(len(LOCK)) if dvc_lock.is_whole(LOCK[:length])]
+    before = YAML(typ="safe", pure=True).load(lock)["stages"]
+    accepted = [length for length in range(len(lock)) if dvc_lock.is_whole(lock[:length])]
     assert 0 < len(accepted) < 20
     for length in accepted:
-        for stage, entry in YAML(typ="safe", pure=True).load(LOCK[:length])["stages"].items():
+        for stage, row in YAML(typ="safe", pure=True).load(lock[:length])["stages"].items():
             for kind in ("deps", "outs"):
-                assert all(file in before[stage][kind] for file in entry.get(kind, [])), LOCK[:length]
+                assert all(file in before[stage][kind] for file in row.get(kind, [])), lock[:length]
 
 
 def python(*arguments: str, folder: Path | None = None, check: bool = False) -> subprocess.CompletedProcess[str]:
@@ -157,7 +133,7 @@ def small_and_done(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Pat
     return folder
 
 
-def entered(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def enter_copy(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of a repository as the working folder."""
     folder = shutil.copytree(source, tmp_path / "project", symlinks=True)
     monkeypatch.chdir(folder)
@@ -168,13 +144,13 @@ def entered(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 @pytest.fixture
 def project(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with two small stages under real DVC, as the working folder."""
-    return entered(small, tmp_path, monkeypatch)
+    return enter_copy(small, tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def done(small_and_done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same after a run."""
-    return entered(small_and_done, tmp_path, monkeypatch)
+    return enter_copy(small_and_done, tmp_path, monkeypatch)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -214,44 +190,29 @@ def test_without_a_copy_the_committed_lock_is_taken_and_without_that_none() -> N
     assert not Path("dvc.lock").exists()
 
 
-def test_an_empty_rwlock_is_removed(project: Path) -> None:
-    """DVC alone would refuse to start; `perennial repro` removes the file, with a message, and starts."""
-    killed_dvc.RWLOCK.parent.mkdir(exist_ok=True)
-    killed_dvc.RWLOCK.write_bytes(b"")
-    started = run()
-    assert started.returncode == 0, started.stderr
-    assert started.stderr.startswith(f"repro: {killed_dvc.RWLOCK} ")
-
-
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
 
 
 def lock(project: Path, pid: int, after: float) -> None:
     """Leave the rwlock that a `dvc repro` of this PID would have written, so many seconds after it began."""
-    holder = {"pid": pid, "cmd": "/bin/dvc repro"}
-    held = {"read": {str(project / "go"): [holder]}, "write": {str(project / "out"): holder}}
-    killed_dvc.RWLOCK.write_text(json.dumps(held))
+    process = {"pid": pid, "cmd": "/bin/dvc repro"}
+    content = {"read": {str(project / "go"): [process]}, "write": {str(project / "out"): process}}
+    killed_dvc.RWLOCK.write_text(json.dumps(content))
     os.utime(killed_dvc.RWLOCK, times=(psutil.Process(pid).create_time() + after,) * 2)
 
 
-@pytest.mark.parametrize(
-    ("argument", "after"),
-    [
-        pytest.param("repro", -1, id="begun later"),
-        pytest.param("another", 1, id="another program", marks=AGAIN),
-    ],
-)
+@pytest.mark.parametrize(("argument", "after"), [("repro", -1), pytest.param("another", 1, marks=AGAIN)])
 def test_a_lock_of_a_killed_dvc_is_removed_though_another_process_has_its_pid(
     done: Path, argument: str, after: float
 ) -> None:
     """DVC alone takes any process with this PID for the holder of the lock; in containers PIDs repeat soon."""
     with subprocess.Popen([*SLEEP, argument]) as other:
         lock(done, other.pid, after)
-        started = run()
+        command = run()
         assert other.poll() is None
         other.kill()
-    assert started.returncode == 0, started.stderr
-    assert started.stderr.startswith(f"repro: {killed_dvc.RWLOCK} ")
+    assert command.returncode == 0, command.stderr
+    assert command.stderr.startswith(f"repro: {killed_dvc.RWLOCK} ")
 
 
 def test_a_lock_whose_holder_lives_stays(done: Path) -> None:
@@ -267,7 +228,9 @@ def test_a_lock_whose_holder_lives_stays(done: Path) -> None:
     assert refused.stderr.startswith("ERROR: ")  # of DVC; before it, nothing is repaired
 
 
-@pytest.mark.parametrize("content", ["null", "[]", '{"read": null}', '{"write": {"out": {"pid": "x"}}}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "content", ["", "null", "[]", '{"read": null}', '{"write": {"out": {"pid": "x"}}}', "[" * 100_000]
+)
 def test_an_rwlock_that_is_none_is_removed(project: Path, content: str) -> None:
     """Any content: nothing fails, and DVC starts."""
     killed_dvc.RWLOCK.parent.mkdir(exist_ok=True)
@@ -281,9 +244,7 @@ def test_a_dvc_is_known_however_it_was_started(project: Path, options: list[str]
     """Also with Python's options before its name."""
     Path("go").write_text("wait")
     with subprocess.Popen([sys.executable, *options, "dvc", "repro"], start_new_session=True) as dvc:
-        while not Path("began").exists():
-            assert dvc.poll() is None
-            time.sleep(0.01)
+        wait_for_stage(dvc)
         assert killed_dvc.works(project)
         assert not killed_dvc.works(project / "elsewhere")
         os.killpg(dvc.pid, signal.SIGKILL)
@@ -303,23 +264,27 @@ def test_a_process_of_this_program_is_known_by_its_command(command: str, is_ours
     assert killed_dvc.is_perennial(command.split()) == is_ours
 
 
+def wait_for_stage(process: subprocess.Popen[Any]) -> None:
+    """Wait until the stage runs."""
+    wait_for(lambda: Path("began").exists() or process.poll() is not None, "the stage does not begin")
+    assert process.poll() is None
+
+
 def begin(**options: Any) -> subprocess.Popen[Any]:
     """Start `perennial repro` and wait until its stage runs."""
     Path("go").write_text("wait")
-    started = subprocess.Popen([sys.executable, "-m", "pipeline", "repro"], start_new_session=True, **options)
-    while not Path("began").exists():
-        assert started.poll() is None
-        time.sleep(0.01)
-    return started
+    command = subprocess.Popen([sys.executable, "-m", "pipeline", "repro"], start_new_session=True, **options)
+    wait_for_stage(command)
+    return command
 
 
 def test_nothing_is_put_right_while_a_dvc_works_here(project: Path) -> None:
     """It may be writing these very files."""
-    started = begin()
+    command = begin()
     Path("dvc.lock").write_bytes(b"")
     assert killed_dvc.repair() == []
-    started.send_signal(signal.SIGTERM)
-    started.wait()
+    command.send_signal(signal.SIGTERM)
+    command.wait()
     assert len(killed_dvc.repair()) == 2
     assert killed_dvc.repair() == []
 
@@ -329,9 +294,9 @@ def test_nothing_is_put_right_while_a_dvc_works_here(project: Path) -> None:
 )
 def test_a_signal_reaches_the_stage_and_it_ends_last(project: Path, number: signal.Signals) -> None:
     """The stage saves, `perennial repro` then ends with an error, no process stays, and the next run succeeds."""
-    started = begin()
-    started.send_signal(number)
-    assert started.wait() != 0
+    command = begin()
+    command.send_signal(number)
+    assert command.wait() != 0
     assert Path("saved").exists()
     assert working_in(project) == [psutil.Process(os.getpid())]
     assert not Path("dvc.lock").exists()
@@ -341,11 +306,10 @@ def test_a_signal_reaches_the_stage_and_it_ends_last(project: Path, number: sign
 
 def test_killed_itself_it_takes_dvc_and_the_stage_along(project: Path) -> None:
     """After KILL of `perennial repro` the stage is terminated, and saves."""
-    started = begin()
-    started.kill()
-    started.wait()
-    while working_in(project) != [psutil.Process(os.getpid())]:
-        time.sleep(0.05)
+    command = begin()
+    command.kill()
+    command.wait()
+    wait_for(lambda: working_in(project) == [psutil.Process(os.getpid())], "it goes on")
     assert Path("saved").read_text() == str(int(signal.SIGTERM))
     assert not Path("dvc.lock").exists()
 
@@ -360,23 +324,23 @@ def test_the_exit_status_is_dvcs(project: Path, argument: str, status: int) -> N
 
 def test_ctrl_z_stops_dvc_and_its_stage_and_they_go_on(project: Path) -> None:
     """Stopped by the terminal, the command stops what it started; continued, it continues it."""
-    started = begin()
-    processes = [psutil.Process(started.pid), *psutil.Process(started.pid).children(recursive=True)]
+    command = begin()
+    processes = [psutil.Process(command.pid), *psutil.Process(command.pid).children(recursive=True)]
     assert len(processes) > 2
-    started.send_signal(signal.SIGTSTP)
+    command.send_signal(signal.SIGTSTP)
     wait_for(lambda: {process.status() for process in processes} == {psutil.STATUS_STOPPED}, "one goes on")
-    started.send_signal(signal.SIGCONT)
+    command.send_signal(signal.SIGCONT)
     wait_for(lambda: psutil.STATUS_STOPPED not in {process.status() for process in processes}, "one is stopped")
-    started.send_signal(signal.SIGTERM)
-    assert started.wait() != 0
+    command.send_signal(signal.SIGTERM)
+    assert command.wait() != 0
     assert Path("saved").exists()
 
 
 def test_a_dvc_that_somebody_kills_is_named(project: Path) -> None:
     """As the kernel kills a process when memory is full: nobody else says anything."""
-    started = begin(stderr=subprocess.PIPE, text=True)
-    (dvc,) = psutil.Process(started.pid).children()
+    command = begin(stderr=subprocess.PIPE, text=True)
+    (dvc,) = psutil.Process(command.pid).children()
     dvc.kill()
-    _, said = started.communicate()
-    assert started.returncode == 128 + signal.SIGKILL
-    assert said.splitlines()[-1].startswith("repro: dvc repro: ended by SIGKILL; ")
+    _, messages = command.communicate()
+    assert command.returncode == 128 + signal.SIGKILL
+    assert messages.splitlines()[-1].startswith("repro: dvc repro: ")

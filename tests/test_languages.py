@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 def lines(path: Path, headings: dict[str, int]) -> list[Line]:
     """The lines that are not empty; a link to a heading names its number."""
-    found, inside = [], False
+    result, inside = [], False
     for number, text in enumerate((PROJECT / path).read_text().splitlines(), 1):
         fence = text.lstrip().startswith("```")
         inside ^= fence
@@ -44,8 +44,8 @@ def lines(path: Path, headings: dict[str, int]) -> list[Line]:
         plain = LINK.sub("]", text)
         code = Counter(CODE.findall(plain)) if not inside else Counter()
         figures = Counter(figure.rstrip(",.") for figure in FIGURE.findall(CODE.sub("", plain)))
-        found.append(Line(number, COMMENT.sub(" #", text) if inside or fence else form(text), code, links, figures))
-    return found
+        result.append(Line(number, COMMENT.sub(" #", text) if inside or fence else form(text), code, links, figures))
+    return result
 
 
 def form(text: str) -> str:

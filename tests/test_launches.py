@@ -33,19 +33,19 @@ def test_a_batch_takes_few_launches(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, memory_format: str
 ) -> None:
     """With the augmentations of params.yaml, two launches make a batch."""
-    emulated = emulator(tmp_path_factory.mktemp("emulated"))
+    gpu = emulator(tmp_path_factory.mktemp("emulated"))
     settings = params.load().train.model_copy(update={"batch_size": 16, "crop": 32, "memory_format": memory_format})
     data = ours.noise(64, 40, 4)
     dataset = Dataset(data, ImageStore(torch.from_numpy(data.images), torch.device("cpu")))
-    expected = [batch.images for batch in islice(train_batches(dataset, settings, Share(range(1), 1), 0), 3)]
-    monkeypatch.setattr(augment, "resample", partial(resample.by_kernels, launch=emulated.launch))
-    with (counted := Launches()):
+    crops = [batch.images for batch in islice(train_batches(dataset, settings, Share(range(1), 1), 0), 3)]
+    monkeypatch.setattr(augment, "resample", partial(resample.by_kernels, launch=gpu.launch))
+    with (counter := Launches()):
         batches = train_batches(dataset, settings, Share(range(1), 1), 0)
-        made = [next(batches).images for _ in expected]
-    assert all(torch.equal(*pair) for pair in zip(made, expected, strict=True))
-    assert emulated.launched == ["weigh", "cut"] * 3
-    assert len(emulated.launched) == 3 * OF_A_BATCH
-    assert counted.total <= 3 * 8, counted.by_name.most_common()  # 10 for each batch, with the two kernels
+        by_kernels = [next(batches).images for _ in crops]
+    assert all(torch.equal(*pair) for pair in zip(by_kernels, crops, strict=True))
+    assert gpu.launched == ["weigh", "cut"] * 3
+    assert len(gpu.launched) == 3 * OF_A_BATCH
+    assert counter.total <= 3 * 8, counter.by_name.most_common()  # 10 for each batch, with the two kernels
 
 
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
@@ -66,8 +66,8 @@ def test_a_step_takes_few_launches(model: str, parallel: str, memory_format: str
         counts = [launches_of_a_step(model, parallel, memory_format, graphs) for graphs in (False, True)]
     finally:
         torch.set_num_threads(before)
-    for counted, most in zip(counts, OF_A_STEP[parallel][model], strict=True):
-        assert 0.95 * most <= counted.total <= most, counted.by_name.most_common()
+    for counter, most in zip(counts, OF_A_STEP[parallel][model], strict=True):
+        assert 0.95 * most <= counter.total <= most, counter.by_name.most_common()
 
 
 def launches_of_a_step(model: str, parallel: str, memory_format: str, graphs: bool = False) -> Launches:
@@ -86,6 +86,6 @@ def launches_of_a_step(model: str, parallel: str, memory_format: str, graphs: bo
     stream = (Batch(step, images, labels, labels, 0) for step in range(3))
     steps = loop.train(learner, parallel_model, stream, [1e-3] * 3, Totals.zero(ALONE.device, microbatches))
     next(steps)
-    with (counted := Launches()):
+    with (counter := Launches()):
         next(steps)
-    return counted
+    return counter

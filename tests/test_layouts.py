@@ -12,8 +12,8 @@ from tests.layouts import CASES, Case
 def test_a_layout_ends_as_stated(case: Case, tmp_path: Path) -> None:
     """Through the inbox and the split: the images of each split, the classes, and what the user is told."""
     ending = layouts.run(case, tmp_path)
-    assert (ending.kept, ending.refused) == (case.kept, case.refused), ending.lines
-    assert not any(case.kept) or ending.classes == case.classes
+    assert (ending.parts, ending.faults) == (case.parts, case.faults), ending.lines
+    assert not any(case.parts) or ending.classes == case.classes
     text = "\n".join(ending.lines)
-    for said in case.says:
-        assert said in text
+    for words in case.says:
+        assert words in text

@@ -5,18 +5,11 @@ from dataclasses import astuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import binomtest
-from sklearn.metrics import (
-    accuracy_score,
-    balanced_accuracy_score,
-    confusion_matrix,
-    f1_score,
-    log_loss,
-    precision_recall_fscore_support,
-)
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss, precision_recall_fscore_support
 
 from pipeline.evaluation import metrics
 
@@ -49,56 +42,37 @@ def test_figures_are_plain_numbers() -> None:
 
 @given(cases())
 def test_figures_equal_scikit_learns(case: Case) -> None:
-    """Accuracy, macro F1, log-likelihood and every class's figures are scikit-learn's, absent classes included."""
+    """Of all images and of each class, absent ones included; balanced accuracy is that of the classes that occur."""
     log_probabilities, labels = case
     k = log_probabilities.shape[1]
     names = [f"c{i}" for i in range(k)]
-    found, predictions = metrics.summary(log_probabilities, labels), log_probabilities.argmax(1)
+    figures, predictions = metrics.summary(log_probabilities, labels), log_probabilities.argmax(1)
 
-    assert found.accuracy == pytest.approx(accuracy_score(labels, predictions))
+    assert figures.accuracy == pytest.approx(accuracy_score(labels, predictions))
     recall = [np.mean(predictions[labels == c] == c) for c in np.unique(labels)]
-    assert found.balanced_accuracy == pytest.approx(np.mean(recall))
-    interval = binomtest(int((labels == predictions).sum()), len(labels)).proportion_ci(method="wilson")
-    assert found.accuracy_low == pytest.approx(interval.low, abs=1e-12)
-    assert found.accuracy_high == pytest.approx(interval.high, abs=1e-12)
-    assert found.macro_f1 == pytest.approx(
+    assert figures.balanced_accuracy == pytest.approx(np.mean(recall))
+    interval = metrics.wilson(int((labels == predictions).sum()), len(labels))
+    assert (figures.accuracy_low, figures.accuracy_high) == interval
+    assert figures.macro_f1 == pytest.approx(
         f1_score(labels, predictions, labels=range(k), average="macro", zero_division=0)
     )
+    counts = metrics.confusion(predictions, labels, k)
+    assert (counts == confusion_matrix(labels, predictions, labels=range(k))).all()
     by_class = precision_recall_fscore_support(labels, predictions, labels=range(k), zero_division=0)
-    rows = metrics.class_table(metrics.confusion(predictions, labels, k), names)
+    rows = metrics.class_table(counts, names)
     assert [row.name for row in rows] == names
     assert sum(row.images for row in rows) == len(labels)
     for row, values in zip(rows, zip(*by_class, strict=True), strict=True):
         assert (row.precision, row.recall, row.f1, row.images) == pytest.approx(values)
     # scikit-learn clips probabilities away from 0, which a log-probability does not need.
     if log_probabilities.min() > math.log(np.finfo(np.float64).eps):
-        assert found.nll == pytest.approx(log_loss(labels, np.exp(log_probabilities), labels=range(k)))
-
-
-@given(cases())
-def test_confusion_and_balanced_accuracy(case: Case) -> None:
-    """The confusion counts are scikit-learn's, and balanced accuracy is the mean recall of the classes that occur."""
-    log_probabilities, labels = case
-    k, predictions = log_probabilities.shape[1], log_probabilities.argmax(1)
-    counts = metrics.confusion(predictions, labels, k)
-    assert (counts == confusion_matrix(labels, predictions, labels=range(k))).all()
-    recall = [np.mean(predictions[labels == c] == c) for c in np.unique(labels)]
-    assert metrics.balanced_accuracy(counts) == pytest.approx(np.mean(recall))
-
-
-def test_balanced_accuracy_equals_scikit_learns() -> None:
-    """With every class in the test part, balanced accuracy is scikit-learn's."""
-    labels, predictions = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 0, 1, 1, 2, 0])
-    counts = metrics.confusion(predictions, labels, 3)
-    assert metrics.balanced_accuracy(counts) == pytest.approx(balanced_accuracy_score(labels, predictions))
-    assert metrics.balanced_accuracy(counts) == pytest.approx((2 / 3 + 1 / 2 + 0) / 3)
+        assert figures.nll == pytest.approx(log_loss(labels, np.exp(log_probabilities), labels=range(k)))
 
 
 def test_the_likelihood_of_a_sure_mistake_is_finite() -> None:
     """An image whose true class has a probability below the smallest float still has its exact log-likelihood."""
-    found = metrics.summary(np.array([[0.0, -2000.0]]), np.array([1]))
-    assert found.nll == 2000
-    assert found.ece == 1
+    figures = metrics.summary(np.array([[0.0, -2000.0]]), np.array([1]))
+    assert (figures.nll, figures.ece) == (2000, 1)
 
 
 @given(st.integers(1, 5000).flatmap(lambda total: st.tuples(st.integers(0, total), st.just(total))))
@@ -106,19 +80,12 @@ def test_wilson_interval(case: tuple[int, int]) -> None:
     """The interval is scipy's, holds the share, and its ends solve Wilson's equation."""
     right, total = case
     low, high = metrics.wilson(right, total)
-    expected = binomtest(right, total).proportion_ci(method="wilson")
-    assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    interval = binomtest(right, total).proportion_ci(method="wilson")
+    assert (low, high) == pytest.approx((interval.low, interval.high), abs=1e-12)
     assert 0 <= low <= right / total <= high <= 1
+    assert (low == 0, high == 1) == (right == 0, right == total)
     for end in (low, high):
         assert (right / total - end) ** 2 == pytest.approx(metrics.Z**2 * end * (1 - end) / total, abs=1e-12)
-
-
-def test_wilson_interval_of_none_and_of_all() -> None:
-    """Of n answers, all wrong or all right, the interval ends exactly at 0 or 1 and reaches z² / (n + z²) inwards."""
-    reach = metrics.Z**2 / (10 + metrics.Z**2)
-    (none, low), (high, every) = metrics.wilson(0, 10), metrics.wilson(10, 10)
-    assert (none, every) == (0, 1)
-    assert (low, high) == pytest.approx((reach, 1 - reach))
 
 
 def calibration(log_probabilities: NDArray[np.float64], labels: NDArray[np.int64], bins: int) -> list[metrics.Bin]:
@@ -139,15 +106,14 @@ def test_calibration_error_of_known_bins() -> None:
 
 
 def test_a_confidence_on_an_edge_belongs_to_the_bin_below() -> None:
-    """Bins are open below and closed above, and a confidence of exactly 1 is in the last."""
-    table = calibration(np.log([[0.5, 0.5], [1.0, 1e-300]]), np.array([0, 0]), bins=4)
-    assert [(row.low, row.high, row.count) for row in table] == [(0.25, 0.5, 1), (0.75, 1.0, 1)]
-
-
-def test_a_confidence_above_one_by_rounding_is_in_the_last_bin() -> None:
-    """A softmax may sum to a little more than 1; and an image with no confidence at all is in the first bin."""
-    table = calibration(np.array([[1e-12, -30.0], [-1e9, -1e9]]), np.array([0, 0]), bins=4)
-    assert [(row.low, row.high, row.count) for row in table] == [(0.0, 0.25, 1), (0.75, 1.0, 1)]
+    """Bins are open below and closed above. A confidence of 1, or of a little more by rounding, is in the last bin; an
+    image with none is in the first.
+    """
+    for log_probabilities, low in (
+        (np.log([[0.5, 0.5], [1.0, 1e-300]]), 0.25), (np.array([[-1e9, -1e9], [1e-12, -30.0]]), 0.0)
+    ):  # fmt: skip
+        table = calibration(log_probabilities, np.array([0, 0]), bins=4)
+        assert [(row.low, row.high, row.count) for row in table] == [(low, low + 0.25, 1), (0.75, 1.0, 1)]
 
 
 @given(cases(), st.integers(1, 30))
@@ -164,44 +130,18 @@ def test_calibration_table(case: Case, bins: int) -> None:
     assert 0 <= metrics.calibration_error(table) <= 1
 
 
-@given(cases())
-def test_one_bin_measures_over_confidence(case: Case) -> None:
-    """With a single bin the calibration error is the distance between mean confidence and accuracy."""
-    log_probabilities, labels = case
-    error = metrics.calibration_error(calibration(log_probabilities, labels, bins=1))
-    mean, accuracy = np.exp(log_probabilities.max(1)).mean(), (log_probabilities.argmax(1) == labels).mean()
-    assert error == pytest.approx(abs(mean - accuracy), abs=1e-12)
-
-
+@example([(False, True)] * 5)
+@example([(False, True)] * 6)
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))
 def test_p_is_the_chance_of_so_uneven_a_coin(pairs: list[tuple[bool, bool]]) -> None:
     """p adds up the chances of all outcomes of a fair coin that are as likely as this one, or less."""
     first, second = ([pair[index] for pair in pairs] for index in (0, 1))
-    found = metrics.mcnemar(first, second)
+    test = metrics.mcnemar(first, second)
     alone = sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)
-    assert (found.images, found.first_alone, found.second_alone) == (len(pairs), *alone)
-    thrown = sum(alone)
-    chances = [math.comb(thrown, k) / 2**thrown for k in range(thrown + 1)]
-    expected = sum(chance for chance in chances if chance <= chances[alone[0]] * (1 + 1e-9))
-    assert found.p == pytest.approx(expected)
-    assert found.points == pytest.approx(100 * (np.mean(second) - np.mean(first)))
-    assert found.is_significant == (expected < metrics.LEVEL)
-
-
-def test_the_order_of_the_models_changes_the_sign_alone() -> None:
-    """Points change their sign, p stays."""
-    first, second = [True] * 12 + [False] * 3, [True] * 9 + [False] * 3 + [True] * 3
-    there, back = metrics.mcnemar(first, second), metrics.mcnemar(second, first)
-    assert (there.points, there.p) == (-back.points, back.p)
-
-
-def test_five_against_none_is_not_significant_and_six_are() -> None:
-    """2 / 2⁵ is 0.0625; 2 / 2⁶ is 0.03."""
-    for alone, significant in ((5, False), (6, True)):
-        found = metrics.mcnemar([False] * 50, [True] * alone + [False] * (50 - alone))
-        assert (found.p, found.is_significant) == (2 / 2**alone, significant)
-
-
-def test_equal_answers_show_nothing() -> None:
-    """Without an image that only one model has right, p is 1."""
-    assert metrics.mcnemar([True, False], [True, False]).p == 1
+    assert (test.images, test.first_alone, test.second_alone) == (len(pairs), *alone)
+    count = sum(alone)
+    chances = [math.comb(count, k) / 2**count for k in range(count + 1)]
+    p = sum(chance for chance in chances if chance <= chances[alone[0]] * (1 + 1e-9))
+    assert test.p == pytest.approx(p)
+    assert test.points == pytest.approx(100 * (np.mean(second) - np.mean(first)))
+    assert test.is_significant == (p < metrics.LEVEL)

@@ -159,12 +159,8 @@ def measure(name: str, options: argparse.Namespace, cases: Mapping[str, Case], *
             for title in possible
             if options.device == "cuda" and "gpu_memory_mb" not in report.rows.get(title, {})
         ]
-<<<<<<< HEAD
-        if wanted or without_memory:
-            workspace.set_params(base / "copy", changes(*cases[possible[0]]))  # those of the last case may be refused
-=======
         if todo or without_memory:
->>>>>>> cutB
+            workspace.set_params(base / "copy", changes(*cases[possible[0]]))  # those of the last case may be refused
             workspace.prepare(base / "copy", options.store)
         measuring.take_turns(report, todo, preset.turns, lambda title: run(base / "copy", *cases[title]))
         for title in without_memory:

@@ -28,16 +28,16 @@ CONTRASTS = """() => {
     while (element && rgb(getComputedStyle(element).backgroundColor)[3] === 0) element = element.parentElement;
     return getComputedStyle(element).backgroundColor;
   };
-  const found = [];
+  const contrasts = [];
   for (const element of document.querySelectorAll("body *")) {
     const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
     if (!own || !element.checkVisibility()) continue;
     const style = getComputedStyle(element);
     const ink = light(element.closest("svg") ? style.fill : style.color), paper = light(behind(element));
     const contrast = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
-    found.push([contrast, `${element.tagName} ${element.className}: ${element.textContent.slice(0, 30)}`]);
+    contrasts.push([contrast, `${element.tagName} ${element.className}: ${element.textContent.slice(0, 30)}`]);
   }
-  return found;
+  return contrasts;
 }"""
 
 
@@ -60,23 +60,23 @@ def opened(
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=script
     )
-    page, said, asked = context.new_page(), [], []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda request: asked.append(request.url))
+    page, messages, urls = context.new_page(), [], []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("request", lambda request: urls.append(request.url))
     page.goto(path.as_uri())
     yield page
     context.close()
-    assert said == []
-    assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
+    assert messages == []
+    assert [url for url in urls if not url.startswith("data:")] == [path.as_uri()]
 
 
 def on_every_screen(test: Callable[..., None]) -> Callable[..., None]:
     """Runs a test on a desktop and on a phone, light and dark: its parameters `width` and `scheme`."""
     of_width = pytest.mark.parametrize("width", [1280, 390])
     of_scheme = pytest.mark.parametrize("scheme", ["light", "dark"])
-    made: Callable[..., None] = needs_chromium(of_width(of_scheme(test)))
-    return made
+    function: Callable[..., None] = needs_chromium(of_width(of_scheme(test)))
+    return function
 
 
 @contextmanager

@@ -50,8 +50,8 @@ def records() -> dict[str, dict[str, float]]:
 def merged(old: Mapping[str, dict[str, float]], ring: str, seconds: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """The records with the seconds of a run. A record of a file that is gone is left out."""
     files = {**old.get(ring, {}), **{file: round(value, 1) for file, value in seconds.items()}}
-    there = {file: files[file] for file in sorted(files) if file == IMPORTS or (RECORDED.parents[1] / file).exists()}
-    return {**old, ring: there}
+    current = {file: files[file] for file in sorted(files) if file == IMPORTS or (RECORDED.parents[1] / file).exists()}
+    return {**old, ring: current}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -51,8 +51,8 @@ def reasons(rows: Rows) -> dict[str, str]:
 
 def left_out(rows: Rows) -> dict[str, int]:
     """Reason → number of images, as in excluded.csv."""
-    found = split_report.by_reason([(reason, path) for path, reason in reasons(rows).items()])
-    return {reason: len(paths) for reason, paths in found.items()}
+    by_reason = split_report.by_reason([(reason, path) for path, reason in reasons(rows).items()])
+    return {reason: len(paths) for reason, paths in by_reason.items()}
 
 
 def noise_image(seed: int, side: int = 24) -> Image.Image:

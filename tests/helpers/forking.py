@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
-CHOSEN_CODE = "ATEN_CPU_CAPABILITY"  # set by train.arithmetic: portable; the libraries of a forked process are native
+CPU_CODE = "ATEN_CPU_CAPABILITY"  # set by train.arithmetic: portable; the libraries of a forked process are native
 ANSWERS = 3  # the file descriptor on which the PID and the exit status are sent
 SPARE = 512  # file descriptors from here on are not in use
 OURS = ("pipeline", "benchmarks", "tests")  # imported anew by each process, from its own folder
@@ -53,11 +53,11 @@ def send(connection: socket.socket, request: Request, fds: Mapping[int, int]) ->
 
 def receive(connection: socket.socket) -> tuple[Request, dict[int, int]] | None:
     """The request and the received file descriptors; None if the socket is closed."""
-    message, received, _, _ = socket.recv_fds(connection, 2**20, 64)
+    message, own_fds, _, _ = socket.recv_fds(connection, 2**20, 64)
     if not message:
         return None
     request, numbers = json.loads(message)
-    return Request(*request), dict(zip(numbers, received, strict=True))
+    return Request(*request), dict(zip(numbers, own_fds, strict=True))
 
 
 # ---------------------------------------------------------------- the server
@@ -137,9 +137,9 @@ def become(request: Request, fds: dict[int, int], libraries: Sequence[str]) -> N
     prctl_death(signal.SIGTERM if request.dies_with_parent else 0)
     with socket.socket(fileno=fds.pop(ANSWERS)) as answer:
         answer.send(str(os.getpid()).encode())
-    moved = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SPARE) for number, fd in fds.items()}
+    copies = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SPARE) for number, fd in fds.items()}
     os.closerange(3, SPARE)
-    for number, fd in moved.items():
+    for number, fd in copies.items():
         os.dup2(fd, number)
         os.close(fd)
     os.environ.clear()
@@ -213,7 +213,7 @@ def fork_ranks(count: int, libraries: Sequence[str]) -> None:
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
     setattr(subprocess_handler, "Popen", Rank)  # noqa: B010  # setattr, because mypy refuses the assignment
-    setattr(multiprocessing.util, "spawnv_passfds", spawned)  # noqa: B010
+    setattr(multiprocessing.util, "spawnv_passfds", spawn)  # noqa: B010
 
 
 def wait_for_request(connection: socket.socket, libraries: Sequence[str]) -> NoReturn:
@@ -222,9 +222,9 @@ def wait_for_request(connection: socket.socket, libraries: Sequence[str]) -> NoR
     for _, of_another_rank in _waiting:
         of_another_rank.close()
     _waiting.clear()
-    if (received := receive(connection)) is None:
+    if (message := receive(connection)) is None:
         os._exit(0)
-    request, fds = received
+    request, fds = message
     become(request, {**fds, ANSWERS: connection.detach()}, libraries)
 
 
@@ -243,27 +243,27 @@ def take(request: Request, fds: Mapping[int, int]) -> int | None:
 class Rank(subprocess.Popen[bytes]):
     """Replaces Popen in torchrun's agent."""
 
-    def _execute_child(self, *given: Any) -> None:
+    def _execute_child(self, *call_arguments: Any) -> None:
         base = subprocess.Popen._execute_child  # type: ignore[attr-defined]
-        of = inspect.signature(base).bind(self, *given).arguments
+        of = inspect.signature(base).bind(self, *call_arguments).arguments
         setpriv = ["setpriv", "--pdeathsig", "TERM"]
         dies_with_parent = list(of["args"][:3]) == setpriv
         python, *arguments = of["args"][3:] if dies_with_parent else of["args"]
         arguments = arguments[arguments[0] == "-u" :]
         request = Request(arguments, of["env"], str(Path.cwd()), of["start_new_session"], 0, dies_with_parent)
-        forked = python == sys.executable and of["c2pwrite"] == of["errwrite"] == -1 and CHOSEN_CODE not in of["env"]
-        pid = take(request, {}) if forked else None
+        usual = python == sys.executable and of["c2pwrite"] == of["errwrite"] == -1 and CPU_CODE not in of["env"]
+        pid = take(request, {}) if usual else None
         if pid is None:
-            base(self, *given)
+            base(self, *call_arguments)
         else:
             self.pid, self._child_created = pid, True
 
 
-def spawned(path: bytes, args: Sequence[bytes | str], passfds: Sequence[int]) -> int:
+def spawn(path: bytes, args: Sequence[bytes | str], passfds: Sequence[int]) -> int:
     """Replaces spawnv_passfds in multiprocessing."""
     arguments = [os.fsdecode(word) for word in args]
     if (
-        CHOSEN_CODE not in os.environ
+        CPU_CODE not in os.environ
         and "-c" in arguments
         and "spawn_main" in (code := arguments[arguments.index("-c") :])[1]
     ):

@@ -13,14 +13,14 @@ MODULES = {
 
 def imports(path: Path) -> set[str]:
     """Every module that a file imports, anywhere in it, absolutely and dotted."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 def modules_of(path: Path) -> set[str]:
@@ -30,10 +30,10 @@ def modules_of(path: Path) -> set[str]:
 
 def closure(module: str) -> set[Path]:
     """The files that a module imports, directly and through others, and the packages they lie in."""
-    found, todo = set(), {module}
+    names, todo = set(), {module}
     while todo:
         name = todo.pop()
-        found.add(name)
-        found |= {name.rpartition(".")[0]} if "." in name else set()
-        todo |= modules_of(MODULES[name]) - found
-    return {MODULES[name].relative_to(PROJECT) for name in found}
+        names.add(name)
+        names |= {name.rpartition(".")[0]} if "." in name else set()
+        todo |= modules_of(MODULES[name]) - names
+    return {MODULES[name].relative_to(PROJECT) for name in names}

@@ -45,7 +45,6 @@ def operators_of_a_step(name: str) -> set[str]:
     """The operators of a forward and a backward pass, traced without memory and without arithmetic."""
     side = 299 if name == "inception_v3" else 224
     net, images = shape_of(name, 3).to("meta").train(), torch.empty(2, 3, side, side, device="meta")
-    called = Operators()
-    with called:
+    with (operators := Operators()):
         net(images).sum().backward()
-    return called.names
+    return operators.names

@@ -23,8 +23,8 @@ class Element:
 
     def one(self, tag: str = "", **attributes: str) -> "Element":
         """The only such element."""
-        (found,) = self.all(tag, **attributes)
-        return found
+        (element,) = self.all(tag, **attributes)
+        return element
 
     @property
     def text(self) -> str:
@@ -40,8 +40,8 @@ class Element:
 
     def table(self, caption: str) -> list[list[str]]:
         """The rows of the only table whose caption begins so."""
-        (found,) = [one for one in self.all("table") if one.one("caption").text.startswith(caption)]
-        return found.cells
+        (table,) = [one for one in self.all("table") if one.one("caption").text.startswith(caption)]
+        return table.cells
 
     def _below(self) -> Iterator["Element"]:
         for child in self.children:

@@ -33,15 +33,15 @@ class Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result, name = func(*args, **kwargs), getattr(func, "__name__", "")
-        given, to_host = tensors_of(args), name == "cpu" or (name == "to" and "cpu" in targets(args, kwargs))
-        if to_host and any(result is tensor for tensor in given):
+        inputs, to_host = tensors_of(args), name == "cpu" or (name == "to" and "cpu" in targets(args, kwargs))
+        if to_host and any(result is tensor for tensor in inputs):
             result = result.clone()  # as from a device: the values are then another tensor
-        from_host = any(id(tensor) in self._on_host for tensor in given)
+        from_host = any(id(tensor) in self._on_host for tensor in inputs)
         if not from_host and (name in READS or to_host) and not kwargs.get("non_blocking"):
             self.by_name[name] += 1
         if to_host or from_host:
-            made = [tensor for tensor in tensors_of(result) if all(tensor is not one for one in given)]
-            self._on_host |= {id(tensor): tensor for tensor in made}
+            results = [tensor for tensor in tensors_of(result) if all(tensor is not one for one in inputs)]
+            self._on_host |= {id(tensor): tensor for tensor in results}
         return result
 
     def event(self, device: torch.device) -> Callable[[], None]:

@@ -25,7 +25,7 @@ def check_form(fault: Fault) -> None:
 
 
 @contextmanager
-def refuses(*expected: tuple[object, Kind]) -> Iterator[pytest.ExceptionInfo[UserError]]:
+def refuses(*faults: tuple[object, Kind]) -> Iterator[pytest.ExceptionInfo[UserError]]:
     """A block that has to raise UserError with exactly these faults: key and kind of each, in order.
 
     Each of them is rendered, and has the form of a refusal.
@@ -33,7 +33,7 @@ def refuses(*expected: tuple[object, Kind]) -> Iterator[pytest.ExceptionInfo[Use
     with pytest.raises(UserError) as error:
         yield error
     actual = [(fault.key, fault.kind) for fault in error.value.faults]
-    assert actual == [(str(key), kind) for key, kind in expected], f"{actual}: {error.value}"
+    assert actual == [(str(key), kind) for key, kind in faults], f"{actual}: {error.value}"
     for fault in error.value.faults:
         check_form(fault)
     del error  # the error has this frame: a cycle would keep what the failed work has opened

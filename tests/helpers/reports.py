@@ -57,20 +57,15 @@ def finish(folder: Path, *, epochs: int = 6, seed: int = 0) -> Params:
     scores = random.uniform(0.3, 1, acceptance.MIN_IMAGES * len(data.classes)).tolist()
     weights, own = hashlib.sha256(b"the weights").hexdigest(), [score / 2 for score in scores]
     acceptance.write(Path(config.paths.models), acceptance.make(weights, 0.95, scores, own, len(data.classes)))
-    history = [
-        (
-            epoch,
-            10 * epoch,
-            0.1,
-            *(value for part in (1.1, 1) for value in (part * 1.7 / epoch**0.7, epoch / (epoch + part))),
-        )
-        for epoch in range(1, epochs + 1)
-    ]
+    history = []
+    for epoch in range(1, epochs + 1):
+        figures = (value for part in (1.1, 1) for value in (part * 1.7 / epoch**0.7, epoch / (epoch + part)))
+        history.append((epoch, 10 * epoch, 0.1, *figures))
     files.write_csv(Path(config.paths.metrics) / "history.csv", HISTORY, history)
-    described = Description(
+    description = Description(
         "resnet18", data.classes, View.from_params(config), (0.5,) * 3, (0.2,) * 3, "best", max(1, epochs - 2)
     )
-    files.write_json(Path(config.paths.models) / "model.json", asdict(described))
+    files.write_json(Path(config.paths.models) / "model.json", asdict(description))
     files.write_text(Path(config.paths.models) / "model.safetensors", "the weights")
     return config
 

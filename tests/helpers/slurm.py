@@ -54,8 +54,8 @@ class Node:
 
     def output(self, *command: str) -> str:
         """What a command says on this node, also if it fails."""
-        said = subprocess.run([*self.enter, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # noqa: PLW1510
-        return said.stdout
+        done = subprocess.run([*self.enter, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # noqa: PLW1510
+        return done.stdout
 
 
 @contextmanager
@@ -88,19 +88,19 @@ def cluster(folder: Path) -> Iterator[tuple[Node, Node]]:
     (folder / "hosts").write_text(HOSTS)
     (folder / "slurm.conf").write_text(CONFIGURATION.format(folder=folder))
     os.environ["SLURM_CONF"] = str(folder / "slurm.conf")  # the test's environment is restored after it
-    with ExitStack() as ended, node("sn1", folder) as one, node("sn2", folder) as two:
+    with ExitStack() as stack, node("sn1", folder) as one, node("sn2", folder) as two:
         peer = two.enter[1].removeprefix("--target=")  # a process id of this test's namespace, so no other is entered
         cable = ["ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", peer]
-        said = Node("", (*one.enter[:2], "--net")).output(*cable)
+        errors = Node("", (*one.enter[:2], "--net")).output(*cable)
         for place, name in enumerate((one, two), 1):
-            said += name.output("ip", "addr", "add", f"10.99.0.{place}/24", "dev", "eth0")
-            said += name.output("ip", "link", "set", "eth0", "up")
-        assert said == ""
+            errors += name.output("ip", "addr", "add", f"10.99.0.{place}/24", "dev", "eth0")
+            errors += name.output("ip", "link", "set", "eth0", "up")
+        assert errors == ""
         daemons = [(one, ["slurmctld", "-D"]), *((each, ["slurmd", "-D", "-N", each.name]) for each in (one, two))]
         for on, command in daemons:
             with (folder / f"{command[0]}-{on.name}.log").open("w") as log:
                 daemon = subprocess.Popen([*on.enter, *command], stdout=log, stderr=log)
-            ended.callback(daemon.wait)  # after its node
+            stack.callback(daemon.wait)  # after its node
         while one.output("sinfo", "--noheader", "--Node", "--format=%T").split() != ["idle"] * 2:
             time.sleep(0.2)
         yield one, two

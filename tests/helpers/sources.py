@@ -79,12 +79,12 @@ def archive_project(folder: Path, archive: Path, **data: Any) -> params.Params:
 @contextmanager
 def server(answer: Callable[[BaseHTTPRequestHandler, int], None]) -> Iterator[tuple[str, list[str]]]:
     """A real server on this machine; its address and the requested paths. `answer` gets each request and its number."""
-    asked: list[str] = []
+    paths: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
-            answer(self, len(asked))
+            paths.append(self.path)
+            answer(self, len(paths))
 
         def log_message(self, format: str, *args: Any) -> None:
             """Say nothing."""
@@ -93,7 +93,7 @@ def server(answer: Callable[[BaseHTTPRequestHandler, int], None]) -> Iterator[tu
         thread = threading.Thread(target=running.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{running.server_port}/photos.tgz", asked
+            yield f"http://127.0.0.1:{running.server_port}/photos.tgz", paths
         finally:
             running.shutdown()
             thread.join()

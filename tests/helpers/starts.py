@@ -79,7 +79,7 @@ def read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith(READ_AT_START) and name != "PYTHONPATH"}
 
 
-def forked(args: Sequence[str], environ: Mapping[str, str]) -> bool:
+def can_fork(args: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether this start can be a fork."""
     python = args[0] == sys.executable and args[1] in ("-m", "-c")
     usual = read_at_start(environ) == read_at_start(os.environ)
@@ -98,7 +98,7 @@ class Popen(subprocess.Popen[str]):
         base = subprocess.Popen._execute_child  # type: ignore[attr-defined]
         of = inspect.signature(base).bind(self, *arguments).arguments
         environ = dict(of["env"] if of["env"] is not None else os.environ)
-        if not forked(of["args"], environ):
+        if not can_fork(of["args"], environ):
             base(self, *arguments)
             return
         streams = {0: of["p2cread"], 1: of["c2pwrite"], 2: of["errwrite"]}

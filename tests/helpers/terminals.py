@@ -24,9 +24,9 @@ def on_terminal(command: Sequence[str], folder: Path, **options: Any) -> tuple[i
     termios.tcsetwinsize(theirs, (40, 120))  # without a height, tqdm shows no bar
     with subprocess.Popen(command, cwd=folder, stdout=theirs, stderr=theirs, **options) as process:
         os.close(theirs)
-        written = b""
+        output = b""
         with suppress(OSError):  # the end
             while part := os.read(ours, 10_000):
-                written += part
+                output += part
     os.close(ours)
-    return process.returncode, written.decode()
+    return process.returncode, output.decode()

@@ -65,8 +65,8 @@ def wait_for_epoch(launcher: subprocess.Popen[str], folder: Path, epoch: int = 1
 def rank_processes(launcher: subprocess.Popen[str]) -> list[psutil.Process]:
     """The training processes below a launcher, by rank."""
     children = psutil.Process(launcher.pid).children()
-    started = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
-    return sorted(started, key=lambda child: (child.create_time(), child.pid))
+    ranks = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+    return sorted(ranks, key=lambda child: (child.create_time(), child.pid))
 
 
 def gone(folder: Path) -> bool:
