@@ -103,7 +103,8 @@ def onnx_answers(request: Request, model: "OnnxModel", config: Params, refusals:
     from pipeline.loader import center
     from pipeline.models import onnx_file
 
-    view, limits = model.view, limits_of(model.acceptance, model.weights, request)
+    view = model.view
+    limits = check_limits(acceptance.limits(model.acceptance, model.weights, request.coverage), request)
     for image in photos.load_images(request.images, view, request.max_pixels or config.split.max_pixels, refusals):
         (box,) = center.eval_boxes(np.array([image.size], np.int32), view.packed_size, view.resize, view.crop)
         pixels = center.cut(image.pixels, box, view.crop)[None]
@@ -129,7 +130,7 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
     model = exported.load(models)
     if model.arithmetic == "portable":
         determinism.make_deterministic(config.train.threads, deterministic=True)
-    limits = limits_of(acceptance.read(models), files.sha256(models / WEIGHTS), request)
+    limits = check_limits(acceptance.limits_of(models, request.coverage), request)
     world, row = World(rank=0, local_rank=0, size=1, device=torch.device(request.device)), np.zeros(1, np.int64)
     limit = request.max_pixels or config.split.max_pixels
     for image in photos.load_images(request.images, model.view, limit, refusals):
@@ -139,12 +140,11 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
         yield photos.make_answer(image, model.classes, np.exp(log_probs), limits)
 
 
-def limits_of(content: acceptance.Acceptance, weights: str, request: Request) -> Limits:
-    """The limits of the model. Stderr says why there are none, unless the request names the file that computes.
+def check_limits(limits: Limits, request: Request) -> Limits:
+    """The limits. Stderr says why there are none, unless the request names the file that computes.
 
-    Raises UserError for a coverage that is too high, or asked for where there are no limits.
+    Raises UserError if the request has a coverage, and there are none.
     """
-    limits = acceptance.limits(content, weights, request.coverage)
     if limits.reason and request.coverage:
         raise UserError(Fault("--coverage", str(request.coverage), "missing", limits.reason, remedy="leave it out"))
     if limits.reason and (request.model is None or request.model.is_dir()):

@@ -112,6 +112,13 @@ def limits(content: Acceptance, weights: str, coverage: float = 0) -> Limits:
     return Limits(wanted, images, content.highest[place - 1], content.own[place - 1])
 
 
+def limits_of(models: Path, coverage: float = 0) -> Limits:
+    """The limits of the model in a folder, as `limits` gives them. Raises UserError as it does."""
+    content = read(models)
+    weights = files.sha256(models / "model.safetensors") if content.weights else ""
+    return limits(content, weights, coverage)
+
+
 def judge(probabilities: Mapping[str, float], limit: Limits) -> Judgement:
     """What the limits say of an image, from the probability of each class."""
     if not limit.images:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.base import files
 from pipeline.config.params import Params
 from pipeline.data import credits, originals
 from pipeline.data.suspects import Suspect
@@ -41,13 +40,13 @@ def read(config: Params, rows: Rows, suspects: Sequence[Suspect] = ()) -> Facts:
     """The facts about the run of `config`. `rows`: of split.csv. Raises UserError for a missing or damaged file."""
     paths = config.paths
     models = Path(paths.models)
-    model, weights = description.load(models), files.sha256(models / "model.safetensors")
+    model = description.load(models)
     results = outcome.read(Path(paths.metrics), model.classes, model.epoch)
     return Facts(
         config=config,
         model=model,
         outcome=results,
-        reliance=reliance.reliance(results.answers, acceptance.limits(acceptance.read(models), weights)),
+        reliance=reliance.reliance(results.answers, acceptance.limits_of(models)),
         audit=audit.summarize_split(rows, suspects),
         credits=credits.credits(Path(paths.images) / originals.LICENSE),
         settings=settings.settings(config),

@@ -66,8 +66,7 @@ def coverage(copies: Copies, predictions: FoldPredictions) -> Coverage:
     """What the limits of the models make of their test images."""
     parts = []
     for (seed, fold), copy in copies.items():
-        models = copy.folder / copy.config.paths.models
-        limits = acceptance.limits(acceptance.read(models), files.sha256(models / "model.safetensors"))
+        limits = acceptance.limits_of(copy.folder / copy.config.paths.models)
         rows = predictions.folds == fold
         probabilities = predictions.by_seed[predictions.seeds.index(seed)][rows]
         parts.append((limits, probabilities, predictions.labels[rows]))

@@ -117,8 +117,7 @@ def ask(label: str, copy: WorkCopy) -> tuple[Result, list[Answer]]:
     """The answers of the model without this class, for its test images and for all images of the class."""
     rows = split_table.all_rows(copy.folder / copy.config.paths.split)
     asked = [row for row in rows if row["split"] == "test" or (row["class"] == label and row["reason"] == REASON)]
-    models = copy.folder / copy.config.paths.models
-    limits = acceptance.limits(acceptance.read(models), files.sha256(models / "model.safetensors"))
+    limits = acceptance.limits_of(copy.folder / copy.config.paths.models)
     values, classes = logits(copy, [row["path"] for row in asked])
     probabilities = torch.softmax(values, 1)
     best, guesses = probabilities.max(1)

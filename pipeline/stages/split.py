@@ -83,6 +83,7 @@ def split(
         reason, remedy = f"no training image of {', '.join(gone)}", "raise it"
         raise UserError(Fault("split.train_share", str(settings.train_share), "value", reason, "up to 1", remedy))
     counts = summary(layout.classes, rows, assigned) | cut_counts(rows, cut)
+    counts["kept"] = sum(bool(row.split) for row in rows)
     counts |= {"corrections": corrected.counts} if corrected.counts else {}
     if not any(names) and settings.group == "none":
         return Result(rows, counts, layout)
@@ -146,7 +147,7 @@ def summary(classes: Sequence[str], rows: Sequence[Row], assigned: Assignment) -
     by_class = Counter((row.image_file.label, row.split or "excluded") for row in rows)
     return {
         "images": len(rows),
-        "kept": sum(bool(row.split) for row in rows),
+        "kept": len(assigned.keys),
         "classes": {label: {split: by_class[label, split] for split in (*SPLITS, "excluded")} for label in classes},
         "splits": {split: sum(row.split == split for row in rows) for split in SPLITS},
         "exact_duplicate_pairs": sum(len(same) * (len(same) - 1) // 2 for same in exact),
