@@ -19,7 +19,6 @@ from pipeline.evaluation.classify import Answer, Request
 from pipeline.models import acceptance
 from pipeline.models.acceptance import MIN_IMAGES, MISSING, Acceptance
 from pipeline.reruns import learning_curve
-from pipeline.stages import export
 from tests.helpers import browser as browsers
 from tests.helpers import starts
 from tests.helpers.browser import needs_chromium, opened
@@ -89,7 +88,7 @@ def exporting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = Path(config.paths.split)
     table.write_text(table.read_text().replace(",train,", ",val,"))
     assert run(folder, processes=1).returncode == 0
-    export.run(config)
+    starts.run([sys.executable, "-m", "pipeline", "export"], cwd=folder, check=True)
     return folder
 
 

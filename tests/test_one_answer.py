@@ -9,7 +9,6 @@ import pytest
 from pipeline.base.errors import UserError
 from pipeline.evaluation import classify
 from pipeline.evaluation.classify import Request
-from pipeline.stages import export
 from tests.conftest import PROJECT
 from tests.helpers import starts
 from tests.helpers.evaluations import make, run
@@ -41,7 +40,7 @@ def test_predict_gives_a_photo_one_answer(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     config, refusals = make(tmp_path), list[UserError]()
     assert run(tmp_path, processes=1).returncode == 0
-    export.run(config)
+    starts.run([sys.executable, "-m", "pipeline", "export"], cwd=tmp_path, check=True)
     photos = sorted(Path(config.paths.images).rglob("*.png"))[:9]
     for file in (classify.WEIGHTS, classify.ONNX):
 
