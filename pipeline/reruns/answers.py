@@ -1,6 +1,7 @@
 """The predictions of all folds: their checks, figures, tables, and the page."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from pipeline.base import files
@@ -19,7 +20,7 @@ from pipeline.reruns.workcopy import WorkCopy
 from pipeline.versioning import dvc_lock
 
 Copies = Mapping[tuple[int, int], WorkCopy]  # (seed, fold) → its work copy
-LABEL_ERRORS, RECORD, PAGE = "label_errors.csv", "summary.json", "folds.html"
+LABEL_ERRORS, COVERAGE, RECORD, PAGE = "label_errors.csv", "coverage.json", "summary.json", "folds.html"
 
 
 def check(copies: Mapping[int, WorkCopy]) -> None:
@@ -97,6 +98,8 @@ def write(config: Params, copies: Copies, predictions: FoldPredictions, command:
     files.write_csv(folder / figures.PREDICTIONS, *pooling.table(predictions))
     files.write_csv(folder / LABEL_ERRORS, *label_errors.table(errors, predictions.paths, predictions.classes))
     examples, covered = folds_page.choose_examples(predictions), coverage(copies, predictions)
+    origin = {"params": study_record.params, "origin": asdict(study_record.origin)}
+    files.write_json(folder / COVERAGE, asdict(covered) | origin)
     content = folds_page.Content(
         config=first.config,
         predictions=predictions,

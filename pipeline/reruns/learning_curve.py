@@ -8,14 +8,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pipeline.base import files
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
-from pipeline.data import split_table
+from pipeline.data import originals, split_table
 from pipeline.evaluation import figures, metrics
 from pipeline.reporting import charts, rendering
-from pipeline.reruns import runner, workcopy
+from pipeline.reruns import record, runner, workcopy
 from pipeline.reruns.runner import Job, Slot
 from pipeline.reruns.workcopy import WorkCopy
 
@@ -74,6 +75,7 @@ def study(config: Params, folds: int, slots: Sequence[Slot], folder: Path) -> No
     """Train with each share, and write the summary and the page. Raises UserError for a number of folds."""
     if not 1 <= folds <= MOST_FOLDS:
         raise UserError(Fault("--folds", str(folds), "value", allowed=f"1 to {MOST_FOLDS}"))
+    code = record.commit()
     cut = {"split.folds": folds} if folds > 1 else {"split.folds": config.split.folds}
     copies = {
         (share, fold): workcopy.copy_project(
@@ -95,7 +97,9 @@ def study(config: Params, folds: int, slots: Sequence[Slot], folder: Path) -> No
         labels |= {row["path"]: row["label"] for row in rows}
         answers[share] = {row["path"]: row["prediction"] for row in rows}
     counts = {share: sum(training_images(copies[share, fold]) for fold in range(folds)) // folds for share in SHARES}
-    write(config, [point(share, counts[share], labels, answers[share]) for share in SHARES], labels, answers)
+    images = originals.locate(first.folder / first.config.paths.images, first.folder / first.config.paths.inbox)
+    origin = record.made_of(first.config, images, code)
+    write(config, [point(share, counts[share], labels, answers[share]) for share in SHARES], labels, answers, origin)
 
 
 def predictions(copy: WorkCopy) -> list[dict[str, str]]:
@@ -133,8 +137,10 @@ def class_gains(labels: Labels, half: Labels, whole: Labels) -> list[ClassGain]:
     return sorted(gains, key=lambda row: row.half - row.whole)
 
 
-def write(config: Params, points: Sequence[Point], labels: Labels, answers: Mapping[float, Labels]) -> None:
-    """Write the summary and the page into the folders of `config`, and print the curve."""
+def write(
+    config: Params, points: Sequence[Point], labels: Labels, answers: Mapping[float, Labels], origin: dict[str, Any]
+) -> None:
+    """Write the summary and the page into the folders of `config`, and print the curve. `origin`: record.made_of."""
     half, whole = answers[SHARES[-2]], answers[SHARES[-1]]
     last, classes = gain(labels, half, whole), class_gains(labels, half, whole)
     summary = {
@@ -143,7 +149,7 @@ def write(config: Params, points: Sequence[Point], labels: Labels, answers: Mapp
         "last_doubling": asdict(last),
         "classes": [asdict(row) for row in classes],
     }
-    files.write_json(Path(config.paths.metrics) / "curve" / SUMMARY, summary)
+    files.write_json(Path(config.paths.metrics) / "curve" / SUMMARY, summary | origin)
     rows = [
         (f"{row.share:.0%}: {row.training_images:,} images", [charts.Share(row.accuracy, row.low, row.high)])
         for row in points

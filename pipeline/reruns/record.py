@@ -95,6 +95,14 @@ def commit() -> str:
     return programs.code_version(*CODE)
 
 
+def made_of(config: Params, images: Originals, code: str) -> dict[str, Any]:
+    """The params and the origin of a study, for its summary. `code`: as `commit` returned it."""
+    return {
+        "params": decisive(config),
+        "origin": asdict(Origin(digest(images, config.run.decoding_threads), code)),
+    }
+
+
 def make_record(
     config: Params,
     splits: Sequence[str],

@@ -28,7 +28,7 @@ from pipeline.models import acceptance, exported
 from pipeline.models.acceptance import MIN_IMAGES, Limits
 from pipeline.reporting import rendering, thumbnails
 from pipeline.reporting.gallery import Album
-from pipeline.reruns import runner, workcopy
+from pipeline.reruns import record, runner, workcopy
 from pipeline.reruns.runner import Job, Slot
 from pipeline.reruns.workcopy import WorkCopy
 
@@ -78,6 +78,7 @@ class Result:
 
 def study(config: Params, slots: Sequence[Slot], folder: Path) -> None:
     """Train without each class, and write the table, the summary and the page. Raises UserError if it is impossible."""
+    code = record.commit()
     base = workcopy.copy_project(folder / BASE, {"split.leave_out": "none", "split.folds": 1, "split.fold": 0})
     runner.run_or_raise([Job("images and weights", base.folder, ("download", "weights", "split"))], slots[:1], "folds")
     classes = sorted({row["class"] for row in split_table.kept_rows(base.folder / base.config.paths.split)})
@@ -99,7 +100,7 @@ def study(config: Params, slots: Sequence[Slot], folder: Path) -> None:
     runner.run_or_raise([Job(f"without {c}", copy.folder, stages) for c, copy in copies.items()], slots, "folds")
     measured = [ask(label, copy) for label, copy in copies.items()]
     answers = [answer for _, part in measured for answer in part]
-    write(config, base, [result for result, _ in measured], answers)
+    write(base, [result for result, _ in measured], answers, code)
 
 
 def check_validation_images(copy: WorkCopy, classes: int) -> None:
@@ -168,12 +169,15 @@ def _result(label: str, validation_images: int, answers: Sequence[Answer], areas
     return Result(label, validation_images, _share(accepted, len(known)), _share(refused, len(others)), areas)
 
 
-def write(config: Params, base: WorkCopy, results: Sequence[Result], answers: Sequence[Answer]) -> None:
-    """Write the summary, the table and the page into the folders of `config`, and print the figures."""
+def write(base: WorkCopy, results: Sequence[Result], answers: Sequence[Answer], code: str) -> None:
+    """Write the summary, the table and the page into the project's folders, and print the figures.
+
+    `code`: the commit of the work copies.
+    """
+    config = base.config
     folder = Path(config.paths.metrics) / "unknown"
     means = {name: sum(result.auroc[name] for result in results) / len(results) for name in SCORES}
     total = _result("", sum(result.validation_images for result in results), answers, means)
-    files.write_json(folder / SUMMARY, {"total": asdict(total), "classes": [asdict(result) for result in results]})
     columns = ("left_out", "path", "label", "prediction", "probability", "accepted")
     rows = ([getattr(answer, name) for name in columns] for answer in answers)
     files.write_csv(folder / TABLE, columns, rows)
@@ -181,6 +185,8 @@ def write(config: Params, base: WorkCopy, results: Sequence[Result], answers: Se
     paths = dict.fromkeys((answer.path for _, part, _ in kinds for answer in part), True)
     photos = base.folder / base.config.paths.images
     source = originals.locate(photos, base.folder / base.config.paths.inbox)
+    summary = {"total": asdict(total), "classes": [asdict(result) for result in results]}
+    files.write_json(folder / SUMMARY, summary | record.made_of(config, source, code))
     pictures = thumbnails.pictures(source, paths, config.prepare.grey, config.run.decoding_threads, "folds")
     album = Album(pictures, credits.credits(photos / originals.LICENSE))
     page = rendering.page(

@@ -5,13 +5,13 @@ from functools import partial
 
 from benchmarks.harness.measuring import RESULTS
 from tests.conftest import PROJECT
-from tests.documents import choices, figures, fits, results, tables, ways
+from tests.documents import choices, figures, fits, results, studies, tables, ways
 from tests.documents.phrases import READMES
 
 DOCUMENTS: Mapping[str, Mapping[str, Callable[[], str]]] = {  # document → its parts
     **{name: {"results": partial(results.table, say)} for name, say in READMES.items()},
     "docs/data.md": {"fit": fits.fits},
-    "docs/folds.md": {"recipes": results.recipes},
+    "docs/folds.md": {"recipes": results.recipes, "unknown": studies.unknown, "curve": studies.curve},
     "docs/performance.md": {
         "figures": partial(figures.table, PROJECT / RESULTS),
         "launches": tables.launches,
