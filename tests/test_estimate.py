@@ -26,7 +26,7 @@ from tests.helpers.terminals import Screen
 
 
 def test_the_parts_are_those_of_the_run(raw: dict[str, Any]) -> None:
-    """Steps and validations of all epochs, every image read once, the starts of the stages and the test images."""
+    """Steps, validations of all epochs, every image read once, the starts of the stages, the images of evaluate."""
     changes = {"train__epochs": 10, "train__batch_size": 8, "train__parallel": "ddp", "run__processes": 2}
     config = params.parse(on_cpu(raw, evaluate__batch_size=2, **changes))
     times = Times(start=2.0, first_step=1.0, step=0.5, validation=0.1)
@@ -34,7 +34,7 @@ def test_the_parts_are_those_of_the_run(raw: dict[str, Any]) -> None:
     assert train.seconds == pytest.approx(1 + 100 * 0.5 + 10 * 6 * 0.1)  # 80 train images, 10 val: 5 batches of 2
     assert re.findall(r"[\d.]+", train.reason) == ["100", "0.5", "10", "0.6"]
     assert reading.seconds == pytest.approx(1.0)
-    assert rest.seconds == pytest.approx(estimate.STARTS * 2 + 6 * 0.1)
+    assert rest.seconds == pytest.approx(estimate.STARTS * 2 + 10 * 0.1)  # 10 test images, 10 val: 5 batches of 2
     assert "70 seconds" in estimate.describe_total(config, [train, reading, rest])
     patient = params.parse(on_cpu(raw, train__patience=3))
     assert estimate.describe_total(patient, [train]).startswith("at most ")
