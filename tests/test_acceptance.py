@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 
 from pipeline.base import files
 from pipeline.config import params
+from pipeline.data import split_table
 from pipeline.evaluation import classify, metrics
 from pipeline.evaluation.classify import Answer, Request
 from pipeline.models import acceptance
-from pipeline.models.acceptance import MIN_IMAGES, MISSING, Acceptance
+from pipeline.models.acceptance import MIN_IMAGES, MISSING, MOST_IMAGES, Acceptance
 from pipeline.reruns import learning_curve
 from tests.helpers import browser as browsers
 from tests.helpers import starts
@@ -53,10 +55,11 @@ def test_an_accepted_image_has_a_class(rows: list[list[float]], data: st.DataObj
     own = [row[data.draw(st.integers(0, 2))] for row in rows]
     limits = acceptance.limits(acceptance.make(WEIGHTS, 0.9, [max(row) for row in rows], own, 3), WEIGHTS)
     assert limits.member <= limits.highest
-    kinds = {0: "none", 1: "class"}
     for row in rows:
         judgement = acceptance.judge(dict(zip(CLASSES, row, strict=True)), limits)
-        assert judgement.kind == kinds.get(len(judgement.classes), "set")
+        assert (judgement.kind == "none") == (max(row) < limits.highest)
+        assert judgement.kind == "none" or len(judgement.classes) >= 1
+        assert (judgement.kind == "set") == (judgement.kind != "none" and len(judgement.classes) > 1)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +75,25 @@ def test_without_a_limit_every_image_gets_a_class(case: Acceptance) -> None:
     assert acceptance.judge({"rose": 0.1}, limits).kind == ""
 
 
-def test_a_coverage_that_the_images_cannot_show_is_refused() -> None:
-    with refuses(("--coverage", "value")):
-        acceptance.limits(content([0.5] * MIN_IMAGES), WEIGHTS, 0.99)
+def test_many_classes_need_no_more_images_than_the_file_has() -> None:
+    """The file has at most MOST_IMAGES scores: with 101 classes or more they are enough."""
+    scores = [number / MOST_IMAGES for number in range(MOST_IMAGES)]
+    assert acceptance.limits(content(scores, classes=1000), WEIGHTS).reason == ""
+
+
+def test_a_tiny_probability_is_no_zero() -> None:
+    """Else the set of an overconfident model would have every class."""
+    limits = acceptance.limits(acceptance.make(WEIGHTS, 0.95, [1.0] * 99, [1e-9] * 99, 2), WEIGHTS)
+    assert acceptance.judge({"rose": 0.9999, "tulip": 1e-12}, replace(limits, highest=0.5)).classes == ("rose",)
+
+
+@pytest.mark.parametrize("change", [{"coverage": 1.5}, {"own": [0.1]}, {"highest": [0.9, 0.1]}, {"classes": 0}])
+def test_a_damaged_file_is_named(change: dict[str, Any], tmp_path: Path) -> None:
+    acceptance.write(tmp_path, content([0.25, 0.5]))
+    raw = json.loads((tmp_path / acceptance.FILE).read_bytes())
+    files.write_json(tmp_path / acceptance.FILE, raw | change)
+    with refuses((tmp_path / acceptance.FILE, "damaged")):
+        acceptance.read(tmp_path)
 
 
 # ---- evaluate, export, predict ----
@@ -128,7 +147,7 @@ def test_predict_gives_a_class_a_set_or_none(
         table = csv.DictReader(ask(exporting, "--model", "models/model.safetensors", "--csv").stdout.splitlines())
         rows = list(table)
         assert {row["answer"] for row in rows} == {kind}
-        assert len(rows) == max(1, len(judgement.classes))
+        assert len(rows) == (len(judgement.classes) if kind == "set" else 1)
     finally:
         (exporting / "models/acceptance.json").write_bytes(original)
 
@@ -142,7 +161,7 @@ def classify_one(folder: Path) -> Answer:
 
 def test_predict_says_why_there_is_no_limit(exporting: Path) -> None:
     """Ten validation images are too few. --coverage is then refused by name, as it is outside of its range."""
-    done = ask(exporting, "--json")
+    done = ask(exporting, "--model", "models/model.onnx", "--json")
     assert (done.returncode, json.loads(done.stdout)["answer"]) == (0, "")
     assert "10 validation images" in done.stderr
     for coverage, status in (("1.2", 2), ("0.9", 1)):
@@ -156,11 +175,18 @@ def test_predict_says_why_there_is_no_limit(exporting: Path) -> None:
 
 
 def test_a_class_that_is_left_out_is_in_no_split(tmp_path: Path) -> None:
-    """Its images stay in the table, with a reason; an unknown class is refused."""
+    """Its images stay in the table, with a reason; a broken file and a copy keep their own. Other names are refused."""
     folder = two_classes(tmp_path / "images")
+    with refuses(("split.leave_out", "value")):  # one class would be left
+        do_split(folder, leave_out="cat")
     for seed in range(200, 210):
         put(folder / f"third/{seed}.png", seed)
+    put(folder / "third/copy.png", 200)
+    (folder / "third/broken.png").write_bytes((folder / "third/200.png").read_bytes()[:60])
     rows, _ = do_split(folder, leave_out="third")
+    reasons = Counter(split_table.kind(row.reason) for row in rows if row.image_file.label == "third")
+    assert reasons[split_table.LEAVE_OUT] == 10
+    assert len(reasons) == 3
     assert {row.split for row in rows if row.image_file.label == "third"} == {""}
     assert all(row.reason for row in rows if row.image_file.label == "third")
     with refuses(("split.leave_out", "value")):
@@ -233,10 +259,10 @@ def test_every_class_is_left_out_once(studied: Path) -> None:
     rows = files.read_csv(studied / "metrics/unknown/answers.csv")
     assert len(summary["classes"]) == 5
     for result in summary["classes"]:
-        others = [row for row in rows if row["left_out"] == row["label"] == result["left_out"]]
+        others = [row for row in rows if row["without"] == row["label"] == result["without"]]
         assert result["recognized"]["images"] == len(others) == 60
         assert result["recognized"]["count"] == sum(row["accepted"] == "False" for row in others)
-        assert all(row["prediction"] != row["left_out"] for row in others)
+        assert all(row["prediction"] != row["without"] for row in others)
     assert summary["total"]["recognized"]["images"] == 300
     assert len(parsed((studied / "reports/unknown.html").read_text()).all(class_="group")) == 4
 

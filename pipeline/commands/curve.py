@@ -10,19 +10,15 @@ reports/curve.html.
 
 from argparse import Namespace
 
-from pipeline.base import errors, files, locks
+from pipeline.base import errors
 from pipeline.config import machine, params, validity
 from pipeline.reruns import learning_curve, runner, workcopy
-
-FOLDER = workcopy.FOLDER / "curve"
 
 
 def main(arguments: Namespace) -> int:
     runner.stop_on_signals("what has ended is kept: run again to go on")
     config = params.load()
     errors.raise_if_any(validity.faults(config, machine.read()))
-    with locks.hold(FOLDER, "runs perennial curve"):
-        workcopy.wait_for_workers(FOLDER)
-        learning_curve.study(config, arguments.folds, runner.slots(config, arguments.jobs), FOLDER)
-        files.remove(FOLDER)
+    with workcopy.study_folder("curve", "curve") as folder:
+        learning_curve.study(config, arguments.folds, runner.slots(config, arguments.jobs), folder)
     return 0

@@ -18,11 +18,9 @@ with --leave-out-classes metrics/unknown/ and reports/unknown.html.
 """
 
 import math
-import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from pipeline.base import errors, files, locks
@@ -37,7 +35,7 @@ from pipeline.reruns import answers, record, runner, unknown, workcopy
 from pipeline.reruns.record import Record
 from pipeline.reruns.runner import Job, Slot
 from pipeline.reruns.workcopy import WorkCopy
-from pipeline.versioning import cache_repair, integrity, killed_dvc
+from pipeline.versioning import cache_repair, integrity
 
 FOLDER = workcopy.FOLDER / "folds"
 FOLDS = 5
@@ -141,17 +139,6 @@ def make_copies(study: Study) -> dict[tuple[int, int], WorkCopy]:
     return copies
 
 
-def repair(cache: Path) -> bool:
-    """Repair what a power cut or a kill has damaged in DVC's cache, and print it. Returns whether there was damage.
-
-    While a DVC works here, nothing is changed: it may be writing these files. Outputs in this folder stay as they are.
-    """
-    repairs = [] if killed_dvc.works(Path.cwd()) else cache_repair.repair(cache, stages=())
-    for sentence in repairs:
-        print(f"folds: {sentence}", file=sys.stderr)
-    return bool(repairs)
-
-
 def compare_with_recipe(recipe: Record, result: Record, name: str) -> int:
     """Print whether a repeated recipe has the recorded bytes. Returns 0 if it has, else DIFFERENT."""
     if not (differences := list(record.differences(recipe, result))):
@@ -175,7 +162,7 @@ def folds(arguments: Namespace) -> int:
         if is_local:
             announce(config, survey.survey(config), study)
         cache = integrity.cache_folder()
-        repair(cache)
+        workcopy.repair(cache, "folds")
         commit = record.commit()
         copies = make_copies(study)
         if not is_local:
@@ -187,7 +174,7 @@ def folds(arguments: Namespace) -> int:
         answers.check(first)
         trainings = [Job(f"seed {s}, fold {k}", copy.folder, ("split", *STAGES)) for (s, k), copy in copies.items()]
         runner.run_or_raise(trainings, study.slots, "folds")
-        if repair(cache):
+        if workcopy.repair(cache, "folds"):
             raise UserError(cache_repair.DURING)
         result = answers.write(config, copies, answers.read(copies), f"perennial folds {repeat}", commit)
         status = compare_with_recipe(recipe, result, arguments.recipe) if recipe else 0
@@ -205,11 +192,8 @@ def leave_out_classes(arguments: Namespace) -> int:
             )
     config = params.load()
     errors.raise_if_any(validity.faults(config, machine.read()))
-    with locks.hold(FOLDER, "runs perennial folds"):
-        workcopy.wait_for_workers(FOLDER)
-        repair(integrity.cache_folder())
-        unknown.study(config, runner.slots(config, arguments.jobs), FOLDER)
-        files.remove(FOLDER)
+    with workcopy.study_folder("unknown", "folds") as folder:
+        unknown.study(config, runner.slots(config, arguments.jobs), folder)
     return 0
 
 

@@ -21,7 +21,6 @@ from pipeline.data.user_table import Line
 FILE = Path("data/corrections.csv")
 COLUMNS = user_table.Columns(("path", "label"), ("reason",))
 EXCLUDE = "exclude"
-LEFT_OUT = "split.leave_out"  # why the images of a class are excluded
 EMPTY = "path,label,reason\n"  # the table without a correction
 
 
@@ -98,22 +97,6 @@ def apply(table: Table, layout: Layout) -> CorrectedLayout:
     files = [replace(file, label=labels.get(file.path, file.label)) for file in layout.image_files]
     notes = (*layout.notes, *_notes(counts, unchanged, table.unknown_columns))
     return CorrectedLayout(replace(layout, image_files=files, notes=notes), exclusion_reasons, counts)
-
-
-def leave_out(corrected: CorrectedLayout, label: str) -> CorrectedLayout:
-    """The data set without a class (split.leave_out): its images are excluded. `none` leaves out nothing.
-
-    Raises UserError for a label that is no class.
-    """
-    layout = corrected.layout
-    if label == "none":
-        return corrected
-    if label not in layout.classes:
-        raise UserError(Fault("split.leave_out", label, "value", allowed=", ".join(("none", *layout.classes))))
-    classes = [name for name in layout.classes if name != label]
-    paths = [file.path for file in layout.image_files if file.label == label]
-    reasons = {**corrected.reasons, **dict.fromkeys(paths, _reason(LEFT_OUT))}
-    return replace(corrected, layout=replace(layout, classes=classes), reasons=reasons)
 
 
 def _line_fault(cells: Mapping[str, str], classes: Sequence[str]) -> str:

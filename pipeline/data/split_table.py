@@ -8,6 +8,7 @@ from pipeline.base import files, schema
 SPLITS = ("train", "val", "test")
 DUPLICATE, CONFLICT = "duplicate", "conflicting labels"  # reasons; the first is followed by " of " and a path
 BY_HAND = "excluded by hand"  # a reason, maybe followed by ": " and why
+LEAVE_OUT, TRAIN_SHARE = "split.leave_out", "split.train_share"  # reasons: these settings exclude the image
 HEADER = ("path", "class", "split", "reason", "width", "height", "pixels", "phash", "group")
 KEPT_COLUMNS = ("path", "class", "split", "reason", "width", "height")  # the columns that the row of a kept image needs
 

@@ -141,13 +141,10 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
 
 
 def check_limits(limits: Limits, request: Request) -> Limits:
-    """The limits. Stderr says why there are none, unless the request names the file that computes.
-
-    Raises UserError if the request has a coverage, and there are none.
-    """
+    """The limits. Stderr says why there are none. Raises UserError then, if the request has a coverage."""
     if limits.reason and request.coverage:
         raise UserError(Fault("--coverage", str(request.coverage), "missing", limits.reason, remedy="leave it out"))
-    if limits.reason and (request.model is None or request.model.is_dir()):
+    if limits.reason:
         print(f"predict: every image gets a class, because {limits.reason}", file=sys.stderr)
     return limits
 

@@ -30,6 +30,31 @@ def logits(
     return torch.cat(distributed.gather_in_order(batch_logits, list(indices), len(batches)))[: len(crops.rows)]
 
 
+def predict_logits(
+    exported: ExportedModel,
+    images: ImageStore,
+    sizes: NDArray[np.int32],
+    rows: NDArray[np.int64],
+    *,
+    batch_size: int,
+    world: World,
+) -> NDArray[np.float64]:
+    """The logits [n, classes] of the given rows [n], on every process.
+
+    `sizes` [N, 2] are the original widths and heights of all images. The precision is always fp32, whatever the model
+    was trained with: the metrics then belong to the exported weights, which are fp32.
+    Raises UserError if a logit is not finite.
+    """
+    net, precision = exported.net.to(world.device), PRECISIONS["fp32"](world.device.type)
+    allow_tf32(False)  # in training, `precision.prepare` sets it
+    outputs = logits(net, images, center_crops(exported.view, sizes, rows), batch_size, world, precision)
+    if not outputs.isfinite().all():
+        value, remedy = "not finite numbers", "train again with a lower train.lr (perennial repro)"
+        raise UserError(Fault("the model's outputs", value, "damaged", remedy=remedy))
+    result: NDArray[np.float64] = outputs.double().numpy()
+    return result
+
+
 def predict_log_probs(
     exported: ExportedModel,
     images: ImageStore,
@@ -39,17 +64,7 @@ def predict_log_probs(
     batch_size: int,
     world: World,
 ) -> NDArray[np.float64]:
-    """The log-probabilities [n, classes] of the given rows [n], on every process.
-
-    `sizes` [N, 2] are the original widths and heights of all images. The precision is always fp32, whatever the model
-    was trained with: the metrics then belong to the exported weights, which are fp32.
-    Raises UserError if a log-probability is not finite.
-    """
-    net, precision = exported.net.to(world.device), PRECISIONS["fp32"](world.device.type)
-    allow_tf32(False)  # in training, `precision.prepare` sets it
-    outputs = logits(net, images, center_crops(exported.view, sizes, rows), batch_size, world, precision)
-    log_probs: NDArray[np.float64] = torch.log_softmax(outputs.double(), 1).numpy()
-    if not np.isfinite(log_probs).all():
-        value, remedy = "not finite numbers", "train again with a lower train.lr (perennial repro)"
-        raise UserError(Fault("the model's outputs", value, "damaged", remedy=remedy))
+    """The log-probabilities [n, classes] of what `predict_logits` returns. Raises UserError as it does."""
+    outputs = predict_logits(exported, images, sizes, rows, batch_size=batch_size, world=world)
+    log_probs: NDArray[np.float64] = torch.log_softmax(torch.from_numpy(outputs), 1).numpy()
     return log_probs

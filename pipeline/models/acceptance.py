@@ -4,8 +4,8 @@ Split conformal prediction [Vovk, Gammerman, Shafer 2005; Lei et al. 2018]: the 
 answers for images of known classes are. Of n of them, sorted by a score, the one with the rank ⌊(n + 1)(1 - coverage)⌋
 gives the limit: if a new image comes from the same source, its score reaches the limit with at least this coverage.
 There are two limits. The first is on the highest probability: an image below it is none of the classes. The second is
-on the probability of the image's own class: the set has every class that reaches it. It is never above the first one,
-so the set of an accepted image has a class.
+on the probability of the image's own class: the set of an image has every class that reaches it. It is never above the
+first one, so the set of an accepted image has a class.
 
 This module imports no library at its top, so that `predict` answers at once.
 """
@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline.base import files, schema
-from pipeline.base.errors import Fault, UserError
 
 FILE = "acceptance.json"
 MOST_IMAGES = 2000  # validation images in the file: 0.5 points of a coverage of 95 % [standard deviation]
 MIN_IMAGES = 20  # validation images per class, on average, for a limit
-DIGITS = 6  # of a score: more would differ between two programs that compute the same model
+DIGITS = 6  # significant ones of a score: more would differ between two programs that compute the same model
 
 Kind = Literal["class", "set", "none", ""]
 
@@ -40,19 +39,28 @@ class Acceptance:
     highest: tuple[schema.Share, ...]  # the highest probability of each image
     own: tuple[schema.Share, ...]  # the probability of the class of each image
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for scores that `make` cannot have made."""
+        if not 0.5 <= self.coverage < 1:
+            raise ValueError(f"coverage: {self.coverage}")
+        if len(self.highest) != len(self.own):
+            raise ValueError(f"{len(self.highest)} and {len(self.own)} scores")
+        if any(list(scores) != sorted(scores) for scores in (self.highest, self.own)):
+            raise ValueError("scores that do not ascend")
 
-MISSING = Acceptance("", 1, 0.95, (), ())  # an older version made the model
+
+MISSING = Acceptance("", 1, 0.95, (), ())
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an image has to reach. Probabilities are compared with DIGITS digits."""
+    """What an image has to reach. Without limits there is a reason, and both are 0."""
 
     coverage: float
-    images: int  # validation images that the limits come from; 0: there are no limits
-    highest: float  # the highest probability of an image of a known class
-    member: float  # the probability of a class in the set
-    reason: str = ""  # why there are no limits
+    images: int = 0  # validation images that the limits come from
+    highest: float = 0.0  # for the highest probability of an image: else it is none of the classes
+    member: float = 0.0  # for the probability of a class: else it is not in the set
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,12 +68,22 @@ class Judgement:
     """What the limits say of an image."""
 
     kind: Kind  # empty without limits
-    classes: tuple[str, ...]  # the most likely one first; none if the image is none of the classes
+    classes: tuple[str, ...]  # the set, the most likely one first; also for an image that is none of the classes
+
+
+def rounded(probability: float) -> float:
+    """The probability with DIGITS significant digits, as limits have it."""
+    return float(f"{probability:.{DIGITS}g}")
+
+
+def reaches(probability: float, limit: float) -> bool:
+    """Whether a probability is not below a limit."""
+    return rounded(probability) >= limit
 
 
 def make(weights: str, coverage: float, highest: Sequence[float], own: Sequence[float], classes: int) -> Acceptance:
     """The content of the file, from the probabilities of the validation images in any order."""
-    scores = (tuple(sorted(round(score, DIGITS) for score in column)) for column in (highest, own))
+    scores = (tuple(sorted(map(rounded, column))) for column in (highest, own))
     return Acceptance(weights, classes, coverage, *scores)
 
 
@@ -75,10 +93,7 @@ def write(models: Path, content: Acceptance) -> None:
 
 
 def read(models: Path) -> Acceptance:
-    """The content of the file in the folder of a model; MISSING if an older version made the model.
-
-    Raises UserError if it is damaged.
-    """
+    """The content of the file in the folder of a model; MISSING without the file. Raises UserError if it is damaged."""
     path = models / FILE
     return schema.json_of(path, Acceptance, schema.checkout(path)) if path.is_file() else MISSING
 
@@ -88,32 +103,35 @@ def rank(images: int, coverage: float) -> int:
     return floor((images + 1) * (1 - Fraction(str(coverage))))
 
 
+def shortage(images: int, classes: int, coverage: float) -> str:
+    """Why so many validation images give no limit; empty if they do."""
+    if images < (needed := min(MIN_IMAGES * classes, MOST_IMAGES)):
+        count = f"{images:,} validation images are too few for {classes:,} classes"
+        return f"{count}, {needed:,} are needed; add images, or raise split.fractions.val"
+    if not rank(images, coverage):
+        return f"the coverage is {coverage}; allowed with {images:,} validation images: {images / (images + 1):.4f}"
+    return ""
+
+
 def limits(content: Acceptance, weights: str, coverage: float = 0) -> Limits:
     """The limits for a coverage (0: that of the file), or the reason why there are none.
 
-    `weights`: SHA-256 of the model. Raises UserError for a `coverage` that needs more validation images.
+    `weights`: SHA-256 of the model.
     """
     images, wanted = len(content.highest), coverage or content.coverage
-    needed, place = MIN_IMAGES * content.classes, rank(images, wanted)
-    most = f"at most {images / (images + 1):.4f} with {images:,} validation images"
-    reasons = (
-        (not content.weights, "an older version made the model; to have a limit: perennial repro"),
-        (content.weights != weights, f"{FILE} is of other weights; to have its own: perennial repro"),
-        (images < needed,
-         f"{images:,} validation images are too few for {content.classes:,} classes, {needed:,} are needed; "
-         "add images, or raise split.fractions.val"),
-        (not place and not coverage, f"evaluate.coverage is {wanted}; allowed: {most}"),
-    )  # fmt: skip
-    for applies, reason in reasons:
-        if applies:
-            return Limits(wanted, 0, 0.0, 0.0, reason)
-    if not place:
-        raise UserError(Fault("--coverage", str(coverage), "value", allowed=most))
-    return Limits(wanted, images, content.highest[place - 1], content.own[place - 1])
+    reason = shortage(images, content.classes, wanted)
+    if not content.weights:
+        reason = f"{FILE} is missing (an older version made the model, or evaluate has not run); perennial repro"
+    elif content.weights != weights:
+        reason = f"{FILE} is of other weights; to have its own: perennial repro"
+    if reason:
+        return Limits(wanted, reason=reason)
+    place = rank(images, wanted) - 1
+    return Limits(wanted, images, content.highest[place], content.own[place])
 
 
 def limits_of(models: Path, coverage: float = 0) -> Limits:
-    """The limits of the model in a folder, as `limits` gives them. Raises UserError as it does."""
+    """The limits of the model in a folder, as `limits` gives them. Raises UserError for a damaged file."""
     content = read(models)
     weights = files.sha256(models / "model.safetensors") if content.weights else ""
     return limits(content, weights, coverage)
@@ -121,10 +139,10 @@ def limits_of(models: Path, coverage: float = 0) -> Limits:
 
 def judge(probabilities: Mapping[str, float], limit: Limits) -> Judgement:
     """What the limits say of an image, from the probability of each class."""
-    if not limit.images:
+    if limit.reason:
         return Judgement("", ())
     order = sorted(probabilities.items(), key=lambda item: -item[1])
-    if round(order[0][1], DIGITS) < limit.highest:
-        return Judgement("none", ())
-    members = tuple(name for name, probability in order if round(probability, DIGITS) >= limit.member)
-    return Judgement("class" if len(members) == 1 else "set", members)
+    members = tuple(name for name, probability in order if reaches(probability, limit.member))
+    if not reaches(order[0][1], limit.highest):
+        return Judgement("none", members)
+    return Judgement("set" if len(members) > 1 else "class", members)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pipeline.evaluation import metrics
 from pipeline.models import acceptance
-from pipeline.models.acceptance import DIGITS, Limits
+from pipeline.models.acceptance import Limits
 from pipeline.reporting.outcome import Answer
 
 MOST_REFUSED = 12  # test images on a page
@@ -16,11 +16,17 @@ MOST_REFUSED = 12  # test images on a page
 
 @dataclass(frozen=True)
 class Share:
-    """A number of test images, and the 95 % interval of its share."""
+    """The number of images, of those with a property (a mean, if several models answer), and the 95 % interval."""
 
-    count: int
+    images: int
+    count: float
     low: float
     high: float
+
+    @property
+    def share(self) -> float:
+        """The part of the images that has the property."""
+        return self.count / max(self.images, 1)
 
 
 @dataclass(frozen=True)
@@ -29,9 +35,9 @@ class Reliance:
 
     limits: Limits
     promise: tuple[float, float]  # 95 % interval of the coverage, as so few validation images give it
-    accepted: Share  # images that get a class or a set
-    covered: Share  # images whose class is in the set of classes that reach `limits.member`
-    single: int  # accepted images that get one class
+    accepted: Share  # images that get a class or a set of classes
+    covered: Share  # images whose class is in their set
+    single: int  # images that get one class
     refused: Sequence[Answer]  # the most probable first, at most MOST_REFUSED
 
 
@@ -40,54 +46,49 @@ class Coverage:
     """What the limits of several models make of their test images; without limits (`reason`) all numbers are 0."""
 
     asked: float  # evaluate.coverage
-    images: int
     accepted: Share
     covered: Share
     reason: str = ""
 
 
-NO_SHARE = Share(0, 0.0, 0.0)
-NO_COVERAGE = Coverage(0.0, 0, NO_SHARE, NO_SHARE, "no limit is known")
+def share(count: float, images: int) -> Share:
+    """The share of a count in a number of images, one or more."""
+    return Share(images, count, *metrics.wilson(count, images))
 
 
-def coverage(parts: Iterable[tuple[Limits, NDArray[np.float64], NDArray[np.int64]]]) -> Coverage:
-    """The coverage over all models: of each its limits, the probabilities [n, C] and the labels [n] of test images."""
-    images = accepted = covered = 0
-    asked = 0.0
+NO_SHARE = Share(0, 0, 0.0, 0.0)
+NO_COVERAGE = Coverage(0.0, NO_SHARE, NO_SHARE, "no limit is known")
+
+
+def coverage(parts: Iterable[tuple[Limits, NDArray[np.float64], NDArray[np.int64]]], models: int) -> Coverage:
+    """The coverage over all models: of each its limits, the probabilities [n, C] and the labels [n] of test images.
+
+    `models` is how many of them answer for one image. Another model adds no image, so the counts are means.
+    """
+    images, accepted, covered, asked = 0, 0, 0, 0.0
     for limits, probabilities, labels in parts:
         if limits.reason:
-            return Coverage(limits.coverage, 0, NO_SHARE, NO_SHARE, limits.reason)
-        own = probabilities[np.arange(len(labels)), labels]
+            return Coverage(limits.coverage, NO_SHARE, NO_SHARE, limits.reason)
+        own, highest = probabilities[np.arange(len(labels)), labels].tolist(), probabilities.max(1).tolist()
         images, asked = images + len(labels), limits.coverage
-        accepted += int((probabilities.max(1).round(DIGITS) >= limits.highest).sum())
-        covered += int((own.round(DIGITS) >= limits.member).sum())
-    return Coverage(asked, images, share(accepted, images), share(covered, images))
-
-
-def share(count: int, total: int) -> Share:
-    """The share of `count` in `total`, one or more."""
-    return Share(count, *metrics.wilson(count, total))
+        accepted += sum(acceptance.reaches(probability, limits.highest) for probability in highest)
+        covered += sum(acceptance.reaches(probability, limits.member) for probability in own)
+    distinct = images // models
+    return Coverage(asked, share(accepted / models, distinct), share(covered / models, distinct))
 
 
 def reliance(answers: Sequence[Answer], limits: Limits) -> Reliance:
     """What the limits make of the answers for test images."""
     if limits.reason:
         return Reliance(limits, (0.0, 0.0), NO_SHARE, NO_SHARE, 0, ())
-
-    def reaches(probability: float, limit: float) -> bool:
-        return round(probability, DIGITS) >= limit
-
-    refused = [answer for answer in answers if not reaches(answer.probabilities[1], limits.highest)]
-    single = sum(
-        reaches(answer.probabilities[1], limits.highest) and not reaches(answer.probabilities[2], limits.member)
-        for answer in answers
-    )
-    covered = sum(reaches(answer.probabilities[0], limits.member) for answer in answers)
+    accepted = [answer for answer in answers if acceptance.reaches(answer.probabilities[1], limits.highest)]
+    refused = [answer for answer in answers if not acceptance.reaches(answer.probabilities[1], limits.highest)]
+    covered = sum(acceptance.reaches(answer.probabilities[0], limits.member) for answer in answers)
     return Reliance(
         limits,
         metrics.coverage_interval(limits.images, acceptance.rank(limits.images, limits.coverage)),
-        share(len(answers) - len(refused), len(answers)),
+        share(len(accepted), len(answers)),
         share(covered, len(answers)),
-        single,
+        sum(not acceptance.reaches(answer.probabilities[2], limits.member) for answer in accepted),
         sorted(refused, key=lambda answer: -answer.probabilities[1])[:MOST_REFUSED],
     )

@@ -71,7 +71,7 @@ def coverage(copies: Copies, predictions: FoldPredictions) -> Coverage:
         rows = predictions.folds == fold
         probabilities = predictions.by_seed[predictions.seeds.index(seed)][rows]
         parts.append((limits, probabilities, predictions.labels[rows]))
-    return reliance.coverage(parts)
+    return reliance.coverage(parts, len(predictions.seeds))
 
 
 def _make_record(copies: Copies, pooled_figures: Figures, commit: str) -> Record:
@@ -151,8 +151,7 @@ def _accepted(coverage: Coverage) -> str:
         return f"not known: {coverage.reason}"
     accepted, covered = coverage.accepted, coverage.covered
     return (
-        f"{accepted.count:,} of {coverage.images:,} test images are accepted "
-        f"({accepted.low:.3f} to {accepted.high:.3f}), "
-        f"{covered.count:,} have their class in the set ({covered.low:.3f} to {covered.high:.3f}); "
+        f"{accepted.share:.4f} of the test images are accepted ({accepted.low:.4f} to {accepted.high:.4f}), "
+        f"{covered.share:.4f} have their class in the set ({covered.low:.4f} to {covered.high:.4f}); "
         f"asked for: {coverage.asked}"
     )

@@ -1,7 +1,9 @@
 """The accuracy with a part of the training images: shares that contain each other, and the same test images.
 
 The last step doubles the images. Its gain is measured on the same images, so its interval is that of a paired
-difference [Agresti 2013, 11.1.3]: of n images, b are right only with all training images and c only with half of them.
+difference [Agresti, Min 2005]: of n images, b are right only with all training images and c only with half of them, and
+half an image is added to each of the four counts. The number of epochs is the same, so a smaller share also has fewer
+steps.
 """
 
 import math
@@ -16,6 +18,7 @@ from pipeline.config.params import Params
 from pipeline.data import originals, split_table
 from pipeline.evaluation import figures, metrics
 from pipeline.reporting import charts, rendering
+from pipeline.reruns import answers as answers_of_folds
 from pipeline.reruns import record, runner, workcopy
 from pipeline.reruns.runner import Job, Slot
 from pipeline.reruns.workcopy import WorkCopy
@@ -49,15 +52,14 @@ class Gain:
     @property
     def sentence(self) -> str:
         """What twice as many images would probably bring."""
-        if self.low <= 0:
-            return (
-                "What twice as many images would bring cannot be said: the last doubling changed the accuracy by "
-                f"{self.points:+.1f} points, and chance alone can do that (95 % interval {self.low:+.1f} to "
-                f"{self.high:+.1f})."
-            )
+        change = f"{self.points:+.1f} points (95 % interval {self.low:+.1f} to {self.high:+.1f})"
+        if self.low > 0:
+            return f"The last doubling brought {change}. Most curves become flatter: the next will probably bring less."
+        if self.high < 0:
+            return f"The last doubling changed the accuracy by {change}: something else than more images decides here."
         return (
-            f"The last doubling brought {self.points:.1f} points (95 % interval {self.low:.1f} to {self.high:.1f}). "
-            "A curve becomes flatter, so the next one will probably bring less: take this as the most to hope for."
+            "What twice as many images would bring cannot be said: the last doubling changed the accuracy by "
+            f"{change}, and chance alone can do that."
         )
 
 
@@ -69,6 +71,11 @@ class ClassGain:
     images: int  # test images
     half: float
     whole: float
+
+    @property
+    def rise(self) -> float:
+        """How much the recall rose."""
+        return self.whole - self.half
 
 
 def study(config: Params, folds: int, slots: Sequence[Slot], folder: Path) -> None:
@@ -88,6 +95,14 @@ def study(config: Params, folds: int, slots: Sequence[Slot], folder: Path) -> No
     first = next(iter(copies.values()))
     runner.run_or_raise([Job("images and weights", first.folder, ("download", "weights"))], slots[:1], "curve")
     workcopy.share((first.config.paths.images, first.config.paths.weights), [*copies.values()])
+    print(f"curve: {len(copies)} trainings, {len(slots)} at a time", flush=True)
+    splits = [
+        Job(f"{share:.0%}, fold {fold}: split", copy.folder, ("split",)) for (share, fold), copy in copies.items()
+    ]
+    runner.run_or_raise(splits, slots, "curve")
+    if folds > 1:
+        answers_of_folds.check({fold: copies[1.0, fold] for fold in range(folds)})
+    check_batch(config, min(training_images(copy) for copy in copies.values()))
     stages = ("split", "prepare", "train", "evaluate")
     jobs = [Job(f"{share:.0%}, fold {fold}", copy.folder, stages) for (share, fold), copy in copies.items()]
     runner.run_or_raise(jobs, slots, "curve")
@@ -98,8 +113,18 @@ def study(config: Params, folds: int, slots: Sequence[Slot], folder: Path) -> No
         answers[share] = {row["path"]: row["prediction"] for row in rows}
     counts = {share: sum(training_images(copies[share, fold]) for fold in range(folds)) // folds for share in SHARES}
     images = originals.locate(first.folder / first.config.paths.images, first.folder / first.config.paths.inbox)
-    origin = record.made_of(first.config, images, code)
+    origin = record.origin_of(copies[1.0, 0].config, images, code)
     write(config, [point(share, counts[share], labels, answers[share]) for share in SHARES], labels, answers, origin)
+
+
+def check_batch(config: Params, fewest: int) -> None:
+    """Raise UserError if the smallest share has fewer images than a batch: known before a training."""
+    if fewest < config.train.batch_size:
+        reason = f"{SHARES[0]:.0%} of the training images are {fewest:,}, fewer than a batch"
+        remedy = "lower it, or add images"
+        raise UserError(
+            Fault("train.batch_size", str(config.train.batch_size), "value", reason, f"1 to {fewest}", remedy)
+        )
 
 
 def predictions(copy: WorkCopy) -> list[dict[str, str]]:
@@ -120,11 +145,11 @@ def point(share: float, images: int, labels: Labels, answers: Labels) -> Point:
 
 def gain(labels: Labels, half: Labels, whole: Labels) -> Gain:
     """What the last doubling brought, from the answers with half of the training images and with all."""
-    n = len(labels)
     b = sum(whole[path] == label != half[path] for path, label in labels.items())
     c = sum(half[path] == label != whole[path] for path, label in labels.items())
-    error = metrics.Z * math.sqrt(b + c - (b - c) ** 2 / n) / n
-    return Gain(100 * (b - c) / n, 100 * ((b - c) / n - error), 100 * ((b - c) / n + error))
+    n, middle = len(labels) + 2, (b - c) / (len(labels) + 2)
+    error = metrics.Z * math.sqrt(b + c + 1 - (b - c) ** 2 / n) / n
+    return Gain(100 * (b - c) / len(labels), 100 * (middle - error), 100 * (middle + error))
 
 
 def class_gains(labels: Labels, half: Labels, whole: Labels) -> list[ClassGain]:
@@ -134,13 +159,13 @@ def class_gains(labels: Labels, half: Labels, whole: Labels) -> list[ClassGain]:
         paths = [path for path, label in labels.items() if label == name]
         recalls = (sum(answers[path] == name for path in paths) / len(paths) for answers in (half, whole))
         gains.append(ClassGain(name, len(paths), *recalls))
-    return sorted(gains, key=lambda row: row.half - row.whole)
+    return sorted(gains, key=lambda row: -row.rise)
 
 
 def write(
     config: Params, points: Sequence[Point], labels: Labels, answers: Mapping[float, Labels], origin: dict[str, Any]
 ) -> None:
-    """Write the summary and the page into the folders of `config`, and print the curve. `origin`: record.made_of."""
+    """Write the summary and the page into the folders of `config`, and print the curve. `origin`: record.origin_of."""
     half, whole = answers[SHARES[-2]], answers[SHARES[-1]]
     last, classes = gain(labels, half, whole), class_gains(labels, half, whole)
     summary = {

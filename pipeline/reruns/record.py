@@ -95,7 +95,7 @@ def commit() -> str:
     return programs.code_version(*CODE)
 
 
-def made_of(config: Params, images: Originals, code: str) -> dict[str, Any]:
+def origin_of(config: Params, images: Originals, code: str) -> dict[str, Any]:
     """The params and the origin of a study, for its summary. `code`: as `commit` returned it."""
     return {
         "params": decisive(config),

@@ -6,71 +6,64 @@ else have a lower one: the AUROC is the probability of that, for a random image 
 compared; the limit is on the first one, the highest probability.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from pipeline.base import files, threads
 from pipeline.base.errors import Fault, UserError
 from pipeline.config.params import Params
-from pipeline.data import corrections, credits, images, originals, split_table
-from pipeline.data.split_table import BY_HAND
+from pipeline.data import credits, images, originals, split_table
+from pipeline.data.split_table import LEAVE_OUT
 from pipeline.engine import determinism
-from pipeline.engine.choices import PRECISIONS
 from pipeline.engine.world import World
 from pipeline.evaluation import inference, metrics
 from pipeline.loader.storage import ImageStore
 from pipeline.models import acceptance, exported
-from pipeline.models.acceptance import MIN_IMAGES, Limits
-from pipeline.reporting import rendering, thumbnails
+from pipeline.reporting import reliance, rendering, thumbnails
 from pipeline.reporting.gallery import Album
+from pipeline.reporting.reliance import Share
 from pipeline.reruns import record, runner, workcopy
 from pipeline.reruns.runner import Job, Slot
 from pipeline.reruns.workcopy import WorkCopy
 
 BASE = "all"  # the work copy that leaves out nothing: it gets the images, and says which classes there are
+ONE_SPLIT = {"split.folds": 1, "split.fold": 0}
 SCORES = ("highest_probability", "highest_logit", "energy")
 MOST_SHOTS = 12  # images of each kind on the page
+MOST_IN_MEMORY = 1024  # decoded images
 SUMMARY, TABLE, PAGE = "summary.json", "answers.csv", "unknown.html"
-REASON = f"{BY_HAND}: {corrections.LEFT_OUT}"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model without the class `left_out` says of an image."""
+    """What the model without the class `without` says of an image."""
 
-    left_out: str
+    without: str
     path: str
-    label: str  # the class of the image; it is `left_out` for something else
+    label: str  # the class of the image; it is `without` for something else
     prediction: str
     probability: float  # of the prediction
     accepted: bool
 
     @property
     def is_known(self) -> bool:
-        return self.label != self.left_out
-
-
-@dataclass(frozen=True)
-class Share:
-    """A number of images, how many of them have a property, and the 95 % interval of this share."""
-
-    images: int
-    count: int
-    low: float
-    high: float
+        """Whether the image is of a class that the model knows."""
+        return self.label != self.without
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of the training without one class; of all trainings together if `left_out` is empty."""
+    """The result of the training without one class; of all trainings together if `without` is empty."""
 
-    left_out: str
-    validation_images: int  # that give the limit
+    without: str
+    validation_images: int  # that give the limit; of all trainings: the fewest
     accepted: Share  # of the test images of known classes
     recognized: Share  # of the images of the class that was left out: those that are none of the classes
     auroc: dict[str, float]  # score → AUROC; of all trainings: the mean
@@ -79,94 +72,96 @@ class Result:
 def study(config: Params, slots: Sequence[Slot], folder: Path) -> None:
     """Train without each class, and write the table, the summary and the page. Raises UserError if it is impossible."""
     code = record.commit()
-    base = workcopy.copy_project(folder / BASE, {"split.leave_out": "none", "split.folds": 1, "split.fold": 0})
+    base = workcopy.copy_project(folder / BASE, {"split.leave_out": "none", **ONE_SPLIT})
     runner.run_or_raise([Job("images and weights", base.folder, ("download", "weights", "split"))], slots[:1], "folds")
     classes = sorted({row["class"] for row in split_table.kept_rows(base.folder / base.config.paths.split)})
     if len(classes) < 3:
         raise UserError(Fault("classes", str(len(classes)), "value", "a model needs two others", "3 or more"))
+    if "none" in classes:
+        reason, remedy = "split.leave_out: none leaves out nothing", "rename the class"
+        raise UserError(Fault("classes", "none", "pair", reason, remedy=remedy))
     copies = {
-        label: workcopy.copy_project(
-            folder / f"without{number}", {"split.leave_out": label, "split.folds": 1, "split.fold": 0}
-        )
+        label: workcopy.copy_project(folder / f"without{number}", {"split.leave_out": label, **ONE_SPLIT})
         for number, label in enumerate(classes)
     }
+    print(f"folds: {len(copies)} trainings, each without a class; {len(slots)} at a time", flush=True)
     workcopy.share((base.config.paths.images, base.config.paths.weights), [base, *copies.values()])
-    runner.run_or_raise(
-        [Job(f"without {c}: split", copy.folder, ("split",)) for c, copy in copies.items()], slots, "folds"
-    )
+    splits = [Job(f"without {label}: split", copy.folder, ("split",)) for label, copy in copies.items()]
+    runner.run_or_raise(splits, slots, "folds")
     for copy in copies.values():
         check_validation_images(copy, len(classes) - 1)
     stages = ("split", "prepare", "train", "evaluate")
-    runner.run_or_raise([Job(f"without {c}", copy.folder, stages) for c, copy in copies.items()], slots, "folds")
-    measured = [ask(label, copy) for label, copy in copies.items()]
-    answers = [answer for _, part in measured for answer in part]
-    write(base, [result for result, _ in measured], answers, code)
+    trainings = [Job(f"without {label}", copy.folder, stages) for label, copy in copies.items()]
+    runner.run_or_raise(trainings, slots, "folds")
+    pairs = [ask(label, copy) for label, copy in copies.items()]
+    write(base, [result for result, _ in pairs], [answer for _, part in pairs for answer in part], code)
 
 
 def check_validation_images(copy: WorkCopy, classes: int) -> None:
     """Raise UserError if there are too few validation images for a limit: known before a training."""
     rows = split_table.kept_rows(copy.folder / copy.config.paths.split)
-    count, needed = sum(row["split"] == "val" for row in rows), MIN_IMAGES * classes
-    if count < needed:
-        value, remedy = f"{count:,} validation images", "raise it, or add images"
-        raise UserError(
-            Fault("split.fractions.val", value, "value", "they give the limit", f"{needed:,} or more", remedy)
-        )
+    count = min(sum(row["split"] == "val" for row in rows), acceptance.MOST_IMAGES)
+    if reason := acceptance.shortage(count, classes, copy.config.evaluate.coverage):
+        raise UserError(Fault("split.fractions.val", str(copy.config.split.fractions.val), "value", reason, "more"))
 
 
 def ask(label: str, copy: WorkCopy) -> tuple[Result, list[Answer]]:
-    """The answers of the model without this class, for its test images and for all images of the class."""
+    """The result of the model without this class, and its answers: for its test images, and for those of the class."""
     rows = split_table.all_rows(copy.folder / copy.config.paths.split)
-    asked = [row for row in rows if row["split"] == "test" or (row["class"] == label and row["reason"] == REASON)]
+    questions = [row for row in rows if row["split"] == "test" or row["reason"] == LEAVE_OUT]
     limits = acceptance.limits_of(copy.folder / copy.config.paths.models)
-    values, classes = logits(copy, [row["path"] for row in asked])
-    probabilities = torch.softmax(values, 1)
-    best, guesses = probabilities.max(1)
+    if limits.reason:
+        raise UserError(Fault(f"without {label}", "no limit", "failed", limits.reason))
+    values, classes = logits(copy, [row["path"] for row in questions])
+    best, guesses = torch.softmax(values, 1).max(1)
     answers = [
-        Answer(label, row["path"], row["class"], classes[guess], chance, _accepted(chance, limits))
-        for row, guess, chance in zip(asked, guesses.tolist(), best.tolist(), strict=True)
+        Answer(label, row["path"], row["class"], classes[guess], chance, acceptance.reaches(chance, limits.highest))
+        for row, guess, chance in zip(questions, guesses.tolist(), best.tolist(), strict=True)
     ]
     is_known = np.array([answer.is_known for answer in answers])
     scores = dict(zip(SCORES, (best, values.max(1).values, torch.logsumexp(values, 1)), strict=True))
     areas = {name: metrics.auroc(score.numpy(), is_known) for name, score in scores.items()}
-    return _result(label, limits.images, answers, areas), answers
+    return summarize(label, limits.images, answers, areas), answers
 
 
-def _accepted(probability: float, limits: Limits) -> bool:
-    return round(probability, acceptance.DIGITS) >= limits.highest
-
-
-def logits(copy: WorkCopy, paths: Sequence[str]) -> tuple[torch.Tensor, tuple[str, ...]]:
-    """The logits float64 [n, classes] of the copy's model for these originals, and its classes."""
-    config, view_of = copy.config, copy.folder
+def logits(copy: WorkCopy, paths: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
+    """The logits float64 [n, classes] of the copy's model for these originals, as `evaluate` computes them."""
+    config, model = copy.config, exported.load(copy.folder / copy.config.paths.models)
     determinism.make_deterministic(config.train.threads, config.train.deterministic)
-    model = exported.load(view_of / config.paths.models)
-    source = originals.locate(view_of / config.paths.images, view_of / config.paths.inbox)
-    view, limit = model.view, config.split.max_pixels
+    view = model.view
+    source = originals.locate(copy.folder / config.paths.images, copy.folder / config.paths.inbox)
+    world = World(rank=0, local_rank=0, size=1, device=torch.device(config.train.device))
 
     def load(path: str) -> tuple[NDArray[np.uint8], tuple[int, int]]:
         file, sha256 = source.file(path)
-        return images.square_and_size(file, view.packed_size, limit, view.grey, sha256, view.fit)
+        size = view.packed_size
+        return images.square_and_size(file, size, config.split.max_pixels, view.grey, sha256, view.fit)
 
-    loaded = list(threads.ordered_map(load, paths, config.run.decoding_threads, "folds"))
-    world = World(rank=0, local_rank=0, size=1, device=torch.device(config.train.device))
-    store = ImageStore(torch.from_numpy(np.stack([pixels for pixels, _ in loaded])), world.device)
-    sizes = np.array([size for _, size in loaded], np.int32)
-    crops = exported.center_crops(view, sizes, np.arange(len(paths)))
-    precision = PRECISIONS["fp32"](world.device.type)
-    outputs = inference.logits(model.net.to(world.device), store, crops, config.evaluate.batch_size, world, precision)
-    return outputs.double(), model.classes
-
-
-def _share(count: int, total: int) -> Share:
-    return Share(total, count, *metrics.wilson(count, total))
+    parts = []
+    for start in range(0, len(paths), MOST_IN_MEMORY):
+        some = paths[start : start + MOST_IN_MEMORY]
+        squares = list(threads.ordered_map(load, some, config.run.decoding_threads, "folds"))
+        store = ImageStore(torch.from_numpy(np.stack([pixels for pixels, _ in squares])), world.device)
+        sizes, rows = np.array([size for _, size in squares], np.int32), np.arange(len(some))
+        batch_size = config.evaluate.batch_size
+        parts.append(inference.predict_logits(model, store, sizes, rows, batch_size=batch_size, world=world))
+    return torch.from_numpy(np.concatenate(parts)), model.classes
 
 
-def _result(label: str, validation_images: int, answers: Sequence[Answer], areas: dict[str, float]) -> Result:
+def summarize(label: str, validation_images: int, answers: Sequence[Answer], areas: Mapping[str, float]) -> Result:
+    """The result of these answers. An image that several models answered for counts once, with the mean of answers."""
     known = [answer for answer in answers if answer.is_known]
     others = [answer for answer in answers if not answer.is_known]
-    accepted, refused = sum(answer.accepted for answer in known), sum(not answer.accepted for answer in others)
-    return Result(label, validation_images, _share(accepted, len(known)), _share(refused, len(others)), areas)
+    repeats = Counter(answer.path for answer in known)
+    accepted = sum(answer.accepted / repeats[answer.path] for answer in known)
+    recognized = sum(not answer.accepted for answer in others)
+    return Result(
+        label,
+        validation_images,
+        reliance.share(accepted, len(repeats)),
+        reliance.share(recognized, len(others)),
+        dict(areas),
+    )
 
 
 def write(base: WorkCopy, results: Sequence[Result], answers: Sequence[Answer], code: str) -> None:
@@ -177,25 +172,23 @@ def write(base: WorkCopy, results: Sequence[Result], answers: Sequence[Answer], 
     config = base.config
     folder = Path(config.paths.metrics) / "unknown"
     means = {name: sum(result.auroc[name] for result in results) / len(results) for name in SCORES}
-    total = _result("", sum(result.validation_images for result in results), answers, means)
-    columns = ("left_out", "path", "label", "prediction", "probability", "accepted")
-    rows = ([getattr(answer, name) for name in columns] for answer in answers)
-    files.write_csv(folder / TABLE, columns, rows)
+    total = summarize("", min(result.validation_images for result in results), answers, means)
+    columns = ("without", "path", "label", "prediction", "probability", "accepted")
+    files.write_csv(folder / TABLE, columns, ([getattr(answer, name) for name in columns] for answer in answers))
     kinds = kinds_of_answers(answers)
-    paths = dict.fromkeys((answer.path for _, part, _ in kinds for answer in part), True)
-    photos = base.folder / base.config.paths.images
-    source = originals.locate(photos, base.folder / base.config.paths.inbox)
+    photos = base.folder / config.paths.images
+    source = originals.locate(photos, base.folder / config.paths.inbox)
     summary = {"total": asdict(total), "classes": [asdict(result) for result in results]}
-    files.write_json(folder / SUMMARY, summary | record.made_of(config, source, code))
+    files.write_json(folder / SUMMARY, summary | record.origin_of(config, source, code))
+    paths = dict.fromkeys((answer.path for _, part, _ in kinds for answer in part), True)
     pictures = thumbnails.pictures(source, paths, config.prepare.grey, config.run.decoding_threads, "folds")
-    album = Album(pictures, credits.credits(photos / originals.LICENSE))
     page = rendering.page(
-        "unknown.html.jinja", results=results, total=total, kinds=kinds, album=album,
-        model=config.train.model, coverage=config.evaluate.coverage, scores=SCORES,
+        "unknown.html.jinja", results=results, total=total, kinds=kinds, scores=SCORES, model=config.train.model,
+        album=Album(pictures, credits.credits(photos / originals.LICENSE)), coverage=config.evaluate.coverage,
     )  # fmt: skip
     files.write_text(Path(config.paths.reports) / PAGE, page)
     for result in (*results, total):
-        print(f"{line(result)}")
+        print(describe(result))
     print(f"folds: all answers: {folder / TABLE}; the page, for a browser: {config.paths.reports}/{PAGE}")
 
 
@@ -210,18 +203,18 @@ def kinds_of_answers(answers: Sequence[Answer]) -> list[tuple[str, list[Answer],
     kinds = []
     for (is_known, accepted), title in titles.items():
         part = [answer for answer in answers if (answer.is_known, answer.accepted) == (is_known, accepted)]
-        order = sorted(part, key=lambda answer: -answer.probability if not is_known else answer.probability)
+        order = sorted(part, key=lambda answer: answer.probability, reverse=not is_known)
         kinds.append((title, order[:MOST_SHOTS], len(part)))
     return kinds
 
 
-def line(result: Result) -> str:
+def describe(result: Result) -> str:
     """A result as a line of a terminal."""
     recognized, accepted = result.recognized, result.accepted
     return (
-        f"{'without ' + result.left_out if result.left_out else 'all together':<24} "
-        f"recognized as none: {recognized.count:,} of {recognized.images:,} "
-        f"({recognized.low:.3f} to {recognized.high:.3f}); known classes accepted: {accepted.count:,} of "
-        f"{accepted.images:,} ({accepted.low:.3f} to {accepted.high:.3f}); "
+        f"{'without ' + result.without if result.without else 'all together':<24} "
+        f"recognized as none: {recognized.share:.3f} ({recognized.low:.3f} to {recognized.high:.3f}, "
+        f"{recognized.images:,} images); known classes accepted: {accepted.share:.3f} ({accepted.low:.3f} to "
+        f"{accepted.high:.3f}, {accepted.images:,} images); "
         f"AUROC {', '.join(f'{name} {area:.3f}' for name, area in result.auroc.items())}"
     )

@@ -7,16 +7,19 @@ in a work copy or in the project. A work copy is no Git repository, and the proj
 import functools
 import os
 import shutil
+import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.base import files
+from pipeline.base import files, locks
+from pipeline.base.errors import UserError
 from pipeline.config import document, params
 from pipeline.config.params import Params
-from pipeline.versioning import integrity, killed_dvc, programs
+from pipeline.versioning import cache_repair, integrity, killed_dvc, programs
 from pipeline.versioning.integrity import Hashed
 
 FOLDER = programs.TEMPORARY / "reruns"  # of all work copies that a next start uses again
@@ -154,6 +157,36 @@ def wait_for_workers(folder: Path) -> None:
             last_pid = pids[0]
             print(f"waiting for process {last_pid}, which still works in {folder}", flush=True)
         time.sleep(POLL_SECONDS)
+
+
+def repair(cache: Path, command: str) -> bool:
+    """Repair what a power cut or a kill has damaged in DVC's cache, and print it. Returns whether there was damage.
+
+    While a DVC works here, nothing is changed: it may be writing these files. Outputs in this folder stay as they are.
+    `command` begins the messages.
+    """
+    repairs = [] if killed_dvc.works(Path.cwd()) else cache_repair.repair(cache, stages=())
+    for sentence in repairs:
+        print(f"{command}: {sentence}", file=sys.stderr)
+    return bool(repairs)
+
+
+@contextmanager
+def study_folder(name: str, command: str) -> Iterator[Path]:
+    """A block with a folder for the work copies of a study. A start after a kill has what was there.
+
+    After a block without an error the folder is removed. DVC's cache is repaired before the block; raises UserError if
+    it was damaged during the block.
+    """
+    folder = FOLDER / name
+    with locks.hold(folder, f"runs perennial {command}"):
+        wait_for_workers(folder)
+        cache = integrity.cache_folder()
+        repair(cache, command)
+        yield folder
+        if repair(cache, command):
+            raise UserError(cache_repair.DURING)
+        files.remove(folder)
 
 
 @functools.cache

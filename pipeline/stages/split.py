@@ -29,7 +29,7 @@ from pipeline.data.folders import interpret
 from pipeline.data.images import ImageInfo, inspect_image
 from pipeline.data.layout import ImageFile, Layout
 from pipeline.data.originals import Originals
-from pipeline.data.split_table import BY_HAND, HEADER, SPLITS
+from pipeline.data.split_table import HEADER, LEAVE_OUT, SPLITS, TRAIN_SHARE
 from pipeline.data.splitting import Assignment, Cut
 from pipeline.stages import frame
 
@@ -61,14 +61,17 @@ def split(
     Raises UserError for a layout, names, corrections, broken images or classes that the user has to fix.
     """
     uncorrected = interpret(str(source.root), source.entries(), source.read)
-    corrected = corrections.leave_out(corrections.apply(table, uncorrected), settings.leave_out)
-    layout = corrected.layout
+    corrected = corrections.apply(table, uncorrected)
+    layout = without_class(corrected.layout, settings.leave_out)
     image_files, cut = layout.image_files, splitting.find_cut(layout.image_files)
     names = groups.named_groups(layout, settings.group)
     inspected = inspect(source, image_files, settings, workers)
     infos = [corrected.info(file, info) for file, info in zip(image_files, inspected, strict=True)]
     check_unreadable_count(image_files, infos, settings.max_unreadable)
     reasons = duplicates.exclusions(image_files, infos, settings.duplicates)
+    unused = {*corrected.layout.classes} - {*layout.classes}
+    unused_images = [LEAVE_OUT if file.label in unused else "" for file in image_files]
+    reasons = [reason or other for reason, other in zip(reasons, unused_images, strict=True)]
     usable = [row for row, reason in enumerate(reasons) if not reason]
     usable_files, usable_names = [image_files[row] for row in usable], [names[row] for row in usable]
     splitting.check_class_sizes(layout.classes, usable_files, cut)
@@ -78,10 +81,8 @@ def split(
         Row(file, reason, info, *split_and_group.get(number, ("", "")))
         for number, (file, reason, info) in enumerate(zip(image_files, reasons, infos, strict=True))
     ]
-    rows = [left_out(row, settings) for row in rows]
-    if gone := sorted(set(layout.classes) - {row.image_file.label for row in rows if row.split == "train"}):
-        reason, remedy = f"no training image of {', '.join(gone)}", "raise it"
-        raise UserError(Fault("split.train_share", str(settings.train_share), "value", reason, "up to 1", remedy))
+    rows = [with_share(row, settings) for row in rows]
+    check_train_share(rows, layout.classes, settings.train_share)
     counts = summary(layout.classes, rows, assigned) | cut_counts(rows, cut)
     counts["kept"] = sum(bool(row.split) for row in rows)
     counts |= {"corrections": corrected.counts} if corrected.counts else {}
@@ -91,7 +92,30 @@ def split(
     return Result(rows, counts | {"groups": of_groups}, replace(layout, notes=(*layout.notes, *notes)))
 
 
-def left_out(row: Row, settings: params.Split) -> Row:
+def without_class(layout: Layout, label: str) -> Layout:
+    """The layout whose classes lack this one (split.leave_out); its files stay. `none` changes nothing.
+
+    Raises UserError for a label that is no class, or if fewer than two classes remain.
+    """
+    if label == "none":
+        return layout
+    classes = [name for name in layout.classes if name != label]
+    if len(classes) == len(layout.classes):
+        raise UserError(Fault("split.leave_out", label, "value", allowed=", ".join(("none", *classes))))
+    if len(classes) < 2:
+        raise UserError(Fault("split.leave_out", label, "value", "a model needs two other classes", "none"))
+    return replace(layout, classes=classes)
+
+
+def check_train_share(rows: Sequence[Row], classes: Sequence[str], share: float) -> None:
+    """Raise UserError if a share of the training images leaves a class without one."""
+    missing = sorted({*classes} - {row.image_file.label for row in rows if row.split == "train"})
+    if missing and share < 1:
+        reason = f"no training image of {', '.join(missing)}"
+        raise UserError(Fault("split.train_share", str(share), "value", reason, "up to 1", "raise it, or add images"))
+
+
+def with_share(row: Row, settings: params.Split) -> Row:
     """The row; excluded if it is a training image that split.train_share does not use.
 
     What a smaller share uses, a larger one uses, too: groups are used by the position of a hash of their key.
@@ -99,7 +123,7 @@ def left_out(row: Row, settings: params.Split) -> Row:
     where = splitting.position(f"train_share {row.group}", settings)
     if row.split != "train" or where < Fraction(str(settings.train_share)):
         return row
-    return replace(row, reason=f"{BY_HAND}: split.train_share", split="", group="")
+    return replace(row, reason=TRAIN_SHARE, split="", group="")
 
 
 def cut_counts(rows: Sequence[Row], cut: Cut) -> dict[str, Any]:

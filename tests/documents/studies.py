@@ -23,7 +23,7 @@ def percent(count: float, low: float, high: float) -> str:
 
 
 def share(part: dict[str, Any]) -> str:
-    """The share of a unknown.Share, with its interval."""
+    """A share of reliance.Share, with its interval."""
     return percent(part["count"] / part["images"], part["low"], part["high"])
 
 
@@ -37,7 +37,7 @@ def unknown() -> str:
     )
     rows = [
         (
-            f"`{row['left_out']}`" if row["left_out"] else "all together",
+            f"`{row['without']}`" if row["without"] else "all together",
             f"{share(row['recognized'])} of {row['recognized']['images']:,}",
             f"{share(row['accepted'])} of {row['accepted']['images']:,}",
             *(f"{row['auroc'][score]:.3f}" for score in SCORES),
@@ -45,11 +45,10 @@ def unknown() -> str:
         for row in (*study["classes"], study["total"])
     ]
     head = titles + " | ".join(score.replace("_", " ") for score in SCORES)
-    accepted, covered = (folds[name] for name in ("accepted", "covered"))
-    shares = [percent(part["count"] / folds["images"], part["low"], part["high"]) for part in (accepted, covered)]
+    images = folds["accepted"]["images"]
     return (
-        f"{table(head, rows)}\n\nOver all folds, {shares[0]} of the {folds['images']:,} test images are accepted, and "
-        f"{shares[1]} have their class in the set. Asked for: {100 * folds['asked']:g} %."
+        f"{table(head, rows)}\n\nOver all folds, {share(folds['accepted'])} of the {images:,} test images are "
+        f"accepted, and {share(folds['covered'])} have their class in the set. Asked for: {100 * folds['asked']:g} %."
     )
 
 
