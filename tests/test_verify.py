@@ -121,16 +121,18 @@ def test_a_false_hash_is_noticed(project: Path) -> None:
 @ONE_STAGE
 def test_a_command_that_is_not_the_projects_is_named_before_it_runs(project: Path) -> None:
     """A stage that copies its outputs gives every recorded byte, and shows nothing: exit status 1."""
-    shutil.copytree(project / "metrics", project / "old")
+    shutil.copytree(project / "metrics", project / "old/metrics")
+    (project / "old/models").mkdir()
+    shutil.copy(project / "models/acceptance.json", project / "old/models")
     command = "exec setpriv --pdeathsig TERM python -m pipeline evaluate"
-    edited("dvc.yaml", command, "cp -r old/. metrics")(project)
+    edited("dvc.yaml", command, "cp -r old/. .")(project)
     call(project, "dvc", "repro", "evaluate")
     commit(project)
     done = verify(project, "--stage", "evaluate")
     assert done.returncode == 1
     lines = done.stdout.splitlines()
     (message,) = [line for line in lines if line.startswith("verify: the stage evaluate: ")]
-    assert "'cp -r old/. metrics'" in message
+    assert "'cp -r old/. .'" in message
     assert "pipeline evaluate" in message
     (last,) = [line for line in lines if line.endswith(": done (1 of 1)")]
     assert lines.index(message) < lines.index(last)
