@@ -111,7 +111,7 @@ def ask(label: str, copy: WorkCopy) -> tuple[Result, list[Answer]]:
     questions = [row for row in rows if row["split"] == "test" or row["reason"] == LEAVE_OUT]
     limits = acceptance.limits_of(copy.folder / copy.config.paths.models)
     if limits.reason:
-        raise UserError(Fault(f"without {label}", "no limit", "failed", limits.reason))
+        raise UserError(Fault(f"without {label}", "no limit", "failed", limits.reason, remedy="run again"))
     values, classes = logits(copy, [row["path"] for row in questions])
     best, guesses = torch.softmax(values, 1).max(1)
     answers = [
