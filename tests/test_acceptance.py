@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.base import files
+from pipeline.commands import predict
 from pipeline.config import params
 from pipeline.data import split_table
 from pipeline.evaluation import classify, metrics
@@ -146,6 +147,8 @@ def test_predict_gives_a_class_a_set_or_none(
         assert (said["answer"], tuple(said["set"])) == (kind, judgement.classes)
         table = csv.DictReader(ask(exporting, "--model", "models/model.safetensors", "--csv").stdout.splitlines())
         rows = list(table)
+        line = ask(exporting, "--model", "models/model.safetensors").stdout
+        assert (predict.NONE in line, line.count("0.")) == (kind == "none", len(rows))
         assert {row["answer"] for row in rows} == {kind}
         assert len(rows) == (len(judgement.classes) if kind == "set" else 1)
     finally:
@@ -272,7 +275,9 @@ def test_the_curve_has_four_shares_of_the_same_test_images(studied: Path) -> Non
     summary = json.loads((studied / "metrics/curve/summary.json").read_bytes())
     counts = [point["training_images"] for point in summary["points"]]
     assert counts == sorted(set(counts))
-    assert summary["images"] == sum(row["images"] for row in summary["classes"])
+    half, whole = summary["points"][-2:]
+    points = 100 * (whole["accuracy"] - half["accuracy"])  # on the same images
+    assert summary["last_doubling"]["points"] == pytest.approx(points)
 
 
 @STUDY

@@ -131,9 +131,9 @@ def test_the_average_is_validated_and_exported_and_trains_nothing(runs: dict[str
     data = packed.load(averaged / "data/packed", averaged / "data/split.csv")
     rows = data.rows("val")
     image_store, _ = storage.open_images(data.images, "auto", ALONE.device, 1)
-    log_probs = inference.predict_log_probs(
-        exported.load(averaged / "models"), image_store, data.sizes, rows, batch_size=64, world=ALONE
-    )
+    model_ = exported.load(averaged / "models")
+    logits = inference.predict_logits(model_, image_store, data.sizes, rows, batch_size=64, world=ALONE)
+    log_probs = inference.log_probabilities(logits)
     loss = -log_probs[range(len(rows)), data.labels[rows]].mean()
     assert loss == pytest.approx(history(averaged, "val_loss")[-1], rel=1e-6)
 
@@ -144,7 +144,7 @@ def test_whoever_judges_computes_in_fp32(runs: dict[str, Path]) -> None:
     data = packed.load(runs["plain"] / "data/packed", runs["plain"] / "data/split.csv")
     image_store, _ = storage.open_images(data.images, "auto", ALONE.device, 1)
     model_ = exported.load(runs["plain"] / "models")
-    inference.predict_log_probs(model_, image_store, data.sizes, data.rows("val"), batch_size=64, world=ALONE)
+    inference.predict_logits(model_, image_store, data.sizes, data.rows("val"), batch_size=64, world=ALONE)
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.allow_tf32
 

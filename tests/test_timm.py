@@ -93,7 +93,8 @@ def test_a_resumed_run_has_the_bytes_of_a_straight_one(tmp_path: Path, model: st
     data = packed.load(folder / "data/packed", folder / "data/split.csv")
     images, _ = storage.open_images(data.images, "disk", ALONE.device, 1)
     rows = data.rows("val")
-    log_probs = inference.predict_log_probs(trained_model, images, data.sizes, rows, batch_size=64, world=ALONE)
+    logits = inference.predict_logits(trained_model, images, data.sizes, rows, batch_size=64, world=ALONE)
+    log_probs = inference.log_probabilities(logits)
     assert -log_probs[np.arange(len(rows)), data.labels[rows]].mean() == pytest.approx(float(history[-1]["val_loss"]))
     assert (log_probs.argmax(1) == data.labels[rows]).mean() == float(history[-1]["val_accuracy"])
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.base import errors, files, locks
+from pipeline.base import errors
 from pipeline.base.errors import Fault, UserError
 from pipeline.base.text import in_words
 from pipeline.config import machine, params, validity
@@ -35,7 +35,6 @@ from pipeline.reruns import answers, record, runner, unknown, workcopy
 from pipeline.reruns.record import Record
 from pipeline.reruns.runner import Job, Slot
 from pipeline.reruns.workcopy import WorkCopy
-from pipeline.versioning import cache_repair, integrity
 
 FOLDER = workcopy.FOLDER / "folds"
 FOLDS = 5
@@ -157,12 +156,9 @@ def folds(arguments: Namespace) -> int:
     study = make_study(config, arguments.folds, arguments.seeds, arguments.jobs, recipe)
     is_local = config.data.source != "archive"  # else paths.images may have images of another source
     repeat = f"--recipe {arguments.recipe}" if recipe else f"--folds {study.folds} --seeds {len(study.seeds)}"
-    with locks.hold(FOLDER, "runs perennial folds"):
-        workcopy.wait_for_workers(FOLDER)
+    with workcopy.study_folder(FOLDER.name, "folds"):
         if is_local:
             announce(config, survey.survey(config), study)
-        cache = integrity.cache_folder()
-        workcopy.repair(cache, "folds")
         commit = record.commit()
         copies = make_copies(study)
         if not is_local:
@@ -174,12 +170,9 @@ def folds(arguments: Namespace) -> int:
         answers.check(first)
         trainings = [Job(f"seed {s}, fold {k}", copy.folder, ("split", *STAGES)) for (s, k), copy in copies.items()]
         runner.run_or_raise(trainings, study.slots, "folds")
-        if workcopy.repair(cache, "folds"):
-            raise UserError(cache_repair.DURING)
+        workcopy.check_cache("folds")
         result = answers.write(config, copies, answers.read(copies), f"perennial folds {repeat}", commit)
-        status = compare_with_recipe(recipe, result, arguments.recipe) if recipe else 0
-        files.remove(FOLDER)
-    return status
+        return compare_with_recipe(recipe, result, arguments.recipe) if recipe else 0
 
 
 def leave_out_classes(arguments: Namespace) -> int:

@@ -136,7 +136,8 @@ def torch_answers(request: Request, models: Path, config: Params, refusals: list
     for image in photos.load_images(request.images, model.view, limit, refusals):
         pixels, sizes = torch.from_numpy(np.stack([image.pixels])), np.array([image.size], np.int32)
         store = ImageStore(pixels, world.device)
-        (log_probs,) = inference.predict_log_probs(model, store, sizes, row, batch_size=1, world=world)
+        logits = inference.predict_logits(model, store, sizes, row, batch_size=1, world=world)
+        (log_probs,) = inference.log_probabilities(logits)
         yield photos.make_answer(image, model.classes, np.exp(log_probs), limits)
 
 

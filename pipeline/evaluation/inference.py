@@ -55,16 +55,7 @@ def predict_logits(
     return result
 
 
-def predict_log_probs(
-    exported: ExportedModel,
-    images: ImageStore,
-    sizes: NDArray[np.int32],
-    rows: NDArray[np.int64],
-    *,
-    batch_size: int,
-    world: World,
-) -> NDArray[np.float64]:
-    """The log-probabilities [n, classes] of what `predict_logits` returns. Raises UserError as it does."""
-    outputs = predict_logits(exported, images, sizes, rows, batch_size=batch_size, world=world)
-    log_probs: NDArray[np.float64] = torch.log_softmax(torch.from_numpy(outputs), 1).numpy()
+def log_probabilities(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The log-probabilities [n, classes] of logits [n, classes]."""
+    log_probs: NDArray[np.float64] = torch.log_softmax(torch.from_numpy(logits), 1).numpy()
     return log_probs

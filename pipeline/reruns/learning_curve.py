@@ -83,15 +83,12 @@ def study(config: Params, folds: int, slots: Sequence[Slot], folder: Path) -> No
     if not 1 <= folds <= MOST_FOLDS:
         raise UserError(Fault("--folds", str(folds), "value", allowed=f"1 to {MOST_FOLDS}"))
     code = record.commit()
-    cut = {"split.folds": folds} if folds > 1 else {"split.folds": config.split.folds}
+    cuts = [{"split.folds": folds, "split.fold": fold} for fold in range(folds)] if folds > 1 else [{}]  # {}: as here
     copies = {
-        (share, fold): workcopy.copy_project(
-            folder / f"{share}-{fold}", {**cut, "split.fold": fold if folds > 1 else config.split.fold,
-                                         "split.train_share": share}
-        )
+        (share, fold): workcopy.copy_project(folder / f"{share}-{fold}", {"split.train_share": share, **cut})
         for share in SHARES
-        for fold in range(folds)
-    }  # fmt: skip
+        for fold, cut in enumerate(cuts)
+    }
     first = next(iter(copies.values()))
     runner.run_or_raise([Job("images and weights", first.folder, ("download", "weights"))], slots[:1], "curve")
     workcopy.share((first.config.paths.images, first.config.paths.weights), [*copies.values()])
@@ -106,6 +103,7 @@ def study(config: Params, folds: int, slots: Sequence[Slot], folder: Path) -> No
     stages = ("split", "prepare", "train", "evaluate")
     jobs = [Job(f"{share:.0%}, fold {fold}", copy.folder, stages) for (share, fold), copy in copies.items()]
     runner.run_or_raise(jobs, slots, "curve")
+    workcopy.check_cache("curve")
     labels, answers = dict[str, str](), dict[float, Labels]()
     for share in SHARES:
         rows = [row for fold in range(folds) for row in predictions(copies[share, fold])]

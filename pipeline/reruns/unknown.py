@@ -93,6 +93,7 @@ def study(config: Params, slots: Sequence[Slot], folder: Path) -> None:
     stages = ("split", "prepare", "train", "evaluate")
     trainings = [Job(f"without {label}", copy.folder, stages) for label, copy in copies.items()]
     runner.run_or_raise(trainings, slots, "folds")
+    workcopy.check_cache("folds")
     pairs = [ask(label, copy) for label, copy in copies.items()]
     write(base, [result for result, _ in pairs], [answer for _, part in pairs for answer in part], code)
 

@@ -159,34 +159,37 @@ def wait_for_workers(folder: Path) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def repair(cache: Path, command: str) -> bool:
-    """Repair what a power cut or a kill has damaged in DVC's cache, and print it. Returns whether there was damage.
-
-    While a DVC works here, nothing is changed: it may be writing these files. Outputs in this folder stay as they are.
-    `command` begins the messages.
-    """
-    repairs = [] if killed_dvc.works(Path.cwd()) else cache_repair.repair(cache, stages=())
-    for sentence in repairs:
-        print(f"{command}: {sentence}", file=sys.stderr)
-    return bool(repairs)
-
-
 @contextmanager
 def study_folder(name: str, command: str) -> Iterator[Path]:
     """A block with a folder for the work copies of a study. A start after a kill has what was there.
 
-    After a block without an error the folder is removed. DVC's cache is repaired before the block; raises UserError if
-    it was damaged during the block.
+    DVC's cache is repaired before the block. After a block without an error the folder is removed. `command` begins the
+    messages.
     """
     folder = FOLDER / name
     with locks.hold(folder, f"runs perennial {command}"):
         wait_for_workers(folder)
-        cache = integrity.cache_folder()
-        repair(cache, command)
+        _repair(command)
         yield folder
-        if repair(cache, command):
-            raise UserError(cache_repair.DURING)
         files.remove(folder)
+
+
+def check_cache(command: str) -> None:
+    """Raise UserError if DVC's cache was damaged during a study: nothing is to be written of its runs."""
+    if _repair(command):
+        raise UserError(cache_repair.DURING)
+
+
+def _repair(command: str) -> bool:
+    """Repair what a power cut or a kill has damaged in DVC's cache, and print it. Returns whether there was damage.
+
+    While a DVC works here, nothing is changed: it may be writing these files. Outputs in this folder stay as they are.
+    """
+    busy = killed_dvc.works(Path.cwd())
+    repairs = [] if busy else cache_repair.repair(integrity.cache_folder(), stages=())
+    for sentence in repairs:
+        print(f"{command}: {sentence}", file=sys.stderr)
+    return bool(repairs)
 
 
 @functools.cache

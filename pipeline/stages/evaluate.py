@@ -162,10 +162,11 @@ def run(config: Params) -> None:
         batch_size, others = config.evaluate.batch_size, acceptance_rows(data)
         all_rows = np.concatenate([rows, others])
         with progress(model, math.ceil(len(all_rows) / (batch_size * world.size)), world):
-            log_probs = inference.predict_log_probs(
+            logits = inference.predict_logits(
                 model, image_store, data.sizes, all_rows, batch_size=batch_size, world=world
             )
     if world.is_main:
+        log_probs = inference.log_probabilities(logits)
         write_acceptance(config, data, others, log_probs[len(rows) :])
         print(write(config, data, rows, log_probs[: len(rows)]))
         print(f"evaluate: figures in {config.paths.metrics}/")

@@ -37,11 +37,8 @@ def run(config: Params) -> None:
     run_facts = facts.read(config, rows, suspects.read(Path(paths.metrics) / suspects.NAME))
     answers = gallery.hard_answers(run_facts.outcome.answers)
     source = originals.locate(Path(paths.images), Path(paths.inbox))
-    paths_on_page, workers = (
-        image_paths(answers, run_facts.reliance.refused, run_facts.audit),
-        config.run.decoding_threads,
-    )
-    pictures = thumbnails.pictures(source, paths_on_page, config.prepare.grey, workers, "report")
+    paths_on_page = image_paths(answers, run_facts.reliance.refused, run_facts.audit)
+    pictures = thumbnails.pictures(source, paths_on_page, config.prepare.grey, config.run.decoding_threads, "report")
     target = Path(paths.reports) / "index.html"
     files.write_text(target, page.page(run_facts, answers, pictures))
     print(f"report: {target}: open it in a browser")
